@@ -1,0 +1,30 @@
+"""The embedded engine: any Hugging Face causal language model, with the full specplug pipeline, anywhere torch runs.
+
+    from specplug_transformers import Engine, GenerateRequest, SamplingParams
+
+    engine = Engine(model, tokenizer, settings={"proposer": "ngram", "num_speculative_tokens": 8})
+    [output] = engine.generate([GenerateRequest(prompt="...", params=SamplingParams(max_tokens=64))])
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "Engine": "engine",
+    "GenerateRequest": "intake",
+    "RequestOutput": "intake",
+    "SamplingParams": "params",
+    "TransformersEngine": "text",
+    "speculative_generate": "custom_generate",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: the plug-in module of this package must load without torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'specplug_transformers' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"specplug_transformers.{_HOME[name]}"), name)

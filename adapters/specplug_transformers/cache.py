@@ -1,0 +1,96 @@
+"""A key-value cache whose rows advance and roll back independently.
+
+Column c of a row holds the keys and values of that row's position c.  Attention sees a position only through the causal
+mask, and a position is always written anew before it is first seen, so rolling back to an accepted length needs no work
+at all: rejected entries lie beyond the length until they are overwritten.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+
+class Place:
+    """Where one forward pass writes: cache rows, and the position of every input token.
+
+    Attributes:
+        rows: cache row of each batch row (host).
+        index: [B, 1] int64, the same on the device.
+        positions: [B, Q] int64.
+        columns: one more than the largest position (host).
+    """
+
+    def __init__(self, rows: list[int], positions: Tensor, columns: int) -> None:
+        self.rows = rows
+        self.index = torch.tensor(rows, dtype=torch.int64, device=positions.device)[:, None]
+        self.positions = positions
+        self.columns = columns
+        first = rows[0]
+        self._slice = slice(first, first + len(rows)) if rows == list(range(first, first + len(rows))) else None
+
+    def view(self, stored: Tensor) -> Tensor:
+        """Return [B, H, columns, D] of a stored [R, H, C, D]: a view where the rows are neighbours, else a copy."""
+        if self._slice is not None:
+            return stored[self._slice, :, : self.columns]
+        return stored[self.index[:, 0], :, : self.columns]
+
+
+class _RowLayer(DynamicLayer):
+    """Keys and values of one model layer, [R, H, C, D] each; C grows as contexts do."""
+
+    def __init__(self, owner: RowCache) -> None:
+        super().__init__()
+        self._owner = owner
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        rows = self._owner.max_rows
+        self.keys = key_states.new_zeros(rows, key_states.shape[1], 0, key_states.shape[3])
+        self.values = value_states.new_zeros(rows, value_states.shape[1], 0, value_states.shape[3])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        place = self._owner.place
+        if self.keys.shape[2] < place.columns:
+            self.keys = _grown(self.keys, self._owner.capacity(place.columns))
+            self.values = _grown(self.values, self._owner.capacity(place.columns))
+        self.keys[place.index, :, place.positions] = key_states.transpose(1, 2)
+        self.values[place.index, :, place.positions] = value_states.transpose(1, 2)
+        return place.view(self.keys), place.view(self.values)
+
+    def get_seq_length(self) -> int:
+        return 0  # positions and masks are given explicitly
+
+
+class RowCache(Cache):
+    """The cache of all layers: `max_rows` rows, each with a length of its own.
+
+    Set `place` before each forward pass.
+    """
+
+    def __init__(self, num_layers: int, max_rows: int, max_columns: int) -> None:
+        self.max_rows = max_rows
+        self.max_columns = max_columns
+        self.place = Place([0], torch.zeros(1, 1, dtype=torch.int64), 0)
+        super().__init__(layers=[_RowLayer(self) for _ in range(num_layers)])
+
+    def capacity(self, columns: int) -> int:
+        """Return how many columns to allocate when `columns` are needed: the next power of two, within the limit."""
+        return max(columns, min(self.max_columns, 1 << (columns - 1).bit_length()))
+
+    def move(self, source: int, target: int) -> None:
+        """Copy one row onto another, so that the rows in use stay neighbours."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys[target] = layer.keys[source]
+                layer.values[target] = layer.values[source]
+
+
+def _grown(stored: Tensor, columns: int) -> Tensor:
+    grown = stored.new_zeros(*stored.shape[:2], columns, stored.shape[3])
+    grown[:, :, : stored.shape[2]] = stored
+    return grown

@@ -1,0 +1,176 @@
+"""What goes into the embedded engine and what comes out: requests, checked at the door, and their outputs."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specplug.errors import RequestError
+from specplug.settings.model import Settings
+from specplug.settings.request import parse_request_fields
+from specplug.types.request import Request
+from specplug_transformers.params import SamplingParams
+from specplug_transformers.processing import Processor, build_processors
+from specplug_transformers.state import FinishReason, RequestState
+from specplug_transformers.text_stream import TextStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One request.
+
+    Attributes:
+        prompt: text, or token ids.
+        params: how it is sampled and when it ends.
+        specplug: per-request fields (see the settings documentation): enabled, num_speculative_tokens, proposer,
+            references, prediction, tenant, store.
+        request_id: chosen by the engine when None.
+        processors: Hugging Face logits processors to apply instead of those that `params` calls for.  They must be
+            functions of (input_ids, scores), without a memory: they see drafts that may be rejected.
+        stop_when: called with all token ids after each emitted one; true ends the request.
+    """
+
+    prompt: str | Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    specplug: Mapping[str, Any] | None = None
+    request_id: str | None = None
+    processors: Processor | None = None
+    stop_when: Callable[[Sequence[int]], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request's output so far, and its news since the output before.
+
+    Attributes:
+        token_ids, text: everything emitted; text is empty without a tokenizer.
+        new_token_ids, new_text: what this step added.
+        finish_reason: "stop", "length", "abort", or None while it runs.
+        steps: target steps so far; verified, accepted: draft tokens so far.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    new_token_ids: tuple[int, ...]
+    new_text: str
+    finish_reason: FinishReason | None
+    steps: int
+    verified: int
+    accepted: int
+
+    @classmethod
+    def of(cls, state: RequestState) -> RequestOutput:
+        """Return the output of a request as it stands."""
+        return cls(
+            request_id=state.request.request_id,
+            token_ids=tuple(state.output),
+            text=state.text,
+            new_token_ids=tuple(state.new_tokens),
+            new_text=state.new_text,
+            finish_reason=state.finish_reason,
+            steps=state.steps,
+            verified=state.verified,
+            accepted=state.accepted,
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether this is the request's last output."""
+        return self.finish_reason is not None
+
+
+class Intake:
+    """Turns requests into engine state, or refuses them with a clear error."""
+
+    def __init__(
+        self, model: Any, tokenizer: Any, settings: Settings, proposers: Sequence[str], max_length: int, vocab_size: int
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._proposers = tuple(proposers)
+        self._max_length, self._vocab_size = max_length, vocab_size
+        self._device = model.device
+        self._eos = _eos_token_ids(model)
+        self._numbers = itertools.count()
+
+    def accept(self, asked: GenerateRequest) -> RequestState:
+        """Check a request and return its state.
+
+        Raises:
+            RequestError: the prompt, a field or a parameter is not served.
+        """
+        prompt = self._prompt(asked.prompt)
+        params = asked.params
+        options, references, tenant = parse_request_fields(
+            asked.specplug, tokenize=self._tokenize, vocab_size=self._vocab_size, limits=self._settings.limits
+        )
+        if options.proposer is not None and options.proposer not in self._proposers:
+            raise RequestError.build(
+                "this server has not loaded the proposer",
+                who="request field 'proposer'",
+                found=repr(options.proposer),
+                expected=f"one of {', '.join(self._proposers)}",
+                remedy="Name it in the server's extra_proposers",
+            )
+        if params.stop and self._tokenizer is None:
+            raise RequestError.build("stop strings need a tokenizer", remedy="Build the engine with one")
+        request = Request(
+            request_id=asked.request_id or f"request-{next(self._numbers)}",
+            prompt_length=len(prompt),
+            max_tokens=params.max_tokens,
+            sampling=params.sampling,
+            options=options,
+            references=references,
+            tenant=tenant,
+            isolation_key=tenant or "",
+            grammar=params.allowed_tokens is not None,
+        )
+        return RequestState(
+            request=request,
+            params=params,
+            tokens=prompt,
+            eos_token_ids=self._eos,
+            seed=secrets.randbits(63) if params.seed is None else params.seed % (1 << 63),
+            room=min(params.max_tokens, self._max_length - len(prompt)),
+            processors=asked.processors
+            or build_processors(params, len(prompt), sorted(self._eos), self._device),
+            stop_when=asked.stop_when,
+            stream=None if self._tokenizer is None else TextStream(self._tokenizer, params.stop),
+        )
+
+    def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise RequestError.build("a text prompt needs a tokenizer", remedy="Send token ids, or build one in")
+            prompt = self._tokenizer(prompt)["input_ids"]
+        ids = [int(token) for token in prompt]
+        if not ids:
+            raise RequestError.build("empty prompt", expected="at least one token")
+        if len(ids) >= self._max_length:
+            raise RequestError.build(
+                "prompt too long", found=f"{len(ids)} tokens", expected=f"fewer than {self._max_length}"
+            )
+        wrong = [token for token in ids if not 0 <= token < self._vocab_size]
+        if wrong:
+            raise RequestError.build(
+                "token id outside the vocabulary", found=wrong[0], expected=f"0 to {self._vocab_size - 1}"
+            )
+        return ids
+
+    def _tokenize(self, text: str) -> list[int]:
+        if self._tokenizer is None:
+            raise RequestError.build("a reference text needs a tokenizer", remedy="Send its token ids")
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _eos_token_ids(model: Any) -> frozenset[int]:
+    """Return the model's end-of-sequence ids, as its generation config or else its config names them."""
+    config = getattr(model, "generation_config", None)
+    eos = getattr(config, "eos_token_id", None)
+    if eos is None:
+        eos = getattr(model.config, "eos_token_id", None)
+    return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)

@@ -1,0 +1,33 @@
+"""What this adapter registers.  Imports neither torch nor transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specplug.hooks import hookimpl
+from specplug.specs import CheckSpec, EngineSpec
+
+
+@hookimpl
+def specplug_register_engines(register: Callable[[EngineSpec], None]) -> None:
+    """Register the embedded engine."""
+    register(
+        EngineSpec(
+            name="transformers",
+            factory="specplug_transformers.text:TransformersEngine",
+            summary="the embedded engine: any Hugging Face causal language model, on a CPU or a GPU",
+            requires=("transformers>=5.16",),
+        )
+    )
+
+
+@hookimpl
+def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
+    """Register a check that the installed transformers has the seams that this adapter uses."""
+    register(
+        CheckSpec(
+            name="transformers",
+            factory="specplug_transformers.seams:check",
+            summary="the installed transformers has the seams that the adapter uses",
+        )
+    )

@@ -1,0 +1,69 @@
+"""What a request's sampling parameters do to its logits, at every draft position.
+
+A draft token changes what penalties, bad words and grammars say about the tokens behind it, so position j is processed
+with the text followed by the first j draft tokens.  The processors are Hugging Face's own; only the two penalties that
+the OpenAI API knows and Hugging Face lacks are added.  Temperature, top-k, top-p and min-p are the verifier's business:
+they depend on no history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation.logits_process import (
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
+
+from specplug_transformers.params import SamplingParams
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+
+
+class OutputPenalty(LogitsProcessor):  # type: ignore[misc]
+    """OpenAI's presence and frequency penalties: subtracted per token that the output holds, once and per occurrence."""
+
+    def __init__(self, presence: float, frequency: float, prompt_length: int) -> None:
+        self._presence, self._frequency, self._prompt_length = presence, frequency, prompt_length
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return `scores` [1, V] less the penalties for `input_ids` [1, L]."""
+        output = input_ids[:, self._prompt_length :]
+        counts = torch.zeros_like(scores).scatter_add_(1, output, torch.ones_like(output, dtype=scores.dtype))
+        return scores - self._presence * (counts > 0) - self._frequency * counts
+
+
+def build_processors(
+    params: SamplingParams, prompt_length: int, eos_token_ids: Sequence[int], device: torch.device
+) -> LogitsProcessorList | None:
+    """Return the processors that the parameters call for, in Hugging Face's order; None when there are none."""
+    found = LogitsProcessorList()
+    if params.logit_bias:
+        found.append(SequenceBiasLogitsProcessor({(token,): float(bias) for token, bias in params.logit_bias.items()}))
+    if params.repetition_penalty != 1.0:
+        found.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.presence_penalty or params.frequency_penalty:
+        found.append(OutputPenalty(params.presence_penalty, params.frequency_penalty, prompt_length))
+    if params.bad_words:
+        found.append(NoBadWordsLogitsProcessor([list(words) for words in params.bad_words]))
+    if params.min_tokens and eos_token_ids:
+        found.append(
+            MinNewTokensLengthLogitsProcessor(prompt_length, params.min_tokens, list(eos_token_ids), device=str(device))
+        )
+    if params.allowed_tokens is not None:
+        found.append(PrefixConstrainedLogitsProcessor(params.allowed_tokens, num_beams=1))
+    return found if len(found) else None
+
+
+def process_row(processors: Processor, text: Sequence[int], draft: Sequence[int], logits: Tensor) -> None:
+    """Process one request's logits [n + 1, V] in place, for `text` followed by n draft tokens."""
+    ids = torch.tensor([*text, *draft], dtype=torch.int64, device=logits.device)[None]
+    for position in range(len(draft) + 1):
+        row = logits[position : position + 1]
+        row.copy_(processors(ids[:, : len(text) + position], row.clone()))

@@ -1,0 +1,128 @@
+"""One request while it runs: host state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from specplug.types.plan import RequestStats
+from specplug.types.request import Request
+from specplug_transformers.params import SamplingParams
+from specplug_transformers.processing import Processor
+from specplug_transformers.text_stream import TextStream
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What the engine knows about one request.
+
+    Attributes:
+        tokens: prompt and output.
+        room: tokens it may still emit.
+        seed: of its verification random numbers.
+        slot, generation: its place in the token table; -1 while it waits.
+        row: its row of the key-value cache; -1 while it waits.
+        computed: positions whose keys and values are in the cache.
+        verified, accepted, steps: draft tokens and target steps so far.
+    """
+
+    request: Request
+    params: SamplingParams
+    tokens: list[int]
+    eos_token_ids: frozenset[int]
+    seed: int
+    room: int
+    processors: Processor | None = None
+    stop_when: Callable[[Sequence[int]], bool] | None = None
+    stream: TextStream | None = None
+    slot: int = -1
+    generation: int = -1
+    row: int = -1
+    computed: int = 0
+    was_running: bool = False
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    verified: int = 0
+    accepted: int = 0
+    steps: int = 0
+    new_tokens: list[int] = field(default_factory=list)
+    new_text: str = ""
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return len(self.tokens)
+
+    @property
+    def pending(self) -> int:
+        """Tokens whose keys and values are not in the cache yet; 1 when the request can decode."""
+        return self.length - self.computed
+
+    @property
+    def output(self) -> list[int]:
+        """Tokens emitted so far."""
+        return self.tokens[self.request.prompt_length :]
+
+    def stats(self) -> RequestStats:
+        """Return the figures that planners see."""
+        return RequestStats(
+            self.request.request_id,
+            self.length,
+            self.room,
+            self.request.options.cap,
+            verified=self.verified,
+            accepted=self.accepted,
+        )
+
+    def draft_cap(self, width: int) -> int:
+        """Return the most draft tokens that the request itself allows, at most `width`."""
+        cap = self.request.options.cap
+        return width if cap is None else min(width, cap)
+
+    def extend(self, token_ids: list[int]) -> int:
+        """Append emitted tokens until one ends the request; return how many were appended.
+
+        Sets `finish_reason`.  Tokens behind the end are dropped: no client sees them.
+        """
+        for count, token in enumerate(token_ids, 1):
+            self.tokens.append(token)
+            self.new_tokens.append(token)
+            self.room -= 1
+            if self._ends_with(token):
+                return count
+        return len(token_ids)
+
+    def _ends_with(self, token: int) -> bool:
+        is_eos = token in self.eos_token_ids and not self.params.ignore_eos
+        if is_eos or token in self.params.stop_token_ids:
+            self._flush()
+            self.finish_reason = "stop"
+        elif self.stop_when is not None and self.stop_when(self.tokens):
+            self._push(token)
+            self._flush()
+            self.finish_reason = "stop"
+        elif self._push(token):
+            self.finish_reason = "stop"
+        elif self.room <= 0:
+            self._flush()
+            self.finish_reason = "length"
+        return self.finish_reason is not None
+
+    def _push(self, token: int) -> bool:
+        """Detokenise one token; return whether a stop string has appeared."""
+        if self.stream is None:
+            return False
+        text, stopped = self.stream.push(token)
+        self._add_text(text)
+        return stopped
+
+    def _flush(self) -> None:
+        if self.stream is not None:
+            self._add_text(self.stream.finish())
+
+    def _add_text(self, text: str) -> None:
+        self.text += text
+        self.new_text += text

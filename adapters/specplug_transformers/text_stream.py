@@ -1,0 +1,65 @@
+"""Turns one request's tokens into text as they come, and watches for stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_UNFINISHED = "\ufffd"  # what a tokenizer shows for bytes that are no whole character yet
+
+
+class TextStream:
+    """Incremental detokenisation of one request.
+
+    Text is held back while it ends in half a character, or in what may become a stop string.  The decoder is given a
+    few tokens of lead-in, because many tokenizers treat the first token of a sequence differently.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._ids: list[int] = []
+        self._start = 0  # lead-in begins here
+        self._read = 0  # tokens before this one are text already
+        self._held = ""
+
+    def push(self, token: int) -> tuple[str, bool]:
+        """Take in a token; return the text that is now certain, and whether a stop string has appeared.
+
+        The text ends before the stop string.
+        """
+        self._ids.append(token)
+        self._held += self._decode_new()
+        found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        if found:
+            text, self._held = self._held[: min(found)], ""
+            return text, True
+        keep = self._undecided()
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return text, False
+
+    def finish(self) -> str:
+        """Return the text still held back."""
+        tail = self._decode(self._ids[self._start :])[len(self._decode(self._ids[self._start : self._read])) :]
+        text, self._held = self._held + tail, ""
+        self._read = self._start = len(self._ids)
+        return text
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
+
+    def _decode_new(self) -> str:
+        before = self._decode(self._ids[self._start : self._read])
+        now = self._decode(self._ids[self._start :])
+        if now.endswith(_UNFINISHED) or len(now) <= len(before):
+            return ""
+        self._start, self._read = self._read, len(self._ids)
+        return now[len(before) :]
+
+    def _undecided(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        longest = max((len(stop) - 1 for stop in self._stop), default=0)
+        for size in range(min(longest, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-size:]) for stop in self._stop):
+                return size
+        return 0

@@ -1,0 +1,173 @@
+"""Training batches: tasks in the shipped format, and puzzles that teach copying first.
+
+One example is one row.  Rows of like length share a batch and are padded on the right; under a
+causal mask the padding changes nothing to its left, so no attention mask is needed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from specplug.demo.tasks import ANSWER, MARKERS, Kind, make_tasks
+
+POOL = 2048
+"""Examples drawn at once; batches are cut from a pool sorted by length."""
+
+PROMPT_WEIGHT, DEPARTURE_WEIGHT = 0.1, 4.0
+"""Weights in the loss; other tokens of answers, and plain code, weigh 1."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is trained on up to a fraction of the run.
+
+    Attributes:
+        until: the fraction of the run at which the next stage begins.
+        max_chars: limit on the tasks' material, in characters.
+        long: share of the tasks with twice that limit (plain code: always four times).
+        puzzles: share of examples that are random tokens to copy.
+        scrambled: share of the tasks whose words are exchanged for random other ones.
+
+    """
+
+    until: float
+    max_chars: int
+    long: float
+    puzzles: float
+    scrambled: float
+
+
+CURRICULUM = (
+    Stage(0.03, 250, long=0.0, puzzles=0.7, scrambled=0.6),
+    Stage(0.10, 300, long=0.0, puzzles=0.3, scrambled=0.5),
+    Stage(0.25, 450, long=0.0, puzzles=0.1, scrambled=0.3),
+    Stage(0.50, 700, long=0.0, puzzles=0.04, scrambled=0.15),
+    Stage(1.00, 700, long=0.1, puzzles=0.01, scrambled=0.05),
+)
+TASK_SHARES: dict[Kind, float] = {"edit": 0.55, "quote": 0.18, "json": 0.12, "code": 0.15}
+
+
+@dataclass(frozen=True)
+class Example:
+    """Token ids and, for each of them, the weight that predicting it has in the loss."""
+
+    ids: list[int]
+    weights: list[float]
+
+
+def weigh(prompt: list[int], answer: list[int]) -> Example:
+    """Join prompt and answer; where the answer departs from what it copies weighs most.
+
+    A token departs if it follows its predecessor nowhere in the prompt: the beginning of a new
+    name, the return to the old text after it, the end.  Such tokens are few and decide whether
+    an answer is right.
+    """
+    known = set(pairwise(prompt))
+    steps = pairwise([prompt[-1], *answer])
+    weights = [1.0 if step in known else DEPARTURE_WEIGHT for step in steps]
+    return Example(prompt + answer, [PROMPT_WEIGHT] * len(prompt) + weights)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`input_ids` and the `weights` of predicting them, both [rows, length]; padding weighs 0."""
+
+    input_ids: Tensor
+    weights: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions computed, padding included."""
+        return self.input_ids.numel()
+
+
+class ExampleStream:
+    """Draws examples of the current stage; `progress` in [0, 1] chooses the stage."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, max_length: int) -> None:
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.rng = random.Random(seed)
+        self.task_seed = seed * 1_000_000
+        vocabulary = tokenizer.get_vocab()
+        self.answer_id = vocabulary[ANSWER]
+        self.plain_ids = sorted(set(vocabulary.values()) - {vocabulary[m] for m in MARKERS})
+        texts = {i: tokenizer.decode([i]) for i in self.plain_ids}
+        fixed = set(tokenizer("Rename `x` to `y`: use y instead of x.").input_ids)
+        self.word_ids = [i for i, t in texts.items() if t.strip().isalpha() and i not in fixed]
+
+    def batches(self, progress: float, batch_tokens: int) -> Iterator[Batch]:
+        """Yield the batches of one pool, in random order, each of about `batch_tokens` tokens."""
+        pool = sorted(self._pool(progress), key=lambda example: len(example.ids))
+        groups: list[list[Example]] = [[]]
+        for example in pool:
+            if (len(groups[-1]) + 1) * len(example.ids) > batch_tokens:
+                groups.append([])
+            groups[-1].append(example)
+        groups = [group for group in groups if group]
+        self.rng.shuffle(groups)
+        for group in groups:
+            yield self._batch(group)
+
+    def _pool(self, progress: float) -> list[Example]:
+        stage = next(s for s in CURRICULUM if progress < s.until or s.until >= 1)
+        puzzles = int(POOL * stage.puzzles)
+        pool = [self._puzzle(stage.max_chars) for _ in range(puzzles)]
+        for kind, share in TASK_SHARES.items():
+            count = int((POOL - puzzles) * share)
+            if kind == "code":
+                pool += self._tasks(kind, count, 4 * stage.max_chars, 0.0)
+                continue
+            long = int(count * stage.long)
+            pool += self._tasks(kind, count - long, stage.max_chars, stage.scrambled)
+            pool += self._tasks(kind, long, 2 * stage.max_chars, stage.scrambled)
+        return pool
+
+    def _tasks(self, kind: Kind, count: int, max_chars: int, scrambled: float) -> list[Example]:
+        if not count:
+            return []
+        self.task_seed += 1
+        tasks = make_tasks(kind, "train", count, self.task_seed, max_chars=max_chars)
+        if kind == "code":
+            texts = self.tokenizer([task.prompt + task.answer for task in tasks]).input_ids
+            texts = [ids[: self.max_length] for ids in texts]
+            return [Example(ids, [1.0] * len(ids)) for ids in texts]
+        prompts = self.tokenizer([task.prompt for task in tasks]).input_ids
+        answers = self.tokenizer([task.answer for task in tasks]).input_ids
+        examples = []
+        for prompt, answer in zip(prompts, answers, strict=True):
+            ids = [*prompt, *answer, self.tokenizer.eos_token_id]
+            if self.rng.random() < scrambled:
+                ids = self._scramble(ids)
+            if len(ids) <= self.max_length:
+                examples.append(weigh(ids[: len(prompt)], ids[len(prompt) :]))
+        return examples
+
+    def _scramble(self, ids: list[int]) -> list[int]:
+        """Exchange the words of an example, the same word always for the same random other."""
+        used = set(ids).intersection(self.word_ids)
+        exchange = dict(zip(sorted(used), self.rng.sample(self.word_ids, len(used)), strict=True))
+        return [exchange.get(i, i) for i in ids]
+
+    def _puzzle(self, max_length: int) -> Example:
+        """Random tokens, then the same again; a small alphabet forbids looking at one token only."""
+        length = self.rng.randint(8, max(16, max_length // 3))
+        alphabet = self.rng.sample(self.plain_ids, self.rng.choice((8, 16, 32, 128, 512)))
+        copied = self.rng.choices(alphabet, k=length)
+        return weigh([*copied, self.answer_id], [*copied, self.tokenizer.eos_token_id])
+
+    def _batch(self, group: list[Example]) -> Batch:
+        width = max(len(example.ids) for example in group)
+        ids = torch.full((len(group), width), self.tokenizer.eos_token_id, dtype=torch.long)
+        weights = torch.zeros(len(group), width)
+        for row, example in enumerate(group):
+            ids[row, : len(example.ids)] = torch.tensor(example.ids)
+            weights[row, : len(example.ids)] = torch.tensor(example.weights)
+        return Batch(ids, weights)

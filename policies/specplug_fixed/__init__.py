@@ -1,0 +1,1 @@
+"""Policies that never change their mind: a constant gamma, and no speculation."""

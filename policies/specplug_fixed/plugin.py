@@ -1,0 +1,22 @@
+"""Registers the policies `fixed` and `none`.  Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specplug.hooks import hookimpl
+from specplug.specs import PolicySpec
+
+
+@hookimpl
+def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
+    """Register both policies; they share the survival trimmer."""
+    register(
+        PolicySpec(
+            name="fixed",
+            factory="specplug_fixed.policy:ConstantGamma",
+            summary="the same gamma at every step",
+            options="specplug_fixed.options:FixedOptions",
+        )
+    )
+    register(PolicySpec(name="none", factory="specplug_fixed.policy:NoSpeculation", summary="no speculation"))

@@ -1,0 +1,1 @@
+"""N-gram lookup: drafts what followed the last tokens when they occurred before."""

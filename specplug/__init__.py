@@ -1,0 +1,67 @@
+"""specplug: one speculative-decoding plug-in layer for LLM engines.
+
+Public names are imported when they are first used, so that ``import specplug`` costs nothing in the processes of an
+engine that only discovers plug-ins.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "specplug.errors": (
+        "ContractError",
+        "EngineError",
+        "PluginError",
+        "RequestError",
+        "SettingsError",
+        "SpecplugError",
+        "TraceError",
+    ),
+    "specplug.hooks": ("hookimpl",),
+    "specplug.host": ("HostProposer",),
+    "specplug.interfaces": ("Planner", "PluginContext", "Proposer", "Trimmer", "Verifier"),
+    "specplug.registry": ("Registry", "default_registry"),
+    "specplug.specs": ("CheckResult", "CheckSpec", "EngineSpec", "PolicySpec", "ProposerSpec", "VerifierSpec"),
+    "specplug.types.batch": ("Barrier", "BatchView", "Residency"),
+    "specplug.types.caps": (
+        "Distribution",
+        "DraftInput",
+        "EngineCaps",
+        "Feedback",
+        "PlanSite",
+        "ProposerCaps",
+        "Ragged",
+        "WidthChange",
+    ),
+    "specplug.types.draft": ("Draft",),
+    "specplug.types.plan": ("HostStats", "RequestStats", "StepCost", "StepPlan"),
+    "specplug.types.request": (
+        "EngineEvent",
+        "Lifecycle",
+        "Reference",
+        "Request",
+        "RequestEvent",
+        "RequestOptions",
+        "Sampling",
+    ),
+    "specplug.types.verdict": ("Outcome", "Verdict"),
+}
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'specplug' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

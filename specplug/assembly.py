@@ -1,0 +1,83 @@
+"""Builds the pipeline's stages from settings: what every adapter does once, at start-up.
+
+An engine that plans in another process than it drafts builds the plan stage there and the draft stage in each worker;
+they share settings, nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+import torch
+
+from specplug.containment import FaultGuard, FaultSink
+from specplug.handles import ProposerHandle, make_handle
+from specplug.interfaces import PluginContext, Verifier
+from specplug.metrics import SpecMetrics
+from specplug.pipeline import DraftStage, PlanStage
+from specplug.registry import Registry
+from specplug.settings.model import Settings
+from specplug.settings.plugins import plugin_options
+from specplug.specs import PluginSpec, PolicySpec, ProposerSpec, VerifierSpec
+from specplug.trace import TraceWriter
+
+
+def build_plan_stage(settings: Settings, registry: Registry, context: PluginContext, sink: FaultSink) -> PlanStage:
+    """Build the host half of the policy that the settings name; `sink` counts its faults."""
+    spec = registry.get(PolicySpec, settings.policy)
+    planner = spec.build(_context_for(spec, settings, context))
+    return PlanStage(
+        planner,
+        context.caps,
+        _guard(settings, f"policy {spec.name}", sink),
+        ceiling=0 if settings.mode == "off" else None,
+    )
+
+
+def build_draft_stage(settings: Settings, registry: Registry, context: PluginContext) -> DraftStage:
+    """Build proposers, trim half, metrics and trace.  Allocates all draft buffers and warms the proposers up."""
+    handles = [_handle(name, settings, registry, context) for name in (settings.proposer, *settings.extra_proposers)]
+    policy = registry.get(PolicySpec, settings.policy)
+    sources = tuple(source for handle in handles for source in handle.sources)
+    metrics = SpecMetrics(sources, context.caps.max_width, context.device)
+    return DraftStage(
+        handles,
+        [_guard(settings, handle.spec.name, metrics.fault) for handle in handles],
+        policy.build_trimmer(_context_for(policy, settings, context)),
+        _guard(settings, f"policy {policy.name}", metrics.fault),
+        caps=context.caps,
+        max_slots=context.max_slots,
+        vocab_size=context.vocab_size,
+        device=context.device,
+        metrics=metrics,
+        trace=None if settings.trace.path is None else TraceWriter(settings.trace.path),
+    )
+
+
+def build_verifier(settings: Settings, registry: Registry, context: PluginContext) -> Verifier:
+    """Build the verifier that the settings name."""
+    spec = registry.get(VerifierSpec, settings.verifier)
+    verifier: Verifier = spec.build(_context_for(spec, settings, context))
+    return verifier
+
+
+def _handle(name: str, settings: Settings, registry: Registry, context: PluginContext) -> ProposerHandle:
+    spec = registry.get(ProposerSpec, name)
+    own = _context_for(spec, settings, context)
+    if spec.caps.needs_host:
+        own = replace(own, device=torch.device("cpu"))
+    proposer = spec.build(own)
+    proposer.warmup()
+    deadline = settings.faults.host_deadline_ms
+    return make_handle(spec, proposer, None if deadline is None else deadline / 1000)
+
+
+def _context_for(spec: PluginSpec, settings: Settings, context: PluginContext) -> PluginContext:
+    """Give a plug-in the context with its own settings, parsed by the model that it registered."""
+    return replace(context, options=plugin_options(settings, spec))
+
+
+def _guard(settings: Settings, name: str, sink: FaultSink) -> FaultGuard:
+    faults = settings.faults
+    return FaultGuard(
+        name, max_consecutive=faults.max_consecutive, cooldown_steps=faults.cooldown_steps, sink=sink
+    )

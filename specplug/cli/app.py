@@ -1,0 +1,62 @@
+"""Puts the commands together, one line each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from specplug import __version__
+from specplug.cli.doctor import doctor
+from specplug.cli.list import list_plugins
+from specplug.cli.output import print_error
+from specplug.errors import SpecplugError
+
+
+class _Commands(TyperGroup):
+    """Turns the errors that specplug raises on purpose into one message and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SpecplugError as error:
+            if ctx.params["debug"]:
+                raise
+            print_error(str(error))
+            raise typer.Exit(2) from None
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"specplug {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def specplug(
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar="SPECPLUG_DEBUG", help="Show the traceback of an error.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Speculative decoding as plug-ins: one proposer, every engine, the same output.
+
+    Start with `specplug doctor` to see whether this machine is ready, and `specplug list` to see what is installed.
+    Each command explains itself with `--help`, and prints JSON with `--json`.
+    """
+
+
+app.command("list")(list_plugins)
+app.command("doctor")(doctor)

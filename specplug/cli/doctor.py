@@ -1,0 +1,102 @@
+"""`specplug doctor`: is this machine ready, and which settings are in force?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import typer
+from rich.text import Text
+
+from specplug.cli.output import AsJson, print_json, print_table
+from specplug.errors import SettingsError
+from specplug.registry import Entry, Registry, default_registry
+from specplug.settings import ResolvedSettings, Settings, leaves, load_settings
+from specplug.settings.mistakes import flatten
+from specplug.specs import CheckResult, CheckSpec
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result, and the check and package that it came from."""
+
+    check: str
+    owner: str
+    status: str
+    summary: str
+    remedy: str
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check this machine, the plug-ins and the settings, and say what to do about what is wrong.
+
+    Runs every check that the installed packages registered, then shows the settings in force and where each value came
+    from: the default or SPECPLUG_CONFIG. The exit code is 1 when a check fails.
+
+    Example: `SPECPLUG_CONFIG=server.toml specplug doctor`
+    """
+    registry = default_registry()
+    resolved, findings = _settings(registry)
+    settings = Settings() if resolved is None else resolved.settings
+    for entry in registry.entries(CheckSpec).values():
+        findings += run_check(entry, settings)
+    values = [] if resolved is None else _values(resolved)
+    failed = any(finding.status == "fail" for finding in findings)
+    if as_json:
+        print_json({"ok": not failed, "checks": [asdict(finding) for finding in findings], "settings": values})
+    else:
+        _print(findings, values)
+    if failed:
+        raise typer.Exit(1)
+
+
+def run_check(entry: Entry, settings: Settings) -> list[Finding]:
+    """Run one check; one that raises, or returns something else than results, has failed."""
+    owner = str(entry.owner)
+    try:
+        found = entry.spec.build(settings)
+        results = found if isinstance(found, list) else [found]
+        for result in results:
+            if not isinstance(result, CheckResult) or result.status not in _COLOURS:
+                raise TypeError(f"found {result!r}; expected a CheckResult of status ok, warn or fail")
+    except Exception as error:  # a broken check must not hide what the others found
+        summary = f"the check itself failed: {type(error).__name__}: {error}"
+        results = [CheckResult("fail", summary, f"Report this to {owner}")]
+    return [Finding(entry.spec.name, owner, r.status, r.summary, r.remedy) for r in results]
+
+
+def _settings(registry: Registry) -> tuple[ResolvedSettings | None, list[Finding]]:
+    """Resolve the settings; when they are wrong, the other checks run with the defaults."""
+    try:
+        resolved = load_settings(registry=registry)
+    except SettingsError as error:
+        return None, [Finding("settings", "specplug", "fail", str(error), "Correct what the message names")]
+    return resolved, [Finding("settings", "specplug", "ok", "every setting is known and in range", "")]
+
+
+def _values(resolved: ResolvedSettings) -> list[dict[str, Any]]:
+    """Return each setting in force with its origin and meaning; a plug-in's options have the meaning of `options`."""
+    meanings = {leaf.key: leaf.description for leaf in leaves()}
+    return [
+        {
+            "key": key,
+            "value": value,
+            "origin": resolved.origins[key],
+            "description": meanings.get(key, meanings["options"]),
+        }
+        for key, value in flatten(resolved.settings.model_dump())
+    ]
+
+
+def _print(findings: list[Finding], values: list[dict[str, Any]]) -> None:
+    print_table(
+        "Checks",
+        ("check", "status", "found", "remedy"),
+        ((f.check, Text(f.status, style=_COLOURS[f.status]), f.summary, f.remedy) for f in findings),
+    )
+    if values:
+        rows = ((v["key"], json.dumps(v["value"], default=str), v["origin"], v["description"]) for v in values)
+        print_table("Settings", ("setting", "value", "from", "meaning"), rows)

@@ -1,0 +1,78 @@
+"""`specplug list`: what is installed, and what failed to load."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from specplug.cli.output import AsJson, print_json, print_table
+from specplug.errors import suggest
+from specplug.registry import Registry, default_registry
+from specplug.settings.plugins import KINDS
+
+
+def _known_kind(kind: str | None) -> str | None:
+    if kind is not None and kind not in KINDS:
+        raise typer.BadParameter(f"{kind!r} is no kind of plug-in. {suggest(kind, KINDS)}")
+    return kind
+
+
+def list_plugins(
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", callback=_known_kind, metavar="KIND", help=f"Only this kind: {', '.join(KINDS)}."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the installed plug-ins: their kind, name, package, version and capabilities.
+
+    Plug-ins that failed to load, and names that two packages claim, are listed below with the reason; everything else
+    keeps working.
+
+    Example: `specplug list --kind proposer`
+    """
+    registry = default_registry()
+    plugins = plugin_rows(registry, kind)
+    errors = error_rows(registry)
+    if as_json:
+        print_json({"plugins": plugins, "errors": errors})
+        return
+    print_table("Plug-ins", ("kind", "name", "package", "version", "capabilities", "summary"), map(_cells, plugins))
+    if errors:
+        print_table("Failed to load", ("package", "version", "entry point", "stage", "error"), map(_cells, errors))
+
+
+def plugin_rows(registry: Registry, kind: str | None) -> list[dict[str, Any]]:
+    """Return what is known about each plug-in, of one kind or of all."""
+    return [
+        {
+            "kind": entry.spec.kind,
+            "name": entry.spec.name,
+            "package": entry.owner.package,
+            "version": entry.owner.version,
+            "capabilities": list(entry.spec.labels()),
+            "summary": entry.spec.summary,
+        }
+        for name, spec_type in KINDS.items()
+        if kind in (None, name)
+        for entry in registry.entries(spec_type).values()
+    ]
+
+
+def error_rows(registry: Registry) -> list[dict[str, Any]]:
+    """Return what failed to load, duplicates included."""
+    return [
+        {
+            "package": failure.owner.package,
+            "version": failure.owner.version,
+            "entry_point": failure.owner.plugin,
+            "stage": failure.stage,
+            "error": failure.error,
+        }
+        for failure in registry.load_errors
+    ]
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [", ".join(value) if isinstance(value, list) else value for value in row.values()]

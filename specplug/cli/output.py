@@ -1,0 +1,43 @@
+"""How commands print: tables for people, JSON for programs, errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_PIPED_WIDTH = 160
+"""Columns when the output is no terminal: enough for most rows to stay on one line."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+"""The option that every command has."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console on the current stdout or stderr."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else _PIPED_WIDTH, highlight=False)
+
+
+def print_json(data: Any) -> None:
+    """Print one JSON document; what JSON does not know, such as a date in TOML, as its string."""
+    typer.echo(json.dumps(data, indent=2, default=str))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
+    """Print a table.  Strings are shown as they are: brackets are not markup."""
+    table = Table(*columns, title=title, title_justify="left", title_style="bold")
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    console().print(table)
+
+
+def print_error(message: str) -> None:
+    """Print an error in red on stderr, its lines unbroken."""
+    console(stderr=True).print(Text(f"error: {message}", style="red"), soft_wrap=True)

@@ -1,0 +1,56 @@
+"""What the command line asks of an engine; adapters register one with an `EngineSpec`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from specplug.metrics import SpecMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRequest:
+    """One request from the command line.  `specplug` holds per-request fields, as over HTTP."""
+
+    prompt: str
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    specplug: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextUpdate:
+    """What one engine step added to one request.
+
+    Attributes:
+        index: which of the requests.
+        text, token_ids: what is new.
+        finish_reason: set in the request's last update.
+    """
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    finish_reason: str | None = None
+
+
+class TextEngine(Protocol):
+    """An engine that `specplug generate`, `demo` and `bench` can drive."""
+
+    @property
+    def metrics(self) -> SpecMetrics:
+        """Counters since the engine was built."""
+
+    def stream(self, requests: Sequence[TextRequest]) -> Iterator[TextUpdate]:
+        """Serve the requests together; yield updates as they come."""
+
+    def describe(self) -> str:
+        """Name model, size, device and dtype in one line."""
+
+    def close(self) -> None:
+        """Release the engine."""

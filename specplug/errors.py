@@ -1,0 +1,65 @@
+"""Errors that specplug raises on purpose.
+
+Every message answers five questions: what went wrong, who asked for it, what was found, what was expected, and what to
+do about it.  `SpecplugError.build` keeps that order, so that messages read alike wherever they come from.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SpecplugError(Exception):
+    """Base class of all errors that specplug raises on purpose."""
+
+    @classmethod
+    def build(
+        cls,
+        what: str,
+        *,
+        who: str | None = None,
+        found: object = None,
+        expected: object = None,
+        remedy: str | None = None,
+    ) -> SpecplugError:
+        """Compose the message from its parts, leaving out those that are not known."""
+        parts = [what if who is None else f"{who}: {what}"]
+        if found is not None:
+            parts.append(f"found {found}")
+        if expected is not None:
+            parts.append(f"expected {expected}")
+        message = "; ".join(parts)
+        return cls(message if remedy is None else f"{message}. {remedy}")
+
+
+class SettingsError(SpecplugError):
+    """A setting is unknown, malformed or out of range."""
+
+
+class RequestError(SpecplugError):
+    """A request's own fields are wrong: the engine's front end answers 4xx."""
+
+
+class PluginError(SpecplugError):
+    """A plug-in is unknown, broken, or registered twice."""
+
+
+class ContractError(SpecplugError):
+    """A proposer, policy or verifier broke the contract of its interface."""
+
+
+class EngineError(SpecplugError):
+    """An engine is missing, of an unsupported version, or cannot serve what was asked for."""
+
+
+class TraceError(SpecplugError):
+    """A trace file is torn, foreign or of another version."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean 'x'?`` when `name` is close to a known name, and then the whole list."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Known: {', '.join(names) if names else 'none'}"

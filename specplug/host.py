@@ -1,0 +1,124 @@
+"""A base for proposers written in plain Python and numpy: one method, one request at a time."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from specplug.errors import ContractError
+from specplug.interfaces import PluginContext, Proposer
+from specplug.types.batch import BatchView
+from specplug.types.draft import Draft
+from specplug.types.request import Request
+
+Tokens = npt.NDArray[np.int32]
+TokenIds = Sequence[int] | npt.NDArray[Any]
+Confidence = float | Sequence[float] | npt.NDArray[Any]
+
+DEFAULT_CONFIDENCE = 0.5
+"""The confidence of drafts that come without one: neither trusted nor distrusted until calibration knows better."""
+
+
+class HostDraft(NamedTuple):
+    """The draft of one request.
+
+    Attributes:
+        token_ids: draft tokens, a chain.
+        confidence: one for all tokens, or one per token, in [0, 1]; see `Draft.confidence`.
+        source: index into the proposer's `sources`.
+    """
+
+    token_ids: TokenIds
+    confidence: Confidence = DEFAULT_CONFIDENCE
+    source: int = 0
+
+
+class HostProposer(Proposer):
+    """Base of proposers that look at one request's text at a time, on the CPU.
+
+    Implement `draft`; register with ``ProposerCaps(needs_host=True)``, so that the engine hands over a snapshot in host
+    memory.  A proposer that keeps state per request overrides `ingest` too, and observes the contract of `Proposer`.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        self.context = context
+
+    @abc.abstractmethod
+    def draft(
+        self, tokens: Tokens, limit: int, request: Request | None
+    ) -> TokenIds | tuple[TokenIds, Confidence] | HostDraft:
+        """Return the tokens that may follow, the most likely next token first; an empty sequence for none.
+
+        Args:
+            tokens: [n] int32, n >= 1, prompt and output so far, behind the last barrier (see `BatchView.barriers`).  A
+                read-only view, valid during this call only.
+            limit: most draft tokens, at least 1; a longer answer is cut.
+            request: the request's description where the engine has it, else None.
+
+        Returns:
+            The token ids alone, the ids with their confidence, or a `HostDraft`.
+        """
+
+    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+        """Call `draft` for every row that may draft and has text, and write its answers."""
+        if batch.device.type != "cpu":
+            raise ContractError.build(
+                "the batch is not in host memory",
+                who=type(self).__name__,
+                found=batch.device,
+                expected="cpu",
+                remedy="Register the proposer with ProposerCaps(needs_host=True)",
+            )
+        table = batch.tokens.numpy()
+        table.flags.writeable = False  # of this view: whoever owns the memory may still write
+        starts = _text_starts(batch)
+        rows, lengths = batch.rows.tolist(), batch.lengths.tolist()
+        sheet = _Sheet(draft)
+        for row, limit in enumerate(limits.tolist()):
+            start, stop = starts.get(row, 0), lengths[row]
+            if limit > 0 and start < stop:
+                request = None if batch.requests is None else batch.requests[row]
+                answer = self.draft(table[rows[row], start:stop], limit, request)
+                sheet.write(row, _as_host_draft(answer), limit)
+
+
+def _text_starts(batch: BatchView) -> dict[int, int]:
+    """Return, for rows with barriers, where the text behind the last one begins."""
+    starts: dict[int, int] = {}
+    for barrier in batch.barriers:
+        starts[barrier.row] = max(barrier.stop, starts.get(barrier.row, 0))
+    return starts
+
+
+def _as_host_draft(answer: TokenIds | tuple[TokenIds, Confidence] | HostDraft) -> HostDraft:
+    """Tell a tuple of token ids from a tuple that begins with them."""
+    if isinstance(answer, tuple) and answer and not isinstance(answer[0], Integral):
+        return HostDraft(*answer)
+    return HostDraft(answer)  # type: ignore[arg-type]
+
+
+class _Sheet:
+    """Writes rows through numpy views of a draft's tensors: one slice assignment is far cheaper than a tensor's."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._ids, self._confidence = draft.token_ids.numpy(), draft.confidence.numpy()
+        self._lengths, self._source = draft.lengths.numpy(), draft.source.numpy()
+
+    def write(self, row: int, drafted: HostDraft, limit: int) -> None:
+        levels = np.asarray(drafted.confidence, dtype=np.float32)
+        if levels.ndim and len(levels) != len(drafted.token_ids):
+            raise ContractError.build(
+                "confidences and token ids differ in number", found=len(levels), expected=len(drafted.token_ids)
+            )
+        count = min(len(drafted.token_ids), limit, self._ids.shape[1])
+        if count:
+            self._ids[row, :count] = drafted.token_ids[:count]
+            self._confidence[row, :count] = levels[:count] if levels.ndim else levels
+            self._lengths[row] = count
+            self._source[row] = drafted.source

@@ -1,0 +1,142 @@
+"""The interfaces that plug-ins implement: Proposer, Planner and Trimmer (the two halves of a policy), Verifier.
+
+One engine step is plan -> propose -> trim -> verify -> observe.  The calls are separate because engines make them in
+different places: on vLLM the plan is made in the scheduler's process, everything else in each worker, and a draft of
+one step is verified in the next.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specplug.types.batch import BatchView
+from specplug.types.caps import EngineCaps
+from specplug.types.draft import Draft
+from specplug.types.plan import HostStats, StepPlan
+from specplug.types.request import Event
+from specplug.types.verdict import Verdict
+from specplug.verify.types import SamplingBatch, TargetLogits, Uniforms, Verification
+
+
+@dataclass(frozen=True, slots=True)
+class PluginContext:
+    """What a plug-in is built with; the same for every kind.
+
+    Attributes:
+        caps: what the engine can do.
+        options: the plug-in's own settings, an instance of the model that it registered; None without one.
+        vocab_size: ids lie in [0, vocab_size).
+        max_slots: S, the most requests at a time.
+        max_length: L, the longest context.
+        device: where the batch's tensors lie (for `needs_host` proposers: the CPU).
+        rank: tensor-parallel rank.  Drafts must not depend on it.
+        seed: for the plug-in's own random stream.  A draft must be independent of the verifier's random numbers, so
+            never derive one from a request's seed or from positions.
+        tokenizer: the target's tokenizer, where the adapter has it; None otherwise.
+    """
+
+    caps: EngineCaps
+    options: Any = None
+    vocab_size: int = 0
+    max_slots: int = 1
+    max_length: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    rank: int = 0
+    seed: int = 0
+    tokenizer: Any = None
+
+
+class Proposer(abc.ABC):
+    """Produces drafts, with or without a model.
+
+    The contract, held by `specplug.testing.ProposerContract`:
+
+    - `ingest` runs at every real step, also when nothing may be drafted; `propose` only when the width is above 0.
+      Neither runs at dummy steps.
+    - Per-request state is kept by slot and is void when the slot's generation changes.
+    - After a preemption the truth is what `BatchView.tokens` says.
+    - The batch is read-only, and entries of `tokens` at or beyond a row's length are undefined.
+    - Drafts depend on a row's own data (and on shared state) but never on its place in the batch, on the rank, or on
+      the verifier's random numbers.
+    - Unless the proposer declares `needs_host`, nothing is read back from the device.
+
+    Attributes:
+        sources: names of what drafts, if there are several (own text, references); `Draft.source` points into it.
+    """
+
+    sources: tuple[str, ...] = ()
+
+    def warmup(self) -> None:  # noqa: B027 - optional
+        """Compile, allocate, load: called once, before serving."""
+
+    def ingest(self, batch: BatchView) -> None:  # noqa: B027 - optional
+        """Take in the `num_new` newest tokens of each row."""
+
+    @abc.abstractmethod
+    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+        """Write drafts of at most `limits` [B] int32 tokens into `draft`, which arrives empty.
+
+        Write `token_ids`, `lengths`, `confidence` and `source`; `parents` and full distributions where declared.
+        `draft.base_len` is set already.
+        """
+
+    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional
+        """Learn what became of earlier drafts.  All arguments are in the row order of `batch`, the batch after the
+        verification, whose lengths include the tokens emitted.  Called only when `learns` is declared."""
+
+    def on_event(self, event: Event) -> None:  # noqa: B027 - optional
+        """Take note of a request's or the engine's change of state (host)."""
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Release threads, files and memory."""
+
+
+class Planner(abc.ABC):
+    """The plan half of a policy: host figures in, the next step's width out.  Shares no memory with the trim half."""
+
+    @abc.abstractmethod
+    def plan(self, stats: HostStats) -> StepPlan:
+        """Decide how wide the step may speculate.  Must not block, and sees figures at least one step old."""
+
+
+class Trimmer(abc.ABC):
+    """The trim half of a policy: cuts a batch's drafts to a token budget, on the device, without reading back."""
+
+    @abc.abstractmethod
+    def trim(self, draft: Draft, token_budget: Tensor) -> Draft:
+        """Return `draft` cut to at most `token_budget` (0-d int64) draft tokens over the whole batch."""
+
+
+class Verifier(abc.ABC):
+    """The acceptance algorithm: decides which draft tokens are kept and what follows them.
+
+    `lossless` is declared at registration; a verifier that is not lossless is only used when a server or a request asks
+    for it by name.
+    """
+
+    @abc.abstractmethod
+    def verify(
+        self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, uniforms: Uniforms
+    ) -> Verification:
+        """Accept a prefix of each row's draft and add one token.
+
+        Args:
+            draft: chains (`Draft.as_chain` first where the engine verifies no trees).
+            target: logits as the engine has processed them, at each draft position and behind the last one.
+            sampling: temperature, top-k, top-p, min-p per row, applied to the target first.
+            uniforms: the random numbers to use; each at most once.
+        """
+
+
+__all__ = [
+    "Planner",
+    "PluginContext",
+    "Proposer",
+    "Trimmer",
+    "Verifier",
+]

@@ -1,0 +1,226 @@
+"""What speculation did, counted per source: on the device while serving, read back only when someone asks."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specplug.errors import ContractError
+from specplug.types.draft import Draft
+from specplug.types.verdict import Verdict
+
+NO_SOURCE = "none"  # where rows are counted that nobody drafted: plain decoding, prefills' first token
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCounts:
+    """Counts since start-up of the rows that one source drafted, in draft tokens unless said otherwise.
+
+    Attributes:
+        target_steps: rows that emitted anything, each counting once per engine step.
+        proposed: offered for verification, after trimming: what "drafted" means in `acceptance_rate`.
+        verified: of those, put through the target.
+        tested: of those, decided: the accepted ones, and the one that was rejected.  The verified ones behind a
+            rejection are not decided.
+        accepted: of those, kept; the bonus token does not count.
+        cut_by_grammar: of those proposed, removed by a grammar before verification.
+        emitted: tokens appended to requests, bonus and recovered tokens included.
+        after_stop: of those emitted, behind a stop: no client sees them.
+        verified_at, tested_at, accepted_at: the same by position in the draft, first to last; positions beyond the
+            widest draft are left out.  Of a tree, which counts nodes where a chain has positions, only `accepted_at`
+            speaks of depth.
+    """
+
+    target_steps: int
+    proposed: int
+    verified: int
+    tested: int
+    accepted: int
+    cut_by_grammar: int
+    emitted: int
+    after_stop: int
+    verified_at: tuple[int, ...]
+    tested_at: tuple[int, ...]
+    accepted_at: tuple[int, ...]
+
+    @property
+    def rejected(self) -> int:
+        """Draft tokens that the target refused; at most one per row and step."""
+        return self.tested - self.accepted
+
+    @property
+    def wasted(self) -> int:
+        """Draft tokens that the target computed for nothing: verified and not accepted."""
+        return self.verified - self.accepted
+
+    @property
+    def never_verified(self) -> int:
+        """Draft tokens that the engine dropped for reasons of its own, as when a request finished first."""
+        return self.proposed - self.verified - self.cut_by_grammar
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / drafted, i.e. / `proposed`; None when nothing was drafted."""
+        return _ratio(self.accepted, self.proposed)
+
+    @property
+    def verified_acceptance_rate(self) -> float | None:
+        """Accepted / verified: leaves out what never reached the target; None when nothing was verified."""
+        return _ratio(self.accepted, self.verified)
+
+    @property
+    def acceptance_by_position(self) -> tuple[float | None, ...]:
+        """Accepted / tested at each position: how often a token is kept, given that those before it were."""
+        return tuple(map(_ratio, self.accepted_at, self.tested_at))
+
+    @property
+    def tau(self) -> float | None:
+        """Mean acceptance length: emitted / target steps, bonus included; None before the first step."""
+        return _ratio(self.emitted, self.target_steps)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return counts and ratios, ready for JSON."""
+        named = {name: getattr(self, name) for name in (*_ROW_COUNTS, *_AT_COUNTS, *_DERIVED)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
+
+    def __add__(self, other: SourceCounts) -> SourceCounts:
+        return self._with(other, lambda mine, theirs: mine + theirs)
+
+    def __sub__(self, other: SourceCounts) -> SourceCounts:
+        return self._with(other, lambda mine, theirs: mine - theirs)
+
+    def _with(self, other: SourceCounts, join: Callable[[int, int], int]) -> SourceCounts:
+        """Join two counts field by field."""
+        joined: dict[str, Any] = {}
+        for name in _ROW_COUNTS:
+            joined[name] = join(getattr(self, name), getattr(other, name))
+        for name in _AT_COUNTS:
+            joined[name] = tuple(map(join, getattr(self, name), getattr(other, name)))
+        return SourceCounts(**joined)
+
+
+_DERIVED = (
+    "rejected",
+    "wasted",
+    "never_verified",
+    "acceptance_rate",
+    "verified_acceptance_rate",
+    "acceptance_by_position",
+    "tau",
+)
+_ROW_COUNTS = tuple(f.name for f in fields(SourceCounts) if not f.name.endswith("_at"))
+_AT_COUNTS = tuple(f.name for f in fields(SourceCounts) if f.name.endswith("_at"))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSnapshot:
+    """The counts at one moment, on the host.  Subtract an earlier snapshot to get what happened in between.
+
+    Attributes:
+        by_source: counts per source, and those of rows without a draft under `NO_SOURCE`.
+        faults: per plug-in, how often it "raised", drafted "malformed" or "late", was "switched off", "came back".
+    """
+
+    by_source: Mapping[str, SourceCounts]
+    faults: Mapping[str, Mapping[str, int]]
+
+    @property
+    def total(self) -> SourceCounts:
+        """The sum over all sources, rows without a draft included."""
+        first, *others = self.by_source.values()
+        return sum(others, first)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain data, ready for JSON."""
+        return {
+            "total": self.total.as_dict(),
+            "by_source": {source: counts.as_dict() for source, counts in self.by_source.items()},
+            "faults": {name: dict(kinds) for name, kinds in self.faults.items()},
+        }
+
+    def __sub__(self, earlier: MetricsSnapshot) -> MetricsSnapshot:
+        if list(self.by_source) != list(earlier.by_source):
+            raise ContractError.build(
+                "snapshots of different metrics",
+                who="MetricsSnapshot",
+                found=f"sources {list(earlier.by_source)}",
+                expected=f"sources {list(self.by_source)}",
+            )
+        faults = {name: Counter(kinds) - Counter(earlier.faults.get(name, {})) for name, kinds in self.faults.items()}
+        return MetricsSnapshot(
+            by_source={source: counts - earlier.by_source[source] for source, counts in self.by_source.items()},
+            faults={name: dict(kinds) for name, kinds in faults.items() if kinds},
+        )
+
+
+class SpecMetrics:
+    """Counts what became of drafts.
+
+    Args:
+        sources: what `Draft.source` points into, each name once.
+        max_width: positions that are told apart.
+        device: where drafts and verdicts lie; the counters, int64, lie there too.
+
+    Raises:
+        ContractError: a source has the name of another, or the reserved name "none".
+    """
+
+    def __init__(self, sources: Sequence[str], max_width: int, device: torch.device | str = "cpu") -> None:
+        self._names = (*sources, NO_SOURCE)
+        if len(set(self._names)) < len(self._names):
+            raise ContractError.build(
+                "sources cannot be told apart",
+                who="SpecMetrics",
+                found=list(sources),
+                expected=f"distinct names other than {NO_SOURCE!r}",
+            )
+        self._place = torch.arange(max_width, device=device)
+        self._counts = torch.zeros(len(self._names), len(_ROW_COUNTS), dtype=torch.int64, device=device)
+        self._counts_at = torch.zeros(len(self._names), len(_AT_COUNTS), max_width, dtype=torch.int64, device=device)
+        self._faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def record(self, draft: Draft, verdict: Verdict) -> None:
+        """Count one step of B rows.  Runs on the device and never reads back."""
+        tested = verdict.tested()
+        rows = {
+            "target_steps": verdict.emitted > 0,
+            "proposed": verdict.proposed,
+            "verified": verdict.verified,
+            "tested": tested,
+            "accepted": verdict.accepted,
+            "cut_by_grammar": verdict.cut_by_grammar,
+            "emitted": verdict.emitted,
+            "after_stop": verdict.after_stop,
+        }
+        reached = {"verified_at": verdict.verified, "tested_at": tested, "accepted_at": verdict.accepted}
+        bucket = self._bucket(draft.source)
+        self._counts.index_add_(0, bucket, torch.stack([rows[name].long() for name in _ROW_COUNTS], 1))
+        ends = torch.stack([reached[name] for name in _AT_COUNTS], 1)
+        self._counts_at.index_add_(0, bucket, (self._place < ends[:, :, None]).long())
+
+    def _bucket(self, source: Tensor) -> Tensor:
+        """Return [B] int64: the counters of each row; out of range is nobody's."""
+        nobody = len(self._names) - 1
+        return torch.where((source >= 0) & (source < nobody), source, nobody).long()
+
+    def fault(self, name: str, kind: str) -> None:
+        """Count a plug-in's fault (host): see `MetricsSnapshot.faults`."""
+        self._faults[name][kind] += 1
+
+    def snapshot(self) -> MetricsSnapshot:
+        """Return the counts so far.  Reads them back, which on a GPU waits for the steps that are queued."""
+        by_source = {}
+        for name, row, at in zip(self._names, self._counts.tolist(), self._counts_at.tolist(), strict=True):
+            counts: dict[str, Any] = dict(zip(_ROW_COUNTS, row, strict=True))
+            counts |= zip(_AT_COUNTS, map(tuple, at), strict=True)
+            by_source[name] = SourceCounts(**counts)
+        return MetricsSnapshot(by_source, {name: dict(kinds) for name, kinds in self._faults.items()})
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

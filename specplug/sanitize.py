@@ -1,0 +1,23 @@
+"""Makes any draft safe to verify, on the device and without reading back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specplug.types.draft import Draft
+
+
+def sanitize(draft: Draft, limits: Tensor, vocab_size: int) -> None:
+    """Cut every row, in place, to its limit [B] and to what lies before its first impossible entry.
+
+    Impossible are ids outside [0, vocab_size) and parents that do not come before their child.  Confidences are forced
+    into [0, 1]; NaN counts as 0.
+    """
+    possible = (draft.token_ids >= 0) & (draft.token_ids < vocab_size)
+    if draft.parents is not None:
+        place = torch.arange(draft.width, device=draft.device)
+        possible &= (draft.parents >= -1) & (draft.parents < place)
+    sound = possible.to(torch.int32).cumprod(1).sum(1)
+    draft.shorten(torch.minimum(sound, limits))
+    draft.confidence.nan_to_num_(nan=0.0).clamp_(0.0, 1.0)

@@ -1,0 +1,123 @@
+"""Wrong settings and request fields, told so that the one who made them can mend them: all at once, one per line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from specplug.errors import SpecplugError, suggest
+from specplug.settings.model import leaves
+
+_LONGEST_VALUE = 80
+_MOST_SHOWN = 20
+_PLAINER = {
+    "model_type": "a mapping",
+    "dict_type": "a mapping",
+    "tuple_type": "a list",
+    "invalid_key": "a string as key",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One wrong value.
+
+    Attributes:
+        key: dotted; empty when the whole is wrong.
+        what: the defect in words.
+        found: the value, shortened by `shown`; None leaves it out.
+        expected, remedy: as in `SpecplugError.build`.
+    """
+
+    key: str
+    what: str
+    found: str | None = None
+    expected: str | None = None
+    remedy: str | None = None
+
+    def line(self, origin: str | None = None) -> str:
+        """Return the mistake on one line, beginning with the layer that made it."""
+        return str(
+            SpecplugError.build(self.what, who=origin, found=self.found, expected=self.expected, remedy=self.remedy)
+        )
+
+
+def shown(value: object) -> str:
+    """Return a value as it is quoted in messages: on one line and never long."""
+    text = repr(value[: _LONGEST_VALUE + 1] if isinstance(value, str) else value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+
+
+def together(lines: Sequence[str], noun: str) -> str:
+    """Return one message for all mistakes."""
+    if len(lines) == 1:
+        return lines[0]
+    more = [f"... and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
+    return "\n  ".join([f"{len(lines)} {noun}s are wrong:", *lines[:_MOST_SHOWN], *more])
+
+
+def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, prefix: str = "") -> list[Mistake]:
+    """Translate what pydantic found in a `model`, whose keys begin with `prefix` for the user."""
+    mistakes = []
+    for item in error.errors(include_url=False):
+        key = prefix + ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            parent = ".".join(str(part) for part in item["loc"][:-1])
+            names = {f"{parent}.{name}" if parent else name for name in _fields_at(model, item["loc"][:-1])}
+            known = {prefix + name for name in names | {leaf.key for leaf in leaves(model)}}
+            mistakes.append(unknown(key, item["input"], known, noun))
+        elif item["type"] == "missing":
+            mistakes.append(Mistake(key, f"{noun} {key!r} is missing"))
+        else:
+            where = f"bad value for {noun} {key.rstrip('.')!r}" if key else f"bad {noun}s"
+            expected = _PLAINER.get(item["type"]) or _expectation(item["msg"])
+            choices = re.findall(r"'([^']*)'", expected) if item["type"] == "literal_error" else []
+            remedy = suggest(str(item["input"]), choices) if choices else None
+            mistakes.append(Mistake(key, where, shown(item["input"]), expected, remedy))
+    return mistakes
+
+
+def unknown(key: str, value: object, known: set[str], noun: str) -> Mistake:
+    """Return the mistake of a key that does not exist."""
+    return Mistake(key, f"unknown {noun} {key!r}", shown(value), remedy=suggest(key, known))
+
+
+def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each leaf of nested mappings with its dotted key; an empty mapping is a leaf."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _expectation(message: str) -> str:
+    """Return pydantic's sentence as what was expected."""
+    for start in ("Input should be ", "Value error, ", "Input should "):
+        if message.startswith(start):
+            return message.removeprefix(start)
+    return message[:1].lower() + message[1:]
+
+
+def _fields_at(model: type[BaseModel], place: tuple[int | str, ...]) -> set[str]:
+    """Return the names of the fields that the model nested at `place` has; none where there is no model."""
+    for part in place:
+        if isinstance(part, int):  # an entry of a list: its model was found through the list's annotation
+            continue
+        field = model.model_fields.get(part)
+        below = None if field is None else _model_in(field.annotation)
+        if below is None:
+            return set()
+        model = below
+    return set(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the first pydantic model that an annotation names, also inside `tuple[...]` and unions."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part)) is not None), None)

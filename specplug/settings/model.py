@@ -1,0 +1,110 @@
+"""The settings of one server: a single frozen object, every field described."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+MAX_SPECULATIVE_TOKENS = 256
+"""The widest draft that a setting or a request may ask for."""
+
+
+class Section(BaseModel):
+    """Base of every group of settings: frozen, typed strictly, closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Faults(Section):
+    """What happens to a proposer that raises, is late or returns a malformed draft."""
+
+    max_consecutive: int = Field(
+        default=3, ge=1, description="faults in a row after which a proposer is switched off for a while"
+    )
+    cooldown_steps: int = Field(
+        default=64, ge=1, description="engine steps that a proposer stays switched off before it may try again"
+    )
+    host_deadline_ms: float | None = Field(
+        default=100.0,
+        gt=0,
+        description="milliseconds that a proposer on the host may take for one step before its drafts are dropped; "
+        "null runs it inline, without a deadline",
+    )
+
+
+class Limits(Section):
+    """The most that one request may bring with it."""
+
+    max_references: int = Field(
+        default=8, ge=0, description="reference texts per request, the prediction included; 0 refuses them"
+    )
+    max_reference_tokens: int = Field(
+        default=1_000_000, ge=1, description="tokens of all reference texts of one request together"
+    )
+
+
+class TraceSettings(Section):
+    """The record of drafts and verdicts."""
+
+    path: str | None = Field(
+        default=None, min_length=1, description="JSONL file that drafts and verdicts are written to; null writes none"
+    )
+
+
+class Settings(Section):
+    """Everything a server is told at start-up.
+
+    `options` holds plug-ins' own settings as given; `plugin_options` turns them into the model that a plug-in
+    registered.
+    """
+
+    mode: Literal["on", "off"] = Field(default="on", description="'off' serves every request by plain decoding")
+    proposer: str = Field(default="ngram", description="the proposer that drafts, unless a request names another")
+    extra_proposers: tuple[str, ...] = Field(
+        default=(), strict=False, description="further proposers to load at start-up, which requests may name"
+    )
+    policy: str = Field(default="fixed", description="the policy that decides how wide to speculate")
+    verifier: str = Field(
+        default="reference",
+        description="the verifier that accepts or rejects drafts; engines with their own use it only when it is set",
+    )
+    num_speculative_tokens: int = Field(
+        default=8, ge=0, le=MAX_SPECULATIVE_TOKENS, description="most draft tokens per request and step, bonus excluded"
+    )
+    options: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="settings of plug-ins, by plug-in name and then by that plug-in's own keys"
+    )
+    faults: Faults = Field(default_factory=Faults, description="containment of proposers that misbehave")
+    limits: Limits = Field(default_factory=Limits, description="the most that one request may bring with it")
+    trace: TraceSettings = Field(default_factory=TraceSettings, description="the record of drafts and verdicts")
+    seed: int = Field(default=0, ge=0, description="seed of the plug-ins' own random streams, never of the verifier's")
+
+    @field_validator("extra_proposers")
+    @classmethod
+    def _each_once(cls, extra: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        proposer = info.data.get("proposer")
+        if proposer in extra or len(set(extra)) < len(extra):
+            raise ValueError(f"names that differ from each other and from 'proposer', {proposer!r}")
+        return extra
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One setting that can be given, by its dotted key."""
+
+    key: str
+    default: object
+    description: str
+
+
+def leaves(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[Leaf]:
+    """Yield every setting below `model`, sections resolved to their fields."""
+    for name, field in model.model_fields.items():
+        nested = field.annotation
+        if isinstance(nested, type) and issubclass(nested, BaseModel):
+            yield from leaves(nested, f"{prefix}{name}.")
+        else:
+            yield Leaf(prefix + name, field.get_default(call_default_factory=True), field.description or "")

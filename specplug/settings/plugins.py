@@ -1,0 +1,104 @@
+"""What settings and plug-ins have to do with each other: names that must exist, and options that plug-ins define."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from specplug.errors import PluginError, SettingsError, suggest
+from specplug.registry import Registry
+from specplug.settings.mistakes import Mistake, from_pydantic, shown, together, unknown
+from specplug.settings.model import Settings
+from specplug.specs import CheckSpec, EngineSpec, PluginSpec, PolicySpec, ProposerSpec, VerifierSpec
+
+KINDS: dict[str, type[PluginSpec]] = {
+    spec.kind: spec for spec in (ProposerSpec, PolicySpec, VerifierSpec, EngineSpec, CheckSpec)
+}
+"""Every kind of plug-in, in the order of listings."""
+
+
+def plugin_options(settings: Settings, spec: PluginSpec) -> Any:
+    """Return a plug-in's own settings as an instance of the model that it registered; None when it has none.
+
+    Raises:
+        SettingsError: a key is unknown or a value bad.
+        PluginError: the model does not load or is no pydantic model.
+    """
+    options, mistakes = _parse(spec, settings.options.get(spec.name, {}))
+    if mistakes:
+        raise SettingsError(together([mistake.line() for mistake in mistakes], "setting"))
+    return options
+
+
+def plugin_mistakes(settings: Settings, registry: Registry) -> Iterator[Mistake]:
+    """Yield what is wrong with the names and options of plug-ins, as the registry knows them."""
+    for key, kind, name in _named(settings):
+        try:
+            spec = registry.get(kind, name)
+            if name not in settings.options:  # the plug-in may demand an option
+                yield from _parse(spec, {})[1]
+        except PluginError as error:
+            yield Mistake(key, f"bad value for setting {key!r}", shown(name), remedy=str(error))
+    for name, raw in settings.options.items():
+        yield from _option_mistakes(name, raw, registry)
+
+
+def _named(settings: Settings) -> Iterator[tuple[str, type[PluginSpec], str]]:
+    """Yield (setting, kind, name) for every plug-in that the settings name."""
+    yield "proposer", ProposerSpec, settings.proposer
+    for index, name in enumerate(settings.extra_proposers):
+        yield f"extra_proposers.{index}", ProposerSpec, name
+    yield "policy", PolicySpec, settings.policy
+    yield "verifier", VerifierSpec, settings.verifier
+
+
+def _option_mistakes(name: str, raw: Mapping[str, Any], registry: Registry) -> Iterator[Mistake]:
+    """Check the options given under one plug-in's name."""
+    key = f"options.{name}"
+    entries = [entry.spec for kind in KINDS.values() for entry in registry.entries(kind).values()]
+    named = [spec for spec in entries if spec.name == name]
+    takers = [spec for spec in named if spec.options is not None]
+    if not named:
+        remedy = suggest(name, {spec.name for spec in entries})
+        yield Mistake(key, f"options for an unknown plug-in {name!r}", shown(raw), remedy=remedy)
+    elif not takers and raw:
+        yield Mistake(key, f"{named[0].kind} {name!r} has no options", shown(raw), remedy=f"Remove {key!r}")
+    elif len(takers) > 1:
+        kinds = " and ".join(spec.kind for spec in takers)
+        yield Mistake(key, f"{name!r} is the name of a {kinds}, both with options", remedy="Rename one of them")
+    for spec in takers[:1]:
+        try:
+            yield from _parse(spec, raw)[1]
+        except PluginError as error:
+            yield Mistake(key, str(error))
+
+
+def _parse(spec: PluginSpec, raw: Mapping[str, Any]) -> tuple[Any, list[Mistake]]:
+    """Build a plug-in's option model; return it, or None and what is wrong."""
+    model = spec.options_model()
+    if model is None:
+        return None, []
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise PluginError.build(
+            "options are not a model",
+            who=f"{spec.kind} {spec.name!r}",
+            found=shown(model),
+            expected="a subclass of pydantic.BaseModel",
+        )
+    prefix = f"options.{spec.name}."
+    mistakes = _ignored(model, raw, prefix)
+    try:
+        return model.model_validate(dict(raw)), mistakes
+    except ValidationError as error:
+        return None, mistakes + from_pydantic(error, model, "setting", prefix)
+
+
+def _ignored(model: type[BaseModel], raw: Mapping[str, Any], prefix: str) -> list[Mistake]:
+    """Return the keys that pydantic would drop in silence, as it does unless a model says otherwise."""
+    if model.model_config.get("extra", "ignore") != "ignore":
+        return []
+    known = {alias for name, field in model.model_fields.items() for alias in (name, field.alias) if alias}
+    named = {prefix + name for name in known}
+    return [unknown(prefix + key, raw[key], named, "setting") for key in raw if key not in known]

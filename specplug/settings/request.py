@@ -1,0 +1,236 @@
+"""The fields of one request: parsed, size-checked and tokenised in the engine's front end, so that only ids travel on.
+
+A mistake is a `RequestError`, which the front end answers with a 4xx.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, model_validator
+
+from specplug.errors import PluginError, RequestError, SpecplugError
+from specplug.registry import Registry
+from specplug.settings.mistakes import from_pydantic, shown, together
+from specplug.settings.model import MAX_SPECULATIVE_TOKENS, Limits, Section
+from specplug.specs import ProposerSpec
+from specplug.types.request import Reference, RequestOptions
+
+CHARACTERS_PER_TOKEN = 16
+"""Texts longer than this, times the tokens still allowed, are refused without being tokenised.  Prose and code have 3
+to 5 characters a token in today's vocabularies."""
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    """Check token ids by hand: pydantic would report each of a million bad entries."""
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("a list of token ids")
+    for index, token in enumerate(value):
+        if type(token) is not int:
+            raise ValueError(f"integers only; entry {index} is {shown(token)}")
+    return tuple(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"valid Unicode; character {error.start} is a lone surrogate") from None
+    return value
+
+
+def _as_list(value: object) -> list[object]:
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    return [] if value is None else [value]
+
+
+def _references(value: object) -> object:
+    """Bring the short forms, a text or a list of texts, to the long one."""
+    entries = _as_list(value)
+    return [{"text": entry} if isinstance(entry, str) else entry for entry in entries]
+
+
+def _parts(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+Text = Annotated[str, PlainValidator(_text)]
+
+
+class ReferenceField(Section):
+    """One reference: its text or its token ids."""
+
+    text: Text | None = Field(default=None, description="the text, tokenised by the server")
+    token_ids: Annotated[tuple[int, ...], PlainValidator(_ids)] | None = Field(
+        default=None, description="the text as ids of the target's vocabulary"
+    )
+    name: str | None = Field(default=None, description="what traces call it")
+
+    @model_validator(mode="after")
+    def _either(self) -> ReferenceField:
+        if (self.text is None) == (self.token_ids is None):
+            raise ValueError("either 'text' or 'token_ids'")
+        return self
+
+
+class ContentPart(Section):
+    """One part of a prediction."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class Prediction(Section):
+    """OpenAI's predicted output: text that the answer will mostly repeat."""
+
+    type: Literal["content"]
+    content: Annotated[tuple[ContentPart, ...], BeforeValidator(_parts)] = Field(strict=False)
+
+
+class RequestFields(Section):
+    """What one request may say, as it comes over HTTP."""
+
+    enabled: bool = Field(default=True, description="false switches drafting off for this request")
+    num_speculative_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_SPECULATIVE_TOKENS,
+        description="most draft tokens per step for this request; it can lower the server's width, not raise it",
+    )
+    proposer: str | None = Field(default=None, description="one of the server's extra proposers, to draft with instead")
+    references: Annotated[tuple[ReferenceField, ...], BeforeValidator(_references)] = Field(
+        default=(), strict=False, description="texts that the answer is likely to copy from"
+    )
+    prediction: Prediction | None = Field(
+        default=None, description="OpenAI's predicted output; the same as one more reference, looked at first"
+    )
+    tenant: str | None = Field(
+        default=None, min_length=1, max_length=256, description="whatever is remembered is kept apart by tenant"
+    )
+    store: bool = Field(default=True, description="false keeps the finished response out of any response memory")
+
+
+def parse_request_fields(
+    raw: Mapping[str, Any] | str | None,
+    *,
+    tokenize: Callable[[str], list[int]],
+    vocab_size: int,
+    limits: Limits,
+    registry: Registry | None = None,
+) -> tuple[RequestOptions, tuple[Reference, ...], str | None]:
+    """Check one request's fields and bring them to the form that plug-ins read.
+
+    Args:
+        raw: the fields, as a mapping or as the text of a JSON object; None for a request that has none.
+        tokenize: text to ids of the target's vocabulary, without special tokens.
+        vocab_size: ids must lie in [0, vocab_size).
+        limits: the most that a request may bring.
+        registry: when given, `proposer` must be registered there.
+
+    Returns:
+        The options, the references (prediction first; empty ones left out), and the tenant.
+
+    Raises:
+        RequestError: fields are unknown, bad or too large.
+    """
+    fields = _fields(raw, limits)
+    if registry is not None and fields.proposer is not None:
+        try:
+            registry.get(ProposerSpec, fields.proposer)
+        except PluginError as error:
+            raise RequestError.build("bad value for request field 'proposer'", remedy=str(error)) from None
+    options = RequestOptions(
+        enabled=fields.enabled,
+        num_speculative_tokens=fields.num_speculative_tokens,
+        proposer=fields.proposer,
+        store=fields.store,
+    )
+    return options, _tokenized(_sources(fields), tokenize, vocab_size, limits.max_reference_tokens), fields.tenant
+
+
+def _fields(raw: Mapping[str, Any] | str | None, limits: Limits) -> RequestFields:
+    """Parse and validate, the number of references before anything in them."""
+    if isinstance(raw, str):
+        try:
+            raw = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise RequestError.build("malformed request fields", found=str(error), expected="a JSON object") from None
+    if raw is None:
+        return RequestFields()
+    if not isinstance(raw, Mapping):
+        raise RequestError.build("malformed request fields", found=shown(raw), expected="a JSON object")
+    count = len(_as_list(raw.get("references"))) + (raw.get("prediction") is not None)
+    if count > limits.max_references:
+        raise RequestError.build(
+            "too many references in request field 'references'",
+            found=f"{count}, the prediction included",
+            expected=f"at most {limits.max_references}",
+            remedy="Send fewer, or raise the server's limits.max_references",
+        )
+    try:
+        return RequestFields.model_validate(dict(raw))
+    except ValidationError as error:
+        mistakes = from_pydantic(error, RequestFields, "request field")
+        raise RequestError(together([mistake.line() for mistake in mistakes], "request field")) from None
+
+
+def _sources(fields: RequestFields) -> list[tuple[str, str, str | tuple[int, ...]]]:
+    """Return (field, name, text or ids) of all that drafts may copy from, in the order they are searched."""
+    sources: list[tuple[str, str, str | tuple[int, ...]]] = []
+    if fields.prediction is not None:
+        text = "".join(part.text for part in fields.prediction.content)
+        sources.append(("prediction", "prediction", text))
+    for index, reference in enumerate(fields.references):
+        content = reference.token_ids if reference.text is None else reference.text
+        assert content is not None  # ReferenceField holds one of them
+        sources.append((f"references.{index}", reference.name or f"reference {index + 1}", content))
+    return [source for source in sources if source[2]]
+
+
+def _tokenized(
+    sources: Sequence[tuple[str, str, str | tuple[int, ...]]],
+    tokenize: Callable[[str], list[int]],
+    vocab_size: int,
+    limit: int,
+) -> tuple[Reference, ...]:
+    """Check sizes, first those that need no tokenizer, and turn every source into ids."""
+    given = sum(len(content) for _, _, content in sources if not isinstance(content, str))
+    characters = sum(len(content) for _, _, content in sources if isinstance(content, str))
+    if given > limit:
+        raise _too_large(f"{given} tokens", limit)
+    if characters > CHARACTERS_PER_TOKEN * (limit - given):
+        raise _too_large(f"{characters} characters beside {given} tokens", limit)
+    references, total = [], 0
+    for field, name, content in sources:
+        ids = tuple(tokenize(content)) if isinstance(content, str) else content
+        total += len(ids)
+        if total > limit:
+            raise _too_large(f"{total} tokens up to {field!r}", limit)
+        _check_range(field, ids, vocab_size)
+        references.append(Reference(ids, name))
+    return tuple(references)
+
+
+def _check_range(field: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        index = next(index for index, token in enumerate(ids) if not 0 <= token < vocab_size)
+        raise RequestError.build(
+            f"token id outside the vocabulary in request field {field!r}",
+            found=f"{ids[index]} as entry {index}",
+            expected=f"0 to {vocab_size - 1}",
+            remedy="Send the text instead, or ids of the served model's tokenizer",
+        )
+
+
+def _too_large(found: str, limit: int) -> SpecplugError:
+    return RequestError.build(
+        "references of the request are too large",
+        found=found,
+        expected=f"at most {limit} tokens in all",
+        remedy="Send less text, or raise the server's limits.max_reference_tokens",
+    )

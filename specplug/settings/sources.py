@@ -1,0 +1,155 @@
+"""Where settings come from: layers merged in rising precedence, with the origin of every value kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+
+from specplug.errors import SettingsError
+from specplug.registry import Registry
+from specplug.settings.mistakes import Mistake, flatten, from_pydantic, shown, together
+from specplug.settings.model import Settings
+from specplug.settings.plugins import plugin_mistakes
+
+CONFIG_VARIABLE = "SPECPLUG_CONFIG"
+DEFAULT_ORIGIN = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSettings:
+    """A server's settings, and where each of them came from.
+
+    Attributes:
+        settings: the values.
+        origins: the layer that gave each value, by dotted key: ``origins["faults.cooldown_steps"]`` is "default",
+            "SPECPLUG_CONFIG (/etc/specplug.toml)", or the name of the engine's flag.
+    """
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+    def was_set(self, key: str) -> bool:
+        """Return whether any layer gave the setting `key` (dotted), even if to its default value."""
+        return self.origins[key] != DEFAULT_ORIGIN
+
+
+def load_settings(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    flags_origin: str = "engine flag",
+    env: Mapping[str, str] = os.environ,
+    registry: Registry | None = None,
+) -> ResolvedSettings:
+    """Resolve the settings: defaults, then `SPECPLUG_CONFIG`, then `flags`.
+
+    Args:
+        flags: what the engine's own flag, or the command line, says.
+        flags_origin: what to call that layer.
+        env: the environment that `SPECPLUG_CONFIG` is read from.
+        registry: when given, names and options of plug-ins are checked against it.
+
+    Raises:
+        SettingsError: a layer cannot be read, or values are unknown or bad: all of them in one message.
+    """
+    layers = [layer for layer in (_from_environment(env), _from_flags(flags, flags_origin)) if layer is not None]
+    merged: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    for origin, layer in layers:
+        merged = _merge(merged, layer)
+        given.update((key, origin) for key, _ in flatten(layer))
+    try:
+        settings = Settings.model_validate(merged)
+    except ValidationError as error:
+        raise _error(from_pydantic(error, Settings, "setting"), given) from None
+    mistakes = [] if registry is None else list(plugin_mistakes(settings, registry))
+    if mistakes:
+        raise _error(mistakes, given)
+    origins = {key: given.get(key, DEFAULT_ORIGIN) for key, _ in flatten(settings.model_dump())}
+    return ResolvedSettings(settings, MappingProxyType(origins))
+
+
+def _from_flags(flags: Mapping[str, Any] | None, origin: str) -> tuple[str, Mapping[str, Any]] | None:
+    if flags is None or isinstance(flags, Mapping):
+        return None if flags is None else (origin, flags)
+    raise SettingsError.build("malformed settings", who=origin, found=shown(flags), expected="a mapping of settings")
+
+
+def _from_environment(env: Mapping[str, str]) -> tuple[str, Mapping[str, Any]] | None:
+    """Read `SPECPLUG_CONFIG`: a path, or the settings themselves."""
+    text = env.get(CONFIG_VARIABLE, "").strip()
+    if not text:
+        return None
+    if "\n" not in text and Path(text).suffix.lower() in (".json", ".toml"):
+        origin = f"{CONFIG_VARIABLE} ({text})"
+        return origin, _parse(_read(Path(text).expanduser(), origin), origin, Path(text).suffix.lower() == ".json")
+    if text.startswith("{") or "=" in text:
+        return CONFIG_VARIABLE, _parse(text, CONFIG_VARIABLE, text.startswith("{"))
+    raise SettingsError.build(
+        "malformed settings",
+        who=CONFIG_VARIABLE,
+        found=shown(text),
+        expected="the path of a .json or .toml file, or JSON or TOML text",
+    )
+
+
+def _read(path: Path, origin: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError.build(
+            "cannot read the settings file",
+            who=origin,
+            found=error.strerror if isinstance(error, OSError) else str(error),
+            expected="a readable file in UTF-8",
+            remedy=f"Correct or unset {CONFIG_VARIABLE}",
+        ) from error
+
+
+def _parse(text: str, origin: str, is_json: bool) -> Mapping[str, Any]:
+    try:
+        layer = json.loads(text, object_pairs_hook=_no_duplicates) if is_json else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        language = "JSON" if is_json else "TOML"
+        raise SettingsError.build("malformed settings", who=origin, found=str(error), expected=language) from error
+    if not isinstance(layer, dict):
+        raise SettingsError.build("malformed settings", who=origin, found=shown(layer), expected="a JSON object")
+    return layer
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse what JSON allows and nobody means: one key given twice."""
+    layer = dict(pairs)
+    if len(layer) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} twice")
+    return layer
+
+
+def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `low` overlaid with `high`, mappings within mappings merged likewise."""
+    merged = dict(low)
+    for key, value in high.items():
+        if isinstance(value, Mapping):
+            below = merged.get(key)
+            value = _merge(below if isinstance(below, Mapping) else {}, value)
+        merged[key] = value
+    return merged
+
+
+def _error(mistakes: list[Mistake], given: Mapping[str, str]) -> SettingsError:
+    return SettingsError(together([mistake.line(_origin(mistake.key, given)) for mistake in mistakes], "setting"))
+
+
+def _origin(key: str, given: Mapping[str, str]) -> str:
+    """Return the layers that gave a key, or else those that gave anything below it, or else a section above it."""
+    below = dict.fromkeys(origin for leaf, origin in given.items() if leaf == key or leaf.startswith(f"{key}."))
+    above = (given[key[:end]] for end in range(len(key), 0, -1) if key[:end] in given and key[end:].startswith("."))
+    return " and ".join(below) or next(above, DEFAULT_ORIGIN)

@@ -1,0 +1,139 @@
+"""What plug-ins register: a name, what it can do, and how to build it.  Imports no torch.
+
+A factory is either a callable or an import path ``"package.module:Name"``.  The path is the better choice: listing the
+plug-ins then imports none of their code.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from specplug.errors import PluginError
+from specplug.types.caps import ProposerCaps
+
+Factory = str | Callable[..., Any]
+
+
+def resolve(factory: Factory, who: str) -> Callable[..., Any]:
+    """Return the callable behind a factory.
+
+    Raises:
+        PluginError: the path is malformed, its module does not import, or it lacks the name.
+    """
+    if not isinstance(factory, str):
+        return factory
+    module, separator, name = factory.partition(":")
+    if not separator:
+        raise PluginError.build("malformed factory", who=who, found=repr(factory), expected="'package.module:Name'")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise PluginError.build(
+            f"cannot load {factory!r}",
+            who=who,
+            found=f"{type(error).__name__}: {error}",
+            expected=f"a callable {name!r} in module {module!r}",
+        ) from error
+    if not callable(found):
+        raise PluginError.build("factory is not callable", who=who, found=type(found).__name__, expected="a callable")
+    return found  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginSpec:
+    """Common to every kind of plug-in.
+
+    Attributes:
+        name: unique among plug-ins of its kind.
+        factory: builds it; see the kinds for its arguments.
+        summary: one line for listings.
+        options: import path or class of the pydantic model of its own settings; None when it has none.
+    """
+
+    kind: ClassVar[str]
+    name: str
+    factory: Factory
+    summary: str
+    options: Factory | None = None
+
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """Resolve the factory and call it."""
+        return resolve(self.factory, f"{self.kind} {self.name!r}")(*args, **kwargs)
+
+    def options_model(self) -> type[Any] | None:
+        """Return the pydantic model of this plug-in's settings, or None."""
+        if self.options is None:
+            return None
+        return resolve(self.options, f"{self.kind} {self.name!r}")  # type: ignore[return-value]
+
+    def labels(self) -> tuple[str, ...]:
+        """Return short words on what it can do, for listings."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposerSpec(PluginSpec):
+    """A proposer: ``factory(context: PluginContext) -> Proposer``."""
+
+    kind: ClassVar[str] = "proposer"
+    caps: ProposerCaps
+
+    def labels(self) -> tuple[str, ...]:
+        return self.caps.labels()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySpec(PluginSpec):
+    """A policy's two halves, which share no memory: ``factory(context) -> Planner``, ``trimmer(context) -> Trimmer``."""
+
+    kind: ClassVar[str] = "policy"
+    trimmer: Factory = "specplug.trim:SurvivalTrimmer"
+
+    def build_trimmer(self, *args: Any, **kwargs: Any) -> Any:
+        """Resolve the trim half and build it."""
+        return resolve(self.trimmer, f"policy {self.name!r}")(*args, **kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierSpec(PluginSpec):
+    """A verifier: ``factory(context) -> Verifier``.  One that is not lossless must say so."""
+
+    kind: ClassVar[str] = "verifier"
+    lossless: bool
+
+    def labels(self) -> tuple[str, ...]:
+        return ("lossless" if self.lossless else "LOSSY",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec(PluginSpec):
+    """An engine that the command line can drive: ``factory(model: str, settings: Settings, **launch) -> TextEngine``.
+
+    Attributes:
+        requires: distributions that must be installed for it, as requirement strings.
+    """
+
+    kind: ClassVar[str] = "engine"
+    requires: tuple[str, ...] = ()
+
+    def labels(self) -> tuple[str, ...]:
+        return tuple(f"needs {requirement}" for requirement in self.requires)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What a check found.  status: "ok", "warn" or "fail"; a remedy belongs to the latter two."""
+
+    status: str
+    summary: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSpec(PluginSpec):
+    """A check for ``specplug doctor``: ``factory(settings: Settings) -> CheckResult | list[CheckResult]``."""
+
+    kind: ClassVar[str] = "check"

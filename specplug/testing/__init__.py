@@ -1,0 +1,40 @@
+"""The conformance kit: what plug-in authors, adapters and specplug's own tests are proved with.
+
+Needs the extra ``specplug[testing]``.  Names are imported when they are first used, so that a test of a proposer does
+not import what only tests of verifiers need.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "Case": "specplug.testing.law",
+    "EqualityReport": "specplug.testing.equality",
+    "Knobs": "specplug.testing.law",
+    "LOSSY_MUTANTS": "specplug.testing.mutants",
+    "ProposerContract": "specplug.testing.contract",
+    "TinyModel": "specplug.testing.law",
+    "emitted_law": "specplug.testing.law",
+    "g_test": "specplug.testing.statistics",
+    "g_test_power": "specplug.testing.statistics",
+    "judge_greedy": "specplug.testing.equality",
+    "law_error": "specplug.testing.law",
+    "make_batch": "specplug.testing.batches",
+    "target_law": "specplug.testing.law",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'specplug.testing' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

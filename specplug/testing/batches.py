@@ -1,0 +1,83 @@
+"""Batches made of plain lists, with every undefined entry poisoned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specplug.types.batch import Barrier, BatchView, Residency
+from specplug.types.request import Request
+
+POISON = 1_000_000_007
+"""What stands where the token table is undefined: no vocabulary has such an id, and an int32 holds it."""
+
+PLENTY = 1 << 20
+"""Room that never binds."""
+
+
+def make_batch(
+    texts: Sequence[Sequence[int]],
+    *,
+    num_new: Sequence[int] | None = None,
+    slots: Sequence[int] | None = None,
+    generations: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
+    table_shape: tuple[int, int] | None = None,
+    sampled: Sequence[bool] | None = None,
+    room: Sequence[int] | None = None,
+    temperature: Sequence[float] | None = None,
+    grammar: Sequence[bool] | None = None,
+    vocab_size: int = 64,
+    reset_slots: Sequence[int] = (),
+    barriers: Sequence[Barrier] = (),
+    requests: Sequence[Request] | None = None,
+    poison: int = POISON,
+    index_dtype: torch.dtype = torch.int64,
+    device: torch.device | str = "cpu",
+) -> BatchView:
+    """Return the batch whose row i holds `texts[i]`; B is their number.
+
+    What is left out is the plainest case: all tokens are new, row i is slot i in its first generation, everything is
+    decoded greedily and has room.
+
+    Args:
+        rows: the row of the token table that holds each text; by default the slot.
+        table_shape: [S, L] of the token table; by default it is as small as possible, with one poisoned column more.
+        poison: fills the token table wherever no text lies.
+        index_dtype: int32 or int64, of `slots` and `rows`: engines differ.
+    """
+    count = len(texts)
+    slots = range(count) if slots is None else slots
+    rows = slots if rows is None else rows
+    lengths = [len(text) for text in texts]
+    if table_shape is None:
+        table_shape = (max(rows, default=0) + 1, max(lengths, default=0) + 1)
+    table = torch.full(table_shape, poison, dtype=torch.int32)
+    for row, text in zip(rows, texts, strict=True):
+        table[row, : len(text)] = torch.tensor(text, dtype=torch.int32)
+
+    def column(given: Sequence[float] | None, default: Sequence[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(list(default if given is None else given), dtype=dtype, device=device)
+
+    batch = BatchView(
+        slots=column(slots, (), index_dtype),
+        generations=column(generations, [0] * count, torch.int64),
+        rows=column(rows, (), index_dtype),
+        tokens=table.to(device),
+        lengths=column(lengths, (), torch.int32),
+        num_new=column(num_new, lengths, torch.int32),
+        sampled=column(sampled, [True] * count, torch.bool),
+        room=column(room, [PLENTY] * count, torch.int32),
+        temperature=column(temperature, [0.0] * count, torch.float32),
+        grammar=column(grammar, [False] * count, torch.bool),
+        vocab_size=vocab_size,
+        residency=Residency.HOST if torch.device(device).type == "cpu" else Residency.DEVICE,
+        reset_slots=tuple(reset_slots),
+        barriers=tuple(barriers),
+        request_ids=None if requests is None else tuple(request.request_id for request in requests),
+        requests=None if requests is None else tuple(requests),
+    )
+    batch.validate()
+    return batch

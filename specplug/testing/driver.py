@@ -1,0 +1,269 @@
+"""Drives one proposer the way an engine does: requests come, grow, leave and come back, one step at a time.
+
+    with Driver(spec, vocab_size=64) as driver:
+        driver.start("a", [1, 2, 3, 1, 2])
+        step = driver.step(width=4)
+        print(step.by_request()["a"].token_ids)
+        driver.settle(step, {"a": [3, 1, 2]})  # what the target says next
+
+Everything that the contract leaves open is chosen to be inconvenient: a request's slot, its row in the token table and
+its row in the batch are three different numbers, and whatever is undefined is poisoned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from specplug.errors import ContractError
+from specplug.interfaces import PluginContext, Proposer
+from specplug.specs import ProposerSpec
+from specplug.testing.batches import PLENTY, POISON, make_batch
+from specplug.types.batch import Barrier, BatchView
+from specplug.types.caps import Distribution, DraftInput, EngineCaps
+from specplug.types.draft import Draft
+from specplug.types.request import Lifecycle, Reference, Request, RequestEvent
+from specplug.types.verdict import Outcome, Verdict
+
+NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
+
+_TAKEN_AS = {
+    Distribution.ONE_HOT: DraftInput.ONE_HOT,
+    Distribution.LOGITS: DraftInput.LOGITS,
+    Distribution.PROBS: DraftInput.PROBS,
+}
+
+
+class RowDraft(NamedTuple):
+    """One row's draft as plain Python; `parents` is None for chains."""
+
+    token_ids: tuple[int, ...]
+    confidence: tuple[float, ...]
+    source: int
+    parents: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What went into a proposer at one step, and what came out."""
+
+    names: tuple[str, ...]
+    batch: BatchView
+    limits: Tensor
+    draft: Draft
+
+    def by_request(self) -> dict[str, RowDraft]:
+        """Return each request's draft, by name."""
+        draft, drafts = self.draft, {}
+        for row, (name, count) in enumerate(zip(self.names, draft.lengths.tolist(), strict=True)):
+            parents = None if draft.parents is None else tuple(draft.parents[row, :count].tolist())
+            ids, confidence = draft.token_ids[row, :count].tolist(), draft.confidence[row, :count].tolist()
+            drafts[name] = RowDraft(tuple(ids), tuple(confidence), int(draft.source[row]), parents)
+        return drafts
+
+
+@dataclass
+class _Seat:
+    """One running request: its place, its text, and how much of the text the proposer has been shown."""
+
+    request: Request
+    slot: int
+    generation: int
+    tokens: list[int]
+    barriers: Sequence[tuple[int, int]]
+    known: int = 0
+
+
+class Driver:
+    """An engine's view of one proposer.  A context manager: leaving it closes the proposer.
+
+    Args:
+        spec, options: the proposer, and its own settings as its options model takes them.
+        vocab_size, max_slots, max_length, max_width: of the engine; the drafts of a step may be narrower.
+        device: where batches and drafts lie.
+        rank: tensor-parallel rank that the proposer is told.
+        poison: what undefined entries of the token table hold.
+        index_dtype: int32 or int64, of slots and table rows.
+    """
+
+    def __init__(
+        self,
+        spec: ProposerSpec,
+        options: Mapping[str, object] = NO_OPTIONS,
+        *,
+        vocab_size: int,
+        max_slots: int = 8,
+        max_length: int = 256,
+        max_width: int = 8,
+        device: torch.device | str = "cpu",
+        rank: int = 0,
+        poison: int = POISON,
+        index_dtype: torch.dtype = torch.int64,
+    ) -> None:
+        model = spec.options_model()
+        if model is None and options:
+            raise ContractError.build("takes no options", who=f"proposer {spec.name!r}", found=dict(options))
+        caps = EngineCaps(max_width, trees=spec.caps.trees, draft_input=_TAKEN_AS[spec.caps.distribution])
+        self.spec = spec
+        self.context = PluginContext(
+            caps,
+            options=None if model is None else model(**options),
+            vocab_size=vocab_size,
+            max_slots=max_slots,
+            max_length=max_length,
+            device=torch.device(device),
+            rank=rank,
+        )
+        self._poison, self._index_dtype = poison, index_dtype
+        self._seats: dict[str, _Seat] = {}
+        self._free = list(range(max_slots))
+        self._generations = [-1] * max_slots
+        self._reset_slots: set[int] = set()
+        self.proposer: Proposer = spec.build(self.context)
+        self.proposer.warmup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the proposer."""
+        self.proposer.close()
+
+    def start(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        *,
+        references: Sequence[Sequence[int]] = (),
+        barriers: Sequence[tuple[int, int]] = (),
+        kind: Lifecycle = Lifecycle.STARTED,
+    ) -> None:
+        """Give a request a slot: the one that was left last, in a new generation.
+
+        Each request has an isolation key of its own, so nothing may pass from one to another.
+        """
+        slot = self._free.pop()
+        self._generations[slot] += 1
+        self._reset_slots.add(slot)
+        request = Request(
+            name,
+            prompt_length=len(tokens),
+            max_tokens=PLENTY,
+            references=tuple(Reference(tuple(reference)) for reference in references),
+            isolation_key=name,
+        )
+        seat = _Seat(request, slot, self._generations[slot], list(tokens), barriers)
+        self._seats[name] = seat
+        self._tell(kind, seat)
+
+    def leave(self, name: str, kind: Lifecycle | None = Lifecycle.FINISHED) -> None:
+        """Free the request's slot; with `kind` None the proposer is not told."""
+        seat = self._seats.pop(name)
+        self._free.append(seat.slot)
+        if kind is not None:
+            self._tell(kind, seat)
+
+    def extend(self, name: str, tokens: Sequence[int]) -> None:
+        """Append tokens to a request's text, as if the target had emitted them or a prompt's next chunk had come."""
+        self._seats[name].tokens.extend(tokens)
+
+    def text(self, name: str) -> list[int]:
+        """Return a copy of the request's text."""
+        return list(self._seats[name].tokens)
+
+    def batch(self, order: Sequence[str] | None = None) -> BatchView:
+        """Return the present batch, its rows in the given order, else in the order in which the requests came."""
+        seats = [self._seats[name] for name in (self._seats if order is None else order)]
+        slots = [seat.slot for seat in seats]
+        context = self.context
+        return make_batch(
+            [seat.tokens for seat in seats],
+            num_new=[len(seat.tokens) - seat.known for seat in seats],
+            slots=slots,
+            generations=[seat.generation for seat in seats],
+            rows=[(slot + 2) % context.max_slots for slot in slots],
+            table_shape=(context.max_slots, context.max_length),
+            vocab_size=context.vocab_size,
+            reset_slots=sorted(self._reset_slots.intersection(slots)),
+            barriers=[Barrier(row, *span, "image") for row, seat in enumerate(seats) for span in seat.barriers],
+            requests=[seat.request for seat in seats],
+            poison=self._poison,
+            index_dtype=self._index_dtype,
+            device=context.device,
+        )
+
+    def step(
+        self, width: int, *, order: Sequence[str] | None = None, caps: Mapping[str, int] | None = None
+    ) -> Step:
+        """Let the proposer ingest the present batch and, with a width above 0, draft.
+
+        `caps` bounds single requests' drafts, by name.  Requests that are not in `order` sit the step out.
+        """
+        names = tuple(self._seats if order is None else order)
+        batch = self.batch(order)
+        bounds = torch.tensor([width if caps is None else caps.get(name, width) for name in names], dtype=torch.int32)
+        bounds = bounds.to(batch.device)
+        step = Step(names, batch, batch.limits(width, bounds), self._run(batch, width, bounds))
+        self._reset_slots.difference_update(self._seats[name].slot for name in names)
+        for name in names:
+            self._seats[name].known = len(self._seats[name].tokens)
+        return step
+
+    def settle(self, step: Step, answers: Mapping[str, Sequence[int]]) -> Verdict:
+        """Verify a step against what a greedy target says next, append what it emits, and let the proposer observe.
+
+        A request with n accepted draft tokens emits the first n + 1 tokens of its answer.
+        """
+        chain = step.draft.as_chain()
+        accepted, emitted = [], []
+        for row, name in enumerate(step.names):
+            drafted, answer = chain.token_ids[row].tolist(), list(answers[name])
+            accepted.append(_common_prefix(drafted[: int(chain.lengths[row])], answer))
+            emitted.append(min(accepted[-1] + 1, len(answer)))
+            self.extend(name, answer[: emitted[-1]])
+        outcome = Outcome(step.draft.lengths.clone(), _int32(accepted, chain.device), _int32(emitted, chain.device))
+        verdict = Verdict.build(step.draft.lengths, outcome)
+        if self.spec.caps.learns:
+            self.proposer.observe(self.batch(step.names), step.draft, verdict)
+        return verdict
+
+    def _run(self, batch: BatchView, width: int, bounds: Tensor) -> Draft:
+        distribution = self.spec.caps.distribution
+        draft = Draft.allocate(
+            batch.batch_size,
+            width,
+            device=batch.device,
+            trees=self.spec.caps.trees,
+            distribution=distribution,
+            vocab_size=0 if distribution is Distribution.ONE_HOT else batch.vocab_size,
+            sources=self.proposer.sources or (self.spec.name,),
+        )
+        draft.reset(batch.lengths)
+        self.proposer.ingest(batch)
+        if width:
+            self.proposer.propose(batch, batch.limits(width, bounds), draft)
+        return draft
+
+    def _tell(self, kind: Lifecycle, seat: _Seat) -> None:
+        self.proposer.on_event(RequestEvent(kind, seat.request, seat.slot, seat.generation))
+
+
+def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    count = 0
+    for one, other in zip(left, right, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def _int32(values: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)

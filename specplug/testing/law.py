@@ -1,0 +1,236 @@
+"""The exact law of what a verifier emits, by integrating its real code over all its random numbers.
+
+On a tiny vocabulary a verifier is a step function of its random numbers: it compares them with acceptance ratios and
+with cumulated probabilities, and nothing else about them matters.  So the unit cube is cut along all those thresholds,
+on every axis alike (a verifier that uses a number for the wrong thing is integrated exactly, too), the verifier runs
+once at the middle of every cell, all cells being rows of one batch, and each result weighs as much as its cell's volume.
+No sampling error is left: a lossless verifier's law equals the target's to rounding.
+
+Thresholds are those of the case's own target and draft laws.  A verifier that invents others, say from a wrong draft
+law, is integrated approximately; a lossless one of this family is always integrated exactly, so that any deviation
+convicts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specplug.interfaces import Verifier
+from specplug.types.caps import Distribution
+from specplug.types.draft import NO_TOKEN, Draft
+from specplug.verify.target import target_probs
+from specplug.verify.types import SamplingBatch, TargetLogits, Uniforms, Verification
+
+Chain = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModel:
+    """A language model on a tiny vocabulary: logits for every context of up to `depth` tokens.
+
+    Attributes:
+        levels: one [V ** j, V] float64 per j < depth; contexts count up in base V, the first token most significant.
+    """
+
+    levels: tuple[Tensor, ...]
+
+    @classmethod
+    def random(cls, vocab: int, depth: int, seed: int, scale: float = 1.5) -> TinyModel:
+        """Draw independent normal logits of standard deviation `scale`."""
+        generator = torch.Generator().manual_seed(seed)
+        shapes = [(vocab**level, vocab) for level in range(depth)]
+        return cls(tuple(torch.randn(s, generator=generator, dtype=torch.float64) * scale for s in shapes))
+
+    @property
+    def vocab(self) -> int:
+        """V."""
+        return self.levels[0].shape[1]
+
+    def along(self, tokens: Chain) -> Tensor:
+        """Return [len(tokens) + 1, V]: the logits before, between and behind `tokens`."""
+        prefixes = [tokens[:j] for j in range(len(tokens) + 1)]
+        return torch.stack([self.levels[len(p)][_code(p, self.vocab)] for p in prefixes])
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """One request's sampling parameters."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def rows(self, count: int) -> SamplingBatch:
+        """Return them for `count` rows."""
+        return SamplingBatch(
+            temperature=torch.full((count,), self.temperature),
+            top_k=torch.full((count,), self.top_k),
+            top_p=torch.full((count,), self.top_p, dtype=torch.float64),
+            min_p=torch.full((count,), self.min_p, dtype=torch.float64),
+        )
+
+    def law(self, logits: Tensor) -> Tensor:
+        """Return the law [P, V] float64 of each position of `logits` [P, V]."""
+        rows = self.rows(logits.shape[0])
+        return target_probs(logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p).double()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a verifier faces: a target, and drafts that are fixed or drawn from a draft model.
+
+    Attributes:
+        target: its depth is the width plus one.
+        knobs: how the target is sampled.
+        drafted: the fixed draft of a one-hot proposer; None when drafts are drawn from `draft_model`.
+        draft_model: drafts have its depth.
+        distribution: what the draft declares: LOGITS or PROBS for a draft model.
+        filler: tokens that lie in the draft's buffers beyond its length; the target's logits there are of no law.
+    """
+
+    target: TinyModel
+    knobs: Knobs = field(default_factory=Knobs)
+    drafted: Chain | None = None
+    draft_model: TinyModel | None = None
+    distribution: Distribution = Distribution.ONE_HOT
+    filler: Chain = ()
+
+    @property
+    def horizon(self) -> int:
+        """How many tokens the law is over."""
+        return len(self.target.levels)
+
+
+def target_law(case: Case) -> Tensor:
+    """Return [V ** horizon] float64: the law of the target's own next tokens."""
+    return _continue(case, torch.ones(1, dtype=torch.float64), _nothing(case))
+
+
+def emitted_law(verifier: Verifier, case: Case) -> Tensor:
+    """Return [V ** horizon] float64: the law of what the verifier emits, continued by the target's own law.
+
+    Mass of malformed results (ids outside the vocabulary, no token emitted) is missing from it.
+    """
+    arrived = _nothing(case)
+    for chain, chance in _drafts(case):
+        cells, weights = _cells(case, chain)
+        verdict = _verify(verifier, case, chain, cells)
+        _collect(verdict, weights * chance, arrived, case.target.vocab)
+    return _continue(case, torch.zeros(1, dtype=torch.float64), arrived)
+
+
+def law_error(verifier: Verifier, case: Case) -> float:
+    """Return the largest difference between the two laws, over all outcomes; 0 up to rounding when lossless."""
+    return float((emitted_law(verifier, case) - target_law(case)).abs().max())
+
+
+def _drafts(case: Case) -> Iterator[tuple[Chain, float]]:
+    """Every draft that can occur, and its probability."""
+    if case.draft_model is None:
+        yield case.drafted or (), 1.0
+        return
+    depth, vocab = len(case.draft_model.levels), case.draft_model.vocab
+    for chain in itertools.product(range(vocab), repeat=depth):
+        chance = 1.0
+        for law, token in zip(_draft_law(case, chain), chain, strict=True):
+            chance *= float(law[token])
+        if chance > 0:
+            yield chain, chance
+
+
+def _draft_law(case: Case, chain: Chain) -> Tensor:
+    """[N, V] float64: the laws that the tokens of `chain` were drawn from."""
+    if case.draft_model is None:
+        return torch.nn.functional.one_hot(torch.tensor(chain, dtype=torch.int64), case.target.vocab).double()
+    return Knobs(case.knobs.temperature).law(case.draft_model.along(chain[:-1]))
+
+
+def _verify(verifier: Verifier, case: Case, chain: Chain, cells: Tensor) -> Verification:
+    """Run the verifier on one draft, once per row of `cells` [C, 2 N + 1]; all rows share one row's logits."""
+    count, width = cells.shape[0], len(chain) + len(case.filler)
+    draft = Draft.allocate(count, width, distribution=case.distribution, vocab_size=case.target.vocab)
+    draft.token_ids[:] = torch.tensor(chain + case.filler, dtype=torch.int32)
+    draft.lengths.fill_(len(chain))
+    if case.draft_model is not None:
+        logits, probs = case.draft_model.along(chain[:-1]).float(), _draft_law(case, chain).float()
+        for buffer, law in ((draft.draft_logits, logits), (draft.draft_probs, probs)):
+            if buffer is not None:
+                buffer[:, : len(chain)] = law
+    target = TargetLogits(_logits(case, chain), torch.zeros(count, dtype=torch.int64))
+    uniforms = Uniforms(accept=cells[:, :width], draw=cells[:, width:])
+    return verifier.verify(draft, target, case.knobs.rows(count), uniforms)
+
+
+def _logits(case: Case, chain: Chain) -> Tensor:
+    """[N + 1, V]: the target's logits, and behind them a law that must never be used, one token being certain."""
+    forbidden = torch.zeros(len(case.filler), case.target.vocab, dtype=torch.float64)
+    forbidden[:, -1] = 50.0
+    return torch.cat([case.target.along(chain), forbidden])
+
+
+def _cells(case: Case, chain: Chain) -> tuple[Tensor, Tensor]:
+    """The middles [C, 2 N + 1] of all cells of the unit cube, and their volumes [C]."""
+    edges = torch.tensor([0.0, *_thresholds(case, chain), 1.0], dtype=torch.float64)
+    middles, sizes = (edges[1:] + edges[:-1]) / 2, edges.diff()
+    axes = 2 * (len(chain) + len(case.filler)) + 1
+    index = torch.cartesian_prod(*[torch.arange(len(sizes))] * axes).reshape(-1, axes)
+    return middles[index], sizes[index].prod(1)
+
+
+def _thresholds(case: Case, chain: Chain) -> list[float]:
+    """All values in (0, 1), ascending, that a verifier of `chain` may compare a number with."""
+    p = case.knobs.law(_logits(case, chain))
+    q = _draft_law(case, chain)
+    at = torch.arange(len(chain)), torch.tensor(chain, dtype=torch.int64)
+    before = p[: len(chain)]
+    residual = (before - q).clamp(min=0)
+    residual = residual / residual.sum(-1, keepdim=True).clamp(min=1e-300)
+    found = torch.cat([(before[at] / q[at]).flatten(), p.cumsum(-1).flatten(), residual.cumsum(-1).flatten()])
+    return _distinct([value for value in found.tolist() if 1e-12 < value < 1 - 1e-12])
+
+
+def _distinct(values: Sequence[float]) -> list[float]:
+    """Sorted, without values that differ by rounding only."""
+    kept: list[float] = []
+    for value in sorted(values):
+        if not kept or value - kept[-1] > 1e-12:
+            kept.append(value)
+    return kept
+
+
+def _collect(verdict: Verification, weights: Tensor, arrived: list[Tensor], vocab: int) -> None:
+    """Add each row's weight to the tokens that it emitted: `arrived[m]` is over sequences of m + 1 tokens."""
+    for length, mass in enumerate(arrived, start=1):
+        tokens = verdict.token_ids[:, :length].long()
+        if tokens.shape[1] < length:
+            break
+        valid = (verdict.num_emitted == length) & ((tokens >= 0) & (tokens < vocab)).all(1)
+        valid &= (verdict.token_ids[:, length:] == NO_TOKEN).all(1)
+        digits = vocab ** torch.arange(length - 1, -1, -1)
+        mass.index_add_(0, (tokens[valid] * digits).sum(1), weights[valid])
+
+
+def _continue(case: Case, law: Tensor, arrived: Sequence[Tensor]) -> Tensor:
+    """Let the target go on up to the horizon from `law` [1], mass without a token, and from what arrived later."""
+    for logits, more in zip(case.target.levels, arrived, strict=True):
+        law = (law[:, None] * case.knobs.law(logits)).flatten() + more
+    return law
+
+
+def _nothing(case: Case) -> list[Tensor]:
+    """No mass on any sequence of 1, 2, ... tokens."""
+    return [torch.zeros(case.target.vocab**length, dtype=torch.float64) for length in range(1, case.horizon + 1)]
+
+
+def _code(tokens: Chain, vocab: int) -> int:
+    """The number of a context among all of its length."""
+    code = 0
+    for token in tokens:
+        code = code * vocab + token
+    return code

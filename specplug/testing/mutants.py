@@ -1,0 +1,105 @@
+"""Planted wrong verifiers: controls that every test of losslessness must reject.
+
+Each is the reference verifier with one mistake that real implementations have made.  A test that cannot tell them from
+the reference proves nothing.  Some mistakes only show under a condition, which the class names: feed them that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from specplug.types.draft import Draft
+from specplug.verify.reference import ReferenceVerifier
+from specplug.verify.types import SamplingBatch, Uniforms
+
+
+class DroppedMask(ReferenceVerifier):
+    """Judges all N places of the buffer, so that filler beyond a row's length can be accepted.
+
+    Shows on rows that are shorter than the buffer, when the logits behind their bonus position are not those that the
+    filler leads to.
+    """
+
+    def _lengths(self, draft: Draft) -> Tensor:
+        return torch.full_like(draft.lengths, draft.width).long()
+
+
+class OffByOneBonus(ReferenceVerifier):
+    """Draws the bonus token from the law of the last draft token's position instead of the one behind it."""
+
+    def _next_token_weights(
+        self, target_law: Tensor, draft_law: Tensor, num_accepted: Tensor, lengths: Tensor
+    ) -> Tensor:
+        index = torch.arange(target_law.shape[1], device=target_law.device)
+        index = torch.where(index == lengths[:, None], (index - 1).clamp(min=0), index)
+        shifted = target_law.gather(1, index[:, :, None].expand_as(target_law))
+        return super()._next_token_weights(shifted, draft_law, num_accepted, lengths)
+
+
+class ResamplesFromTarget(ReferenceVerifier):
+    """Draws the recovered token from p instead of the residual: the rejected token gets a second chance."""
+
+    def _next_token_weights(
+        self, target_law: Tensor, draft_law: Tensor, num_accepted: Tensor, lengths: Tensor
+    ) -> Tensor:
+        return super()._next_token_weights(target_law, torch.zeros_like(draft_law), num_accepted, lengths)
+
+
+class ReusedNumber(ReferenceVerifier):
+    """Draws with the number that decided the last acceptance, which is no longer uniform given that decision."""
+
+    def _draw_number(self, uniforms: Uniforms, num_accepted: Tensor) -> Tensor:
+        width = uniforms.accept.shape[1]
+        if width == 0:
+            return super()._draw_number(uniforms, num_accepted)
+        return uniforms.accept.gather(1, num_accepted[:, None].clamp(max=width - 1))[:, 0]
+
+
+class UniformDraftLaw(ReferenceVerifier):
+    """Judges every draft as if it had been drawn uniformly from the vocabulary."""
+
+    def _draft_law(self, draft: Draft, drafted: Tensor, sampling: SamplingBatch, vocab: int) -> Tensor:
+        return torch.full_like(super()._draft_law(draft, drafted, sampling, vocab), 1.0 / vocab)
+
+
+class TemperedDraftLaw(ReferenceVerifier):
+    """Takes the draft law at twice the temperature that drafts were drawn at.
+
+    Shows on drafts that are drawn from a law of their own; a one-hot draft is the same at any temperature.
+    """
+
+    def _draft_law(self, draft: Draft, drafted: Tensor, sampling: SamplingBatch, vocab: int) -> Tensor:
+        flattened = super()._draft_law(draft, drafted, sampling, vocab).sqrt()
+        return flattened / flattened.sum(-1, keepdim=True)
+
+
+class AcceptsAlways(ReferenceVerifier):
+    """Keeps every draft token."""
+
+    def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor) -> Tensor:
+        return torch.ones_like(numbers, dtype=torch.bool)
+
+
+class LenientThreshold(ReferenceVerifier):
+    """Keeps draft tokens twice as readily as it may: lossy acceptance as some engines offer it."""
+
+    def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor) -> Tensor:
+        return super()._keeps(2 * p, q, numbers)
+
+
+LOSSY_MUTANTS: Mapping[str, type[ReferenceVerifier]] = MappingProxyType(
+    {
+        "dropped validity mask": DroppedMask,
+        "off-by-one bonus": OffByOneBonus,
+        "resampling from p": ResamplesFromTarget,
+        "reused random number": ReusedNumber,
+        "uniform draft law": UniformDraftLaw,
+        "draft law at another temperature": TemperedDraftLaw,
+        "accepts always": AcceptsAlways,
+        "lenient threshold": LenientThreshold,
+    }
+)

@@ -1,0 +1,295 @@
+"""The trace: one JSON line per drafted row and step, read by everything that explains or replays speculation.
+
+The first line of a file names the format and its version; docs/trace.md describes both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import torch
+
+from specplug.errors import SpecplugError, TraceError
+from specplug.types.batch import BatchView
+from specplug.types.draft import Draft
+from specplug.types.verdict import Verdict
+
+FORMAT, VERSION = "specplug trace", 1
+HEADER = json.dumps({"format": FORMAT, "version": VERSION}).encode() + b"\n"
+
+REASONS = ("stopped", "accepted", "rejected", "grammar", "never verified")
+_FLUSH_EVERY = 256  # rows
+_BLOCK = 1 << 16  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """What became of one request's draft at one step.
+
+    Attributes:
+        request: the engine's request id, or "slot <slot>.<generation>" where the worker has no ids.
+        step: number of the step, counted from 0 by the process that writes.
+        base_len: context length that the draft continues.
+        source: what drafted it.
+        ids, confidence: the draft tokens (of a tree: its nodes) and the probability given to each.
+        verified, accepted: how many of them the target looked at, and how many were kept.
+        reason: why no more were kept; the first that holds of
+            "stopped": the request ended in this step: tokens of it lie behind a stop, or were not appended;
+            "accepted": nothing more to keep, all were accepted;
+            "rejected": the target refused the token behind the accepted ones;
+            "grammar": a grammar removed it before verification;
+            "never verified": the engine dropped it before verification.
+    """
+
+    request: str
+    step: int
+    base_len: int
+    source: str
+    ids: tuple[int, ...]
+    confidence: tuple[float, ...]
+    verified: int
+    accepted: int
+    reason: str
+
+
+_FIELDS = tuple(f.name for f in fields(TraceRow))
+
+
+def rows_from(step: int, batch: BatchView, draft: Draft, verdict: Verdict) -> list[TraceRow]:
+    """Return the rows of one step, one per row that has a draft.
+
+    `draft` and `verdict` are in the row order of `batch`, the batch after the verification.  Reads back three tensors,
+    so on a GPU it waits for the step.  Confidences are rounded to six decimals.
+    """
+    names = ("proposed", "verified", "accepted", "cut_by_grammar", "emitted", "after_stop")
+    columns = [getattr(verdict, name) for name in names]
+    columns += [draft.lengths, draft.base_len, draft.source, batch.slots, batch.generations]
+    counts = torch.stack([column.long() for column in columns], 1).tolist()
+    ids, confidence = draft.token_ids.tolist(), draft.confidence.tolist()
+    rows = []
+    for row, (*fate, length, base_len, source, slot, generation) in enumerate(counts):
+        if length:
+            rows.append(
+                TraceRow(
+                    request=f"slot {slot}.{generation}" if batch.request_ids is None else batch.request_ids[row],
+                    step=step,
+                    base_len=base_len,
+                    source=draft.sources[source] if 0 <= source < len(draft.sources) else "none",
+                    ids=tuple(ids[row][:length]),
+                    confidence=tuple(round(level, 6) for level in confidence[row][:length]),
+                    verified=fate[1],
+                    accepted=fate[2],
+                    reason=_reason(*fate),
+                )
+            )
+    return rows
+
+
+def _reason(proposed: int, verified: int, accepted: int, cut_by_grammar: int, emitted: int, after_stop: int) -> str:
+    """Return why no more than `accepted` tokens were kept: see `TraceRow.reason`."""
+    if after_stop or (verified and emitted <= accepted):  # a step that goes on emits one token behind the accepted ones
+        return "stopped"
+    if accepted == proposed:
+        return "accepted"
+    if accepted < verified:
+        return "rejected"
+    return "grammar" if cut_by_grammar else "never verified"
+
+
+class TraceWriter:
+    """Writes rows to a file, which it creates with its folders, or continues.
+
+    Rows are collected and written in whole lines, every 256 of them, and at `flush` and `close`.  A torn last line,
+    left by a process that died while writing, is dropped when the file is continued.  One writer at a time per file.
+
+    Raises:
+        TraceError: the file cannot be opened, or is no trace of this version.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._lines: list[bytes] = []
+        self._file = _open_for_rows(Path(path))
+        if not self._file.tell():
+            self._lines.append(HEADER)
+            self.flush()
+
+    def write(self, row: TraceRow) -> None:
+        """Add one row."""
+        self._lines.append(json.dumps({name: getattr(row, name) for name in _FIELDS}, allow_nan=False).encode() + b"\n")
+        if len(self._lines) >= _FLUSH_EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand all rows so far to the operating system."""
+        self._file.write(b"".join(self._lines))
+        self._file.flush()
+        self._lines.clear()
+
+    def close(self) -> None:
+        """Flush and close; further calls do nothing."""
+        if not self._file.closed:
+            self.flush()
+            self._file.close()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_trace(path: str | Path, *, allow_torn: bool = False) -> Iterator[TraceRow]:
+    """Yield the rows of a trace.
+
+    A last line without its newline is torn: the process that wrote it died, or is still writing.  It is an error unless
+    `allow_torn` is set, which leaves it out.
+
+    Raises:
+        TraceError: while iterating, with file and line, at the first line that is not what it should be.
+    """
+    path = Path(path)
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        found = f"{type(error).__name__}: {error}"
+        raise TraceError.build("cannot read the trace", who=str(path), found=found) from error
+    with file:
+        header = file.readline()
+        if header.endswith(b"\n") or not HEADER.startswith(header):
+            _check_header(path, header)
+        elif not allow_torn:
+            raise _torn(path, 1, header)
+        for number, line in enumerate(file, start=2):
+            if line.endswith(b"\n"):
+                yield _parse_row(f"{path}, line {number}", line)
+            elif not allow_torn:
+                raise _torn(path, number, line)
+
+
+def _torn(path: Path, number: int, line: bytes) -> SpecplugError:
+    return TraceError.build(
+        "the last line is torn",
+        who=f"{path}, line {number}",
+        found=_excerpt(line),
+        expected="a line that ends in a newline",
+        remedy="Read it with allow_torn=True, which leaves that line out",
+    )
+
+
+def _open_for_rows(path: Path) -> BinaryIO:
+    """Open or create a trace, placed where the next line goes."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        file = path.open("r+b")
+    except OSError as error:
+        raise TraceError.build(
+            "cannot write the trace",
+            who=str(path),
+            found=f"{type(error).__name__}: {error}",
+            expected="a file that can be created or continued",
+            remedy="Choose another path",
+        ) from error
+    try:
+        header = file.readline()
+        if header.endswith(b"\n") or not HEADER.startswith(header):
+            _check_header(path, header)
+        file.truncate(file.seek(_end_of_lines(file)))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _end_of_lines(file: BinaryIO) -> int:
+    """Return the place behind the last newline, looking from the end."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - _BLOCK)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def _check_header(path: Path, line: bytes) -> None:
+    found = _parse_json(line)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        what, remedy = "this is no specplug trace", "Choose another path"
+    elif found.get("version") != VERSION:
+        what, remedy = "a trace of another version", f"Write it again, or use a specplug that knows version {VERSION}"
+    else:
+        return
+    raise TraceError.build(
+        what, who=f"{path}, line 1", found=_excerpt(line), expected=HEADER.decode().strip(), remedy=remedy
+    )
+
+
+def _parse_row(who: str, line: bytes) -> TraceRow:
+    found = _parse_json(line)
+    if not isinstance(found, dict) or found.keys() != set(_FIELDS):
+        expected = f"an object of {', '.join(_FIELDS)}"
+        raise TraceError.build("not a trace row", who=who, found=_excerpt(line), expected=expected)
+    for name, is_right, expected in _CHECKS:
+        if not is_right(found[name]):
+            raise TraceError.build(f"{name} is wrong", who=who, found=repr(found[name]), expected=expected)
+    row = TraceRow(**found | {"ids": tuple(found["ids"]), "confidence": tuple(found["confidence"])})
+    counts = (row.accepted, row.verified, len(row.ids))
+    if len(row.confidence) != len(row.ids) or list(counts) != sorted(counts):
+        raise TraceError.build(
+            "counts do not fit",
+            who=who,
+            found=f"accepted, verified, ids: {counts}, and {len(row.confidence)} confidences",
+            expected="ascending counts, and as many confidences as ids",
+        )
+    return row
+
+
+def _parse_json(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:  # bad UTF-8 too
+        return None
+
+
+def _excerpt(line: bytes) -> str:
+    return repr(line.decode(errors="replace").strip()[:80])
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_count, value))
+
+
+def _are_levels(value: Any) -> bool:
+    return isinstance(value, list) and all(type(level) in (int, float) and 0 <= level <= 1 for level in value)
+
+
+_CHECKS = (
+    ("request", _is_text, "a string"),
+    ("step", _is_count, "a count"),
+    ("base_len", _is_count, "a count"),
+    ("source", _is_text, "a string"),
+    ("ids", _are_ids, "a list of token ids"),
+    ("confidence", _are_levels, "a list of probabilities"),
+    ("verified", _is_count, "a count"),
+    ("accepted", _is_count, "a count"),
+    ("reason", REASONS.__contains__, f"one of {', '.join(REASONS)}"),
+)

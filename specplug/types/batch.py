@@ -1,0 +1,147 @@
+"""BatchView: what a proposer sees of the engine's batch at one step."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from specplug.errors import ContractError
+from specplug.types.request import Request
+
+
+class Residency(enum.Enum):
+    """Where the token table lies; reading pinned or host memory from a GPU kernel crosses the bus."""
+
+    DEVICE = "device"
+    PINNED = "pinned"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """A span of one row's tokens that is no text (image or audio placeholders, prompt embeddings): never match it."""
+
+    row: int
+    start: int
+    stop: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchView:
+    """Views of what the engine holds, never copies.  B rows in batch order, S slots, L the longest context.
+
+    A *slot* is a request's stable place while it runs: per-request state is indexed by slot.  Slots are reused; the
+    slot's *generation* then differs, and the slot is listed once in `reset_slots`.
+
+    Attributes:
+        slots: [B] int32 or int64, the slot of each row.
+        generations: [B] int64, the generation of each row's slot.
+        rows: [B] int32 or int64, the row of `tokens` that holds each request's text; equal to `slots` on engines whose
+            token table is indexed by slot, another index on engines that compact their batch.
+        tokens: [S, L] int32, prompt and output of each request; entries at and beyond the length are undefined.
+        lengths: [B] int32, tokens known per request, all those emitted included.
+        num_new: [B] int32, how many of them are new since the row's slot was ingested last.
+        sampled: [B] bool, false for prefill chunks and padding rows, which need no draft.
+        room: [B] int32, tokens that max_tokens and the context length still allow.
+        temperature: [B] float32, 0 is greedy.
+        grammar: [B] bool, true where a grammar constrains the output.
+        vocab_size: draft ids must lie in [0, vocab_size).
+        residency: where `tokens` lies.
+        reset_slots: slots that began a new generation since the last step (host).
+        barriers: spans that are no text (host).
+        request_ids, requests: per row, where the engine has them cheaply on the host; else None.
+        is_dummy: a profiling or graph-capture step: proposers touch no state.
+    """
+
+    slots: Tensor
+    generations: Tensor
+    rows: Tensor
+    tokens: Tensor
+    lengths: Tensor
+    num_new: Tensor
+    sampled: Tensor
+    room: Tensor
+    temperature: Tensor
+    grammar: Tensor
+    vocab_size: int
+    residency: Residency = Residency.DEVICE
+    reset_slots: tuple[int, ...] = ()
+    barriers: tuple[Barrier, ...] = ()
+    request_ids: tuple[str, ...] | None = None
+    requests: tuple[Request, ...] | None = None
+    is_dummy: bool = False
+
+    @property
+    def batch_size(self) -> int:
+        """B, the number of rows."""
+        return self.slots.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """The device that drafts are written on."""
+        return self.lengths.device
+
+    def limits(self, width: int, caps: Tensor | None = None) -> Tensor:
+        """Return [B] int32, most draft tokens per row: `width`, `room - 1` (the bonus needs a place) and `caps` [B]."""
+        limits = (self.room - 1).clamp(min=0, max=width)
+        if caps is not None:
+            limits = torch.minimum(limits, caps.to(limits.dtype)).clamp_(min=0)
+        return limits * self.sampled.to(limits.dtype)
+
+    def to_host(self) -> BatchView:
+        """Return a snapshot on the CPU that no later engine step changes.  Costs a synchronisation on a GPU.
+
+        The snapshot's token table holds this batch's rows only, in batch order.
+        """
+        longest = int(self.lengths.max()) if self.batch_size else 0
+        texts = self.tokens[self.rows.to(self.tokens.device), :longest].to("cpu", copy=True)
+        host = {name: getattr(self, name).to("cpu", copy=True) for name in _PER_ROW if name != "rows"}
+        return replace(self, rows=torch.arange(self.batch_size), tokens=texts, residency=Residency.HOST, **host)
+
+    def permute(self, order: list[int]) -> BatchView:
+        """Return the same batch with its rows in another order (or a subset of its rows)."""
+        index = torch.tensor(order, dtype=torch.int64, device=self.device)
+        picked = {name: getattr(self, name)[index] for name in _PER_ROW}
+        place = {old: new for new, old in enumerate(order)}
+        return replace(
+            self,
+            **picked,
+            barriers=tuple(replace(b, row=place[b.row]) for b in self.barriers if b.row in place),
+            request_ids=None if self.request_ids is None else tuple(self.request_ids[i] for i in order),
+            requests=None if self.requests is None else tuple(self.requests[i] for i in order),
+        )
+
+    def validate(self) -> None:
+        """Raise `ContractError` when a shape or dtype is off.  Reads no tensor values, so it is safe on a GPU."""
+        for name, dtypes in _PER_ROW.items():
+            tensor: Tensor = getattr(self, name)
+            if tensor.shape != (self.batch_size,) or tensor.dtype not in dtypes:
+                raise ContractError.build(
+                    f"BatchView.{name} is malformed",
+                    found=f"{tuple(tensor.shape)} {tensor.dtype}",
+                    expected=f"({self.batch_size},) {' or '.join(map(str, dtypes))}",
+                )
+        if self.tokens.ndim != 2 or self.tokens.dtype is not torch.int32:
+            raise ContractError.build(
+                "BatchView.tokens is malformed",
+                found=f"{tuple(self.tokens.shape)} {self.tokens.dtype}",
+                expected="[S, L] torch.int32",
+            )
+
+
+_INDEX = (torch.int32, torch.int64)
+_PER_ROW: dict[str, tuple[torch.dtype, ...]] = {
+    "slots": _INDEX,
+    "generations": (torch.int64,),
+    "rows": _INDEX,
+    "lengths": (torch.int32,),
+    "num_new": (torch.int32,),
+    "sampled": (torch.bool,),
+    "room": (torch.int32,),
+    "temperature": (torch.float32,),
+    "grammar": (torch.bool,),
+}

@@ -1,0 +1,133 @@
+"""What an engine can do and what a proposer needs: declared, never guessed from names."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from specplug.errors import SettingsError
+
+
+class Ragged(enum.Enum):
+    """How an engine verifies rows whose drafts differ in length."""
+
+    NATIVE = "native"
+    PADDED = "padded"
+    COSTS_FULL_GRAPH = "costs the full CUDA graph"
+    NO = "no"
+
+
+class WidthChange(enum.Enum):
+    """What it takes to verify another width than the step before."""
+
+    FREE = "free"
+    CAPTURED = "needs a captured graph"
+    FIXED = "fixed"
+
+
+class DraftInput(enum.Enum):
+    """Which proposal distributions an engine's verifier takes beside one-hot drafts."""
+
+    ONE_HOT = "one-hot only"
+    PROBS = "draft_probs"
+    LOGITS = "draft_logits"
+
+
+class PlanSite(enum.Enum):
+    """Where a policy's plan half runs, seen from the proposer."""
+
+    INLINE = "in the same call"
+    SCHEDULER = "in the scheduler's process"
+    WORKER = "in the worker"
+
+
+class Feedback(enum.Enum):
+    """How what was accepted travels from the worker to the planner."""
+
+    DIRECT = "same memory, every step"
+    SCHEDULER = "the scheduler's own counts per request"
+    NONE = "none: plans cannot learn"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCaps:
+    """What an adapter's engine can do.  Policies and pipelines ask these, never an engine's name.
+
+    Attributes:
+        max_width: most draft tokens per request and step (gamma), bonus excluded.
+        captured_widths: ascending ladder of widths that run at full speed; empty when every width does.
+        ragged: how drafts of different lengths in one batch are verified.
+        width_change: what verifying another width than before costs.
+        trees: whether drafts with `parents` are verified as trees; chains otherwise.
+        draft_input: the richest proposal distribution that the verifier takes.
+        decision_lag: engine steps between a plan and the verification that it shapes.
+        plan_site: where plans are made.
+        feedback: how verdicts reach the planner.
+        tensor_parallel_size, data_parallel_size: ranks that must draft alike, and ranks that step together.
+    """
+
+    max_width: int
+    captured_widths: tuple[int, ...] = ()
+    ragged: Ragged = Ragged.NATIVE
+    width_change: WidthChange = WidthChange.FREE
+    trees: bool = False
+    draft_input: DraftInput = DraftInput.ONE_HOT
+    decision_lag: int = 0
+    plan_site: PlanSite = PlanSite.INLINE
+    feedback: Feedback = Feedback.DIRECT
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        ladder = self.captured_widths
+        if self.max_width < 0:
+            raise SettingsError.build("max_width is negative", who="EngineCaps", found=self.max_width, expected=">= 0")
+        if list(ladder) != sorted(set(ladder)) or (ladder and ladder[-1] > self.max_width):
+            raise SettingsError.build(
+                "captured_widths is not a ladder",
+                who="EngineCaps",
+                found=ladder,
+                expected=f"ascending distinct widths up to {self.max_width}",
+            )
+
+    def fit_width(self, width: int) -> int:
+        """Return the widest width the engine runs at full speed that is at most `width`.
+
+        A fixed-width engine always verifies `max_width`; shorter drafts are then padding's business, so the width that
+        proposers may use is still `width`.
+        """
+        width = max(0, min(width, self.max_width))
+        if not self.captured_widths or self.width_change is WidthChange.FIXED:
+            return width
+        return max((w for w in self.captured_widths if w <= width), default=0)
+
+
+class Distribution(enum.Enum):
+    """The law that draft tokens were drawn from; a wrong one is silently lossy."""
+
+    ONE_HOT = "one-hot"
+    LOGITS = "draft_logits"
+    PROBS = "draft_probs"
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerCaps:
+    """What a proposer needs and offers; declared when it is registered.
+
+    Attributes:
+        needs_host: reads tokens on the host: it gets a host copy of the batch, on a worker thread with a deadline.
+            When false it must not read any tensor back, and runs inline on the engine's device.
+        distribution: the proposal distribution that it fills in.
+        trees: may set `Draft.parents`.
+        learns: wants `observe` calls.
+    """
+
+    needs_host: bool = False
+    distribution: Distribution = Distribution.ONE_HOT
+    trees: bool = False
+    learns: bool = False
+
+    def labels(self) -> tuple[str, ...]:
+        """Return the short words that listings show."""
+        labels = ["host" if self.needs_host else "device", self.distribution.value]
+        return tuple(labels + ["trees"] * self.trees + ["learns"] * self.learns)

@@ -1,0 +1,332 @@
+"""Draft: what a proposer offers for one step.  The adapter owns the buffer; proposers write into it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from specplug.errors import ContractError
+from specplug.types.caps import Distribution
+
+NO_TOKEN = -1
+ROOT = -1  # parent of the nodes that follow the last context token
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """Drafts of B requests, each with a length of its own, at most N tokens.  All tensors lie on one device.
+
+    Attributes:
+        token_ids: [B, N] int32, `NO_TOKEN` beyond the row's length.
+        lengths: [B] int32, draft tokens (tree: nodes) per row, possibly 0.
+        confidence: [B, N] float32, the probability that the target accepts the token given that it accepted those
+            before it (tree: its ancestors).
+        source: [B] int32, index into `sources` of what drafted the row, -1 for none.
+        base_len: [B] int32, the context length that the row was drafted for: a draft whose base no longer holds is
+            dropped.
+        parents: [B, N] int32, index of each node's parent, `ROOT` for those that follow the context; a parent comes
+            before its children.  None where only chains are taken.  An empty buffer's parents are those of a chain, so
+            that proposers without trees need not write them.
+        distribution: which of the next two holds, if any.
+        draft_logits: [B, N, V]; the token was drawn from softmax(logits / temperature) and from nothing else.
+        draft_probs: [B, N, V]; the token was drawn from exactly this law.
+        sources: names that `source` points into (host).
+    """
+
+    token_ids: Tensor
+    lengths: Tensor
+    confidence: Tensor
+    source: Tensor
+    base_len: Tensor
+    parents: Tensor | None = None
+    distribution: Distribution = Distribution.ONE_HOT
+    draft_logits: Tensor | None = None
+    draft_probs: Tensor | None = None
+    sources: tuple[str, ...] = ()
+
+    @classmethod
+    def allocate(
+        cls,
+        batch_size: int,
+        width: int,
+        *,
+        device: torch.device | str = "cpu",
+        trees: bool = False,
+        distribution: Distribution = Distribution.ONE_HOT,
+        vocab_size: int = 0,
+        sources: Sequence[str] = (),
+    ) -> Draft:
+        """Allocate an empty buffer; full distributions take [B, N, vocab_size] float32 more."""
+
+        def full(size: tuple[int, ...], value: float, dtype: torch.dtype) -> Tensor:
+            return torch.full(size, value, dtype=dtype, device=device)
+
+        grid, law = (batch_size, width), (batch_size, width, vocab_size)
+        chain = torch.arange(-1, width - 1, dtype=torch.int32, device=device)
+        return cls(
+            token_ids=full(grid, NO_TOKEN, torch.int32),
+            lengths=full((batch_size,), 0, torch.int32),
+            confidence=full(grid, 0.0, torch.float32),
+            source=full((batch_size,), -1, torch.int32),
+            base_len=full((batch_size,), 0, torch.int32),
+            parents=chain.repeat(batch_size, 1) if trees else None,
+            distribution=distribution,
+            draft_logits=full(law, 0.0, torch.float32) if distribution is Distribution.LOGITS else None,
+            draft_probs=full(law, 0.0, torch.float32) if distribution is Distribution.PROBS else None,
+            sources=tuple(sources),
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """B, the number of rows."""
+        return self.token_ids.shape[0]
+
+    @property
+    def width(self) -> int:
+        """N, the most draft tokens of a row."""
+        return self.token_ids.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of all tensors."""
+        return self.token_ids.device
+
+    def view(self, batch_size: int, width: int) -> Draft:
+        """Return the first rows and columns of this buffer, sharing its memory."""
+
+        def cut(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[:batch_size, :width]
+
+        return replace(
+            self,
+            token_ids=self.token_ids[:batch_size, :width],
+            lengths=self.lengths[:batch_size],
+            confidence=self.confidence[:batch_size, :width],
+            source=self.source[:batch_size],
+            base_len=self.base_len[:batch_size],
+            parents=cut(self.parents),
+            draft_logits=cut(self.draft_logits),
+            draft_probs=cut(self.draft_probs),
+        )
+
+    def reset(self, base_len: Tensor) -> None:
+        """Empty the draft, for contexts of `base_len` [B] tokens.  Full distributions keep stale values."""
+        self.token_ids.fill_(NO_TOKEN)
+        self.lengths.zero_()
+        self.confidence.zero_()
+        self.source.fill_(-1)
+        self.base_len.copy_(base_len)
+        if self.parents is not None:
+            self.parents.copy_(self._chain())
+
+    def clear(self) -> None:
+        """Drop every row's draft, keeping its base."""
+        self.reset(self.base_len)
+
+    def set_row(
+        self,
+        row: int,
+        token_ids: Sequence[int],
+        confidence: float | Sequence[float],
+        *,
+        source: int = 0,
+        parents: Sequence[int] | None = None,
+    ) -> None:
+        """Write one row from host data.  For host proposers: on a GPU buffer each call is a copy.
+
+        Raises:
+            ContractError: the draft is longer than the buffer, its parts differ in length, or the buffer takes no tree.
+        """
+        count = len(token_ids)
+        levels = [confidence] * count if isinstance(confidence, int | float) else list(confidence)
+        above = range(-1, count - 1) if parents is None else parents
+        if count > self.width:
+            raise ContractError.build("draft too long", who="Draft.set_row", found=count, expected=f"<= {self.width}")
+        if len(levels) != count or len(above) != count:
+            raise ContractError.build(
+                "parts of one draft differ in length",
+                who="Draft.set_row",
+                found=f"{len(levels)} confidences and {len(above)} parents",
+                expected=f"{count}, one for each token",
+            )
+        if parents is not None and self.parents is None:
+            raise ContractError.build("this engine takes no trees", who="Draft.set_row", expected="parents=None")
+        self.token_ids[row] = self._padded(token_ids, NO_TOKEN, torch.int32)
+        self.confidence[row] = self._padded(levels, 0.0, torch.float32)
+        if self.parents is not None:
+            self.parents[row] = self._padded(above, ROOT, torch.int32)
+        self.lengths[row] = count
+        self.source[row] = source if count else -1
+
+    def _padded(self, values: Sequence[float], filler: float, dtype: torch.dtype) -> Tensor:
+        """Return host values as one row [N] of the buffer."""
+        row = [*values, *[filler] * (self.width - len(values))]
+        return torch.tensor(row, dtype=dtype, device=self.device)
+
+    def _chain(self) -> Tensor:
+        """Return [N] int32: the parents of a chain."""
+        return torch.arange(-1, self.width - 1, dtype=torch.int32, device=self.device)
+
+    def mask(self) -> Tensor:
+        """Return [B, N] bool: which places hold a draft token."""
+        return torch.arange(self.width, device=self.device) < self.lengths[:, None]
+
+    def survival(self) -> Tensor:
+        """Return [B, N] float32: the probability that each draft token is reached and accepted; 0 beyond the length."""
+        return self._along_paths()[0]
+
+    def expected_accepted(self) -> Tensor:
+        """Return [B, N] float32: expected accepted tokens of the path that ends in each place."""
+        return self._along_paths()[1]
+
+    def _along_paths(self) -> tuple[Tensor, Tensor]:
+        """Survival and its sum along each place's path from the context; loops over N, never reads back."""
+        certain = torch.where(self.mask(), self.confidence, 0.0)
+        if self.parents is None:
+            survival = certain.cumprod(1)
+            return survival, survival.cumsum(1)
+        survival, gain = certain.clone(), torch.zeros_like(certain)
+        for node in range(self.width):
+            parent = self.parents[:, node].long()
+            is_root = parent < 0
+            index = parent.clamp(min=0)[:, None]
+            above = torch.where(is_root, 1.0, survival.gather(1, index)[:, 0])
+            survival[:, node] = certain[:, node] * above
+            gain_above = torch.where(is_root, 0.0, gain.gather(1, index)[:, 0])
+            gain[:, node] = gain_above + survival[:, node]
+        return survival, gain
+
+    def as_chain(self) -> Draft:
+        """Return a draft without branches: of a tree, the path with the most expected accepted tokens.
+
+        Of equally good paths it is the one that ends last, so that a tree without branches stays whole whatever its
+        confidences.  Full distributions follow their nodes.  A chain is returned as it is.  Loops over N, never reads
+        back.
+        """
+        if self.parents is None:
+            return self
+        gain = torch.where(self.mask(), self.expected_accepted(), -1.0)
+        if self.width == 0:
+            return replace(self, parents=None)
+        best = self.width - 1 - gain.flip(1).argmax(1)
+        node = torch.where(self.lengths > 0, best, ROOT)
+        backwards = []  # leaf first
+        for _ in range(self.width):
+            backwards.append(node)
+            up = self.parents.gather(1, node.clamp(min=0)[:, None])[:, 0].long()
+            node = torch.where(node >= 0, up, ROOT)
+        path = torch.stack(backwards, 1).flip(1)  # ROOT entries first, then context to leaf
+        lengths = (path >= 0).sum(1).to(torch.int32)
+        shift = torch.arange(self.width, device=self.device)[None] + (self.width - lengths[:, None])
+        path = path.gather(1, shift.clamp(max=self.width - 1).long())
+        inside = torch.arange(self.width, device=self.device) < lengths[:, None]
+        return self._pick(path.clamp(min=0), inside, lengths)
+
+    def keep(self, mask: Tensor) -> Draft:
+        """Return a draft of the nodes in `mask` [B, N] bool, moved together in their order.
+
+        Parents are renumbered and full distributions follow their nodes.  The mask must hold every kept node's
+        ancestors (of a chain: be a prefix), which is not checked, because that would read back.
+        """
+        inside = mask & self.mask()
+        order = torch.sort((~inside).to(torch.uint8), dim=1, stable=True).indices  # kept nodes first
+        lengths = inside.sum(1).to(torch.int32)
+        kept = self._pick(order, torch.arange(self.width, device=self.device) < lengths[:, None], lengths)
+        if self.parents is None:
+            return kept
+        place = inside.cumsum(1).to(torch.int32) - 1  # where each kept node goes
+        above = self.parents.gather(1, order).long()
+        moved = torch.where(above < 0, ROOT, place.gather(1, above.clamp(min=0)))
+        return replace(kept, parents=torch.where(kept.mask(), moved, ROOT))
+
+    def _pick(self, path: Tensor, inside: Tensor, lengths: Tensor) -> Draft:
+        """Return the chain made of the nodes `path` [B, N], of which those `inside`, `lengths` [B], count."""
+
+        def law(full: Tensor | None) -> Tensor | None:
+            return None if full is None else full.gather(1, path[:, :, None].expand(-1, -1, full.shape[2]))
+
+        return replace(
+            self,
+            token_ids=torch.where(inside, self.token_ids.gather(1, path), NO_TOKEN),
+            confidence=torch.where(inside, self.confidence.gather(1, path), 0.0),
+            lengths=lengths,
+            source=torch.where(lengths > 0, self.source, -1),
+            parents=None,
+            draft_logits=law(self.draft_logits),
+            draft_probs=law(self.draft_probs),
+        )
+
+    def shorten(self, lengths: Tensor) -> None:
+        """Cut every row, in place, to at most `lengths` [B] tokens.  A prefix of a tree is a tree."""
+        torch.minimum(self.lengths, lengths.to(self.lengths.dtype), out=self.lengths)
+        self.lengths.clamp_(min=0)
+        outside = ~self.mask()
+        self.token_ids.masked_fill_(outside, NO_TOKEN)
+        self.confidence.masked_fill_(outside, 0.0)
+        self.source.masked_fill_(self.lengths == 0, -1)
+        if self.parents is not None:
+            self.parents.masked_fill_(outside, ROOT)
+
+    def copy_(self, other: Draft) -> None:
+        """Copy another draft of the same shape into this buffer, across devices where need be.
+
+        A full distribution that this buffer has no room for is left out: its tokens are then one-hot drafts, which is
+        lossless too.
+
+        Raises:
+            ContractError: `other` is a tree and this buffer is not, or it lacks the distribution that this one states.
+        """
+        lacking = self.distribution is not Distribution.ONE_HOT and self.distribution is not other.distribution
+        if lacking or (self.parents is None and other.parents is not None):
+            raise ContractError.build(
+                "cannot hold that draft",
+                who="Draft.copy_",
+                found=f"{other.distribution.value}, {'chain' if other.parents is None else 'tree'}",
+                expected=f"{self.distribution.value}, {'chain' if self.parents is None else 'chain or tree'}",
+            )
+        for name in _TENSORS:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is not None and theirs is not None:
+                mine.copy_(theirs)
+        if self.parents is not None and other.parents is None:
+            self.parents.copy_(self._chain())
+
+    def validate(self) -> None:
+        """Raise `ContractError` when a shape or dtype is off.  Reads no tensor values, so it is safe on a GPU."""
+        rows, grid = (self.batch_size,), (self.batch_size, self.width)
+        expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "token_ids": (grid, torch.int32),
+            "lengths": (rows, torch.int32),
+            "confidence": (grid, torch.float32),
+            "source": (rows, torch.int32),
+            "base_len": (rows, torch.int32),
+        }
+        if self.parents is not None:
+            expected["parents"] = (grid, torch.int32)
+        for name, (shape, dtype) in expected.items():
+            tensor: Tensor = getattr(self, name)
+            if tuple(tensor.shape) != shape or tensor.dtype is not dtype:
+                raise ContractError.build(
+                    f"Draft.{name} is malformed",
+                    found=f"{tuple(tensor.shape)} {tensor.dtype}",
+                    expected=f"{shape} {dtype}",
+                )
+        if self.distribution is not Distribution.ONE_HOT:
+            full = self.draft_logits if self.distribution is Distribution.LOGITS else self.draft_probs
+            if full is None or tuple(full.shape[:2]) != grid or full.ndim != 3:
+                raise ContractError.build(
+                    f"Draft.{self.distribution.value} is missing or malformed",
+                    found=None if full is None else tuple(full.shape),
+                    expected=f"[{self.batch_size}, {self.width}, V]",
+                )
+
+
+def chain_parents(draft: Draft) -> Tensor:
+    """Return [B, N] int32, the parents that make a tree of a chain: each token follows the one before it."""
+    return torch.arange(ROOT, draft.width - 1, dtype=torch.int32, device=draft.device).expand(draft.batch_size, -1)
+
+
+_TENSORS = ("token_ids", "lengths", "confidence", "source", "base_len", "parents", "draft_logits", "draft_probs")

@@ -1,0 +1,124 @@
+"""A request as plug-ins see it, and what happens to requests and engines while they run.  Host data only."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Text that the answer is likely to copy from, given with one request.
+
+    Attributes:
+        token_ids: the text in the target's vocabulary; tokenised by the front end, so that workers see ids only.
+        name: what the user called it, for traces.
+    """
+
+    token_ids: tuple[int, ...]
+    name: str = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """The per-request settings that plug-ins read, already parsed and checked.
+
+    Attributes:
+        enabled: false switches drafting off for this request.
+        num_speculative_tokens: cap on this request's draft length; None leaves it to the policy.
+        proposer: name of the proposer to use; None is the server's.
+        store: whether the finished response may enter a response memory.
+    """
+
+    enabled: bool = True
+    num_speculative_tokens: int | None = None
+    proposer: str | None = None
+    store: bool = True
+
+    @property
+    def cap(self) -> int | None:
+        """Most draft tokens per step that the request allows; None when it set no limit."""
+        return self.num_speculative_tokens if self.enabled else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The sampling parameters that bear on drafting.  temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request's host-side description.
+
+    Attributes:
+        request_id: the engine's own name for it.
+        prompt_length: tokens in the prompt.
+        max_tokens: most tokens it may emit.
+        isolation_key: whatever is remembered across requests is kept apart by this key: the tenant, else the engine's
+            own isolation key, with the LoRA adapter's id.
+        grammar: whether a grammar constrains the output.
+        multimodal: whether the prompt holds images, audio or embeddings (see `BatchView.barriers`).
+    """
+
+    request_id: str
+    prompt_length: int
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    options: RequestOptions = field(default_factory=RequestOptions)
+    references: tuple[Reference, ...] = ()
+    tenant: str | None = None
+    isolation_key: str = ""
+    lora_id: int | None = None
+    grammar: bool = False
+    multimodal: bool = False
+
+    @property
+    def may_share(self) -> bool:
+        """Whether a response memory may read or learn from this request.
+
+        Engines key the verifier's randomness by (seed, position): a remembered answer of the same seed would be drawn
+        twice with the same random numbers, which doubles its probability.
+        """
+        return self.options.store and not (self.sampling.seed is not None and self.sampling.temperature > 0)
+
+
+class Lifecycle(enum.Enum):
+    """What can happen to a request."""
+
+    STARTED = "started"
+    STARTED_DECODE_SIDE = "started on the decode side"  # prefilled elsewhere: the first step has no prefill
+    RESUMED = "resumed"
+    PREEMPTED = "preempted"
+    UPDATED = "updated"  # same id, new prompt
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+EngineEventKind = Literal["cache flushed", "weights changed", "sleep", "wake"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEvent:
+    """Something happened to one request; `slot` and `generation` name its place while it holds one."""
+
+    kind: Lifecycle
+    request: Request
+    slot: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEvent:
+    """Something happened to the whole engine."""
+
+    kind: EngineEventKind
+
+
+Event = RequestEvent | EngineEvent

@@ -1,0 +1,71 @@
+"""Outcome and Verdict: what became of a step's drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What an engine reports after a step, row by row of the batch that was verified.
+
+    Attributes:
+        verified: [B] int32, draft tokens that the engine put through the target, filler included.
+        accepted: [B] int32, those that it accepted, bonus excluded, filler included.
+        emitted: [B] int32, tokens appended to the request, bonus or recovered token included; 0 for prefill chunks.
+        cut_by_grammar: [B] int32, draft tokens that a grammar removed before verification; None when not known.
+        after_stop: [B] int32, emitted tokens behind a stop, which no client sees; None when not known.
+    """
+
+    verified: Tensor
+    accepted: Tensor
+    emitted: Tensor
+    cut_by_grammar: Tensor | None = None
+    after_stop: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdict:
+    """What became of each row's draft; all [B] int32 on the engine's device.
+
+    Rejected, never verified and cut by grammar are three different things: of `proposed` tokens, `verified` went
+    through the target, of which `accepted` were kept and one more at most was rejected.  Whatever lies behind the first
+    rejection, was trimmed, or was cut by a grammar says nothing about its own confidence: it is censored.
+
+    Attributes:
+        proposed: draft tokens that the proposer offered and the trim step let through.
+        verified: of these, those that the target looked at.
+        accepted: min(the engine's count, the real draft length): filler can be accepted too, and counts for nobody.
+        cut_by_grammar: of those proposed, removed by a grammar before verification.
+        emitted: tokens appended to the request, bonus or recovered token included.
+        after_stop: of those emitted, behind a stop: no client sees them, do not learn from them.
+    """
+
+    proposed: Tensor
+    verified: Tensor
+    accepted: Tensor
+    cut_by_grammar: Tensor
+    emitted: Tensor
+    after_stop: Tensor
+
+    @classmethod
+    def build(cls, proposed: Tensor, outcome: Outcome) -> Verdict:
+        """Join what was drafted, `proposed` [B] int32, with what the engine reports.  Never reads back."""
+        zero = torch.zeros_like(proposed)
+        cut = zero if outcome.cut_by_grammar is None else torch.minimum(outcome.cut_by_grammar, proposed)
+        verified = torch.minimum(outcome.verified, proposed - cut)
+        return cls(
+            proposed=proposed,
+            verified=verified,
+            accepted=torch.minimum(outcome.accepted, verified),
+            cut_by_grammar=cut,
+            emitted=outcome.emitted,
+            after_stop=zero if outcome.after_stop is None else outcome.after_stop,
+        )
+
+    def tested(self) -> Tensor:
+        """Return [B] int32: draft tokens whose acceptance was decided, i.e. `accepted` and the first rejected one."""
+        return torch.minimum(self.accepted + 1, self.verified)

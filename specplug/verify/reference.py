@@ -1,0 +1,157 @@
+"""The reference verifier: speculative sampling in plain torch, the truth that faster verifiers are held to.
+
+Draft token d, drawn from the draft law q, is kept with probability min(1, p(d) / q(d)), p being the target's law at
+that position.  At the first rejection the recovered token is drawn from max(p - q, 0), renormalised; if every draft
+token is kept, the bonus token is drawn from the target's law behind the last one.  The emitted tokens then have the
+target's law, whatever q is (Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding",
+ICML 2023; Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling", arXiv:2302.01318, 2023).
+
+Two cases need no code of their own.  A proposer that always drafts d has a one-hot q: d is kept with probability p(d),
+and the residual is p without d.  A greedy row has a one-hot p: a draft token is kept exactly when it is the argmax,
+and the token behind it is the argmax.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specplug.errors import ContractError
+from specplug.interfaces import PluginContext, Verifier
+from specplug.types.caps import Distribution
+from specplug.types.draft import NO_TOKEN, Draft
+from specplug.verify.target import target_probs
+from specplug.verify.types import SamplingBatch, TargetLogits, Uniforms, Verification
+
+
+class ReferenceVerifier(Verifier):
+    """Rejection sampling for chains.  Reads nothing back to the host; takes O(B N V) memory in float64.
+
+    Ids within a row's length must lie in [0, V); what the draft's buffers hold beyond it never matters.
+    """
+
+    def __init__(self, context: PluginContext | None = None) -> None:
+        """Take the context that every plug-in is built with; nothing in it is needed."""
+
+    def verify(
+        self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, uniforms: Uniforms
+    ) -> Verification:
+        """Accept a prefix of each row's draft and add one token.
+
+        Raises:
+            ContractError: the draft is a tree, or shapes do not fit together.
+        """
+        _check(draft, target, uniforms)
+        lengths = self._lengths(draft)
+        is_draft = torch.arange(draft.width, device=draft.device) < lengths[:, None]
+        drafted = torch.where(is_draft, draft.token_ids.long(), 0).clamp(0, target.logits.shape[-1] - 1)
+
+        target_law = self._target_law(target, sampling, lengths, draft.width)
+        draft_law = self._draft_law(draft, drafted, sampling, target.logits.shape[-1])
+        draft_law = torch.where(is_draft[:, :, None], draft_law, 0.0)
+
+        kept = self._keeps(_at(target_law[:, : draft.width], drafted), _at(draft_law, drafted), uniforms.accept)
+        num_accepted = (kept & is_draft).long().cumprod(1).sum(1)
+        weights = self._next_token_weights(target_law, draft_law, num_accepted, lengths)
+        next_token = _draw(weights, self._draw_number(uniforms, num_accepted))
+        return _join(drafted, num_accepted, next_token)
+
+    def _lengths(self, draft: Draft) -> Tensor:
+        """[B] int64: draft tokens per row."""
+        return draft.lengths.long()
+
+    def _target_law(self, target: TargetLogits, sampling: SamplingBatch, lengths: Tensor, width: int) -> Tensor:
+        """[B, N + 1, V] float64: p at every position; beyond a row's length, that of its bonus token again."""
+        positions = torch.arange(width + 1, device=lengths.device)
+        logits = target.at(torch.minimum(positions, lengths[:, None]))
+        law = target_probs(logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        return law.double()
+
+    def _draft_law(self, draft: Draft, drafted: Tensor, sampling: SamplingBatch, vocab: int) -> Tensor:
+        """[B, N, V] float64: q at every position, undefined beyond a row's length."""
+        if draft.distribution is Distribution.PROBS and draft.draft_probs is not None:
+            probs = draft.draft_probs.double()
+            return probs / probs.sum(-1, keepdim=True)  # float32 laws miss 1 by their rounding
+        one_hot = torch.zeros(*drafted.shape, vocab, dtype=torch.float64, device=drafted.device)
+        one_hot.scatter_(2, drafted[:, :, None], 1.0)
+        if draft.distribution is Distribution.LOGITS and draft.draft_logits is not None:
+            greedy = (sampling.temperature == 0)[:, None, None]
+            return torch.where(greedy, one_hot, target_probs(draft.draft_logits, sampling.temperature).double())
+        return one_hot
+
+    def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor) -> Tensor:
+        """[B, N] bool: whether each draft token passes, from its p, its q and its number.
+
+        The product instead of the ratio: nothing divides by 0, and as numbers are below 1, p >= q always passes.
+        """
+        return numbers * q < p
+
+    def _next_token_weights(
+        self, target_law: Tensor, draft_law: Tensor, num_accepted: Tensor, lengths: Tensor
+    ) -> Tensor:
+        """[B, V] float64: the unnormalised law of the recovered token, or of the bonus token, for which q is 0."""
+        p = _position(target_law, num_accepted)
+        q = _position(pad(draft_law, (0, 0, 0, 1)), num_accepted)
+        residual = (p - q).clamp(min=0)
+        # p == q leaves nothing over, and rejects with probability 0 up to rounding: any law may stand in.
+        return torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
+
+    def _draw_number(self, uniforms: Uniforms, num_accepted: Tensor) -> Tensor:
+        """[B] float64: the number that draws the token behind those accepted."""
+        return _at(uniforms.draw, num_accepted)
+
+
+def _check(draft: Draft, target: TargetLogits, uniforms: Uniforms) -> None:
+    """Shapes only: values stay on the device."""
+    draft.validate()
+    if draft.parents is not None:
+        raise ContractError.build(
+            "this verifier takes chains", who="reference verifier", found="parents", remedy="Call Draft.as_chain first"
+        )
+    full = draft.draft_logits if draft.distribution is Distribution.LOGITS else draft.draft_probs
+    vocab = target.logits.shape[-1]
+    if draft.distribution is not Distribution.ONE_HOT and full is not None and full.shape[-1] != vocab:
+        raise ContractError.build(
+            f"{draft.distribution.value} and the target's logits differ in vocabulary",
+            who="reference verifier",
+            found=full.shape[-1],
+            expected=vocab,
+        )
+    batch, width = draft.batch_size, draft.width
+    if uniforms.accept.shape != (batch, width) or uniforms.draw.shape != (batch, width + 1):
+        raise ContractError.build(
+            "random numbers do not fit the draft",
+            who="reference verifier",
+            found=f"accept {tuple(uniforms.accept.shape)}, draw {tuple(uniforms.draw.shape)}",
+            expected=f"accept {(batch, width)}, draw {(batch, width + 1)}",
+        )
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """Pick along the last dimension, one entry per index."""
+    return values.gather(-1, index[..., None])[..., 0]
+
+
+def _position(law: Tensor, positions: Tensor) -> Tensor:
+    """Pick from [B, P, V] the law at `positions` [B]."""
+    return law.gather(1, positions[:, None, None].expand(-1, 1, law.shape[2]))[:, 0]
+
+
+def _draw(weights: Tensor, numbers: Tensor) -> Tensor:
+    """Return [B] int64: the token whose stretch of the cumulated weights [B, V] holds the number [B]."""
+    possible = weights > 0
+    cumulated = torch.where(possible, weights.cumsum(-1), 0.0)
+    total = cumulated.amax(-1)
+    # Rounding must neither reach the total nor stop at a token without weight.
+    goal = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
+    return (cumulated > goal[:, None]).to(torch.int8).argmax(-1)
+
+
+def _join(drafted: Tensor, num_accepted: Tensor, next_token: Tensor) -> Verification:
+    """Lay out accepted tokens, the one behind them, and -1."""
+    places = torch.arange(drafted.shape[1] + 1, device=drafted.device)
+    token_ids = pad(drafted, (0, 1))
+    token_ids = torch.where(places == num_accepted[:, None], next_token[:, None], token_ids)
+    token_ids = torch.where(places > num_accepted[:, None], NO_TOKEN, token_ids)
+    return Verification(token_ids.to(torch.int32), num_accepted.to(torch.int32))
