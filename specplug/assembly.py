@@ -1,15 +1,20 @@
 """Builds the pipeline's stages from settings: what every adapter does once, at start-up.
 
 An engine that plans in another process than it drafts builds the plan stage there and the draft stage in each worker;
-they share settings, nothing else.
+they share settings, nothing else.  Nothing is contained here: a plug-in that cannot be built stops start-up, with one
+message that names it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+
 import torch
 
 from specplug.containment import FaultGuard, FaultSink
+from specplug.errors import PluginError, SpecplugError
 from specplug.handles import ProposerHandle, make_handle
 from specplug.interfaces import PluginContext, Verifier
 from specplug.metrics import SpecMetrics
@@ -24,7 +29,8 @@ from specplug.trace import TraceWriter
 def build_plan_stage(settings: Settings, registry: Registry, context: PluginContext, sink: FaultSink) -> PlanStage:
     """Build the host half of the policy that the settings name; `sink` counts its faults."""
     spec = registry.get(PolicySpec, settings.policy)
-    planner = spec.build(_context_for(spec, settings, context))
+    with _starting(spec):
+        planner = spec.build(_context_for(spec, settings, context))
     return PlanStage(
         planner,
         context.caps,
@@ -37,12 +43,14 @@ def build_draft_stage(settings: Settings, registry: Registry, context: PluginCon
     """Build proposers, trim half, metrics and trace.  Allocates all draft buffers and warms the proposers up."""
     handles = [_handle(name, settings, registry, context) for name in (settings.proposer, *settings.extra_proposers)]
     policy = registry.get(PolicySpec, settings.policy)
+    with _starting(policy):
+        trimmer = policy.build_trimmer(_context_for(policy, settings, context))
     sources = tuple(source for handle in handles for source in handle.sources)
     metrics = SpecMetrics(sources, context.caps.max_width, context.device)
     return DraftStage(
         handles,
         [_guard(settings, handle.spec.name, metrics.fault) for handle in handles],
-        policy.build_trimmer(_context_for(policy, settings, context)),
+        trimmer,
         _guard(settings, f"policy {policy.name}", metrics.fault),
         caps=context.caps,
         max_slots=context.max_slots,
@@ -56,7 +64,8 @@ def build_draft_stage(settings: Settings, registry: Registry, context: PluginCon
 def build_verifier(settings: Settings, registry: Registry, context: PluginContext) -> Verifier:
     """Build the verifier that the settings name."""
     spec = registry.get(VerifierSpec, settings.verifier)
-    verifier: Verifier = spec.build(_context_for(spec, settings, context))
+    with _starting(spec):
+        verifier: Verifier = spec.build(_context_for(spec, settings, context))
     return verifier
 
 
@@ -65,10 +74,26 @@ def _handle(name: str, settings: Settings, registry: Registry, context: PluginCo
     own = _context_for(spec, settings, context)
     if spec.caps.needs_host:
         own = replace(own, device=torch.device("cpu"))
-    proposer = spec.build(own)
-    proposer.warmup()
+    with _starting(spec):
+        proposer = spec.build(own)
+        proposer.warmup()
     deadline = settings.faults.host_deadline_ms
     return make_handle(spec, proposer, None if deadline is None else deadline / 1000)
+
+
+@contextmanager
+def _starting(spec: PluginSpec) -> Iterator[None]:
+    """Say whose fault it is when a plug-in's own code fails at start-up."""
+    try:
+        yield
+    except SpecplugError:
+        raise
+    except Exception as error:
+        raise PluginError.build(
+            f"{spec.kind} {spec.name!r} does not start",
+            found=f"{type(error).__name__}: {error}",
+            remedy="The traceback above shows where; report it to the plug-in's author, or choose another one",
+        ) from error
 
 
 def _context_for(spec: PluginSpec, settings: Settings, context: PluginContext) -> PluginContext:
@@ -78,6 +103,4 @@ def _context_for(spec: PluginSpec, settings: Settings, context: PluginContext) -
 
 def _guard(settings: Settings, name: str, sink: FaultSink) -> FaultGuard:
     faults = settings.faults
-    return FaultGuard(
-        name, max_consecutive=faults.max_consecutive, cooldown_steps=faults.cooldown_steps, sink=sink
-    )
+    return FaultGuard(name, max_consecutive=faults.max_consecutive, cooldown_steps=faults.cooldown_steps, sink=sink)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -35,14 +37,10 @@ class DraftBuffers:
         vocab_size: int,
         device: torch.device,
     ) -> None:
-        self.sources = tuple(source for handle in handles for source in handle.sources)
+        self._own_sources = [handle.sources for handle in handles]
+        self._starts = list(accumulate(map(len, self._own_sources), initial=0))
+        self.sources = tuple(source for own in self._own_sources for source in own)
         """Names of all proposers' sources, in order."""
-        starts = [0]
-        for handle in handles:
-            starts.append(starts[-1] + len(handle.sources))
-        self._starts = starts
-        laws = [h.spec.caps.distribution for h in handles]
-        laws = [law if law in _TAKES[caps.draft_input] else Distribution.ONE_HOT for law in laws]
 
         def allocate(law: Distribution, trees: bool) -> Draft:
             return Draft.allocate(
@@ -55,6 +53,8 @@ class DraftBuffers:
                 sources=self.sources,
             )
 
+        declared = [handle.spec.caps.distribution for handle in handles]
+        laws = [law if law in _TAKES[caps.draft_input] else Distribution.ONE_HOT for law in declared]
         trees = [handle.spec.caps.trees for handle in handles]
         self._parts = [allocate(*of_one) for of_one in zip(laws, trees, strict=True)]
         richest = next((law for law in laws if law is not Distribution.ONE_HOT), Distribution.ONE_HOT)
@@ -62,34 +62,35 @@ class DraftBuffers:
 
     def part(self, index: int, batch: BatchView, width: int) -> Draft:
         """Return proposer `index`'s buffer, empty, for `batch`."""
-        return _emptied(self._parts[index], batch, width)
+        return _emptied(replace(self._parts[index], sources=self._own_sources[index]), batch, width)
 
-    def merged(self, batch: BatchView, width: int) -> Draft:
-        """Return the empty buffer of the whole batch; with one proposer it is that proposer's own."""
+    def empty(self, batch: BatchView, width: int) -> Draft:
+        """Return the buffer of the whole batch, empty."""
         return _emptied(self._merged, batch, width)
 
-    def merge(self, draft: Draft, index: int, part: Draft) -> None:
-        """Take over into `draft` the rows that `part` drafted.  Every row has one proposer, so rows never collide."""
-        start = self._starts[index]
-        if start:
-            part.source.add_(torch.where(part.source >= 0, start, 0).to(part.source.dtype))
+    def merge(self, batch: BatchView, parts: Sequence[Draft]) -> Draft:
+        """Return one draft of all parts, one per proposer.  Every row has one proposer, so rows never collide.
+
+        From here on `source` points into the sources of all proposers.  With one proposer its part is the whole, and
+        nothing is copied.
+        """
+        for start, own, part in zip(self._starts, self._own_sources, parts, strict=False):
+            known = (part.source >= 0) & (part.source < len(own))
+            part.source.add_(start).masked_fill_(~known, -1)
+        if len(parts) == 1:
+            return replace(parts[0], sources=self.sources)
+        merged = self.empty(batch, parts[0].width)
+        for part in parts:
+            _take_rows(merged, part, part.lengths > 0)
+        return merged
+
+    def seen_by(self, index: int, draft: Draft) -> Draft:
+        """Return `draft` as proposer `index` knows it: `source` points into its own sources, -1 for other rows."""
         if len(self._parts) == 1:
-            return
-        row = part.lengths > 0
-        for name in ("token_ids", "confidence"):
-            _take_rows(getattr(draft, name), getattr(part, name), row[:, None])
-        if draft.parents is not None:
-            _take_rows(draft.parents, part.parents if part.parents is not None else chain_parents(part), row[:, None])
-        for name in ("lengths", "source"):
-            _take_rows(getattr(draft, name), getattr(part, name), row)
-        if draft.draft_probs is not None:
-            law = part.draft_probs if part.draft_probs is not None else _one_hot(part, draft.draft_probs, 0.0, 1.0)
-            _take_rows(draft.draft_probs, law, row[:, None, None])
-        if draft.draft_logits is not None:
-            logits = part.draft_logits
-            if logits is None:
-                logits = _one_hot(part, draft.draft_logits, float("-inf"), 0.0)
-            _take_rows(draft.draft_logits, logits, row[:, None, None])
+            return draft
+        own = draft.source - self._starts[index]
+        mine = (own >= 0) & (own < len(self._own_sources[index]))
+        return replace(draft, source=torch.where(mine, own, -1), sources=self._own_sources[index])
 
 
 def _emptied(buffer: Draft, batch: BatchView, width: int) -> Draft:
@@ -98,11 +99,28 @@ def _emptied(buffer: Draft, batch: BatchView, width: int) -> Draft:
     return draft
 
 
-def _take_rows(mine: Tensor | None, theirs: Tensor | None, rows: Tensor) -> None:
-    if mine is not None and theirs is not None:
-        mine.copy_(torch.where(rows, theirs, mine))
+def _take_rows(merged: Draft, part: Draft, rows: Tensor) -> None:
+    """Copy `rows` [B] bool of `part` into `merged`, in place and without temporary full distributions."""
+    for name in ("lengths", "source"):
+        _take(getattr(merged, name), getattr(part, name), rows)
+    for name in ("token_ids", "confidence"):
+        _take(getattr(merged, name), getattr(part, name), rows[:, None])
+    if merged.parents is not None:
+        _take(merged.parents, chain_parents(part) if part.parents is None else part.parents, rows[:, None])
+    laws = ((merged.draft_probs, part.draft_probs, 0.0, 1.0), (merged.draft_logits, part.draft_logits, -torch.inf, 0.0))
+    for mine, theirs, elsewhere, at_token in laws:
+        if mine is not None and theirs is not None:
+            _take(mine, theirs, rows[:, None, None])
+        elif mine is not None:
+            _write_one_hot(mine, part.token_ids, rows[:, None, None], elsewhere, at_token)
 
 
-def _one_hot(part: Draft, like: Tensor, elsewhere: float, at_token: float) -> Tensor:
-    law = torch.full_like(like, elsewhere)
-    return law.scatter_(2, part.token_ids.clamp(min=0).long()[:, :, None], at_token)
+def _take(mine: Tensor, theirs: Tensor, rows: Tensor) -> None:
+    torch.where(rows, theirs, mine, out=mine)
+
+
+def _write_one_hot(law: Tensor, token_ids: Tensor, rows: Tensor, elsewhere: float, at_token: float) -> None:
+    """Make `law` [B, N, V] certain of `token_ids` [B, N] in `rows` [B, 1, 1]."""
+    law.masked_fill_(rows, elsewhere)
+    index = token_ids.clamp(min=0).long()[:, :, None]
+    law.scatter_(2, index, torch.where(rows, at_token, law.gather(2, index)))

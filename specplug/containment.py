@@ -1,8 +1,12 @@
 """Fault containment: a plug-in that misbehaves costs its drafts, never the engine.
 
-`FaultGuard` is a circuit breaker per plug-in.  Each fault is counted and the first of its kind is logged with the
-plug-in's name.  After `max_consecutive` faults in a row the plug-in is switched off for `cooldown_steps` steps, then
-given one step on trial: a success switches it on for good, a fault switches it off again.
+`FaultGuard` is a circuit breaker per plug-in.  Every fault is counted, and the first of its kind is logged with the
+plug-in's name.  After `max_consecutive` faults in a row the plug-in sits out `cooldown_steps` steps and is then given
+one step on trial: a success switches it on for good, a fault switches it off again.
+
+With several ranks an exception or a missed deadline may happen on one of them only, and drafts that differ by rank give
+silently wrong text: there the outcome of `admits_step` and of each step has to be agreed, rank 0's broadcast or "no
+drafts" on all ranks from one agreed step on, before anything of the draft is used.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ FaultSink = Callable[[str, str], None]
 
 
 class LateDraft(Exception):
-    """A host proposer missed its deadline; what it drafts is dropped."""
+    """A host proposer missed its deadline, or is still busy with a step whose deadline it missed."""
 
 
 def _ignore(_name: str, _kind: str) -> None:
@@ -32,8 +36,11 @@ class FaultGuard:
     Args:
         name: the plug-in, as logs and metrics call it.
         max_consecutive: faults in a row that switch it off.
-        cooldown_steps: steps that it stays off before its next trial.
+        cooldown_steps: steps that it sits out before each trial.
         sink: called with (name, kind) at every fault and switch, for metrics.
+
+    Attributes:
+        counts: how often it "raised", was "malformed" or "late", was "switched off", "came back".
     """
 
     def __init__(
@@ -45,25 +52,30 @@ class FaultGuard:
         self._cooldown_steps = cooldown_steps
         self._sink = sink
         self._in_a_row = 0
-        self._off_for = 0
+        self._sits_out = 0
+        self._on_trial = False
         self._logged: set[str] = set()
 
     @property
     def is_off(self) -> bool:
-        """Whether the plug-in is switched off right now."""
-        return self._off_for > 0
+        """Whether the plug-in sits out steps at present."""
+        return self._sits_out > 0
 
     def admits_step(self) -> bool:
         """Ask once per engine step whether the plug-in may run in it; counts the cool-down."""
-        if self._off_for:
-            self._off_for -= 1
-        return self._off_for == 0
+        if not self.is_off:
+            return True
+        self._sits_out -= 1
+        return False
 
     def step(self, action: Callable[[], None]) -> bool:
         """Run the plug-in's main work of one step; a success ends a run of faults.  Returns whether it succeeded."""
         succeeded = self.call(action)
         if succeeded:
-            self._succeeded()
+            self._in_a_row = 0
+            if self._on_trial:
+                self._on_trial = False
+                self._note("came back", "it works again and is switched on")
         return succeeded
 
     def call(self, action: Callable[[], None]) -> bool:
@@ -71,47 +83,34 @@ class FaultGuard:
         try:
             action()
         except LateDraft:
-            self.fault("late")
+            self._fault("late", "its draft is late")
         except ContractError as error:
-            self.fault("malformed", error)
+            self._fault("malformed", str(error))
         except Exception as error:
-            self.fault("raised", error)
+            self._fault("raised", f"it raised {type(error).__name__}: {error}", error)
         else:
             return True
         return False
 
-    def fault(self, kind: str, error: Exception | None = None) -> None:
-        """Count a fault; log the first of its kind; switch the plug-in off when there were too many in a row."""
+    def revive(self) -> None:
+        """Switch the plug-in on again now, with a clean record."""
+        self._sits_out = self._in_a_row = 0
+        self._on_trial = False
+
+    def _fault(self, kind: str, what: str, error: Exception | None = None) -> None:
+        self._note(kind, f"{what}. This can cost speed, never the text", error)
+        if self.is_off:  # its events are still handed on; a fault in one of them does not prolong the cool-down
+            return
+        self._in_a_row += 1
+        if self._on_trial or self._in_a_row >= self._max_consecutive:
+            self._on_trial = True
+            self._sits_out = self._cooldown_steps
+            self._note("switched off", f"switched off for {self._cooldown_steps} steps after repeated faults")
+
+    def _note(self, kind: str, what: str, error: Exception | None = None) -> None:
+        """Count what happened, and log the first of its kind."""
         self.counts[kind] += 1
         self._sink(self.name, kind)
         if kind not in self._logged:
             self._logged.add(kind)
-            logger.warning(
-                "%s: %s%s. Its drafts of this step are dropped, the text stays right; further faults of this kind are "
-                "only counted",
-                self.name,
-                "its draft was late" if error is None else kind,
-                "" if error is None else f" {type(error).__name__}: {error}",
-                exc_info=error if kind == "raised" else None,
-            )
-        self._in_a_row += 1
-        if self._in_a_row >= self._max_consecutive:
-            self._switch_off()
-
-    def revive(self) -> None:
-        """Switch the plug-in on again now."""
-        self._off_for = self._in_a_row = 0
-
-    def _switch_off(self) -> None:
-        self._off_for = self._cooldown_steps
-        self._in_a_row = self._max_consecutive - 1  # one more fault, on trial, switches it off again
-        self.counts["switched off"] += 1
-        self._sink(self.name, "switched off")
-        logger.warning("%s is switched off for %d steps after repeated faults", self.name, self._cooldown_steps)
-
-    def _succeeded(self) -> None:
-        if self._in_a_row and self.counts["switched off"] > self.counts["came back"]:
-            self.counts["came back"] += 1
-            self._sink(self.name, "came back")
-            logger.warning("%s works again and is switched on", self.name)
-        self._in_a_row = 0
+            logger.warning("%s: %s (logged once, counted from now on)", self.name, what, exc_info=error)

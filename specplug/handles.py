@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, wait
 from functools import partial
 
 from torch import Tensor
@@ -18,6 +16,7 @@ from specplug.types.batch import BatchView
 from specplug.types.draft import Draft
 from specplug.types.request import Event
 from specplug.types.verdict import Verdict
+from specplug.worker import Job, Worker
 
 
 class ProposerHandle(abc.ABC):
@@ -31,6 +30,14 @@ class ProposerHandle(abc.ABC):
     def sources(self) -> tuple[str, ...]:
         """Names that this proposer's `Draft.source` points into."""
         return tuple(f"{self.spec.name}/{source}" for source in self.proposer.sources) or (self.spec.name,)
+
+    def check_ready(self) -> None:
+        """Ask before each step.
+
+        Raises:
+            LateDraft: the proposer is still busy with an earlier step, and has to sit this one out.
+        """
+        return
 
     @abc.abstractmethod
     def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
@@ -71,69 +78,85 @@ class DeviceHandle(ProposerHandle):
 
 
 class HostHandle(ProposerHandle):
-    """Runs a host proposer on a thread of its own, which sees snapshots in order.
+    """Runs a host proposer on a thread of its own, which gets snapshots, events and verdicts in order.
 
-    A step waits for at most `deadline` seconds.  A draft that is later is dropped, and while the thread is still busy
-    with it, the following steps only queue their new tokens: nothing is missed, nothing waits.
+    Only `step` waits, for at most `deadline` seconds.  A draft that is later is dropped, and the proposer sits out the
+    steps until its thread is free again; the tokens of those steps are handed over at the next one.  Meanwhile events
+    are queued and verdicts, which carry whole snapshots, are left out.
+
+    A deadline is a fact of one process: ranks may disagree on whether it was met (see `specplug.containment`).
+
+    Args:
+        deadline: in seconds; None waits however long a draft takes.
+        closing: seconds that `close` gives the proposer before it leaves the thread behind.
     """
 
-    def __init__(self, spec: ProposerSpec, proposer: Proposer, deadline: float | None) -> None:
+    def __init__(
+        self, spec: ProposerSpec, proposer: Proposer, deadline: float | None, *, closing: float = 5.0
+    ) -> None:
         super().__init__(spec, proposer)
-        self._deadline = deadline
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"specplug-{spec.name}")
+        self._deadline, self._closing = deadline, closing
+        self._worker = Worker(f"specplug-{spec.name}")
         self._late: Future[None] | None = None
+        self._unchecked: list[Future[None]] = []  # queued without waiting; what they raise shows at the next step
+
+    def check_ready(self) -> None:
+        if self._is_busy():
+            raise LateDraft
 
     def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
-        snapshot = batch.to_host()
-        if self._late is not None and not self._late.done():
-            self._thread.submit(_run, self.proposer, snapshot, None, None)
-            raise LateDraft
-        late, self._late = self._late, None
-        if late is not None and (error := late.exception()) is not None:
-            raise error
-        own = None if draft is None else _like(draft)  # a late job goes on writing: never into the caller's buffer
-        job = self._thread.submit(_run, self.proposer, snapshot, None if limits is None else limits.cpu(), own)
-        try:
-            job.result(self._deadline)
-        except FutureTimeout:
-            if job.done():  # the proposer itself raised a TimeoutError
-                raise
+        own = None if draft is None else _empty_copy(draft)  # a late job must not write into the caller's buffer
+        host_limits = None if limits is None else limits.to("cpu", copy=True)
+        job = self._worker.submit(partial(_run, self.proposer, batch.to_host(), host_limits, own))
+        wait([job], self._deadline)
+        if not job.done():
             self._late = job
-            raise LateDraft from None
+            self._unchecked.append(job)
+            raise LateDraft
+        self._raise_unchecked()
+        job.result()
         if draft is not None and own is not None:
-            _check_ids(own, snapshot.vocab_size)
+            _check_ids(own, batch.vocab_size)
             draft.copy_(own)
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
-        if self.spec.caps.learns:
-            host = Draft.allocate(draft.batch_size, draft.width, trees=draft.parents is not None)
-            host.copy_(draft)
-            counts = Verdict(*(getattr(verdict, name).cpu() for name in Verdict.__slots__))
-            self._post(partial(self.proposer.observe, batch.to_host(), host, counts))
+        if not self.spec.caps.learns or self._is_busy():
+            return
+        host_draft = _empty_copy(draft)
+        host_draft.copy_(draft)
+        counts = {name: getattr(verdict, name).to("cpu", copy=True) for name in Verdict.__slots__}
+        self._post(partial(self.proposer.observe, batch.to_host(), host_draft, Verdict(**counts)))
 
     def on_event(self, event: Event) -> None:
         self._post(partial(self.proposer.on_event, event))
 
-    def _post(self, action: Callable[[], None]) -> None:
-        """Queue an action; an idle thread's queue is empty at once, so errors show at the call in the usual case."""
-        job = self._thread.submit(action)
-        if self._late is None:
-            try:
-                job.result(self._deadline)
-            except FutureTimeout:
-                if job.done():
-                    raise
-                self._late = job
-                raise LateDraft from None
-
     def close(self) -> None:
-        """Let the thread finish what it has queued, unless it hangs, and release the proposer."""
-        job = self._thread.submit(self.proposer.close)
-        self._thread.shutdown(wait=False, cancel_futures=False)
-        job.result(timeout=None if self._deadline is None else max(1.0, 10 * self._deadline))
+        """Release the proposer once its thread has done what is queued.
+
+        Raises:
+            TimeoutError: the thread hangs.  It is left behind, and does not keep the process from ending.
+        """
+        self._post(self.proposer.close)
+        self._worker.stop()
+        if wait(self._unchecked, self._closing).not_done:
+            raise TimeoutError(f"did not close within {self._closing} s; its thread is left behind")
+        self._raise_unchecked()
+
+    def _is_busy(self) -> bool:
+        return self._late is not None and not self._late.done()
+
+    def _post(self, job: Job) -> None:
+        self._unchecked.append(self._worker.submit(job))
+
+    def _raise_unchecked(self) -> None:
+        """Raise the first error of the jobs that nobody waited for; all of them are done, as jobs run in order."""
+        jobs, self._unchecked = self._unchecked, []
+        for job in jobs:
+            job.result()
 
 
-def _like(draft: Draft) -> Draft:
+def _empty_copy(draft: Draft) -> Draft:
+    """Return an empty draft on the CPU with everything that `draft` has room for, and its base."""
     full = draft.draft_logits if draft.draft_probs is None else draft.draft_probs
     own = Draft.allocate(
         draft.batch_size,
@@ -151,11 +174,11 @@ def _check_ids(draft: Draft, vocab_size: int) -> None:
     """Host drafts can be looked at, so impossible ids are reported instead of cut silently."""
     ids = draft.token_ids[draft.mask()]
     wrong = ids[(ids < 0) | (ids >= vocab_size)]
-    if wrong.numel() or bool((draft.lengths > draft.width).any()):
+    if wrong.numel() or bool(((draft.lengths < 0) | (draft.lengths > draft.width)).any()):
         raise ContractError.build(
             "malformed draft",
             found=f"token ids {wrong[:5].tolist()}, lengths {draft.lengths.tolist()[:5]}",
-            expected=f"ids in [0, {vocab_size}), lengths <= {draft.width}",
+            expected=f"ids in [0, {vocab_size}), lengths in [0, {draft.width}]",
         )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specplug.types.batch import BatchView
-from specplug.types.draft import NO_TOKEN, Draft, chain_parents
+from specplug.types.draft import Draft, chain_parents
 
 
 class InFlight:
@@ -26,7 +26,6 @@ class InFlight:
         """Remember `draft`, whose rows are those of `batch`."""
         slots, width = batch.slots.long(), draft.width
         store = self._drafts
-        store.token_ids[slots] = NO_TOKEN
         store.token_ids[slots, :width] = draft.token_ids
         store.confidence[slots, :width] = draft.confidence
         if store.parents is not None:

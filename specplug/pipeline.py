@@ -7,18 +7,28 @@
     observe  DraftStage.observe      device: verdict to metrics, trace and proposers
 
 The two stages share no memory.  Everything that a plug-in does wrong ends here: see `specplug.containment`.
+
+Between plan and observe nothing is read back from the device, but by host proposers and the trace.  Plug-ins run in
+`torch.inference_mode`, as they do inside an engine's step, whoever calls.
+
+Several ranks must draft alike.  What device proposers and the trim half compute from equal batches is equal; what may
+differ is decided in `specplug.containment` (who is admitted, who failed), in `specplug.handles` (deadlines) and by the
+planner (measured times), and is to be agreed between ranks there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from operator import index
 
 import torch
 from torch import Tensor
 
 from specplug.buffers import DraftBuffers
 from specplug.containment import FaultGuard
+from specplug.errors import ContractError
 from specplug.handles import ProposerHandle
 from specplug.inflight import InFlight
 from specplug.interfaces import Planner, Trimmer
@@ -41,16 +51,21 @@ class PlanStage:
     def __init__(self, planner: Planner, caps: EngineCaps, guard: FaultGuard, *, ceiling: int | None = None) -> None:
         self._planner, self._caps, self._guard = planner, caps, guard
         self.ceiling = ceiling
-        """The operator's limit on the width, changeable while serving; 0 switches speculation off, None is no limit."""
+        """The operator's limit on the width, changeable while serving; 0 stops speculation, None is no limit."""
 
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the plan of a step, its width fitted to what the engine can run."""
-        plans: list[StepPlan] = []
+        plans = [NO_SPECULATION]
         if self._guard.admits_step():
-            self._guard.step(lambda: plans.append(self._planner.plan(stats)))
-        plan = plans[0] if plans else NO_SPECULATION
-        width = plan.width if self.ceiling is None else min(plan.width, self.ceiling)
-        return replace(plan, width=self._caps.fit_width(width))
+            self._guard.step(lambda: plans.append(self._fitted(self._planner.plan(stats))))
+        return plans[-1]
+
+    def _fitted(self, plan: StepPlan) -> StepPlan:
+        width = index(plan.width)  # a fraction is an error here, where it is contained
+        budget = None if plan.token_budget is None else index(plan.token_budget)
+        if self.ceiling is not None:
+            width = min(width, self.ceiling)
+        return replace(plan, width=self._caps.fit_width(width), token_budget=budget)
 
 
 class DraftStage:
@@ -82,17 +97,19 @@ class DraftStage:
         metrics: SpecMetrics,
         trace: TraceWriter | None = None,
     ) -> None:
-        self._handles, self._guards = tuple(handles), tuple(guards)
+        self._lanes = tuple(zip(handles, guards, strict=True))
         self._trimmer, self._trimmer_guard = trimmer, trimmer_guard
-        self._caps, self._device = caps, device
+        self._caps = caps
         self.metrics, self._trace = metrics, trace
-        self._buffers = DraftBuffers(self._handles, caps, max_slots, vocab_size, device)
-        trees = caps.trees and any(handle.spec.caps.trees for handle in self._handles)
+        self._trace_guard = FaultGuard("trace", sink=metrics.fault)  # a full disk must not end the engine
+        self._buffers = DraftBuffers(handles, caps, max_slots, vocab_size, device)
+        trees = caps.trees and any(handle.spec.caps.trees for handle in handles)
         self._in_flight = InFlight(max_slots, caps.max_width, device, trees=trees)
-        self._ingested = torch.zeros(len(self._handles), max_slots, dtype=torch.int32, device=device)
+        self._ingested = torch.zeros(len(handles), max_slots, dtype=torch.int32, device=device)
         self._generations = torch.full((max_slots,), -1, dtype=torch.int64, device=device)
+        self._missed_resets: list[set[int]] = [set() for _ in handles]
         self._chosen = torch.zeros(max_slots, dtype=torch.int64, device=device)
-        self._names = {handle.spec.name: index for index, handle in enumerate(self._handles)}
+        self._names = {handle.spec.name: index for index, handle in enumerate(handles)}
         self._steps = 0
 
     @property
@@ -100,90 +117,127 @@ class DraftStage:
         """What `Draft.source` points into: the sources of all proposers, in order."""
         return self._buffers.sources
 
+    @torch.inference_mode()
     def propose(self, batch: BatchView, width: int, caps: Tensor | None = None) -> Draft:
         """Let every proposer ingest the batch, and return drafts of at most `width` tokens; `caps` [B] bounds rows.
 
         At width 0 proposers only ingest.  Dummy steps touch nothing.  The draft lies in a buffer that the next call
-        overwrites.
+        overwrites.  The slots of a batch are distinct: padding rows need slots of their own, or are left out.
         """
-        draft = self._buffers.merged(batch, width)
-        if batch.is_dummy or not batch.batch_size:
-            return draft
-        self._forget_old_generations(batch)
-        limits = batch.limits(width, caps)
-        chosen = self._chosen[batch.slots.long()]
-        for index in range(len(self._handles)):
-            mine = torch.where(chosen == index, limits, 0)
-            part = self._buffers.part(index, batch, width)
-            self._step_one(index, batch, mine if width else None, part)
-            sanitize(part, mine, batch.vocab_size)
-            self._buffers.merge(draft, index, part)
+        is_real = batch.batch_size > 0 and not batch.is_dummy
+        slots = batch.slots.long()
+        if is_real:
+            self._forget_old_generations(slots, batch.generations)
+        if is_real and width:
+            limits = batch.limits(width, caps)
+            parts = [self._part(lane, batch, slots, limits, width) for lane in range(len(self._lanes))]
+            draft = self._buffers.merge(batch, parts)
+        else:
+            for lane in range(len(self._lanes) if is_real else 0):
+                self._feed(lane, batch, slots, None, None)
+            draft = self._buffers.empty(batch, width)
         return draft if self._caps.trees else draft.as_chain()
 
+    @torch.inference_mode()
     def trim(self, batch: BatchView, draft: Draft, token_budget: int | None) -> Draft:
         """Cut the drafts to the budget (None: no limit) and remember them until their verdict."""
         if batch.is_dummy or not batch.batch_size:
             return draft
         if token_budget is not None and token_budget < draft.batch_size * draft.width:
-            budget = torch.full((), max(0, token_budget), dtype=torch.int64, device=draft.device)
-            cut: list[Draft] = []
-            if self._trimmer_guard.call(lambda: cut.append(self._trimmer.trim(draft, budget))):
-                draft = cut[0]
-            else:
-                draft.clear()
+            draft = self._cut(draft, max(0, token_budget), batch.vocab_size)
         self._in_flight.put(batch, draft)
         return draft
 
+    @torch.inference_mode()
     def observe(self, batch: BatchView, outcome: Outcome) -> Verdict:
         """Join an engine's report with the drafts that it is about, and let everyone learn from it.
 
         `batch` is the batch after the verification, `outcome` is in its row order.
         """
+        if batch.is_dummy:
+            return Verdict.build(torch.zeros_like(outcome.emitted), outcome)
         draft = self._in_flight.take(batch, outcome.emitted, self.sources)
         verdict = Verdict.build(draft.lengths, outcome)
         self.metrics.record(draft, verdict)
-        if self._trace is not None:
-            for row in rows_from(self._steps, batch, draft, verdict):
-                self._trace.write(row)
-        for handle, guard in zip(self._handles, self._guards, strict=True):
+        if self._trace is not None and self._trace_guard.admits_step():
+            self._trace_guard.step(partial(_write, self._trace, self._steps, batch, draft, verdict))
+        for lane, (handle, guard) in enumerate(self._lanes):
             if not guard.is_off:
-                _contain(guard, handle, "observe", batch, draft, verdict)
+                guard.call(partial(handle.observe, batch, self._buffers.seen_by(lane, draft), verdict))
         self._steps += 1
         return verdict
 
+    @torch.inference_mode()
     def on_event(self, event: Event) -> None:
-        """Tell every proposer, and note which of them a request chose."""
+        """Tell every proposer, also those switched off, and note which of them a request chose."""
         if isinstance(event, RequestEvent) and event.kind in _SLOT_BEGINS:
             name = event.request.options.proposer
             self._chosen[event.slot] = self._names.get(name or "", 0)
-        for handle, guard in zip(self._handles, self._guards, strict=True):
-            _contain(guard, handle, "on_event", event)
+        for handle, guard in self._lanes:
+            guard.call(partial(handle.on_event, event))
 
     def close(self) -> None:
         """Release proposers and the trace."""
-        for handle, guard in zip(self._handles, self._guards, strict=True):
+        for handle, guard in self._lanes:
             guard.call(handle.close)
         if self._trace is not None:
-            self._trace.close()
+            self._trace_guard.call(self._trace.close)
 
-    def _step_one(self, index: int, batch: BatchView, limits: Tensor | None, draft: Draft) -> None:
-        """Run one proposer, contained.  Each token is handed to it once; those of steps that it sits out wait for it."""
-        handle, guard = self._handles[index], self._guards[index]
-        if not guard.admits_step():
-            return
-        slots = batch.slots.long()
-        new = (batch.lengths - self._ingested[index, slots]).clamp(min=0)
-        self._ingested[index, slots] = batch.lengths
-        batch = replace(batch, num_new=new)
-        if not guard.step(lambda: handle.step(batch, limits, None if limits is None else draft)):
-            draft.clear()
+    def _part(self, lane: int, batch: BatchView, slots: Tensor, limits: Tensor, width: int) -> Draft:
+        """Return one proposer's drafts for the rows that chose it, safe to verify."""
+        if len(self._lanes) > 1:
+            limits = torch.where(self._chosen[slots] == lane, limits, 0)
+        part = self._buffers.part(lane, batch, width)
+        if not self._feed(lane, batch, slots, limits, part):
+            part = self._buffers.part(lane, batch, width)  # viewed anew: a proposer can even resize its view
+        sanitize(part, limits, batch.vocab_size)
+        return part
 
-    def _forget_old_generations(self, batch: BatchView) -> None:
-        slots = batch.slots.long()
-        fresh = self._generations[slots] != batch.generations
+    def _feed(self, lane: int, batch: BatchView, slots: Tensor, limits: Tensor | None, part: Draft | None) -> bool:
+        """Run one proposer, contained; return whether it ran well.
+
+        Each token is handed to it once; those of steps that it sits out wait for it, and so do resets of slots.
+        """
+        handle, guard = self._lanes[lane]
+        resets = self._missed_resets[lane]
+        resets.update(batch.reset_slots)
+        if not guard.admits_step() or not guard.call(handle.check_ready):
+            return False
+        new = (batch.lengths - self._ingested[lane, slots]).clamp(min=0)
+        self._ingested[lane, slots] = batch.lengths
+        batch = replace(batch, num_new=new, reset_slots=tuple(sorted(resets)))
+        resets.clear()
+        return guard.step(partial(handle.step, batch, limits, part))
+
+    def _cut(self, draft: Draft, token_budget: int, vocab_size: int) -> Draft:
+        """Let the policy trim, contained.  Drafts that it fails to cut are dropped: the budget holds."""
+        budget = torch.full((), token_budget, dtype=torch.int64, device=draft.device)
+        cut: list[Draft] = []
+
+        def trim() -> None:
+            trimmed = self._trimmer.trim(draft.view(draft.batch_size, draft.width), budget)
+            _check_shape(trimmed, draft)
+            cut.append(trimmed)
+
+        if self._trimmer_guard.admits_step() and self._trimmer_guard.step(trim):
+            sanitize(cut[0], draft.lengths, vocab_size)
+            return cut[0]
+        draft.clear()
+        return draft
+
+    def _forget_old_generations(self, slots: Tensor, generations: Tensor) -> None:
+        fresh = self._generations[slots] != generations
         self._ingested[:, slots] = torch.where(fresh, 0, self._ingested[:, slots])
-        self._generations[slots] = batch.generations
+        self._generations[slots] = generations
 
 
-def _contain(guard: FaultGuard, handle: ProposerHandle, method: str, *args: object) -> None:
-    guard.call(lambda: getattr(handle, method)(*args))
+def _check_shape(trimmed: Draft, draft: Draft) -> None:
+    found = (trimmed.batch_size, trimmed.width)
+    if found != (draft.batch_size, draft.width):
+        raise ContractError.build("trimmed to another shape", found=found, expected=tuple(draft.token_ids.shape))
+    trimmed.validate()
+
+
+def _write(trace: TraceWriter, step: int, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    for row in rows_from(step, batch, draft, verdict):
+        trace.write(row)

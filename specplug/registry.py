@@ -86,11 +86,14 @@ class Registry:
 
     def add(self, module: Any, owner: Owner) -> None:
         """Register everything that the hooks of `module` offer; on a mistake record it and keep the rest."""
+        name = f"{owner.package}:{owner.plugin}"
         try:
-            name = self._manager.register(module, f"{owner.package}:{owner.plugin}")
+            self._manager.register(module, name)
             self._manager.check_pending()
         except Exception as error:
             self._record(owner, "hook signatures", error)
+            if self._manager.has_plugin(name):  # a hook that stays pending would fail every later plug-in's check
+                self._manager.unregister(name=name)
             return
         for caller in self._manager.get_hookcallers(module) or ():
             impl = next(impl for impl in caller.get_hookimpls() if impl.plugin_name == name)

@@ -127,11 +127,13 @@ def test_open_tasks_have_no_right_answer() -> None:
 
 
 def test_an_edit_is_the_document_with_one_name_exchanged() -> None:
-    pattern = re.compile(r"<\|edit\|>Rename `(\w+)` to `(\w+)`.*?<\|document\|>(.*)<\|answer\|>", re.S)
+    pattern = re.compile(
+        r"<\|edit\|>Rename: use `(\w+)` instead of `(\w+)`, \1 instead of \2\.<\|document\|>(.*)<\|answer\|>", re.S
+    )
     for task in make_tasks("edit", "held-out", 50):
         match = pattern.fullmatch(task.prompt)
         assert match is not None
-        old, new, document = match.groups()
+        new, old, document = match.groups()
         assert not re.search(rf"\b{new}\b", document)
         assert not re.search(rf"\b{old}\b", task.answer)
         assert re.sub(rf"\b{new}\b", old, task.answer) == document

@@ -16,28 +16,26 @@ class Place:
     """Where one forward pass writes: cache rows, and the position of every input token.
 
     Attributes:
-        rows: cache row of each batch row (host).
-        index: [B, 1] int64, the same on the device.
+        index: [B, 1] int64, the cache row of each batch row.
         positions: [B, Q] int64.
         columns: one more than the largest position (host).
     """
 
     def __init__(self, rows: list[int], positions: Tensor, columns: int) -> None:
-        self.rows = rows
         self.index = torch.tensor(rows, dtype=torch.int64, device=positions.device)[:, None]
         self.positions = positions
         self.columns = columns
-        first = rows[0]
-        self._slice = slice(first, first + len(rows)) if rows == list(range(first, first + len(rows))) else None
+        first, behind = rows[0], rows[0] + len(rows)
+        self._neighbours = slice(first, behind) if rows == list(range(first, behind)) else None
 
     def view(self, stored: Tensor) -> Tensor:
         """Return [B, H, columns, D] of a stored [R, H, C, D]: a view where the rows are neighbours, else a copy."""
-        if self._slice is not None:
-            return stored[self._slice, :, : self.columns]
+        if self._neighbours is not None:
+            return stored[self._neighbours, :, : self.columns]
         return stored[self.index[:, 0], :, : self.columns]
 
 
-class _RowLayer(DynamicLayer):
+class _RowLayer(DynamicLayer):  # type: ignore[misc]
     """Keys and values of one model layer, [R, H, C, D] each; C grows as contexts do."""
 
     def __init__(self, owner: RowCache) -> None:
@@ -47,8 +45,8 @@ class _RowLayer(DynamicLayer):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         rows = self._owner.max_rows
-        self.keys = key_states.new_zeros(rows, key_states.shape[1], 0, key_states.shape[3])
-        self.values = value_states.new_zeros(rows, value_states.shape[1], 0, value_states.shape[3])
+        self.keys: Tensor = key_states.new_zeros(rows, key_states.shape[1], 0, key_states.shape[3])
+        self.values: Tensor = value_states.new_zeros(rows, value_states.shape[1], 0, value_states.shape[3])
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object) -> tuple[Tensor, Tensor]:
@@ -56,8 +54,7 @@ class _RowLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         place = self._owner.place
         if self.keys.shape[2] < place.columns:
-            self.keys = _grown(self.keys, self._owner.capacity(place.columns))
-            self.values = _grown(self.values, self._owner.capacity(place.columns))
+            self.keys, self.values = _grown(self.keys, place.columns), _grown(self.values, place.columns)
         self.keys[place.index, :, place.positions] = key_states.transpose(1, 2)
         self.values[place.index, :, place.positions] = value_states.transpose(1, 2)
         return place.view(self.keys), place.view(self.values)
@@ -66,31 +63,37 @@ class _RowLayer(DynamicLayer):
         return 0  # positions and masks are given explicitly
 
 
-class RowCache(Cache):
+class RowCache(Cache):  # type: ignore[misc]
     """The cache of all layers: `max_rows` rows, each with a length of its own.
 
     Set `place` before each forward pass.
     """
 
-    def __init__(self, num_layers: int, max_rows: int, max_columns: int) -> None:
+    def __init__(self, num_layers: int, max_rows: int) -> None:
         self.max_rows = max_rows
-        self.max_columns = max_columns
         self.place = Place([0], torch.zeros(1, 1, dtype=torch.int64), 0)
         super().__init__(layers=[_RowLayer(self) for _ in range(num_layers)])
 
-    def capacity(self, columns: int) -> int:
-        """Return how many columns to allocate when `columns` are needed: the next power of two, within the limit."""
-        return max(columns, min(self.max_columns, 1 << (columns - 1).bit_length()))
+    def clear(self, row: int) -> None:
+        """Forget a row's tenant.
+
+        Entries beyond a length count with weight 0, but 0 times infinity is NaN: what overflowed for one tenant must
+        not be there for the next.
+        """
+        for stored in self._stored():
+            stored[row] = 0.0
 
     def move(self, source: int, target: int) -> None:
         """Copy one row onto another, so that the rows in use stay neighbours."""
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.keys[target] = layer.keys[source]
-                layer.values[target] = layer.values[source]
+        for stored in self._stored():
+            stored[target] = stored[source]
+
+    def _stored(self) -> list[Tensor]:
+        return [stored for layer in self.layers if layer.is_initialized for stored in (layer.keys, layer.values)]
 
 
 def _grown(stored: Tensor, columns: int) -> Tensor:
-    grown = stored.new_zeros(*stored.shape[:2], columns, stored.shape[3])
+    """Return a copy with room for `columns`, rounded up to a power of two so that growth stays rare."""
+    grown = stored.new_zeros(*stored.shape[:2], 1 << (columns - 1).bit_length(), stored.shape[3])
     grown[:, :, : stored.shape[2]] = stored
     return grown

@@ -1,52 +1,49 @@
 """The embedded engine: continuous batching over a Hugging Face model, with the full specplug pipeline.
 
-One call of `step` is one engine step: admit waiting requests, prefill what is not in the cache yet, and for the rows
-that decode plan -> propose -> trim -> forward -> verify -> observe.  The last token of a row is fed together with its
-draft, so the first output token needs no special case, and a row without a draft decodes plainly.
+This module decides who runs where: requests wait, get a slot of the token table and a row of the key-value cache, are
+prefilled, decode together, and leave.  What happens in a decode step is `specplug_transformers.decode`'s business.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from specplug.assembly import build_draft_stage, build_plan_stage, build_verifier
 from specplug.errors import RequestError
 from specplug.interfaces import PluginContext
+from specplug.metrics import SpecMetrics
 from specplug.registry import Registry, default_registry
 from specplug.settings.model import Settings
 from specplug.settings.sources import load_settings
 from specplug.types.caps import DraftInput, EngineCaps, Ragged
-from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, StepCost
+from specplug.types.plan import StepCost
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, RequestEvent
-from specplug.types.verdict import Outcome
-from specplug.verify.random import uniforms
-from specplug.verify.types import SamplingBatch, TargetLogits, Verification
+from specplug_transformers.decode import Decoder
 from specplug_transformers.intake import GenerateRequest, Intake, RequestOutput
-from specplug_transformers.processing import process_row
 from specplug_transformers.runner import ModelRunner
 from specplug_transformers.state import RequestState
 from specplug_transformers.table import TokenTable
 
 
 class Engine:
-    """Serves a decoder-only Hugging Face model.
+    """Serves a decoder-only Hugging Face model, which it puts into evaluation mode.
 
     Args:
         model: a `PreTrainedModel`, on the device that it shall run on.
         tokenizer: needed for text prompts, stop strings, streaming text and reference texts; ids alone need none.
         settings: a `Settings` object, a mapping that overrides SPECPLUG_CONFIG and the defaults, or None.
         max_num_seqs: most requests at a time; further ones wait.
-        max_length: longest context, prompt and output; the model's own limit by default.
+        max_length: longest context, prompt and output; at most the model's own limit, which is the default.
         prefill_chunk: most prompt tokens per row and step.
         registry: plug-ins; the installed ones by default.
+
+    Raises:
+        EngineError: the model cannot be served exactly.
+        SettingsError, PluginError: the settings are wrong, or name plug-ins that are not there.
     """
 
     def __init__(
@@ -64,33 +61,30 @@ class Engine:
         if not isinstance(settings, Settings):
             settings = load_settings(settings, flags_origin="Engine(settings=...)", registry=self.registry).settings
         self.settings = settings
-        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self.max_length = min(x for x in (max_length, limit, 1 << 20) if x is not None)
         gamma = settings.num_speculative_tokens
-        room = self.max_length + gamma + 1  # rejected and padding tokens are written behind the context
         self.caps = EngineCaps(max_width=gamma, ragged=Ragged.PADDED, draft_input=DraftInput.PROBS)
-        self._runner = ModelRunner(model, max_num_seqs, room)
+        self._runner = ModelRunner(model, max_num_seqs)
+        self.max_length = min(self._runner.max_length, max_length or self._runner.max_length)
         context = PluginContext(
             caps=self.caps,
             vocab_size=self._runner.vocab_size,
             max_slots=max_num_seqs,
-            max_length=room,
+            max_length=self.max_length,
             device=self._runner.device,
             seed=settings.seed,
             tokenizer=tokenizer,
         )
         self._drafts = build_draft_stage(settings, self.registry, context)
         self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.fault)
-        self._verifier = build_verifier(settings, self.registry, context)
-        self._table = TokenTable(max_num_seqs, room, self._runner.vocab_size, self._runner.device)
+        self._table = TokenTable(max_num_seqs, self.max_length, self._runner.vocab_size, self._runner.device)
+        verifier = build_verifier(settings, self.registry, context)
+        self._decoder = Decoder(self._runner, self._table, self._plans, self._drafts, verifier)
         proposers = (settings.proposer, *settings.extra_proposers)
         self._intake = Intake(model, tokenizer, settings, proposers, self.max_length, self._runner.vocab_size)
         self._prefill_chunk = prefill_chunk
         self._waiting: deque[RequestState] = deque()
         self._running: list[RequestState] = []  # index is the row of the key-value cache
         self._by_id: dict[str, RequestState] = {}
-        self._steps = 0
-        self.last_step: StepCost | None = None
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -108,17 +102,18 @@ class Engine:
         self._waiting.append(state)
         return name
 
-    def abort(self, request_id: str) -> None:
-        """End a request now, wherever it is; unknown and finished ids are ignored."""
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now, wherever it is; return its last output.  Unknown and finished ids are ignored."""
         state = self._by_id.get(request_id)
         if state is None:
-            return
-        state.finish_reason = "abort"
+            return None
+        state.abort()
         if state in self._waiting:
             self._waiting.remove(state)
-            self._by_id.pop(request_id)
+            del self._by_id[request_id]
         else:
             self._release(state, Lifecycle.ABORTED)
+        return RequestOutput.of(state)
 
     def preempt(self, request_id: str) -> None:
         """Take a running request's slot and cache row away and put it first in the queue; it resumes by itself."""
@@ -128,10 +123,16 @@ class Engine:
             self._waiting.appendleft(state)
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
-        """Serve requests to their end; return their outputs in order."""
-        order = [self.add(request) for request in requests]
-        done = {out.request_id: out for out in self.run() if out.finished}
-        return [done[name] for name in order]
+        """Serve requests to their end; return their outputs in order.  If anything raises, none of them stays."""
+        order: list[str] = []
+        try:
+            for request in requests:
+                order.append(self.add(request))
+            done = {output.request_id: output for output in self.run() if output.finished}
+            return [done[name] for name in order]
+        finally:
+            for name in order:
+                self.abort(name)
 
     def run(self) -> Iterator[RequestOutput]:
         """Step until nothing is left; yield each request's news as it comes."""
@@ -144,14 +145,19 @@ class Engine:
         return bool(self._running or self._waiting)
 
     @property
-    def metrics(self) -> Any:
-        """The counters of this engine, a `specplug.metrics.SpecMetrics`."""
+    def metrics(self) -> SpecMetrics:
+        """The counters of this engine."""
         return self._drafts.metrics
 
     @property
     def steps(self) -> int:
         """Decode steps so far: forward passes of the target that emitted tokens."""
-        return self._steps
+        return self._decoder.steps
+
+    @property
+    def last_step(self) -> StepCost | None:
+        """What the newest decode step cost, prefill left out."""
+        return self._decoder.last_step
 
     def announce(self, kind: EngineEventKind) -> None:
         """Tell proposers that something happened to the whole engine, for instance that its weights changed."""
@@ -167,7 +173,8 @@ class Engine:
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
+    # Not inference mode: its tensors may not be written by anyone outside of it, such as proposers on their threads.
+    @torch.no_grad()
     def step(self) -> list[RequestOutput]:
         """Run one engine step; return what is new for every request that emitted."""
         self._admit()
@@ -175,110 +182,14 @@ class Engine:
         decoding = [state for state in self._running if state.pending == 1]
         if not decoding:
             return []
-        began = time.perf_counter()
-        stats = HostStats(
-            self._steps, tuple(s.stats() for s in decoding), num_waiting=len(self._waiting), last_step=self.last_step
-        )
-        plan = self._plans.plan(stats)
-        batch = self._table.view(decoding)
-        allowed = [min(plan.width_for(s.request.request_id), s.draft_cap(plan.width)) for s in decoding]
-        caps = torch.tensor(allowed, dtype=torch.int32, device=self._runner.device)
-        draft = self._drafts.propose(batch, plan.width, caps)
-        draft = self._drafts.trim(batch, draft, plan.token_budget)
-        draft = self._narrow(draft)
-        logits = self._target_logits(decoding, draft)
-        verification = self._verify(decoding, draft, logits)
-        self._commit(decoding, draft, verification)
-        self._steps += 1
-        self.last_step = StepCost(
-            requests=len(decoding),
-            tokens=len(decoding) * (draft.width + 1),
-            context_tokens=sum(s.length for s in decoding),
-            width=draft.width,
-            seconds=time.perf_counter() - began,
-        )
-        return self._outputs(decoding)
-
-    def _narrow(self, draft: Draft) -> Draft:
-        """On a CPU, where looking costs nothing, verify no more columns than the longest draft has."""
-        if self._runner.device.type != "cpu":
-            return draft
-        longest = int(draft.lengths.max()) if draft.width else 0
-        return draft.view(draft.batch_size, longest)
-
-    def _target_logits(self, decoding: list[RequestState], draft: Draft) -> Tensor:
-        """Feed each row's last token and its draft; return [B, N + 1, V] logits, processed as its request asks."""
-        last = torch.tensor([[s.tokens[-1]] for s in decoding], dtype=torch.int64, device=self._runner.device)
-        token_ids = torch.cat([last, draft.token_ids.long()], 1)
-        token_ids = torch.where(token_ids < 0, last, token_ids)  # filler: any valid id, its logits count for nobody
-        logits = self._runner.forward([s.row for s in decoding], [s.computed for s in decoding], token_ids)
-        for index, state in enumerate(decoding):
-            if state.processors is not None:
-                drafted = draft.token_ids[index, : int(draft.lengths[index])].tolist()
-                process_row(state.processors, state.tokens, drafted, logits[index])
-        return logits
-
-    def _verify(self, decoding: list[RequestState], draft: Draft, logits: Tensor) -> Verification:
-        device = self._runner.device
-
-        def column(name: str, dtype: torch.dtype) -> Tensor:
-            return torch.tensor([getattr(s.params, name) for s in decoding], dtype=dtype, device=device)
-
-        params = [s.params for s in decoding]
-        sampling = SamplingBatch(
-            temperature=column("temperature", torch.float32),
-            top_k=column("top_k", torch.int64) if any(p.top_k for p in params) else None,
-            top_p=column("top_p", torch.float32) if any(p.top_p < 1 for p in params) else None,
-            min_p=column("min_p", torch.float32) if any(p.min_p for p in params) else None,
-        )
-        seeds = torch.tensor([s.seed for s in decoding], dtype=torch.int64, device=device)
-        positions = torch.tensor([s.length for s in decoding], dtype=torch.int64, device=device)
-        numbers = uniforms(seeds, positions, draft.width)
-        return self._verifier.verify(draft, TargetLogits.dense(logits), sampling, numbers)
-
-    def _commit(self, decoding: list[RequestState], draft: Draft, verification: Verification) -> None:
-        """Append what was verified, roll back what was not, and report it."""
-        emitted = [[token for token in row if token >= 0] for row in verification.token_ids.tolist()]
-        after_stop = []
-        for state, tokens, verified in zip(decoding, emitted, draft.lengths.tolist(), strict=True):
-            start = state.length
-            self._table.write(state.slot, start, tokens)
-            after_stop.append(len(tokens) - state.extend(tokens))
-            state.computed = start + len(tokens) - 1
-            state.verified += verified
-            state.accepted += len(tokens) - 1
-            state.steps += 1
-        after = self._table.view(decoding)
-        behind = torch.tensor(after_stop, dtype=torch.int32, device=after.device)
-        self._drafts.observe(
-            replace(after, lengths=after.lengths + behind),
-            Outcome(
-                verified=draft.lengths,
-                accepted=verification.num_accepted,
-                emitted=verification.num_emitted,
-                after_stop=behind,
-            ),
-        )
-
-    def _outputs(self, decoding: list[RequestState]) -> list[RequestOutput]:
+        self._decoder.step(decoding, num_waiting=len(self._waiting))
         outputs = []
         for state in decoding:
             outputs.append(RequestOutput.of(state))
-            state.new_tokens, state.new_text = [], ""
+            state.forget_news()
             if state.finish_reason is not None:
                 self._release(state, Lifecycle.FINISHED)
         return outputs
-
-    # -- places --------------------------------------------------------------------------------------------------
-
-    def _admit(self) -> None:
-        while self._waiting and self._table.has_free_slot:
-            state = self._waiting.popleft()
-            state.slot, state.generation = self._table.take_slot(state.tokens)
-            state.row, state.computed = len(self._running), 0
-            self._running.append(state)
-            self._tell(Lifecycle.RESUMED if state.was_running else Lifecycle.STARTED, state)
-            state.was_running = True
 
     def _prefill(self, filling: list[RequestState]) -> None:
         """Put one chunk of each row's text, all but its last token, into the cache."""
@@ -291,9 +202,21 @@ class Engine:
         for state, chunk in zip(filling, chunks, strict=True):
             state.computed += len(chunk)
 
+    # -- places --------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        while self._waiting and self._table.has_free_slot:
+            state = self._waiting.popleft()
+            state.slot, state.generation = self._table.take_slot(state.tokens)
+            state.row, state.computed = len(self._running), 0
+            self._runner.clear(state.row)
+            self._running.append(state)
+            self._tell(Lifecycle.RESUMED if state.was_running else Lifecycle.STARTED, state)
+            state.was_running = True
+
     def _release(self, state: RequestState, kind: Lifecycle) -> None:
         self._vacate(state, kind)
-        self._by_id.pop(state.request.request_id)
+        del self._by_id[state.request.request_id]
 
     def _vacate(self, state: RequestState, kind: Lifecycle) -> None:
         """Free the slot and the cache row; the last row moves into the gap, so that rows in use stay neighbours."""
@@ -306,6 +229,7 @@ class Engine:
             last.row = state.row
         state.slot = state.row = state.generation = -1
         state.computed = 0
+        self._decoder.forget_batch()
 
     def _tell(self, kind: Lifecycle, state: RequestState) -> None:
         self._drafts.on_event(RequestEvent(kind, state.request, state.slot, state.generation))

@@ -1,4 +1,4 @@
-"""Runs the model over rows of differing lengths, and refuses models whose state cannot be rolled back."""
+"""Runs the model over rows of differing lengths."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specplug.errors import EngineError
 from specplug_transformers.cache import Place, RowCache
-
-_ROLLS_BACK = {"full_attention", "sliding_attention"}
+from specplug_transformers.support import check_model, layer_types, longest_context
 
 
 class ModelRunner:
@@ -19,21 +17,27 @@ class ModelRunner:
     Args:
         model: a decoder-only `PreTrainedModel` with "sdpa" or "eager" attention.
         max_rows: most requests at a time.
-        max_columns: longest context, room for drafts included.
+
+    Attributes:
+        max_length: longest context that it serves.
+
+    Raises:
+        EngineError: the model cannot be served exactly.
     """
 
-    def __init__(self, model: Any, max_rows: int, max_columns: int) -> None:
+    def __init__(self, model: Any, max_rows: int) -> None:
+        check_model(model)
         self.model = model.eval()
         config = model.config.get_text_config()
         self.device: torch.device = model.device
         self.vocab_size: int = config.vocab_size
-        self._last_position: int = getattr(config, "max_position_embeddings", max_columns) - 1
-        self._layer_types = _layer_types(config)
+        self.max_length = longest_context(config)
+        self._layer_types = layer_types(config)
         self._window: int | None = getattr(config, "sliding_window", None)
-        self._float_mask = _attention(model) == "eager"
-        self._cache = RowCache(config.num_hidden_layers, max_rows, max_columns)
+        self._float_mask = config._attn_implementation == "eager"
+        self._cache = RowCache(config.num_hidden_layers, max_rows)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward(self, rows: list[int], starts: list[int], token_ids: Tensor, *, keep_logits: bool = True) -> Tensor:
         """Feed `token_ids` [B, Q] int64 to the cache rows `rows`, each from its own position `starts`.
 
@@ -42,17 +46,22 @@ class ModelRunner:
         queries = token_ids.shape[1]
         first = torch.tensor(starts, dtype=torch.int64, device=self.device)
         positions = first[:, None] + torch.arange(queries, device=self.device)
-        self._cache.place = Place(rows, positions, max(starts) + queries)
+        columns = max(starts) + queries
+        self._cache.place = Place(rows, positions, columns)
         output = self.model(
             input_ids=token_ids,
-            attention_mask=self._masks(positions, max(starts) + queries),
-            position_ids=positions.clamp(max=self._last_position),  # padding may lie beyond the last position
+            attention_mask=self._masks(positions, columns),
+            position_ids=positions.clamp(max=self.max_length - 1),  # padding may lie beyond the last position
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=0 if keep_logits else 1,
         )
         logits: Tensor = output.logits
         return logits.float()
+
+    def clear(self, row: int) -> None:
+        """Empty a row of the cache for a new tenant."""
+        self._cache.clear(row)
 
     def move(self, source: int, target: int) -> None:
         """Move a row's context to another row of the cache."""
@@ -74,38 +83,3 @@ class ModelRunner:
     def _additive(self, mask: Tensor) -> Tensor:
         lowest = torch.finfo(self.model.dtype).min
         return torch.where(mask, 0.0, lowest).to(self.model.dtype)
-
-
-def _layer_types(config: Any) -> list[str]:
-    """Return the attention types of the model's layers, each once.
-
-    Raises:
-        EngineError: some layers keep a state that cannot be rolled back to an accepted length.
-    """
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        slides = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
-        kinds = ["sliding_attention" if slides else "full_attention"]
-    foreign = sorted(set(kinds) - _ROLLS_BACK)
-    if foreign or getattr(config, "is_encoder_decoder", False):
-        raise EngineError.build(
-            f"model type {config.model_type!r} cannot be served",
-            who="specplug_transformers",
-            found=f"layers of type {foreign}" if foreign else "an encoder-decoder model",
-            expected="a decoder-only model with full or sliding-window attention",
-            remedy="Recurrent state cannot be rolled back to the accepted length; serve it without specplug",
-        )
-    return sorted(set(kinds))
-
-
-def _attention(model: Any) -> str:
-    name = getattr(model.config, "_attn_implementation", "sdpa")
-    if name not in ("sdpa", "eager"):
-        raise EngineError.build(
-            "unsupported attention implementation",
-            who="specplug_transformers",
-            found=repr(name),
-            expected="'sdpa' or 'eager', which take explicit masks",
-            remedy="Load the model with attn_implementation='sdpa'",
-        )
-    return str(name)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from specplug.engines import TextRequest, TextUpdate
 from specplug.errors import EngineError
@@ -27,6 +28,7 @@ class TransformersEngine:
         device: "cpu", "cuda", ...; a GPU where there is one by default.
         dtype: a torch dtype's name; float32 on a CPU and bfloat16 on a GPU by default.
         max_num_seqs: most requests at a time.
+        threads: CPU threads, for the whole process; None leaves torch's own choice.
     """
 
     def __init__(
@@ -37,7 +39,10 @@ class TransformersEngine:
         device: str | None = None,
         dtype: str | None = None,
         max_num_seqs: int = 8,
+        threads: int | None = None,
     ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         loaded, tokenizer = load(model, device, dtype or ("float32" if device == "cpu" else "bfloat16"))
         self._name = model
@@ -81,6 +86,7 @@ def load(model: str, device: str, dtype: str) -> tuple[Any, Any]:
     """
     if not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise EngineError.build("unknown dtype", who="--dtype", found=repr(dtype), expected="float32, bfloat16, float16")
+    disable_progress_bar()  # the command line shows its own
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
         loaded = AutoModelForCausalLM.from_pretrained(

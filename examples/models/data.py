@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from specplug.demo.tasks import ANSWER, MARKERS, Kind, make_tasks
+from specplug.demo.tasks import ANSWER, DOCUMENT, EDIT, MARKERS, Kind, make_tasks
 
 POOL = 2048
 """Examples drawn at once; batches are cut from a pool sorted by length."""
 
-PROMPT_WEIGHT, DEPARTURE_WEIGHT = 0.1, 4.0
-"""Weights in the loss; other tokens of answers, and plain code, weigh 1."""
+PROMPT_WEIGHT, CODE_WEIGHT, DEPARTURE_WEIGHT = 0.12, 0.25, 4.0
+"""Weights in the loss of every fourth token of prompts (the others are not counted, to save time), of
+plain code, and of departures; the rest of an answer weighs 1."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Stage:
     Attributes:
         until: the fraction of the run at which the next stage begins.
         max_chars: limit on the tasks' material, in characters.
-        long: share of the tasks with twice that limit (plain code: always four times).
+        long: share of the tasks with twice that limit (plain code: always).
         puzzles: share of examples that are random tokens to copy.
         scrambled: share of the tasks whose words are exchanged for random other ones.
 
@@ -45,13 +46,13 @@ class Stage:
 
 
 CURRICULUM = (
-    Stage(0.03, 250, long=0.0, puzzles=0.7, scrambled=0.6),
-    Stage(0.10, 300, long=0.0, puzzles=0.3, scrambled=0.5),
-    Stage(0.25, 450, long=0.0, puzzles=0.1, scrambled=0.3),
-    Stage(0.50, 700, long=0.0, puzzles=0.04, scrambled=0.15),
+    Stage(0.03, 200, long=0.0, puzzles=0.8, scrambled=0.6),
+    Stage(0.12, 200, long=0.0, puzzles=0.5, scrambled=0.5),
+    Stage(0.25, 350, long=0.0, puzzles=0.2, scrambled=0.3),
+    Stage(0.50, 700, long=0.0, puzzles=0.05, scrambled=0.15),
     Stage(1.00, 700, long=0.1, puzzles=0.01, scrambled=0.05),
 )
-TASK_SHARES: dict[Kind, float] = {"edit": 0.55, "quote": 0.18, "json": 0.12, "code": 0.15}
+TASK_SHARES: dict[Kind, float] = {"edit": 0.55, "quote": 0.15, "json": 0.18, "code": 0.12}
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def weigh(prompt: list[int], answer: list[int]) -> Example:
     known = set(pairwise(prompt))
     steps = pairwise([prompt[-1], *answer])
     weights = [1.0 if step in known else DEPARTURE_WEIGHT for step in steps]
-    return Example(prompt + answer, [PROMPT_WEIGHT] * len(prompt) + weights)
+    before = [0.0 if place % 4 else PROMPT_WEIGHT for place in range(len(prompt))]
+    return Example(prompt + answer, before + weights)
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,17 @@ class ExampleStream:
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.rng = random.Random(seed)
+        self.puzzles = (self._copy_puzzle, self._edit_puzzle, self._edit_puzzle)
         self.task_seed = seed * 1_000_000
         vocabulary = tokenizer.get_vocab()
         self.answer_id = vocabulary[ANSWER]
         self.plain_ids = sorted(set(vocabulary.values()) - {vocabulary[m] for m in MARKERS})
         texts = {i: tokenizer.decode([i]) for i in self.plain_ids}
-        fixed = set(tokenizer("Rename `x` to `y`: use y instead of x.").input_ids)
+        self.instruction = [
+            tokenizer(text).input_ids
+            for text in (f"{EDIT}Rename: use `", "` instead of `", "`,", " instead of", f".{DOCUMENT}")
+        ]
+        fixed = {i for part in self.instruction for i in part}
         self.word_ids = [i for i, t in texts.items() if t.strip().isalpha() and i not in fixed]
 
     def batches(self, progress: float, batch_tokens: int) -> Iterator[Batch]:
@@ -119,11 +126,11 @@ class ExampleStream:
     def _pool(self, progress: float) -> list[Example]:
         stage = next(s for s in CURRICULUM if progress < s.until or s.until >= 1)
         puzzles = int(POOL * stage.puzzles)
-        pool = [self._puzzle(stage.max_chars) for _ in range(puzzles)]
+        pool = [self.rng.choice(self.puzzles)(stage.max_chars) for _ in range(puzzles)]
         for kind, share in TASK_SHARES.items():
             count = int((POOL - puzzles) * share)
             if kind == "code":
-                pool += self._tasks(kind, count, 4 * stage.max_chars, 0.0)
+                pool += self._tasks(kind, count, 2 * stage.max_chars, 0.0)
                 continue
             long = int(count * stage.long)
             pool += self._tasks(kind, count - long, stage.max_chars, stage.scrambled)
@@ -138,7 +145,7 @@ class ExampleStream:
         if kind == "code":
             texts = self.tokenizer([task.prompt + task.answer for task in tasks]).input_ids
             texts = [ids[: self.max_length] for ids in texts]
-            return [Example(ids, [1.0] * len(ids)) for ids in texts]
+            return [Example(ids, [CODE_WEIGHT] * len(ids)) for ids in texts]
         prompts = self.tokenizer([task.prompt for task in tasks]).input_ids
         answers = self.tokenizer([task.answer for task in tasks]).input_ids
         examples = []
@@ -156,12 +163,30 @@ class ExampleStream:
         exchange = dict(zip(sorted(used), self.rng.sample(self.word_ids, len(used)), strict=True))
         return [exchange.get(i, i) for i in ids]
 
-    def _puzzle(self, max_length: int) -> Example:
+    def _copy_puzzle(self, max_length: int) -> Example:
         """Random tokens, then the same again; a small alphabet forbids looking at one token only."""
         length = self.rng.randint(8, max(16, max_length // 3))
         alphabet = self.rng.sample(self.plain_ids, self.rng.choice((8, 16, 32, 128, 512)))
         copied = self.rng.choices(alphabet, k=length)
         return weigh([*copied, self.answer_id], [*copied, self.tokenizer.eos_token_id])
+
+    def _edit_puzzle(self, max_length: int) -> Example:
+        """The instruction of an edit, over random tokens in which the old name stands often."""
+        rng = self.rng
+        words = rng.sample(self.word_ids, 8)
+        old, new = words[: rng.choice((1, 1, 1, 2, 3))], words[3 : 3 + rng.choice((1, 1, 2, 3, 4))]
+        usual = [i for i in self.plain_ids if i not in words]
+        alphabet = rng.sample(usual, rng.choice((16, 32, 128, 512)))
+        document, answer = [], []
+        for _ in range(rng.randint(1, 4)):
+            between = rng.choices(alphabet, k=rng.randint(1, max(4, max_length // 16)))
+            document += between + old
+            answer += between + new
+        between = rng.choices(alphabet, k=rng.randint(0, 8))
+        begin, instead, comma, again, end = self.instruction
+        prompt = [*begin, *new, *instead, *old, *comma, *new, *again, *old, *end]
+        prompt += [*document, *between, self.answer_id]
+        return weigh(prompt, [*answer, *between, self.tokenizer.eos_token_id])
 
     def _batch(self, group: list[Example]) -> Batch:
         width = max(len(example.ids) for example in group)

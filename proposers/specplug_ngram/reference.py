@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from specplug.host import HostDraft, HostProposer, Tokens
 from specplug.interfaces import PluginContext
@@ -39,7 +40,7 @@ def find_match(suffix: Tokens, text: Tokens, max_n: int) -> Match:
         return NO_MATCH
     n = 1
     while n < min(max_n, suffix.size):
-        longer = ends[ends > n]
+        longer = ends[1:] if ends[0] == n else ends  # nothing stands before a match at the very beginning
         longer = longer[text[longer - n - 1] == suffix[-n - 1]]
         if not longer.size:
             break
@@ -47,14 +48,15 @@ def find_match(suffix: Tokens, text: Tokens, max_n: int) -> Match:
     return Match(n, int(ends[-1]))
 
 
-def confidence(n: int, count: int) -> Tokens:
+def confidence(n: int, count: int) -> npt.NDArray[np.float32]:
     """Return [count] float32: how likely each of `count` tokens is accepted behind a match of `n` tokens.
 
     Laplace's rule of succession: text and copy have agreed n times out of n, so they agree next with probability
     (n + 1) / (n + 2).  Each accepted draft token makes the agreement one longer.
     """
     agreed = np.arange(n, n + count, dtype=np.float32)
-    return (agreed + 1) / (agreed + 2)
+    levels: npt.NDArray[np.float32] = (agreed + 1) / (agreed + 2)
+    return levels
 
 
 class NgramReference(HostProposer):

@@ -8,7 +8,9 @@ import typer
 from typer.core import TyperGroup
 
 from specplug import __version__
+from specplug.cli.demo import demo
 from specplug.cli.doctor import doctor
+from specplug.cli.generate import generate
 from specplug.cli.list import list_plugins
 from specplug.cli.output import print_error
 from specplug.errors import SpecplugError
@@ -60,3 +62,5 @@ def specplug(
 
 app.command("list")(list_plugins)
 app.command("doctor")(doctor)
+app.command("generate")(generate)
+app.command("demo")(demo)

@@ -4,7 +4,7 @@ Training, evaluation and the demo share these formats, so a prompt always looks 
 training.  A prompt is plain text; its markers are single tokens of the shipped tokenizers, so that
 `tokenizer(prompt)` needs no template and no special flags:
 
-    edit   <|edit|>Rename `X` to `Y`: use Y instead of X.<|document|>CODE<|answer|>
+    edit   <|edit|>Rename: use `Y` instead of `X`, Y instead of X.<|document|>CODE<|answer|>
     quote  <|document|>name: text <|document|>name: text ... <|quote|>first words<|answer|>
     json   <|document|>field: value ... <|json|>{"name": "X", "line": null, ...}<|answer|>
     code   <|code|>the beginning of an excerpt
@@ -109,7 +109,7 @@ def _edit(rng: random.Random, split: Split, max_chars: int) -> Task | None:
     new = _new_name(rng, split, old)
     if _whole(new).search(excerpt):
         return None
-    instruction = f"Rename `{old}` to `{new}`: use {new} instead of {old}."
+    instruction = f"Rename: use `{new}` instead of `{old}`, {new} instead of {old}."
     answer = _whole(old).sub(new, excerpt)
     return Task("edit", f"{EDIT}{instruction}{DOCUMENT}{excerpt}{ANSWER}", answer)
 

@@ -65,15 +65,28 @@ def load_settings(
     for origin, layer in layers:
         merged = _merge(merged, layer)
         given.update((key, origin) for key, _ in flatten(layer))
+    settings, mistakes = _validate(merged, registry)
+    if mistakes:
+        lines = [mistake.line(_origin(mistake.key, given)) for mistake in mistakes]
+        raise SettingsError(together(lines, "setting"))
+    origins = {key: given.get(key, DEFAULT_ORIGIN) for key, _ in flatten(settings.model_dump())}
+    return ResolvedSettings(settings, MappingProxyType(origins))
+
+
+def _validate(merged: Mapping[str, Any], registry: Registry | None) -> tuple[Settings, list[Mistake]]:
+    """Check the merged layers; the settings are to be used only when there is no mistake."""
+    mistakes: list[Mistake] = []
+    wrong: set[object] = set()
     try:
         settings = Settings.model_validate(merged)
     except ValidationError as error:
-        raise _error(from_pydantic(error, Settings, "setting"), given) from None
-    mistakes = [] if registry is None else list(plugin_mistakes(settings, registry))
-    if mistakes:
-        raise _error(mistakes, given)
-    origins = {key: given.get(key, DEFAULT_ORIGIN) for key, _ in flatten(settings.model_dump())}
-    return ResolvedSettings(settings, MappingProxyType(origins))
+        mistakes = from_pydantic(error, Settings, "setting")
+        wrong = {item["loc"][0] for item in error.errors()}
+        # What is right so far, unvalidated, so that the names of plug-ins are checked in the same go.
+        settings = Settings.model_construct(**{key: value for key, value in merged.items() if key not in wrong})
+    if registry is not None:
+        mistakes += [m for m in plugin_mistakes(settings, registry) if m.key.split(".")[0] not in wrong]
+    return settings, mistakes
 
 
 def _from_flags(flags: Mapping[str, Any] | None, origin: str) -> tuple[str, Mapping[str, Any]] | None:
@@ -142,10 +155,6 @@ def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
             value = _merge(below if isinstance(below, Mapping) else {}, value)
         merged[key] = value
     return merged
-
-
-def _error(mistakes: list[Mistake], given: Mapping[str, str]) -> SettingsError:
-    return SettingsError(together([mistake.line(_origin(mistake.key, given)) for mistake in mistakes], "setting"))
 
 
 def _origin(key: str, given: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ _HOME = {
     "target_law": "specplug.testing.law",
 }
 
-__all__ = sorted(_HOME)  # noqa: PLE0605
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

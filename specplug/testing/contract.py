@@ -3,71 +3,230 @@
     class TestEcho(ProposerContract):
         spec = ProposerSpec(name="echo", factory="my_package:Echo", summary="...", caps=ProposerCaps(needs_host=True))
 
-Each test is one clause of the contract that `specplug.interfaces.Proposer` states.
+Each test is one clause of the contract that `specplug.interfaces.Proposer` states.  What may be overridden, and how the
+texts are fed, is `specplug.testing.harness.ProposerHarness`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, ClassVar
-
 import pytest
 import torch
-from torch import Tensor
 
-from specplug.specs import ProposerSpec
-from specplug.testing.driver import NO_OPTIONS, Driver, RowDraft
+from specplug.testing.harness import ProposerHarness
 from specplug.testing.pipeline_driver import PipelineDriver
-from specplug.types.batch import BatchView
+from specplug.testing.watch import WatchedProposer
 from specplug.types.caps import Distribution
-from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.draft import NO_TOKEN, ROOT
 from specplug.types.request import Lifecycle
 
-_PHRASE = (5, 9, 12, 7, 3, 21, 40, 33, 18, 2)
-DEFAULT_TEXTS: tuple[tuple[int, ...], ...] = (
-    _PHRASE * 4,
-    (*_PHRASE[:6], 50, *_PHRASE, 51, *_PHRASE[2:], 50, *_PHRASE),
-    (1, 2, 3, 4) * 6,
-    (8,),
-    tuple(range(60, 20, -1)),
-)
-"""Copies, copies with edits, a loop, a text of one token, and one without any repetition."""
 
-Drafts = dict[str, RowDraft]
-Orders = Callable[[list[str], int], list[str]]
+class ProposerContract(ProposerHarness):
+    """The clauses that every proposer must satisfy."""
+
+    def test_drafts_for_the_texts(self) -> None:
+        """Something is drafted at all: without drafts all other clauses would hold trivially."""
+        with self.driver() as driver:
+            drafted = sum(int(step.draft.lengths.sum()) for step in self.steps(driver))
+        assert drafted > 0, f"{self.who}: drafted nothing for any text; override `texts` with some that it drafts for"
+
+    @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+    def test_keeps_the_shape_of_the_draft(self, index_dtype: torch.dtype) -> None:
+        """The buffer keeps shapes and dtypes, whichever integer type the engine's indices have."""
+        with self.driver(index_dtype=index_dtype) as driver:
+            for step in self.steps(driver):
+                step.draft.validate()
+                found, expected = (step.draft.batch_size, step.draft.width), (len(step.names), self.width)
+                assert found == expected, f"{self.who}: draft buffer resized; found {found}, expected {expected}"
+
+    def test_drafts_ids_of_the_vocabulary(self) -> None:
+        """Within a row's length ids lie in [0, vocab_size), beyond it they are NO_TOKEN."""
+        with self.driver() as driver:
+            for step in self.steps(driver):
+                inside, ids = step.draft.mask(), step.draft.token_ids
+                wrong = ids[inside & ((ids < 0) | (ids >= self.vocab_size))].tolist()
+                assert not wrong, f"{self.who}: drafted ids {wrong}; expected ids in [0, {self.vocab_size})"
+                left = ids[~inside & (ids != NO_TOKEN)].tolist()
+                assert not left, (
+                    f"{self.who}: ids {left} stand beyond the lengths; expected {NO_TOKEN}. Leave these places as "
+                    "they arrive, or call draft.shorten(limits) at the end"
+                )
+
+    def test_respects_limits(self) -> None:
+        """No row drafts more than its limit, whether rows agree, differ, or may not draft at all."""
+        for shape in (lambda row, step: (row + step) % (self.width + 1), lambda row, step: 0, lambda row, step: 1):
+            with self.driver() as driver:
+                for step in self.steps(driver, caps=shape):
+                    lengths, limits = step.draft.lengths.tolist(), step.limits.tolist()
+                    held = all(0 <= length <= limit for length, limit in zip(lengths, limits, strict=True))
+                    assert held, f"{self.who}: drafted {lengths} tokens; expected at most {limits}, row by row"
+
+    def test_confidence_is_a_probability(self) -> None:
+        """Confidences of drafted tokens lie in [0, 1]."""
+        with self.driver() as driver:
+            for step in self.steps(driver):
+                levels = step.draft.confidence[step.draft.mask()]
+                wrong = levels[~((levels >= 0) & (levels <= 1))].tolist()  # so written, NaN is wrong
+                assert not wrong, f"{self.who}: confidences {wrong}; expected probabilities in [0, 1]"
+
+    def test_names_its_sources(self) -> None:
+        """Drafted rows point into `sources` (a single nameless source is 0), empty rows to -1."""
+        with self.driver() as driver:
+            known = range(max(1, len(driver.proposer.sources)))
+            for step in self.steps(driver):
+                for name, row in step.by_request().items():
+                    expected = known if row.token_ids else (-1,)
+                    assert row.source in expected, (
+                        f"{self.who}: source {row.source} with draft {row.token_ids} of {name!r}; "
+                        f"expected one of {list(expected)}"
+                    )
+
+    def test_parents_come_before_children(self) -> None:
+        """In a tree every node's parent is an earlier node, or the context."""
+        if not self.spec.caps.trees:
+            pytest.skip("drafts no trees")
+        with self.driver() as driver:
+            for step in self.steps(driver):
+                for name, row in step.by_request().items():
+                    parents = row.parents or ()
+                    sound = all(ROOT <= parent < node for node, parent in enumerate(parents))
+                    assert sound, f"{self.who}: parents {parents} of {name!r}; expected each in [{ROOT}, its node)"
+
+    def test_fills_in_its_distribution(self) -> None:
+        """The declared proposal distribution is one, and gives each drafted token a positive probability."""
+        law = self.spec.caps.distribution
+        if law is Distribution.ONE_HOT:
+            pytest.skip("drafts are one-hot")
+        with self.driver() as driver:
+            for step in self.steps(driver):
+                inside, draft = step.draft.mask(), step.draft
+                full = draft.draft_logits if law is Distribution.LOGITS else draft.draft_probs
+                assert full is not None
+                probs = full[inside].softmax(-1) if law is Distribution.LOGITS else full[inside]
+                assert bool((probs >= 0).all()), f"{self.who}: {law.value} hold NaN or negative probabilities"
+                whole = (probs.sum(-1) - 1).abs() < 1e-3
+                assert bool(whole.all()), f"{self.who}: {law.value} do not sum to 1"
+                own = probs.gather(1, draft.token_ids[inside].long()[:, None])
+                assert bool((own > 0).all()), f"{self.who}: drafted tokens that {law.value} give probability 0"
+
+    def test_ingests_at_width_zero(self) -> None:
+        """Drafts do not depend on whether earlier steps drafted too."""
+        every = 3
+        with self.driver() as always, self.driver() as seldom:
+            widths = (lambda step: self.width), (lambda step: self.width if step % every == 0 else 0)
+            drafts = [self.drafts(driver, widths=width) for driver, width in zip((always, seldom), widths, strict=True)]
+        self.same(drafts[0][::every], drafts[1][::every], "after steps of width 0")
+
+    def test_takes_an_empty_batch(self) -> None:
+        """A step without requests is a step."""
+        with self.driver() as driver:
+            assert driver.step(self.width).draft.batch_size == 0
+            driver.start("first", self.texts[0])
+            driver.step(self.width)
+            driver.leave("first")
+            assert driver.step(self.width).draft.batch_size == 0
+
+    def test_changes_nothing_that_it_reads(self) -> None:
+        """Batch, limits and the draft's base belong to the engine."""
+        with self.driver() as driver:
+            driver.proposer = WatchedProposer(driver.proposer)
+            for _step in self.steps(driver):
+                pass
+
+    def test_does_not_depend_on_the_order_of_rows(self) -> None:
+        """Requests may change their row at every step."""
+        with self.driver() as still, self.driver() as moving:
+            turned = self.drafts(moving, orders=_rotated)
+            self.same(self.drafts(still), turned, "with the rows in another order")
+
+    def test_does_not_read_undefined_memory(self) -> None:
+        """Whatever stands beyond a row's length, or in rows of other slots, has no influence."""
+        inside = self.texts[0][-1]
+        with self.driver() as poisoned, self.driver(poison=inside) as plausible:
+            self.same(self.drafts(poisoned), self.drafts(plausible), "with other ids in undefined memory")
+
+    def test_does_not_read_inside_barriers(self) -> None:
+        """The ids in a span that is no text have no influence."""
+        results = []
+        for strange in (False, True):
+            with self.driver() as driver:
+                for index, text in enumerate(self.texts):
+                    start, stop = len(text) // 2, len(text) - len(text) // 4
+                    span = [self.vocab_size + 7] * (stop - start) if strange else list(text[start:stop])
+                    barriers = [(start, stop)] if start < stop < len(text) else []
+                    shown = [*text[:start], *span, *text[stop:]] if barriers else text
+                    driver.start(f"text {index}", shown, barriers=barriers)
+                results.append([driver.step(self.width).by_request()])
+        self.same(results[0], results[1], "with other ids inside a barrier")
+
+    def test_takes_prompts_in_chunks(self) -> None:
+        """A prompt that comes in pieces, which are not drafted for, is the same prompt."""
+        with self.driver() as whole, self.driver() as pieces:
+            for index, text in enumerate(self.texts):
+                whole.start(f"text {index}", text)
+                pieces.start(f"text {index}", text[:1])
+            for begin in range(1, max(len(text) for text in self.texts), 5):
+                pieces.step(self.width, caps={f"text {index}": 0 for index in range(len(self.texts))})
+                for index, text in enumerate(self.texts):
+                    pieces.extend(f"text {index}", text[begin : begin + 5])
+            expected, found = whole.step(self.width).by_request(), pieces.step(self.width).by_request()
+        self.same([expected], [found], "with prompts in chunks")
+
+    def test_forgets_a_slot_with_its_generation(self) -> None:
+        """A slot's next request is drafted for as if the last one had never been, though nobody said that it left."""
+        for text in self.texts:
+            with self.driver() as used:
+                used.start("old", text)
+                used.step(self.width)
+                used.leave("old", kind=None)
+                self.compare_with_fresh(used, text, Lifecycle.STARTED, "in a slot used before")
+
+    @pytest.mark.parametrize("kind", [Lifecycle.RESUMED, Lifecycle.UPDATED])
+    def test_believes_the_table_after_preemption(self, kind: Lifecycle) -> None:
+        """A request that comes back, in another slot, is what the token table says, not what it was."""
+        for text in self.texts:
+            with self.driver() as used:
+                used.start("new", text)
+                used.step(self.width)
+                used.leave("new", Lifecycle.PREEMPTED)
+                used.start("in its place", self.texts[0])
+                self.compare_with_fresh(used, text, kind, f"{kind.value} after preemption")
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_drafts_alike_on_all_ranks(self, rank: int) -> None:
+        """Two instances draft the same for the same stream: ranks whose drafts differ give silently wrong text."""
+        with self.driver() as one, self.driver(rank=rank) as other:
+            self.same(self.drafts(one), self.drafts(other), f"from another instance, of rank {rank}")
+
+    def test_observes(self) -> None:
+        """Learning neither fails nor changes what it learns from."""
+        if not self.spec.caps.learns:
+            pytest.skip("does not learn")
+        with self.driver() as driver:
+            driver.proposer = WatchedProposer(driver.proposer)
+            answers = {}
+            for index, text in enumerate(self.texts):
+                driver.start(f"text {index}", text[: (len(text) + 1) // 2])
+                answers[f"text {index}"] = list(text[(len(text) + 1) // 2 :])
+            while any(answers.values()):
+                step = driver.step(self.width)
+                emitted = driver.settle(step, answers).emitted.tolist()
+                for name, count in zip(step.names, emitted, strict=True):
+                    del answers[name][:count]
+
+    def test_closes_twice(self) -> None:
+        """Closing what is closed does nothing."""
+        driver = self.driver()
+        driver.close()
+        driver.close()
+
+    def test_works_through_the_pipeline(self) -> None:
+        """Behind threads, fault containment and dummy steps the drafts are the same, and there are no faults."""
+        with self.driver() as plain, self.driver_of(PipelineDriver) as staged:
+            expected, found = self.drafts(plain), self.drafts(staged)
+            assert not staged.guard.counts, f"{self.who}: faults in the pipeline: {dict(staged.guard.counts)}"
+        self.same(expected, found, "through the pipeline")
 
 
-class ProposerContract:
-    """What every proposer must satisfy.  Override the attributes; heavy ones may be set by an autouse fixture.
-
-    Attributes:
-        spec: the proposer under test.
-        options: its own settings.
-        vocab_size: ids in `texts` are below it.
-        texts: each is fed from half its length to its end; the proposer must draft for at least one of them.
-        width: most draft tokens per request and step, at least 2.
-        device: where batches lie; leave it for proposers that need the host.
-    """
-
-    spec: ProposerSpec
-    options: Mapping[str, object] = NO_OPTIONS
-    vocab_size: int = 64
-    texts: Sequence[Sequence[int]] = DEFAULT_TEXTS
-    width: int = 4
-    device: str = "cpu"
-
-    driver_type: ClassVar[type[Driver]] = Driver
-
-    def driver(self, kind: type[Driver] = Driver, **changes: Any) -> Driver:
-        """Return a new proposer in a new engine that is large enough for the texts."""
-        return kind(
-            self.spec,
-            self.options,
-            vocab_size=self.vocab_size,
-            max_slots=len(self.texts) + 3,
-            max_length=max(len(text) for text in self.texts) + self.width + 1,
-            max_width=self.width,
-            device=self.device,
-            **changes,
-        )
+def _rotated(names: list[str], step: int) -> list[str]:
+    first = step % len(names)
+    return names[first:] + names[:first]

@@ -200,9 +200,7 @@ class Driver:
             device=context.device,
         )
 
-    def step(
-        self, width: int, *, order: Sequence[str] | None = None, caps: Mapping[str, int] | None = None
-    ) -> Step:
+    def step(self, width: int, *, order: Sequence[str] | None = None, caps: Mapping[str, int] | None = None) -> Step:
         """Let the proposer ingest the present batch and, with a width above 0, draft.
 
         `caps` bounds single requests' drafts, by name.  Requests that are not in `order` sit the step out.
@@ -211,7 +209,7 @@ class Driver:
         batch = self.batch(order)
         bounds = torch.tensor([width if caps is None else caps.get(name, width) for name in names], dtype=torch.int32)
         bounds = bounds.to(batch.device)
-        step = Step(names, batch, batch.limits(width, bounds), self._run(batch, width, bounds))
+        step = Step(names, batch, batch.limits(width, bounds), self.run(batch, width, bounds))
         self._reset_slots.difference_update(self._seats[name].slot for name in names)
         for name in names:
             self._seats[name].known = len(self._seats[name].tokens)
@@ -235,7 +233,8 @@ class Driver:
             self.proposer.observe(self.batch(step.names), step.draft, verdict)
         return verdict
 
-    def _run(self, batch: BatchView, width: int, bounds: Tensor) -> Draft:
+    def run(self, batch: BatchView, width: int, caps: Tensor) -> Draft:
+        """Hand the proposer one batch; `caps` [B] int32 bounds the rows."""
         distribution = self.spec.caps.distribution
         draft = Draft.allocate(
             batch.batch_size,
@@ -249,7 +248,7 @@ class Driver:
         draft.reset(batch.lengths)
         self.proposer.ingest(batch)
         if width:
-            self.proposer.propose(batch, batch.limits(width, bounds), draft)
+            self.proposer.propose(batch, batch.limits(width, caps), draft)
         return draft
 
     def _tell(self, kind: Lifecycle, seat: _Seat) -> None:

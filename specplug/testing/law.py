@@ -3,18 +3,17 @@
 On a tiny vocabulary a verifier is a step function of its random numbers: it compares them with acceptance ratios and
 with cumulated probabilities, and nothing else about them matters.  So the unit cube is cut along all those thresholds,
 on every axis alike (a verifier that uses a number for the wrong thing is integrated exactly, too), the verifier runs
-once at the middle of every cell, all cells being rows of one batch, and each result weighs as much as its cell's volume.
+once at the middle of every cell, all cells being rows of one batch, and each result weighs as much as its cell.
 No sampling error is left: a lossless verifier's law equals the target's to rounding.
 
-Thresholds are those of the case's own target and draft laws.  A verifier that invents others, say from a wrong draft
-law, is integrated approximately; a lossless one of this family is always integrated exactly, so that any deviation
-convicts.
+Thresholds are those of the case's own target and draft laws.  A verifier that judges by another law has others, falls
+between the cells and could even pass: to convict such a mistake reliably, name that law in `Case.judged_by`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -86,12 +85,14 @@ class Case:
     """What a verifier faces: a target, and drafts that are fixed or drawn from a draft model.
 
     Attributes:
-        target: its depth is the width plus one.
+        target: its depth is the buffer's width, filler included, plus one.
         knobs: how the target is sampled.
         drafted: the fixed draft of a one-hot proposer; None when drafts are drawn from `draft_model`.
         draft_model: drafts have its depth.
         distribution: what the draft declares: LOGITS or PROBS for a draft model.
         filler: tokens that lie in the draft's buffers beyond its length; the target's logits there are of no law.
+        judged_by: laws [N, V] that a wrong verifier may take for the draft law, as functions of the true one.  They
+            add thresholds, so that it, too, is integrated exactly.
     """
 
     target: TinyModel
@@ -100,6 +101,7 @@ class Case:
     draft_model: TinyModel | None = None
     distribution: Distribution = Distribution.ONE_HOT
     filler: Chain = ()
+    judged_by: tuple[Callable[[Tensor], Tensor], ...] = ()
 
     @property
     def horizon(self) -> int:
@@ -115,7 +117,7 @@ def target_law(case: Case) -> Tensor:
 def emitted_law(verifier: Verifier, case: Case) -> Tensor:
     """Return [V ** horizon] float64: the law of what the verifier emits, continued by the target's own law.
 
-    Mass of malformed results (ids outside the vocabulary, no token emitted) is missing from it.
+    Mass of malformed results (ids outside the vocabulary, none or too many of them) is missing from it.
     """
     arrived = _nothing(case)
     for chain, chance in _drafts(case):
@@ -147,7 +149,7 @@ def _drafts(case: Case) -> Iterator[tuple[Chain, float]]:
 def _draft_law(case: Case, chain: Chain) -> Tensor:
     """[N, V] float64: the laws that the tokens of `chain` were drawn from."""
     if case.draft_model is None:
-        return torch.nn.functional.one_hot(torch.tensor(chain, dtype=torch.int64), case.target.vocab).double()
+        return _one_hot(chain, case.target.vocab)
     return Knobs(case.knobs.temperature).law(case.draft_model.along(chain[:-1]))
 
 
@@ -186,13 +188,16 @@ def _cells(case: Case, chain: Chain) -> tuple[Tensor, Tensor]:
 def _thresholds(case: Case, chain: Chain) -> list[float]:
     """All values in (0, 1), ascending, that a verifier of `chain` may compare a number with."""
     p = case.knobs.law(_logits(case, chain))
-    q = _draft_law(case, chain)
-    at = torch.arange(len(chain)), torch.tensor(chain, dtype=torch.int64)
-    before = p[: len(chain)]
-    residual = (before - q).clamp(min=0)
-    residual = residual / residual.sum(-1, keepdim=True).clamp(min=1e-300)
-    found = torch.cat([(before[at] / q[at]).flatten(), p.cumsum(-1).flatten(), residual.cumsum(-1).flatten()])
-    return _distinct([value for value in found.tolist() if 1e-12 < value < 1 - 1e-12])
+    filler = tuple(max(token, 0) for token in case.filler)
+    true_law = torch.cat([_draft_law(case, chain), _one_hot(filler, case.target.vocab)])
+    found = [p.cumsum(-1)]
+    for q in (true_law, *(mistake(true_law) for mistake in case.judged_by)):
+        residual = (p[:-1] - q).clamp(min=0)
+        residual = residual / residual.sum(-1, keepdim=True).clamp(min=1e-300)
+        kept = (p[place, token] / q[place, token] for place, token in enumerate(chain + filler))
+        found += [residual.cumsum(-1), *kept]
+    values = torch.cat([value.flatten() for value in found]).tolist()
+    return _distinct([value for value in values if 1e-12 < value < 1 - 1e-12])
 
 
 def _distinct(values: Sequence[float]) -> list[float]:
@@ -226,6 +231,11 @@ def _continue(case: Case, law: Tensor, arrived: Sequence[Tensor]) -> Tensor:
 def _nothing(case: Case) -> list[Tensor]:
     """No mass on any sequence of 1, 2, ... tokens."""
     return [torch.zeros(case.target.vocab**length, dtype=torch.float64) for length in range(1, case.horizon + 1)]
+
+
+def _one_hot(tokens: Chain, vocab: int) -> Tensor:
+    """[len(tokens), V] float64."""
+    return torch.eye(vocab, dtype=torch.float64)[list(tokens)]
 
 
 def _code(tokens: Chain, vocab: int) -> int:

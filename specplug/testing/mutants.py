@@ -6,7 +6,7 @@ the reference proves nothing.  Some mistakes only show under a condition, which 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import torch
@@ -59,11 +59,27 @@ class ReusedNumber(ReferenceVerifier):
         return uniforms.accept.gather(1, num_accepted[:, None].clamp(max=width - 1))[:, 0]
 
 
+def uniform(law: Tensor) -> Tensor:
+    """Return the uniform law over the same vocabulary."""
+    return torch.full_like(law, 1.0 / law.shape[-1])
+
+
+def tempered(law: Tensor) -> Tensor:
+    """Return the law at twice its temperature."""
+    flattened = law.sqrt()
+    return flattened / flattened.sum(-1, keepdim=True)
+
+
+def halved(law: Tensor) -> Tensor:
+    """Return half of every probability, which is no law at all."""
+    return law / 2
+
+
 class UniformDraftLaw(ReferenceVerifier):
     """Judges every draft as if it had been drawn uniformly from the vocabulary."""
 
     def _draft_law(self, draft: Draft, drafted: Tensor, sampling: SamplingBatch, vocab: int) -> Tensor:
-        return torch.full_like(super()._draft_law(draft, drafted, sampling, vocab), 1.0 / vocab)
+        return uniform(super()._draft_law(draft, drafted, sampling, vocab))
 
 
 class TemperedDraftLaw(ReferenceVerifier):
@@ -73,8 +89,7 @@ class TemperedDraftLaw(ReferenceVerifier):
     """
 
     def _draft_law(self, draft: Draft, drafted: Tensor, sampling: SamplingBatch, vocab: int) -> Tensor:
-        flattened = super()._draft_law(draft, drafted, sampling, vocab).sqrt()
-        return flattened / flattened.sum(-1, keepdim=True)
+        return tempered(super()._draft_law(draft, drafted, sampling, vocab))
 
 
 class AcceptsAlways(ReferenceVerifier):
@@ -88,8 +103,11 @@ class LenientThreshold(ReferenceVerifier):
     """Keeps draft tokens twice as readily as it may: lossy acceptance as some engines offer it."""
 
     def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor) -> Tensor:
-        return super()._keeps(2 * p, q, numbers)
+        return super()._keeps(p, halved(q), numbers)
 
+
+# What the mutants take for the draft law: `specplug.testing.law.Case.judged_by` needs to know.
+MISTAKEN_LAWS: tuple[Callable[[Tensor], Tensor], ...] = (uniform, tempered, halved)
 
 LOSSY_MUTANTS: Mapping[str, type[ReferenceVerifier]] = MappingProxyType(
     {

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from specplug.errors import ContractError
+
 MIN_EXPECTED = 5.0  # below this expected count per cell the chi-squared law is a poor approximation
 
 
@@ -21,15 +23,21 @@ def g_test(observed_counts: ArrayLike, expected_probs: ArrayLike) -> float:
         expected_probs: [K], summing to 1.
 
     Raises:
-        ValueError: the shapes differ, there are no counts, or the probabilities are not a law.
+        ContractError: the shapes differ, there are no counts, or the probabilities are not a law.
     """
     observed, probs = np.asarray(observed_counts, np.float64), np.asarray(expected_probs, np.float64)
     total = float(observed.sum())
     if observed.shape != probs.shape or observed.ndim != 1 or total <= 0:
-        raise ValueError(f"g_test: found counts {observed.shape} (sum {total:g}) and probabilities {probs.shape}; "
-                         "expected two lists of one length and at least one count")
+        raise ContractError.build(
+            "counts and probabilities do not fit",
+            who="g_test",
+            found=f"counts {observed.shape} of sum {total:g}, probabilities {probs.shape}",
+            expected="two lists of one length, and at least one count",
+        )
     if (probs < 0).any() or abs(probs.sum() - 1) > 1e-6:
-        raise ValueError(f"g_test: found probabilities of sum {probs.sum():g}; expected a law")
+        raise ContractError.build(
+            "expected_probs is no law", who="g_test", found=f"sum {probs.sum():g}", expected="sum 1, none below 0"
+        )
     if observed[probs == 0].any():
         return 0.0
     cells = _pool(probs * total)

@@ -120,7 +120,7 @@ class Draft:
         self.source.fill_(-1)
         self.base_len.copy_(base_len)
         if self.parents is not None:
-            self.parents.copy_(self._chain())
+            self.parents.copy_(chain_parents(self))
 
     def clear(self) -> None:
         """Drop every row's draft, keeping its base."""
@@ -165,10 +165,6 @@ class Draft:
         """Return host values as one row [N] of the buffer."""
         row = [*values, *[filler] * (self.width - len(values))]
         return torch.tensor(row, dtype=dtype, device=self.device)
-
-    def _chain(self) -> Tensor:
-        """Return [N] int32: the parents of a chain."""
-        return torch.arange(-1, self.width - 1, dtype=torch.int32, device=self.device)
 
     def mask(self) -> Tensor:
         """Return [B, N] bool: which places hold a draft token."""
@@ -292,7 +288,7 @@ class Draft:
             if mine is not None and theirs is not None:
                 mine.copy_(theirs)
         if self.parents is not None and other.parents is None:
-            self.parents.copy_(self._chain())
+            self.parents.copy_(chain_parents(self))
 
     def validate(self) -> None:
         """Raise `ContractError` when a shape or dtype is off.  Reads no tensor values, so it is safe on a GPU."""

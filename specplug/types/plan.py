@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-
-_NO_CAPS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ class StepPlan:
 
     width: int
     token_budget: int | None = None
-    caps: Mapping[str, int] = field(default_factory=lambda: _NO_CAPS)
+    caps: Mapping[str, int] = field(default_factory=dict)
 
     def width_for(self, request_id: str) -> int:
         """Return the most draft tokens that this plan allows the request."""

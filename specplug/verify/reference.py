@@ -66,18 +66,17 @@ class ReferenceVerifier(Verifier):
         positions = torch.arange(width + 1, device=lengths.device)
         logits = target.at(torch.minimum(positions, lengths[:, None]))
         law = target_probs(logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        return law.double()
+        return _normalised(law)
 
     def _draft_law(self, draft: Draft, drafted: Tensor, sampling: SamplingBatch, vocab: int) -> Tensor:
         """[B, N, V] float64: q at every position, undefined beyond a row's length."""
         if draft.distribution is Distribution.PROBS and draft.draft_probs is not None:
-            probs = draft.draft_probs.double()
-            return probs / probs.sum(-1, keepdim=True)  # float32 laws miss 1 by their rounding
+            return _normalised(draft.draft_probs)
         one_hot = torch.zeros(*drafted.shape, vocab, dtype=torch.float64, device=drafted.device)
         one_hot.scatter_(2, drafted[:, :, None], 1.0)
         if draft.distribution is Distribution.LOGITS and draft.draft_logits is not None:
             greedy = (sampling.temperature == 0)[:, None, None]
-            return torch.where(greedy, one_hot, target_probs(draft.draft_logits, sampling.temperature).double())
+            return torch.where(greedy, one_hot, _normalised(target_probs(draft.draft_logits, sampling.temperature)))
         return one_hot
 
     def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor) -> Tensor:
@@ -126,6 +125,12 @@ def _check(draft: Draft, target: TargetLogits, uniforms: Uniforms) -> None:
             found=f"accept {tuple(uniforms.accept.shape)}, draw {tuple(uniforms.draw.shape)}",
             expected=f"accept {(batch, width)}, draw {(batch, width + 1)}",
         )
+
+
+def _normalised(law: Tensor) -> Tensor:
+    """Return the law in float64, without the rounding by which the sum of a float32 law misses 1."""
+    law = law.double()
+    return law / law.sum(-1, keepdim=True)
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:

@@ -1,0 +1,77 @@
+"""The rows that decode together, as tensors: what proposers and verifiers see of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specplug.types.batch import BatchView
+from specplug.verify.random import uniforms
+from specplug.verify.types import SamplingBatch, Uniforms
+from specplug_transformers.state import RequestState
+from specplug_transformers.table import TokenTable
+
+
+class DecodeBatch:
+    """B requests that keep their slots and cache rows while this object lives.
+
+    What stays the same from step to step is put on the device once; lengths and room are put there at every step.
+    """
+
+    def __init__(self, states: Sequence[RequestState], table: TokenTable) -> None:
+        self.states = tuple(states)
+        self.cache_rows = [state.row for state in states]
+        self._device = table.tokens.device
+        self._view = self._first_view(table)
+        self._seeds = self._column([state.seed for state in states], torch.int64)
+        params = [state.params for state in states]
+        self.sampling = SamplingBatch(
+            temperature=self._view.temperature,
+            top_k=self._column([p.top_k for p in params], torch.int64) if any(p.top_k for p in params) else None,
+            top_p=self._column([p.top_p for p in params], torch.float32) if any(p.top_p < 1 for p in params) else None,
+            min_p=self._column([p.min_p for p in params], torch.float32) if any(p.min_p for p in params) else None,
+        )
+
+    def view(self, *, reset_slots: tuple[int, ...] = (), behind: Sequence[int] | None = None) -> BatchView:
+        """Return the batch as it stands.
+
+        Args:
+            reset_slots: slots that began a new generation since the last step.
+            behind: per row, tokens that lie in the token table behind those that the request has kept.
+        """
+        lengths = [state.length for state in self.states]
+        if behind is not None:
+            lengths = [length + more for length, more in zip(lengths, behind, strict=True)]
+        now = self._column([lengths, [state.room for state in self.states]], torch.int32)
+        return replace(self._view, lengths=now[0], room=now[1], reset_slots=reset_slots)
+
+    def uniforms(self, width: int) -> Uniforms:
+        """Return the verifier's random numbers for this step, from each request's seed and length alone."""
+        return uniforms(self._seeds, self._column([state.length for state in self.states], torch.int64), width)
+
+    def _first_view(self, table: TokenTable) -> BatchView:
+        states = self.states
+        slots = self._column([state.slot for state in states], torch.int64)
+        zeros = torch.zeros(len(states), dtype=torch.int32, device=self._device)
+        return BatchView(
+            slots=slots,
+            generations=self._column([state.generation for state in states], torch.int64),
+            rows=slots,
+            tokens=table.tokens,
+            lengths=zeros,
+            num_new=zeros,  # counted by the pipeline
+            sampled=torch.ones(len(states), dtype=torch.bool, device=self._device),
+            room=zeros,
+            temperature=self._column([state.params.temperature for state in states], torch.float32),
+            grammar=self._column([state.request.grammar for state in states], torch.bool),
+            vocab_size=table.vocab_size,
+            residency=table.residency,
+            request_ids=tuple(state.request.request_id for state in states),
+            requests=tuple(state.request for state in states),
+        )
+
+    def _column(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self._device)

@@ -1,0 +1,128 @@
+"""One speculative step for the requests that are ready to decode: plan, propose, trim, forward, verify, observe.
+
+The last token of a row is fed together with its draft, so the first output token needs no special case, and a row
+without a draft decodes plainly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specplug.interfaces import Verifier
+from specplug.pipeline import DraftStage, PlanStage
+from specplug.types.draft import Draft
+from specplug.types.plan import HostStats, StepCost
+from specplug.types.verdict import Outcome
+from specplug.verify.types import TargetLogits, Verification
+from specplug_transformers.batch import DecodeBatch
+from specplug_transformers.processing import process_row
+from specplug_transformers.runner import ModelRunner
+from specplug_transformers.state import RequestState
+from specplug_transformers.table import TokenTable
+
+
+class Decoder:
+    """Runs decode steps.
+
+    Attributes:
+        steps: forward passes of the target that emitted tokens.
+        last_step: cost of the newest of them, prefill left out; None at first.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, table: TokenTable, plans: PlanStage, drafts: DraftStage, verifier: Verifier
+    ) -> None:
+        self._runner, self._table = runner, table
+        self._plans, self._drafts, self._verifier = plans, drafts, verifier
+        self._batch: DecodeBatch | None = None
+        self.steps = 0
+        self.last_step: StepCost | None = None
+
+    def forget_batch(self) -> None:
+        """Requests have changed places: build the next batch anew."""
+        self._batch = None
+
+    def step(self, states: Sequence[RequestState], num_waiting: int) -> None:
+        """Extend each request by its accepted draft tokens and the one behind them."""
+        began = time.perf_counter()
+        batch = self._batch_of(states)
+        draft = self._draft(batch, num_waiting)
+        logits = self._target_logits(batch, draft)
+        numbers = batch.uniforms(draft.width)
+        verification = self._verifier.verify(draft, TargetLogits.dense(logits), batch.sampling, numbers)
+        self._commit(batch, draft, verification)
+        self.steps += 1
+        self.last_step = StepCost(
+            requests=len(states),
+            tokens=len(states) * (draft.width + 1),
+            context_tokens=sum(state.length for state in states),
+            width=draft.width,
+            seconds=time.perf_counter() - began,
+        )
+
+    def _batch_of(self, states: Sequence[RequestState]) -> DecodeBatch:
+        if self._batch is None or self._batch.states != tuple(states):
+            self._batch = DecodeBatch(states, self._table)
+        return self._batch
+
+    def _draft(self, batch: DecodeBatch, num_waiting: int) -> Draft:
+        """Plan, propose and trim."""
+        states = batch.states
+        figures = tuple(state.stats() for state in states)
+        plan = self._plans.plan(HostStats(self.steps, figures, num_waiting=num_waiting, last_step=self.last_step))
+        allowed = [state.draft_cap(plan.width_for(state.request.request_id)) for state in states]
+        caps = torch.tensor(allowed, dtype=torch.int32, device=self._runner.device)
+        view = batch.view(reset_slots=self._table.take_resets())
+        draft = self._drafts.propose(view, plan.width, caps)
+        return self._narrow(self._drafts.trim(view, draft, plan.token_budget))
+
+    def _narrow(self, draft: Draft) -> Draft:
+        """On a CPU, where looking costs nothing, verify no more columns than the longest draft has."""
+        if self._runner.device.type != "cpu":
+            return draft
+        return draft.view(draft.batch_size, max(draft.lengths.tolist()))
+
+    def _target_logits(self, batch: DecodeBatch, draft: Draft) -> Tensor:
+        """Feed each row's last token and its draft; return [B, N + 1, V] logits, processed as its request asks."""
+        states = batch.states
+        last = torch.tensor([state.tokens[-1:] for state in states], dtype=torch.int64, device=self._runner.device)
+        token_ids = torch.cat([last, draft.token_ids.long()], 1)
+        token_ids = torch.where(token_ids < 0, last, token_ids)  # filler: any valid id, its logits count for nobody
+        logits = self._runner.forward(batch.cache_rows, [state.computed for state in states], token_ids)
+        for index, state in enumerate(states):
+            if state.processors is not None:
+                drafted = draft.token_ids[index, : int(draft.lengths[index])].tolist()
+                try:
+                    process_row(state.processors, state.tokens, drafted, logits[index])
+                except Exception as error:
+                    name = state.request.request_id
+                    error.add_note(f"raised by a logits processor of request {name!r}; abort it and the others go on")
+                    raise
+        return logits
+
+    def _commit(self, batch: DecodeBatch, draft: Draft, verification: Verification) -> None:
+        """Append what was verified, roll back what was not, and report it."""
+        after_stop = []
+        emitted = zip(batch.states, verification.token_ids.tolist(), draft.lengths.tolist(), strict=True)
+        for state, row, verified in emitted:
+            tokens = [token for token in row if token >= 0]
+            start = state.length
+            self._table.write(state.slot, start, tokens)
+            after_stop.append(len(tokens) - state.extend(tokens))
+            state.computed = start + len(tokens) - 1
+            state.verified += verified
+            state.accepted += len(tokens) - 1
+            state.steps += 1
+        self._drafts.observe(
+            batch.view(behind=after_stop),
+            Outcome(
+                verified=draft.lengths,
+                accepted=verification.num_accepted,
+                emitted=verification.num_emitted,
+                after_stop=torch.tensor(after_stop, dtype=torch.int32, device=self._runner.device),
+            ),
+        )

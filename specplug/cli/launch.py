@@ -1,0 +1,55 @@
+"""What `generate` and `demo` share: options that choose engine, model and settings, and how an engine is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specplug.demo import MODEL_NAMES, model_path
+from specplug.registry import default_registry
+from specplug.specs import EngineSpec
+
+EngineName = Annotated[str, typer.Option("--engine", help="The engine that runs the model; see `specplug list`.")]
+Proposer = Annotated[str | None, typer.Option("--proposer", help="The proposer that drafts; see `specplug list`.")]
+Policy = Annotated[str | None, typer.Option("--policy", help="The policy that decides how wide to speculate.")]
+Width = Annotated[
+    int | None,
+    typer.Option("--num-speculative-tokens", "-n", min=0, help="Most draft tokens per step; 0 drafts nothing."),
+]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, ...; a GPU where there is one by default.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="float32 on a CPU and bfloat16 on a GPU by default.")]
+
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="CPU threads; by default 1 for shipped models, torch's own choice else."),
+]
+
+
+def find_model(name: str) -> str:
+    """Return the folder of a shipped model when `name` is one, else `name` itself: a path or a model id."""
+    return str(model_path(name)) if name in MODEL_NAMES and not Path(name).exists() else name
+
+
+def flags(**given: Any) -> dict[str, Any]:
+    """Return the settings that were given on the command line."""
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def start_engine(
+    engine: str, model: str, overrides: dict[str, Any], *, threads: int | None = None, **launch: Any
+) -> Any:
+    """Resolve the settings and start an engine, a `specplug.engines.TextEngine`.
+
+    Raises:
+        SettingsError, PluginError, EngineError: a setting, a plug-in's name or the model is wrong.
+    """
+    from specplug.settings.sources import load_settings
+
+    registry = default_registry()
+    settings = load_settings(overrides, flags_origin="command line", registry=registry).settings
+    found = find_model(model)
+    if threads is None and found != model:
+        threads = 1
+    return registry.get(EngineSpec, engine).build(found, settings, threads=threads, **launch)

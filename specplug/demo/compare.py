@@ -1,0 +1,142 @@
+"""Runs the same tasks with and without speculation, in turn, and compares what came out and what it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+
+from specplug.demo.loops import loop_mask
+from specplug.demo.tasks import Task
+from specplug.engines import TextEngine, TextRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One task, served once.
+
+    Attributes:
+        token_ids, text: what was generated.
+        seconds: time spent on each token; a step's time is shared evenly by the tokens that it emitted.
+        steps: target steps spent on each token, shared likewise.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    seconds: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One task, served without and with speculation."""
+
+    task: Task
+    plain: Run
+    speculative: Run
+    verified: int
+    accepted: int
+
+    @property
+    def identical(self) -> bool:
+        """Whether both runs emitted the same tokens."""
+        return self.plain.token_ids == self.speculative.token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The comparison over the tasks of one kind.
+
+    `tokens`, `tokens_per_step` and `speedup` cover correct outputs only (all outputs of open tasks), less the tokens
+    inside repetition loops; the shares say how much that leaves out.
+
+    Attributes:
+        tasks: how many were served.
+        identical: how many came out the same with and without speculation.
+        correct_share: share of correct outputs; None for open tasks.
+        loop_share: share of the tokens that lie in repetition loops and are left out.
+        tokens_per_step: tau with speculation, bonus included; without it, tau is 1.
+        acceptance_rate: accepted / drafted, over all outputs of the kind.
+        speedup: wall-clock time without speculation / with it, prefill included.
+    """
+
+    kind: str
+    tasks: int
+    identical: int
+    correct_share: float | None
+    loop_share: float
+    tokens: int
+    tokens_per_step: float | None
+    acceptance_rate: float | None
+    speedup: float | None
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the row for JSON."""
+        return asdict(self)
+
+
+def run_pairs(
+    tasks: Sequence[Task], plain: TextEngine, speculative: TextEngine, max_tokens: int, done: Callable[[Task], None]
+) -> list[Pair]:
+    """Serve each task by both engines, one after the other, so that a noisy moment of the machine hits both.
+
+    The first task is served twice, and its first turn not counted: it pays for what is set up once.
+    """
+    for engine in (plain, speculative):
+        _serve(engine, tasks[0], max_tokens)
+    pairs = []
+    for number, task in enumerate(tasks):
+        before = speculative.metrics.snapshot()
+        if number % 2:
+            fast, slow = _serve(speculative, task, max_tokens), _serve(plain, task, max_tokens)
+        else:
+            slow, fast = _serve(plain, task, max_tokens), _serve(speculative, task, max_tokens)
+        news = (speculative.metrics.snapshot() - before).total
+        pairs.append(Pair(task, slow, fast, news.verified, news.accepted))
+        done(task)
+    return pairs
+
+
+def _serve(engine: TextEngine, task: Task, max_tokens: int) -> Run:
+    run = Run()
+    text = []
+    began = time.perf_counter()
+    for update in engine.stream([TextRequest(prompt=task.prompt, max_tokens=max_tokens)]):
+        now = time.perf_counter()
+        count = len(update.token_ids)
+        run.token_ids.extend(update.token_ids)
+        run.seconds.extend([(now - began) / count] * count)
+        run.steps.extend([1 / count] * count)
+        text.append(update.text)
+        began = now
+    return Run(run.token_ids, "".join(text), run.seconds, run.steps)
+
+
+def summarise(kind: str, pairs: Iterable[Pair]) -> Row:
+    """Compare the pairs of one kind, or of all kinds together."""
+    pairs = list(pairs)
+    verdicts = [pair.task.is_correct(pair.speculative.text) for pair in pairs]
+    judged = [verdict for verdict in verdicts if verdict is not None]
+    counted = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is not False and pair.identical]
+    tokens = loops = 0
+    plain_seconds = fast_seconds = steps = 0.0
+    for pair in counted:
+        for place, in_loop in enumerate(loop_mask(pair.speculative.token_ids)):
+            loops += in_loop
+            if not in_loop:
+                tokens += 1
+                steps += pair.speculative.steps[place]
+                plain_seconds += pair.plain.seconds[place]
+                fast_seconds += pair.speculative.seconds[place]
+    verified = sum(pair.verified for pair in pairs)
+    return Row(
+        kind=kind,
+        tasks=len(pairs),
+        identical=sum(pair.identical for pair in pairs),
+        correct_share=sum(judged) / len(judged) if judged else None,
+        loop_share=loops / (tokens + loops) if tokens + loops else 0.0,
+        tokens=tokens,
+        tokens_per_step=tokens / steps if steps else None,
+        acceptance_rate=sum(pair.accepted for pair in pairs) / verified if verified else None,
+        speedup=plain_seconds / fast_seconds if fast_seconds else None,
+    )

@@ -1,0 +1,30 @@
+"""Finds repetition loops: where a small model gets stuck, any lookup drafts perfectly, and the figures would flatter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+PERIOD = 16
+"""Longest period that counts as a loop."""
+
+TIMES = 3
+"""A stretch of `PERIOD` tokens must repeat so many times running."""
+
+
+def loop_mask(token_ids: Sequence[int], period: int = PERIOD, times: int = TIMES) -> list[bool]:
+    """Say of each token whether it lies in a loop.
+
+    A loop is a stretch of at least ``period * times`` tokens that repeats itself with a period of `period` or shorter:
+    16 tokens three times running, or one token 48 times.
+    """
+    inside = [False] * len(token_ids)
+    for step in range(1, period + 1):
+        run = 0
+        for place in range(step, len(token_ids) + 1):
+            if place < len(token_ids) and token_ids[place] == token_ids[place - step]:
+                run += 1
+                continue
+            if run + step >= period * times:
+                inside[place - run - step : place] = [True] * (run + step)
+            run = 0
+    return inside

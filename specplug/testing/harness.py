@@ -1,0 +1,132 @@
+"""What the clauses of the contract share: the proposer under test, the texts, and how they are fed and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from specplug.specs import ProposerSpec
+from specplug.testing.driver import NO_OPTIONS, Driver, RowDraft, Step
+from specplug.types.request import Lifecycle
+
+D = TypeVar("D", bound=Driver)
+
+_PHRASE = (5, 9, 12, 7, 3, 21, 40, 33, 18, 2)
+DEFAULT_TEXTS: tuple[tuple[int, ...], ...] = (
+    _PHRASE * 4,
+    (*_PHRASE[:6], 50, *_PHRASE, 51, *_PHRASE[2:], 50, *_PHRASE),
+    (1, 2, 3, 4) * 6,
+    (8,),
+    tuple(range(60, 20, -1)),
+)
+"""Copies, copies with edits, a loop, a text of one token, and one without any repetition."""
+
+
+class ProposerHarness:
+    """Feeds texts to a proposer and compares what it drafts.
+
+    Override the attributes; one that is expensive may be set by an autouse fixture instead.
+
+    Attributes:
+        spec: the proposer under test.
+        options: its own settings, as its options model takes them.
+        vocab_size: the ids in `texts` are below it.
+        texts: each is fed from half its length to its end; the proposer must draft for at least one of them.
+        width: most draft tokens per request and step, at least 2.
+        device: where batches lie; leave it for proposers that need the host.
+    """
+
+    spec: ProposerSpec
+    options: Mapping[str, object] = NO_OPTIONS
+    vocab_size: int = 64
+    texts: Sequence[Sequence[int]] = DEFAULT_TEXTS
+    width: int = 4
+    device: str = "cpu"
+
+    def driver(self, **changes: Any) -> Driver:
+        """Return a new proposer in a new engine that is large enough for the texts."""
+        return self.driver_of(Driver, **changes)
+
+    def driver_of(self, kind: type[D], **changes: Any) -> D:
+        """Return a driver of another kind."""
+        return kind(
+            self.spec,
+            self.options,
+            vocab_size=self.vocab_size,
+            max_slots=len(self.texts) + 3,
+            max_length=max(len(text) for text in self.texts) + self.width + 1,
+            max_width=self.width,
+            device=self.device,
+            **changes,
+        )
+
+    def steps(
+        self,
+        driver: Driver,
+        *,
+        widths: Callable[[int], int] | None = None,
+        orders: Callable[[list[str], int], list[str]] = lambda names, step: names,
+        caps: Callable[[int, int], int] | None = None,
+    ) -> Iterator[Step]:
+        """Feed all texts, from their first half to their end, by one to three tokens a step; yield every step.
+
+        Args:
+            widths: width by step.
+            orders: order of the rows by step.
+            caps: most draft tokens by request and step.
+        """
+        names = [f"text {index}" for index in range(len(self.texts))]
+        rest = {}
+        for name, text in zip(names, self.texts, strict=True):
+            half = (len(text) + 1) // 2
+            driver.start(name, text[:half])
+            rest[name] = list(text[half:])
+        number = 0
+        while True:
+            bounds = None if caps is None else {name: caps(index, number) for index, name in enumerate(names)}
+            width = self.width if widths is None else widths(number)
+            yield driver.step(width, order=orders(names, number), caps=bounds)
+            if not any(rest.values()):
+                return
+            for index, name in enumerate(names):
+                count = 1 + (number + index) % 3
+                driver.extend(name, rest[name][:count])
+                del rest[name][:count]
+            number += 1
+
+    def drafts(self, driver: Driver, **how: Any) -> list[dict[str, RowDraft]]:
+        """Return the drafts of `steps`, by request."""
+        return [step.by_request() for step in self.steps(driver, **how)]
+
+    def same(self, expected: list[dict[str, RowDraft]], found: list[dict[str, RowDraft]], when: str) -> None:
+        """Assert that two runs drafted the same, confidences up to rounding."""
+        for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+            for name, row in one.items():
+                assert _alike(row, other[name]), (
+                    f"{self.who} drafts differently {when}, for {name!r} at step {number}; found {other[name]}, "
+                    f"expected {row}"
+                )
+
+    def compare_with_fresh(self, used: Driver, text: Sequence[int], kind: Lifecycle, when: str) -> None:
+        """Assert that a part of `text`, which `used` has seen before, is drafted for as by a fresh proposer."""
+        begin = len(text) // 4
+        expected: list[dict[str, RowDraft]] = []
+        found: list[dict[str, RowDraft]] = []
+        with self.driver() as fresh:
+            fresh.start("new", text[begin : begin + 4])
+            used.start("new", text[begin : begin + 4], kind=kind)
+            for driver, drafts in ((fresh, expected), (used, found)):
+                drafts.append(driver.step(self.width, order=["new"]).by_request())
+                driver.extend("new", text[begin + 4 : begin + 7])
+                drafts.append(driver.step(self.width, order=["new"]).by_request())
+        self.same(expected, found, when)
+
+    @property
+    def who(self) -> str:
+        """The proposer, as messages call it."""
+        return f"proposer {self.spec.name!r}"
+
+
+def _alike(one: RowDraft, other: RowDraft) -> bool:
+    close = all(abs(a - b) <= 1e-5 for a, b in zip(one.confidence, other.confidence, strict=False))
+    return close and one._replace(confidence=()) == other._replace(confidence=())

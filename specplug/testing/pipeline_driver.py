@@ -1,0 +1,51 @@
+"""The driver with the real draft stage between engine and proposer, dummy steps included."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from specplug.containment import FaultGuard
+from specplug.handles import make_handle
+from specplug.metrics import SpecMetrics
+from specplug.pipeline import DraftStage
+from specplug.testing.driver import Driver
+from specplug.trim import SurvivalTrimmer
+from specplug.types.batch import BatchView
+from specplug.types.draft import Draft
+
+
+class PipelineDriver(Driver):
+    """Runs every step through `DraftStage`, after a dummy step on the same slots with other text.
+
+    The draft of a step lies in the stage's buffer, which the next step overwrites.  What the proposer does wrong is
+    contained: `guard` has counted it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        context = self.context
+        handle = make_handle(self.spec, self.proposer, deadline=None)
+        self.guard = FaultGuard(self.spec.name)
+        self.stage = DraftStage(
+            [handle],
+            [self.guard],
+            SurvivalTrimmer(),
+            FaultGuard("trim"),
+            caps=context.caps,
+            max_slots=context.max_slots,
+            vocab_size=context.vocab_size,
+            device=context.device,
+            metrics=SpecMetrics(handle.sources, context.caps.max_width, context.device),
+        )
+
+    def run(self, batch: BatchView, width: int, caps: Tensor) -> Draft:
+        """Hand the stage a dummy batch, then the real one."""
+        self.stage.propose(replace(batch, tokens=batch.tokens.flip(1), is_dummy=True), width, caps)
+        return self.stage.propose(batch, width, caps)
+
+    def close(self) -> None:
+        """Close the stage, and the proposer with it."""
+        self.stage.close()

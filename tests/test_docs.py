@@ -1,0 +1,161 @@
+"""What exists is documented, and what is documented exists: commands, hooks, settings and request fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer.main
+
+from specplug import hooks
+from specplug.cli.app import app
+from specplug.registry import Owner, Registry
+from specplug.settings import KINDS, Limits, RequestFields, Settings, leaves, load_settings, parse_request_fields
+from specplug.specs import CheckResult, PluginSpec
+
+DOCS = Path(__file__).parents[1] / "docs"
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+HOOKS = {name: hook for name, hook in vars(hooks).items() if name.startswith("specplug_register_")}
+SIGNATURES = {name: f"def {name}{inspect.signature(hook)}".replace("'", "") for name, hook in HOOKS.items()}
+SPECS = {spec.__name__: spec for spec in KINDS.values()}
+SPEC_OF_HOOK = {name: SPECS[re.search(r"\w+Spec", signature)[0]] for name, signature in SIGNATURES.items()}  # type: ignore[index]
+
+
+def sections(document: str) -> dict[str, str]:
+    """Return the text below each `## heading` of a document."""
+    parts = re.split(r"^## (.+)$", (DOCS / document).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def table(text: str, header: str) -> dict[str, list[str]]:
+    """Return the rows of the table whose first column is called `header`, by what stands there in backticks."""
+    body = text.split(f"| {header} |", 1)[1].split("\n\n", 1)[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines()[2:]]
+    return {name: row[1:] for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
+
+
+def code_blocks(document: str, language: str) -> list[str]:
+    text = (DOCS / document).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def options_of(command) -> set[str]:
+    return {
+        name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts) if name[0] == "-"
+    }
+
+
+def test_every_command_has_a_section_and_every_section_a_command():
+    documented = {name.removeprefix("specplug ") for name in sections("cli.md") if name.startswith("specplug ")}
+    assert documented == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_a_command_is_documented_and_no_other(name: str):
+    documented = {option.split()[0] for option in table(sections("cli.md")[f"specplug {name}"], "Option")}
+    assert documented == options_of(COMMANDS[name])
+
+
+def test_options_before_the_command_are_documented():
+    text = (DOCS / "cli.md").read_text(encoding="utf-8").split("\n## ")[0]
+    assert set(table(text, "Option")) == options_of(typer.main.get_command(app)) - {"--help"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_help_for_every_option(name: str):
+    assert "Example" in (COMMANDS[name].help or "")
+    lacking = [parameter.name for parameter in COMMANDS[name].params if not parameter.help]
+    assert lacking == []
+
+
+def test_every_hook_has_a_section_and_every_section_a_hook():
+    documented = {name for name in sections("hooks.md") if name.startswith("specplug_")}
+    assert documented == set(HOOKS)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hooks_section_shows_its_signature_and_the_fields_of_its_description(name: str):
+    section, spec = sections("hooks.md")[name], SPEC_OF_HOOK[name]
+    assert SIGNATURES[name] == re.search(r"```python\n(def .*)\n```", section)[1]  # type: ignore[index]
+    common = {field.name for field in dataclasses.fields(PluginSpec)}
+    own = {field.name for field in dataclasses.fields(spec)} - common
+    assert set(table(sections("hooks.md")["Fields of every description"], "Field")) == common
+    heading = f"Field of `{spec.__name__}`"
+    assert (set(table(section, heading)) if heading in section else set()) == own
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hooks_example_registers_something(name: str):
+    (example,) = [block for block in code_blocks("hooks.md", "python") if f"@specplug.hookimpl\ndef {name}(" in block]
+    module = ModuleType("example")
+    exec(example, module.__dict__)
+    registry = Registry()
+    registry.add(module, Owner("example", "docs", "1"))
+    assert registry.load_errors == ()
+    assert len(registry.entries(SPEC_OF_HOOK[name])) == 1
+
+
+def test_the_example_check_gives_a_result():
+    (example,) = [block for block in code_blocks("hooks.md", "python") if "CheckResult(" in block]
+    names: dict = {}
+    exec(example, names)
+    assert names["disk"](Settings()).status in ("ok", "warn")
+    assert set(table(sections("hooks.md")["specplug_register_checks"], "Field of `CheckResult`")) == {
+        field.name for field in dataclasses.fields(CheckResult)
+    }
+
+
+def test_every_setting_is_documented_with_its_default_and_no_other():
+    rows = table(sections("settings.md")["Server settings"], "Setting")
+    documented = {key: json.loads(row[1].strip("`")) for key, row in rows.items()}
+    assert documented == {leaf.key: list(leaf.default) if leaf.default == () else leaf.default for leaf in leaves()}
+
+
+def test_every_request_field_is_documented_with_its_default_and_no_other():
+    rows = table(sections("settings.md")["Request fields"], "Field")
+    documented = {key: json.loads(row[1].strip("`")) for key, row in rows.items()}
+    defaults = RequestFields().model_dump()
+    assert documented == {key: list(value) if value == () else value for key, value in defaults.items()}
+
+
+def test_example_settings_are_valid():
+    (toml,) = code_blocks("settings.md", "toml")
+    assert load_settings(tomllib.loads(toml), env={}).settings.options == {"ngram": {"min_n": 3}}
+    (shell,) = code_blocks("settings.md", "sh")
+    inline = re.search(r"SPECPLUG_CONFIG='(.*)'", shell)[1]  # type: ignore[index]
+    assert load_settings(env={"SPECPLUG_CONFIG": inline}).settings.num_speculative_tokens == 6
+
+
+def test_example_in_python_prints_what_it_says(monkeypatch, capsys):
+    monkeypatch.delenv("SPECPLUG_CONFIG", raising=False)
+    (example,) = code_blocks("settings.md", "python")
+    exec(example, {})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"# (.*)$", example, flags=re.MULTILINE)
+
+
+def test_example_requests_are_valid_and_the_three_forms_say_the_same():
+    forms, fields = code_blocks("settings.md", "json")
+
+    def parse(text: str):
+        return parse_request_fields(text, tokenize=lambda s: list(s.encode()), vocab_size=256, limits=Limits())
+
+    first, *others = [parse(line) for line in forms.splitlines()]
+    assert len(others) == 2
+    assert all(other == first for other in others)
+    assert parse(fields)[0].num_speculative_tokens == 16
+
+
+def test_links_between_pages_lead_somewhere():
+    broken = [
+        f"{page.name}: {target}"
+        for page in DOCS.glob("*.md")
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+        if not (DOCS / target).exists()
+    ]
+    assert broken == []

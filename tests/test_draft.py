@@ -1,0 +1,280 @@
+"""Draft: its buffer, and its arithmetic against brute force over root paths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.errors import ContractError
+from specplug.types.caps import Distribution
+from specplug.types.draft import NO_TOKEN, ROOT, Draft
+
+WIDTH = 7
+NAN = float("nan")
+quick = settings(max_examples=60, deadline=None)
+
+
+@st.composite
+def parent_lists(draw):
+    """Parents of one tree, each before its children."""
+    return [draw(st.integers(ROOT, node - 1)) for node in range(draw(st.integers(0, WIDTH)))]
+
+
+@st.composite
+def forests(draw, trees=True):
+    """A draft of up to 3 rows whose token ids name row and node, and whose places beyond the lengths are poison."""
+    rows = draw(st.lists(parent_lists(), min_size=1, max_size=3))
+    draft = Draft.allocate(len(rows), WIDTH, trees=trees, distribution=Distribution.PROBS, vocab_size=2)
+    for row, parents in enumerate(rows):
+        levels = [draw(st.integers(0, 4)) / 4 for _ in parents]
+        ids = [100 * row + node for node in range(len(parents))]
+        draft.set_row(row, ids, levels, source=row, parents=parents if trees else None)
+        draft.confidence[row, len(parents) :] = NAN
+        draft.draft_probs[row] = NAN
+        draft.draft_probs[row, : len(parents)] = torch.tensor(ids, dtype=torch.float32)[:, None]
+    return draft
+
+
+def root_path(draft, row, node):
+    """Nodes from the context to `node`."""
+    path = []
+    while node != ROOT:
+        path.insert(0, node)
+        node = node - 1 if draft.parents is None else int(draft.parents[row, node])
+    return path
+
+
+def survival_of(draft, row, path):
+    """Probability that each node of a path is reached and accepted."""
+    return [float(draft.confidence[row, path[: end + 1]].prod()) for end in range(len(path))]
+
+
+class TestBuffer:
+    def test_allocate(self):
+        draft = Draft.allocate(2, 3, trees=True, distribution=Distribution.LOGITS, vocab_size=5, sources=["a", "b"])
+        draft.validate()
+        assert (draft.batch_size, draft.width, draft.sources) == (2, 3, ("a", "b"))
+        assert draft.token_ids.tolist() == [[NO_TOKEN] * 3] * 2
+        assert draft.source.tolist() == [-1, -1]
+        assert draft.parents.tolist() == [[-1, 0, 1]] * 2
+        assert draft.draft_logits.shape == (2, 3, 5)
+        assert draft.draft_probs is None
+        assert Draft.allocate(2, 3).parents is None
+
+    def test_view_shares_memory(self):
+        buffer = Draft.allocate(4, 5, trees=True, distribution=Distribution.PROBS, vocab_size=2)
+        view = buffer.view(2, 3)
+        view.validate()
+        view.set_row(1, [7, 8], 0.5, source=1, parents=[-1, -1])
+        view.draft_probs[1, 0] = 1.0
+        view.base_len[1] = 9
+        assert buffer.token_ids[1].tolist() == [7, 8, -1, -1, -1]
+        assert buffer.parents[1, :2].tolist() == [-1, -1]
+        assert buffer.lengths.tolist() == [0, 2, 0, 0]
+        assert buffer.source.tolist() == [-1, 1, -1, -1]
+        assert buffer.base_len.tolist() == [0, 9, 0, 0]
+        assert buffer.draft_probs.sum() == 2
+
+    @given(forests())
+    @quick
+    def test_reset_empties_a_used_buffer(self, draft):
+        draft.reset(torch.full((draft.batch_size,), 4, dtype=torch.int32))
+        fresh = Draft.allocate(draft.batch_size, WIDTH, trees=True)
+        for name in ("token_ids", "lengths", "confidence", "source", "parents"):
+            assert torch.equal(getattr(draft, name), getattr(fresh, name)), name
+        assert draft.base_len.tolist() == [4] * draft.batch_size
+        draft.clear()
+        assert draft.base_len.tolist() == [4] * draft.batch_size
+
+    def test_set_row_replaces_the_row_before(self):
+        draft = Draft.allocate(1, 3, trees=True)
+        draft.set_row(0, [1, 2, 3], [0.9, 0.8, 0.7], source=2, parents=[-1, -1, -1])
+        draft.set_row(0, [4, 5], 0.5)
+        assert draft.token_ids.tolist() == [[4, 5, -1]]
+        assert draft.confidence.tolist() == [[0.5, 0.5, 0.0]]
+        assert draft.parents.tolist() == [[-1, 0, -1]]  # without parents it is a chain, also in a tree buffer
+        assert (draft.lengths.tolist(), draft.source.tolist()) == ([2], [0])
+        draft.set_row(0, [], [])
+        assert (draft.lengths.tolist(), draft.source.tolist()) == ([0], [-1])
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            ({"token_ids": [1, 2, 3], "confidence": 0.5}, "draft too long; found 3; expected <= 2"),
+            ({"token_ids": [1, 2], "confidence": [0.5]}, "1 confidences and 2 parents; expected 2"),
+            ({"token_ids": [1, 2], "confidence": 0.5, "parents": [-1]}, "2 confidences and 1 parents; expected 2"),
+            ({"token_ids": [1], "confidence": 0.5, "parents": [-1]}, "takes no trees; expected parents=None"),
+        ],
+    )
+    def test_set_row_refuses(self, args, message):
+        draft = Draft.allocate(1, 2)
+        with pytest.raises(ContractError, match=message):
+            draft.set_row(0, **args)
+        assert draft.lengths.tolist() == [0]
+        assert draft.token_ids.tolist() == [[-1, -1]]
+
+    @given(forests(), st.lists(st.integers(-1, WIDTH + 1), min_size=3, max_size=3))
+    @quick
+    def test_shorten_cuts_rows_to_prefixes(self, draft, limits):
+        before = draft.token_ids.clone()
+        expected = [min(n, max(0, limit)) for n, limit in zip(draft.lengths.tolist(), limits, strict=False)]
+        draft.shorten(torch.tensor(limits[: draft.batch_size]))
+        assert draft.lengths.tolist() == expected
+        for row, length in enumerate(expected):
+            assert draft.token_ids[row, :length].equal(before[row, :length])
+            assert draft.token_ids[row, length:].eq(NO_TOKEN).all()
+            assert draft.confidence[row, length:].eq(0).all()
+            assert draft.parents[row, length:].eq(ROOT).all()
+            assert int(draft.source[row]) == (row if length else -1)
+
+    @pytest.mark.parametrize(
+        ("name", "wrong"),
+        [
+            ("token_ids", torch.zeros(2, 3, dtype=torch.int64)),
+            ("lengths", torch.zeros(3, dtype=torch.int32)),
+            ("confidence", torch.zeros(2, 3, dtype=torch.float64)),
+            ("source", torch.zeros(2, dtype=torch.int64)),
+            ("base_len", torch.zeros(2, 1, dtype=torch.int32)),
+            ("parents", torch.zeros(2, 2, dtype=torch.int32)),
+            ("draft_probs", None),
+            ("draft_probs", torch.zeros(2, 2, 4)),
+        ],
+    )
+    def test_validate_names_what_is_malformed(self, name, wrong):
+        draft = Draft.allocate(2, 3, trees=True, distribution=Distribution.PROBS, vocab_size=4)
+        draft.validate()
+        with pytest.raises(ContractError, match=rf"Draft\.{name} is .*malformed; found|{name} is missing"):
+            replace(draft, **{name: wrong}).validate()
+
+
+class TestCopy:
+    @given(forests())
+    @quick
+    def test_copies_everything(self, draft):
+        twin = Draft.allocate(draft.batch_size, WIDTH, trees=True, distribution=Distribution.PROBS, vocab_size=2)
+        draft.base_len.fill_(3)
+        twin.copy_(draft)
+        for name in ("token_ids", "lengths", "confidence", "source", "base_len", "parents", "draft_probs"):
+            mine, theirs = getattr(twin, name), getattr(draft, name)
+            assert torch.equal(mine.nan_to_num(), theirs.nan_to_num()), name
+            assert mine.data_ptr() != theirs.data_ptr()
+
+    def test_a_chain_stays_one_in_a_tree_buffer(self):
+        chain, tree = Draft.allocate(1, 3), Draft.allocate(1, 3, trees=True)
+        chain.set_row(0, [1, 2, 3], 0.5)
+        tree.set_row(0, [4, 5, 6], 0.5, parents=[-1, -1, -1])
+        tree.copy_(chain)
+        assert tree.parents.tolist() == [[-1, 0, 1]]
+
+    def test_an_unwanted_distribution_is_left_out(self):
+        plain = Draft.allocate(1, 2)
+        plain.copy_(Draft.allocate(1, 2, distribution=Distribution.PROBS, vocab_size=3))
+        plain.validate()
+        assert plain.distribution is Distribution.ONE_HOT
+
+    @pytest.mark.parametrize(
+        ("buffer", "other"),
+        [
+            ({}, {"trees": True}),
+            ({"distribution": Distribution.PROBS}, {}),
+            ({"distribution": Distribution.LOGITS}, {"distribution": Distribution.PROBS}),
+        ],
+    )
+    def test_refuses_what_it_would_misstate(self, buffer, other):
+        with pytest.raises(ContractError, match=r"Draft\.copy_: cannot hold that draft; found .*; expected "):
+            Draft.allocate(1, 2, **buffer).copy_(Draft.allocate(1, 2, **other))
+
+
+class TestPaths:
+    @given(st.booleans().flatmap(forests))
+    @quick
+    def test_survival_and_expected_accepted(self, draft):
+        survival, expected = draft.survival(), draft.expected_accepted()
+        for row, length in enumerate(draft.lengths.tolist()):
+            assert survival[row, length:].eq(0).all()
+            for node in range(length):
+                along = survival_of(draft, row, root_path(draft, row, node))
+                assert float(survival[row, node]) == pytest.approx(along[-1], abs=1e-6)
+                assert float(expected[row, node]) == pytest.approx(sum(along), abs=1e-6)
+
+    @given(forests())
+    @quick
+    def test_as_chain_is_a_best_root_path(self, draft):
+        chain = draft.as_chain()
+        chain.validate()
+        assert chain.parents is None
+        for row, length in enumerate(draft.lengths.tolist()):
+            paths = [root_path(draft, row, node) for node in range(length)]
+            gains = {tuple(100 * row + n for n in path): sum(survival_of(draft, row, path)) for path in paths}
+            kept = int(chain.lengths[row])
+            ids = tuple(chain.token_ids[row, :kept].tolist())
+            assert chain.token_ids[row, kept:].eq(NO_TOKEN).all()
+            assert chain.confidence[row, kept:].eq(0).all()
+            if not length:
+                assert kept == 0
+                continue
+            assert gains[ids] == pytest.approx(max(gains.values()), abs=1e-6)
+            assert chain.confidence[row, :kept].equal(draft.confidence[row, [i % 100 for i in ids]])
+            assert tuple(chain.draft_probs[row, :kept, 1].tolist()) == ids
+            assert int(chain.source[row]) == row
+
+    def test_as_chain_keeps_a_chain_whole(self):
+        draft = Draft.allocate(1, 4, trees=True)
+        draft.set_row(0, [5, 6, 7], 0.0)
+        assert draft.as_chain().token_ids.tolist() == [[5, 6, 7, -1]]
+        chain = Draft.allocate(1, 4)
+        assert chain.as_chain() is chain
+
+    def test_keep_renumbers_parents(self):
+        draft = Draft.allocate(1, 6, trees=True)
+        draft.set_row(0, [10, 11, 12, 13, 14], [0.1, 0.2, 0.3, 0.4, 0.5], parents=[-1, -1, 0, 1, 3])
+        kept = draft.keep(torch.tensor([[False, True, False, True, True, True]]))
+        assert kept.token_ids.tolist() == [[11, 13, 14, -1, -1, -1]]
+        assert kept.parents.tolist() == [[-1, 0, 1, -1, -1, -1]]
+
+    @given(st.booleans().flatmap(forests), st.data())
+    @quick
+    def test_keep_moves_nodes_together(self, draft, data):
+        wanted = torch.tensor(data.draw(st.lists(st.booleans(), min_size=3 * WIDTH, max_size=3 * WIDTH)))
+        mask = wanted.view(3, WIDTH)[: draft.batch_size].clone()
+        for row, length in enumerate(draft.lengths.tolist()):
+            for node in range(length):
+                mask[row, node] &= all(bool(mask[row, above]) for above in root_path(draft, row, node))
+        before, survival = draft.token_ids.clone(), draft.survival()
+        kept = draft.keep(mask)
+        kept.validate()
+        assert draft.token_ids.equal(before)
+        for row, length in enumerate(draft.lengths.tolist()):
+            nodes = [node for node in range(length) if mask[row, node]]
+            count = len(nodes)
+            assert int(kept.lengths[row]) == count
+            assert kept.token_ids[row].tolist() == [100 * row + n for n in nodes] + [NO_TOKEN] * (WIDTH - count)
+            assert kept.confidence[row, count:].eq(0).all()
+            assert kept.draft_probs[row, :count, 0].tolist() == [100 * row + n for n in nodes]
+            assert int(kept.source[row]) == (row if count else -1)
+            for place, node in enumerate(nodes):
+                assert [nodes[n] for n in root_path(kept, row, place)] == root_path(draft, row, node)
+            assert torch.allclose(kept.survival()[row, :count], survival[row, nodes])
+
+    @pytest.mark.parametrize(("rows", "width"), [(0, 0), (0, 3), (2, 0)])
+    @pytest.mark.parametrize("trees", [False, True])
+    def test_empty_drafts(self, rows, width, trees):
+        draft = Draft.allocate(rows, width, trees=trees)
+        for result in (draft.as_chain(), draft.keep(torch.ones(rows, width, dtype=torch.bool)), draft.view(0, 0)):
+            result.validate()
+            assert result.lengths.sum() == 0
+        assert draft.survival().shape == draft.expected_accepted().shape == (rows, width)
+
+    @pytest.mark.parametrize("trees", [False, True])
+    def test_nothing_reads_back(self, trees):
+        """Meta tensors hold no values: whatever needs one raises."""
+        draft = Draft.allocate(3, 4, trees=trees, device="meta", distribution=Distribution.PROBS, vocab_size=5)
+        draft.shorten(torch.empty(3, dtype=torch.int32, device="meta"))
+        draft.reset(torch.empty(3, dtype=torch.int32, device="meta"))
+        for result in (draft.as_chain(), draft.keep(draft.mask())):
+            result.validate()
+        assert draft.expected_accepted().device.type == draft.survival().device.type == "meta"

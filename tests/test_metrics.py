@@ -1,0 +1,207 @@
+"""SpecMetrics against counting by hand, row by row."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specplug.errors import ContractError
+from specplug.metrics import NO_SOURCE, MetricsSnapshot, SourceCounts, SpecMetrics
+from specplug.types.draft import Draft
+from specplug.types.verdict import Outcome, Verdict
+
+SOURCES = ("own text", "references")
+WIDTH = 4
+
+
+class NoReadBack(TorchDispatchMode):
+    """Fails on the operations by which a tensor's values reach Python."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "equal", "masked_select"):
+            raise AssertionError(f"{func} reads back")
+        return func(*args, **(kwargs or {}))
+
+
+def step(rows: list[dict], device: str = "cpu") -> tuple[Draft, Verdict]:
+    """One step's draft and verdict; what a row leaves out is 0, and its source "none"."""
+
+    def column(name):
+        return torch.tensor([row.get(name, 0) for row in rows], dtype=torch.int32).to(device)
+
+    draft = Draft.allocate(len(rows), WIDTH, device=device, sources=SOURCES)
+    draft.lengths.copy_(column("proposed"))
+    draft.source.copy_(torch.tensor([row.get("source", -1) for row in rows]))
+    fields = ("verified", "accepted", "emitted", "cut_by_grammar", "after_stop")
+    return draft, Verdict.build(draft.lengths, Outcome(*map(column, fields)))
+
+
+STEP = [
+    {"source": 0, "proposed": 4, "verified": 4, "accepted": 2, "emitted": 3},
+    {"source": 0, "proposed": 3, "verified": 1, "accepted": 1, "emitted": 2},  # two dropped by the engine
+    {"source": 1, "proposed": 3, "verified": 1, "accepted": 0, "emitted": 1, "cut_by_grammar": 2},
+    {"source": 1, "proposed": 2, "verified": 2, "accepted": 2, "emitted": 3, "after_stop": 2},
+    {"emitted": 1},  # plain decoding
+    {},  # a prefill chunk
+]
+
+
+def recorded(*steps: list[dict]) -> SpecMetrics:
+    metrics = SpecMetrics(SOURCES, WIDTH)
+    for rows in steps:
+        metrics.record(*step(rows))
+    return metrics
+
+
+class TestCounts:
+    def test_one_step(self):
+        own, references, nobody = recorded(STEP).snapshot().by_source.values()
+        assert own == SourceCounts(
+            target_steps=2,
+            proposed=7,
+            verified=5,
+            tested=4,
+            accepted=3,
+            cut_by_grammar=0,
+            emitted=5,
+            after_stop=0,
+            verified_at=(2, 1, 1, 1),
+            tested_at=(2, 1, 1, 0),
+            accepted_at=(2, 1, 0, 0),
+        )
+        assert (own.rejected, own.wasted, own.never_verified) == (1, 2, 2)
+        assert own.acceptance_rate == 3 / 7
+        assert own.verified_acceptance_rate == 3 / 5
+        assert own.acceptance_by_position == (1.0, 1.0, 0.0, None)
+        assert own.tau == 5 / 2
+        assert (references.rejected, references.never_verified, references.cut_by_grammar) == (1, 0, 2)
+        assert (references.emitted, references.after_stop) == (4, 2)
+        assert (nobody.target_steps, nobody.emitted, nobody.proposed) == (1, 1, 0)
+
+    def test_total_counts_plain_rows_too(self):
+        total = recorded(STEP).snapshot().total
+        assert total.target_steps == 5
+        assert total.tau == 10 / 5
+        assert total.acceptance_rate == 5 / 12
+
+    def test_nothing_recorded_has_no_ratios(self):
+        total = SpecMetrics((), 2).snapshot().total
+        assert (total.acceptance_rate, total.verified_acceptance_rate, total.tau) == (None, None, None)
+        assert total.acceptance_by_position == (None, None)
+
+    @given(st.data())
+    @settings(max_examples=50, deadline=None)
+    def test_against_plain_python(self, data):
+        steps = data.draw(st.lists(st.lists(random_rows(), max_size=4), max_size=3))
+        snapshot = recorded(*steps).snapshot()
+        rows = [row for rows in steps for row in rows]
+        for name, counts in snapshot.by_source.items():
+            mine = [r for r in rows if (SOURCES[r["source"]] if r["source"] in (0, 1) else NO_SOURCE) == name]
+            tested = [min(r["accepted"] + 1, r["verified"]) for r in mine]
+            assert counts.target_steps == sum(r["emitted"] > 0 for r in mine)
+            for field in ("proposed", "verified", "accepted", "cut_by_grammar", "emitted", "after_stop"):
+                assert getattr(counts, field) == sum(r[field] for r in mine), field
+            assert counts.proposed == counts.verified + counts.cut_by_grammar + counts.never_verified
+            assert counts.verified == counts.accepted + counts.wasted
+            assert counts.rejected == sum(r["accepted"] < r["verified"] for r in mine)
+            for place in range(WIDTH):
+                assert counts.verified_at[place] == sum(r["verified"] > place for r in mine)
+                assert counts.tested_at[place] == sum(n > place for n in tested)
+                assert counts.accepted_at[place] == sum(r["accepted"] > place for r in mine)
+
+
+@st.composite
+def random_rows(draw):
+    proposed = draw(st.integers(0, WIDTH))
+    cut = draw(st.integers(0, proposed))
+    verified = draw(st.integers(0, proposed - cut))
+    accepted = draw(st.integers(0, verified))
+    return {
+        "source": draw(st.integers(-1, 3)),  # 2 and 3 are out of range
+        "proposed": proposed,
+        "verified": verified,
+        "accepted": accepted,
+        "cut_by_grammar": cut,
+        "emitted": draw(st.sampled_from([0, accepted + 1])),
+        "after_stop": draw(st.integers(0, accepted)),
+    }
+
+
+class TestSnapshot:
+    def test_difference_is_what_happened_in_between(self):
+        metrics = recorded(STEP, STEP)
+        metrics.fault("slow", "late")
+        before = metrics.snapshot()
+        metrics.record(*step(STEP))
+        metrics.fault("slow", "late")
+        metrics.fault("slow", "switched off")
+        spent = metrics.snapshot() - before
+        assert spent.by_source == recorded(STEP).snapshot().by_source
+        assert spent.faults == {"slow": {"late": 1, "switched off": 1}}
+        assert (metrics.snapshot() - metrics.snapshot()).faults == {}
+
+    def test_a_snapshot_does_not_move(self):
+        metrics = recorded(STEP)
+        metrics.fault("slow", "late")
+        before, twin = metrics.snapshot(), metrics.snapshot()
+        metrics.record(*step(STEP))
+        metrics.fault("slow", "late")
+        assert before == twin
+        assert metrics.snapshot() != before
+
+    def test_snapshots_of_different_metrics_do_not_subtract(self):
+        with pytest.raises(ContractError, match=r"different metrics; found .*'none'\]; expected .*\['own"):
+            recorded(STEP).snapshot() - SpecMetrics((), WIDTH).snapshot()
+
+    def test_as_dict_is_json_of_every_field(self):
+        metrics = recorded(STEP)
+        metrics.fault("slow", "raised")
+        plain = json.loads(json.dumps(metrics.snapshot().as_dict(), allow_nan=False))
+        assert plain["faults"] == {"slow": {"raised": 1}}
+        assert plain["total"]["tau"] == 2.0
+        assert plain["by_source"]["own text"]["acceptance_by_position"] == [1.0, 1.0, 0.0, None]
+        public = {name for name in dir(SourceCounts) if not name.startswith("_")} - {"as_dict"}
+        assert set(plain["total"]) == public
+
+    def test_snapshots_cross_processes(self):
+        snapshot = recorded(STEP).snapshot()
+        copy = pickle.loads(pickle.dumps(snapshot))
+        assert isinstance(copy, MetricsSnapshot)
+        assert copy == snapshot
+
+
+class TestRecording:
+    def test_reads_nothing_back(self):
+        metrics, (draft, verdict) = SpecMetrics(SOURCES, WIDTH), step(STEP)
+        with NoReadBack():
+            metrics.record(draft, verdict)
+        assert metrics.snapshot().total.target_steps == 5
+
+    def test_needs_no_values(self):
+        """On the meta device tensors hold no values: whatever needs one raises."""
+        metrics = SpecMetrics(SOURCES, WIDTH, device="meta")
+        metrics.record(*step(STEP, device="meta"))
+        with pytest.raises((NotImplementedError, RuntimeError)):
+            metrics.snapshot()
+
+    def test_the_guard_of_these_tests_works(self):
+        with pytest.raises(AssertionError, match="reads back"), NoReadBack():
+            torch.ones(2).sum().item()
+
+    def test_empty_batches_and_empty_drafts(self):
+        metrics = SpecMetrics(SOURCES, WIDTH)
+        metrics.record(*step([]))
+        draft, verdict = step([{"emitted": 1}])
+        metrics.record(draft.view(1, 0), verdict)
+        assert metrics.snapshot().total.emitted == 1
+
+    @pytest.mark.parametrize("sources", [("a", "a"), ("a", NO_SOURCE)])
+    def test_refuses_sources_that_cannot_be_told_apart(self, sources):
+        with pytest.raises(ContractError, match=r"cannot be told apart; found \['a'.*; expected distinct names other"):
+            SpecMetrics(sources, WIDTH)

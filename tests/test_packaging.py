@@ -1,0 +1,112 @@
+"""What is in the repository is what is installed: folders, wheel and entry points agree, and the wheel works alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PLUGIN_FOLDERS = ("proposers", "policies", "adapters")
+EXAMPLE = ROOT / "examples" / "third_party_proposer"
+
+
+def run(*command: str | Path, **kwargs) -> str:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=900, **kwargs)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def build_wheel(project: Path, target: Path) -> Path:
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, project)
+    (wheel,) = target.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def empty_environment(wheel, tmp_path_factory) -> Path:
+    """A fresh virtual environment into which only the wheel was installed, with what it asks for itself."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    constraints = ROOT / ".ci" / "environments" / "core.txt"
+    run(folder / "bin" / "pip", "install", "-q", "-c", constraints, f"{wheel}[transformers]")
+    return folder / "bin"
+
+
+def plugin_packages() -> dict[str, Path]:
+    found = [p.parent for folder in PLUGIN_FOLDERS for p in (ROOT / folder).glob("*/__init__.py")]
+    return {path.name: path for path in found}
+
+
+def test_every_plugin_folder_is_packaged_and_has_an_entry_point():
+    listed = {Path(p).name for p in PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]}
+    assert listed == {"specplug", *plugin_packages()}
+    modules = {value.partition(".")[0] for value in PYPROJECT["project"]["entry-points"]["specplug"].values()}
+    assert modules == listed
+
+
+def test_the_wheel_holds_every_module_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    packages = {"specplug": ROOT / "specplug", **plugin_packages()}
+    expected = {
+        f"{name}/{path.relative_to(folder)}"
+        for name, folder in packages.items()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    held = {name for name in names if ".dist-info/" not in name}
+    assert held == expected
+    assert not {name.partition("/")[0] for name in names} & {*PLUGIN_FOLDERS, "tests", "examples", "benchmarks"}
+    assert any(name.startswith("specplug/demo/models/tiny/model.safetensors") for name in names)
+
+
+def test_dependencies_are_ranges():
+    requirements = PYPROJECT["project"]["dependencies"]
+    assert not [r for r in requirements if "==" in r or "<" in r]
+
+
+def test_the_wheel_alone_lists_and_runs_the_demo(empty_environment, tmp_path):
+    listed = json.loads(run(empty_environment / "specplug", "list", "--json", cwd=tmp_path))
+    assert listed["errors"] == []
+    assert {"ngram", "fixed", "reference", "transformers"} <= {plugin["name"] for plugin in listed["plugins"]}
+    command = (empty_environment / "specplug", "demo", "--tasks", "1", "--max-tokens", "40", "--json")
+    shown = json.loads(run(*command, cwd=tmp_path))
+    assert shown["rows"][-1]["kind"] == "all"
+    assert shown["rows"][-1]["identical"] == shown["rows"][-1]["tasks"] == 4
+
+
+def test_a_third_party_package_is_found_used_and_gone_again(empty_environment, tmp_path):
+    third_party = build_wheel(EXAMPLE, tmp_path)
+    run(empty_environment / "pip", "install", "-q", "--no-deps", third_party)
+    listed = json.loads(run(empty_environment / "specplug", "list", "--kind", "proposer", "--json"))
+    (parrot,) = [plugin for plugin in listed["plugins"] if plugin["name"] == "parrot"]
+    assert (parrot["package"], parrot["version"]) == ("specplug-parrot", "0.1.0")
+    command = ("generate", "tiny", "a a a a a a a a", "--proposer", "parrot", "--max-tokens", "20", "--json")
+    answer = json.loads(run(empty_environment / "specplug", *command))
+    assert answer["statistics"]["drafted"] > 0
+    run(empty_environment / "pip", "uninstall", "-q", "-y", "specplug-parrot")
+    gone = subprocess.run([empty_environment / "specplug", *command], capture_output=True, text=True)
+    assert gone.returncode == 2
+    assert "'parrot'" in gone.stderr and "did you mean" in gone.stderr.lower() or "Known:" in gone.stderr
+
+
+def test_the_conformance_kit_passes_on_the_third_party_package():
+    run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", EXAMPLE, cwd=EXAMPLE)
+
+
+def test_the_example_is_the_one_in_the_documentation():
+    documented = (ROOT / "docs" / "writing-proposers.md").read_text()
+    for name in ("pyproject.toml", "specplug_parrot.py"):
+        assert (EXAMPLE / name).read_text() in documented

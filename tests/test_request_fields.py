@@ -1,0 +1,229 @@
+"""The fields of one request: what is accepted, what is refused, and that nothing large is tokenised first."""
+
+from __future__ import annotations
+
+import json
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specplug.errors import RequestError
+from specplug.hooks import hookimpl
+from specplug.registry import Owner, Registry
+from specplug.settings import Limits, RequestFields, parse_request_fields
+from specplug.settings.request import CHARACTERS_PER_TOKEN
+from specplug.specs import ProposerSpec
+from specplug.types.caps import ProposerCaps
+from specplug.types.request import Reference, RequestOptions
+
+VOCAB = 256
+
+
+def tokenize(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def must_not_run(text: str) -> list[int]:
+    raise AssertionError("tokenised before its size was checked")
+
+
+def parse(raw, *, tokenize=tokenize, registry=None, **limits):
+    return parse_request_fields(raw, tokenize=tokenize, vocab_size=VOCAB, limits=Limits(**limits), registry=registry)
+
+
+def refusal(raw, **kwargs) -> str:
+    with pytest.raises(RequestError) as caught:
+        parse(raw, **kwargs)
+    return str(caught.value)
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(text.encode())
+
+
+@pytest.mark.parametrize("raw", [None, {}, "{}", "null"])
+def test_a_request_without_fields_gets_the_defaults(raw):
+    assert parse(raw) == (RequestOptions(), (), None)
+
+
+def test_every_field_arrives():
+    raw = {
+        "enabled": False,
+        "num_speculative_tokens": 0,
+        "proposer": "ngram",
+        "store": False,
+        "tenant": "acme",
+        "references": [{"text": "ab", "name": "first"}, {"token_ids": [7, 255]}],
+        "prediction": {"type": "content", "content": "cd"},
+    }
+    assert set(raw) == set(RequestFields.model_fields)
+    expected = (
+        RequestOptions(enabled=False, num_speculative_tokens=0, proposer="ngram", store=False),
+        (Reference(ids("cd"), "prediction"), Reference(ids("ab"), "first"), Reference((7, 255), "reference 2")),
+        "acme",
+    )
+    assert parse(raw) == expected
+    assert parse(json.dumps(raw)) == expected
+
+
+@pytest.mark.parametrize(
+    ("references", "expected"),
+    [
+        ("ab", [("reference 1", ids("ab"))]),
+        (["ab", "c"], [("reference 1", ids("ab")), ("reference 2", ids("c"))]),
+        (("ab",), [("reference 1", ids("ab"))]),
+        ({"text": "ab", "name": "n"}, [("n", ids("ab"))]),
+        (["ab", {"token_ids": [1]}], [("reference 1", ids("ab")), ("reference 2", (1,))]),
+        (["", {"token_ids": []}, "b"], [("reference 3", ids("b"))]),
+        ([], []),
+        (None, []),
+    ],
+)
+def test_references_come_in_short_and_long_forms(references, expected):
+    _, found, _ = parse({"references": references})
+    assert [(reference.name, reference.token_ids) for reference in found] == expected
+
+
+@pytest.mark.parametrize(
+    "content", ["abc", [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]], ids=["string", "parts"]
+)
+def test_predicted_output_is_a_reference(content):
+    _, found, _ = parse({"prediction": {"type": "content", "content": content}})
+    assert found == (Reference(ids("abc"), "prediction"),)
+
+
+@pytest.mark.parametrize(
+    ("raw", "fragments"),
+    [
+        ('{"enabled"', ["malformed request fields", "expected a JSON object"]),
+        ("[" * 100_000, ["malformed request fields", "expected a JSON object"]),
+        ("[1]", ["malformed request fields", "found [1]", "expected a JSON object"]),
+        ([1], ["malformed request fields", "found [1]", "expected a JSON object"]),
+        ({"refrences": "a"}, ["unknown request field 'refrences'", "found 'a'", "Did you mean 'references'?"]),
+        ({"enabled": "yes"}, ["'enabled'", "found 'yes'", "expected a valid boolean"]),
+        ({"enabled": 1}, ["'enabled'", "found 1", "expected a valid boolean"]),
+        ({"store": None}, ["'store'", "expected a valid boolean"]),
+        ({"num_speculative_tokens": 257}, ["'num_speculative_tokens'", "found 257", "less than or equal to 256"]),
+        ({"num_speculative_tokens": -1}, ["'num_speculative_tokens'", "found -1", "greater than or equal to 0"]),
+        ({"num_speculative_tokens": True}, ["'num_speculative_tokens'", "found True", "a valid integer"]),
+        ({"tenant": ""}, ["'tenant'", "at least 1 character"]),
+        ({"tenant": 3}, ["'tenant'", "found 3", "a valid string"]),
+        ({"references": 3}, ["'references.0'", "found 3", "expected a mapping"]),
+        ({"references": ["a", None]}, ["'references.1'", "expected a mapping"]),
+        (
+            {"references": [{"txt": "a"}]},
+            ["unknown request field 'references.0.txt'", "Did you mean 'references.0.text'?"],
+        ),
+        ({"references": [{}]}, ["'references.0'", "expected either 'text' or 'token_ids'"]),
+        ({"references": [{"text": "a", "token_ids": [1]}]}, ["expected either 'text' or 'token_ids'"]),
+        ({"references": [{"text": 3}]}, ["'references.0.text'", "found 3", "expected a string"]),
+        ({"references": [{"token_ids": "ab"}]}, ["'references.0.token_ids'", "expected a list of token ids"]),
+        ({"references": [{"token_ids": [1, "2"]}]}, ["'references.0.token_ids'", "entry 1 is '2'"]),
+        ({"references": [{"token_ids": [1, True]}]}, ["'references.0.token_ids'", "entry 1 is True"]),
+        ({"references": [{"token_ids": [1.0]}]}, ["'references.0.token_ids'", "entry 0 is 1.0"]),
+        ({"references": "a\ud800"}, ["'references.0.text'", "character 1 is a lone surrogate"]),
+        ({"prediction": "abc"}, ["'prediction'", "found 'abc'", "expected a mapping"]),
+        ({"prediction": {"type": "text", "content": "a"}}, ["'prediction.type'", "expected 'content'"]),
+        ({"prediction": {"type": "content"}}, ["'prediction.content' is missing"]),
+        (
+            {"prediction": {"type": "content", "content": [{"type": "text"}]}},
+            ["'prediction.content.0.text' is missing"],
+        ),
+    ],
+)
+def test_wrong_fields_are_refused_with_key_value_and_expectation(raw, fragments: list[str]):
+    message = refusal(raw)
+    assert [fragment for fragment in fragments if fragment not in message] == []
+    assert "\n" not in message
+
+
+def test_all_wrong_fields_are_told_at_once():
+    message = refusal({"enabled": 1, "refs": "a", "references": [{"token_ids": [None]}]})
+    assert message.startswith("3 request fields are wrong:\n")
+    assert message.count("\n") == 3
+
+
+@pytest.mark.parametrize(("token", "entry"), [(-1, 1), (VOCAB, 1), (10**30, 1)])
+def test_ids_outside_the_vocabulary_are_refused(token: int, entry: int):
+    message = refusal({"references": ["a", {"token_ids": [0, token]}]})
+    assert "'references.1'" in message
+    assert f"found {token} as entry {entry}" in message
+    assert "expected 0 to 255" in message
+
+
+def test_ids_that_the_tokenizer_makes_are_checked_too():
+    assert "found 256 as entry 0" in refusal({"references": "a"}, tokenize=lambda text: [256])
+
+
+def test_too_many_references_are_refused_unread():
+    message = refusal({"references": [3] * 3}, max_references=2, tokenize=must_not_run)
+    assert "found 3, the prediction included; expected at most 2" in message
+    assert "limits.max_references" in message
+    prediction = {"type": "content", "content": "c"}
+    assert len(parse({"references": "a", "prediction": prediction}, max_references=2)[1]) == 2
+    assert "found 2" in refusal({"references": "a", "prediction": prediction}, max_references=1)
+    assert "found 1" in refusal({"references": "a"}, max_references=0)
+
+
+def test_too_many_tokens_are_refused_before_anything_is_tokenised():
+    message = refusal(
+        {"references": ["ab", {"token_ids": [1, 2]}, {"token_ids": [3]}]}, max_reference_tokens=2, tokenize=must_not_run
+    )
+    assert "found 3 tokens; expected at most 2 tokens in all" in message
+    assert "limits.max_reference_tokens" in message
+
+
+def test_too_many_characters_are_refused_before_anything_is_tokenised():
+    spaces = " " * (2 * CHARACTERS_PER_TOKEN)
+    message = refusal({"references": [{"token_ids": [1]}, spaces, "."]}, max_reference_tokens=3, tokenize=must_not_run)
+    assert f"found {len(spaces) + 1} characters beside 1 tokens; expected at most 3 tokens in all" in message
+    _, references, _ = parse(
+        {"references": [{"token_ids": [1]}, spaces]}, max_reference_tokens=3, tokenize=lambda text: [7, 8]
+    )
+    assert [reference.token_ids for reference in references] == [(1,), (7, 8)]
+
+
+def test_token_limit_holds_for_all_references_together():
+    assert len(parse({"references": ["ab", "cd"]}, max_reference_tokens=4)[1]) == 2
+    assert "found 5 tokens up to 'references.1'" in refusal({"references": ["ab", "cde"]}, max_reference_tokens=4)
+
+
+def test_an_unknown_proposer_is_refused_with_the_nearest_name():
+    spec = ProposerSpec(name="ngram", factory="nowhere:Nothing", summary="", caps=ProposerCaps())
+    plugin = ModuleType("plugin")
+    plugin.specplug_register_proposers = hookimpl(lambda register: register(spec))
+    registry = Registry()
+    registry.add(plugin, Owner("tests", "tests", "1"))
+    assert parse({"proposer": "ngram"}, registry=registry)[0].proposer == "ngram"
+    message = refusal({"proposer": "ngarm"}, registry=registry)
+    assert message.startswith("bad value for request field 'proposer'")
+    assert "Did you mean 'ngram'?" in message
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), max_size=8))
+def test_texts_arrive_whole_and_in_order(texts: list[str]):
+    _, references, _ = parse({"references": texts})
+    assert [bytes(reference.token_ids).decode() for reference in references] == [text for text in texts if text]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=5), below, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(RequestFields.model_fields)) | st.text(max_size=4), json_values, max_size=3)
+)
+def test_whatever_comes_over_http_is_parsed_or_refused(raw):
+    """Nothing but a `RequestError` may leave: any other exception would be the server's fault, not the client's."""
+    try:
+        options, references, _ = parse(raw)
+    except RequestError:
+        return
+    assert set(raw) <= set(RequestFields.model_fields)
+    assert options.enabled is raw.get("enabled", True)
+    assert all(0 <= token < VOCAB for reference in references for token in reference.token_ids)

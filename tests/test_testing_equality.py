@@ -1,0 +1,133 @@
+"""The judge of greedy equality: passes near ties, few of them, and nothing else."""
+
+import pytest
+import torch
+
+from specplug.errors import ContractError
+from specplug.testing.equality import judge_greedy
+
+VOCAB, END = 6, 5
+
+
+def forward(ids):
+    """Token t + 1 follows t; behind 3 the tokens 0 and 4 nearly tie, behind 2 the end and 3 do."""
+    logits = torch.zeros(VOCAB)
+    logits[(ids[-1] + 1) % VOCAB] = 10.0
+    if ids[-1] == 3:
+        logits[0] = 10.0 - 5e-5
+    if ids[-1] == 2:
+        logits[END] = 10.0 + 5e-5
+    return logits
+
+
+def judge(actual, expected=(1, 2, 3, 4), copies=1, identical=0, **options):
+    """Judge `copies` requests with that output among `identical` equal ones."""
+    count = copies + identical
+    outputs = [list(actual)] * copies + [list(expected)] * identical
+    return judge_greedy(forward, [[0]] * count, [list(expected)] * count, outputs, **options)
+
+
+def test_identical_outputs_need_no_forward():
+    def never(ids):
+        raise AssertionError("called")
+
+    report = judge_greedy(never, [[0], [1]], [[1, 2], []], [(1, 2), []])
+    report.assert_ok()
+    assert (report.total, report.identical, report.near_ties, report.failures) == (2, 2, (), ())
+
+
+def test_a_planted_difference_fails_and_is_told():
+    report = judge([1, 2, 0, 4])
+    assert [(d.request, d.position, d.expected, d.actual) for d in report.failures] == [(0, 2, 3, 0)]
+    with pytest.raises(AssertionError, match=r"request 0, output token 2: expected token 3, found token 0.*gap 10"):
+        report.assert_ok()
+
+
+def test_one_failure_among_many_fails():
+    assert not judge([1, 2, 0, 4], identical=999).ok
+
+
+def test_a_near_tie_passes_among_a_hundred():
+    report = judge([1, 2, 3, 0], identical=99)
+    report.assert_ok()
+    assert report.identical == 99
+    assert report.near_ties[0].gap == pytest.approx(5e-5, rel=0.1)
+    assert report.failures == ()
+
+
+@pytest.mark.parametrize(
+    ("copies", "identical", "allowed", "ok"),
+    [(1, 98, 0, False), (1, 99, 1, True), (2, 198, 2, True), (2, 197, 1, False)],
+)
+def test_one_in_a_hundred_rounded_down(copies, identical, allowed, ok):
+    report = judge([1, 2, 3, 0], copies=copies, identical=identical)
+    assert report.allowed_near_ties == allowed
+    assert report.ok is ok
+
+
+def test_small_samples_may_allow_some_by_name():
+    assert judge([1, 2, 3, 0], allowed_near_ties=1).ok
+    assert not judge([1, 2, 3, 0], identical=99, allowed_near_ties=0).ok
+
+
+def test_the_gap_must_be_below_the_tolerance():
+    assert judge([1, 2, 3, 0], tolerance=1e-5, allowed_near_ties=1).failures
+
+
+def test_only_the_first_difference_is_judged():
+    """Behind a near tie the contexts differ, so what follows says nothing."""
+    assert judge([1, 2, 3, 0, 4, 4, 4], expected=[1, 2, 3, 4, 5], allowed_near_ties=1).ok
+
+
+def test_forward_sees_prompt_and_common_prefix():
+    seen = []
+
+    def watch(ids):
+        seen.append(list(ids))
+        return forward(ids)
+
+    judge_greedy(watch, [[4, 0]], [[1, 2, 3]], [[1, 2, 0]])
+    assert seen == [[4, 0, 1, 2]]
+
+
+def test_forward_may_return_all_positions():
+    def whole(ids):
+        return torch.stack([forward(ids[: j + 1]) for j in range(len(ids))])[None]
+
+    report = judge_greedy(whole, [[0]], [[1, 2, 3, 4]], [[1, 2, 3, 0]], allowed_near_ties=1)
+    assert report.ok
+
+
+@pytest.mark.parametrize(("expected", "actual"), [([1, 2, 3], [1, 2]), ([1, 2], [1, 2, 3])])
+def test_a_prefix_is_no_equal(expected, actual):
+    report = judge(actual, expected=expected)
+    assert report.failures[0].position == 2
+    assert report.failures[0].gap == float("inf")
+    with pytest.raises(AssertionError, match="the end"):
+        report.assert_ok()
+
+
+@pytest.mark.parametrize(("expected", "actual"), [([1, 2, 3], [1, 2]), ([1, 2], [1, 2, 3])])
+def test_an_end_that_nearly_ties_passes_where_ends_are_named(expected, actual):
+    report = judge(actual, expected=expected, end_ids=[END, 1], allowed_near_ties=1)
+    report.assert_ok()
+    assert len(report.near_ties) == 1
+
+
+def test_an_end_that_does_not_tie_fails():
+    assert judge([1], expected=[1, 2, 3], end_ids=[END]).failures[0].gap == pytest.approx(10.0)
+
+
+def test_not_a_number_is_no_near_tie():
+    report = judge_greedy(lambda ids: torch.full((VOCAB,), torch.nan), [[0]], [[1]], [[2]], allowed_near_ties=1)
+    assert len(report.failures) == 1
+
+
+def test_half_precision_cannot_judge():
+    with pytest.raises(ContractError, match=r"bfloat16.*float32"):
+        judge_greedy(lambda ids: forward(ids).bfloat16(), [[0]], [[1]], [[2]])
+
+
+def test_lists_of_different_length_are_refused():
+    with pytest.raises(ContractError, match="1 prompts, 1 expected, 0 actual"):
+        judge_greedy(forward, [[0]], [[1]], [])

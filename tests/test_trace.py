@@ -1,0 +1,255 @@
+"""The trace: round trip, torn and foreign files, and why a row ended where it did."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.errors import TraceError
+from specplug.trace import HEADER, REASONS, TraceRow, TraceWriter, read_trace, rows_from
+from specplug.types.draft import Draft
+from specplug.types.verdict import Outcome, Verdict
+from tests.test_batch_and_plan import make_batch
+
+DOCS = Path(__file__).parents[1] / "docs" / "trace.md"
+ROW = TraceRow("chat-1", 12, 40, "ngram", (17, 4, 9), (0.9, 0.75, 0.5), 3, 1, "rejected")
+
+
+@st.composite
+def trace_rows(draw):
+    ids = draw(st.lists(st.integers(0, 2**31 - 1), max_size=5))
+    verified = draw(st.integers(0, len(ids)))
+    return TraceRow(
+        request=draw(st.text()),
+        step=draw(st.integers(0)),
+        base_len=draw(st.integers(0)),
+        source=draw(st.text()),
+        ids=tuple(ids),
+        confidence=tuple(draw(st.floats(0, 1)) for _ in ids),
+        verified=verified,
+        accepted=draw(st.integers(0, verified)),
+        reason=draw(st.sampled_from(REASONS)),
+    )
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "runs" / "today" / "trace.jsonl"
+
+
+def write(path: Path, rows: list[TraceRow]) -> None:
+    with TraceWriter(path) as trace:
+        for row in rows:
+            trace.write(row)
+
+
+class TestRoundTrip:
+    @given(st.lists(trace_rows(), max_size=4), st.lists(trace_rows(), max_size=2))
+    @settings(max_examples=60, deadline=None)
+    def test_what_is_written_is_read(self, tmp_path_factory, rows, more):
+        path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+        write(path, rows)
+        assert list(read_trace(path)) == rows
+        write(path, more)  # continues the file
+        assert list(read_trace(path)) == rows + more
+
+    def test_a_new_file_is_a_trace_at_once(self, path):
+        with TraceWriter(path):
+            assert list(read_trace(path)) == []
+
+    def test_rows_are_collected_until_a_flush(self, path):
+        with TraceWriter(path) as trace:
+            trace.write(ROW)
+            assert list(read_trace(path)) == []
+            trace.flush()
+            assert list(read_trace(path)) == [ROW]
+            for _ in range(255):
+                trace.write(ROW)
+            assert len(list(read_trace(path))) == 1
+            trace.write(ROW)
+            assert len(list(read_trace(path))) == 257
+
+    def test_close_is_final_and_harmless(self, path):
+        trace = TraceWriter(path)
+        trace.write(ROW)
+        trace.close()
+        trace.close()
+        assert list(read_trace(path)) == [ROW]
+
+
+class TestTornFiles:
+    def test_a_torn_line_is_named_or_left_out(self, path):
+        write(path, [ROW, ROW])
+        whole = path.read_bytes()
+        for end in range(len(whole) - 1, len(HEADER), -17):
+            path.write_bytes(whole[:end])
+            complete = [ROW] * (whole[:end].count(b"\n") - 1)
+            assert list(read_trace(path, allow_torn=True)) == complete
+            if not whole[:end].endswith(b"\n"):
+                with pytest.raises(TraceError, match=rf"line {len(complete) + 2}: the last line is torn; .*allow_"):
+                    list(read_trace(path))
+
+    @pytest.mark.parametrize("left", [0, 1, 20, len(HEADER) - 1])
+    def test_a_torn_header(self, path, left):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(HEADER[:left])
+        assert list(read_trace(path, allow_torn=True)) == []
+        with pytest.raises(TraceError, match="line 1: the last line is torn"):
+            list(read_trace(path))
+        write(path, [ROW])
+        assert list(read_trace(path)) == [ROW]
+
+    @pytest.mark.parametrize("torn", [b"x", b"x" * 200_000])
+    def test_a_writer_drops_the_torn_line_and_goes_on(self, path, torn):
+        write(path, [ROW])
+        with path.open("ab") as file:
+            file.write(torn)
+        write(path, [replace(ROW, step=13)])
+        assert [row.step for row in read_trace(path)] == [12, 13]
+
+
+class TestForeignFiles:
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (b"hello\n", "line 1: this is no specplug trace; found 'hello'; expected {\"format\""),
+            (b"no newline", "line 1: this is no specplug trace"),
+            (b"\xff\xfe\n", "line 1: this is no specplug trace"),
+            (b"[1]\n", "line 1: this is no specplug trace"),
+            (b'{"format": "other"}\n', "line 1: this is no specplug trace"),
+            (
+                b'{"format": "specplug trace", "version": 2}\n',
+                r"another version; found .*2}'; .*knows version 1",
+            ),
+        ],
+    )
+    def test_neither_read_nor_continued(self, path, content, message):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+        with pytest.raises(TraceError, match=message):
+            list(read_trace(path))
+        with pytest.raises(TraceError, match=message):
+            TraceWriter(path)
+        assert path.read_bytes() == content
+
+    def test_missing_files_and_impossible_places(self, tmp_path):
+        with pytest.raises(TraceError, match="cannot read the trace; found FileNotFoundError"):
+            list(read_trace(tmp_path / "none.jsonl"))
+        (tmp_path / "file").touch()
+        with pytest.raises(TraceError, match=r"cannot write the trace; found .*Choose another path"):
+            TraceWriter(tmp_path / "file" / "trace.jsonl")
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"ids": "17"}, "ids is wrong; found '17'; expected a list of token ids"),
+            ({"ids": [1, -1, 2]}, "ids is wrong"),
+            ({"ids": [1, 2.0, 3]}, "ids is wrong"),
+            ({"confidence": [0.9, 1.5, 0.5]}, "confidence is wrong"),
+            ({"confidence": [0.9]}, r"counts do not fit; found .*1 confidences"),
+            ({"step": -1}, "step is wrong; found -1; expected a count"),
+            ({"base_len": None}, "base_len is wrong"),
+            ({"request": 7}, "request is wrong"),
+            ({"source": 7}, "source is wrong"),
+            ({"verified": 4}, "counts do not fit"),
+            ({"verified": True}, "verified is wrong"),
+            ({"accepted": 4}, r"counts do not fit; found accepted, verified, ids: \(4, 3, 3\)"),
+            ({"reason": "bored"}, "reason is wrong; found 'bored'; expected one of stopped, accepted"),
+            ({"extra": 1}, "not a trace row; found .*; expected an object of request, step"),
+        ],
+    )
+    def test_a_malformed_row_is_named_with_its_line(self, path, change, message):
+        write(path, [ROW, ROW])
+        line = json.loads(path.read_bytes().splitlines()[-1]) | change
+        with path.open("ab") as file:
+            file.write(json.dumps(line).encode() + b"\n")
+        rows = read_trace(path)
+        assert [next(rows), next(rows)] == [ROW, ROW]
+        with pytest.raises(TraceError, match=rf"trace\.jsonl, line 4: .*{message}"):
+            next(rows)
+
+    def test_a_line_that_is_no_json(self, path):
+        write(path, [])
+        with path.open("ab") as file:
+            file.write(b"{\n")
+        with pytest.raises(TraceError, match=r"line 2: not a trace row; found '\{'"):
+            list(read_trace(path))
+
+
+FATES = [  # proposed, verified, accepted, emitted, cut by grammar, after stop -> reason
+    (3, 3, 3, 4, 0, 0, "accepted"),
+    (3, 3, 1, 2, 0, 0, "rejected"),
+    (3, 2, 1, 2, 1, 0, "rejected"),
+    (3, 2, 2, 3, 1, 0, "grammar"),
+    (3, 0, 0, 1, 3, 0, "grammar"),
+    (3, 2, 2, 3, 0, 0, "never verified"),
+    (3, 0, 0, 0, 0, 0, "never verified"),
+    (3, 3, 3, 4, 0, 2, "stopped"),
+    (3, 3, 2, 2, 0, 0, "stopped"),  # the engine appended up to the stop only
+    (0, 0, 0, 1, 0, 0, None),  # nothing drafted, nothing to tell
+]
+
+
+class TestRowsFrom:
+    def step(self):
+        columns = [torch.tensor(column, dtype=torch.int32) for column in list(zip(*FATES, strict=True))[:6]]
+        proposed, verified, accepted, emitted, cut, after_stop = columns
+        draft = Draft.allocate(len(FATES), 4, sources=("ngram", "references"))
+        for row, length in enumerate(proposed.tolist()):
+            draft.set_row(row, range(10 * row, 10 * row + length), 0.1, source=row % 2)
+        draft.base_len.copy_(torch.arange(len(FATES)) + 5)
+        verdict = Verdict.build(proposed, Outcome(verified, accepted, emitted, cut, after_stop))
+        return make_batch([[1]] * len(FATES)), draft, verdict
+
+    def test_every_reason(self):
+        rows = rows_from(7, *self.step())
+        assert [row.reason for row in rows] == [fate[-1] for fate in FATES[:-1]]
+        assert {row.reason for row in rows} == set(REASONS)
+
+    def test_a_row_in_full(self):
+        assert rows_from(7, *self.step())[1] == TraceRow(
+            request="r1",
+            step=7,
+            base_len=6,
+            source="references",
+            ids=(10, 11, 12),
+            confidence=(0.1, 0.1, 0.1),
+            verified=3,
+            accepted=1,
+            reason="rejected",
+        )
+
+    def test_without_request_ids_and_sources(self):
+        batch, draft, verdict = self.step()
+        row = rows_from(7, replace(batch, request_ids=None), replace(draft, sources=()), verdict)[1]
+        assert (row.request, row.source) == (f"slot {int(batch.slots[1])}.{int(batch.generations[1])}", "none")
+
+    def test_rows_can_be_written(self, path):
+        rows = rows_from(7, *self.step())
+        write(path, rows)
+        assert list(read_trace(path)) == rows
+
+    def test_an_empty_step(self):
+        empty = torch.zeros(0, dtype=torch.int32)
+        verdict = Verdict(empty, empty, empty, empty, empty, empty)
+        assert rows_from(7, make_batch([]), Draft.allocate(0, 4), verdict) == []
+
+
+class TestDocs:
+    def test_the_example_is_a_trace(self, path):
+        example = re.search(r"```json\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
+        path.parent.mkdir(parents=True)
+        path.write_text(example[1])
+        assert next(read_trace(path)) == ROW
+        assert len(list(read_trace(path))) == 2
+
+    def test_fields_and_reasons_are_listed(self):
+        listed = re.findall(r"^\| `([\w ]+)` \|", DOCS.read_text(), flags=re.MULTILINE)
+        assert listed == [*(f.name for f in fields(TraceRow)), *REASONS]

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import heapq
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.trim import SurvivalTrimmer
+from specplug.types.caps import Distribution
+from specplug.types.draft import ROOT, Draft
+
+# Few distinct values, so that ties are common, the two extremes among them.
+LEVELS = (0.0, 0.25, 0.5, 1.0)
+
+
+def draft_of(rows: list[list[tuple[float, int]]], width: int, *, trees: bool) -> Draft:
+    """Rows of (confidence, parent); the parents of chains do not matter."""
+    draft = Draft.allocate(len(rows), width, trees=trees, sources=("only",))
+    for row, nodes in enumerate(rows):
+        ids = [10 * row + column for column in range(len(nodes))]
+        parents = [parent for _, parent in nodes] if trees else None
+        draft.set_row(row, ids, [level for level, _ in nodes], parents=parents)
+    return draft
+
+
+def admitted_by_heap(rows: list[list[tuple[float, int]]], budget: int) -> list[list[int]]:
+    """The plain way: from the tokens whose parents are in, take the one of highest survival, until the budget is spent.
+
+    Returns the columns that each row keeps.
+    """
+    survival: list[list[float]] = []
+    for nodes in rows:
+        reached: list[float] = []
+        for level, parent in nodes:
+            reached.append(level * (1.0 if parent == ROOT else reached[parent]))
+        survival.append(reached)
+    heap: list[tuple[float, int, int]] = []
+
+    def offer(row: int, parent: int) -> None:
+        for column, (_, above) in enumerate(rows[row]):
+            if above == parent:
+                heapq.heappush(heap, (-survival[row][column], column, row))
+
+    for row in range(len(rows)):
+        offer(row, ROOT)
+    kept: list[list[int]] = [[] for _ in rows]
+    for _ in range(budget):
+        if not heap:
+            break
+        _, column, row = heapq.heappop(heap)
+        kept[row].append(column)
+        offer(row, column)
+    return [sorted(columns) for columns in kept]
+
+
+def trim(draft: Draft, budget: int) -> Draft:
+    return SurvivalTrimmer().trim(draft, torch.tensor(budget))
+
+
+def ids(draft: Draft) -> list[list[int]]:
+    return [row[:count] for row, count in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
+
+
+chains = st.lists(st.lists(st.sampled_from(LEVELS), max_size=5), min_size=1, max_size=4).map(
+    lambda rows: [[(level, column - 1) for column, level in enumerate(row)] for row in rows]
+)
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[list[tuple[float, int]]]:
+    sizes = draw(st.lists(st.integers(0, 6), min_size=1, max_size=4))
+    return [
+        [(draw(st.sampled_from(LEVELS)), draw(st.integers(ROOT, column - 1))) for column in range(size)]
+        for size in sizes
+    ]
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=chains, budget=st.integers(0, 22))
+def test_chains_equal_the_heap(rows: list[list[tuple[float, int]]], budget: int) -> None:
+    draft = draft_of(rows, 5, trees=False)
+    expected = [[10 * row + column for column in columns] for row, columns in enumerate(admitted_by_heap(rows, budget))]
+    trimmed = trim(draft, budget)
+    trimmed.validate()
+    assert ids(trimmed) == expected
+    assert all(row == before[: len(row)] for row, before in zip(ids(trimmed), ids(draft), strict=True))
+    assert int(trimmed.lengths.sum()) == min(budget, int(draft.lengths.sum()))
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=forests(), budget=st.integers(0, 26))
+def test_trees_equal_the_heap(rows: list[list[tuple[float, int]]], budget: int) -> None:
+    draft = draft_of(rows, 6, trees=True)
+    kept = admitted_by_heap(rows, budget)
+    trimmed = trim(draft, budget)
+    trimmed.validate()
+    assert ids(trimmed) == [[10 * row + column for column in columns] for row, columns in enumerate(kept)]
+    assert trimmed.parents is not None
+    for row, columns in enumerate(kept):
+        parents = [rows[row][column][1] for column in columns]
+        moved = [ROOT if parent == ROOT else columns.index(parent) for parent in parents]
+        assert trimmed.parents[row, : len(columns)].tolist() == moved
+
+
+def test_ties_go_by_column_then_row() -> None:
+    rows = [[(1.0, -1), (1.0, 0), (1.0, 1)]] * 3
+    assert [len(row) for row in ids(trim(draft_of(rows, 3, trees=False), 5))] == [2, 2, 1]
+
+
+def test_a_sufficient_budget_changes_nothing() -> None:
+    draft = draft_of([[(0.0, -1), (0.5, 0)], [], [(0.9, -1)]], 4, trees=False)
+    trimmed = trim(draft, 3)
+    for name in ("token_ids", "lengths", "confidence", "source", "base_len"):
+        assert torch.equal(getattr(trimmed, name), getattr(draft, name)), name
+
+
+@pytest.mark.parametrize("budget", [0, -4])
+def test_no_budget_keeps_nothing(budget: int) -> None:
+    assert ids(trim(draft_of([[(1.0, -1)], [(1.0, -1)]], 2, trees=False), budget)) == [[], []]
+
+
+@pytest.mark.parametrize(("batch_size", "width"), [(0, 4), (3, 0)])
+@pytest.mark.parametrize("trees", [False, True])
+def test_nothing_to_trim(batch_size: int, width: int, trees: bool) -> None:
+    trimmed = trim(Draft.allocate(batch_size, width, trees=trees), 2)
+    assert (trimmed.batch_size, trimmed.width) == (batch_size, width)
+
+
+def test_a_rounding_error_does_not_tear_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = draft_of([[(0.5, -1)] * 3], 3, trees=False)
+    rising = torch.tensor([[0.5, 0.25, 0.25 + 1e-7]])
+    monkeypatch.setattr(Draft, "survival", lambda self: rising)
+    assert ids(trim(draft, 2)) == [[0, 1]]
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_reads_nothing_back(trees: bool) -> None:
+    draft = Draft.allocate(3, 4, device="meta", trees=trees, distribution=Distribution.PROBS, vocab_size=5)
+    trimmed = SurvivalTrimmer().trim(draft, torch.empty((), dtype=torch.int64, device="meta"))
+    trimmed.validate()
+    assert trimmed.device.type == "meta"

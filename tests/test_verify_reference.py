@@ -1,0 +1,333 @@
+"""The reference verifier's mechanics: layouts, ragged rows, padding, greedy rows, and what it refuses.
+
+That its output has the target's law is shown in test_verify_lossless.py.
+"""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from specplug.errors import ContractError
+from specplug.types.caps import Distribution
+from specplug.types.draft import NO_TOKEN, Draft
+from specplug.verify.random import uniforms
+from specplug.verify.reference import ReferenceVerifier
+from specplug.verify.target import target_probs
+from specplug.verify.types import SamplingBatch, TargetLogits, Uniforms, Verification
+
+VOCAB = 5
+FEW = settings(max_examples=60, deadline=None)
+VERIFIER = ReferenceVerifier()
+
+
+@dataclass
+class Step:
+    """All that a verification needs; `dense` is [B, N + 1, V]."""
+
+    draft: Draft
+    dense: torch.Tensor
+    sampling: SamplingBatch
+    numbers: Uniforms
+
+    def verify(self, target: TargetLogits | None = None) -> Verification:
+        return VERIFIER.verify(self.draft, target or TargetLogits.dense(self.dense), self.sampling, self.numbers)
+
+    def flat(self) -> TargetLogits:
+        rows = [self.dense[i, : n + 1] for i, n in enumerate(self.draft.lengths.tolist())]
+        return TargetLogits.flat(torch.cat(rows) if rows else self.dense.reshape(0, VOCAB), self.draft.lengths)
+
+    def pick(self, rows: list[int], width: int | None = None) -> "Step":
+        """The same step with other rows, at another width."""
+        width = self.draft.width if width is None else width
+        index = torch.tensor(rows, dtype=torch.int64)
+
+        def cut(tensor, columns):
+            return None if tensor is None else tensor[index][:, :columns].clone()
+
+        draft = replace(
+            self.draft,
+            token_ids=cut(self.draft.token_ids, width),
+            lengths=self.draft.lengths[index],
+            confidence=cut(self.draft.confidence, width),
+            source=self.draft.source[index],
+            base_len=self.draft.base_len[index],
+            draft_logits=cut(self.draft.draft_logits, width),
+            draft_probs=cut(self.draft.draft_probs, width),
+        )
+        sampling = SamplingBatch(**{name: getattr(self.sampling, name)[index] for name in KNOBS})
+        numbers = Uniforms(cut(self.numbers.accept, width), cut(self.numbers.draw, width + 1))
+        return Step(draft, cut(self.dense, width + 1), sampling, numbers)
+
+
+KNOBS = ("temperature", "top_k", "top_p", "min_p")
+
+
+@st.composite
+def steps(draw, min_batch=0):
+    batch, width = draw(st.integers(min_batch, 4)), draw(st.integers(0, 4))
+    distribution = draw(st.sampled_from(list(Distribution)))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator) * 2
+
+    def choose(values, dtype):
+        return torch.tensor([draw(st.sampled_from(values)) for _ in range(batch)], dtype=dtype)
+
+    draft = Draft.allocate(batch, width, distribution=distribution, vocab_size=VOCAB)
+    for row in range(batch):
+        length = draw(st.integers(0, width))
+        draft.set_row(row, torch.randint(VOCAB, (length,), generator=generator).tolist(), 0.5)
+    if draft.draft_logits is not None:
+        draft.draft_logits[:] = normal(batch, width, VOCAB)
+    if draft.draft_probs is not None:
+        draft.draft_probs[:] = normal(batch, width, VOCAB).softmax(-1)
+    sampling = SamplingBatch(
+        temperature=choose([0.0, 0.5, 1.0], torch.float32),
+        top_k=choose([0, 2, 4], torch.int64),
+        top_p=choose([0.6, 1.0], torch.float32),
+        min_p=choose([0.0, 0.2], torch.float32),
+    )
+    numbers = uniforms(torch.arange(batch), torch.randint(99, (batch,), generator=generator), width)
+    return Step(draft, normal(batch, width + 1, VOCAB), sampling, numbers)
+
+
+def same(first: Verification, second: Verification) -> bool:
+    return torch.equal(first.token_ids, second.token_ids) and torch.equal(first.num_accepted, second.num_accepted)
+
+
+@FEW
+@given(steps())
+def test_flat_equals_dense(step):
+    assert same(step.verify(step.flat()), step.verify())
+
+
+@FEW
+@given(steps(min_batch=1))
+def test_a_ragged_batch_equals_its_rows_one_by_one(step):
+    together = step.verify()
+    for row, length in enumerate(step.draft.lengths.tolist()):
+        alone = step.pick([row], width=length).verify()
+        assert torch.equal(alone.token_ids[0], together.token_ids[row, : length + 1])
+        assert alone.num_accepted[0] == together.num_accepted[row]
+        assert (together.token_ids[row, length + 1 :] == NO_TOKEN).all()
+
+
+@FEW
+@given(steps(min_batch=1), st.randoms(use_true_random=False))
+def test_permuting_rows_permutes_results(step, random):
+    order = random.sample(range(step.draft.batch_size), step.draft.batch_size)
+    moved, straight = step.pick(order).verify(), step.verify()
+    assert torch.equal(moved.token_ids, straight.token_ids[order])
+    assert torch.equal(moved.num_accepted, straight.num_accepted[order])
+
+
+@FEW
+@given(steps(min_batch=1), st.sampled_from([-1, -(2**31), VOCAB, 2**31 - 1, 0]))
+def test_what_lies_beyond_a_row_s_length_never_matters(step, filler):
+    clean = step.verify()
+    outside = ~step.draft.mask()
+    step.draft.token_ids[outside] = filler
+    step.draft.confidence[outside] = torch.nan
+    for full in (step.draft.draft_logits, step.draft.draft_probs):
+        if full is not None:
+            full[outside] = torch.nan
+    places = torch.arange(step.draft.width + 1)
+    step.dense[places > step.draft.lengths[:, None]] = torch.nan
+    step.numbers.accept[outside] = 0.0
+    step.numbers.draw[places > step.draft.lengths[:, None]] = torch.nan
+    assert same(step.verify(), clean)
+
+
+@FEW
+@given(steps(min_batch=1))
+def test_numbers_that_decide_nothing_never_matter(step):
+    """Only then may a later step use them again; see specplug.verify.random."""
+    before = step.verify()
+    places = torch.arange(step.draft.width + 1)
+    accepted = before.num_accepted[:, None]
+    step.numbers.accept[places[:-1] > accepted] = 0.0
+    step.numbers.draw[places != accepted] = 0.0
+    assert same(step.verify(), before)
+
+
+@FEW
+@given(steps(min_batch=1))
+def test_results_are_well_formed(step):
+    result = step.verify()
+    places = torch.arange(step.draft.width + 1)
+    emitted = places < result.num_emitted[:, None]
+    assert result.token_ids.dtype is result.num_accepted.dtype is torch.int32
+    assert result.token_ids.shape == (step.draft.batch_size, step.draft.width + 1)
+    assert ((result.num_accepted >= 0) & (result.num_accepted <= step.draft.lengths)).all()
+    assert torch.equal((result.token_ids >= 0) & (result.token_ids < VOCAB), emitted)
+    assert (result.token_ids[~emitted] == NO_TOKEN).all()
+    kept = places[:-1] < result.num_accepted[:, None]
+    assert torch.equal(result.token_ids[:, :-1][kept], step.draft.token_ids[kept])
+
+
+@FEW
+@given(steps(min_batch=1))
+def test_only_possible_tokens_are_emitted(step):
+    result = step.verify()
+    law = target_probs(step.dense, *(getattr(step.sampling, name) for name in KNOBS))
+    emitted = torch.arange(step.draft.width + 1) < result.num_emitted[:, None]
+    chance = law.gather(2, result.token_ids.long().clamp(min=0)[:, :, None])[:, :, 0]
+    assert (chance[emitted] > 0).all()
+
+
+@FEW
+@given(steps(min_batch=1))
+def test_greedy_emits_the_argmax_prefix(step):
+    step.sampling.temperature.zero_()
+    result, best = step.verify(), step.dense.argmax(-1).tolist()
+    for row, length in enumerate(step.draft.lengths.tolist()):
+        drafted = step.draft.token_ids[row, :length].tolist()
+        accepted = next((j for j in range(length) if drafted[j] != best[row][j]), length)
+        assert result.num_accepted[row] == accepted
+        assert result.token_ids[row, : accepted + 1].tolist() == best[row][: accepted + 1]
+
+
+def test_no_rows():
+    result = VERIFIER.verify(
+        Draft.allocate(0, 3),
+        TargetLogits.flat(torch.zeros(0, VOCAB), torch.zeros(0, dtype=torch.int32)),
+        SamplingBatch(torch.zeros(0)),
+        uniforms(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), 3),
+    )
+    assert result.token_ids.shape == (0, 4)
+    assert result.num_accepted.shape == (0,)
+
+
+def one_row(drafted, logits, accept, draw, *, temperature=1.0, probs=None):
+    """Verify one row with chosen numbers."""
+    distribution = Distribution.ONE_HOT if probs is None else Distribution.PROBS
+    draft = Draft.allocate(1, len(drafted), distribution=distribution, vocab_size=logits.shape[-1])
+    draft.set_row(0, drafted, 1.0)
+    if probs is not None:
+        draft.draft_probs[0] = probs
+    numbers = Uniforms(
+        torch.tensor([accept], dtype=torch.float64).reshape(1, len(drafted)), torch.tensor([draw], dtype=torch.float64)
+    )
+    sampling = SamplingBatch(torch.tensor([temperature]))
+    return VERIFIER.verify(draft, TargetLogits.dense(logits[None]), sampling, numbers)
+
+
+LAW = torch.tensor([0.5, 0.3, 0.2])
+LAST = 1 - 2.0**-53
+
+
+def test_width_0_draws_from_the_target():
+    draws = [0.0, 0.49, 0.51, 0.79, 0.81, LAST]
+    found = [one_row([], LAW.log()[None], [], [u]).token_ids.item() for u in draws]
+    assert found == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_one_hot_draft_is_kept_with_its_own_probability_and_the_rest_is_the_residual():
+    logits = LAW.log().expand(2, 3)
+    assert one_row([1], logits, [0.29], [0.0, 0.0]).token_ids.tolist() == [[1, 0]]
+    rejected = [one_row([1], logits, [0.31], [u, 0.0]).token_ids[0].tolist() for u in (0.0, 0.71, 0.72, LAST)]
+    assert rejected == [[0, -1], [0, -1], [2, -1], [2, -1]]  # 0.5 against 0.2: the boundary is at 5/7
+
+
+def test_draft_probs_are_weighed_against_the_target():
+    logits, probs = LAW.log().expand(2, 3), torch.tensor([[0.2, 0.2, 0.6]])
+    assert one_row([0], logits, [LAST], [0.0, 0.0], probs=probs).num_accepted.item() == 1
+    assert one_row([2], logits, [0.33], [0.0, 0.0], probs=probs).num_accepted.item() == 1
+    rejected = [one_row([2], logits, [0.34], [u, 0.0], probs=probs).token_ids[0, 0].item() for u in (0.74, 0.76)]
+    assert rejected == [0, 1]  # residual 0.3 0.1 0
+
+
+def test_equal_laws_always_accept():
+    logits = LAW.log().expand(2, 3)
+    law = target_probs(logits[:1], torch.ones(1))
+    for token in range(3):
+        assert one_row([token], logits, [LAST], [0.0, 0.0], probs=law).num_accepted.item() == 1
+
+
+def test_an_empty_residual_still_gives_a_possible_token():
+    """A draft law that claims more than the target everywhere leaves nothing over, and then p stands in."""
+    logits = torch.tensor([[0.0, -torch.inf, -torch.inf]]).expand(2, 3)
+    wrong = torch.tensor([[1.0, 0.0, 0.0]])
+    assert one_row([1], logits, [0.5], [LAST, 0.0], probs=wrong).token_ids.tolist() == [[0, -1]]
+
+
+def test_the_last_number_never_reaches_a_token_without_probability():
+    logits = torch.tensor([[0.0, 1.0, -torch.inf, -torch.inf]])
+    assert one_row([], logits, [], [LAST]).token_ids.item() == 1
+
+
+def test_greedy_rows_with_draft_logits_take_the_draft_as_certain():
+    """At temperature 0 the draft model's token was its argmax, whatever its logits look like."""
+    draft = Draft.allocate(1, 1, distribution=Distribution.LOGITS, vocab_size=3)
+    draft.set_row(0, [2], 1.0)
+    draft.draft_logits.fill_(torch.nan)
+    numbers = Uniforms(torch.tensor([[LAST]], dtype=torch.float64), torch.zeros(1, 2).double())
+    target = TargetLogits.dense(torch.tensor([[[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]]))
+    result = VERIFIER.verify(draft, target, SamplingBatch(torch.zeros(1)), numbers)
+    assert result.token_ids.tolist() == [[2, 0]]
+
+
+def test_ids_outside_the_vocabulary_are_never_emitted():
+    for wild in (-7, 99):
+        result = one_row([wild], torch.zeros(2, 3), [0.0], [0.0, 0.0])
+        assert ((result.token_ids >= 0) & (result.token_ids < 3)).all()
+
+
+@FEW
+@given(steps(min_batch=1))
+def test_arguments_are_left_alone(step):
+    tensors = [step.draft.token_ids, step.draft.lengths, step.dense, step.numbers.accept, step.numbers.draw]
+    tensors += [full for full in (step.draft.draft_logits, step.draft.draft_probs) if full is not None]
+    copies = [tensor.clone() for tensor in tensors]
+    step.verify()
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip(tensors, copies, strict=True))
+
+
+@FEW
+@given(steps(min_batch=1))
+def test_narrow_and_wide_buffers_agree(step):
+    """A draft that is a view of a wider buffer."""
+    assume(step.draft.width > 0)
+    width = step.draft.width - 1
+    step.draft.shorten(torch.full_like(step.draft.lengths, width))
+    cut = Uniforms(step.numbers.accept[:, :width], step.numbers.draw[:, : width + 1])
+    narrow = VERIFIER.verify(
+        step.draft.view(step.draft.batch_size, width), TargetLogits.dense(step.dense), step.sampling, cut
+    )
+    wide = step.verify()
+    assert torch.equal(narrow.token_ids, wide.token_ids[:, : width + 1])
+
+
+def test_reads_nothing_back():
+    draft = Draft.allocate(2, 3, device="meta", distribution=Distribution.LOGITS, vocab_size=VOCAB)
+    seeds = torch.empty(2, dtype=torch.int64, device="meta")
+    sampling = SamplingBatch(torch.empty(2, device="meta"), torch.empty(2, dtype=torch.int64, device="meta"))
+    target = TargetLogits.dense(torch.empty(2, 4, VOCAB, device="meta"))
+    assert VERIFIER.verify(draft, target, sampling, uniforms(seeds, seeds, 3)).token_ids.shape == (2, 4)
+
+
+def refused(draft, numbers):
+    VERIFIER.verify(draft, TargetLogits.dense(torch.zeros(1, 3, VOCAB)), SamplingBatch(torch.ones(1)), numbers)
+
+
+def numbers_for(width):
+    return uniforms(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), width)
+
+
+def test_trees_are_refused():
+    with pytest.raises(ContractError, match="as_chain"):
+        refused(Draft.allocate(1, 2, trees=True), numbers_for(2))
+
+
+def test_numbers_of_another_width_are_refused():
+    with pytest.raises(ContractError, match=r"accept \(1, 3\).*expected accept \(1, 2\)"):
+        refused(Draft.allocate(1, 2), numbers_for(3))
+
+
+def test_a_draft_law_over_another_vocabulary_is_refused():
+    with pytest.raises(ContractError, match=rf"draft_probs.*found 9.*expected {VOCAB}"):
+        refused(Draft.allocate(1, 2, distribution=Distribution.PROBS, vocab_size=9), numbers_for(2))
