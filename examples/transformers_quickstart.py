@@ -30,6 +30,6 @@ answers = engine.generate(
 )
 for answer in answers:
     print(answer.text)
-    print(f"--- {len(answer.token_ids)} tokens in {answer.steps} steps, {answer.accepted} of {answer.verified} accepted\n")
+    print(f"--- {len(answer.token_ids)} tokens in {answer.steps} steps\n")
 print(f"tokens per step, all requests: {engine.metrics.snapshot().total.tau:.2f}")
 engine.close()

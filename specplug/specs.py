@@ -87,7 +87,7 @@ class ProposerSpec(PluginSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec(PluginSpec):
-    """A policy's two halves, which share no memory: ``factory(context) -> Planner``, ``trimmer(context) -> Trimmer``."""
+    """A policy's halves, which share no memory: ``factory(context) -> Planner``, ``trimmer(context) -> Trimmer``."""
 
     kind: ClassVar[str] = "policy"
     trimmer: Factory = "specplug.trim:SurvivalTrimmer"

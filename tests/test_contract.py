@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 import threading
 import tomllib
 from collections.abc import Hashable
@@ -402,11 +403,14 @@ def code_block(language: str, containing: str) -> str:
 
 
 def test_documented_proposer_satisfies_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "specplug_parrot.py").write_text(code_block("python", "class Parrot"))
+    project = tomllib.loads(code_block("toml", "entry-points"))["project"]
+    name = project["entry-points"]["specplug"]["parrot"]
+    (tmp_path / f"{name}.py").write_text(code_block("python", "class Parrot"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    entry_points = tomllib.loads(code_block("toml", "entry-points"))["project"]["entry-points"]["specplug"]
+    monkeypatch.setitem(sys.modules, name, None)  # so that it is forgotten when the test ends
+    del sys.modules[name]
     registry = Registry()
-    registry.add(importlib.import_module(entry_points["parrot"]), Owner("parrot", "specplug-parrot", "0"))
+    registry.add(importlib.import_module(name), Owner("parrot", project["name"], project["version"]))
     assert not registry.load_errors
     assert registry.get(ProposerSpec, "parrot").labels() == ("host", "one-hot")
 

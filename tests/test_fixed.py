@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
-from specplug_fixed import plugin
-from specplug_fixed.options import FixedOptions
 
 from specplug.errors import SettingsError
 from specplug.interfaces import Planner, PluginContext
@@ -12,6 +10,8 @@ from specplug.specs import PolicySpec
 from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import EngineCaps, WidthChange
 from specplug.types.plan import HostStats, RequestStats
+from specplug_fixed import plugin
+from specplug_fixed.options import FixedOptions
 
 
 def planner(name: str, caps: EngineCaps, **options: object) -> Planner:

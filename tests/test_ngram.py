@@ -9,9 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from specplug_ngram import plugin
-from specplug_ngram.options import NgramOptions
-from specplug_ngram.reference import OWN_TEXT, REFERENCE, NgramReference
 
 from specplug.host import HostDraft
 from specplug.interfaces import PluginContext
@@ -21,6 +18,9 @@ from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
 from specplug.types.caps import EngineCaps
 from specplug.types.request import Reference, Request
+from specplug_ngram import plugin
+from specplug_ngram.options import NgramOptions
+from specplug_ngram.reference import OWN_TEXT, REFERENCE, NgramReference
 
 
 def spec() -> ProposerSpec:

@@ -99,7 +99,8 @@ def test_a_third_party_package_is_found_used_and_gone_again(empty_environment, t
     run(empty_environment / "pip", "uninstall", "-q", "-y", "specplug-parrot")
     gone = subprocess.run([empty_environment / "specplug", *command], capture_output=True, text=True)
     assert gone.returncode == 2
-    assert "'parrot'" in gone.stderr and "did you mean" in gone.stderr.lower() or "Known:" in gone.stderr
+    assert "'parrot'" in gone.stderr
+    assert "Known: ngram" in gone.stderr
 
 
 def test_the_conformance_kit_passes_on_the_third_party_package():

@@ -7,6 +7,8 @@ at all: rejected entries lie beyond the length until they are overwritten.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
@@ -35,11 +37,11 @@ class Place:
         return stored[self.index[:, 0], :, : self.columns]
 
 
-class _RowLayer(DynamicLayer):  # type: ignore[misc]
+class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values of one model layer, [R, H, C, D] each; C grows as contexts do."""
 
     def __init__(self, owner: RowCache) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._owner = owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -49,7 +51,7 @@ class _RowLayer(DynamicLayer):  # type: ignore[misc]
         self.values: Tensor = value_states.new_zeros(rows, value_states.shape[1], 0, value_states.shape[3])
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         place = self._owner.place
@@ -63,7 +65,7 @@ class _RowLayer(DynamicLayer):  # type: ignore[misc]
         return 0  # positions and masks are given explicitly
 
 
-class RowCache(Cache):  # type: ignore[misc]
+class RowCache(Cache):
     """The cache of all layers: `max_rows` rows, each with a length of its own.
 
     Set `place` before each forward pass.
@@ -72,7 +74,8 @@ class RowCache(Cache):  # type: ignore[misc]
     def __init__(self, num_layers: int, max_rows: int) -> None:
         self.max_rows = max_rows
         self.place = Place([0], torch.zeros(1, 1, dtype=torch.int64), 0)
-        super().__init__(layers=[_RowLayer(self) for _ in range(num_layers)])
+        self._layers = [_RowLayer(self) for _ in range(num_layers)]
+        super().__init__(layers=list(self._layers))
 
     def clear(self, row: int) -> None:
         """Forget a row's tenant.
@@ -89,11 +92,11 @@ class RowCache(Cache):  # type: ignore[misc]
             stored[target] = stored[source]
 
     def _stored(self) -> list[Tensor]:
-        return [stored for layer in self.layers if layer.is_initialized for stored in (layer.keys, layer.values)]
+        return [stored for layer in self._layers if layer.is_initialized for stored in (layer.keys, layer.values)]
 
 
 def _grown(stored: Tensor, columns: int) -> Tensor:
-    """Return a copy with room for `columns`, rounded up to a power of two so that growth stays rare."""
-    grown = stored.new_zeros(*stored.shape[:2], 1 << (columns - 1).bit_length(), stored.shape[3])
+    """Return a copy with room for `columns` and some more, so that growth stays rare."""
+    grown = stored.new_zeros(*stored.shape[:2], columns + max(64, columns // 4), stored.shape[3])
     grown[:, :, : stored.shape[2]] = stored
     return grown

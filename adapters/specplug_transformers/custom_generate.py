@@ -4,7 +4,9 @@
 
     model.generate(**inputs, custom_generate=speculative_generate, specplug={"num_speculative_tokens": 8})
 
-Greedy search and sampling behave as in `generate`, with all its logits processors and stopping criteria.
+Greedy search and sampling behave as in `generate`, with all its logits processors and stopping criteria.  Transformers
+5.16 to 5.19 hands neither `streamer` nor `tokenizer` to a custom function: pass a streamer as `specplug_streamer`, and
+stop strings as a `StopStringCriteria` among the stopping criteria.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specplug.errors import EngineError
 from specplug_transformers.engine import Engine
 from specplug_transformers.intake import GenerateRequest
 from specplug_transformers.params import SamplingParams
+
+_UNUSED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position", "logits_to_keep"}
 
 
 def speculative_generate(
@@ -29,54 +34,62 @@ def speculative_generate(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: Any,
-    synced_gpus: bool = False,
-    streamer: Any = None,
     specplug: Mapping[str, Any] | None = None,
     specplug_requests: Sequence[Mapping[str, Any]] | None = None,
+    specplug_streamer: Any = None,
     **model_kwargs: Any,
 ) -> Any:
     """Generate for `input_ids` [B, L] int64 (left-padded where rows differ), as `GenerationMixin._sample` would.
 
+    The model is put into evaluation mode.  Each call builds an engine of its own.
+
     Args:
         specplug: settings that override SPECPLUG_CONFIG and the defaults.
         specplug_requests: per-request fields, one mapping per row.
+        specplug_streamer: gets the new tokens of a single prompt, as `streamer` does.
+        model_kwargs: what `generate` has prepared for the forward pass; of this only `attention_mask` is looked at,
+            and anything that would change the model's output is refused.
 
     Returns:
         [B, L + new] int64, right-padded with the pad token; or an output object with `sequences` when the generation
         config asks for one.
 
     Raises:
-        EngineError: the generation config asks for something that this seam does not serve.
+        EngineError: `generate` was asked for something that this seam does not serve.
     """
-    _refuse(generation_config, synced_gpus, streamer, input_ids)
     prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
-    fields = specplug_requests or [{}] * len(prompts)
     engine = Engine(model, settings=specplug, max_num_seqs=len(prompts))
-    requests = []
-    for row, prompt in enumerate(prompts):
-        padding = input_ids[row, : input_ids.shape[1] - len(prompt)]
-        requests.append(
-            GenerateRequest(
-                prompt=prompt.tolist(),
-                params=SamplingParams(
-                    max_tokens=generation_config.max_length - input_ids.shape[1],
-                    temperature=float(bool(generation_config.do_sample)),  # the warpers are among the processors
-                    seed=int(torch.randint(1 << 62, ())),  # follows torch.manual_seed, as `generate` does
-                    ignore_eos=True,  # the end of sequence is among the stopping criteria
-                ),
-                specplug=fields[row],
-                processors=_with_padding(padding, logits_processor) if len(logits_processor) else None,
-                stop_when=_stop_when(padding, stopping_criteria),
-            )
-        )
     try:
-        answers = _run(engine, requests, streamer)
+        _refuse(generation_config, logits_processor, model_kwargs, prompts, specplug_streamer)
+        _check_lengths(generation_config.max_length - input_ids.shape[1], prompts, engine.max_length)
+        requests = []
+        for row, prompt in enumerate(prompts):
+            padding = input_ids[row, : input_ids.shape[1] - len(prompt)]
+            requests.append(
+                GenerateRequest(
+                    prompt=prompt.tolist(),
+                    params=_params(generation_config, input_ids.shape[1]),
+                    specplug=None if specplug_requests is None else specplug_requests[row],
+                    processors=_with_padding(padding, logits_processor) if len(logits_processor) else None,
+                    stop_when=_stop_when(padding, stopping_criteria),
+                )
+            )
+        answers = _run(engine, requests, specplug_streamer)
     finally:
         engine.close()
     sequences = _padded(input_ids, answers, generation_config)
     if generation_config.return_dict_in_generate:
-        return GenerateDecoderOnlyOutput(sequences=sequences)
+        return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
     return sequences
+
+
+def _params(config: Any, padded_length: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=config.max_length - padded_length,
+        temperature=float(bool(config.do_sample)),  # the warpers are among the processors
+        seed=int(torch.randint(1 << 62, ())),  # follows torch.manual_seed, as `generate` does
+        ignore_eos=True,  # the end of sequence is among the stopping criteria
+    )
 
 
 def _run(engine: Engine, requests: list[GenerateRequest], streamer: Any) -> list[tuple[int, ...]]:
@@ -92,18 +105,25 @@ def _run(engine: Engine, requests: list[GenerateRequest], streamer: Any) -> list
     return [answers[name] for name in order]
 
 
-def _refuse(config: Any, synced_gpus: bool, streamer: Any, input_ids: Tensor) -> None:
-    refused = {
+def _refuse(
+    config: Any, processors: LogitsProcessorList, model_kwargs: Mapping[str, Any], prompts: list[Tensor], streamer: Any
+) -> None:
+    cache = model_kwargs.get("past_key_values")
+    constrained = any(isinstance(processor, PrefixConstrainedLogitsProcessor) for processor in processors)
+    asked = {
         "num_beams": config.num_beams not in (None, 1),
-        "output_scores": bool(config.output_scores),
-        "output_logits": bool(config.output_logits),
-        "output_attentions": bool(config.output_attentions),
-        "output_hidden_states": bool(config.output_hidden_states),
+        "output_scores": config.output_scores,
+        "output_logits": config.output_logits,
+        "output_attentions": config.output_attentions,
+        "output_hidden_states": config.output_hidden_states,
         "guidance_scale": config.guidance_scale not in (None, 1.0),
-        "synced_gpus": synced_gpus,
-        "a streamer for several prompts": streamer is not None and input_ids.shape[0] > 1,
+        "watermarking_config": config.watermarking_config is not None,
+        "prefix_allowed_tokens_fn for several prompts": constrained and len(prompts) > 1,
+        "a streamer for several prompts": streamer is not None and len(prompts) > 1,
+        "past_key_values that hold a context": cache is not None and cache.get_seq_length() > 0,
     }
-    found = [name for name, asked in refused.items() if asked]
+    inputs = [name for name, value in model_kwargs.items() if name not in _UNUSED and value not in (None, False)]
+    found = [name for name, is_asked in asked.items() if is_asked] + sorted(inputs)
     if found:
         raise EngineError.build(
             "generate was asked for something that speculation here does not serve",
@@ -114,10 +134,32 @@ def _refuse(config: Any, synced_gpus: bool, streamer: Any, input_ids: Tensor) ->
         )
 
 
+def _check_lengths(max_tokens: int, prompts: list[Tensor], max_length: int) -> None:
+    longest = max(map(len, prompts))
+    if longest + max_tokens > max_length:
+        raise EngineError.build(
+            "the context would become too long",
+            who="speculative_generate",
+            found=f"a prompt of {longest} tokens and up to {max_tokens} new ones",
+            expected=f"at most {max_length} tokens in all",
+            remedy="Lower max_new_tokens or max_length",
+        )
+
+
 def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tensor]:
+    """Return each row without its padding."""
     if attention_mask is None:
         return list(input_ids)
-    return [ids[mask.bool()] for ids, mask in zip(input_ids, attention_mask, strict=True)]
+    kept = attention_mask.bool()
+    if kept.shape != input_ids.shape or not bool((kept.cummax(1).values == kept).all()):
+        raise EngineError.build(
+            "the attention mask hides more than left padding",
+            who="speculative_generate",
+            found=f"a mask of shape {tuple(attention_mask.shape)}",
+            expected="zeros in front of ones, one for each input id",
+            remedy="Set the tokenizer's padding_side='left'",
+        )
+    return [ids[mask] for ids, mask in zip(input_ids, kept, strict=True)]
 
 
 def _with_padding(padding: Tensor, processors: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,8 +180,8 @@ def _stop_when(padding: Tensor, criteria: StoppingCriteriaList) -> Callable[[Seq
 
 
 def _padded(input_ids: Tensor, answers: list[tuple[int, ...]], config: Any) -> Tensor:
-    eos = config.eos_token_id
-    pad = config.pad_token_id if config.pad_token_id is not None else (eos[0] if isinstance(eos, list) else eos)
+    """Join prompts and answers as `generate` does: rows that ended earlier are filled up with the pad token."""
+    pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     longest = max(map(len, answers))
-    rows = [[*answer, *[pad or 0] * (longest - len(answer))] for answer in answers]
+    rows = [[*answer, *[pad] * (longest - len(answer))] for answer in answers]
     return torch.cat([input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], 1)

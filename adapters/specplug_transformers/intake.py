@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specplug.errors import RequestError
+from specplug.errors import RequestError, suggest
+from specplug.settings.mistakes import shown
 from specplug.settings.model import Settings
 from specplug.settings.request import parse_request_fields
 from specplug.types.request import Request
@@ -30,7 +32,7 @@ class GenerateRequest:
         request_id: chosen by the engine when None.
         processors: Hugging Face logits processors to apply instead of those that `params` calls for.  They must be
             functions of (input_ids, scores), without a memory: they see drafts that may be rejected.
-        stop_when: called with all token ids after each emitted one; true ends the request.
+        stop_when: called with all token ids, prompt included, after each emitted one; true ends the request.
     """
 
     prompt: str | Sequence[int]
@@ -46,7 +48,8 @@ class RequestOutput:
     """A request's output so far, and its news since the output before.
 
     Attributes:
-        token_ids, text: everything emitted; text is empty without a tokenizer.
+        token_ids, text: everything emitted; what ended the request belongs to the ids and not to the text, which is
+            empty without a tokenizer.
         new_token_ids, new_text: what this step added.
         finish_reason: "stop", "length", "abort", or None while it runs.
         steps: target steps so far; verified, accepted: draft tokens so far.
@@ -103,8 +106,10 @@ class Intake:
         Raises:
             RequestError: the prompt, a field or a parameter is not served.
         """
-        prompt = self._prompt(asked.prompt)
         params = asked.params
+        prompt = self._prompt(asked.prompt)
+        for name, ids in params.named_token_ids.items():
+            self._check_ids(f"sampling parameter {name!r}", ids)
         options, references, tenant = parse_request_fields(
             asked.specplug, tokenize=self._tokenize, vocab_size=self._vocab_size, limits=self._settings.limits
         )
@@ -113,11 +118,11 @@ class Intake:
                 "this server has not loaded the proposer",
                 who="request field 'proposer'",
                 found=repr(options.proposer),
-                expected=f"one of {', '.join(self._proposers)}",
-                remedy="Name it in the server's extra_proposers",
+                remedy=f"{suggest(options.proposer, self._proposers)}. The server's extra_proposers names more",
             )
         if params.stop and self._tokenizer is None:
             raise RequestError.build("stop strings need a tokenizer", remedy="Build the engine with one")
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         request = Request(
             request_id=asked.request_id or f"request-{next(self._numbers)}",
             prompt_length=len(prompt),
@@ -133,11 +138,10 @@ class Intake:
             request=request,
             params=params,
             tokens=prompt,
-            eos_token_ids=self._eos,
-            seed=secrets.randbits(63) if params.seed is None else params.seed % (1 << 63),
+            end_token_ids=ends,
             room=min(params.max_tokens, self._max_length - len(prompt)),
-            processors=asked.processors
-            or build_processors(params, len(prompt), sorted(self._eos), self._device),
+            seed=secrets.randbits(63) if params.seed is None else params.seed % (1 << 63),
+            processors=asked.processors or build_processors(params, len(prompt), sorted(ends), self._device),
             stop_when=asked.stop_when,
             stream=None if self._tokenizer is None else TextStream(self._tokenizer, params.stop),
         )
@@ -146,20 +150,32 @@ class Intake:
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise RequestError.build("a text prompt needs a tokenizer", remedy="Send token ids, or build one in")
-            prompt = self._tokenizer(prompt)["input_ids"]
-        ids = [int(token) for token in prompt]
+            prompt = list(self._tokenizer(prompt)["input_ids"])
+        try:
+            ids = [operator.index(token) for token in prompt]
+        except TypeError:
+            raise RequestError.build("malformed prompt", found=shown(prompt), expected="text or token ids") from None
         if not ids:
             raise RequestError.build("empty prompt", expected="at least one token")
         if len(ids) >= self._max_length:
             raise RequestError.build(
-                "prompt too long", found=f"{len(ids)} tokens", expected=f"fewer than {self._max_length}"
+                "prompt too long",
+                found=f"{len(ids)} tokens",
+                expected=f"fewer than {self._max_length}, the longest context",
+                remedy="Shorten it: at least one token must have room behind it",
             )
-        wrong = [token for token in ids if not 0 <= token < self._vocab_size]
+        self._check_ids("prompt", ids)
+        return ids
+
+    def _check_ids(self, where: str, ids: Sequence[int]) -> None:
+        wrong = [token for token in ids if type(token) is not int or not 0 <= token < self._vocab_size]
         if wrong:
             raise RequestError.build(
-                "token id outside the vocabulary", found=wrong[0], expected=f"0 to {self._vocab_size - 1}"
+                "token id outside the vocabulary",
+                who=where,
+                found=repr(wrong[0]),
+                expected=f"0 to {self._vocab_size - 1}",
             )
-        return ids
 
     def _tokenize(self, text: str) -> list[int]:
         if self._tokenizer is None:

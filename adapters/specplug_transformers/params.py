@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -22,16 +22,20 @@ class SamplingParams:
         max_tokens: most tokens to emit.
         temperature: 0 is greedy.
         top_k, top_p, min_p: as in Hugging Face, and in that order; 0, 1 and 0 are off.
-        seed: makes a sampled request reproducible; None draws a fresh one.
+        seed: makes a sampled request reproducible, given the same drafts; None draws a fresh one.
         repetition_penalty: of tokens in prompt and output; 1 is off.
         presence_penalty, frequency_penalty: of tokens in the output; 0 is off.
-        logit_bias: added to the logits of single token ids.
+        logit_bias: added to the logits of single token ids; -inf forbids one.
         bad_words: token id sequences that must not appear.
-        min_tokens: the end of sequence is forbidden before so many tokens.
-        allowed_tokens: Hugging Face's `prefix_allowed_tokens_fn`: a grammar as a function of the ids so far.
+        min_tokens: whatever ids end the request are forbidden before so many tokens.
+        allowed_tokens: Hugging Face's `prefix_allowed_tokens_fn`: a grammar as a function of the ids so far.  It is
+            asked about texts that it allows only.
         stop: strings that end the request; the text is cut before them.
-        stop_token_ids: ids that end it, beside the model's end-of-sequence ids.
+        stop_token_ids: ids that end it, beside the model's end-of-sequence ids; not part of the text.
         ignore_eos: do not end at the model's end-of-sequence ids.
+
+    Raises:
+        RequestError: a value is out of range or of the wrong type.
     """
 
     max_tokens: int = 128
@@ -52,22 +56,58 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        _require("max_tokens", self.max_tokens, self.max_tokens >= 1, ">= 1")
-        _require("temperature", self.temperature, self.temperature >= 0, ">= 0")
-        _require("top_k", self.top_k, self.top_k >= 0, ">= 0, where 0 is off")
-        _require("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]")
-        _require("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1]")
-        _require("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0, "> 0")
-        _require("min_tokens", self.min_tokens, 0 <= self.min_tokens <= self.max_tokens, "in [0, max_tokens]")
-        _require("stop", self.stop, not isinstance(self.stop, str) and all(self.stop), "a list of non-empty strings")
-        _require("bad_words", self.bad_words, all(self.bad_words), "a list of non-empty lists of token ids")
+        for name, expected, holds in _RULES:
+            value = getattr(self, name)
+            try:
+                good = holds(value)
+            except (TypeError, AttributeError):  # a value of another type
+                good = False
+            if not good:
+                raise RequestError.build(f"bad sampling parameter {name!r}", found=repr(value), expected=expected)
+        if self.min_tokens > self.max_tokens:
+            raise RequestError.build(
+                "bad sampling parameter 'min_tokens'",
+                found=self.min_tokens,
+                expected=f"at most max_tokens, {self.max_tokens}",
+            )
 
     @property
     def sampling(self) -> Sampling:
         """The part that plug-ins see."""
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
 
+    @property
+    def named_token_ids(self) -> Mapping[str, list[int]]:
+        """The token ids in these parameters, by parameter; whoever knows the vocabulary checks them."""
+        return {
+            "logit_bias": list(self.logit_bias),
+            "bad_words": [token for words in self.bad_words for token in words],
+            "stop_token_ids": list(self.stop_token_ids),
+        }
 
-def _require(name: str, value: Any, holds: bool, expected: str) -> None:
-    if not holds:
-        raise RequestError.build(f"bad sampling parameter {name!r}", found=repr(value), expected=expected)
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+_RULES: tuple[tuple[str, str, Callable[..., bool]], ...] = (
+    ("max_tokens", "an integer >= 1", lambda v: _is_int(v) and v >= 1),
+    ("temperature", "a finite number >= 0", lambda v: 0 <= v < math.inf),
+    ("top_k", "an integer >= 0, where 0 is off", lambda v: _is_int(v) and v >= 0),
+    ("top_p", "a number in (0, 1]", lambda v: 0 < v <= 1),
+    ("min_p", "a number in [0, 1]", lambda v: 0 <= v <= 1),
+    ("seed", "an integer or None", lambda v: v is None or _is_int(v)),
+    ("repetition_penalty", "a finite number > 0", lambda v: 0 < v < math.inf),
+    ("presence_penalty", "a finite number", lambda v: -math.inf < v < math.inf),
+    ("frequency_penalty", "a finite number", lambda v: -math.inf < v < math.inf),
+    ("logit_bias", "a mapping of token ids to numbers", lambda v: all(b < math.inf for b in v.values())),
+    ("bad_words", "a list of non-empty lists of token ids", lambda v: all(len(words) for words in v)),
+    ("min_tokens", "an integer >= 0", lambda v: _is_int(v) and v >= 0),
+    ("allowed_tokens", "a function", lambda v: v is None or callable(v)),
+    ("stop", "a list of non-empty strings", lambda v: not isinstance(v, str) and all(_is_text(s) for s in v)),
+    ("stop_token_ids", "a list of token ids", lambda v: all(map(_is_int, v))),
+)

@@ -27,7 +27,7 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 
 
 class OutputPenalty(LogitsProcessor):  # type: ignore[misc]
-    """OpenAI's presence and frequency penalties: subtracted per token that the output holds, once and per occurrence."""
+    """OpenAI's presence and frequency penalties: subtracted once and per occurrence of a token in the output."""
 
     def __init__(self, presence: float, frequency: float, prompt_length: int) -> None:
         self._presence, self._frequency, self._prompt_length = presence, frequency, prompt_length
@@ -40,9 +40,13 @@ class OutputPenalty(LogitsProcessor):  # type: ignore[misc]
 
 
 def build_processors(
-    params: SamplingParams, prompt_length: int, eos_token_ids: Sequence[int], device: torch.device
-) -> LogitsProcessorList | None:
-    """Return the processors that the parameters call for, in Hugging Face's order; None when there are none."""
+    params: SamplingParams, prompt_length: int, end_token_ids: Sequence[int], device: torch.device
+) -> Processor | None:
+    """Return the processors that the parameters call for, in Hugging Face's order; None when there are none.
+
+    Args:
+        end_token_ids: what may not come before `min_tokens` tokens.
+    """
     found = LogitsProcessorList()
     if params.logit_bias:
         found.append(SequenceBiasLogitsProcessor({(token,): float(bias) for token, bias in params.logit_bias.items()}))
@@ -52,18 +56,24 @@ def build_processors(
         found.append(OutputPenalty(params.presence_penalty, params.frequency_penalty, prompt_length))
     if params.bad_words:
         found.append(NoBadWordsLogitsProcessor([list(words) for words in params.bad_words]))
-    if params.min_tokens and eos_token_ids:
+    if params.min_tokens and end_token_ids:
         found.append(
-            MinNewTokensLengthLogitsProcessor(prompt_length, params.min_tokens, list(eos_token_ids), device=str(device))
+            MinNewTokensLengthLogitsProcessor(prompt_length, params.min_tokens, list(end_token_ids), device=str(device))
         )
     if params.allowed_tokens is not None:
         found.append(PrefixConstrainedLogitsProcessor(params.allowed_tokens, num_beams=1))
-    return found if len(found) else None
+    return found if len(found) else None  # type: ignore[return-value]
 
 
 def process_row(processors: Processor, text: Sequence[int], draft: Sequence[int], logits: Tensor) -> None:
-    """Process one request's logits [n + 1, V] in place, for `text` followed by n draft tokens."""
+    """Process one request's logits [N + 1, V] in place, for `text` followed by at most N draft tokens.
+
+    Stops behind a draft token that has become impossible: it will be rejected, so nobody looks further, and a grammar
+    is never asked about a text that it does not allow.
+    """
     ids = torch.tensor([*text, *draft], dtype=torch.int64, device=logits.device)[None]
     for position in range(len(draft) + 1):
         row = logits[position : position + 1]
         row.copy_(processors(ids[:, : len(text) + position], row.clone()))
+        if position < len(draft) and row[0, draft[position]] == -torch.inf:
+            return

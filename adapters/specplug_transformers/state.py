@@ -15,26 +15,32 @@ from specplug_transformers.text_stream import TextStream
 FinishReason = Literal["stop", "length", "abort"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestState:
-    """What the engine knows about one request.
+    """What the engine knows about one request; two states are never equal.
 
     Attributes:
         tokens: prompt and output.
+        end_token_ids: ids that end it; they belong to the output, but not to its text.
         room: tokens it may still emit.
         seed: of its verification random numbers.
+        processors: what to do to its logits at every draft position.
+        stop_when: see `GenerateRequest`.
+        stream: turns its tokens into text; None without a tokenizer.
         slot, generation: its place in the token table; -1 while it waits.
         row: its row of the key-value cache; -1 while it waits.
         computed: positions whose keys and values are in the cache.
+        was_running: it has held a slot before.
         verified, accepted, steps: draft tokens and target steps so far.
+        new_tokens, new_text: what was added since the last output.
     """
 
     request: Request
     params: SamplingParams
     tokens: list[int]
-    eos_token_ids: frozenset[int]
-    seed: int
+    end_token_ids: frozenset[int]
     room: int
+    seed: int
     processors: Processor | None = None
     stop_when: Callable[[Sequence[int]], bool] | None = None
     stream: TextStream | None = None
@@ -82,6 +88,15 @@ class RequestState:
         cap = self.request.options.cap
         return width if cap is None else min(width, cap)
 
+    def forget_news(self) -> None:
+        """Everything new has been handed out."""
+        self.new_tokens, self.new_text = [], ""
+
+    def abort(self) -> None:
+        """End the request here."""
+        self._flush()
+        self.finish_reason = "abort"
+
     def extend(self, token_ids: list[int]) -> int:
         """Append emitted tokens until one ends the request; return how many were appended.
 
@@ -96,8 +111,7 @@ class RequestState:
         return len(token_ids)
 
     def _ends_with(self, token: int) -> bool:
-        is_eos = token in self.eos_token_ids and not self.params.ignore_eos
-        if is_eos or token in self.params.stop_token_ids:
+        if token in self.end_token_ids:
             self._flush()
             self.finish_reason = "stop"
         elif self.stop_when is not None and self.stop_when(self.tokens):

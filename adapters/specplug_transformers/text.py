@@ -52,25 +52,31 @@ class TransformersEngine:
     @property
     def metrics(self) -> SpecMetrics:
         """Counters since the engine was built."""
-        metrics: SpecMetrics = self.engine.metrics
-        return metrics
+        return self.engine.metrics
 
     def stream(self, requests: Sequence[TextRequest]) -> Iterator[TextUpdate]:
-        """Serve the requests together; yield updates as they come."""
-        index = {self.engine.add(_translate(request)): number for number, request in enumerate(requests)}
-        for output in self.engine.run():
-            yield TextUpdate(
-                index=index[output.request_id],
-                text=output.new_text,
-                token_ids=output.new_token_ids,
-                finish_reason=output.finish_reason,
-            )
+        """Serve the requests together; yield updates as they come.  Whoever stops listening ends them all."""
+        index: dict[str, int] = {}
+        try:
+            for number, request in enumerate(requests):
+                index[self.engine.add(_translate(request))] = number
+            for output in self.engine.run():
+                yield TextUpdate(
+                    index=index[output.request_id],
+                    text=output.new_text,
+                    token_ids=output.new_token_ids,
+                    finish_reason=output.finish_reason,
+                )
+        finally:
+            for name in index:
+                self.engine.abort(name)
 
     def describe(self) -> str:
         """Name model, size, device and dtype in one line."""
         count = sum(parameter.numel() for parameter in self._model.parameters())
         device = self._model.device
-        where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+        on_cpu = f"CPU, {torch.get_num_threads()} threads"
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
         return f"{Path(self._name).name}, {count / 1e6:.1f} M parameters, {self._model.dtype}, on {where}"
 
     def close(self) -> None:
@@ -85,8 +91,9 @@ def load(model: str, device: str, dtype: str) -> tuple[Any, Any]:
         EngineError: there is no such model here, or no such dtype.
     """
     if not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise EngineError.build("unknown dtype", who="--dtype", found=repr(dtype), expected="float32, bfloat16, float16")
-    disable_progress_bar()  # the command line shows its own
+        names = "float32, bfloat16, float16"
+        raise EngineError.build("unknown dtype", who="specplug_transformers", found=repr(dtype), expected=names)
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # the command line shows its own
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
         loaded = AutoModelForCausalLM.from_pretrained(

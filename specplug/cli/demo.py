@@ -42,7 +42,7 @@ def demo(
     Example: `specplug demo --tasks 20 --plot demo.png`
     """
     chosen = flags(proposer=proposer, policy=policy, num_speculative_tokens=width)
-    launch = {"device": device, "dtype": dtype, "max_num_seqs": 1, "threads": threads}
+    launch: dict[str, Any] = {"device": device, "dtype": dtype, "max_num_seqs": 1, "threads": threads}
     plain = start_engine(engine, model, {**chosen, "mode": "off"}, **launch)
     speculative = start_engine(engine, model, chosen, **launch)
     try:
@@ -88,8 +88,8 @@ def _print(rows: list[Any], description: str, plot: Path | None) -> None:
         out.print(f"Outputs are identical in all {last.tasks} tasks.", style="green")
     else:
         out.print(
-            f"Outputs differ in {last.tasks - last.identical} of {last.tasks} tasks. In low precision two tokens can tie to "
-            "within rounding; anything else is a defect worth reporting.",
+            f"Outputs differ in {last.tasks - last.identical} of {last.tasks} tasks. In low precision two tokens can "
+            "tie to within rounding; anything else is a defect worth reporting.",
             style="red",
         )
     if plot is not None:

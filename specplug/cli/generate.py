@@ -118,7 +118,8 @@ def _serve(engine: Any, requests: list[Any], *, show: bool) -> tuple[list[dict[s
 
 
 def _statistics(engine: Any, tokens: int, seconds: float) -> dict[str, Any]:
-    total = engine.metrics.snapshot().total
+    snapshot = engine.metrics.snapshot()
+    total = snapshot.total
     return {
         "model": engine.describe(),
         "tokens": tokens,
@@ -129,7 +130,8 @@ def _statistics(engine: Any, tokens: int, seconds: float) -> dict[str, Any]:
         "acceptance_rate": total.acceptance_rate,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
-        "faults": engine.metrics.snapshot().faults,
+        "accepted_by_source": {name: counts.accepted for name, counts in snapshot.by_source.items() if counts.proposed},
+        "faults": snapshot.faults,
     }
 
 

@@ -1,4 +1,4 @@
-"""Finds repetition loops: where a small model gets stuck, any lookup drafts perfectly, and the figures would flatter."""
+"""Finds repetition loops: where a small model gets stuck, any lookup drafts perfectly and flatters the figures."""
 
 from __future__ import annotations
 

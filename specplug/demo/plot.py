@@ -26,9 +26,8 @@ def plot_rows(rows: Sequence[Row], path: Path, title: str) -> None:
     axes = figure.subplots()
     places = range(len(shown))
     axes.bar([p - 0.2 for p in places], [1.0] * len(shown), 0.4, label="without speculation", color="#9aa5b1")
-    bars = axes.bar(
-        [p + 0.2 for p in places], [row.tokens_per_step or 0 for row in shown], 0.4, label="with specplug", color="#2f6fde"
-    )
+    heights = [row.tokens_per_step or 0 for row in shown]
+    bars = axes.bar([p + 0.2 for p in places], heights, 0.4, label="with specplug", color="#2f6fde")
     axes.bar_label(bars, fmt="%.2f", padding=2)
     axes.set_xticks(list(places), [row.kind for row in shown])
     axes.set_ylabel("tokens per target step")

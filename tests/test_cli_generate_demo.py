@@ -1,0 +1,123 @@
+"""`specplug generate` and `specplug demo`, on the shipped model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from specplug.cli.app import app
+
+runner = CliRunner()
+PROMPT = "<|code|>import os\nimport sys\n\ndef main():\n    return os.path.join(sys.argv[0], os.getcwd())\n"
+
+
+def invoke(*arguments: str, **kwargs):
+    return runner.invoke(app, list(arguments), **kwargs)
+
+
+def answers(*arguments: str, **kwargs) -> dict:
+    result = invoke("generate", "tiny", *arguments, "--json", **kwargs)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_generate_is_the_same_with_and_without_speculation():
+    plain = answers(PROMPT, "--max-tokens", "60", "--plain")
+    fast = answers(PROMPT, "--max-tokens", "60", "-n", "6")
+    assert fast["answers"] == plain["answers"]
+    assert plain["statistics"]["drafted"] == 0
+    assert fast["statistics"]["drafted"] > 0
+    assert fast["statistics"]["target_steps"] <= plain["statistics"]["target_steps"]
+
+
+def test_generate_streams_the_text_and_puts_statistics_on_stderr():
+    whole = answers(PROMPT, "--max-tokens", "30")["answers"][0]["text"]
+    result = invoke("generate", "tiny", PROMPT, "--max-tokens", "30")
+    assert result.exit_code == 0
+    assert result.stdout == whole + "\n"
+    assert "per step" in result.stderr
+    assert "tiny" in result.stderr
+
+
+def test_generate_serves_files_and_standard_input_together(tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_text(PROMPT)
+    both = answers("-", "--file", str(path), "--max-tokens", "8", input="<|code|>x = 1\n")
+    alone = answers("-", "--max-tokens", "8", input="<|code|>x = 1\n")
+    assert len(both["answers"]) == 2
+    assert both["answers"][0] == alone["answers"][0]
+
+
+def test_a_reference_is_drafted_from(tmp_path):
+    prompt = "<|code|>def first(items):\n"
+    answer = answers(prompt, "--max-tokens", "40")
+    reference = tmp_path / "reference.txt"
+    reference.write_text(prompt + answer["answers"][0]["text"])
+    helped = answers(prompt, "--max-tokens", "40", "--reference", str(reference))
+    assert helped["answers"] == answer["answers"]
+    assert answer["statistics"]["accepted_by_source"].get("ngram/reference", 0) == 0
+    assert helped["statistics"]["accepted_by_source"]["ngram/reference"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("generate", "tiny"), "no prompt"),
+        (("generate", "tiny", "x", "--proposer", "ngrm"), "Did you mean 'ngram'?"),
+        (("generate", "/no/such/model", "x"), "cannot load model '/no/such/model'"),
+        (("generate", "tiny", "x", "--engine", "vlm"), "unknown engine 'vlm'"),
+        (("generate", "tiny", "x", "--top-p", "0"), "top_p"),
+        (("generate", "tiny", "x", "-n", "1000"), "num_speculative_tokens"),
+        (("generate", "tiny", "x", "--dtype", "float99"), "unknown dtype"),
+    ],
+)
+def test_mistakes_get_one_clear_message(arguments, said):
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_demo_compares_and_plots(tmp_path):
+    plot = tmp_path / "demo.png"
+    result = invoke("demo", "--tasks", "1", "--max-tokens", "60", "--plot", str(plot))
+    assert result.exit_code == 0, result.output
+    assert "Outputs are identical in all 4 tasks." in result.stdout
+    assert "it shows the mechanism, not what a GPU gains" in " ".join(result.stdout.split())
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_json_has_a_row_per_kind_and_their_sum():
+    result = invoke("demo", "--tasks", "1", "--max-tokens", "30", "--json")
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["kind"] for row in rows] == ["edit", "quote", "json", "code", "all"]
+    assert rows[-1]["tasks"] == sum(row["tasks"] for row in rows[:-1]) == 4
+    assert all(row["identical"] == row["tasks"] for row in rows)
+
+
+def test_demo_exits_1_when_outputs_differ(monkeypatch):
+    from specplug.testing.mutants import LOSSY_MUTANTS
+    from specplug.verify import reference
+
+    monkeypatch.setattr(reference, "ReferenceVerifier", LOSSY_MUTANTS["accepts always"])
+    result = invoke("demo", "--tasks", "2", "--max-tokens", "60")
+    assert result.exit_code == 1
+    assert "Outputs differ in" in result.stdout
+
+
+def test_the_plot_says_what_is_missing(monkeypatch, tmp_path):
+    import builtins
+
+    real = builtins.__import__
+
+    def no_matplotlib(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError("No module named 'matplotlib'")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+    result = invoke("demo", "--tasks", "1", "--max-tokens", "5", "--plot", str(tmp_path / "x.png"))
+    assert result.exit_code == 2
+    assert "specplug[plot]" in result.output

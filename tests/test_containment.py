@@ -1,0 +1,151 @@
+"""The circuit breaker around one plug-in."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from specplug.containment import FaultGuard, LateDraft
+from specplug.errors import ContractError
+
+OFF, ON = False, True
+
+
+def works() -> None:
+    """Do nothing wrong."""
+
+
+def failing(error: BaseException):
+    def action() -> None:
+        raise error
+
+    return action
+
+
+breaks = failing(ValueError("planted"))
+
+
+def steps(guard: FaultGuard, actions) -> list[bool]:
+    """Run one step per action; return in which of them the plug-in was let in."""
+    admitted = []
+    for action in actions:
+        admitted.append(guard.admits_step())
+        if admitted[-1]:
+            guard.step(action)
+    return admitted
+
+
+@pytest.fixture
+def events():
+    return []
+
+
+@pytest.fixture
+def guard(events):
+    return FaultGuard("mine", max_consecutive=2, cooldown_steps=3, sink=lambda name, kind: events.append((name, kind)))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("planted"), "raised"),
+        (TimeoutError("planted"), "raised"),
+        (ContractError("planted"), "malformed"),
+        (LateDraft(), "late"),
+    ],
+)
+def test_faults_are_counted_by_kind(guard, events, error, kind):
+    assert guard.step(failing(error)) is False
+    assert guard.call(failing(error)) is False
+    assert guard.counts[kind] == 2
+    assert events[:2] == [("mine", kind)] * 2
+
+
+def test_success_is_no_fault(guard, events):
+    assert guard.step(works) is True
+    assert guard.call(works) is True
+    assert not guard.counts
+    assert not events
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), GeneratorExit()])
+def test_what_ends_the_process_passes_through(guard, error):
+    with pytest.raises(type(error)):
+        guard.step(failing(error))
+    assert not guard.counts
+
+
+def test_the_first_fault_of_each_kind_is_logged_with_the_name_of_the_plug_in(guard, caplog):
+    with caplog.at_level(logging.WARNING, "specplug"):
+        for _ in range(5):
+            guard.call(breaks)
+            guard.call(failing(LateDraft()))
+            guard.call(failing(ContractError("of shape (3,)")))
+    messages = [record.getMessage() for record in caplog.records]
+    assert all(message.startswith("mine: ") for message in messages)
+    for text in ("it raised ValueError: planted", "its draft is late", "of shape (3,)", "switched off for 3 steps"):
+        assert sum(text in message for message in messages) == 1, messages
+    assert len(messages) == 4
+    assert sum(record.exc_info is not None for record in caplog.records) == 1  # the traceback of what it raised
+
+
+def test_it_is_switched_off_after_enough_faults_in_a_row(guard, events):
+    assert steps(guard, [breaks, works, breaks, breaks]) == [ON, ON, ON, ON]
+    assert guard.is_off
+    assert events == [("mine", "raised")] * 3 + [("mine", "switched off")]
+
+
+def test_the_cool_down_is_counted_in_steps_and_ends_in_a_trial(guard, events):
+    assert steps(guard, [breaks, breaks] + [works] * 5) == [ON, ON, OFF, OFF, OFF, ON, ON]
+    assert not guard.is_off
+    assert guard.counts == {"raised": 2, "switched off": 1, "came back": 1}
+    assert events[-1] == ("mine", "came back")
+
+
+def test_a_fault_on_trial_switches_it_off_again_at_once(guard):
+    assert steps(guard, [breaks] * 7) == [ON, ON, OFF, OFF, OFF, ON, OFF]
+    assert guard.counts == {"raised": 3, "switched off": 2}
+    assert steps(guard, [works] * 3) == [OFF, OFF, ON]
+    assert guard.counts["came back"] == 1
+
+
+def test_after_a_good_trial_the_record_is_clean(guard):
+    steps(guard, [breaks] * 7 + [works] * 3)
+    assert steps(guard, [breaks, works, breaks, works]) == [ON] * 4
+    assert guard.counts == {"raised": 5, "switched off": 2, "came back": 1}
+
+
+def test_a_cool_down_of_one_step_is_one_step():
+    guard = FaultGuard("mine", max_consecutive=1, cooldown_steps=1)
+    assert steps(guard, [breaks, works, works, works]) == [ON, OFF, ON, ON]
+
+
+def test_only_the_main_work_ends_a_run_of_faults(guard):
+    """An observe that works says nothing about a propose that does not."""
+    guard.step(breaks)
+    guard.call(works)
+    guard.step(breaks)
+    assert guard.is_off
+
+
+def test_faults_of_other_calls_switch_it_off_too(guard):
+    guard.call(breaks)
+    guard.call(breaks)
+    assert guard.is_off
+
+
+def test_a_fault_while_it_is_off_is_counted_and_does_not_prolong_the_cool_down(guard):
+    steps(guard, [breaks, breaks, works])
+    guard.call(breaks)
+    guard.call(breaks)
+    assert guard.counts == {"raised": 4, "switched off": 1}
+    assert steps(guard, [works] * 3) == [OFF, OFF, ON]
+
+
+def test_revive_switches_it_on_with_a_clean_record(guard):
+    steps(guard, [breaks, breaks])
+    guard.revive()
+    assert not guard.is_off
+    assert steps(guard, [breaks, works]) == [ON, ON]  # one fault alone does not switch it off, as it would on trial
+    assert guard.counts == {"raised": 3, "switched off": 1}
