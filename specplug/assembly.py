@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import torch
 
-from specplug.containment import FaultGuard, FaultSink
 from specplug.errors import PluginError, SpecplugError
-from specplug.handles import ProposerHandle, make_handle
 from specplug.interfaces import PluginContext, Verifier
 from specplug.metrics import SpecMetrics
-from specplug.pipeline import DraftStage, PlanStage
+from specplug.pipeline.containment import FaultGuard, FaultSink
+from specplug.pipeline.handles import ProposerHandle, make_handle
+from specplug.pipeline.stages import DraftStage, PlanStage
 from specplug.registry import Registry
 from specplug.settings.model import Settings
 from specplug.settings.plugins import plugin_options

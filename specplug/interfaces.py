@@ -20,7 +20,7 @@ from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, StepPlan
 from specplug.types.request import Event
 from specplug.types.verdict import Verdict
-from specplug.verify.types import SamplingBatch, TargetLogits, Uniforms, Verification
+from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,8 @@ class Proposer(abc.ABC):
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional
         """Learn what became of earlier drafts.  All arguments are in the row order of `batch`, the batch after the
-        verification, whose lengths include the tokens emitted.  Called only when `learns` is declared."""
+        verification, whose lengths include the tokens emitted.  Rows that another proposer drafted have source -1.
+        Called only when `learns` is declared, and not while the proposer is switched off or late."""
 
     def on_event(self, event: Event) -> None:  # noqa: B027 - optional
         """Take note of a request's or the engine's change of state (host)."""
@@ -120,9 +121,7 @@ class Verifier(abc.ABC):
     """
 
     @abc.abstractmethod
-    def verify(
-        self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, uniforms: Uniforms
-    ) -> Verification:
+    def verify(self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, uniforms: Uniforms) -> Verification:
         """Accept a prefix of each row's draft and add one token.
 
         Args:

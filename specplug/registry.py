@@ -161,5 +161,3 @@ def _duplicate(kind: str, name: str, entries: Iterable[Entry]) -> str:
 def default_registry() -> Registry:
     """Return the registry of the installed plug-ins, discovered once per process."""
     return Registry.discover()
-
-

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specplug.containment import FaultGuard
-from specplug.handles import HostHandle, make_handle
 from specplug.interfaces import Proposer, Trimmer
 from specplug.metrics import SpecMetrics
-from specplug.pipeline import DraftStage
+from specplug.pipeline.containment import FaultGuard
+from specplug.pipeline.handles import HostHandle, make_handle
+from specplug.pipeline.stages import DraftStage
 from specplug.specs import ProposerSpec
 from specplug.testing.batches import make_batch
 from specplug.trace import TraceWriter
@@ -245,3 +245,23 @@ def host_handle(proposer: Recorder, deadline: float | None = None, **kwargs: Any
     """Return a host handle of a proposer."""
     spec = ProposerSpec(name="host", factory=lambda _context: proposer, summary="", caps=proposer.caps)
     return HostHandle(spec, proposer, deadline, **kwargs)
+
+
+def bench_of(proposer: Recorder, **kwargs: Any) -> Bench:
+    """Return a bench of one proposer, called "only"."""
+    return Bench({"only": proposer}, **kwargs)
+
+
+def rows(*ids: Sequence[int], confidence: float = 0.5) -> Write:
+    """Return a `write` that drafts these rows, as many of them as the batch has."""
+
+    def write(_batch: BatchView, _limits: Tensor, draft: Draft) -> None:
+        for row, row_ids in enumerate(ids[: draft.batch_size]):
+            draft.set_row(row, row_ids, confidence)
+
+    return write
+
+
+def planted(*_args: object) -> None:
+    """Raise."""
+    raise ZeroDivisionError("planted")

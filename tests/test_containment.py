@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from specplug.containment import FaultGuard, LateDraft
 from specplug.errors import ContractError
+from specplug.pipeline.containment import FaultGuard, LateDraft
 
 OFF, ON = False, True
 

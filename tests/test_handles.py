@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from specplug.containment import LateDraft
 from specplug.errors import ContractError
-from specplug.handles import DeviceHandle, HostHandle, make_handle
+from specplug.pipeline.containment import LateDraft
+from specplug.pipeline.handles import DeviceHandle, HostHandle, make_handle
 from specplug.specs import ProposerSpec
 from specplug.testing.batches import make_batch
 from specplug.types.caps import Distribution, ProposerCaps

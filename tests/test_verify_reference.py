@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from specplug.errors import ContractError
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
 from specplug.verify.target import target_probs
-from specplug.verify.types import SamplingBatch, TargetLogits, Uniforms, Verification
 
 VOCAB = 5
 FEW = settings(max_examples=60, deadline=None)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from specplug.types.batch import BatchView
+from specplug.types.verification import SamplingBatch, Uniforms
 from specplug.verify.random import uniforms
-from specplug.verify.types import SamplingBatch, Uniforms
 from specplug_transformers.state import RequestState
 from specplug_transformers.table import TokenTable
 
@@ -33,6 +33,7 @@ class DecodeBatch:
             top_k=self._column([p.top_k for p in params], torch.int64) if any(p.top_k for p in params) else None,
             top_p=self._column([p.top_p for p in params], torch.float32) if any(p.top_p < 1 for p in params) else None,
             min_p=self._column([p.min_p for p in params], torch.float32) if any(p.min_p for p in params) else None,
+            all_greedy=not any(p.temperature for p in params),
         )
 
     def view(self, *, reset_slots: tuple[int, ...] = (), behind: Sequence[int] | None = None) -> BatchView:
@@ -49,7 +50,14 @@ class DecodeBatch:
         return replace(self._view, lengths=now[0], room=now[1], reset_slots=reset_slots)
 
     def uniforms(self, width: int) -> Uniforms:
-        """Return the verifier's random numbers for this step, from each request's seed and length alone."""
+        """Return the verifier's random numbers for this step, from each request's seed and length alone.
+
+        Greedy rows look at none: where all are greedy, they are all 0.
+        """
+        if self.sampling.all_greedy:
+            count = len(self.states)
+            accept = torch.zeros(count, width, dtype=torch.float64, device=self._device)
+            return Uniforms(accept, torch.zeros(count, width + 1, dtype=torch.float64, device=self._device))
         return uniforms(self._seeds, self._column([state.length for state in self.states], torch.int64), width)
 
     def _first_view(self, table: TokenTable) -> BatchView:

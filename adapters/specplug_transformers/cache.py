@@ -20,13 +20,13 @@ class Place:
     Attributes:
         index: [B, 1] int64, the cache row of each batch row.
         positions: [B, Q] int64.
-        columns: one more than the largest position (host).
+        rows, columns: one more than the largest row and the largest position (host).
     """
 
     def __init__(self, rows: list[int], positions: Tensor, columns: int) -> None:
         self.index = torch.tensor(rows, dtype=torch.int64, device=positions.device)[:, None]
         self.positions = positions
-        self.columns = columns
+        self.rows, self.columns = max(rows) + 1, columns
         first, behind = rows[0], rows[0] + len(rows)
         self._neighbours = slice(first, behind) if rows == list(range(first, behind)) else None
 
@@ -38,7 +38,7 @@ class Place:
 
 
 class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Keys and values of one model layer, [R, H, C, D] each; C grows as contexts do."""
+    """Keys and values of one model layer, [R, H, C, D] each; R and C grow with what is served."""
 
     def __init__(self, owner: RowCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -46,17 +46,16 @@ class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        rows = self._owner.max_rows
-        self.keys: Tensor = key_states.new_zeros(rows, key_states.shape[1], 0, key_states.shape[3])
-        self.values: Tensor = value_states.new_zeros(rows, value_states.shape[1], 0, value_states.shape[3])
+        self.keys: Tensor = key_states.new_zeros(0, key_states.shape[1], 0, key_states.shape[3])
+        self.values: Tensor = value_states.new_zeros(0, value_states.shape[1], 0, value_states.shape[3])
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         place = self._owner.place
-        if self.keys.shape[2] < place.columns:
-            self.keys, self.values = _grown(self.keys, place.columns), _grown(self.values, place.columns)
+        if self.keys.shape[0] < place.rows or self.keys.shape[2] < place.columns:
+            self.keys, self.values = _grown(self.keys, place), _grown(self.values, place)
         self.keys[place.index, :, place.positions] = key_states.transpose(1, 2)
         self.values[place.index, :, place.positions] = value_states.transpose(1, 2)
         return place.view(self.keys), place.view(self.values)
@@ -66,13 +65,9 @@ class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 class RowCache(Cache):
-    """The cache of all layers: `max_rows` rows, each with a length of its own.
+    """The cache of all layers: rows with a length of their own each.  Set `place` before each forward pass."""
 
-    Set `place` before each forward pass.
-    """
-
-    def __init__(self, num_layers: int, max_rows: int) -> None:
-        self.max_rows = max_rows
+    def __init__(self, num_layers: int) -> None:
         self.place = Place([0], torch.zeros(1, 1, dtype=torch.int64), 0)
         self._layers = [_RowLayer(self) for _ in range(num_layers)]
         super().__init__(layers=list(self._layers))
@@ -84,19 +79,23 @@ class RowCache(Cache):
         not be there for the next.
         """
         for stored in self._stored():
-            stored[row] = 0.0
+            stored[row : row + 1] = 0.0  # no row yet, nothing to forget
 
     def move(self, source: int, target: int) -> None:
-        """Copy one row onto another, so that the rows in use stay neighbours."""
+        """Copy one row onto a lower one, so that the rows in use stay neighbours."""
         for stored in self._stored():
-            stored[target] = stored[source]
+            if source < stored.shape[0]:  # else nothing has been computed for its tenant
+                stored[target] = stored[source]
 
     def _stored(self) -> list[Tensor]:
         return [stored for layer in self._layers if layer.is_initialized for stored in (layer.keys, layer.values)]
 
 
-def _grown(stored: Tensor, columns: int) -> Tensor:
-    """Return a copy with room for `columns` and some more, so that growth stays rare."""
-    grown = stored.new_zeros(*stored.shape[:2], columns + max(64, columns // 4), stored.shape[3])
-    grown[:, :, : stored.shape[2]] = stored
+def _grown(stored: Tensor, place: Place) -> Tensor:
+    """Return a copy with room for `place` and some more, so that growth stays rare."""
+    rows, heads, columns, size = stored.shape
+    more_rows = rows if rows >= place.rows else max(place.rows, rows + rows // 4)
+    more_columns = columns if columns >= place.columns else place.columns + max(64, place.columns // 4)
+    grown = stored.new_zeros(more_rows, heads, more_columns, size)
+    grown[:rows, :, :columns] = stored
     return grown

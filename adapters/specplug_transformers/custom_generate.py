@@ -122,8 +122,8 @@ def _refuse(
         "a streamer for several prompts": streamer is not None and len(prompts) > 1,
         "past_key_values that hold a context": cache is not None and cache.get_seq_length() > 0,
     }
-    inputs = [name for name, value in model_kwargs.items() if name not in _UNUSED and value not in (None, False)]
-    found = [name for name, is_asked in asked.items() if is_asked] + sorted(inputs)
+    inputs = {name for name, value in model_kwargs.items() if value is not None and value is not False}
+    found = [name for name, is_asked in asked.items() if is_asked] + sorted(inputs - _UNUSED)
     if found:
         raise EngineError.build(
             "generate was asked for something that speculation here does not serve",

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import Verifier
-from specplug.pipeline import DraftStage, PlanStage
+from specplug.pipeline.stages import DraftStage, PlanStage
 from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, StepCost
 from specplug.types.verdict import Outcome
-from specplug.verify.types import TargetLogits, Verification
+from specplug.types.verification import TargetLogits, Verification
 from specplug_transformers.batch import DecodeBatch
 from specplug_transformers.processing import process_row
 from specplug_transformers.runner import ModelRunner

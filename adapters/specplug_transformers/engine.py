@@ -22,6 +22,7 @@ from specplug.settings.sources import load_settings
 from specplug.types.caps import DraftInput, EngineCaps, Ragged
 from specplug.types.plan import StepCost
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, RequestEvent
+from specplug_transformers import seams
 from specplug_transformers.decode import Decoder
 from specplug_transformers.intake import GenerateRequest, Intake, RequestOutput
 from specplug_transformers.runner import ModelRunner
@@ -42,7 +43,7 @@ class Engine:
         registry: plug-ins; the installed ones by default.
 
     Raises:
-        EngineError: the model cannot be served exactly.
+        EngineError: the model cannot be served exactly, or the installed transformers is not supported.
         SettingsError, PluginError: the settings are wrong, or name plug-ins that are not there.
     """
 
@@ -57,13 +58,14 @@ class Engine:
         prefill_chunk: int = 512,
         registry: Registry | None = None,
     ) -> None:
+        seams.require()
         self.registry = registry or default_registry()
         if not isinstance(settings, Settings):
             settings = load_settings(settings, flags_origin="Engine(settings=...)", registry=self.registry).settings
         self.settings = settings
         gamma = settings.num_speculative_tokens
         self.caps = EngineCaps(max_width=gamma, ragged=Ragged.PADDED, draft_input=DraftInput.PROBS)
-        self._runner = ModelRunner(model, max_num_seqs)
+        self._runner = ModelRunner(model)
         self.max_length = min(self._runner.max_length, max_length or self._runner.max_length)
         context = PluginContext(
             caps=self.caps,

@@ -26,7 +26,7 @@ from specplug_transformers.params import SamplingParams
 Processor = Callable[[Tensor, Tensor], Tensor]
 
 
-class OutputPenalty(LogitsProcessor):  # type: ignore[misc]
+class OutputPenalty(LogitsProcessor):
     """OpenAI's presence and frequency penalties: subtracted once and per occurrence of a token in the output."""
 
     def __init__(self, presence: float, frequency: float, prompt_length: int) -> None:
@@ -49,7 +49,7 @@ def build_processors(
     """
     found = LogitsProcessorList()
     if params.logit_bias:
-        found.append(SequenceBiasLogitsProcessor({(token,): float(bias) for token, bias in params.logit_bias.items()}))
+        found.append(SequenceBiasLogitsProcessor([[[token], float(bias)] for token, bias in params.logit_bias.items()]))
     if params.repetition_penalty != 1.0:
         found.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.presence_penalty or params.frequency_penalty:

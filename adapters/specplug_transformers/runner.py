@@ -16,7 +16,6 @@ class ModelRunner:
 
     Args:
         model: a decoder-only `PreTrainedModel` with "sdpa" or "eager" attention.
-        max_rows: most requests at a time.
 
     Attributes:
         max_length: longest context that it serves.
@@ -25,7 +24,7 @@ class ModelRunner:
         EngineError: the model cannot be served exactly.
     """
 
-    def __init__(self, model: Any, max_rows: int) -> None:
+    def __init__(self, model: Any) -> None:
         check_model(model)
         self.model = model.eval()
         config = model.config.get_text_config()
@@ -35,7 +34,7 @@ class ModelRunner:
         self._layer_types = layer_types(config)
         self._window: int | None = getattr(config, "sliding_window", None)
         self._float_mask = config._attn_implementation == "eager"
-        self._cache = RowCache(config.num_hidden_layers, max_rows)
+        self._cache = RowCache(config.num_hidden_layers)
 
     @torch.no_grad()
     def forward(self, rows: list[int], starts: list[int], token_ids: Tensor, *, keep_logits: bool = True) -> Tensor:

@@ -96,9 +96,9 @@ def load(model: str, device: str, dtype: str) -> tuple[Any, Any]:
     disable_progress_bar()  # type: ignore[no-untyped-call]  # the command line shows its own
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
-        loaded = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             model, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-        ).to(device)
+        )
     except (OSError, ValueError) as error:
         raise EngineError.build(
             f"cannot load model {model!r}",
@@ -107,7 +107,7 @@ def load(model: str, device: str, dtype: str) -> tuple[Any, Any]:
             expected="a folder with a Hugging Face causal language model, or a model id that can be downloaded",
             remedy="Check the path, or name one of the shipped models",
         ) from error
-    return loaded, tokenizer
+    return loaded.to(device), tokenizer
 
 
 def _translate(request: TextRequest) -> GenerateRequest:

@@ -1,4 +1,4 @@
-"""Write the model card of a trained model from what was measured; nothing in it is typed by hand.
+"""Write the model card of a trained model from what was measured.
 
 python examples/models/card.py target .cache/models/target.json .cache/models/target-figures.json
 """
@@ -11,16 +11,21 @@ from pathlib import Path
 from typing import Any
 
 PURPOSE = {
-    "target": "the target model of `specplug demo`: small enough to ship, trained to copy from its prompt",
+    "target": "the target model of `specplug demo`, trained to copy from its prompt",
     "draft": "a draft model for `tiny`: much smaller, with the same tokenizer",
     "draft-other": "a draft model for `tiny`: much smaller, with a different tokenizer",
 }
 FOLDERS = {"target": "tiny", "draft": "tiny-draft", "draft-other": "tiny-draft-other"}
 KIND_NAMES = {
-    "edit": "edit: a name exchanged throughout an excerpt, right to the character",
+    "edit": "edit: a snippet applied to an excerpt, right to the character",
     "quote": "quote: a passage found by its first words, right to the character",
     "json": "json: a form filled in from a record, all values right",
     "code": "code: an excerpt continued (no right answer)",
+}
+HISTORY = {
+    "target": """
+The run was resumed with changed settings, and its first 7.1 M tokens used an older form of the edit task
+(a name exchanged throughout); `examples/models/README.md` says what changed when.""",
 }
 TEMPLATE = """\
 # {name}
@@ -37,12 +42,12 @@ texts of up to 1,024 tokens, greedy by default. An ordinary `LlamaForCausalLM`: 
 ## What it was trained on
 
 The source code and docstrings of CPython's standard library (licence PSF-2.0), and tasks made from
-them by `specplug.demo.tasks`: rename a name in an excerpt, quote a passage, fill in a JSON form,
-continue code. One file in ten is held out by the hash of its name (`specplug.demo.sources`) and was
+them by `specplug.demo.tasks`: apply a snippet in which a name is exchanged, quote a passage, fill in a
+JSON form, continue code. One file in ten is held out by the hash of its name (`specplug.demo.sources`) and was
 never trained on; its figures are below. Text repeated between files (licence headers, common idioms)
 may occur on both sides. `examples/models/` reproduces the model.
 
-{tokens:.1f} M tokens (padding included) in {steps:,} steps, {minutes:.0f} minutes on two CPU cores.
+{tokens:.1f} M tokens (padding included) in {steps:,} steps, {minutes:.0f} minutes on one core of a two-core CPU.{history}
 
 ## What it does
 
@@ -53,8 +58,8 @@ loss (nats a token) and next-token accuracy over the answers' tokens, given the 
 |---|---|---|---|---|
 {rows}
 
-The tasks' material is {min_chars} to {max_chars} characters long, with short material as common as long
-(log-uniform); an edited name occurs up to six times.
+The tasks' material is about {min_chars} to {max_chars} characters long, with short material as common as
+long (log-uniform). An edit changes one line; the snippet shows it with the lines before and after.
 
 ## Limits
 
@@ -93,6 +98,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder: Path = arguments.models / FOLDERS[arguments.preset]
     config = json.loads((folder / "config.json").read_text())
+    summary = json.loads(arguments.summary.read_text())
     figures = json.loads(arguments.figures.read_text())
     size = (folder / "model.safetensors").stat().st_size
     card = TEMPLATE.format(
@@ -108,7 +114,10 @@ def main() -> None:
         rows="\n".join(map(row, figures)),
         min_chars=MIN_CHARS,
         max_chars=MAX_CHARS,
-        **(lambda s: {**s, "tokens": s["tokens"] / 1e6})(json.loads(arguments.summary.read_text())),
+        tokens=summary["tokens"] / 1e6,
+        steps=summary["steps"],
+        minutes=summary["minutes"],
+        history=HISTORY.get(arguments.preset, ""),
     )
     (folder / "README.md").write_text(card)
     print(card)

@@ -20,7 +20,7 @@ from specplug.demo.tasks import ANSWER, DOCUMENT, EDIT, MARKERS, Kind, make_task
 POOL = 2048
 """Examples drawn at once; batches are cut from a pool sorted by length."""
 
-PROMPT_WEIGHT, CODE_WEIGHT, DEPARTURE_WEIGHT = 0.12, 0.25, 4.0
+PROMPT_WEIGHT, CODE_WEIGHT, DEPARTURE_WEIGHT = 0.12, 0.25, 3.0
 """Weights in the loss of every fourth token of prompts (the others are not counted, to save time), of
 plain code, and of departures; the rest of an answer weighs 1."""
 
@@ -46,13 +46,13 @@ class Stage:
 
 
 CURRICULUM = (
-    Stage(0.03, 200, long=0.0, puzzles=0.8, scrambled=0.6),
-    Stage(0.12, 200, long=0.0, puzzles=0.5, scrambled=0.5),
-    Stage(0.25, 350, long=0.0, puzzles=0.2, scrambled=0.3),
-    Stage(0.50, 700, long=0.0, puzzles=0.05, scrambled=0.15),
-    Stage(1.00, 700, long=0.1, puzzles=0.01, scrambled=0.05),
+    Stage(0.06, 250, long=0.0, puzzles=0.8, scrambled=0.6),
+    Stage(0.20, 250, long=0.0, puzzles=0.5, scrambled=0.5),
+    Stage(0.40, 350, long=0.0, puzzles=0.2, scrambled=0.3),
+    Stage(0.70, 450, long=0.0, puzzles=0.1, scrambled=0.15),
+    Stage(1.00, 600, long=0.1, puzzles=0.01, scrambled=0.05),
 )
-TASK_SHARES: dict[Kind, float] = {"edit": 0.55, "quote": 0.15, "json": 0.18, "code": 0.12}
+TASK_SHARES: dict[Kind, float] = {"edit": 0.64, "quote": 0.08, "json": 0.2, "code": 0.08}
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,8 @@ class ExampleStream:
         self.answer_id = vocabulary[ANSWER]
         self.plain_ids = sorted(set(vocabulary.values()) - {vocabulary[m] for m in MARKERS})
         texts = {i: tokenizer.decode([i]) for i in self.plain_ids}
-        self.instruction = [
-            tokenizer(text).input_ids
-            for text in (f"{EDIT}Rename: use `", "` instead of `", "`,", " instead of", f".{DOCUMENT}")
-        ]
-        fixed = {i for part in self.instruction for i in part}
-        self.word_ids = [i for i, t in texts.items() if t.strip().isalpha() and i not in fixed]
+        self.document_id, self.edit_id = vocabulary[DOCUMENT], vocabulary[EDIT]
+        self.word_ids = [i for i, t in texts.items() if t.strip().isalpha()]
 
     def batches(self, progress: float, batch_tokens: int) -> Iterator[Batch]:
         """Yield the batches of one pool, in random order, each of about `batch_tokens` tokens."""
@@ -171,22 +167,16 @@ class ExampleStream:
         return weigh([*copied, self.answer_id], [*copied, self.tokenizer.eos_token_id])
 
     def _edit_puzzle(self, max_length: int) -> Example:
-        """The instruction of an edit, over random tokens in which the old name stands often."""
+        """A snippet to apply, in random tokens: a few are exchanged, those beside them are not."""
         rng = self.rng
-        words = rng.sample(self.word_ids, 8)
-        old, new = words[: rng.choice((1, 1, 1, 2, 3))], words[3 : 3 + rng.choice((1, 1, 2, 3, 4))]
-        usual = [i for i in self.plain_ids if i not in words]
-        alphabet = rng.sample(usual, rng.choice((16, 32, 128, 512)))
-        document, answer = [], []
-        for _ in range(rng.randint(1, 4)):
-            between = rng.choices(alphabet, k=rng.randint(1, max(4, max_length // 16)))
-            document += between + old
-            answer += between + new
-        between = rng.choices(alphabet, k=rng.randint(0, 8))
-        begin, instead, comma, again, end = self.instruction
-        prompt = [*begin, *new, *instead, *old, *comma, *new, *again, *old, *end]
-        prompt += [*document, *between, self.answer_id]
-        return weigh(prompt, [*answer, *between, self.tokenizer.eos_token_id])
+        alphabet = rng.sample(self.plain_ids, rng.choice((32, 128, 512)))
+        before, old, new, after = (
+            rng.choices(alphabet, k=rng.randint(low, high))
+            for low, high in ((6, max(8, max_length // 8)), (1, 8), (1, 8), (6, max(8, max_length // 8)))
+        )
+        snippet = [*before[-rng.randint(3, 6) :], *new, *after[: rng.randint(3, 6)]]
+        prompt = [self.document_id, *before, *old, *after, self.edit_id, *snippet, self.answer_id]
+        return weigh(prompt, [*before, *new, *after, self.tokenizer.eos_token_id])
 
     def _batch(self, group: list[Example]) -> Batch:
         width = max(len(example.ids) for example in group)

@@ -38,9 +38,9 @@ class Preset:
 
 
 PRESETS = {
-    "target": Preset(2048, False, 256, 512, 5, 4, 3e-3, 32_000_000),
-    "draft": Preset(2048, False, 96, 192, 2, 3, 6e-3, 8_000_000),
-    "draft-other": Preset(1024, True, 96, 256, 2, 3, 6e-3, 8_000_000),
+    "target": Preset(2048, False, 256, 512, 5, 4, 2e-3, 32_000_000),
+    "draft": Preset(2048, False, 96, 192, 2, 3, 4e-3, 8_000_000),
+    "draft-other": Preset(1024, True, 96, 256, 2, 3, 4e-3, 8_000_000),
 }
 
 
@@ -78,7 +78,7 @@ def build_optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.O
     ]
 
 
-def rate_factor(progress: float, warmup: float = 0.02, decay: float = 0.4) -> float:
+def rate_factor(progress: float, warmup: float = 0.02, decay: float = 0.3) -> float:
     """Linear warm-up, a constant stretch, then a linear fall to 2 % (warm-up, stable, decay)."""
     return max(0.02, min(1.0, (progress + 1e-3) / warmup, (1.0 - progress) / decay))
 
@@ -132,8 +132,8 @@ class Run:
         self.batch_tokens: int = arguments.batch_tokens
         self.tokens, self.step, self.seconds_before = 0, 0, 0.0
         torch.manual_seed(arguments.seed)
-        if arguments.resume:
-            self.tokenizer = AutoTokenizer.from_pretrained(self.output)
+        if arguments.resume or arguments.tokenizer:
+            self.tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer or self.output)
         else:
             self.tokenizer = train_tokenizer(preset.vocab_size, other=preset.other_tokenizer)
         self.model = build_model(preset, self.tokenizer)
@@ -228,9 +228,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("preset", choices=PRESETS, help="which model to train")
     parser.add_argument("--output", type=Path, required=True, help="folder of the finished model")
     parser.add_argument("--state", type=Path, default=Path(".cache/models"), help="for --resume")
+    parser.add_argument("--tokenizer", type=Path, help="model folder whose tokenizer to share")
     parser.add_argument("--tokens", type=int, help="stop after so many (default: the preset's)")
     parser.add_argument("--minutes", type=float, default=600, help="stop after so many at the latest")
-    parser.add_argument("--batch-tokens", type=int, default=6144, help="tokens a step, about")
+    parser.add_argument("--batch-tokens", type=int, default=2560, help="tokens a step, about")
     parser.add_argument("--learning-rate", type=float, help="peak rate (default: the preset's)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)

@@ -4,9 +4,9 @@ Training, evaluation and the demo share these formats, so a prompt always looks 
 training.  A prompt is plain text; its markers are single tokens of the shipped tokenizers, so that
 `tokenizer(prompt)` needs no template and no special flags:
 
-    edit   <|edit|>Rename: use `Y` instead of `X`, Y instead of X.<|document|>CODE<|answer|>
+    edit   <|document|>CODE<|edit|>three lines of it, the middle one changed<|answer|>
     quote  <|document|>name: text <|document|>name: text ... <|quote|>first words<|answer|>
-    json   <|document|>field: value ... <|json|>{"name": "X", "line": null, ...}<|answer|>
+    json   <|document|>field: "value" ... <|json|>{"name": "X", "line": null, ...}<|answer|>
     code   <|code|>the beginning of an excerpt
 """
 
@@ -35,7 +35,7 @@ DOCUMENT, ANSWER, END = "<|document|>", "<|answer|>", "<|end|>"
 MARKERS = (END, EDIT, QUOTE, JSON, CODE, DOCUMENT, ANSWER)
 """Every marker; `END` is the end-of-sequence token and never part of a prompt or an answer."""
 
-MAX_CHARS = 700
+MAX_CHARS = 600
 """Default limit on the material a task is made from, in characters (about three a token)."""
 
 MIN_CHARS = 100
@@ -99,19 +99,35 @@ def make_tasks(kind: Kind, split: Split, count: int, seed: int = 0, *, max_chars
 
 
 def _edit(rng: random.Random, split: Split, max_chars: int) -> Task | None:
-    """Rename one identifier wherever it stands as a whole word."""
+    """Apply a snippet: one line in which a name is exchanged, between its unchanged neighbours.
+
+    This is how an editor applies a model's suggestion to a file.  The neighbours stand only once
+    in the excerpt, so that they say which line is meant.
+    """
     file = rng.choice(source_files(split))
-    excerpt = _excerpt(rng, file, max_chars)
-    names = [name for name in _identifiers(excerpt) if len(_whole(name).findall(excerpt)) <= 6]
-    if not names:
+    lines = _excerpt(rng, file, max_chars).split("\n")
+    middles = [
+        i
+        for i in range(1, len(lines) - 1)
+        if _identifiers(lines[i]) and _is_landmark(lines[i - 1], lines) and _is_landmark(lines[i + 1], lines)
+    ]
+    if not middles:
         return None
-    old = rng.choice(names)
+    middle = rng.choice(middles)
+    old = rng.choice(_identifiers(lines[middle]))
     new = _new_name(rng, split, old)
-    if _whole(new).search(excerpt):
+    if new == old:
         return None
-    instruction = f"Rename: use `{new}` instead of `{old}`, {new} instead of {old}."
-    answer = _whole(old).sub(new, excerpt)
-    return Task("edit", f"{EDIT}{instruction}{DOCUMENT}{excerpt}{ANSWER}", answer)
+    edited = list(lines)
+    edited[middle] = re.sub(rf"\b{re.escape(old)}\b", new, lines[middle])
+    snippet = "\n".join(edited[middle - 1 : middle + 2])
+    document, answer = "\n".join(lines), "\n".join(edited)
+    return Task("edit", f"{DOCUMENT}{document}{EDIT}{snippet}{ANSWER}", answer)
+
+
+def _is_landmark(line: str, lines: list[str]) -> bool:
+    """Say whether a line has some letters and stands only once among the lines."""
+    return sum(map(str.isalpha, line)) >= 5 and lines.count(line) == 1
 
 
 def _quote(rng: random.Random, split: Split, max_chars: int) -> Task | None:
@@ -147,7 +163,7 @@ def _json(rng: random.Random, split: Split, max_chars: int) -> Task | None:
     if not records:
         return None
     documents = "".join(f"{DOCUMENT}{_record_text(rng, record)}" for record in records.values())
-    if len(documents) > max_chars or re.search(r'["\\]', documents):
+    if len(documents) > max_chars or "\\" in documents:
         return None
     name, record = rng.choice(list(records.items()))
     fields = rng.sample([field for field in record if field != "name"], rng.randint(2, 4))
@@ -204,15 +220,10 @@ def _file_identifiers(file: SourceFile) -> list[str]:
     return _identifiers(file.text)
 
 
-def _whole(name: str) -> re.Pattern[str]:
-    return re.compile(rf"\b{re.escape(name)}\b")
-
-
 def _new_name(rng: random.Random, split: Split, old: str) -> str:
-    """Extend the old name, or take a name from another file of the split."""
+    """Put a prefix to the old name, or take a name from another file of the split."""
     if rng.random() < 0.4:
-        affix = rng.choice(("new", "my", "the", "local", "value", "copy", "other", "base"))
-        return f"{affix}_{old}" if rng.random() < 0.5 else f"{old}_{affix}"
+        return rng.choice(("new", "my", "the", "local", "other", "base")) + "_" + old
     names = _file_identifiers(rng.choice(source_files(split)))
     return rng.choice(names) if names else f"new_{old}"
 
@@ -242,6 +253,9 @@ def _record(file: SourceFile, definition: Definition) -> dict[str, str | int]:
 
 
 def _record_text(rng: random.Random, record: dict[str, str | int]) -> str:
-    """Write a record as `field: value` lines: the name first, the others in random order."""
+    """Write a record as `field: value` lines: the name first, the others in random order.
+
+    Texts stand in quotes, so that their tokens are the same as in the answer.
+    """
     fields = rng.sample(list(record)[1:], len(record) - 1)
-    return "\n".join(f"{field}: {record[field]}" for field in ("name", *fields))
+    return "\n".join(f"{field}: {json.dumps(record[field])}" for field in ("name", *fields))

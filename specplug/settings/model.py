@@ -31,7 +31,7 @@ class Faults(Section):
         default=100.0,
         gt=0,
         description="milliseconds that a proposer on the host may take for one step before its drafts are dropped; "
-        "null runs it inline, without a deadline",
+        "null sets no deadline: a proposer that hangs then hangs its engine",
     )
 
 

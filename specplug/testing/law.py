@@ -22,8 +22,8 @@ from torch import Tensor
 from specplug.interfaces import Verifier
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 from specplug.verify.target import target_probs
-from specplug.verify.types import SamplingBatch, TargetLogits, Uniforms, Verification
 
 Chain = tuple[int, ...]
 

@@ -7,17 +7,25 @@ the reference proves nothing.  Some mistakes only show under a condition, which 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from specplug.types.draft import Draft
+from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 from specplug.verify.reference import ReferenceVerifier
-from specplug.verify.types import SamplingBatch, Uniforms
 
 
-class DroppedMask(ReferenceVerifier):
+class WrongVerifier(ReferenceVerifier):
+    """Base of the mutants: never takes the shortcut for greedy batches, past which most mistakes would not show."""
+
+    def verify(self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, uniforms: Uniforms) -> Verification:
+        return super().verify(draft, target, replace(sampling, all_greedy=False), uniforms)
+
+
+class DroppedMask(WrongVerifier):
     """Judges all N places of the buffer, so that filler beyond a row's length can be accepted.
 
     Shows on rows that are shorter than the buffer, when the logits behind their bonus position are not those that the
@@ -28,7 +36,7 @@ class DroppedMask(ReferenceVerifier):
         return torch.full_like(draft.lengths, draft.width).long()
 
 
-class OffByOneBonus(ReferenceVerifier):
+class OffByOneBonus(WrongVerifier):
     """Draws the bonus token from the law of the last draft token's position instead of the one behind it."""
 
     def _next_token_weights(
@@ -40,7 +48,7 @@ class OffByOneBonus(ReferenceVerifier):
         return super()._next_token_weights(shifted, draft_law, num_accepted, lengths)
 
 
-class ResamplesFromTarget(ReferenceVerifier):
+class ResamplesFromTarget(WrongVerifier):
     """Draws the recovered token from p instead of the residual: the rejected token gets a second chance."""
 
     def _next_token_weights(
@@ -49,7 +57,7 @@ class ResamplesFromTarget(ReferenceVerifier):
         return super()._next_token_weights(target_law, torch.zeros_like(draft_law), num_accepted, lengths)
 
 
-class ReusedNumber(ReferenceVerifier):
+class ReusedNumber(WrongVerifier):
     """Draws with the number that decided the last acceptance, which is no longer uniform given that decision."""
 
     def _draw_number(self, uniforms: Uniforms, num_accepted: Tensor) -> Tensor:
@@ -75,14 +83,14 @@ def halved(law: Tensor) -> Tensor:
     return law / 2
 
 
-class UniformDraftLaw(ReferenceVerifier):
+class UniformDraftLaw(WrongVerifier):
     """Judges every draft as if it had been drawn uniformly from the vocabulary."""
 
     def _draft_law(self, draft: Draft, drafted: Tensor, sampling: SamplingBatch, vocab: int) -> Tensor:
         return uniform(super()._draft_law(draft, drafted, sampling, vocab))
 
 
-class TemperedDraftLaw(ReferenceVerifier):
+class TemperedDraftLaw(WrongVerifier):
     """Takes the draft law at twice the temperature that drafts were drawn at.
 
     Shows on drafts that are drawn from a law of their own; a one-hot draft is the same at any temperature.
@@ -92,14 +100,14 @@ class TemperedDraftLaw(ReferenceVerifier):
         return tempered(super()._draft_law(draft, drafted, sampling, vocab))
 
 
-class AcceptsAlways(ReferenceVerifier):
+class AcceptsAlways(WrongVerifier):
     """Keeps every draft token."""
 
     def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor) -> Tensor:
         return torch.ones_like(numbers, dtype=torch.bool)
 
 
-class LenientThreshold(ReferenceVerifier):
+class LenientThreshold(WrongVerifier):
     """Keeps draft tokens twice as readily as it may: lossy acceptance as some engines offer it."""
 
     def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor) -> Tensor:

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from specplug.containment import FaultGuard
-from specplug.handles import make_handle
 from specplug.metrics import SpecMetrics
-from specplug.pipeline import DraftStage
+from specplug.pipeline.containment import FaultGuard
+from specplug.pipeline.handles import make_handle
+from specplug.pipeline.stages import DraftStage
 from specplug.testing.driver import Driver
 from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import BatchView

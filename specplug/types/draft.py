@@ -23,7 +23,8 @@ class Draft:
         token_ids: [B, N] int32, `NO_TOKEN` beyond the row's length.
         lengths: [B] int32, draft tokens (tree: nodes) per row, possibly 0.
         confidence: [B, N] float32, the probability that the target accepts the token given that it accepted those
-            before it (tree: its ancestors).
+            before it (tree: its ancestors).  With a full distribution it may depend on the tokens before, not on the
+            token drawn at its own place: tokens trimmed for what they are no longer follow the stated law.
         source: [B] int32, index into `sources` of what drafted the row, -1 for none.
         base_len: [B] int32, the context length that the row was drafted for: a draft whose base no longer holds is
             dropped.

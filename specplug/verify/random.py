@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specplug.verify.types import Uniforms
+from specplug.types.verification import Uniforms
 
 _ACCEPT, _DRAW = 0, 1
 

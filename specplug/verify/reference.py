@@ -8,7 +8,8 @@ ICML 2023; Chen et al., "Accelerating Large Language Model Decoding with Specula
 
 Two cases need no code of their own.  A proposer that always drafts d has a one-hot q: d is kept with probability p(d),
 and the residual is p without d.  A greedy row has a one-hot p: a draft token is kept exactly when it is the argmax,
-and the token behind it is the argmax.
+and the token behind it is the argmax.  When the host knows that all rows are greedy, `verify_greedy` does the same
+without any law.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from specplug.errors import ContractError
 from specplug.interfaces import PluginContext, Verifier
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
+from specplug.verify.greedy import verify_greedy
 from specplug.verify.target import target_probs
-from specplug.verify.types import SamplingBatch, TargetLogits, Uniforms, Verification
 
 
 class ReferenceVerifier(Verifier):
@@ -34,15 +36,15 @@ class ReferenceVerifier(Verifier):
     def __init__(self, context: PluginContext | None = None) -> None:
         """Take the context that every plug-in is built with; nothing in it is needed."""
 
-    def verify(
-        self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, uniforms: Uniforms
-    ) -> Verification:
+    def verify(self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, uniforms: Uniforms) -> Verification:
         """Accept a prefix of each row's draft and add one token.
 
         Raises:
             ContractError: the draft is a tree, or shapes do not fit together.
         """
         _check(draft, target, uniforms)
+        if sampling.all_greedy:
+            return verify_greedy(draft, target)
         lengths = self._lengths(draft)
         is_draft = torch.arange(draft.width, device=draft.device) < lengths[:, None]
         drafted = torch.where(is_draft, draft.token_ids.long(), 0).clamp(0, target.logits.shape[-1] - 1)

@@ -9,10 +9,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specplug.handles import ProposerHandle
+from specplug.pipeline.handles import ProposerHandle
 from specplug.types.batch import BatchView
 from specplug.types.caps import Distribution, DraftInput, EngineCaps
-from specplug.types.draft import Draft, chain_parents
+from specplug.types.draft import Draft
 
 _TAKES = {
     DraftInput.ONE_HOT: {Distribution.ONE_HOT},
@@ -105,8 +105,8 @@ def _take_rows(merged: Draft, part: Draft, rows: Tensor) -> None:
         _take(getattr(merged, name), getattr(part, name), rows)
     for name in ("token_ids", "confidence"):
         _take(getattr(merged, name), getattr(part, name), rows[:, None])
-    if merged.parents is not None:
-        _take(merged.parents, chain_parents(part) if part.parents is None else part.parents, rows[:, None])
+    if merged.parents is not None and part.parents is not None:  # else they are those of a chain, as emptied
+        _take(merged.parents, part.parents, rows[:, None])
     laws = ((merged.draft_probs, part.draft_probs, 0.0, 1.0), (merged.draft_logits, part.draft_logits, -torch.inf, 0.0))
     for mine, theirs, elsewhere, at_token in laws:
         if mine is not None and theirs is not None:

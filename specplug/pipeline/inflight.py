@@ -56,5 +56,5 @@ class InFlight:
             sources=sources,
         )
         taken.shorten(lengths)
-        self._generations[slots] = -1
+        self._generations.index_fill_(0, slots, -1)
         return taken

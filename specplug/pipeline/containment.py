@@ -102,7 +102,7 @@ class FaultGuard:
         if self.is_off:  # its events are still handed on; a fault in one of them does not prolong the cool-down
             return
         self._in_a_row += 1
-        if self._on_trial or self._in_a_row >= self._max_consecutive:
+        if self._in_a_row >= self._max_consecutive:  # also at once on trial, as only a success ends the row
             self._on_trial = True
             self._sits_out = self._cooldown_steps
             self._note("switched off", f"switched off for {self._cooldown_steps} steps after repeated faults")

@@ -8,15 +8,15 @@ from functools import partial
 
 from torch import Tensor
 
-from specplug.containment import LateDraft
 from specplug.errors import ContractError
 from specplug.interfaces import Proposer
+from specplug.pipeline.containment import LateDraft
+from specplug.pipeline.worker import Job, Worker
 from specplug.specs import ProposerSpec
 from specplug.types.batch import BatchView
 from specplug.types.draft import Draft
 from specplug.types.request import Event
 from specplug.types.verdict import Verdict
-from specplug.worker import Job, Worker
 
 
 class ProposerHandle(abc.ABC):
@@ -89,16 +89,14 @@ class HostHandle(ProposerHandle):
     steps until its thread is free again; the tokens of those steps are handed over at the next one.  Meanwhile events
     are queued and verdicts, which carry whole snapshots, are left out.
 
-    A deadline is a fact of one process: ranks may disagree on whether it was met (see `specplug.containment`).
+    A deadline is a fact of one process: ranks may disagree on whether it was met (see `specplug.pipeline.containment`).
 
     Args:
         deadline: in seconds; None waits however long a draft takes.
         closing: seconds that `close` gives the proposer before it leaves the thread behind.
     """
 
-    def __init__(
-        self, spec: ProposerSpec, proposer: Proposer, deadline: float | None, *, closing: float = 5.0
-    ) -> None:
+    def __init__(self, spec: ProposerSpec, proposer: Proposer, deadline: float | None, *, closing: float = 5.0) -> None:
         super().__init__(spec, proposer)
         self._deadline, self._closing = deadline, closing
         self._worker = Worker(f"specplug-{spec.name}")

@@ -6,14 +6,14 @@
     verify   the engine's, or a specplug verifier
     observe  DraftStage.observe      device: verdict to metrics, trace and proposers
 
-The two stages share no memory.  Everything that a plug-in does wrong ends here: see `specplug.containment`.
+The two stages share no memory.  Everything that a plug-in does wrong ends here: see `specplug.pipeline.containment`.
 
 Between plan and observe nothing is read back from the device, but by host proposers and the trace.  Plug-ins run in
 `torch.inference_mode`, as they do inside an engine's step, whoever calls.
 
-Several ranks must draft alike.  What device proposers and the trim half compute from equal batches is equal; what may
-differ is decided in `specplug.containment` (who is admitted, who failed), in `specplug.handles` (deadlines) and by the
-planner (measured times), and is to be agreed between ranks there.
+Several ranks must draft alike.  What device proposers and the trim half compute from equal batches is equal.  What may
+differ is decided in `containment` (who is admitted, who failed), in `handles` (deadlines) and by the planner (measured
+times), and is to be agreed between ranks there.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from operator import index
 import torch
 from torch import Tensor
 
-from specplug.buffers import DraftBuffers
-from specplug.containment import FaultGuard
 from specplug.errors import ContractError
-from specplug.handles import ProposerHandle
-from specplug.inflight import InFlight
 from specplug.interfaces import Planner, Trimmer
 from specplug.metrics import SpecMetrics
-from specplug.sanitize import sanitize
+from specplug.pipeline.buffers import DraftBuffers
+from specplug.pipeline.containment import FaultGuard
+from specplug.pipeline.handles import ProposerHandle
+from specplug.pipeline.inflight import InFlight
+from specplug.pipeline.sanitize import sanitize
 from specplug.trace import TraceWriter, rows_from
 from specplug.types.batch import BatchView
 from specplug.types.caps import EngineCaps
@@ -172,7 +172,7 @@ class DraftStage:
         """Tell every proposer, also those switched off, and note which of them a request chose."""
         if isinstance(event, RequestEvent) and event.kind in _SLOT_BEGINS:
             name = event.request.options.proposer
-            self._chosen[event.slot] = self._names.get(name or "", 0)
+            self._chosen[event.slot].fill_(self._names.get(name or "", 0))
         for handle, guard in self._lanes:
             guard.call(partial(handle.on_event, event))
 

@@ -1,4 +1,4 @@
-"""What verifiers take and return."""
+"""What verifiers take and return: target logits, sampling parameters, random numbers, and the decision."""
 
 from __future__ import annotations
 
@@ -55,12 +55,14 @@ class SamplingBatch:
         top_k: [B] int64; 0 is off.
         top_p: [B] float32; 1 is off.
         min_p: [B] float32; 0 is off.
+        all_greedy: the host knows that every temperature is 0.  Verifiers may then leave out all laws.
     """
 
     temperature: Tensor
     top_k: Tensor | None = None
     top_p: Tensor | None = None
     min_p: Tensor | None = None
+    all_greedy: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,148 @@
+"""The stages as settings build them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specplug.assembly import build_draft_stage, build_plan_stage, build_verifier
+from specplug.errors import PluginError, SettingsError
+from specplug.hooks import hookimpl
+from specplug.interfaces import Planner, PluginContext
+from specplug.pipeline.handles import DeviceHandle, HostHandle
+from specplug.registry import Owner, Registry
+from specplug.settings.model import Settings
+from specplug.specs import PolicySpec, ProposerSpec, VerifierSpec
+from specplug.trim import SurvivalTrimmer
+from specplug.types.caps import EngineCaps, ProposerCaps
+from specplug.types.plan import HostStats, StepPlan
+from tests.pipeline_tools import Recorder
+
+META = PluginContext(EngineCaps(4), vocab_size=16, max_slots=2, max_length=32, device=torch.device("meta"))
+
+
+class Started(Recorder):
+    """Keeps the context that it was built with, and notes that it was warmed up."""
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__()
+        self.context = context
+
+    def warmup(self) -> None:
+        self._called("warmup")
+
+
+class Always(Planner):
+    """Plans one width, or fails."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._width = context.caps.max_width
+
+    def plan(self, stats: HostStats) -> StepPlan:
+        if stats.step < 0:
+            raise ZeroDivisionError("planted")
+        return StepPlan(self._width)
+
+
+def broken(_context: PluginContext) -> None:
+    raise ZeroDivisionError("planted in a factory")
+
+
+def mistaken(_context: PluginContext) -> None:
+    raise SettingsError("a mistake in its options, explained")
+
+
+def broken_warmup(context: PluginContext) -> Started:
+    proposer = Started(context)
+    proposer.fails = {"warmup"}
+    return proposer
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    @hookimpl
+    def specplug_register_proposers(register):
+        for name, factory in (("dev", Started), ("cold", broken_warmup), ("bad", broken), ("wrong", mistaken)):
+            register(ProposerSpec(name=name, factory=factory, summary="", caps=ProposerCaps()))
+        register(ProposerSpec(name="host", factory=Started, summary="", caps=ProposerCaps(needs_host=True)))
+
+    @hookimpl
+    def specplug_register_policies(register):
+        register(PolicySpec(name="always", factory=Always, summary="", trimmer=SurvivalTrimmer))
+        register(PolicySpec(name="bad", factory=broken, summary="", trimmer=broken))
+
+    @hookimpl
+    def specplug_register_verifiers(register):
+        register(VerifierSpec(name="bad", factory=broken, summary="", lossless=True))
+
+    registry = Registry()
+    hooks = (specplug_register_proposers, specplug_register_policies, specplug_register_verifiers)
+    registry.add(SimpleNamespace(**{hook.__name__: hook for hook in hooks}), Owner("main", "acme", "1"))
+    assert registry.load_errors == ()
+    return registry
+
+
+def settings(**changes) -> Settings:
+    return Settings(**{"proposer": "dev", "policy": "always", "verifier": "bad"} | changes)
+
+
+def test_proposers_are_built_warmed_up_and_placed_where_they_need_to_be(registry):
+    stage = build_draft_stage(settings(extra_proposers=("host",)), registry, META)
+    device, host = (handle for handle, _ in stage._lanes)
+    assert (type(device), type(host)) == (DeviceHandle, HostHandle)
+    assert device.proposer.context.device == torch.device("meta")
+    assert host.proposer.context.device == torch.device("cpu")
+    assert device.proposer.calls == host.proposer.calls == ["warmup"]
+    assert stage.sources == ("dev", "host")
+    stage.close()
+
+
+@pytest.mark.parametrize(("milliseconds", "seconds"), [(250.0, 0.25), (None, None)])
+def test_the_deadline_is_given_in_milliseconds(registry, milliseconds, seconds):
+    faults = {"host_deadline_ms": milliseconds, "max_consecutive": 2, "cooldown_steps": 5}
+    stage = build_draft_stage(settings(proposer="host", faults=faults), registry, META)
+    [(handle, guard)] = stage._lanes
+    assert handle._deadline == seconds
+    assert (guard.name, guard._max_consecutive, guard._cooldown_steps) == ("host", 2, 5)
+    stage.close()
+
+
+def test_a_planners_faults_reach_the_sink(registry):
+    found = []
+    stage = build_plan_stage(settings(), registry, META, lambda name, kind: found.append((name, kind)))
+    assert stage.plan(HostStats(0, ())).width == 4
+    assert stage.plan(HostStats(-1, ())).width == 0
+    assert found == [("policy always", "raised")]
+
+
+def test_mode_off_plans_no_speculation(registry):
+    stage = build_plan_stage(settings(mode="off"), registry, META, lambda *_: None)
+    assert stage.plan(HostStats(0, ())).width == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "who"),
+    [
+        ({"proposer": "bad"}, "proposer 'bad'"),
+        ({"proposer": "cold"}, "proposer 'cold'"),
+        ({"policy": "bad"}, "policy 'bad'"),
+    ],
+)
+def test_what_fails_at_start_up_is_named(registry, changes, who):
+    with pytest.raises(PluginError, match=rf"{who} does not start; found ZeroDivisionError: planted") as caught:
+        build_draft_stage(settings(**changes), registry, META)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_planners_and_verifiers_that_fail_at_start_up_are_named(registry):
+    with pytest.raises(PluginError, match="policy 'bad' does not start"):
+        build_plan_stage(settings(policy="bad"), registry, META, lambda *_: None)
+    with pytest.raises(PluginError, match="verifier 'bad' does not start"):
+        build_verifier(settings(), registry, META)
+
+
+def test_errors_that_explain_themselves_are_left_alone(registry):
+    with pytest.raises(SettingsError, match=r"^a mistake in its options, explained$"):
+        build_draft_stage(settings(proposer="wrong"), registry, META)

@@ -1,0 +1,192 @@
+"""Several proposers in one batch: chosen per request, with and without full distributions, trees and chains."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specplug.types.caps import Distribution, DraftInput, EngineCaps
+from specplug.types.request import Lifecycle
+from tests.pipeline_tools import VOCAB, Bench, Recorder, bench_of, drafts, rows
+
+
+class TestSeveralProposers:
+    def bench(self, **caps):
+        self.up = Recorder(sources=("own", "other"), learns=True)
+        self.down = Recorder(rows([9, 8], [9, 8], [9, 8]), learns=True)
+        return Bench({"up": self.up, "down": self.down}, **caps)
+
+    def test_requests_choose(self):
+        bench = self.bench()
+        bench.start("a", [1])
+        bench.start("b", [1], proposer="down")
+        bench.start("c", [1], proposer="up")
+        draft = bench.draft()
+        assert drafts(draft) == [[2, 3, 4, 5], [9, 8], [2, 3, 4, 5]]
+        assert draft.sources == bench.stage.sources == ("up/own", "up/other", "down")
+        assert draft.source.tolist() == [0, 2, 0]
+        assert self.up.limits == [[4, 0, 4]]
+        assert self.down.limits == [[0, 4, 0]]
+
+    def test_all_of_them_ingest_every_row(self):
+        bench = self.bench()
+        bench.start("a", [1, 2])
+        bench.start("b", [3], proposer="down")
+        bench.draft()
+        assert self.up.handed == self.down.handed == [{(0, 0): [1, 2], (1, 0): [3]}]
+
+    def test_the_choice_belongs_to_the_slot_and_ends_with_the_request(self):
+        bench = self.bench()
+        bench.start("a", [1], proposer="down")
+        assert drafts(bench.draft()) == [[9, 8]]
+        bench.leave("a")
+        bench.start("b", [1])
+        assert drafts(bench.draft()) == [[2, 3, 4, 5]]
+
+    def test_a_resumed_request_keeps_its_choice(self):
+        bench = self.bench()
+        bench.start("a", [1], proposer="down")
+        text = bench.leave("a", Lifecycle.PREEMPTED)
+        bench.start("a", text, slot=3, proposer="down", kind=Lifecycle.RESUMED)
+        assert drafts(bench.draft()) == [[9, 8]]
+
+    def test_each_observes_the_whole_batch_with_its_own_sources(self):
+        bench = self.bench()
+        bench.start("a", [1])
+        bench.start("b", [1], proposer="down")
+        bench.draft()
+        bench.verify({"a": 1, "b": 2})
+        [(_, up, _)], [(_, down, verdict)] = self.up.observed, self.down.observed
+        assert drafts(up) == drafts(down) == [[2, 3, 4, 5], [9, 8]]
+        assert (up.source.tolist(), up.sources) == ([0, -1], ("up/own", "up/other"))
+        assert (down.source.tolist(), down.sources) == ([-1, 0], ("down",))
+        assert verdict.accepted.tolist() == [1, 2]
+        by_source = bench.metrics.snapshot().by_source
+        assert {name: counts.accepted for name, counts in by_source.items()} == {
+            "up/own": 1,
+            "up/other": 0,
+            "down": 2,
+            "none": 0,
+        }
+
+
+def law_writer(distribution, token, value):
+    """Return a `write` that drafts one token for every row and states `value` for it in its law, if that is taken."""
+
+    def write(_batch, _limits, draft):
+        for row in range(draft.batch_size):
+            draft.set_row(row, [token], 0.5)
+        full = draft.draft_probs if distribution is Distribution.PROBS else draft.draft_logits
+        if full is not None:
+            full.fill_(0.0)
+            full[:, 0, token] = value
+
+    return write
+
+
+class TestFullDistributions:
+    @pytest.mark.parametrize(
+        ("distribution", "takes", "certain"),
+        [
+            (Distribution.PROBS, DraftInput.PROBS, lambda law: law),
+            (Distribution.LOGITS, DraftInput.LOGITS, lambda law: law.softmax(-1)),
+        ],
+    )
+    def test_one_hot_rows_get_their_law_written_out(self, distribution, takes, certain):
+        sampler = Recorder(law_writer(distribution, 5, 0.25), distribution=distribution)
+        bench = Bench({"sampler": sampler, "plain": Recorder(rows([], [7, 8]))}, caps=EngineCaps(4, draft_input=takes))
+        bench.start("a", [1])
+        bench.start("b", [1], proposer="plain")
+        bench.draft()  # leaves stale laws in the buffer
+        draft = bench.draft()
+        assert draft.distribution is distribution
+        law = draft.draft_probs if distribution is Distribution.PROBS else draft.draft_logits
+        assert law[0, 0, 5] == 0.25
+        assert law[0, 0].count_nonzero() == 1
+        expected = torch.zeros(2, VOCAB)
+        expected[0, 7] = expected[1, 8] = 1.0
+        assert torch.equal(certain(law[1, :2]), expected)
+
+    def test_the_same_rows_change_hands(self):
+        sampler = Recorder(law_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
+        bench = Bench(
+            {"plain": Recorder(rows([7], [7])), "sampler": sampler},
+            caps=EngineCaps(4, draft_input=DraftInput.PROBS),
+        )
+        bench.start("a", [1])
+        assert bench.draft(names=["a"]).draft_probs[0, 0, 7] == 1.0
+        bench.leave("a")
+        bench.start("b", [1], proposer="sampler")
+        bench.start("c", [1])
+        law = bench.draft().draft_probs
+        assert (float(law[0, 0, 5]), float(law[0, 0].sum())) == (0.25, 0.25)
+        assert (float(law[1, 0, 7]), float(law[1, 0].sum())) == (1.0, 1.0)
+
+    @pytest.mark.parametrize("takes", [DraftInput.ONE_HOT, DraftInput.LOGITS])
+    def test_an_engine_that_does_not_take_a_law_is_not_given_one(self, takes):
+        sampler = Recorder(law_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
+        bench = bench_of(sampler, caps=EngineCaps(4, draft_input=takes))
+        bench.start("a", [1])
+        bench.start("b", [1])
+        draft = bench.draft()
+        assert drafts(draft) == [[5], [5]]
+        assert (draft.distribution, draft.draft_probs, draft.draft_logits) == (Distribution.ONE_HOT, None, None)
+
+    def test_the_law_follows_the_trimmed_draft(self):
+        sampler = Recorder(law_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
+        bench = bench_of(sampler, caps=EngineCaps(4, draft_input=DraftInput.PROBS))
+        bench.start("a", [1])
+        bench.start("b", [1])
+        draft = bench.draft(budget=1)
+        assert drafts(draft) == [[5], []]
+        assert draft.draft_probs[0, 0, 5] == 0.25
+
+
+def fork(_batch, limits, draft):
+    """Draft a weak branch, and a strong one of two nodes, where a row may be drafted."""
+    for row, limit in enumerate(limits.tolist()):
+        if limit:
+            parents = None if draft.parents is None else [-1, -1, 1]
+            draft.set_row(row, [10, 20, 21], [0.3, 0.6, 0.9], parents=parents)
+
+
+class TestTrees:
+    def test_they_stay_trees_where_the_engine_takes_them(self):
+        bench = bench_of(Recorder(fork, trees=True), caps=EngineCaps(4, trees=True))
+        bench.start("a", [1])
+        draft = bench.draft()
+        assert drafts(draft) == [[10, 20, 21]]
+        assert draft.parents[0, :3].tolist() == [-1, -1, 1]
+        bench.verify({"a": 2})
+
+    def test_elsewhere_they_become_their_best_chain(self):
+        bench = bench_of(Recorder(fork, trees=True))
+        bench.start("a", [1])
+        draft = bench.draft()
+        assert draft.parents is None
+        assert drafts(draft) == [[20, 21]]
+        assert bench.draft(0).parents is None
+
+    def test_beside_chains(self):
+        bench = Bench({"tree": Recorder(fork, trees=True), "chain": Recorder()}, caps=EngineCaps(4, trees=True))
+        bench.start("a", [1])
+        bench.start("b", [1], proposer="chain")
+        draft = bench.draft()
+        assert drafts(draft) == [[10, 20, 21], [2, 3, 4, 5]]
+        assert draft.parents.tolist() == [[-1, -1, 1, -1], [-1, 0, 1, 2]]
+
+    def test_what_is_observed_has_them_too(self):
+        proposer = Recorder(fork, trees=True, learns=True)
+        bench = bench_of(proposer, caps=EngineCaps(4, trees=True))
+        bench.start("a", [1])
+        bench.draft()
+        bench.verify({"a": 2})
+        [(_, seen, _)] = proposer.observed
+        assert seen.parents.tolist() == [[-1, -1, 1, -1]]
+
+    def test_a_budget_keeps_the_likeliest_nodes(self):
+        bench = bench_of(Recorder(fork, trees=True), caps=EngineCaps(4, trees=True))
+        bench.start("a", [1])
+        draft = bench.draft(budget=2)
+        assert drafts(draft) == [[20, 21]]
+        assert draft.parents[0, :2].tolist() == [-1, 0]

@@ -1,0 +1,53 @@
+"""The README's promises: its example prints what it says, its links lead somewhere, its plug-in is the tested one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "models" / "README.md"]
+
+
+def block(language: str, containing: str) -> str:
+    found = [text for text in re.findall(rf"```{language}\n(.*?)```", README, re.S) if containing in text]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_the_example_prints_what_the_readme_shows():
+    done = subprocess.run(
+        [sys.executable, "-c", block("python", "Engine(")], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == block("text", "steps of the model")
+
+
+def test_the_plugin_is_the_example_package():
+    source = (ROOT / "examples" / "third_party_proposer" / "specplug_parrot.py").read_text()
+    assert block("python", "class Parrot") == source
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    local = [target for target in targets if "://" not in target]
+    assert not [target for target in local if not (page.parent / target).exists()]
+
+
+def test_every_page_of_the_documentation_is_linked():
+    assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"docs/{page.name}" not in README]
+
+
+def test_the_tree_names_what_is_there():
+    tree = block("text", "the core; knows no engine")
+    named = re.findall(r"^(?:  )?([\w./ ]+?)(?:  |$)", tree, re.M)
+    for line, names in zip(tree.splitlines(), named, strict=False):
+        folder = ROOT / "specplug" if line.startswith("  ") else ROOT
+        for name in names.split():
+            assert (folder / name).exists(), name

@@ -1,0 +1,71 @@
+"""The shortcut for greedy batches equals the reference, which computes laws."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.testing.mutants import LOSSY_MUTANTS
+from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
+from specplug.verify.greedy import verify_greedy
+from specplug.verify.reference import ReferenceVerifier
+
+VOCAB = 4
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[Draft, torch.Tensor]:
+    """Ragged drafts over few tokens, so that many are right; logits with ties and forbidden tokens."""
+    batch, width = draw(st.integers(1, 4)), draw(st.integers(0, 4))
+    lengths = [draw(st.integers(0, width)) for _ in range(batch)]
+    ids = [[draw(st.integers(0, VOCAB - 1)) if place < n else NO_TOKEN for place in range(width)] for n in lengths]
+    levels = st.sampled_from([-torch.inf, -1.0, 0.0, 2.0])
+    count = batch * (width + 1)
+    logits = [[draw(levels) for _ in range(VOCAB - 1)] + [0.0] for _ in range(count)]
+    draft = replace(
+        Draft.allocate(batch, width),
+        token_ids=torch.tensor(ids, dtype=torch.int32).reshape(batch, width),
+        lengths=torch.tensor(lengths, dtype=torch.int32),
+    )
+    return draft, torch.tensor(logits).reshape(batch, width + 1, VOCAB)
+
+
+def sampling(draft: Draft, *, all_greedy: bool) -> SamplingBatch:
+    rows = draft.batch_size
+    return SamplingBatch(torch.zeros(rows), torch.full((rows,), 2), torch.full((rows,), 0.5), all_greedy=all_greedy)
+
+
+def numbers(draft: Draft) -> Uniforms:
+    shape = (draft.batch_size, draft.width + 1)
+    return Uniforms(torch.rand(shape, dtype=torch.float64)[:, 1:], torch.rand(shape, dtype=torch.float64))
+
+
+@given(steps(), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_equals_the_general_path(step, flat):
+    draft, dense = step
+    rows = [dense[row, : length + 1] for row, length in enumerate(draft.lengths.tolist())]
+    target = TargetLogits.flat(torch.cat(rows), draft.lengths) if flat else TargetLogits.dense(dense)
+    expected = ReferenceVerifier().verify(draft, target, sampling(draft, all_greedy=False), numbers(draft))
+    for found in (
+        verify_greedy(draft, target),
+        ReferenceVerifier().verify(draft, target, sampling(draft, all_greedy=True), numbers(draft)),
+    ):
+        assert found.token_ids.tolist() == expected.token_ids.tolist()
+        assert found.num_accepted.tolist() == expected.num_accepted.tolist()
+        assert found.token_ids.dtype is found.num_accepted.dtype is torch.int32
+
+
+@pytest.mark.parametrize("name", ["accepts always", "off-by-one bonus", "dropped validity mask"])
+def test_mutants_do_not_hide_behind_it(name):
+    """A planted mistake that shows on greedy rows shows although the host says that all of them are."""
+    draft = Draft.allocate(1, 3)
+    draft.set_row(0, [1, 2], 0.5)
+    draft.token_ids[0, 2] = 3 if name == "dropped validity mask" else NO_TOKEN
+    dense = torch.eye(VOCAB)[None, [1, 0 if name == "accepts always" else 2, 3, 1]]
+    given_ = (draft, TargetLogits.dense(dense), sampling(draft, all_greedy=True), numbers(draft))
+    wrong, right = LOSSY_MUTANTS[name]().verify(*given_), ReferenceVerifier().verify(*given_)
+    assert wrong.token_ids.tolist() != right.token_ids.tolist()

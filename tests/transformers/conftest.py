@@ -1,0 +1,84 @@
+"""Fixtures of the embedded engine's tests.  Models are built once per session."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from specplug.testing import judge_greedy
+from specplug_transformers import Engine, GenerateRequest, SamplingParams
+from tests.transformers import toys
+
+cached_model = functools.cache(toys.build_model)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def llama() -> Any:
+    return cached_model("llama")
+
+
+@pytest.fixture
+def make_engine(llama: Any) -> Iterator[Callable[..., Engine]]:
+    """Build engines that are closed when the test ends; settings are keyword arguments."""
+    engines: list[Engine] = []
+
+    def make(
+        model: Any = None,
+        tokenizer: Any = None,
+        *,
+        max_num_seqs: int = 8,
+        prefill_chunk: int = 512,
+        max_length: int | None = None,
+        **settings: Any,
+    ) -> Engine:
+        settings = {"num_speculative_tokens": 4, "proposer": "garbage", **settings}
+        settings.setdefault("faults", {"host_deadline_ms": None})  # a busy machine must not change what is tested
+        engine = Engine(
+            model or llama,
+            tokenizer,
+            settings=settings,
+            max_num_seqs=max_num_seqs,
+            max_length=max_length,
+            prefill_chunk=prefill_chunk,
+            registry=toys.make_registry(),
+        )
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def greedy(model: Any, prompt: Sequence[int], max_tokens: int, **options: Any) -> list[int]:
+    """Return what `model.generate` answers."""
+    ids = torch.tensor([list(prompt)])
+    options = {"attention_mask": torch.ones_like(ids), **options}
+    out = model.generate(ids, max_new_tokens=max_tokens, do_sample=False, **options)
+    return out[0, len(prompt) :].tolist()
+
+
+def assert_greedy_equal(model: Any, prompts: Sequence[Sequence[int]], expected: Any, actual: Any) -> None:
+    """Judge by the shared helper, near ties by a plain forward."""
+
+    def forward(context: Sequence[int]) -> torch.Tensor:
+        with torch.no_grad():
+            return model(input_ids=torch.tensor([list(context)])).logits[0, -1].float()
+
+    judge_greedy(forward, prompts, expected, actual).assert_ok()
+
+
+def requests_of(prompts: Sequence[Sequence[int]], **params: Any) -> list[GenerateRequest]:
+    return [GenerateRequest(prompt=prompt, params=SamplingParams(**params)) for prompt in prompts]

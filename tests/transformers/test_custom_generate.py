@@ -1,0 +1,234 @@
+"""`model.generate(custom_generate=speculative_generate)` gives what `model.generate` gives."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    TextStreamer,
+)
+from transformers.generation import WatermarkingConfig
+
+from specplug.errors import EngineError, RequestError, SettingsError
+from specplug_transformers import speculative_generate
+from tests.transformers.conftest import cached_model
+from tests.transformers.test_stopping import byte_tokenizer
+from tests.transformers.toys import EOS, prompts
+
+PAD = 2
+SPECULATION = {
+    "custom_generate": speculative_generate,
+    "specplug": {
+        "num_speculative_tokens": 3,
+        "options": {"ngram": {"min_n": 1}},  # any repetition is drafted from
+        "faults": {"host_deadline_ms": None},
+    },
+}
+
+
+def batch(count: int = 4, *, seed: int = 3) -> dict[str, torch.Tensor]:
+    """Prompts of different lengths, padded on the left."""
+    texts = prompts(count, seed=seed)
+    longest = max(map(len, texts))
+    return {
+        "input_ids": torch.tensor([[PAD] * (longest - len(text)) + text for text in texts]),
+        "attention_mask": torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts]),
+    }
+
+
+def one() -> dict[str, torch.Tensor]:
+    ids = torch.tensor([[5, 9, 33, 5, 9]])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+class StopsAt(StoppingCriteria):
+    """Stops behind one token."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return input_ids[:, -1] == self._token
+
+
+class CountsPositions(LogitsProcessor):
+    """Favours a token that depends on how long the row is, padding included."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        scores[:, 3 + input_ids.shape[1] % 7] += 5.0
+        return scores
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no end of sequence": {"eos_token_id": None},
+    "repetition penalty": {"repetition_penalty": 1.3},
+    "no repeated bigrams": {"no_repeat_ngram_size": 2},
+    "min new tokens": {"min_new_tokens": 12},
+    "bad words": {"bad_words_ids": [[30], [45, 49]]},
+    "forced end": {"forced_eos_token_id": EOS},
+    "stopping criterion": {"stopping_criteria": StoppingCriteriaList([StopsAt(93), StopsAt(45)])},
+    "own processor": {"logits_processor": LogitsProcessorList([CountsPositions()])},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_greedy_search_equals_generate(options):
+    model = cached_model("llama")
+    inputs = batch()
+    expected = model.generate(**inputs, max_new_tokens=20, do_sample=False, **options)
+    found = model.generate(**inputs, max_new_tokens=20, do_sample=False, **options, **SPECULATION)
+    assert torch.equal(found, expected)
+
+
+def test_it_speculates():
+    """The loop of a repetitive answer is drafted: fewer forward passes than tokens."""
+    model, calls = cached_model("gpt2"), []
+    hook = model.register_forward_hook(lambda *_: calls.append(1))
+    inputs = {"input_ids": torch.tensor([prompts(3)[2]]), "attention_mask": torch.ones(1, len(prompts(3)[2]))}
+    try:
+        expected = model.generate(**inputs, max_new_tokens=32, do_sample=False, eos_token_id=None)
+        plain = len(calls)
+        found = model.generate(**inputs, max_new_tokens=32, do_sample=False, eos_token_id=None, **SPECULATION)
+    finally:
+        hook.remove()
+    assert torch.equal(found, expected)
+    assert len(calls) - plain < plain
+
+
+def test_stop_strings():
+    model, tokenizer = cached_model("llama"), byte_tokenizer()
+    plain = model.generate(**one(), max_new_tokens=20, do_sample=False, eos_token_id=None)
+    pairs = [tokenizer.decode(pair) for pair in plain[0, 8:].unfold(0, 2, 1)]
+    stop = next(pair for pair in pairs if pair.isascii())
+    expected = model.generate(**one(), max_new_tokens=20, do_sample=False, stop_strings=[stop], tokenizer=tokenizer)
+    criteria = StoppingCriteriaList([StopStringCriteria(tokenizer, [stop])])
+    found = model.generate(**one(), max_new_tokens=20, do_sample=False, stopping_criteria=criteria, **SPECULATION)
+    assert torch.equal(found, expected)
+    assert found.shape[1] < plain.shape[1]
+
+
+def test_return_dict():
+    model = cached_model("llama")
+    expected = model.generate(**one(), max_new_tokens=9, do_sample=False)
+    found = model.generate(**one(), max_new_tokens=9, do_sample=False, return_dict_in_generate=True, **SPECULATION)
+    assert torch.equal(found.sequences, expected)
+
+
+def test_streamer(capsys):
+    model = cached_model("llama")
+    streamer = TextStreamer(byte_tokenizer(), skip_prompt=True)
+    plain = model.generate(**one(), max_new_tokens=20, do_sample=False, streamer=streamer)
+    expected = capsys.readouterr().out
+    streamer = TextStreamer(byte_tokenizer())  # `generate` shows the prompt to `streamer` only
+    found = model.generate(**one(), max_new_tokens=20, do_sample=False, specplug_streamer=streamer, **SPECULATION)
+    streamer.end()
+    assert torch.equal(found, plain)
+    assert capsys.readouterr().out.rstrip("\n") == expected.rstrip("\n")
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.8, "temperature": 0.7, "repetition_penalty": 1.2}])
+def test_sampling_follows_manual_seed(options):
+    model = cached_model("llama")
+
+    def sample(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return model.generate(**batch(), max_new_tokens=12, do_sample=True, eos_token_id=None, **options, **SPECULATION)
+
+    assert torch.equal(sample(1), sample(1))
+    assert not torch.equal(sample(1), sample(2))
+
+
+def test_sampling_keeps_to_what_the_warpers_leave():
+    model, inputs = cached_model("llama"), batch()
+    greedy = model.generate(**inputs, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    found = model.generate(**inputs, max_new_tokens=12, do_sample=True, top_k=1, eos_token_id=None, **SPECULATION)
+    assert torch.equal(found, greedy)
+
+
+def test_several_samples_of_one_prompt_differ():
+    torch.manual_seed(0)
+    found = cached_model("llama").generate(
+        **one(), max_new_tokens=12, do_sample=True, num_return_sequences=3, eos_token_id=None, **SPECULATION
+    )
+    assert len({tuple(row) for row in found.tolist()}) == 3
+
+
+def test_requests_have_fields_of_their_own():
+    model, inputs = cached_model("llama"), batch(2)
+    with pytest.raises(RequestError, match="num_speculative_tokens"):
+        model.generate(**inputs, max_new_tokens=4, specplug_requests=[{}, {"gamma": 3}], **SPECULATION)
+    found = model.generate(
+        **inputs, max_new_tokens=9, do_sample=False, specplug_requests=[{}, {"enabled": False}], **SPECULATION
+    )
+    assert torch.equal(found, model.generate(**inputs, max_new_tokens=9, do_sample=False))
+
+
+class _Ends:
+    """A streamer that does nothing."""
+
+    put: ClassVar[Any] = staticmethod(lambda value: None)
+    end: ClassVar[Any] = staticmethod(lambda: None)
+
+
+def _holding_a_context() -> DynamicCache:
+    cache = DynamicCache()
+    cache.update(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8), 0)
+    return cache
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "beams": ({"num_beams": 2}, "num_beams"),
+    "scores": ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
+    "logits": ({"output_logits": True, "return_dict_in_generate": True}, "output_logits"),
+    "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
+    "hidden states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
+    "watermark": ({"watermarking_config": WatermarkingConfig()}, "watermarking_config"),
+    "a grammar per row": ({"prefix_allowed_tokens_fn": lambda row, ids: [row + 5]}, "prefix_allowed_tokens_fn"),
+    "streaming a batch": ({"specplug_streamer": _Ends()}, "streamer"),
+    "a context in the cache": ({"past_key_values": _holding_a_context()}, "past_key_values"),
+    "too long": ({"max_new_tokens": 500}, "Lower max_new_tokens"),
+    "right padding": ({"attention_mask": batch()["attention_mask"].flip(1)}, "padding_side"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_served_is_refused(name):
+    options, words = REFUSED[name]
+    arguments = {**batch(), "max_new_tokens": 8, "do_sample": False, **options, **SPECULATION}
+    with pytest.raises(EngineError, match=words):
+        cached_model("llama").generate(**arguments)
+
+
+def test_inputs_that_change_the_forward_pass_are_refused():
+    with pytest.raises(EngineError, match="token_type_ids"):
+        cached_model("gpt2").generate(
+            **one(), token_type_ids=torch.ones(1, 5, dtype=torch.long), max_new_tokens=4, **SPECULATION
+        )
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(SettingsError, match="num_speculative_tokens"):
+        cached_model("llama").generate(
+            **one(), max_new_tokens=4, custom_generate=speculative_generate, specplug={"num_spec_tokens": 2}
+        )
+
+
+def test_a_model_without_an_end_of_sequence():
+    torch.manual_seed(1)
+    config = GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=64, eos_token_id=None)
+    model = GPT2LMHeadModel(config).eval()
+    inputs = {"input_ids": torch.tensor([[3, 4], [5, 6]]), "attention_mask": torch.ones(2, 2)}
+    expected = model.generate(**inputs, max_new_tokens=8, do_sample=False)
+    assert torch.equal(model.generate(**inputs, max_new_tokens=8, do_sample=False, **SPECULATION), expected)

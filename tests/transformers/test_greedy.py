@@ -1,0 +1,122 @@
+"""Greedy output equals `model.generate` token for token, whatever is drafted."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from specplug_transformers import GenerateRequest, SamplingParams
+from tests.transformers.conftest import assert_greedy_equal, cached_model, greedy, requests_of
+from tests.transformers.toys import BUILDERS, VOCAB, Oracle, prompts
+
+PROMPTS = prompts(5)
+MAX_TOKENS = 32
+
+
+@functools.cache
+def answers(name: str, attention: str) -> tuple[object, list[list[int]]]:
+    """A model, and its own answers to `PROMPTS`."""
+    model = cached_model(name, attention)
+    return model, [greedy(model, prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_model_gives_its_own_answers(name, attention, make_engine):
+    """More requests than rows, prompts longer than a prefill chunk, texts longer than a sliding window."""
+    model, expected = answers(name, attention)
+    options = {"ngram": {"min_n": 1}}
+    engine = make_engine(model, proposer="ngram", options=options, max_num_seqs=3, prefill_chunk=7)
+    outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
+    assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
+    assert sum(output.accepted for output in outputs) > 0, "nothing was accepted, so nothing was tested"
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 3, 9])
+@pytest.mark.parametrize("proposer", ["ngram", "garbage", "row writer"])
+def test_at_every_width(gamma, proposer, make_engine):
+    model, expected = answers("llama", "sdpa")
+    engine = make_engine(model, proposer=proposer, num_speculative_tokens=gamma, max_num_seqs=3)
+    outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
+    assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
+    assert (engine.metrics.snapshot().total.proposed > 0) == (gamma > 0)
+    assert not engine.metrics.snapshot().faults
+
+
+@pytest.mark.parametrize("name", ["mixed gemma2", "gpt2"])
+def test_adversarial_drafts(name, make_engine):
+    model, expected = answers(name, "eager")
+    engine = make_engine(model, proposer="garbage", max_num_seqs=4)
+    outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
+    assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
+
+
+@pytest.mark.parametrize("name", ["llama", "sliding mistral"])
+def test_right_drafts_are_all_accepted(name, make_engine):
+    model, expected = answers(name, "sdpa")
+    engine = make_engine(model, proposer="oracle")
+    Oracle.answers = {f"request-{index}": answer for index, answer in enumerate(expected)}
+    outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
+    assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
+    total = engine.metrics.snapshot().total
+    assert total.accepted == total.proposed > 0
+    for output in outputs:
+        assert output.steps == -(-len(output.token_ids) // 5), "four draft tokens and one more in every step"
+
+
+@pytest.mark.parametrize("policy", ["fixed", "none"])
+def test_with_and_without_a_policy(policy, make_engine):
+    model, expected = answers("qwen2", "sdpa")
+    engine = make_engine(model, policy=policy)
+    outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
+    assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
+    assert (engine.metrics.snapshot().total.proposed > 0) == (policy == "fixed")
+
+
+def test_a_token_budget_trims_the_batch(make_engine):
+    model, expected = answers("llama", "sdpa")
+    engine = make_engine(model, options={"fixed": {"token_budget": 3}}, max_num_seqs=4)
+    outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
+    assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
+    total = engine.metrics.snapshot().total
+    assert 0 < total.proposed <= 3 * engine.steps
+
+
+def test_up_to_the_last_position(make_engine):
+    """Drafts and padding reach behind the context limit; the text stops at it."""
+    model = cached_model("gpt2")  # learned positions: one too many is an index error
+    expected = [greedy(model, prompt, 24 - len(prompt), eos_token_id=None) for prompt in ([5, 6] * 10, [9])]
+    engine = make_engine(model, max_length=24, num_speculative_tokens=8)
+    outputs = engine.generate(requests_of([[5, 6] * 10, [9]], max_tokens=500, ignore_eos=True))
+    assert_greedy_equal(model, [[5, 6] * 10, [9]], expected, [output.token_ids for output in outputs])
+    assert [output.finish_reason for output in outputs] == ["length", "length"]
+
+
+def test_the_models_own_last_position(make_engine):
+    model = cached_model("gpt2")
+    length = model.config.n_positions
+    prompt = ([11, 12, 13] * length)[: length - 6]
+    engine = make_engine(model, num_speculative_tokens=8, prefill_chunk=64)
+    [output, _] = engine.generate(requests_of([prompt, [4]], max_tokens=500, ignore_eos=True))
+    assert_greedy_equal(model, [prompt], [greedy(model, prompt, 6, eos_token_id=None)], [output.token_ids])
+
+
+def test_bfloat16_runs_the_same_arithmetic_at_width_zero(make_engine):
+    """Half precision rounds differently by shape; plain decoding of one request has `generate`'s shapes."""
+    model = cached_model("llama").__class__(cached_model("llama").config)
+    model.load_state_dict(cached_model("llama").state_dict())
+    model = model.to(torch.bfloat16).eval()
+    prompt = [5]
+    engine = make_engine(model, mode="off")
+    [output] = engine.generate(requests_of([prompt], max_tokens=12, ignore_eos=True))
+    assert list(output.token_ids) == greedy(model, prompt, 12, eos_token_id=None)
+
+
+def test_a_tensor_is_a_prompt_too(make_engine, llama):
+    engine = make_engine()
+    request = GenerateRequest(prompt=torch.tensor([5, 6, 7]), params=SamplingParams(max_tokens=8))
+    [output] = engine.generate([request])
+    assert list(output.token_ids) == greedy(llama, [5, 6, 7], 8)
+    assert max(output.token_ids) < VOCAB

@@ -1,0 +1,200 @@
+"""Requests come, go, make room for others and come back; what plug-ins hear of it; what happens when they fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from specplug.types.request import Lifecycle
+from specplug_transformers import GenerateRequest, SamplingParams
+from tests.transformers.conftest import assert_greedy_equal, greedy, requests_of
+from tests.transformers.toys import Listening, Recorder, prompts
+
+PROMPTS = prompts(5)
+STARTED, RESUMED, PREEMPTED = Lifecycle.STARTED, Lifecycle.RESUMED, Lifecycle.PREEMPTED
+FINISHED, ABORTED = Lifecycle.FINISHED, Lifecycle.ABORTED
+
+
+def request(name, prompt=(5, 9, 33), max_tokens=12):
+    return GenerateRequest(
+        prompt=prompt, request_id=name, params=SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    )
+
+
+def events():
+    return [(event.kind, event.request.request_id) for event in Recorder.newest.events]
+
+
+@pytest.mark.parametrize("victim", range(5))
+def test_abort_a_running_or_waiting_request(make_engine, llama, victim):
+    """The others go on undisturbed, also the one whose cache row moves."""
+    engine = make_engine(proposer="recorder", max_num_seqs=3)
+    names = [engine.add(request(f"r{index}", prompt)) for index, prompt in enumerate(PROMPTS)]
+    last = {output.request_id: output for _ in range(2) for output in engine.step()}
+    aborted = engine.abort(names[victim])
+    assert aborted.finish_reason == "abort"
+    assert aborted.token_ids == (last[names[victim]].token_ids if victim < 3 else ())
+    last |= {output.request_id: output for output in engine.run()}
+    rest = [index for index in range(5) if index != victim]
+    expected = [greedy(llama, PROMPTS[index], 12, eos_token_id=None) for index in rest]
+    assert_greedy_equal(llama, [PROMPTS[i] for i in rest], expected, [last[names[i]].token_ids for i in rest])
+    assert ((ABORTED, names[victim]) in events()) == (victim < 3), "plug-ins never heard of one that only waited"
+
+
+def test_abort_what_is_not_there(make_engine):
+    engine = make_engine()
+    [output] = engine.generate([request("a")])
+    assert engine.abort("a") is None
+    assert engine.abort("never") is None
+    assert output.finish_reason == "length"
+
+
+@pytest.mark.parametrize("chunk", [512, 4])
+def test_preempted_requests_resume_by_themselves(make_engine, llama, chunk):
+    engine = make_engine(proposer="recorder", max_num_seqs=3, prefill_chunk=chunk)
+    names = [engine.add(request(f"r{index}", prompt)) for index, prompt in enumerate(PROMPTS)]
+    last = {}
+    for step in range(500):
+        last |= {output.request_id: output for output in engine.step()}
+        if step in (2, 9, 12):
+            engine.preempt(names[0])
+        if step in (3, 9):
+            engine.preempt(names[1])
+        engine.preempt("never")
+        if not engine.has_work:
+            break
+    expected = [greedy(llama, prompt, 12, eos_token_id=None) for prompt in PROMPTS]
+    assert_greedy_equal(llama, PROMPTS, expected, [last[name].token_ids for name in names])
+    kinds = [kind for kind, name in events() if name == names[0]]
+    assert kinds[:3] == [STARTED, PREEMPTED, RESUMED]
+    assert kinds[-1] is FINISHED
+
+
+def test_events_come_in_order_with_their_place(make_engine):
+    engine = make_engine(proposer="recorder", max_num_seqs=2)
+    for name, length in (("a", 2), ("b", 30), ("c", 30)):
+        engine.add(request(name, max_tokens=length))
+    for _ in range(3):
+        engine.step()
+    engine.preempt("b")
+    engine.step()
+    engine.abort("c")
+    list(engine.run())
+    assert events() == [
+        (STARTED, "a"),
+        (STARTED, "b"),
+        (FINISHED, "a"),
+        (STARTED, "c"),
+        (PREEMPTED, "b"),
+        (RESUMED, "b"),
+        (ABORTED, "c"),
+        (FINISHED, "b"),
+    ]
+    recorder = Recorder.newest
+    places = [(event.request.request_id, event.slot, event.generation) for event in recorder.events]
+    assert places == [
+        ("a", 0, 1),
+        ("b", 1, 1),
+        ("a", 0, 1),
+        ("c", 0, 2),
+        ("b", 1, 1),
+        ("b", 1, 2),
+        ("c", 0, 2),
+        ("b", 1, 2),
+    ]
+    assert [slots for slots in recorder.resets if slots] == [(0, 1), (0,), (1,)]
+
+
+def test_every_token_is_ingested_once_per_generation(make_engine):
+    engine = make_engine(proposer="recorder", num_speculative_tokens=3)
+    engine.add(request("a", PROMPTS[1], max_tokens=20))
+    news = []
+    for output in engine.run():
+        news.append(len(output.new_token_ids))
+        if len(news) == 3:
+            engine.set_ceiling(0)  # proposers ingest without drafting
+        if len(news) == 6:
+            engine.set_ceiling(None)
+    ingested = [batch["a"] for batch in Recorder.newest.ingested]
+    assert ingested == [len(PROMPTS[1]), *news[:-1]], "the prompt, then what each step before had emitted"
+
+
+def test_the_ceiling_changes_while_serving(make_engine, llama):
+    engine = make_engine()
+    engine.add(request("a", max_tokens=40))
+    widths = []
+    texts = []
+    for step, output in enumerate(engine.run()):
+        texts.append(output.token_ids)
+        widths.append(engine.last_step.width)
+        if step == 2:
+            engine.set_ceiling(0)
+        if step == 5:
+            engine.set_ceiling(2)
+        if step == 8:
+            engine.set_ceiling(None)
+    assert widths[:12] == [4, 4, 4, 0, 0, 0, 2, 2, 2, 4, 4, 4]
+    assert list(texts[-1]) == greedy(llama, [5, 9, 33], 40, eos_token_id=None)
+
+
+@pytest.mark.parametrize(
+    ("proposer", "faults", "kind"),
+    [
+        ("raising", {}, "raised"),
+        ("impossible", {}, "malformed"),
+        ("hanging", {"host_deadline_ms": 20.0}, "late"),
+    ],
+)
+def test_a_failing_proposer_costs_its_drafts_only(make_engine, llama, proposer, faults, kind):
+    engine = make_engine(proposer=proposer, faults={"host_deadline_ms": None, **faults})
+    outputs = engine.generate(requests_of(PROMPTS, max_tokens=10, ignore_eos=True))
+    expected = [greedy(llama, prompt, 10, eos_token_id=None) for prompt in PROMPTS]
+    assert_greedy_equal(llama, PROMPTS, expected, [output.token_ids for output in outputs])
+    assert engine.metrics.snapshot().faults[proposer][kind] > 0
+    assert engine.metrics.snapshot().total.proposed == 0
+
+
+def test_a_failing_proposer_leaves_the_other_alone(make_engine, llama):
+    engine = make_engine(proposer="raising", extra_proposers=["garbage"])
+    requests = [
+        GenerateRequest(prompt=[5, 9], params=SamplingParams(max_tokens=10), specplug={"proposer": name})
+        for name in ("raising", "garbage")
+    ]
+    outputs = engine.generate(requests)
+    assert outputs[0].token_ids == outputs[1].token_ids
+    assert engine.metrics.snapshot().by_source["garbage"].proposed > 0
+
+
+def test_planners_get_the_engines_own_step_times(make_engine):
+    engine = make_engine(policy="listening", max_num_seqs=2)
+    assert engine.last_step is None
+    for index, prompt in enumerate(PROMPTS[:3]):
+        engine.add(request(f"r{index}", prompt))
+    engine.step()
+    first = engine.last_step
+    assert first.seconds > 0
+    assert (first.requests, first.width, first.tokens) == (2, 4, 2 * 5)
+    assert first.context_tokens >= len(PROMPTS[0]) + len(PROMPTS[1]) + 2
+    list(engine.run())
+    heard = Listening.heard
+    assert heard[0].last_step is None
+    assert heard[1].last_step is first
+    assert [stats.step for stats in heard] == list(range(engine.steps))
+    assert heard[0].num_waiting == 1
+    assert heard[-1].num_waiting == 0
+    [*_, figures] = heard[3].requests
+    assert figures.verified == 3 * 4 >= figures.accepted
+    assert figures.room < 12
+
+
+def test_engine_events_reach_proposers(make_engine):
+    engine = make_engine(proposer="recorder")
+    engine.announce("weights changed")
+    assert [event.kind for event in Recorder.newest.events] == ["weights changed"]
+
+
+def test_an_idle_engine_does_nothing(make_engine):
+    engine = make_engine()
+    assert engine.generate([]) == []
+    assert engine.step() == []
+    assert not engine.has_work
+    assert engine.steps == 0

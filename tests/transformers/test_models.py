@@ -1,0 +1,176 @@
+"""Which models are served, which are refused, and how the cache keeps its rows apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM, cache_utils, masking_utils
+
+from specplug.errors import EngineError
+from specplug_transformers import Engine, seams
+from specplug_transformers.runner import ModelRunner
+from specplug_transformers.support import longest_context
+from tests.transformers.conftest import assert_greedy_equal, cached_model, greedy, requests_of
+from tests.transformers.toys import BUILDERS, WINDOW, build_model, prompts
+
+PROMPTS = prompts(5)
+
+
+def tiny(kind: str, **config: Any) -> Any:
+    """Build a model by its class's prefix, as small as it can be."""
+    shape = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**shape, **config))
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "words"),
+    [
+        ("Mamba", {"state_size": 4}, "layers of type"),
+        ("Rwkv", {}, "recurrent state"),
+        ("Bloom", {}, "attention of the model's own"),
+        ("GPTNeo", {"attention_types": [[["local"], 2]]}, "attention of the model's own"),
+        ("Bart", {"d_model": 16, "decoder_attention_heads": 2, "decoder_layers": 1}, "attention of the model's own"),
+    ],
+)
+def test_models_that_cannot_be_served_are_refused(kind, config, words):
+    with pytest.raises(EngineError, match=words) as caught:
+        Engine(tiny(kind, **config))
+    assert "expected" in str(caught.value)
+
+
+def test_layers_that_cannot_roll_back_are_refused():
+    model = build_model("llama")
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(EngineError, match=r"layers of type \['linear_attention'\]"):
+        Engine(model)
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
+def test_attention_without_explicit_masks_is_refused(attention):
+    model = build_model("llama")
+    model.config._attn_implementation = attention
+    with pytest.raises(EngineError, match=f"'{attention}'.*attn_implementation='sdpa'"):
+        Engine(model)
+
+
+def test_encoder_decoder_models_are_refused():
+    model = build_model("llama")
+    model.config.is_encoder_decoder = True
+    with pytest.raises(EngineError, match="an encoder-decoder model"):
+        Engine(model)
+
+
+def test_the_longest_context():
+    assert longest_context(LlamaConfig(max_position_embeddings=77)) == 77
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 32, "rope_theta": 1e4}
+    rope |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 4.0}
+    assert longest_context(LlamaConfig(max_position_embeddings=128, rope_parameters=rope)) == 32
+
+
+def test_a_rotary_embedding_that_depends_on_the_longest_row(make_engine):
+    """With dynamic scaling a draft behind the trained length would change every token's law."""
+    torch.manual_seed(7)
+    config = LlamaConfig(**{**cached_model("llama").config.to_dict(), "max_position_embeddings": 32})
+    config.rope_parameters = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    model = LlamaForCausalLM(config).eval()
+    expected = [greedy(model, prompt, 32 - len(prompt), eos_token_id=None) for prompt in ([5, 9] * 12, [7])]
+    engine = make_engine(model, num_speculative_tokens=9)
+    outputs = engine.generate(requests_of([[5, 9] * 12, [7]], max_tokens=100, ignore_eos=True))
+    assert_greedy_equal(model, [[5, 9] * 12, [7]], expected, [output.token_ids for output in outputs])
+
+
+# -- the cache -----------------------------------------------------------------------------------------------
+
+
+def poison(engine: Engine) -> None:
+    """Overwrite what no token may see: everything beyond each row's computed length, and all rows without tenant.
+
+    The values are huge, so that the smallest weight on them shows.  They are finite, because 0 times NaN is NaN in
+    every dense attention.
+    """
+    computed = {state.row: state.computed for state in engine._running}
+    for stored in engine._runner._cache._stored():
+        for row in range(stored.shape[0]):
+            stored[row, :, computed.get(row, 0) :] = 1e30
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_left_over_entries_are_never_seen(name, attention, make_engine):
+    """Rejected drafts, padding, and rows that have moved or changed their tenant."""
+    model = cached_model(name, attention)
+    engine = make_engine(model, max_num_seqs=3, prefill_chunk=8)
+    names = [engine.add(request) for request in requests_of(PROMPTS, max_tokens=10, ignore_eos=True)]
+    outputs = {}
+    while engine.has_work:
+        outputs |= {output.request_id: output.token_ids for output in engine.step()}
+        poison(engine)
+        if engine.steps == 4:
+            engine.preempt(names[0])
+    expected = [greedy(model, prompt, 10, eos_token_id=None) for prompt in PROMPTS]
+    assert_greedy_equal(model, PROMPTS, expected, [outputs[name] for name in names])
+
+
+def test_what_overflowed_for_one_request_is_gone_for_the_next(make_engine):
+    model = cached_model("llama")
+    engine = make_engine(model, max_num_seqs=2)
+    engine.generate(requests_of(PROMPTS[:2], max_tokens=10))
+    for stored in engine._runner._cache._stored():
+        stored.fill_(torch.nan)
+    expected = [greedy(model, prompt, 10, eos_token_id=None) for prompt in PROMPTS]
+    outputs = engine.generate(requests_of(PROMPTS, max_tokens=10, ignore_eos=True))
+    assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_ragged_rows_give_the_logits_of_plain_forwards(name, attention):
+    """Rows in any order, each from a position of its own, with padding behind the shorter ones."""
+    model = cached_model(name, attention)
+    texts = [prompt * 3 for prompt in prompts(3, seed=9)]
+    runner = ModelRunner(model)
+    rows, starts = [4, 0, 2], [0, 0, 0]
+    for size in (1, 7, 2 * WINDOW, 3):
+        parts = [text[start : start + size] for text, start in zip(texts, starts, strict=True)]
+        padded = torch.tensor([part + [0] * (size - len(part)) for part in parts])
+        logits = runner.forward(rows, starts, padded)
+        for text, start, part, found in zip(texts, starts, parts, logits, strict=True):
+            with torch.no_grad():
+                plain = model(input_ids=torch.tensor([text[: start + len(part)]])).logits[0, start:]
+            torch.testing.assert_close(found[: len(part)], plain.float(), atol=2e-4, rtol=1e-4)
+        starts = [start + len(part) for start, part in zip(starts, parts, strict=True)]
+
+
+# -- the seams -----------------------------------------------------------------------------------------------
+
+
+def test_all_seams_are_there():
+    result = seams.check(None)
+    assert result.status == "ok", result.summary
+
+
+def test_moved_seams_are_named(monkeypatch):
+    monkeypatch.setattr(cache_utils.Cache, "update", lambda self, states, layer: states)
+    result = seams.check(None)
+    assert result.status == "fail"
+    assert transformers.__version__ in result.summary
+    assert "Cache.update" in result.summary
+    assert seams.SUPPORTED in result.remedy
+
+
+def test_masks_that_are_rebuilt_are_noticed(monkeypatch):
+    """The adapter's own masks must reach the attention untouched."""
+    monkeypatch.setattr(masking_utils, "create_causal_mask", lambda **given: given["attention_mask"].clone())
+    assert "4-d attention masks" in seams.check(None).summary
+
+
+def test_an_engine_does_not_start_when_a_seam_has_moved(monkeypatch):
+    seams.require.cache_clear()
+    monkeypatch.delattr(transformers.PreTrainedModel, "_is_stateful")
+    with pytest.raises(EngineError, match="_is_stateful") as caught:
+        Engine(build_model("llama"))
+    assert transformers.__version__ in str(caught.value)
+    assert seams.SUPPORTED in str(caught.value)

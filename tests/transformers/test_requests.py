@@ -1,0 +1,142 @@
+"""What a request may ask for, and how it is told that it may not.  The engine serves on after every mistake."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from specplug.errors import RequestError
+from specplug_transformers import GenerateRequest, SamplingParams
+from tests.transformers.conftest import greedy
+from tests.transformers.test_stopping import byte_tokenizer, spell
+from tests.transformers.toys import CONTEXT, VOCAB, Oracle
+
+PROMPT = [5, 9, 33]
+
+
+def request(prompt=PROMPT, request_id="mine", **fields):
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    return GenerateRequest(prompt=prompt, params=params, specplug=fields or None, request_id=request_id)
+
+
+@pytest.mark.parametrize("fields", [{"enabled": False}, {"num_speculative_tokens": 0}])
+def test_a_request_can_refuse_drafts(make_engine, llama, fields):
+    engine = make_engine()
+    mine, other = engine.generate([request(**fields), request([7], "other")])
+    assert (mine.verified, mine.steps) == (0, 24)
+    assert other.verified > 0
+    assert list(mine.token_ids) == greedy(llama, PROMPT, 24, eos_token_id=None)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 100])
+def test_a_request_can_lower_the_width(make_engine, llama, width):
+    answer = greedy(llama, PROMPT, 24, eos_token_id=None)
+    Oracle.answers = {"mine": answer, "other": greedy(llama, [7], 24, eos_token_id=None)}
+    engine = make_engine(proposer="oracle", num_speculative_tokens=4)
+    mine, other = engine.generate([request(num_speculative_tokens=width), request([7], "other")])
+    assert list(mine.token_ids) == answer
+    assert mine.steps == math.ceil(24 / (min(width, 4) + 1))
+    assert other.steps == math.ceil(24 / 5)
+
+
+def test_a_request_can_name_another_proposer(make_engine, llama):
+    Oracle.answers = {name: greedy(llama, PROMPT, 24, eos_token_id=None) for name in ("mine", "other")}
+    engine = make_engine(proposer="garbage", extra_proposers=["oracle"])
+    mine, other = engine.generate([request(proposer="oracle"), request(request_id="other")])
+    assert mine.token_ids == other.token_ids
+    assert mine.steps < other.steps
+    assert engine.metrics.snapshot().by_source["oracle"].accepted > 0
+
+
+@pytest.mark.parametrize("kind", ["token_ids", "text", "prediction"])
+def test_references_are_drafted_from(make_engine, llama, kind):
+    """A reference that holds the answer is worth as much as an oracle."""
+    answer = greedy(llama, PROMPT, 24, eos_token_id=None)
+    text = byte_tokenizer().decode(answer)
+    answer = spell(text)  # ids that survive text and back
+    fields = {
+        "token_ids": {"references": [{"token_ids": PROMPT + answer}]},
+        "text": {"references": [byte_tokenizer().decode(PROMPT) + text]},
+        "prediction": {"prediction": {"type": "content", "content": byte_tokenizer().decode(PROMPT) + text}},
+    }[kind]
+    engine = make_engine(tokenizer=byte_tokenizer(), proposer="ngram")
+    [without] = engine.generate([request()])
+    [with_it] = engine.generate([request(**fields)])
+    assert with_it.token_ids == without.token_ids
+    assert with_it.accepted > without.accepted
+    assert with_it.steps < without.steps
+    assert engine.metrics.snapshot().by_source["ngram/reference"].accepted > 0
+
+
+MISTAKES = {
+    "unknown field": ({"specplug": {"num_spec_tokens": 3}}, "num_speculative_tokens"),
+    "width of another type": ({"specplug": {"num_speculative_tokens": "3"}}, "num_speculative_tokens"),
+    "negative width": ({"specplug": {"num_speculative_tokens": -1}}, "num_speculative_tokens"),
+    "unknown proposer": ({"specplug": {"proposer": "orcale"}}, "Did you mean 'oracle'"),
+    "proposer that is not loaded": ({"specplug": {"proposer": "raising"}}, "extra_proposers"),
+    "large reference": ({"specplug": {"references": [{"token_ids": [5] * 51}]}}, "at most 50 tokens"),
+    "foreign id in a reference": ({"specplug": {"references": [{"token_ids": [VOCAB]}]}}, f"0 to {VOCAB - 1}"),
+    "text reference without a tokenizer": ({"specplug": {"references": ["text"]}}, "tokenizer"),
+    "empty prompt": ({"prompt": []}, "at least one token"),
+    "long prompt": ({"prompt": [5] * CONTEXT}, f"fewer than {CONTEXT}"),
+    "foreign id in the prompt": ({"prompt": [5, VOCAB]}, f"0 to {VOCAB - 1}"),
+    "negative id in the prompt": ({"prompt": [-1]}, f"0 to {VOCAB - 1}"),
+    "fractions in the prompt": ({"prompt": [5.5]}, "text or token ids"),
+    "no prompt": ({"prompt": None}, "text or token ids"),
+    "text without a tokenizer": ({"prompt": "text"}, "tokenizer"),
+    "stop string without a tokenizer": ({"params": {"stop": ["x"]}}, "tokenizer"),
+    "bias of a foreign id": ({"params": {"logit_bias": {VOCAB: 1.0}}}, "logit_bias"),
+    "foreign bad word": ({"params": {"bad_words": [[5, VOCAB]]}}, "bad_words"),
+    "foreign stop id": ({"params": {"stop_token_ids": [-3]}}, "stop_token_ids"),
+    "id that runs already": ({"request_id": "first"}, "'first'"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_refused_and_the_engine_serves_on(make_engine, llama, mistake):
+    engine = make_engine(extra_proposers=["oracle"], limits={"max_reference_tokens": 50})
+    engine.add(request(request_id="first"))
+    engine.step()
+    asked, words = MISTAKES[mistake]
+    params = SamplingParams(**asked.get("params", {}))
+    wrong = GenerateRequest(**{"prompt": PROMPT, **asked, "params": params})
+    with pytest.raises(RequestError) as caught:
+        engine.add(wrong)
+    assert words in str(caught.value)
+    outputs = list(engine.run())
+    assert {output.request_id for output in outputs} == {"first"}
+    assert list(outputs[-1].token_ids) == greedy(llama, PROMPT, 24, eos_token_id=None)
+
+
+BAD_PARAMS = {
+    "max_tokens": [0, -1, 1.5, "3", None, True],
+    "temperature": [-0.1, math.nan, math.inf, "hot", None],
+    "top_k": [-1, 0.5],
+    "top_p": [0, 1.1, math.nan],
+    "min_p": [-0.1, 1.1],
+    "seed": [0.5, "x"],
+    "repetition_penalty": [0, -1, math.inf],
+    "presence_penalty": [math.nan, math.inf],
+    "frequency_penalty": ["2"],
+    "logit_bias": [[5], {5: math.nan}, {5: math.inf}, {5: "x"}],
+    "bad_words": [[[]], [5], 5],
+    "min_tokens": [-1, 129],
+    "allowed_tokens": [[5]],
+    "stop": ["text", [""], [5], 5],
+    "stop_token_ids": [5, ["x"]],
+}
+
+
+@pytest.mark.parametrize("name", BAD_PARAMS)
+def test_bad_sampling_parameters(name):
+    for value in BAD_PARAMS[name]:
+        with pytest.raises(RequestError, match=f"bad sampling parameter '{name}'; found .*; expected"):
+            SamplingParams(**{name: value})
+
+
+def test_an_id_is_free_again_when_its_request_has_ended(make_engine):
+    engine = make_engine()
+    engine.generate([request()])
+    [output] = engine.generate([request()])
+    assert output.request_id == "mine"

@@ -1,0 +1,181 @@
+"""How requests end, and the text that is handed out until then."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from specplug_transformers import GenerateRequest, SamplingParams
+from specplug_transformers.text_stream import TextStream
+from tests.transformers.conftest import greedy, requests_of
+from tests.transformers.toys import CONTEXT, EOS, VOCAB, Oracle, Recorder, prompts
+
+SPECIAL = ["<bos>", "</s>", "<pad>"]
+TEXT = "Grüße, 東京! naïve ½ 🙂 end. "
+PROMPT = [5, 9, 33]
+
+
+@functools.cache
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte that occurs in `TEXT`, so that most characters are several tokens; ids from 3 on."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    used = sorted({letter for piece, _ in _pieces(TEXT) for letter in piece})
+    used += [letter for letter in letters if letter not in used]
+    vocab = {name: index for index, name in enumerate([*SPECIAL, *used[: VOCAB - len(SPECIAL)]])}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="</s>", pad_token="<pad>")
+
+
+def _pieces(text):
+    return pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
+
+
+def spell(text: str) -> list[int]:
+    return byte_tokenizer()(text)["input_ids"]
+
+
+@pytest.fixture
+def say(make_engine):
+    """Let the model say a text, all of it drafted: return the outputs of every step."""
+
+    def run(text: str, *, width: int = 8, behind: list[int] | None = None, **params: object):
+        answer = spell(text) + (behind or [])
+        engine = make_engine(tokenizer=byte_tokenizer(), proposer="oracle", num_speculative_tokens=width)
+        Oracle.answers = {"mine": answer}
+        params = {"max_tokens": len(answer), "allowed_tokens": _only(answer), "ignore_eos": True, **params}
+        engine.add(GenerateRequest(prompt=PROMPT, params=SamplingParams(**params), request_id="mine"))
+        return list(engine.run())
+
+    return run
+
+
+def _only(answer: list[int]):
+    """A grammar that allows one text."""
+    return lambda _batch, ids: [answer[len(ids) - len(PROMPT)] if len(ids) - len(PROMPT) < len(answer) else EOS]
+
+
+@pytest.mark.parametrize("width", [0, 1, 2, 8])
+def test_streamed_text_adds_up(say, width):
+    """Characters cut across tokens and steps are held back until they are whole."""
+    outputs = say(TEXT * 2, width=width)
+    assert "".join(output.new_text for output in outputs) == outputs[-1].text == TEXT * 2
+    assert sum((output.new_token_ids for output in outputs), ()) == outputs[-1].token_ids
+    assert not any("\ufffd" in output.new_text for output in outputs)
+
+
+def test_half_a_character_at_the_end_is_shown_as_such(say):
+    outputs = say(TEXT, max_tokens=len(spell("Gr")) + 1)
+    assert outputs[-1].text == "Gr\ufffd"
+    assert outputs[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("width", [0, 1, 3, 8])
+@pytest.mark.parametrize("stop", ["naïve", "京!", "½", "G", " end. "])
+def test_text_is_cut_before_a_stop_string(say, stop, width):
+    """The stop string begins and ends anywhere in an accepted block, also inside a character's bytes."""
+    outputs = say(TEXT, width=width, stop=["never", stop])
+    last = outputs[-1]
+    assert last.text == "".join(output.new_text for output in outputs) == TEXT[: TEXT.index(stop)]
+    assert last.finish_reason == "stop"
+    assert list(last.token_ids) == spell(TEXT[: TEXT.index(stop)] + stop)
+
+
+def test_the_earliest_stop_string_cuts(say):
+    assert say("abc end. xyz"[4:] + TEXT, stop=[". ", "end"])[-1].text == ""
+
+
+def test_the_beginning_of_a_stop_string_is_held_back_and_handed_out(say):
+    outputs = say("naïv end. ", stop=["naïve"], width=0)
+    texts = [output.new_text for output in outputs]
+    assert texts[0] == "", "an n may begin the stop string"
+    assert "".join(texts) == "naïv end. "
+
+
+def test_a_stop_string_that_never_completes_belongs_to_the_text(say):
+    outputs = say("end. naï", stop=["naïve"])
+    assert outputs[-1].text == "end. naï"
+    assert outputs[-1].finish_reason == "length"
+
+
+def test_end_of_sequence_ends_text_and_request(say):
+    outputs = say("end. ", behind=[EOS, *spell("never")], ignore_eos=False)
+    assert outputs[-1].text == "end. "
+    assert outputs[-1].token_ids == (*spell("end. "), EOS)
+    assert outputs[-1].finish_reason == "stop"
+
+
+def test_end_of_sequence_can_be_ignored(say):
+    outputs = say("end. ", behind=[EOS, *spell("more")[:2]])
+    assert outputs[-1].text == "end. " + byte_tokenizer().decode(spell("more")[:2])
+    assert outputs[-1].finish_reason == "length"
+
+
+def test_ids_that_stop(say):
+    token = spell("!")[0]
+    outputs = say(TEXT, stop_token_ids=[token])
+    assert outputs[-1].text == TEXT[: TEXT.index("!")]
+    assert outputs[-1].token_ids[-1] == token
+    assert outputs[-1].finish_reason == "stop"
+
+
+def test_ids_that_stop_wait_for_min_tokens(make_engine, llama):
+    [plain] = make_engine().generate(requests_of([PROMPT], max_tokens=8, ignore_eos=True))
+    first = plain.token_ids[0]
+    params = {"stop_token_ids": [first], "ignore_eos": True, "max_tokens": 8}
+    [stopped] = make_engine().generate(requests_of([PROMPT], **params))
+    [later] = make_engine().generate(requests_of([PROMPT], min_tokens=3, **params))
+    assert stopped.token_ids == (first,)
+    assert first not in later.token_ids[:3]
+    assert len(later.token_ids) >= 3
+
+
+@pytest.mark.parametrize("width", [0, 4])
+def test_greedy_ends_where_generate_ends(make_engine, llama, width):
+    """Twelve random prompts, some of which end by the end of sequence."""
+    texts = prompts(12, seed=3)
+    expected = [greedy(llama, prompt, 24) for prompt in texts]
+    assert len({answer[-1] == EOS for answer in expected}) == 2, "some must end early and some not"
+    engine = make_engine(proposer="oracle", num_speculative_tokens=width)
+    Oracle.answers = {f"request-{index}": [*answer, 7, 7] for index, answer in enumerate(expected)}
+    outputs = engine.generate(requests_of(texts, max_tokens=24))
+    assert [list(output.token_ids) for output in outputs] == expected
+    for output in outputs:
+        assert output.finish_reason == ("stop" if output.token_ids[-1] == EOS else "length")
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 6])
+def test_max_tokens_is_exact(make_engine, llama, max_tokens):
+    [output] = make_engine(num_speculative_tokens=8).generate(requests_of([PROMPT], max_tokens=max_tokens))
+    assert list(output.token_ids) == greedy(llama, PROMPT, max_tokens)
+    assert output.finish_reason == "length"
+
+
+def test_the_context_is_a_limit(make_engine):
+    prompt = [5, 9, 33, 40] * 46
+    [output] = make_engine().generate(requests_of([prompt], max_tokens=500, ignore_eos=True))
+    assert len(output.token_ids) == CONTEXT - len(prompt)
+    assert output.finish_reason == "length"
+
+
+def test_tokens_behind_a_stop_are_counted_and_dropped(make_engine):
+    """The stop is in the middle of an accepted block: what lies behind it was emitted by the target, for nobody."""
+    answer = [10, 11, 12, 13, 14, 15, 16, 17]
+    engine = make_engine(proposer="oracle", extra_proposers=["recorder"], num_speculative_tokens=6)
+    Oracle.answers = {"mine": answer}
+    params = SamplingParams(max_tokens=8, allowed_tokens=_only(answer), stop_token_ids=[12], ignore_eos=True)
+    [output] = engine.generate([GenerateRequest(prompt=PROMPT, params=params, request_id="mine")])
+    assert output.token_ids == (10, 11, 12)
+    assert engine.metrics.snapshot().total.after_stop == 4
+    assert Recorder.newest.after_stop == 4
+
+
+def test_skipped_tokens_do_not_stall_the_stream():
+    """Special tokens have no text; what follows them is handed out."""
+    stream = TextStream(byte_tokenizer())
+    ids = [0, *spell("end"), EOS, 0, *spell(". ")]
+    assert "".join(stream.push(token)[0] for token in ids) + stream.finish() == "end. "

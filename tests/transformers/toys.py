@@ -1,0 +1,249 @@
+"""Tiny random models, and proposers that behave well or badly on purpose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+import specplug.builtin
+import specplug_fixed.plugin
+import specplug_ngram.plugin
+from specplug.hooks import hookimpl
+from specplug.host import HostProposer
+from specplug.interfaces import PluginContext, Proposer
+from specplug.registry import Owner, Registry
+from specplug.specs import PolicySpec, ProposerSpec, VerifierSpec
+from specplug.testing.mutants import LOSSY_MUTANTS
+from specplug.types.batch import BatchView
+from specplug.types.caps import Distribution, ProposerCaps
+from specplug.types.draft import Draft
+from specplug.types.plan import HostStats, StepPlan
+from specplug.types.request import Event
+
+VOCAB = 96
+EOS = 1
+WINDOW = 16
+CONTEXT = 192
+
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3,  # large enough for texts that vary, small enough for texts that repeat themselves
+    "bos_token_id": 0,
+    "eos_token_id": EOS,
+    "pad_token_id": 2,
+}
+_MIXED = ["sliding_attention", "full_attention"]
+
+BUILDERS: dict[str, Callable[[], torch.nn.Module]] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SHAPE)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=CONTEXT,
+            initializer_range=0.3,
+            bos_token_id=0,
+            eos_token_id=EOS,
+            pad_token_id=2,
+        )
+    ),
+    "sliding mistral": lambda: MistralForCausalLM(MistralConfig(**_SHAPE, sliding_window=WINDOW)),
+    "mixed qwen2": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**_SHAPE, use_sliding_window=True, sliding_window=WINDOW, layer_types=_MIXED)
+    ),
+    "mixed gemma2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**_SHAPE, head_dim=8, sliding_window=WINDOW, layer_types=_MIXED, tie_word_embeddings=False)
+    ),
+}
+
+
+def build_model(name: str, attention: str = "sdpa") -> torch.nn.Module:
+    """Return a float32 model with the same weights every time."""
+    torch.manual_seed(7)
+    model = BUILDERS[name]().eval()
+    model.set_attn_implementation(attention)
+    model.generation_config.eos_token_id = EOS
+    model.generation_config.pad_token_id = 2
+    return model
+
+
+def prompts(count: int, *, seed: int = 0, longest: int = 40) -> list[list[int]]:
+    """Return prompts of different lengths that repeat parts of themselves."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for index in range(count):
+        part = torch.randint(3, VOCAB, (4 + index % 5,), generator=generator).tolist()
+        made.append((part * 20)[: 1 + (index * 11 + 6) % longest])
+    return made
+
+
+class Garbage(Proposer):
+    """Drafts random ids, as many as it may."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._vocab, self._stream = context.vocab_size, torch.Generator().manual_seed(5)
+
+    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+        ids = torch.randint(self._vocab, tuple(draft.token_ids.shape), generator=self._stream)
+        draft.token_ids.copy_(ids)
+        draft.lengths.fill_(draft.width)
+        draft.confidence.fill_(0.9)
+        draft.source.zero_()
+        draft.shorten(limits)
+
+
+class Oracle(HostProposer):
+    """Drafts what `answers` says comes behind the prompt, by request id."""
+
+    answers: ClassVar[dict[str, list[int]]] = {}
+
+    def draft(self, tokens, limit, request):
+        known = self.answers.get(request.request_id, [])
+        done = len(tokens) - request.prompt_length
+        return [int(token) for token in known[done : done + limit]]
+
+
+class Raising(HostProposer):
+    def draft(self, tokens, limit, request):
+        raise RuntimeError("no draft today")
+
+
+class Hanging(HostProposer):
+    def draft(self, tokens, limit, request):
+        time.sleep(0.3)
+        return [5] * limit
+
+
+class Impossible(HostProposer):
+    """Drafts ids outside the vocabulary."""
+
+    def draft(self, tokens, limit, request):
+        return [VOCAB + 3] * limit
+
+
+class RowWriter(Proposer):
+    """Writes its draft row by row with `Draft.set_row`, on its own thread."""
+
+    def __init__(self, context: PluginContext) -> None: ...
+
+    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+        for row, limit in enumerate(limits.tolist()):
+            draft.set_row(row, [7] * limit, 0.5)
+
+
+class Recorder(Garbage):
+    """Notes everything that it is told."""
+
+    newest: ClassVar[Recorder]
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__(context)
+        self.events: list[Event] = []
+        self.ingested: list[dict[str, int]] = []
+        self.resets: list[tuple[int, ...]] = []
+        self.grammars: list[list[bool]] = []
+        self.after_stop = 0
+        Recorder.newest = self
+
+    def ingest(self, batch: BatchView) -> None:
+        self.ingested.append(dict(zip(batch.request_ids or (), batch.num_new.tolist(), strict=True)))
+        self.resets.append(batch.reset_slots)
+        self.grammars.append(batch.grammar.tolist())
+
+    def observe(self, batch, draft, verdict) -> None:
+        self.after_stop += int(verdict.after_stop.sum())
+
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+
+
+class Listening:
+    """A planner that keeps what it was told, and plans the full width."""
+
+    heard: ClassVar[list[HostStats]] = []
+
+    def __init__(self, context: PluginContext) -> None:
+        self._width = context.caps.max_width
+        Listening.heard = []
+
+    def plan(self, stats: HostStats) -> StepPlan:
+        Listening.heard.append(stats)
+        return StepPlan(self._width)
+
+
+_HOST = ProposerCaps(needs_host=True)
+_TOYS = {
+    "garbage": (Garbage, ProposerCaps()),
+    "oracle": (Oracle, _HOST),
+    "raising": (Raising, _HOST),
+    "hanging": (Hanging, _HOST),
+    "impossible": (Impossible, _HOST),
+    "row writer": (RowWriter, _HOST),
+    "recorder": (Recorder, ProposerCaps(learns=True)),
+}
+
+
+class ToyPlugin:
+    """Registers the toys, and the planted wrong verifiers by name."""
+
+    def __init__(self, more: Sequence[ProposerSpec] = ()) -> None:
+        self._more = more
+
+    @hookimpl
+    def specplug_register_proposers(self, register: Callable[[ProposerSpec], None]) -> None:
+        for name, (factory, caps) in _TOYS.items():
+            register(ProposerSpec(name=name, factory=factory, summary="a toy", caps=caps))
+        for spec in self._more:
+            register(spec)
+
+    @hookimpl
+    def specplug_register_policies(self, register: Callable[[PolicySpec], None]) -> None:
+        register(PolicySpec(name="listening", factory=Listening, summary="a toy"))
+
+    @hookimpl
+    def specplug_register_verifiers(self, register: Callable[[VerifierSpec], None]) -> None:
+        for name, mutant in LOSSY_MUTANTS.items():
+            register(VerifierSpec(name=name, factory=mutant, summary="wrong on purpose", lossless=False))
+
+
+def make_registry(more: Sequence[ProposerSpec] = ()) -> Registry:
+    """Return a registry of the built-ins and the toys."""
+    registry = Registry()
+    plugins = {
+        "core": specplug.builtin,
+        "fixed": specplug_fixed.plugin,
+        "ngram": specplug_ngram.plugin,
+        "toys": ToyPlugin(more),
+    }
+    for name, module in plugins.items():
+        registry.add(module, Owner(name, "tests", "0"))
+    assert not registry.load_errors
+    return registry
+
+
+__all__ = ["BUILDERS", "CONTEXT", "EOS", "VOCAB", "WINDOW", "Distribution", "build_model", "make_registry", "prompts"]
