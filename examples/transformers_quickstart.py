@@ -1,6 +1,6 @@
 """The embedded engine in one page: load a model, serve two requests, look at what speculation did.
 
-    python examples/transformers_quickstart.py [MODEL]
+python examples/transformers_quickstart.py [MODEL]
 """
 
 import sys
@@ -15,16 +15,26 @@ tokenizer = AutoTokenizer.from_pretrained(name)
 model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
 engine = Engine(model, tokenizer, settings={"proposer": "ngram", "num_speculative_tokens": 8})
 
-code = "def area(width, height):\n    return width * height"
-rename = f"<|edit|>Rename `width` to `breadth`: use breadth instead of width.<|document|>{code}<|answer|>"
+code = """def read(path, mode):
+    with open(path, mode) as file:
+        text = file.read()
+    return text.splitlines()"""
+change = """def read(path, mode):
+    with open(path, flags) as file:
+        text = file.read()"""
+edit = f"<|document|>{code}<|edit|>{change}<|answer|>"
+passage = "Return the whole text of a file, decoded as UTF-8."
+documents = f"<|document|>read: {passage}<|document|>write: Put a text into a file."
+quote = f"{documents}<|quote|>Return the whole<|answer|>"
 answers = engine.generate(
     [
-        GenerateRequest(prompt=rename, params=SamplingParams(max_tokens=60)),
-        # A reference is text that the answer may copy from, without being part of the prompt.
+        GenerateRequest(prompt=edit, params=SamplingParams(max_tokens=80)),
+        # Per-request fields: a cap on the draft length, and a reference, which is text that the answer may copy from
+        # although it is not part of the prompt.
         GenerateRequest(
-            prompt="<|code|>def area(width, height):\n",
-            params=SamplingParams(max_tokens=20),
-            specplug={"references": [code], "num_speculative_tokens": 4},
+            prompt=quote,
+            params=SamplingParams(max_tokens=30),
+            specplug={"num_speculative_tokens": 4, "references": ["Return the whole text of a file."]},
         ),
     ]
 )

@@ -1,9 +1,9 @@
 """The embedded engine: any Hugging Face causal language model, with the full specplug pipeline, anywhere torch runs.
 
-    from specplug_transformers import Engine, GenerateRequest, SamplingParams
+from specplug_transformers import Engine, GenerateRequest, SamplingParams
 
-    engine = Engine(model, tokenizer, settings={"proposer": "ngram", "num_speculative_tokens": 8})
-    [output] = engine.generate([GenerateRequest(prompt="...", params=SamplingParams(max_tokens=64))])
+engine = Engine(model, tokenizer, settings={"proposer": "ngram", "num_speculative_tokens": 8})
+[output] = engine.generate([GenerateRequest(prompt="...", params=SamplingParams(max_tokens=64))])
 """
 
 from __future__ import annotations

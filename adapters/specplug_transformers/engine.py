@@ -25,6 +25,7 @@ from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, Requ
 from specplug_transformers import seams
 from specplug_transformers.decode import Decoder
 from specplug_transformers.intake import GenerateRequest, Intake, RequestOutput
+from specplug_transformers.probe import probe
 from specplug_transformers.runner import ModelRunner
 from specplug_transformers.state import RequestState
 from specplug_transformers.table import TokenTable
@@ -66,6 +67,7 @@ class Engine:
         gamma = settings.num_speculative_tokens
         self.caps = EngineCaps(max_width=gamma, ragged=Ragged.PADDED, draft_input=DraftInput.PROBS)
         self._runner = ModelRunner(model)
+        probe(self._runner)
         self.max_length = min(self._runner.max_length, max_length or self._runner.max_length)
         context = PluginContext(
             caps=self.caps,

@@ -43,11 +43,11 @@ texts of up to 1,024 tokens, greedy by default. An ordinary `LlamaForCausalLM`: 
 
 The source code and docstrings of CPython's standard library (licence PSF-2.0), and tasks made from
 them by `specplug.demo.tasks`: apply a snippet in which a name is exchanged, quote a passage, fill in a
-JSON form, continue code. One file in ten is held out by the hash of its name (`specplug.demo.sources`) and was
-never trained on; its figures are below. Text repeated between files (licence headers, common idioms)
-may occur on both sides. `examples/models/` reproduces the model.
+JSON form, continue code. One file in ten is held out by the hash of its name (`specplug.demo.sources`)
+and was never trained on; the figures below are from those files. Text repeated between files (licence
+headers, common idioms) may occur on both sides. The scripts are in `examples/models/`.
 
-{tokens:.1f} M tokens (padding included) in {steps:,} steps, {minutes:.0f} minutes on one core of a two-core CPU.{history}
+{tokens:.1f} M tokens (padding included) in {steps:,} steps, {minutes:.1f} minutes on one of two CPU cores.{history}
 
 ## What it does
 

@@ -3,8 +3,8 @@
 A small transformer learns to copy by forming *induction heads* (Olsson et al., "In-context
 Learning and Induction Heads", 2022): heads of one layer note at every token which tokens came just
 before it; heads of the next look for the place where the same tokens came before, and copy what
-followed there.  On two CPU cores most of an hour can pass before they appear.  All that this
-module does is to start the first two layers near that solution, with ordinary Llama weights;
+followed there.  With few tokens to train on, waiting for them costs most of the budget.  All that
+this module does is to start the first two layers near that solution, with ordinary Llama weights;
 training then moves every one of them.  (The idea of starting attention near a useful structure:
 Trockman and Kolter, "Mimetic Initialization of Self-Attention Layers", 2023.)
 """

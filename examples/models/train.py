@@ -116,6 +116,8 @@ def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fold
 
 def _amend(file: Path, **entries: object) -> None:
     values = {**json.loads(file.read_text()), **entries}
+    for key in ("is_local", "local_files_only"):  # they say how this run loaded the tokenizer
+        values.pop(key, None)
     file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
 
 

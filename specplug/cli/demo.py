@@ -35,9 +35,9 @@ def demo(
 ) -> None:
     """Show speculation at work, offline: the shipped model answers tasks made from real files on this machine.
 
-    It rewrites code with a rename, quotes from documents, fills JSON templates and continues code, from Python files
-    that it was never trained on.  Each task is served without and with speculation; the outputs must be identical.
-    Ends with exit code 1 if any differ.
+    It rewrites code with a small edit, quotes from documents, fills JSON templates and continues code, from Python
+    files that it was never trained on.  Each task is served without and with speculation; the outputs must be
+    identical.  Ends with exit code 1 if any differ.
 
     Example: `specplug demo --tasks 20 --plot demo.png`
     """

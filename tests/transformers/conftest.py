@@ -1,4 +1,4 @@
-"""Fixtures of the embedded engine's tests.  Models are built once per session."""
+"""Fixtures of the embedded engine's tests.  Models are built once."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def greedy(model: Any, prompt: Sequence[int], max_tokens: int, **options: Any) -
 
 
 def assert_greedy_equal(model: Any, prompts: Sequence[Sequence[int]], expected: Any, actual: Any) -> None:
-    """Judge by the shared helper, near ties by a plain forward."""
+    """Judge by `judge_greedy`, near ties by a plain forward."""
 
     def forward(context: Sequence[int]) -> torch.Tensor:
         with torch.no_grad():

@@ -69,6 +69,14 @@ def test_preempted_requests_resume_by_themselves(make_engine, llama, chunk):
     assert kinds[-1] is FINISHED
 
 
+def test_who_comes_later_decodes_at_once(make_engine):
+    engine = make_engine()
+    engine.add(request("a"))
+    engine.step()
+    engine.add(request("b", [7]))
+    assert [output.request_id for output in engine.step() if output.new_token_ids] == ["a", "b"]
+
+
 def test_events_come_in_order_with_their_place(make_engine):
     engine = make_engine(proposer="recorder", max_num_seqs=2)
     for name, length in (("a", 2), ("b", 30), ("c", 30)):
@@ -116,6 +124,8 @@ def test_every_token_is_ingested_once_per_generation(make_engine):
             engine.set_ceiling(None)
     ingested = [batch["a"] for batch in Recorder.newest.ingested]
     assert ingested == [len(PROMPTS[1]), *news[:-1]], "the prompt, then what each step before had emitted"
+    text = [*PROMPTS[1], *output.token_ids]
+    assert Recorder.newest.texts["a"] == text[: len(text) - news[-1]]
 
 
 def test_the_ceiling_changes_while_serving(make_engine, llama):

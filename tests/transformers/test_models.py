@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import LlamaConfig, LlamaForCausalLM, cache_utils, masking_utils
+from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM, cache_utils, masking_utils
 
 from specplug.errors import EngineError
 from specplug_transformers import Engine, seams
@@ -39,6 +39,29 @@ def test_models_that_cannot_be_served_are_refused(kind, config, words):
     with pytest.raises(EngineError, match=words) as caught:
         Engine(tiny(kind, **config))
     assert "expected" in str(caught.value)
+
+
+def test_models_that_look_ahead_are_found_out():
+    """Nothing in a BERT's declarations says that without `is_decoder` it attends to later tokens."""
+    torch.manual_seed(3)
+    shape = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = BertConfig(**shape, intermediate_size=16, initializer_range=0.5)
+    with pytest.raises(EngineError, match=r"resemble those of a plain forward by -?0\.\d+ only"):
+        Engine(BertLMHeadModel(config))
+
+
+def test_models_that_count_positions_differently_are_found_out(monkeypatch):
+    model = build_model("gpt2")
+    forward = type(model.transformer).forward
+
+    def shifted(self: Any, input_ids: Any = None, position_ids: Any = None, **more: Any) -> Any:
+        if position_ids is None:
+            position_ids = 2 + torch.arange(input_ids.shape[1])[None]
+        return forward(self, input_ids, position_ids=position_ids, **more)
+
+    monkeypatch.setattr(type(model.transformer), "forward", shifted)
+    with pytest.raises(EngineError, match="positions that count from 0"):
+        Engine(model)
 
 
 def test_layers_that_cannot_roll_back_are_refused():

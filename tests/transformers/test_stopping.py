@@ -170,7 +170,8 @@ def test_tokens_behind_a_stop_are_counted_and_dropped(make_engine):
     params = SamplingParams(max_tokens=8, allowed_tokens=_only(answer), stop_token_ids=[12], ignore_eos=True)
     [output] = engine.generate([GenerateRequest(prompt=PROMPT, params=params, request_id="mine")])
     assert output.token_ids == (10, 11, 12)
-    assert engine.metrics.snapshot().total.after_stop == 4
+    total = engine.metrics.snapshot().total
+    assert (total.proposed, total.accepted, total.emitted, total.after_stop) == (6, 6, 7, 4)
     assert Recorder.newest.after_stop == 4
 
 

@@ -167,6 +167,7 @@ class Recorder(Garbage):
         self.ingested: list[dict[str, int]] = []
         self.resets: list[tuple[int, ...]] = []
         self.grammars: list[list[bool]] = []
+        self.texts: dict[str, list[int]] = {}
         self.after_stop = 0
         Recorder.newest = self
 
@@ -174,6 +175,8 @@ class Recorder(Garbage):
         self.ingested.append(dict(zip(batch.request_ids or (), batch.num_new.tolist(), strict=True)))
         self.resets.append(batch.reset_slots)
         self.grammars.append(batch.grammar.tolist())
+        for name, row, length in zip(batch.request_ids or (), batch.rows, batch.lengths, strict=True):
+            self.texts[name] = batch.tokens[row, :length].tolist()
 
     def observe(self, batch, draft, verdict) -> None:
         self.after_stop += int(verdict.after_stop.sum())

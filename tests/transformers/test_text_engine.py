@@ -1,0 +1,74 @@
+"""The engine as the command line drives it: a folder in, text out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specplug.engines import TextRequest
+from specplug.errors import EngineError, RequestError
+from specplug.settings.sources import load_settings
+from specplug_transformers import TransformersEngine
+from tests.transformers.conftest import cached_model, greedy
+from tests.transformers.test_stopping import byte_tokenizer, spell
+
+PROMPTS = ["end. ", "東京 naïve"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "toy"
+    cached_model("llama").save_pretrained(path)
+    byte_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def engine(folder: Path):
+    engine = TransformersEngine(str(folder), load_settings({}, env={}).settings, device="cpu", max_num_seqs=2)
+    yield engine
+    engine.close()
+
+
+def requests() -> list[TextRequest]:
+    return [TextRequest(prompt=prompt, max_tokens=16) for prompt in PROMPTS]
+
+
+def test_serves_texts_together(engine):
+    answers = dict.fromkeys(range(len(PROMPTS)), "")
+    ends = {}
+    for update in engine.stream(requests()):
+        answers[update.index] += update.text
+        ends[update.index] = update.finish_reason
+    expected = [greedy(cached_model("llama"), spell(prompt), 16) for prompt in PROMPTS]
+    texts = [byte_tokenizer().decode(answer, skip_special_tokens=True) for answer in expected]
+    assert answers == dict(enumerate(texts))
+    assert set(ends.values()) <= {"length", "stop"}
+    assert engine.metrics.snapshot().total.emitted == sum(map(len, expected))
+
+
+def test_whoever_stops_listening_leaves_nothing_behind(engine):
+    stream = engine.stream(requests())
+    next(stream)
+    stream.close()
+    assert not engine.engine.has_work
+    assert {update.index for update in engine.stream(requests()[:1])} == {0}
+
+
+def test_a_wrong_request_leaves_nothing_behind(engine):
+    with pytest.raises(RequestError, match="empty prompt"):
+        list(engine.stream([*requests(), TextRequest(prompt="")]))
+    assert not engine.engine.has_work
+
+
+def test_describes_itself(engine):
+    assert engine.describe().startswith("toy, 0.0 M parameters, torch.float32, on CPU")
+
+
+def test_what_cannot_be_loaded_is_named(folder, tmp_path):
+    settings = load_settings({}, env={}).settings
+    with pytest.raises(EngineError, match="cannot load model"):
+        TransformersEngine(str(tmp_path), settings, device="cpu")
+    with pytest.raises(EngineError, match=r"unknown dtype; found 'floaty'; expected float32"):
+        TransformersEngine(str(folder), settings, device="cpu", dtype="floaty")
