@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from specplug.types.caps import Distribution, DraftInput, EngineCaps
 from specplug.types.request import Lifecycle
+from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
+from specplug.verify.reference import ReferenceVerifier
 from tests.pipeline_tools import VOCAB, Bench, Recorder, bench_of, drafts, rows
 
 
@@ -132,14 +136,50 @@ class TestFullDistributions:
         assert drafts(draft) == [[5], [5]]
         assert (draft.distribution, draft.draft_probs, draft.draft_logits) == (Distribution.ONE_HOT, None, None)
 
-    def test_the_law_follows_the_trimmed_draft(self):
+    def test_a_trimmed_draft_is_verified_as_one_hot(self):
         sampler = Recorder(law_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
         bench = bench_of(sampler, caps=EngineCaps(4, draft_input=DraftInput.PROBS))
         bench.start("a", [1])
         bench.start("b", [1])
         draft = bench.draft(budget=1)
         assert drafts(draft) == [[5], []]
-        assert draft.draft_probs[0, 0, 5] == 0.25
+        assert (draft.distribution, draft.draft_probs) == (Distribution.ONE_HOT, None)
+
+    def test_trimming_by_the_drawn_token_stays_lossless(self):
+        """Keep a token only if it is token 0, as a confidence that depends on the token does."""
+        q, output = torch.tensor([0.9, 0.1]), torch.zeros(2, dtype=torch.float64)
+        for drawn in (0, 1):
+            bench = bench_of(
+                Recorder(partial(draw, drawn, q), distribution=Distribution.PROBS),
+                caps=EngineCaps(1, draft_input=DraftInput.PROBS),
+            )
+            bench.start("a", [1])
+            bench.start("b", [1])
+            draft = bench.draft(1, budget=1)
+            assert drafts(draft) == ([[0], []] if drawn == 0 else [[], [0]])
+            output += q[drawn] * first_token_law(draft, torch.full((2,), 0.5))
+        assert torch.allclose(output, torch.full((2,), 0.5, dtype=torch.float64))
+
+
+def draw(drawn, q, batch, _limits, draft):
+    """Draft `drawn` for the first row, sure of itself if it is 0, and 0 for the second; state q."""
+    draft.set_row(0, [drawn], 1.0 if drawn == 0 else 0.0)
+    draft.set_row(1, [0], 0.5)
+    draft.draft_probs.zero_()
+    draft.draft_probs[:, 0, :2] = q
+
+
+def first_token_law(draft, p):
+    """The law [V] of the first row's first token when the target's law is `p` [V], integrated over the numbers."""
+    law, grid = torch.zeros(len(p), dtype=torch.float64), (torch.arange(20, dtype=torch.float64) + 0.5) / 20
+    one_row = draft.view(1, draft.width)
+    for accept in grid:
+        for number in grid:
+            numbers = Uniforms(accept.expand(1, draft.width), number.expand(1, draft.width + 1))
+            target = TargetLogits.dense(p.log().expand(1, draft.width + 1, -1))
+            found = ReferenceVerifier().verify(one_row, target, SamplingBatch(torch.ones(1)), numbers)
+            law[found.token_ids[0, 0]] += 1 / 400
+    return law
 
 
 def fork(_batch, limits, draft):
@@ -158,6 +198,18 @@ class TestTrees:
         assert drafts(draft) == [[10, 20, 21]]
         assert draft.parents[0, :3].tolist() == [-1, -1, 1]
         bench.verify({"a": 2})
+
+    def test_a_chain_chosen_from_a_tree_is_verified_as_one_hot(self):
+        def with_law(batch, limits, draft):
+            fork(batch, limits, draft)
+            draft.draft_probs.fill_(1 / VOCAB)
+
+        caps = EngineCaps(4, draft_input=DraftInput.PROBS)
+        bench = bench_of(Recorder(with_law, trees=True, distribution=Distribution.PROBS), caps=caps)
+        bench.start("a", [1])
+        draft = bench.draft()
+        assert drafts(draft) == [[20, 21]]
+        assert (draft.distribution, draft.draft_probs) == (Distribution.ONE_HOT, None)
 
     def test_elsewhere_they_become_their_best_chain(self):
         bench = bench_of(Recorder(fork, trees=True))

@@ -136,7 +136,9 @@ class DraftStage:
             for lane in range(len(self._lanes) if is_real else 0):
                 self._feed(lane, batch, slots, None, None)
             draft = self._buffers.empty(batch, width)
-        return draft if self._caps.trees else draft.as_chain()
+        if self._caps.trees or draft.parents is None:
+            return draft
+        return draft.as_chain().as_one_hot()  # the path was chosen by what its tokens are
 
     @torch.inference_mode()
     def trim(self, batch: BatchView, draft: Draft, token_budget: int | None) -> Draft:
@@ -210,7 +212,10 @@ class DraftStage:
         return guard.step(partial(handle.step, batch, limits, part))
 
     def _cut(self, draft: Draft, token_budget: int, vocab_size: int) -> Draft:
-        """Let the policy trim, contained.  Drafts that it fails to cut are dropped: the budget holds."""
+        """Let the policy trim, contained.  Drafts that it fails to cut are dropped: the budget holds.
+
+        What was cut by token is verified as one-hot: see `Draft.as_one_hot`.
+        """
         budget = torch.full((), token_budget, dtype=torch.int64, device=draft.device)
         cut: list[Draft] = []
 
@@ -221,7 +226,7 @@ class DraftStage:
 
         if self._trimmer_guard.admits_step() and self._trimmer_guard.step(trim):
             sanitize(cut[0], draft.lengths, vocab_size)
-            return cut[0]
+            return cut[0].as_one_hot()  # confidences may tell tokens apart, and so does what is cut
         draft.clear()
         return draft
 

@@ -23,8 +23,7 @@ class Draft:
         token_ids: [B, N] int32, `NO_TOKEN` beyond the row's length.
         lengths: [B] int32, draft tokens (tree: nodes) per row, possibly 0.
         confidence: [B, N] float32, the probability that the target accepts the token given that it accepted those
-            before it (tree: its ancestors).  With a full distribution it may depend on the tokens before, not on the
-            token drawn at its own place: tokens trimmed for what they are no longer follow the stated law.
+            before it (tree: its ancestors).
         source: [B] int32, index into `sources` of what drafted the row, -1 for none.
         base_len: [B] int32, the context length that the row was drafted for: a draft whose base no longer holds is
             dropped.
@@ -195,6 +194,14 @@ class Draft:
             gain_above = torch.where(is_root, 0.0, gain.gather(1, index)[:, 0])
             gain[:, node] = gain_above + survival[:, node]
         return survival, gain
+
+    def as_one_hot(self) -> Draft:
+        """Return the draft without its full distribution, sharing the rest.
+
+        Tokens that were *chosen* among those drawn, by what they are, no longer follow the law that they were drawn
+        from: judged by it they would bias the output.  As one-hot drafts they are lossless however they were chosen.
+        """
+        return replace(self, distribution=Distribution.ONE_HOT, draft_logits=None, draft_probs=None)
 
     def as_chain(self) -> Draft:
         """Return a draft without branches: of a tree, the path with the most expected accepted tokens.
