@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from specplug.errors import ContractError
 from specplug.types.caps import Distribution
-from specplug.types.draft import NO_TOKEN, ROOT, Draft
+from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.paths import ROOT
 
 WIDTH = 7
 NAN = float("nan")

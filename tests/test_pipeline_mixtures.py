@@ -147,7 +147,8 @@ class TestFullDistributions:
 
     def test_trimming_by_the_drawn_token_stays_lossless(self):
         """Keep a token only if it is token 0, as a confidence that depends on the token does."""
-        q, output = torch.tensor([0.9, 0.1]), torch.zeros(2, dtype=torch.float64)
+        q, p, output = torch.zeros(VOCAB), torch.zeros(VOCAB), torch.zeros(VOCAB, dtype=torch.float64)
+        q[:2], p[:2] = torch.tensor([0.9, 0.1]), 0.5
         for drawn in (0, 1):
             bench = bench_of(
                 Recorder(partial(draw, drawn, q), distribution=Distribution.PROBS),
@@ -157,8 +158,8 @@ class TestFullDistributions:
             bench.start("b", [1])
             draft = bench.draft(1, budget=1)
             assert drafts(draft) == ([[0], []] if drawn == 0 else [[], [0]])
-            output += q[drawn] * first_token_law(draft, torch.full((2,), 0.5))
-        assert torch.allclose(output, torch.full((2,), 0.5, dtype=torch.float64))
+            output += q[drawn] * first_token_law(draft, p)
+        assert torch.allclose(output, p.double())
 
 
 def draw(drawn, q, batch, _limits, draft):
@@ -166,7 +167,7 @@ def draw(drawn, q, batch, _limits, draft):
     draft.set_row(0, [drawn], 1.0 if drawn == 0 else 0.0)
     draft.set_row(1, [0], 0.5)
     draft.draft_probs.zero_()
-    draft.draft_probs[:, 0, :2] = q
+    draft.draft_probs[:, 0] = q
 
 
 def first_token_law(draft, p):

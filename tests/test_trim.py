@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution
-from specplug.types.draft import ROOT, Draft
+from specplug.types.draft import Draft
+from specplug.types.paths import ROOT
 
 # Few distinct values, so that ties are common, the two extremes among them.
 LEVELS = (0.0, 0.25, 0.5, 1.0)

@@ -16,7 +16,8 @@ from specplug.testing.harness import ProposerHarness
 from specplug.testing.pipeline_driver import PipelineDriver
 from specplug.testing.watch import WatchedProposer
 from specplug.types.caps import Distribution
-from specplug.types.draft import NO_TOKEN, ROOT
+from specplug.types.draft import NO_TOKEN
+from specplug.types.paths import ROOT
 from specplug.types.request import Lifecycle
 
 

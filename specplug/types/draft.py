@@ -10,9 +10,9 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.types.caps import Distribution
+from specplug.types.paths import ROOT, along_paths, path_to
 
 NO_TOKEN = -1
-ROOT = -1  # parent of the nodes that follow the last context token
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,28 +172,14 @@ class Draft:
 
     def survival(self) -> Tensor:
         """Return [B, N] float32: the probability that each draft token is reached and accepted; 0 beyond the length."""
-        return self._along_paths()[0]
+        return along_paths(self._certain(), self.parents)[0]
 
     def expected_accepted(self) -> Tensor:
         """Return [B, N] float32: expected accepted tokens of the path that ends in each place."""
-        return self._along_paths()[1]
+        return along_paths(self._certain(), self.parents)[1]
 
-    def _along_paths(self) -> tuple[Tensor, Tensor]:
-        """Survival and its sum along each place's path from the context; loops over N, never reads back."""
-        certain = torch.where(self.mask(), self.confidence, 0.0)
-        if self.parents is None:
-            survival = certain.cumprod(1)
-            return survival, survival.cumsum(1)
-        survival, gain = certain.clone(), torch.zeros_like(certain)
-        for node in range(self.width):
-            parent = self.parents[:, node].long()
-            is_root = parent < 0
-            index = parent.clamp(min=0)[:, None]
-            above = torch.where(is_root, 1.0, survival.gather(1, index)[:, 0])
-            survival[:, node] = certain[:, node] * above
-            gain_above = torch.where(is_root, 0.0, gain.gather(1, index)[:, 0])
-            gain[:, node] = gain_above + survival[:, node]
-        return survival, gain
+    def _certain(self) -> Tensor:
+        return torch.where(self.mask(), self.confidence, 0.0)
 
     def as_one_hot(self) -> Draft:
         """Return the draft without its full distribution, sharing the rest.
@@ -216,18 +202,8 @@ class Draft:
         if self.width == 0:
             return replace(self, parents=None)
         best = self.width - 1 - gain.flip(1).argmax(1)
-        node = torch.where(self.lengths > 0, best, ROOT)
-        backwards = []  # leaf first
-        for _ in range(self.width):
-            backwards.append(node)
-            up = self.parents.gather(1, node.clamp(min=0)[:, None])[:, 0].long()
-            node = torch.where(node >= 0, up, ROOT)
-        path = torch.stack(backwards, 1).flip(1)  # ROOT entries first, then context to leaf
-        lengths = (path >= 0).sum(1).to(torch.int32)
-        shift = torch.arange(self.width, device=self.device)[None] + (self.width - lengths[:, None])
-        path = path.gather(1, shift.clamp(max=self.width - 1).long())
-        inside = torch.arange(self.width, device=self.device) < lengths[:, None]
-        return self._pick(path.clamp(min=0), inside, lengths)
+        path, lengths = path_to(torch.where(self.lengths > 0, best, ROOT), self.parents)
+        return self._pick(path, torch.arange(self.width, device=self.device) < lengths[:, None], lengths)
 
     def keep(self, mask: Tensor) -> Draft:
         """Return a draft of the nodes in `mask` [B, N] bool, moved together in their order.
