@@ -13,6 +13,12 @@ runner = CliRunner()
 PROMPT = "<|code|>import os\nimport sys\n\ndef main():\n    return os.path.join(sys.argv[0], os.getcwd())\n"
 
 
+@pytest.fixture(autouse=True)
+def no_deadline(monkeypatch):
+    """What is drafted must not depend on how busy the machine is."""
+    monkeypatch.setenv("SPECPLUG_CONFIG", '{"faults": {"host_deadline_ms": null}}')
+
+
 def invoke(*arguments: str, **kwargs):
     return runner.invoke(app, list(arguments), **kwargs)
 

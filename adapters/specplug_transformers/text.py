@@ -75,7 +75,8 @@ class TransformersEngine:
         """Name model, size, device and dtype in one line."""
         count = sum(parameter.numel() for parameter in self._model.parameters())
         device = self._model.device
-        on_cpu = f"CPU, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        on_cpu = f"a CPU, {threads} {'thread' if threads == 1 else 'threads'}"
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
         return f"{Path(self._name).name}, {count / 1e6:.1f} M parameters, {self._model.dtype}, on {where}"
 

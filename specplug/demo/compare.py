@@ -102,12 +102,14 @@ def _serve(engine: TextEngine, task: Task, max_tokens: int) -> Run:
     text = []
     began = time.perf_counter()
     for update in engine.stream([TextRequest(prompt=task.prompt, max_tokens=max_tokens)]):
-        now = time.perf_counter()
+        text.append(update.text)
         count = len(update.token_ids)
+        if not count:  # the time of such a step is counted with the next tokens
+            continue
+        now = time.perf_counter()
         run.token_ids.extend(update.token_ids)
         run.seconds.extend([(now - began) / count] * count)
         run.steps.extend([1 / count] * count)
-        text.append(update.text)
         began = now
     return Run(run.token_ids, "".join(text), run.seconds, run.steps)
 
