@@ -63,7 +63,7 @@ def test_a_wrong_request_leaves_nothing_behind(engine):
 
 
 def test_describes_itself(engine):
-    assert engine.describe().startswith("toy, 0.0 M parameters, torch.float32, on CPU")
+    assert engine.describe().startswith("toy, 0.0 M parameters, torch.float32, on a CPU")
 
 
 def test_what_cannot_be_loaded_is_named(folder, tmp_path):
