@@ -80,6 +80,8 @@ def headline(figures: list[dict[str, Any]]) -> str:
 def row(figures: dict[str, Any]) -> str:
     """Write one line of the table."""
     right = "-" if figures["right"] is None else f"{figures['right'] / figures['items']:.1%}"
+    if figures["valid"] is not None:
+        right += f" ({figures['valid'] / figures['items']:.1%} valid JSON)"
     return (
         f"| {KIND_NAMES[figures['kind']]} | {figures['items']} | {right} "
         f"| {figures['loss']:.3f} | {figures['accuracy']:.1%} |"

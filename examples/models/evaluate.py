@@ -33,7 +33,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured for one kind of task; `right` is None where no answer is the right one."""
+    """What was measured for one kind of task; `right` is None for open tasks, `valid` for all but JSON."""
 
     kind: Kind
     items: int
@@ -41,6 +41,7 @@ class Figures:
     loss: float
     accuracy: float
     right: int | None
+    valid: int | None
 
 
 def teacher_forced(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, task: Task) -> tuple[float, int, int]:
@@ -93,13 +94,23 @@ def measure(
     """Measure one kind of task; print the first few wrong answers if asked to."""
     forced = [teacher_forced(model, tokenizer, task) for task in tasks]
     loss, hits, tokens = (sum(column) for column in zip(*forced, strict=True))
-    right = None
+    right = valid = None
     if tasks[0].kind != "code":
         pairs = list(generated(model, tokenizer, tasks))
         right = sum(bool(task.is_correct(text)) for task, text in pairs)
+        if tasks[0].kind == "json":
+            valid = sum(_is_json(text) for _, text in pairs)
         for task, text in [(t, x) for t, x in pairs if not t.is_correct(x)][:show_wrong]:
             print(f"--- wrong {task.kind}\n{task.prompt}\n--- wanted\n{task.answer}\n--- got\n{text}")
-    return Figures(tasks[0].kind, len(tasks), tokens, loss / tokens, hits / tokens, right)
+    return Figures(tasks[0].kind, len(tasks), tokens, loss / tokens, hits / tokens, right, valid)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -132,6 +143,7 @@ def main() -> None:
         figures = measure(model, tokenizer, tasks, arguments.show_wrong)
         results.append(asdict(figures))
         share = "" if figures.right is None else f"right {figures.right / figures.items:.1%}"
+        share += "" if figures.valid is None else f", valid {figures.valid / figures.items:.1%}"
         print(
             f"{kind:5s}  {figures.items} items  {figures.answer_tokens} answer tokens  "
             f"loss {figures.loss:.4f}  next token {figures.accuracy:.2%}  {share}  "
