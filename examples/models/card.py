@@ -22,11 +22,6 @@ KIND_NAMES = {
     "json": "json: a form filled in from a record, all values right",
     "code": "code: an excerpt continued (no right answer)",
 }
-HISTORY = {
-    "target": """
-The run was resumed with changed settings, and its first 7.1 M tokens used an older form of the edit task
-(a name exchanged throughout); `examples/models/README.md` says what changed when.""",
-}
 TEMPLATE = """\
 # {name}
 
@@ -47,7 +42,7 @@ JSON form, continue code. One file in ten is held out by the hash of its name (`
 and was never trained on; the figures below are from those files. Text repeated between files (licence
 headers, common idioms) may occur on both sides. The scripts are in `examples/models/`.
 
-{tokens:.1f} M tokens (padding included) in {steps:,} steps, {minutes:.1f} minutes on one of two CPU cores.{history}
+{tokens:.1f} M tokens (padding included) in {steps:,} steps, {minutes:.1f} minutes on one of two CPU cores.
 
 ## What it does
 
@@ -119,7 +114,6 @@ def main() -> None:
         tokens=summary["tokens"] / 1e6,
         steps=summary["steps"],
         minutes=summary["minutes"],
-        history=HISTORY.get(arguments.preset, ""),
     )
     (folder / "README.md").write_text(card)
     print(card)
