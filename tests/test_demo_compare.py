@@ -43,7 +43,7 @@ def pair(answer: str, text: str, *, speculative_ids, plain_ids=None, kind="quote
     count = len(speculative_ids)
     plain = Run(list(plain_ids or speculative_ids), text, [3.0] * count, [1.0] * count)
     fast = Run(list(speculative_ids), text, [1.0] * count, [0.5] * count)
-    return Pair(Task(kind, "p", answer), plain, fast, verified=10, accepted=5)
+    return Pair(Task(kind, "p", answer), plain, fast, drafted=10, accepted=5)
 
 
 def test_a_row_counts_correct_identical_outputs_only():

@@ -34,7 +34,7 @@ class Pair:
     task: Task
     plain: Run
     speculative: Run
-    verified: int
+    drafted: int
     accepted: int
 
     @property
@@ -92,7 +92,7 @@ def run_pairs(
         else:
             slow, fast = _serve(plain, task, max_tokens), _serve(speculative, task, max_tokens)
         news = (speculative.metrics.snapshot() - before).total
-        pairs.append(Pair(task, slow, fast, news.verified, news.accepted))
+        pairs.append(Pair(task, slow, fast, news.proposed, news.accepted))
         done(task)
     return pairs
 
@@ -130,7 +130,7 @@ def summarise(kind: str, pairs: Iterable[Pair]) -> Row:
                 steps += pair.speculative.steps[place]
                 plain_seconds += pair.plain.seconds[place]
                 fast_seconds += pair.speculative.seconds[place]
-    verified = sum(pair.verified for pair in pairs)
+    drafted = sum(pair.drafted for pair in pairs)
     return Row(
         kind=kind,
         tasks=len(pairs),
@@ -139,6 +139,6 @@ def summarise(kind: str, pairs: Iterable[Pair]) -> Row:
         loop_share=loops / (tokens + loops) if tokens + loops else 0.0,
         tokens=tokens,
         tokens_per_step=tokens / steps if steps else None,
-        acceptance_rate=sum(pair.accepted for pair in pairs) / verified if verified else None,
+        acceptance_rate=sum(pair.accepted for pair in pairs) / drafted if drafted else None,
         speedup=plain_seconds / fast_seconds if fast_seconds else None,
     )
