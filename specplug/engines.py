@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from specplug.metrics import SpecMetrics
+from specplug.metrics import MetricsSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +39,18 @@ class TextUpdate:
     finish_reason: str | None = None
 
 
+class Counters(Protocol):
+    """What became of drafts, counted; `specplug.metrics.SpecMetrics` is one."""
+
+    def snapshot(self) -> MetricsSnapshot:
+        """Return the counts so far."""
+
+
 class TextEngine(Protocol):
     """An engine that `specplug generate`, `demo` and `bench` can drive."""
 
     @property
-    def metrics(self) -> SpecMetrics:
+    def metrics(self) -> Counters:
         """Counters since the engine was built."""
 
     def stream(self, requests: Sequence[TextRequest]) -> Iterator[TextUpdate]:

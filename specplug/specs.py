@@ -134,6 +134,11 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSpec(PluginSpec):
-    """A check for ``specplug doctor``: ``factory(settings: Settings) -> CheckResult | list[CheckResult]``."""
+    """A check for ``specplug doctor``: ``factory(settings: Settings) -> CheckResult | list[CheckResult]``.
+
+    Attributes:
+        takes_launch: the factory also takes `launch: str`, the engine's launch line given to doctor, else "".
+    """
 
     kind: ClassVar[str] = "check"
+    takes_launch: bool = False

@@ -38,9 +38,9 @@ class TestContractShortestMatches(ProposerContract):
     options = MappingProxyType({"min_n": 1, "max_n": 1})
 
 
-def ngram(min_n: int, max_n: int, max_slots: int = 4) -> NgramReference:
+def ngram(min_n: int, max_n: int) -> NgramReference:
     options = NgramOptions(min_n=min_n, max_n=max_n)
-    return NgramReference(PluginContext(EngineCaps(8), options=options, max_slots=max_slots))
+    return NgramReference(PluginContext(EngineCaps(8), options=options))
 
 
 def draft(
@@ -48,7 +48,7 @@ def draft(
 ) -> HostDraft:
     request = None
     if references is not None:
-        given = tuple(Reference(tuple(reference)) for reference in references)
+        given = tuple(Reference.of(reference) for reference in references)
         request = Request("a", prompt_length=len(text), max_tokens=100, references=given)
     return proposer.draft(np.array(text, dtype=np.int32), limit, request)
 
@@ -113,17 +113,9 @@ def test_own_text_wins_ties_and_references_win_by_length() -> None:
 
 
 def test_new_references_under_an_old_name_are_noticed() -> None:
-    proposer = ngram(1, 4, max_slots=1)
+    proposer = ngram(1, 4)
     assert list(draft(proposer, [3], 1, references=[[3, 4]]).token_ids) == [4]
     assert list(draft(proposer, [3], 1, references=[[3, 5]]).token_ids) == [5]
-
-
-def test_references_of_few_requests_are_kept() -> None:
-    proposer = ngram(1, 4, max_slots=2)
-    for name in "abcabc":
-        request = Request(name, 1, 100, references=(Reference((3, ord(name))),))
-        assert list(proposer.draft(np.array([3], dtype=np.int32), 1, request).token_ids) == [ord(name)]
-        assert len(proposer._arrays) <= 2
 
 
 def test_reference_is_named_in_the_draft() -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from types import ModuleType
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.errors import RequestError
-from specplug.hooks import hookimpl
-from specplug.registry import Owner, Registry
 from specplug.settings import Limits, RequestFields, parse_request_fields
 from specplug.settings.request import CHARACTERS_PER_TOKEN
-from specplug.specs import ProposerSpec
-from specplug.types.caps import ProposerCaps
+from specplug.settings.token_ids import in_vocabulary, parsed_ids
 from specplug.types.request import Reference, RequestOptions
 
 VOCAB = 256
@@ -29,8 +27,8 @@ def must_not_run(text: str) -> list[int]:
     raise AssertionError("tokenised before its size was checked")
 
 
-def parse(raw, *, tokenize=tokenize, registry=None, **limits):
-    return parse_request_fields(raw, tokenize=tokenize, vocab_size=VOCAB, limits=Limits(**limits), registry=registry)
+def parse(raw, *, tokenize=tokenize, proposers=None, **limits):
+    return parse_request_fields(raw, tokenize=tokenize, vocab_size=VOCAB, limits=Limits(**limits), proposers=proposers)
 
 
 def refusal(raw, **kwargs) -> str:
@@ -53,6 +51,7 @@ def test_every_field_arrives():
         "enabled": False,
         "num_speculative_tokens": 0,
         "proposer": "ngram",
+        "verifier": "reference",
         "store": False,
         "tenant": "acme",
         "references": [{"text": "ab", "name": "first"}, {"token_ids": [7, 255]}],
@@ -60,8 +59,12 @@ def test_every_field_arrives():
     }
     assert set(raw) == set(RequestFields.model_fields)
     expected = (
-        RequestOptions(enabled=False, num_speculative_tokens=0, proposer="ngram", store=False),
-        (Reference(ids("cd"), "prediction"), Reference(ids("ab"), "first"), Reference((7, 255), "reference 2")),
+        RequestOptions(enabled=False, num_speculative_tokens=0, proposer="ngram", verifier="reference", store=False),
+        (
+            Reference.of(ids("cd"), "prediction"),
+            Reference.of(ids("ab"), "first"),
+            Reference.of((7, 255), "reference 2"),
+        ),
         "acme",
     )
     assert parse(raw) == expected
@@ -83,7 +86,7 @@ def test_every_field_arrives():
 )
 def test_references_come_in_short_and_long_forms(references, expected):
     _, found, _ = parse({"references": references})
-    assert [(reference.name, reference.token_ids) for reference in found] == expected
+    assert [(reference.name, tuple(reference.token_ids)) for reference in found] == expected
 
 
 @pytest.mark.parametrize(
@@ -91,13 +94,14 @@ def test_references_come_in_short_and_long_forms(references, expected):
 )
 def test_predicted_output_is_a_reference(content):
     _, found, _ = parse({"prediction": {"type": "content", "content": content}})
-    assert found == (Reference(ids("abc"), "prediction"),)
+    assert found == (Reference.of(ids("abc"), "prediction"),)
 
 
 @pytest.mark.parametrize(
     ("raw", "fragments"),
     [
         ('{"enabled"', ["malformed request fields", "expected a JSON object"]),
+        ('{"store": true, "store": true}', ["malformed request fields", "found key 'store' twice"]),
         ("[" * 100_000, ["malformed request fields", "expected a JSON object"]),
         ("[1]", ["malformed request fields", "found [1]", "expected a JSON object"]),
         ([1], ["malformed request fields", "found [1]", "expected a JSON object"]),
@@ -119,7 +123,11 @@ def test_predicted_output_is_a_reference(content):
         ({"references": [{}]}, ["'references.0'", "expected either 'text' or 'token_ids'"]),
         ({"references": [{"text": "a", "token_ids": [1]}]}, ["expected either 'text' or 'token_ids'"]),
         ({"references": [{"text": 3}]}, ["'references.0.text'", "found 3", "expected a string"]),
-        ({"references": [{"token_ids": "ab"}]}, ["'references.0.token_ids'", "expected a list of token ids"]),
+        ({"references": [{"token_ids": 7}]}, ["'references.0.token_ids'", "found 7", "expected a list of token ids"]),
+        ({"references": [{"token_ids": "a!"}]}, ["'references.0.token_ids'", "found 'a!'", "expected base64"]),
+        ({"references": [{"token_ids": "é"}]}, ["'references.0.token_ids'", "expected base64"]),
+        ({"references": [{"token_ids": "AAAA"}]}, ["'references.0.token_ids'", "3 bytes are no multiple of 4"]),
+        ({"references": [{"token_ids": [10**30]}]}, ["'references.0.token_ids'", f"entry 0 is {10**30}"]),
         ({"references": [{"token_ids": [1, "2"]}]}, ["'references.0.token_ids'", "entry 1 is '2'"]),
         ({"references": [{"token_ids": [1, True]}]}, ["'references.0.token_ids'", "entry 1 is True"]),
         ({"references": [{"token_ids": [1.0]}]}, ["'references.0.token_ids'", "entry 0 is 1.0"]),
@@ -145,7 +153,7 @@ def test_all_wrong_fields_are_told_at_once():
     assert message.count("\n") == 3
 
 
-@pytest.mark.parametrize(("token", "entry"), [(-1, 1), (VOCAB, 1), (10**30, 1)])
+@pytest.mark.parametrize(("token", "entry"), [(-1, 1), (VOCAB, 1), (2**40, 1)])
 def test_ids_outside_the_vocabulary_are_refused(token: int, entry: int):
     message = refusal({"references": ["a", {"token_ids": [0, token]}]})
     assert "'references.1'" in message
@@ -182,7 +190,7 @@ def test_too_many_characters_are_refused_before_anything_is_tokenised():
     _, references, _ = parse(
         {"references": [{"token_ids": [1]}, spaces]}, max_reference_tokens=3, tokenize=lambda text: [7, 8]
     )
-    assert [reference.token_ids for reference in references] == [(1,), (7, 8)]
+    assert [reference.token_ids.tolist() for reference in references] == [[1], [7, 8]]
 
 
 def test_token_limit_holds_for_all_references_together():
@@ -190,22 +198,62 @@ def test_token_limit_holds_for_all_references_together():
     assert "found 5 tokens up to 'references.1'" in refusal({"references": ["ab", "cde"]}, max_reference_tokens=4)
 
 
-def test_an_unknown_proposer_is_refused_with_the_nearest_name():
-    spec = ProposerSpec(name="ngram", factory="nowhere:Nothing", summary="", caps=ProposerCaps())
-    plugin = ModuleType("plugin")
-    plugin.specplug_register_proposers = hookimpl(lambda register: register(spec))
-    registry = Registry()
-    registry.add(plugin, Owner("tests", "tests", "1"))
-    assert parse({"proposer": "ngram"}, registry=registry)[0].proposer == "ngram"
-    message = refusal({"proposer": "ngarm"}, registry=registry)
-    assert message.startswith("bad value for request field 'proposer'")
+def test_a_proposer_that_is_not_loaded_is_refused_with_the_nearest_name():
+    assert parse({"proposer": "ngram"}, proposers=("ngram", "hybrid"))[0].proposer == "ngram"
+    assert parse({}, proposers=("ngram",))[0].proposer is None
+    message = refusal({"proposer": "ngarm"}, proposers=("ngram", "hybrid"))
+    assert message.startswith("request field 'proposer': this server has not loaded the proposer; found 'ngarm'")
     assert "Did you mean 'ngram'?" in message
+
+
+def packed(tokens: list[int]) -> str:
+    return base64.b64encode(np.array(tokens, dtype="<i4").tobytes()).decode()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, (1 << 14) - 1, 1 << 14, (1 << 14) + 1, 50_000])
+def test_ids_arrive_in_every_form_and_size(count: int):
+    tokens = [index * 7919 % VOCAB for index in range(count)]
+    for form in (tokens, tuple(tokens), packed(tokens), np.array(tokens, dtype=np.uint16)):
+        _, references, _ = parse({"references": [{"token_ids": form}, "a"]})
+        assert references[:-1] == ((Reference.of(tokens, "reference 1"),) if tokens else ())
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=40), st.integers(1, 2**31))
+def test_ids_are_converted_and_checked_as_plain_python_would(tokens: list[int], vocab_size: int):
+    for form in (tokens, packed(tokens)):
+        found = parsed_ids(form)
+        assert found.tolist() == tokens
+        wrong = [index for index, token in enumerate(tokens) if not 0 <= token < vocab_size]
+        if wrong:
+            with pytest.raises(RequestError, match=f"found {tokens[wrong[0]]} as entry {wrong[0]};"):
+                in_vocabulary("references.0", found, vocab_size)
+        else:
+            checked = in_vocabulary("references.0", found, vocab_size)
+            assert (checked.dtype, checked.tolist()) == (np.int32, tokens)
+
+
+@pytest.mark.parametrize("place", [0, 16_384 * 4 - 4, 16_384 * 4])
+def test_base64_is_checked_to_its_end(place: int):
+    text = packed(list(range(30_000)))
+    for wrong in ("=", "!", " "):
+        with pytest.raises(ValueError, match="base64 of little-endian 32-bit integers"):
+            parsed_ids(text[:place] + wrong + text[place + 1 :])
+
+
+def test_a_bad_entry_in_the_middle_of_many_is_named():
+    tokens: list[object] = [1] * 40_000
+    tokens[30_000] = True
+    message = refusal({"references": [{"token_ids": tokens}]})
+    assert "entry 30000 is True" in message
+    assert len(message) < 300
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), max_size=8))
 def test_texts_arrive_whole_and_in_order(texts: list[str]):
     _, references, _ = parse({"references": texts})
-    assert [bytes(reference.token_ids).decode() for reference in references] == [text for text in texts if text]
+    assert [bytes(reference.token_ids.tolist()).decode() for reference in references] == [
+        text for text in texts if text
+    ]
 
 
 json_values = st.recursive(
@@ -226,4 +274,4 @@ def test_whatever_comes_over_http_is_parsed_or_refused(raw):
         return
     assert set(raw) <= set(RequestFields.model_fields)
     assert options.enabled is raw.get("enabled", True)
-    assert all(0 <= token < VOCAB for reference in references for token in reference.token_ids)
+    assert all(0 <= token < VOCAB for reference in references for token in reference.token_ids.tolist())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specplug.errors import RequestError, suggest
+from specplug.errors import RequestError
 from specplug.settings.mistakes import shown
 from specplug.settings.model import Settings
 from specplug.settings.request import parse_request_fields
@@ -28,7 +28,7 @@ class GenerateRequest:
         prompt: text, or token ids.
         params: how it is sampled and when it ends.
         specplug: per-request fields (see the settings documentation): enabled, num_speculative_tokens, proposer,
-            references, prediction, tenant, store.
+            references, prediction, tenant, store, verifier.
         request_id: chosen by the engine when None.
         processors: Hugging Face logits processors to apply instead of those that `params` calls for.  They must be
             functions of (input_ids, scores), without a memory: they see drafts that may be rejected.
@@ -111,15 +111,13 @@ class Intake:
         for name, ids in params.named_token_ids.items():
             self._check_ids(f"sampling parameter {name!r}", ids)
         options, references, tenant = parse_request_fields(
-            asked.specplug, tokenize=self._tokenize, vocab_size=self._vocab_size, limits=self._settings.limits
+            asked.specplug,
+            tokenize=self._tokenize,
+            vocab_size=self._vocab_size,
+            limits=self._settings.limits,
+            proposers=self._proposers,
+            verifiers=(self._settings.verifier,),
         )
-        if options.proposer is not None and options.proposer not in self._proposers:
-            raise RequestError.build(
-                "this server has not loaded the proposer",
-                who="request field 'proposer'",
-                found=repr(options.proposer),
-                remedy=f"{suggest(options.proposer, self._proposers)}. The server's extra_proposers names more",
-            )
         if params.stop and self._tokenizer is None:
             raise RequestError.build("stop strings need a tokenizer", remedy="Build the engine with one")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from specplug.host import HostDraft, HostProposer, Tokens
 from specplug.interfaces import PluginContext
-from specplug.types.request import Reference, Request
+from specplug.types.request import Request
 from specplug_ngram.options import NgramOptions
 
 OWN_TEXT, REFERENCE = 0, 1
@@ -64,7 +64,7 @@ class NgramReference(HostProposer):
 
     The request's own text comes first, then its references in order; a later text wins by a longer match only.  The
     draft stops where the text that it is copied from ends: a match that overlaps the newest tokens is not continued
-    periodically.  No state is kept but the references as arrays.
+    periodically.  No state is kept.
     """
 
     sources = ("own text", "reference")
@@ -72,29 +72,15 @@ class NgramReference(HostProposer):
     def __init__(self, context: PluginContext) -> None:
         super().__init__(context)
         self._options: NgramOptions = context.options or NgramOptions()
-        self._arrays: dict[str, tuple[tuple[Reference, ...], list[Tokens]]] = {}
 
     def draft(self, tokens: Tokens, limit: int, request: Request | None) -> HostDraft:
         min_n, max_n = self._options.min_n, self._options.max_n
         text, best, source = tokens, find_match(tokens, tokens, max_n), OWN_TEXT
-        for reference in self._references(request):
-            match = find_match(tokens, reference, max_n)
+        for reference in () if request is None else request.references:
+            match = find_match(tokens, reference.token_ids, max_n)
             if match.n > best.n:
-                text, best, source = reference, match, REFERENCE
+                text, best, source = reference.token_ids, match, REFERENCE
         if best.n < min_n:
             return HostDraft(())
         follows = text[best.end : best.end + limit]
         return HostDraft(follows, confidence(best.n, follows.size), source)
-
-    def _references(self, request: Request | None) -> list[Tokens]:
-        """Return the request's references as arrays, which are made once per request and kept for as many as run."""
-        if request is None or not request.references:
-            return []
-        given, arrays = self._arrays.get(request.request_id, ((), []))
-        if given is not request.references:  # a new request, or an old name with new references
-            arrays = [np.array(reference.token_ids, dtype=np.int32) for reference in request.references]
-            self._arrays.pop(request.request_id, None)
-            if len(self._arrays) >= self.context.max_slots:
-                del self._arrays[next(iter(self._arrays))]
-            self._arrays[request.request_id] = request.references, arrays
-        return arrays

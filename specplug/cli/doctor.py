@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -30,11 +30,17 @@ class Finding:
     remedy: str
 
 
-def doctor(as_json: AsJson = False) -> None:
+Launch = Annotated[
+    str, typer.Option("--launch", metavar="LINE", help="An engine's launch line, for the checks that look at one.")
+]
+
+
+def doctor(launch: Launch = "", as_json: AsJson = False) -> None:
     """Check this machine, the plug-ins and the settings, and say what to do about what is wrong.
 
     Runs every check that the installed packages registered, then shows the settings in force and where each value came
-    from: the default or SPECPLUG_CONFIG. The exit code is 1 when a check fails.
+    from: the default or SPECPLUG_CONFIG. The exit code is 1 when a check fails. Settings inside a launch line are shown
+    by the check that looks at it.
 
     Example: `SPECPLUG_CONFIG=server.toml specplug doctor`
     """
@@ -42,7 +48,7 @@ def doctor(as_json: AsJson = False) -> None:
     resolved, findings = _settings(registry)
     settings = Settings() if resolved is None else resolved.settings
     for entry in registry.entries(CheckSpec).values():
-        findings += run_check(entry, settings)
+        findings += run_check(entry, settings, launch)
     values = [] if resolved is None else _values(resolved)
     failed = any(finding.status == "fail" for finding in findings)
     if as_json:
@@ -53,11 +59,12 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def run_check(entry: Entry, settings: Settings) -> list[Finding]:
+def run_check(entry: Entry, settings: Settings, launch: str = "") -> list[Finding]:
     """Run one check; one that raises, or returns something else than results, has failed."""
     owner = str(entry.owner)
     try:
-        found = entry.spec.build(settings)
+        assert isinstance(entry.spec, CheckSpec)
+        found = entry.spec.build(settings, launch=launch) if entry.spec.takes_launch else entry.spec.build(settings)
         results = found if isinstance(found, list) else [found]
         for result in results:
             if not isinstance(result, CheckResult) or result.status not in _COLOURS:

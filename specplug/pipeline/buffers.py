@@ -60,6 +60,11 @@ class DraftBuffers:
         richest = next((law for law in laws if law is not Distribution.ONE_HOT), Distribution.ONE_HOT)
         self._merged = allocate(richest, any(trees)) if len(handles) > 1 else self._parts[0]
 
+    @property
+    def distribution(self) -> Distribution:
+        """The law that whole batches' drafts may state."""
+        return self._merged.distribution
+
     def part(self, index: int, batch: BatchView, width: int) -> Draft:
         """Return proposer `index`'s buffer, empty, for `batch`."""
         return _emptied(replace(self._parts[index], sources=self._own_sources[index]), batch, width)

@@ -36,7 +36,7 @@ from specplug.pipeline.inflight import InFlight
 from specplug.pipeline.sanitize import sanitize
 from specplug.trace import TraceWriter, rows_from
 from specplug.types.batch import BatchView
-from specplug.types.caps import EngineCaps
+from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan
 from specplug.types.request import Event, Lifecycle, RequestEvent
@@ -116,6 +116,11 @@ class DraftStage:
     def sources(self) -> tuple[str, ...]:
         """What `Draft.source` points into: the sources of all proposers, in order."""
         return self._buffers.sources
+
+    @property
+    def distribution(self) -> Distribution:
+        """The richest law that drafts may state; `Distribution.ONE_HOT` where none of the proposers states one."""
+        return self._buffers.distribution
 
     @torch.inference_mode()
     def propose(self, batch: BatchView, width: int, caps: Tensor | None = None) -> Draft:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,8 +49,19 @@ class Mistake:
 
 def shown(value: object) -> str:
     """Return a value as it is quoted in messages: on one line and never long."""
-    text = repr(value[: _LONGEST_VALUE + 1] if isinstance(value, str) else value)
+    text = repr(_beginning(value))
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+
+
+def _beginning(value: object) -> object:
+    """Return as much of a large value as can be shown; its whole `repr` could take a second."""
+    if isinstance(value, Mapping):
+        return {key: _beginning(item) for key, item in itertools.islice(value.items(), _LONGEST_VALUE)}
+    if isinstance(value, list):
+        return [_beginning(item) for item in value[: _LONGEST_VALUE + 1]]
+    if isinstance(value, tuple):
+        return tuple(_beginning(item) for item in value[: _LONGEST_VALUE + 1])
+    return value[: _LONGEST_VALUE + 1] if isinstance(value, str) else value
 
 
 def together(lines: Sequence[str], noun: str) -> str:
@@ -93,6 +105,16 @@ def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def no_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse what JSON allows and nobody means: one key given twice."""
+    layer: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in layer:
+            raise ValueError(f"key {shown(key)} twice")
+        layer[key] = value
+    return layer
 
 
 def _expectation(message: str) -> str:

@@ -54,6 +54,17 @@ class TraceSettings(Section):
     )
 
 
+class ControlSettings(Section):
+    """What an operator may change while the server runs; for engines whose adapter has operator controls."""
+
+    file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="JSON file that switches speculation while serving, looked at every poll_seconds; null watches none",
+    )
+    poll_seconds: float = Field(default=1.0, ge=0, le=3600, description="seconds between two looks at the control file")
+
+
 class Settings(Section):
     """Everything a server is told at start-up.
 
@@ -80,6 +91,9 @@ class Settings(Section):
     faults: Faults = Field(default_factory=Faults, description="containment of proposers that misbehave")
     limits: Limits = Field(default_factory=Limits, description="the most that one request may bring with it")
     trace: TraceSettings = Field(default_factory=TraceSettings, description="the record of drafts and verdicts")
+    control: ControlSettings = Field(
+        default_factory=ControlSettings, description="what an operator may change while the server runs"
+    )
     seed: int = Field(default=0, ge=0, description="seed of the plug-ins' own random streams, never of the verifier's")
 
     @field_validator("extra_proposers")

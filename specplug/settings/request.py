@@ -6,31 +6,20 @@ A mistake is a `RequestError`, which the front end answers with a 4xx.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 
-from specplug.errors import PluginError, RequestError, SpecplugError
-from specplug.registry import Registry
-from specplug.settings.mistakes import from_pydantic, shown, together
+from specplug.errors import RequestError, SpecplugError, suggest
+from specplug.settings.mistakes import from_pydantic, no_duplicates, shown, together
 from specplug.settings.model import MAX_SPECULATIVE_TOKENS, Limits, Section
-from specplug.specs import ProposerSpec
+from specplug.settings.token_ids import Ids, in_vocabulary, parsed_ids
 from specplug.types.request import Reference, RequestOptions
 
 CHARACTERS_PER_TOKEN = 16
 """Texts longer than this, times the tokens still allowed, are refused without being tokenised.  Prose and code have 3
 to 5 characters a token in today's vocabularies."""
-
-
-def _ids(value: object) -> tuple[int, ...]:
-    """Check token ids by hand: pydantic would report each of a million bad entries."""
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("a list of token ids")
-    for index, token in enumerate(value):
-        if type(token) is not int:
-            raise ValueError(f"integers only; entry {index} is {shown(token)}")
-    return tuple(value)
 
 
 def _text(value: object) -> str:
@@ -66,8 +55,8 @@ class ReferenceField(Section):
     """One reference: its text or its token ids."""
 
     text: Text | None = Field(default=None, description="the text, tokenised by the server")
-    token_ids: Annotated[tuple[int, ...], PlainValidator(_ids)] | None = Field(
-        default=None, description="the text as ids of the target's vocabulary"
+    token_ids: Annotated[Ids, PlainValidator(parsed_ids)] | None = Field(
+        default=None, description="the text as ids of the target's vocabulary: a list, or base64 of 32-bit integers"
     )
     name: str | None = Field(default=None, description="what traces call it")
 
@@ -103,6 +92,10 @@ class RequestFields(Section):
         description="most draft tokens per step for this request; it can lower the server's width, not raise it",
     )
     proposer: str | None = Field(default=None, description="one of the server's extra proposers, to draft with instead")
+    verifier: str | None = Field(
+        default=None,
+        description="the server's verifier, by name: one that is not lossless serves only requests that ask for it",
+    )
     references: Annotated[tuple[ReferenceField, ...], BeforeValidator(_references)] = Field(
         default=(), strict=False, description="texts that the answer is likely to copy from"
     )
@@ -118,10 +111,11 @@ class RequestFields(Section):
 def parse_request_fields(
     raw: Mapping[str, Any] | str | None,
     *,
-    tokenize: Callable[[str], list[int]],
+    tokenize: Callable[[str], Sequence[int] | Ids],
     vocab_size: int,
     limits: Limits,
-    registry: Registry | None = None,
+    proposers: Collection[str] | None = None,
+    verifiers: Collection[str] | None = None,
 ) -> tuple[RequestOptions, tuple[Reference, ...], str | None]:
     """Check one request's fields and bring them to the form that plug-ins read.
 
@@ -130,7 +124,8 @@ def parse_request_fields(
         tokenize: text to ids of the target's vocabulary, without special tokens.
         vocab_size: ids must lie in [0, vocab_size).
         limits: the most that a request may bring.
-        registry: when given, `proposer` must be registered there.
+        proposers: when given, the names that the server has loaded; `proposer` must be one of them.
+        verifiers: likewise, for `verifier`.
 
     Returns:
         The options, the references (prediction first; empty ones left out), and the tenant.
@@ -138,32 +133,60 @@ def parse_request_fields(
     Raises:
         RequestError: fields are unknown, bad or too large.
     """
-    fields = _fields(raw, limits)
-    if registry is not None and fields.proposer is not None:
-        try:
-            registry.get(ProposerSpec, fields.proposer)
-        except PluginError as error:
-            raise RequestError.build("bad value for request field 'proposer'", remedy=str(error)) from None
+    fields = _fields(as_mapping(raw), limits)
+    if proposers is not None and fields.proposer is not None and fields.proposer not in proposers:
+        raise RequestError.build(
+            "this server has not loaded the proposer",
+            who="request field 'proposer'",
+            found=repr(fields.proposer),
+            remedy=f"{suggest(fields.proposer, proposers)}. The server's extra_proposers names more",
+        )
+    if verifiers is not None and fields.verifier is not None and fields.verifier not in verifiers:
+        raise RequestError.build(
+            "this server does not verify with it",
+            who="request field 'verifier'",
+            found=repr(fields.verifier),
+            expected=" or ".join(map(repr, verifiers)) or "none, as the engine's own verifier serves",
+        )
     options = RequestOptions(
         enabled=fields.enabled,
         num_speculative_tokens=fields.num_speculative_tokens,
         proposer=fields.proposer,
+        verifier=fields.verifier,
         store=fields.store,
     )
     return options, _tokenized(_sources(fields), tokenize, vocab_size, limits.max_reference_tokens), fields.tenant
 
 
-def _fields(raw: Mapping[str, Any] | str | None, limits: Limits) -> RequestFields:
-    """Parse and validate, the number of references before anything in them."""
+def as_mapping(raw: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
+    """Return request fields as a mapping, parsed if they come as JSON.
+
+    Raises:
+        RequestError: they are no JSON object, or one that gives a key twice.
+    """
     if isinstance(raw, str):
-        try:
-            raw = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise RequestError.build("malformed request fields", found=str(error), expected="a JSON object") from None
+        raw = from_json(raw, "a JSON object")
     if raw is None:
-        return RequestFields()
+        return {}
     if not isinstance(raw, Mapping):
         raise RequestError.build("malformed request fields", found=shown(raw), expected="a JSON object")
+    return raw
+
+
+def from_json(text: str, expected: str) -> Any:
+    """Return what a JSON text holds.
+
+    Raises:
+        RequestError: it is no JSON, or gives a key twice.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise RequestError.build("malformed request fields", found=str(error), expected=expected) from None
+
+
+def _fields(raw: Mapping[str, Any], limits: Limits) -> RequestFields:
+    """Validate, the number of references before anything in them."""
     count = len(_as_list(raw.get("references"))) + (raw.get("prediction") is not None)
     if count > limits.max_references:
         raise RequestError.build(
@@ -179,9 +202,9 @@ def _fields(raw: Mapping[str, Any] | str | None, limits: Limits) -> RequestField
         raise RequestError(together([mistake.line() for mistake in mistakes], "request field")) from None
 
 
-def _sources(fields: RequestFields) -> list[tuple[str, str, str | tuple[int, ...]]]:
+def _sources(fields: RequestFields) -> list[tuple[str, str, str | Ids]]:
     """Return (field, name, text or ids) of all that drafts may copy from, in the order they are searched."""
-    sources: list[tuple[str, str, str | tuple[int, ...]]] = []
+    sources: list[tuple[str, str, str | Ids]] = []
     if fields.prediction is not None:
         text = "".join(part.text for part in fields.prediction.content)
         sources.append(("prediction", "prediction", text))
@@ -189,12 +212,12 @@ def _sources(fields: RequestFields) -> list[tuple[str, str, str | tuple[int, ...
         content = reference.token_ids if reference.text is None else reference.text
         assert content is not None  # ReferenceField holds one of them
         sources.append((f"references.{index}", reference.name or f"reference {index + 1}", content))
-    return [source for source in sources if source[2]]
+    return [source for source in sources if len(source[2])]
 
 
 def _tokenized(
-    sources: Sequence[tuple[str, str, str | tuple[int, ...]]],
-    tokenize: Callable[[str], list[int]],
+    sources: Sequence[tuple[str, str, str | Ids]],
+    tokenize: Callable[[str], Sequence[int] | Ids],
     vocab_size: int,
     limit: int,
 ) -> tuple[Reference, ...]:
@@ -207,24 +230,12 @@ def _tokenized(
         raise _too_large(f"{characters} characters beside {given} tokens", limit)
     references, total = [], 0
     for field, name, content in sources:
-        ids = tuple(tokenize(content)) if isinstance(content, str) else content
+        ids = tokenize(content) if isinstance(content, str) else content
         total += len(ids)
         if total > limit:
             raise _too_large(f"{total} tokens up to {field!r}", limit)
-        _check_range(field, ids, vocab_size)
-        references.append(Reference(ids, name))
+        references.append(Reference(in_vocabulary(field, ids, vocab_size), name))
     return tuple(references)
-
-
-def _check_range(field: str, ids: tuple[int, ...], vocab_size: int) -> None:
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        index = next(index for index, token in enumerate(ids) if not 0 <= token < vocab_size)
-        raise RequestError.build(
-            f"token id outside the vocabulary in request field {field!r}",
-            found=f"{ids[index]} as entry {index}",
-            expected=f"0 to {vocab_size - 1}",
-            remedy="Send the text instead, or ids of the served model's tokenizer",
-        )
 
 
 def _too_large(found: str, limit: int) -> SpecplugError:

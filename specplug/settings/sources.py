@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from specplug.errors import SettingsError
 from specplug.registry import Registry
-from specplug.settings.mistakes import Mistake, flatten, from_pydantic, shown, together
+from specplug.settings.mistakes import Mistake, flatten, from_pydantic, no_duplicates, shown, together
 from specplug.settings.model import Settings
 from specplug.settings.plugins import plugin_mistakes
 
@@ -128,21 +128,12 @@ def _read(path: Path, origin: str) -> str:
 
 def _parse(text: str, origin: str, is_json: bool) -> Mapping[str, Any]:
     try:
-        layer = json.loads(text, object_pairs_hook=_no_duplicates) if is_json else tomllib.loads(text)
+        layer = json.loads(text, object_pairs_hook=no_duplicates) if is_json else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         language = "JSON" if is_json else "TOML"
         raise SettingsError.build("malformed settings", who=origin, found=str(error), expected=language) from error
     if not isinstance(layer, dict):
         raise SettingsError.build("malformed settings", who=origin, found=shown(layer), expected="a JSON object")
-    return layer
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse what JSON allows and nobody means: one key given twice."""
-    layer = dict(pairs)
-    if len(layer) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} twice")
     return layer
 
 

@@ -157,7 +157,7 @@ class Driver:
             name,
             prompt_length=len(tokens),
             max_tokens=PLENTY,
-            references=tuple(Reference(tuple(reference)) for reference in references),
+            references=tuple(Reference.of(reference) for reference in references),
             isolation_key=name,
         )
         seat = _Seat(request, slot, self._generations[slot], list(tokens), barriers)

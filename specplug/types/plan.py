@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +18,8 @@ class StepCost:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class RequestStats:
-    """What is known on the host about one running request.
+class RequestStats(NamedTuple):
+    """What is known on the host about one running request; a tuple, because one is made per request and step.
 
     Attributes:
         length: tokens so far, prompt included.

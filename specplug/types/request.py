@@ -3,21 +3,54 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 
-@dataclass(frozen=True, slots=True)
+from specplug.errors import ContractError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """Text that the answer is likely to copy from, given with one request.
+    """Text that the answer is likely to copy from, given with one request.  Equal by value.
 
     Attributes:
-        token_ids: the text in the target's vocabulary; tokenised by the front end, so that workers see ids only.
+        token_ids: [n] int32, read-only: the text in the target's vocabulary; tokenised by the front end, so that
+            workers see ids only.
         name: what the user called it, for traces.
+
+    Raises:
+        ContractError: `token_ids` is no such array; `Reference.of` makes one of any sequence of integers.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: npt.NDArray[np.int32]
     name: str = "reference"
+
+    def __post_init__(self) -> None:
+        ids = self.token_ids
+        if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int32:
+            found = f"{list(ids.shape)} {ids.dtype}" if isinstance(ids, np.ndarray) else type(ids).__name__
+            raise ContractError.build("malformed reference", found=found, expected="an array, [n] int32")
+        if ids.flags.writeable:
+            ids = ids.view()
+            ids.flags.writeable = False
+            object.__setattr__(self, "token_ids", ids)
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int] | npt.NDArray[np.integer], name: str = "reference") -> Reference:
+        """Make a reference of any sequence of integers."""
+        return cls(np.array(token_ids, dtype=np.int32), name)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Reference):
+            return NotImplemented
+        return self.name == other.name and np.array_equal(self.token_ids, other.token_ids)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.token_ids.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +61,14 @@ class RequestOptions:
         enabled: false switches drafting off for this request.
         num_speculative_tokens: cap on this request's draft length; None leaves it to the policy.
         proposer: name of the proposer to use; None is the server's.
+        verifier: the server's verifier, which the request asks for by name: a lossy one serves no other requests.
         store: whether the finished response may enter a response memory.
     """
 
     enabled: bool = True
     num_speculative_tokens: int | None = None
     proposer: str | None = None
+    verifier: str | None = None
     store: bool = True
 
     @property

@@ -1,0 +1,128 @@
+"""What an operator should know about a launch: said by ``specplug doctor`` and by the server when it starts."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from specplug.registry import Registry, default_registry
+from specplug.settings.model import Settings
+from specplug.specs import CheckResult, ProposerSpec
+from specplug_vllm.asked import resolved, runner_of
+
+logger = logging.getLogger("specplug")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What vLLM made of a launch line that asks for specplug.
+
+    Attributes:
+        runner: "v1" or "v2".
+        width: the server's widest draft.
+        max_num_batched_tokens: most tokens of all requests in one step.
+        settings: specplug's, those that are not at their defaults.
+        host_proposers: those in force that draft on the host.
+    """
+
+    runner: str
+    async_scheduling: bool
+    width: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    data_parallel_size: int
+    settings: dict[str, Any]
+    host_proposers: tuple[str, ...]
+
+
+def launch_of(vllm_config: Any) -> Launch:
+    """Return what a configuration that asks for specplug came to."""
+    found = resolved(vllm_config)
+    assert found is not None
+    scheduler = vllm_config.scheduler_config
+    return Launch(
+        runner=runner_of(vllm_config),
+        async_scheduling=bool(scheduler.async_scheduling),
+        width=vllm_config.speculative_config.num_speculative_tokens,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        data_parallel_size=vllm_config.parallel_config.data_parallel_size,
+        settings=differing(found.settings),
+        host_proposers=host_proposers(found.settings, default_registry()),
+    )
+
+
+def differing(settings: Settings) -> dict[str, Any]:
+    """Return the settings that are not at their defaults."""
+    defaults = Settings().model_dump(mode="json")
+    return {key: value for key, value in settings.model_dump(mode="json").items() if value != defaults[key]}
+
+
+def host_proposers(settings: Settings, registry: Registry) -> tuple[str, ...]:
+    """Return the proposers in force that draft on the host."""
+    specs = registry.entries(ProposerSpec)
+    names = (settings.proposer, *settings.extra_proposers)
+    return tuple(n for n in names if n in specs and specs[n].spec.caps.needs_host)  # type: ignore[attr-defined]
+
+
+def advise(launch: Launch) -> list[CheckResult]:
+    """Say what is to be known of a launch, warnings among it."""
+    scheduling = "async" if launch.async_scheduling else "synchronous"
+    head = f"runs on the {launch.runner.upper()} runner, {scheduling} scheduling, up to {launch.width} draft tokens"
+    results = [CheckResult("ok", head), _token_budget(launch)]
+    if launch.runner == "v1":
+        results.append(CheckResult("ok", REFUSED_ON_V1))
+    if launch.runner == "v2" and launch.host_proposers:
+        results.append(CheckResult("ok", host_cost(launch.host_proposers)))
+    if launch.data_parallel_size > 1:
+        results.append(CheckResult("ok", f"data parallelism of {launch.data_parallel_size}: {FIXED_WIDTH}"))
+    return results
+
+
+def warn(vllm_config: Any) -> None:
+    """Log the warnings of a server's launch, each once per process."""
+    for result in advise(launch_of(vllm_config)):
+        if result.status != "ok":
+            _log_once(f"{result.summary}. {result.remedy}")
+
+
+REFUSED_ON_V1 = (
+    "the V1 runner refuses requests with min_p or logit_bias (HTTP 400), as with any speculation of vLLM's; "
+    "the V2 runner serves them"
+)
+FIXED_WIDTH = (
+    "every step verifies the server's widest draft, as ranks that choose different widths deadlock; "
+    "a policy can only cut single requests' drafts"
+)
+
+
+def host_cost(names: tuple[str, ...]) -> str:
+    """Say what proposers on the host cost on V2."""
+    several = "draft" if len(names) > 1 else "drafts"
+    return (
+        f"{', '.join(names)} {several} on the host, on a thread: on the V2 runner every step then waits once for the "
+        "device to hand its new tokens over (on the V1 runner they are on the host anyway)"
+    )
+
+
+def _token_budget(launch: Launch) -> CheckResult:
+    """Compare what a full batch verifies at the widest draft with what one step may hold."""
+    wanted = (launch.width + 1) * launch.max_num_seqs
+    sum_ = f"(K + 1) x max_num_seqs = ({launch.width} + 1) x {launch.max_num_seqs} = {wanted}"
+    if wanted <= launch.max_num_batched_tokens:
+        return CheckResult("ok", f"{sum_} fits into max_num_batched_tokens = {launch.max_num_batched_tokens}")
+    fitting = launch.max_num_batched_tokens // launch.max_num_seqs - 1
+    narrower = f" or num_speculative_tokens to {fitting}" if fitting > 0 else ""
+    return CheckResult(
+        "warn",
+        f"{sum_} exceeds max_num_batched_tokens = {launch.max_num_batched_tokens}: "
+        "a full batch at the widest draft leaves requests and prompts waiting",
+        f"Raise --max-num-batched-tokens to {wanted} or more, or lower --max-num-seqs{narrower}",
+    )
+
+
+@functools.cache
+def _log_once(text: str) -> None:
+    logger.warning("%s", text)

@@ -1,0 +1,134 @@
+"""Whether a vLLM server asked for specplug, with which settings, and what its engine can do.
+
+Every process answers these from `VllmConfig` alone, so all of them agree.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from typing import Any, Literal
+
+from specplug.errors import EngineError, SettingsError
+from specplug.registry import default_registry
+from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
+from specplug.types.caps import DraftInput, EngineCaps, Feedback, PlanSite, Ragged, WidthChange
+
+METHOD = "custom_class"
+PROPOSER = "specplug_vllm.Proposer"
+SECTION = "specplug"
+FLAG = "--additional-config"
+
+Runner = Literal["v1", "v2"]
+
+
+def is_asked(vllm_config: Any) -> bool:
+    """Whether this server's speculative configuration names specplug."""
+    spec = getattr(vllm_config, "speculative_config", None)
+    return spec is not None and spec.method == METHOD and spec.model == PROPOSER
+
+
+def resolved(vllm_config: Any) -> ResolvedSettings | None:
+    """Return the server's settings, or None when it did not ask for specplug.
+
+    The widest draft is vLLM's own ``num_speculative_tokens``.
+
+    Raises:
+        SettingsError: the settings are wrong, or name another width than vLLM's.
+    """
+    if not is_asked(vllm_config):
+        return None
+    width = vllm_config.speculative_config.num_speculative_tokens
+    section = _section(vllm_config.additional_config)
+    return _load(json.dumps(section, sort_keys=True), width, os.environ.get(CONFIG_VARIABLE, ""))
+
+
+def runner_of(vllm_config: Any) -> Runner:
+    """Return which of vLLM's model runners serves."""
+    return "v2" if vllm_config.use_v2_model_runner else "v1"
+
+
+def cuts_on_device(vllm_config: Any) -> bool:
+    """Whether the engine cuts drafts between the step that made them and their verification; see `adaptive`."""
+    return runner_of(vllm_config) == "v2" and bool(vllm_config.speculative_config.enable_adaptive_verification)
+
+
+def engine_caps(vllm_config: Any) -> EngineCaps:
+    """Return what the engine can do, as it is configured."""
+    spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    v2 = runner_of(vllm_config) == "v2"
+    cuts = cuts_on_device(vllm_config)
+    several_ranks = parallel.tensor_parallel_size > 1  # full distributions are not sent from rank to rank
+    law = DraftInput.LOGITS if v2 else DraftInput.PROBS
+    return EngineCaps(
+        max_width=spec.num_speculative_tokens,
+        captured_widths=_ladder(vllm_config) if v2 and not cuts else (),
+        ragged=Ragged.NATIVE if cuts or not v2 else Ragged.PADDED,
+        width_change=_width_change(vllm_config, v2),
+        # Which tokens are cut depends on their confidences, and so on the tokens: only one-hot stays exact.
+        draft_input=DraftInput.ONE_HOT if several_ranks or cuts else law,
+        decision_lag=2 if vllm_config.scheduler_config.async_scheduling else 1,
+        plan_site=PlanSite.SCHEDULER,
+        feedback=Feedback.SCHEDULER,
+        tensor_parallel_size=parallel.tensor_parallel_size,
+        data_parallel_size=parallel.data_parallel_size,
+    )
+
+
+def refuse_unsupported(vllm_config: Any) -> None:
+    """Refuse what would be served wrongly.
+
+    Raises:
+        EngineError: the server is configured in a way that specplug does not support.
+    """
+    if getattr(vllm_config, "watermark_config", None) is not None:
+        raise EngineError.build(
+            "watermarking is not supported",
+            who="specplug_vllm",
+            found="a watermark configuration",
+            expected="none",
+            remedy="Serve watermarked output without specplug",
+        )
+
+
+def _section(additional_config: Any) -> dict[str, Any]:
+    section = additional_config.get(SECTION, {}) if isinstance(additional_config, dict) else {}
+    if not isinstance(section, dict):
+        raise SettingsError.build(
+            "malformed settings", who=f"{FLAG} {SECTION!r}", found=repr(section), expected="a JSON object"
+        )
+    return section
+
+
+@functools.lru_cache(maxsize=16)
+def _load(section: str, width: int, _environment: str) -> ResolvedSettings:
+    flags = json.loads(section)
+    key = "num_speculative_tokens"
+    if flags.setdefault(key, width) != width:
+        raise SettingsError.build(
+            f"{key!r} is given twice",
+            who=f"{FLAG} {SECTION!r}",
+            found=flags[key],
+            expected=f"{width}, as in --speculative-config",
+            remedy=f"Leave it out of {FLAG}; a policy's own width is one of that policy's options",
+        )
+    return load_settings(flags, flags_origin=f"{FLAG} {SECTION!r}", registry=default_registry())
+
+
+def _ladder(vllm_config: Any) -> tuple[int, ...]:
+    """Return the widths with CUDA graphs of their own, as the launch names them; without a ladder any may be used.
+
+    vLLM captures a width for the batch sizes that name it, so one for larger batches than the server's has no graphs.
+    """
+    spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
+    schedule = getattr(spec, "num_speculative_tokens_per_batch_size", None) or ()
+    return tuple(sorted({min(int(w), spec.num_speculative_tokens) for first, _, w in schedule if first <= largest}))
+
+
+def _width_change(vllm_config: Any, v2: bool) -> WidthChange:
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        return WidthChange.FIXED  # ranks that choose different widths deadlock
+    if not v2 or cuts_on_device(vllm_config) or not _ladder(vllm_config):
+        return WidthChange.FREE
+    return WidthChange.CAPTURED

@@ -1,0 +1,76 @@
+"""The patches of vLLM's configuration: specplug's method runs on the V2 runner, with async scheduling and our scheduler.
+
+Stock vLLM sends ``custom_class`` to the V1 runner and turns async scheduling off for it.  Configurations that do not
+name specplug pass through untouched.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+from specplug_vllm import adaptive, seams
+from specplug_vllm.asked import METHOD, is_asked, refuse_unsupported, resolved, runner_of
+
+SCHEDULERS = {
+    False: "specplug_vllm.scheduler.SpecplugScheduler",
+    True: "specplug_vllm.scheduler.SpecplugAsyncScheduler",
+}
+
+
+def install() -> None:
+    """Patch `VllmConfig`, once per process."""
+    from vllm.config import vllm as module
+
+    cls = module.VllmConfig
+    if not hasattr(cls.__post_init__, "_specplug"):
+        cls.__post_init__ = _with_specplug(cls.__post_init__, module)
+        unsupported = cls._get_v2_model_runner_unsupported_features
+        cls._get_v2_model_runner_unsupported_features = _supporting_specplug(unsupported)
+        adaptive.install_checks(cls)
+
+
+def _supporting_specplug(original: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
+    """Take specplug's method off the list of what V2 does not support."""
+
+    @functools.wraps(original)
+    def unsupported_features(self: Any) -> list[str]:
+        features = original(self)
+        return [feature for feature in features if METHOD not in feature] if is_asked(self) else features
+
+    return unsupported_features
+
+
+def _with_specplug(original: Callable[..., None], module: Any) -> Callable[..., None]:
+    """Check the settings before anything else, and name our scheduler when vLLM has decided on its own."""
+
+    @functools.wraps(original)
+    def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not is_asked(self):
+            original(self, *args, **kwargs)
+            return
+        seams.require("config")
+        resolved(self)
+        refuse_unsupported(self)
+        with _async_allowed(module, runner_of(self) == "v2"):
+            original(self, *args, **kwargs)
+        scheduler = self.scheduler_config
+        if scheduler.scheduler_cls is None or scheduler.scheduler_cls in SCHEDULERS.values():
+            scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
+
+    post_init._specplug = True  # type: ignore[attr-defined]
+    return post_init
+
+
+@contextmanager
+def _async_allowed(module: Any, wanted: bool) -> Iterator[None]:
+    """Let the method pass vLLM's list of methods that keep async scheduling on, while one configuration is made."""
+    types = module.NgramGPUTypes
+    if wanted:
+        module.NgramGPUTypes = Literal[(*get_args(types), METHOD)]
+    try:
+        yield
+    finally:
+        module.NgramGPUTypes = types

@@ -1,0 +1,182 @@
+"""What the operator says while the server runs: speculation on or off, and a limit on the draft length.
+
+It is said over HTTP (see `endpoints`) or in a watched file, and held in the scheduler's process, which asks for the
+ceiling at every step.  The last change wins, wherever it came from.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from specplug.errors import SettingsError
+from specplug.settings.mistakes import from_pydantic, shown, together
+from specplug.settings.model import MAX_SPECULATIVE_TOKENS, Settings
+
+logger = logging.getLogger("specplug")
+
+Mode = Literal["on", "off"]
+_MAX_BYTES = 65536  # the scheduler reads the file between two steps, so it must be short
+_Signature = tuple[int, int, int]
+
+
+class Order(BaseModel):
+    """What an operator can say; what is left out stays as it is (over HTTP) or as at the start (in the file)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    mode: Mode | None = Field(default=None, description="'off' serves every request by plain decoding, 'on' speculates")
+    num_speculative_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_SPECULATIVE_TOKENS,
+        description="most draft tokens per request and step, where the server would draft more; null sets no limit",
+    )
+
+
+class Control:
+    """The operator's word.
+
+    Args:
+        settings: `mode` is where it starts; `control` names the watched file.
+        clock: seconds, for the interval between two looks at the file.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._start: Mode = settings.mode
+        self._mode: Mode = settings.mode
+        self._limit: int | None = None
+        self._by = "start-up"
+        self._ceiling = _ceiling(self._mode, self._limit)
+        file = settings.control.file
+        self._path = None if file is None else Path(file).expanduser().absolute()
+        self._interval, self._clock = settings.control.poll_seconds, clock
+        self._seen: _Signature | None = None
+        self._file_error: str | None = None
+        self._next_look = clock()
+        if self._path is not None:
+            self._look()
+
+    def ceiling(self) -> int | None:
+        """Return the most draft tokens that a request may get in the next step: 0 is none, None is no limit.
+
+        Asked at every step: looks at the file's time stamp every `control.poll_seconds`, and reads nothing else.
+        """
+        if self._path is not None and self._clock() >= self._next_look:
+            self._look()
+        return self._ceiling
+
+    def set(self, **order: Any) -> dict[str, Any]:
+        """Carry out an order, whose keys are those of `Order`; return the resulting state.
+
+        Keys that are left out keep their value, ``num_speculative_tokens=None`` lifts the limit.
+
+        Raises:
+            SettingsError: an unknown key or a bad value: all of them in one message.  Nothing has changed then.
+        """
+        if self._path is not None:
+            self._look()  # a change of the file made before this order must not undo it later
+        said = parse_order(order, "order")
+        limit = said.num_speculative_tokens if "num_speculative_tokens" in order else self._limit
+        self._change(said.mode or self._mode, limit, "request")
+        return self.state()
+
+    def state(self) -> dict[str, Any]:
+        """Return what holds now and since whose word, ready for JSON."""
+        return {
+            "mode": self._mode,
+            "num_speculative_tokens": self._limit,
+            "ceiling": self.ceiling(),
+            "set_by": self._by,
+            "file": None if self._path is None else str(self._path),
+            "file_error": self._file_error,
+        }
+
+    def _look(self) -> None:
+        """Take over the file's word if the file has changed since the last look."""
+        assert self._path is not None
+        self._next_look = self._clock() + self._interval
+        try:
+            found = os.stat(self._path)
+        except OSError as error:
+            gone = isinstance(error, FileNotFoundError)
+            if self._seen is not None and gone:
+                self._seen, self._file_error = None, None
+                self._change(self._start, None, "start-up, as the control file is gone")
+            elif not gone:
+                self._report(f"cannot look at the control file; found {error.strerror}")
+            return
+        signature = (found.st_mtime_ns, found.st_size, found.st_ino)  # the last one tells a file moved over it
+        if signature != self._seen:
+            self._seen, self._file_error = signature, None
+            self._read(stat.S_ISREG(found.st_mode))
+
+    def _read(self, is_file: bool) -> None:
+        assert self._path is not None
+        try:
+            said = parse_order(_load(self._path, is_file), str(self._path))
+        except SettingsError as error:
+            self._report(str(error))
+        else:
+            self._change(said.mode or self._start, said.num_speculative_tokens, "control file")
+
+    def _report(self, what: str) -> None:
+        """Log what is wrong with the file, once until it changes."""
+        if what != self._file_error:
+            self._file_error = what
+            logger.error("%s: the operator's control stays as it was: %s", what, self._words())
+
+    def _change(self, mode: Mode, limit: int | None, by: str) -> None:
+        before = self._words()
+        self._mode, self._limit, self._by = mode, limit, by
+        self._ceiling = _ceiling(mode, limit)
+        if self._words() != before:
+            logger.info("speculation: %s, by %s", self._words(), by)
+
+    def _words(self) -> str:
+        limit = "" if self._limit is None else f", at most {self._limit} draft tokens"
+        return f"mode {self._mode}{limit}"
+
+
+def _ceiling(mode: Mode, limit: int | None) -> int | None:
+    return 0 if mode == "off" else limit
+
+
+def parse_order(order: Any, who: str) -> Order:
+    """Check an order that was given as plain data by `who`.
+
+    Raises:
+        SettingsError: it is no mapping, or keys are unknown or values bad: all of them in one message.
+    """
+    if not isinstance(order, dict):
+        raise SettingsError.build("malformed order", who=who, found=shown(order), expected="a JSON object")
+    try:
+        return Order.model_validate(order)
+    except ValidationError as error:
+        mistakes = from_pydantic(error, Order, "key")
+        raise SettingsError(together([mistake.line(who) for mistake in mistakes], "key")) from error
+
+
+def _load(path: Path, is_file: bool) -> Any:
+    """Read the control file; one that is not a plain file could block the scheduler for ever."""
+    if not is_file:
+        raise SettingsError.build("cannot read the control file", who=str(path), expected="a plain file")
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            raise ValueError(f"more than {_MAX_BYTES} bytes")
+        return json.loads(text.decode())
+    except (OSError, ValueError, RecursionError) as error:
+        found = error.strerror if isinstance(error, OSError) else str(error)
+        raise SettingsError.build(
+            "cannot read the control file", who=str(path), found=found, expected="a JSON object"
+        ) from error

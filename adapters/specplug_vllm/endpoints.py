@@ -1,0 +1,101 @@
+"""The operator's HTTP routes, as an endpoint plug-in of vLLM; loaded when ``VLLM_PLUGINS`` names ``specplug_http``.
+
+vLLM's own ``--api-key`` guards the paths of its API only, so these routes ask for the key themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
+
+from specplug.errors import SpecplugError
+from specplug_vllm import status
+from specplug_vllm.asked import is_asked
+from specplug_vllm.control import Order, parse_order
+
+_EXAMPLES = {
+    "off": {"value": {"mode": "off"}},
+    "on, at most 4 draft tokens": {"value": {"mode": "on", "num_speculative_tokens": 4}},
+}
+
+
+class SpecplugEndpoints:
+    """Adds `GET /specplug/status` and `POST /specplug/mode`."""
+
+    name = "specplug_http"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Register the routes."""
+        router = APIRouter(prefix="/specplug", tags=["specplug"], dependencies=[Depends(guard)])
+        router.add_api_route(
+            "/status",
+            read_status,
+            methods=["GET"],
+            summary="What specplug does: settings and their origins, sources, counts, faults, the operator's control",
+        )
+        body = {"schema": Order.model_json_schema(), "examples": _EXAMPLES}
+        router.add_api_route(
+            "/mode",
+            set_mode,
+            methods=["POST"],
+            summary="Switch speculation off or on, or limit the draft length; what is left out stays as it is",
+            openapi_extra={"requestBody": {"required": True, "content": {"application/json": body}}},
+        )
+        app.include_router(router)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Keep the engine client for the routes, and the keys that clients must show."""
+        import vllm.envs as envs
+
+        state.specplug_engine = engine_client
+        keys = [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
+        state.specplug_keys = [_digest(key) for key in keys]
+
+
+async def read_status(request: Request) -> dict[str, Any]:
+    """Answer `GET /specplug/status`."""
+    client = _client(request)
+    return {"versions": status.versions(), "engines": await status.ask_engines(client, "specplug_status")}
+
+
+async def set_mode(request: Request) -> dict[str, Any]:
+    """Answer `POST /specplug/mode`."""
+    client = _client(request)
+    try:
+        said = await request.json()
+    except ValueError as error:
+        raise HTTPException(400, f"the body is not JSON: {error}") from error
+    try:
+        order = parse_order(said, "/specplug/mode").model_dump(exclude_unset=True)
+    except SpecplugError as error:
+        raise HTTPException(400, str(error)) from error
+    if not order:
+        raise HTTPException(400, "/specplug/mode: the order is empty; expected mode, num_speculative_tokens, or both")
+    return {"engines": await status.ask_engines(client, "specplug_control", order)}
+
+
+async def guard(request: Request) -> None:
+    """Ask for the server's API key, where it has one."""
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    keys = request.app.state.specplug_keys
+    shown = _digest(key) if scheme.lower() == "bearer" else b""
+    if keys and not any(secrets.compare_digest(shown, known) for known in keys):
+        raise HTTPException(401, "Unauthorized")
+
+
+def _client(request: Request) -> Any:
+    """Return the client of the engine cores."""
+    engine = request.app.state.specplug_engine
+    if engine is None or not is_asked(engine.vllm_config):
+        raise HTTPException(
+            404, "this server did not ask for specplug; start it with a --speculative-config that names it"
+        )
+    return engine.engine_core
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

@@ -1,0 +1,98 @@
+"""How a vLLM request spells specplug's fields: in `extra_args` offline, in `vllm_xargs` over HTTP.
+
+vLLM's `vllm_xargs` takes texts, numbers and lists of them.  So all fields may come as one JSON text under ``specplug``,
+and each alone as ``specplug_<field>``.  Offline, ``extra_args["specplug"]`` takes them as a mapping, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from specplug.errors import RequestError, suggest
+from specplug.settings.mistakes import shown
+from specplug.settings.request import RequestFields, as_mapping, from_json
+from specplug_vllm.wire import WIRE_KEY, is_encoded
+
+PREFIX = f"{WIRE_KEY}_"
+_FIELDS = tuple(RequestFields.model_fields)
+_BOOLEANS: dict[object, bool] = {0: False, 1: True, "0": False, "1": True, "false": False, "true": True}
+_LONG_FORM = re.compile(r'\s*(?:\[\s*)?\{\s*"(?:text|token_ids|name)"\s*:')
+
+
+def are_given(extra_args: Mapping[str, Any] | None) -> bool:
+    """Whether a request says anything to specplug that is not parsed yet."""
+    if not extra_args:
+        return False
+    return any(map(_is_ours, extra_args)) and not is_encoded(extra_args)
+
+
+def split(extra_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Return specplug's fields, as `parse_request_fields` takes them, and the rest of the arguments.
+
+    Raises:
+        RequestError: a key is unknown, a field is given twice, or the JSON is malformed.
+    """
+    rest = {key: value for key, value in extra_args.items() if not _is_ours(key)}
+    fields = dict(as_mapping(extra_args.get(WIRE_KEY)))
+    for key in extra_args:
+        if key.startswith(PREFIX):
+            name = _field(key, extra_args[key])
+            if name in fields:
+                raise RequestError.build(
+                    f"request field {name!r} is given twice", found=f"{key!r}, and {name!r} inside {WIRE_KEY!r}"
+                )
+            fields[name] = _value(name, extra_args[key])
+    return fields, rest
+
+
+def characters(extra_args: Mapping[str, Any]) -> int:
+    """Return roughly how much there is to parse, without looking into what a JSON text holds."""
+    return sum(_weight(value) for key, value in extra_args.items() if _is_ours(key))
+
+
+def _is_ours(key: str) -> bool:
+    return key == WIRE_KEY or key.startswith(PREFIX)
+
+
+def _weight(value: object) -> int:
+    if isinstance(value, Mapping):
+        return sum(map(_weight, value.values()))
+    if isinstance(value, (list, tuple)) and value and not isinstance(value[0], int):
+        return sum(map(_weight, value))
+    return len(value) if hasattr(value, "__len__") else 1
+
+
+def _field(key: str, value: object) -> str:
+    name = key.removeprefix(PREFIX)
+    if name not in _FIELDS:
+        raise RequestError.build(
+            f"unknown request field {key!r}",
+            found=shown(value),
+            remedy=suggest(key, [PREFIX + field for field in _FIELDS]),
+        )
+    return name
+
+
+def _value(name: str, value: Any) -> Any:
+    """Bring a value that HTTP can carry to the field's own type; what does not fit is left for the parser to refuse."""
+    if name in ("enabled", "store"):
+        plain = value.lower() if isinstance(value, str) else value
+        return _BOOLEANS.get(plain, value) if isinstance(plain, (str, int, float)) else value
+    if name == "num_speculative_tokens" and isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value):
+        return int(value)
+    if name == "prediction" and isinstance(value, str):
+        return {"type": "content", "content": value}
+    if name == "references":
+        return _references(value)
+    return value
+
+
+def _references(value: Any) -> Any:
+    """Tell a text from the long form as JSON, and a list of ids from a list of texts."""
+    if isinstance(value, str) and _LONG_FORM.match(value):
+        return from_json(value, "references as JSON; to give a text that begins like them, use the long form")
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], (int, float)):
+        return {"token_ids": value}
+    return value

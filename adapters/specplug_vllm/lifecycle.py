@@ -1,0 +1,68 @@
+"""Who comes and goes, learnt by one hook on ``GPUModelRunner.execute_model``, the same for both runners.
+
+Requests leave before the engine's step runs, as vLLM frees their places then, and arrive after it, when vLLM has given
+them one.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from specplug_vllm import adaptive, notes
+from specplug_vllm.drafting import Drafting
+
+
+def install(runner_class: Any) -> None:
+    """Hook `execute_model` of a runner class, once.  Runners that do not draft with specplug pass through."""
+    original = runner_class.execute_model
+    if hasattr(original, "_specplug"):
+        return
+
+    @functools.wraps(original)
+    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dummy_run"):
+            return original(self, scheduler_output, *args, **kwargs)
+        if hasattr(_drafter(self), "drafting"):  # ours, also on ranks that do not draft
+            _drafter(self).attach(self)
+        drafting = drafting_of(self)
+        if drafting is None:
+            result = original(self, scheduler_output, *args, **kwargs)
+        else:
+            _leave(drafting, scheduler_output)
+            result = original(self, scheduler_output, *args, **kwargs)
+            _arrive(drafting, scheduler_output)
+            drafting.begin_step(scheduler_output)
+        adaptive.set_budget(self, notes.of(scheduler_output).token_budget)  # also on ranks that do not draft
+        return result
+
+    execute_model._specplug = True  # type: ignore[attr-defined]
+    runner_class.execute_model = execute_model
+
+
+def drafting_of(runner: Any) -> Drafting | None:
+    """Return what drafts for a runner of either kind, or None."""
+    drafting = getattr(_drafter(runner), "drafting", None)
+    return drafting if isinstance(drafting, Drafting) else None
+
+
+def _drafter(runner: Any) -> Any:
+    return getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
+
+
+def _leave(drafting: Drafting, scheduler_output: Any) -> None:
+    said = notes.of(scheduler_output)
+    for kind in said.events:
+        drafting.on_engine_event(kind)
+    for request_id in sorted(scheduler_output.finished_req_ids):
+        drafting.finish(request_id, aborted=request_id in said.aborted)
+    for request_id in sorted(scheduler_output.preempted_req_ids or ()):
+        drafting.preempt(request_id)
+
+
+def _arrive(drafting: Drafting, scheduler_output: Any) -> None:
+    salts = notes.of(scheduler_output).cache_salts
+    for new in scheduler_output.scheduled_new_reqs:  # on V2 also those that resume
+        drafting.start(new, salts.get(new.req_id))
+    for request_id in getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ()):  # V1
+        drafting.resume(request_id)

@@ -1,0 +1,40 @@
+"""What this adapter registers.  Imports neither torch nor vllm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specplug.hooks import hookimpl
+from specplug.specs import CheckSpec, EngineSpec
+
+
+@hookimpl
+def specplug_register_engines(register: Callable[[EngineSpec], None]) -> None:
+    """Register vLLM, which says itself when it is not installed: its distribution has several names."""
+    register(
+        EngineSpec(
+            name="vllm",
+            factory="specplug_vllm.text:VllmEngine",
+            summary="vLLM, on the device that it is built for",
+        )
+    )
+
+
+@hookimpl
+def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
+    """Register what `specplug doctor` says about vLLM."""
+    register(
+        CheckSpec(
+            name="vllm",
+            factory="specplug_vllm.checks:installed",
+            summary="the installed vLLM is supported, has the seams that the adapter uses, and loads specplug",
+        )
+    )
+    register(
+        CheckSpec(
+            name="vllm launch",
+            factory="specplug_vllm.checks:launch",
+            summary="the server that a launch line starts: runner, token budget, what it refuses and what it costs",
+            takes_launch=True,
+        )
+    )

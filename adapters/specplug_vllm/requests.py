@@ -1,0 +1,84 @@
+"""vLLM's description of a request, as plug-ins see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from specplug.types.request import Request, Sampling
+from specplug_vllm import wire
+
+MAX_STOP_IDS = 8
+"""Stop ids that are tracked per request on the device; what a request stops on beyond them is learnt one step late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A request that a worker holds, with what drafting needs to know of it.
+
+    Attributes:
+        request: as plug-ins see it.
+        end: most tokens that prompt and output may have together.
+        stop_ids: token ids that end it, the first `MAX_STOP_IDS`.
+        barriers: (start, stop, kind) of spans that are no text.
+    """
+
+    request: Request
+    end: int
+    stop_ids: tuple[int, ...]
+    barriers: tuple[tuple[int, int, str], ...] = ()
+
+
+def resident(new: Any, max_model_len: int, isolation_key: str | None = None) -> Resident:
+    """Describe a vLLM `NewRequestData`.  Requests that do not sample (pooling) never draft."""
+    params = new.sampling_params
+    prompt_length = _prompt_length(new)
+    if params is None:
+        return Resident(Request(new.req_id, prompt_length, max_tokens=0), end=prompt_length, stop_ids=())
+    options, references, tenant = wire.decode(params.extra_args)
+    lora_id = None if new.lora_request is None else int(new.lora_request.lora_int_id)
+    key = tenant or isolation_key or ""
+    spans = _barriers(new)
+    max_tokens = max_model_len if params.max_tokens is None else int(params.max_tokens)
+    request = Request(
+        request_id=new.req_id,
+        prompt_length=prompt_length,
+        max_tokens=max_tokens,
+        sampling=Sampling(
+            temperature=params.temperature,
+            top_k=max(0, params.top_k),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=params.seed,
+        ),
+        options=options,
+        references=references,
+        tenant=tenant,
+        isolation_key=key if lora_id is None else f"{key}/lora:{lora_id}",
+        lora_id=lora_id,
+        grammar=params.structured_outputs is not None,
+        multimodal=bool(spans),
+    )
+    return Resident(request, min(prompt_length + max_tokens, max_model_len), _stop_ids(params), spans)
+
+
+def _prompt_length(new: Any) -> int:
+    if new.prompt_token_ids is not None:
+        return len(new.prompt_token_ids)
+    return 0 if new.prompt_embeds is None else int(new.prompt_embeds.shape[0])
+
+
+def _stop_ids(params: Any) -> tuple[int, ...]:
+    """Return the ids that end the request, end-of-sequence first unless it is ignored."""
+    end = [] if params.ignore_eos or params.eos_token_id is None else [params.eos_token_id]
+    return tuple(dict.fromkeys([*end, *(params.stop_token_ids or ())]))[:MAX_STOP_IDS]
+
+
+def _barriers(new: Any) -> tuple[tuple[int, int, str], ...]:
+    spans = [
+        (feature.mm_position.offset, feature.mm_position.offset + feature.mm_position.length, feature.modality)
+        for feature in new.mm_features or ()
+    ]
+    if new.prompt_embeds is not None:
+        spans.append((0, int(new.prompt_embeds.shape[0]), "prompt embeddings"))
+    return tuple(spans)

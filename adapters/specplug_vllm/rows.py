@@ -1,0 +1,33 @@
+"""What a batch's rows have in common from step to step: kept while nobody comes, goes or changes places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specplug.types.batch import Barrier
+from specplug.types.request import Request
+from specplug_vllm.drafting import Drafting
+
+
+class RowFacts:
+    """Host facts of B rows, in batch order.
+
+    Attributes:
+        names: request ids.
+        slots: of each row.
+        requests: of each row.
+        barriers: spans of the rows that are no text.
+    """
+
+    def __init__(self, drafting: Drafting, names: Sequence[str]) -> None:
+        self._version = drafting.slots.version
+        self._names = list(names)
+        self.names = tuple(names)
+        self.slots = [drafting.slot_of(name) for name in names]
+        tenants = [drafting.slots.tenants[slot] for slot in self.slots]
+        self.requests: tuple[Request, ...] = tuple(tenant.request for tenant in tenants)
+        self.barriers = tuple(Barrier(row, *span) for row, tenant in enumerate(tenants) for span in tenant.barriers)
+
+    def hold(self, drafting: Drafting, names: Sequence[str]) -> bool:
+        """Whether these are still the facts of the rows `names`, a list."""
+        return self._version == drafting.slots.version and self._names == names

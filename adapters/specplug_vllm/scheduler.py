@@ -1,0 +1,119 @@
+"""vLLM's scheduler with specplug's plans: how wide each step's drafts are, and each request's.
+
+A plan made while step t is scheduled shapes the drafts made at its end, which step t + 1 verifies.  Under async
+scheduling vLLM schedules t + 1 before it has seen the output of t, so its figures are one step older still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+
+from specplug.types.caps import WidthChange
+from specplug.types.request import EngineEventKind
+from specplug_vllm import notes, seams
+from specplug_vllm.planning import Planning
+
+
+class _Planned:
+    """What both schedulers do; the leftmost base.
+
+    Attributes:
+        planning: the scheduler process's half of specplug.
+    """
+
+    vllm_config: Any
+    num_spec_tokens: int
+    running: list[Any]
+    waiting: Any
+    requests: dict[str, Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        seams.require("scheduler")
+        super().__init__(*args, **kwargs)
+        self.planning = Planning(self.vllm_config)
+        self._may_narrow = self.planning.caps.width_change is not WidthChange.FIXED
+        # vLLM pads some new requests with as many placeholders, and fails when they exceed what a prompt may advance.
+        chunk = self.vllm_config.scheduler_config.long_prefill_token_threshold
+        self._most_placeholders = chunk - 1 if chunk > 0 else self.planning.caps.max_width
+        self._aborted: list[str] = []
+        self._events: list[EngineEventKind] = []
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Schedule as vLLM does, as if the server's widest draft were what the plan allows."""
+        self._cut_drafts()
+        widest, self.num_spec_tokens = self.num_spec_tokens, self._width()
+        try:
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.num_spec_tokens = widest
+
+    def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """Take note of one request's verdict."""
+        self.planning.observe(kwargs["request_id"], kwargs["num_draft_tokens"], kwargs["num_accepted_tokens"])
+        return super().make_spec_decoding_stats(*args, **kwargs)  # type: ignore[misc]
+
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
+        """Take note of what is aborted, which the workers are not told otherwise."""
+        if finished_status == RequestStatus.FINISHED_ABORTED:
+            if request_ids is None:
+                request_ids = tuple(self.requests)
+            names = (request_ids,) if isinstance(request_ids, str) else tuple(request_ids)
+            self._aborted += names
+            return super().finish_requests(names, finished_status)  # type: ignore[misc]
+        return super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
+        """Tell proposers with the next step: whoever wants cached prompts forgotten may want drafts forgotten too."""
+        self._events.append("cache flushed")
+        return super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        """Plan, before vLLM decides how many draft tokens to expect of the step."""
+        self.planning.forget(scheduler_output.finished_req_ids)
+        prompts = sum(scheduler_output.num_scheduled_tokens[new.req_id] for new in scheduler_output.scheduled_new_reqs)
+        plan = self.planning.make(self.running, len(self.waiting), prompts)
+        if self._may_narrow:
+            scheduler_output.num_spec_tokens_to_schedule = plan.width
+        else:
+            scheduler_output.num_spec_tokens_to_schedule = self.planning.caps.max_width
+        self._attach_notes(scheduler_output, plan.token_budget)
+        super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
+
+    def _width(self) -> int:
+        """Return how many drafts per request the step to be scheduled has at most."""
+        return min(
+            self.planning.plan.width if self._may_narrow else self.planning.caps.max_width, self._most_placeholders
+        )
+
+    def _cut_drafts(self) -> None:
+        """Cut the drafts, or their placeholders, of requests that the newest plan caps."""
+        plan = self.planning.plan
+        names = plan.caps if self._may_narrow else [request.request_id for request in self.running]
+        for name in names:
+            request = self.requests.get(name)
+            if request is not None and request.spec_token_ids:
+                request.spec_token_ids = request.spec_token_ids[: plan.width_for(name)]
+
+    def _attach_notes(self, scheduler_output: Any, token_budget: int | None) -> None:
+        salts = {
+            new.req_id: request.cache_salt
+            for new in scheduler_output.scheduled_new_reqs
+            if (request := self.requests[new.req_id]).cache_salt
+        }
+        if token_budget is not None or salts or self._aborted or self._events:
+            said = notes.StepNotes(token_budget, tuple(self._aborted), salts, tuple(self._events))
+            notes.attach(scheduler_output, said)
+            self._aborted, self._events = [], []
+
+
+class SpecplugScheduler(_Planned, Scheduler):
+    """vLLM's scheduler, planned by specplug."""
+
+
+class SpecplugAsyncScheduler(_Planned, AsyncScheduler):
+    """vLLM's asynchronous scheduler, planned by specplug."""

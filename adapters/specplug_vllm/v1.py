@@ -1,0 +1,149 @@
+"""The drafter of vLLM's V1 runner (``custom_class``): on the CPU, with exact lengths per request.
+
+The runner holds its token table in host memory and hands over what it sampled as lists, so drafting runs on the CPU
+whatever the engine's device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specplug.types.batch import BatchView, Residency
+from specplug.types.draft import Draft
+from specplug.types.verdict import Outcome
+from specplug_vllm import events, lifecycle, ranks, seams, status, verifier, verifier_v1
+from specplug_vllm.drafting import Drafting
+from specplug_vllm.rows import RowFacts
+from specplug_vllm.slots import SlotRows
+
+_CPU = torch.device("cpu")
+
+
+class Proposer:
+    """specplug as vLLM's V1 runner sees it.  ``speculative_config.model`` names this class.
+
+    Attributes:
+        drafting: what drafts, on tensor-parallel rank 0; None on other ranks, whose drafts vLLM never looks at.
+        verifier: on every rank, what decides instead of the engine; None where the engine does.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        seams.require("v1")
+        self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks.ranks().leads else None
+        self._rows: _Rows | None = None
+        self._runner: Any = None
+        self.verifier = verifier.build(vllm_config, torch.device(vllm_config.device_config.device))
+        status.install_worker()
+        _hook_runner()
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """Nothing of ours is loaded after the target."""
+
+    def attach(self, runner: Any) -> None:
+        """Learn the runner, which vLLM does not hand over; called by the lifecycle hook at every step."""
+        if self._runner is not None:
+            return
+        self._runner = runner
+        if self.verifier is not None:
+            verifier_v1.install(runner, self.verifier, self.drafting)
+        if self.drafting is not None:
+            events.install_worker(runner, self.drafting)
+            # The stock limit leaves a whole batch without drafts when one row nears the longest context.  We bound
+            # each row by its own room instead.
+            runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
+
+    @torch.inference_mode()
+    def propose(
+        self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, *_: Any, **__: Any
+    ) -> list[list[int]]:
+        """Return each row's draft ids.
+
+        Args:
+            sampled_token_ids: per row, the tokens that the step emitted; empty for prefill chunks.
+            num_tokens_no_spec: [R] ints, tokens per row, those included.
+            token_ids_cpu: [R, L] int32, the runner's token table, by row.
+        """
+        count = len(sampled_token_ids)
+        if self.drafting is None or self._runner is None:
+            return [[] for _ in range(count)]
+        rows = self._rows_of(self.drafting, self._runner.input_batch.req_ids[:count])
+        lengths = torch.from_numpy(num_tokens_no_spec[:count].astype(np.int32))
+        emitted = torch.tensor([len(ids) for ids in sampled_token_ids], dtype=torch.int32)
+        tokens = torch.from_numpy(token_ids_cpu)
+        batch = rows.view(self.drafting, tokens, lengths, emitted)
+        draft = self.drafting.step(batch, self._outcome(self.drafting, rows, batch, emitted), rows.slot_rows.caps)
+        self._state_law(draft, rows.facts.names)
+        return _lists(draft)
+
+    def _rows_of(self, drafting: Drafting, names: list[str]) -> _Rows:
+        """Return what stays the same while the same requests hold the same places."""
+        if self._rows is None or not self._rows.facts.hold(drafting, names):
+            self._rows = _Rows(drafting, RowFacts(drafting, names))
+        return self._rows
+
+    def _outcome(self, drafting: Drafting, rows: _Rows, batch: BatchView, emitted: Tensor) -> Outcome:
+        scheduled = drafting.scheduled
+        verified = torch.tensor([len(scheduled.get(name, ())) for name in rows.facts.names], dtype=torch.int32)
+        behind = drafting.stops.behind(batch.tokens, batch.rows, batch.slots, batch.lengths, emitted, rows.slot_rows)
+        return Outcome(
+            verified=torch.where(emitted > 0, verified, 0),
+            accepted=(emitted - 1).clamp(min=0),
+            emitted=emitted,
+            after_stop=behind,
+        )
+
+    def _state_law(self, draft: Draft, names: tuple[str, ...]) -> None:
+        """Give the rejection sampler the law that drafts were drawn from; without one they are one-hot."""
+        if draft.draft_probs is not None:
+            self._runner._draft_probs = draft.draft_probs.to(self._runner.device)
+            self._runner._draft_prob_req_ids = list(names)
+
+
+class _Rows:
+    """The batch's rows while no request comes or goes."""
+
+    def __init__(self, drafting: Drafting, facts: RowFacts) -> None:
+        self.facts = facts
+        self._index = torch.arange(len(facts.names))
+        self._slots = torch.tensor(facts.slots, dtype=torch.int64)
+        self.slot_rows: SlotRows = drafting.slots.rows(self._slots)
+        self._temperature = torch.tensor([r.sampling.temperature for r in facts.requests], dtype=torch.float32)
+
+    def view(self, drafting: Drafting, tokens: Tensor, lengths: Tensor, emitted: Tensor) -> BatchView:
+        """Wrap the runner's token table; `lengths` and `emitted` are [B] int32."""
+        return BatchView(
+            slots=self._slots,
+            generations=self.slot_rows.generations,
+            rows=self._index,
+            tokens=tokens,
+            lengths=lengths,
+            num_new=torch.zeros_like(lengths),  # counted by the pipeline
+            sampled=emitted > 0,
+            room=self.slot_rows.ends - lengths,
+            temperature=self._temperature,
+            grammar=self.slot_rows.grammar,
+            vocab_size=drafting.vocab_size,
+            residency=Residency.HOST,
+            reset_slots=drafting.slots.take_resets(),
+            barriers=self.facts.barriers,
+            request_ids=self.facts.names,
+            requests=self.facts.requests,
+        )
+
+
+def _lists(draft: Draft) -> list[list[int]]:
+    lengths = draft.lengths.tolist()
+    if not any(lengths):
+        return [[] for _ in lengths]
+    return [ids[:length] for ids, length in zip(draft.token_ids.tolist(), lengths, strict=True)]
+
+
+def _hook_runner() -> None:
+    """Hook the runner's class; its module is being used by our caller, so importing it is free."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    lifecycle.install(GPUModelRunner)

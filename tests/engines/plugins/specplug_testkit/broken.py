@@ -1,0 +1,113 @@
+"""Proposers that misbehave when told.  Between their faults they draft like `bigram`, on the host or on the device."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from specplug.interfaces import PluginContext
+from specplug.types.batch import BatchView
+from specplug.types.draft import Draft
+from specplug.types.request import Event
+from specplug.types.verdict import Verdict
+from specplug_testkit.bigram import Bigram
+from specplug_testkit.options import GarbageOptions, RaisesOptions, SlowOptions
+
+MESSAGE = "raised as told"
+
+
+class Planted(RuntimeError):
+    """What the test plug-ins raise."""
+
+
+class RaisesOnDevice(Bigram):
+    """Raises in one kind of call."""
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__(context)
+        self._options: RaisesOptions = context.options or RaisesOptions()
+        self._calls = 0
+
+    def warmup(self) -> None:
+        self._count("warmup")
+
+    def ingest(self, batch: BatchView) -> None:
+        self._count("ingest")
+
+    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+        super().propose(batch, limits, draft)
+        self._count("propose")
+
+    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+        self._count("observe")
+
+    def on_event(self, event: Event) -> None:
+        self._count("on_event")
+
+    def _count(self, call: str) -> None:
+        options = self._options
+        if call != options.call or options.rank not in (None, self.context.rank):
+            return
+        number = self._calls - options.first
+        self._calls += 1
+        due = number >= 0 and number % options.every == 0
+        if due and (options.count is None or number // options.every < options.count):
+            raise Planted(f"{MESSAGE}, {call} {number}")
+
+
+class RaisesOnHost(RaisesOnDevice):
+    """The same, registered for the host."""
+
+
+class GarbageOnDevice(Bigram):
+    """Spoils a sound draft."""
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__(context)
+        self._options: GarbageOptions = context.options or GarbageOptions()
+        self._step = 0
+
+    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+        super().propose(batch, limits, draft)
+        kinds = self._options.kinds
+        kind = kinds[self._step % len(kinds)]
+        self._step += 1
+        if kind in ("range", "negative"):
+            draft.token_ids.fill_(2**31 - 1 if kind == "range" else -5)
+            draft.lengths.fill_(draft.width)
+        elif kind == "nan":
+            draft.confidence.fill_(torch.nan)
+        elif kind == "length":
+            draft.lengths.fill_(draft.width + 7)
+        elif kind == "source":
+            draft.source.fill_(99)
+        elif kind == "filler":
+            draft.token_ids.fill_(1)  # behind the lengths, too
+
+
+class GarbageOnHost(GarbageOnDevice):
+    """The same, registered for the host; "length" is then a buffer of another size, too."""
+
+    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+        kinds = self._options.kinds
+        resize = kinds[self._step % len(kinds)] == "length"
+        super().propose(batch, limits, draft)
+        if resize:
+            draft.confidence.resize_(draft.batch_size, draft.width + 1)
+
+
+class Slow(Bigram):
+    """Sleeps."""
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__(context)
+        self._options: SlowOptions = context.options or SlowOptions()
+        self._step = 0
+
+    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+        super().propose(batch, limits, draft)
+        if self._step % self._options.every == 0:
+            time.sleep(self._options.seconds)
+        self._step += 1

@@ -1,0 +1,32 @@
+"""A policy that never plans the same width twice in a row."""
+
+from __future__ import annotations
+
+from specplug.interfaces import Planner, PluginContext
+from specplug.types.plan import HostStats, StepPlan
+from specplug_testkit.options import LadderOptions
+
+
+class Ladder(Planner):
+    """Plans the given widths in turn, and caps requests in the order in which they appear."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._options: LadderOptions = context.options or LadderOptions()
+        self._widest = context.caps.max_width
+        self._step = 0
+        self._order: dict[str, int] = {}
+        self.planned: list[int] = []
+
+    def plan(self, stats: HostStats) -> StepPlan:
+        options = self._options
+        width = min(options.widths[self._step % len(options.widths)], self._widest)
+        self._step += 1
+        self.planned.append(width)
+        caps: dict[str, int] = {}
+        for request in stats.requests:
+            number = self._order.setdefault(request.request_id, len(self._order))
+            own = options.caps[number % len(options.caps)] if options.caps else None
+            limits = [limit for limit in (own, request.cap) if limit is not None]
+            if limits:
+                caps[request.request_id] = min(limits)
+        return StepPlan(width, options.token_budget, caps)

@@ -1,0 +1,65 @@
+"""The settings of the test plug-ins.  None takes anything from the environment."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Call = Literal["warmup", "ingest", "propose", "observe", "on_event"]
+Kind = Literal["range", "negative", "nan", "length", "source", "filler"]
+
+
+class Options(BaseModel):
+    """Base of all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class OracleOptions(Options):
+    """Right answers, and where to err in them."""
+
+    path: str | None = Field(default=None, description="JSON file: lists of token ids, each a prompt and its answer")
+    error_every: int = Field(default=0, ge=0, description="each n-th token of the answer is wrong; 0: none")
+    lengths: tuple[int, ...] = Field(default=(), description="draft lengths by answer length, in turn; empty: no limit")
+
+
+class DrawnOptions(Options):
+    """The law that tokens are drawn from: softmax(logits / temperature) over `tokens`."""
+
+    tokens: tuple[int, ...] = Field(default=(), description="ids to draw from; empty: the whole vocabulary")
+    spread: float = Field(default=0.0, ge=0, description="how far the logits lie apart; 0 is the uniform law")
+    length: int | None = Field(default=None, ge=0, description="draft tokens per row; None: as many as allowed")
+
+
+class RaisesOptions(Options):
+    """When to raise."""
+
+    call: Call = Field(default="propose", description="in which call")
+    first: int = Field(default=0, ge=0, description="calls that go well before the first that raises")
+    every: int = Field(default=1, ge=1, description="from then on, each n-th call raises")
+    count: int | None = Field(default=None, ge=0, description="how many calls raise; None: all")
+    rank: int | None = Field(default=None, description="only on this rank; None: on all")
+
+
+class GarbageOptions(Options):
+    """What is wrong with the drafts, in turn, one per step; "none" steps are fine."""
+
+    kinds: tuple[Kind | Literal["none"], ...] = ("range", "negative", "nan", "length", "source", "filler")
+
+
+class SlowOptions(Options):
+    """How long a step takes."""
+
+    seconds: float = Field(default=0.2, ge=0)
+    every: int = Field(default=1, ge=1, description="only each n-th step is slow")
+
+
+class LadderOptions(Options):
+    """What is planned, in turn."""
+
+    widths: tuple[int, ...] = Field(
+        default=(0, 1, 2, 4, 8), min_length=1, description="one per step, cut to the widest"
+    )
+    caps: tuple[int | None, ...] = Field(default=(), description="one per request as they appear; None: no cap")
+    token_budget: int | None = Field(default=None, ge=0)

@@ -1,0 +1,58 @@
+"""Registers the test plug-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specplug.hooks import hookimpl
+from specplug.specs import PolicySpec, ProposerSpec
+from specplug.types.caps import Distribution, ProposerCaps
+
+HOST, DEVICE = ProposerCaps(needs_host=True), ProposerCaps()
+LEARNS = ProposerCaps(needs_host=True, learns=True)
+LOGITS, PROBS = ProposerCaps(distribution=Distribution.LOGITS), ProposerCaps(distribution=Distribution.PROBS)
+
+PROPOSERS = {
+    "oracle": ("oracle:Oracle", "OracleOptions", HOST, "the right continuation, with errors where told"),
+    "bigram": ("bigram:Bigram", None, DEVICE, "what followed the last token, in plain torch on the device"),
+    "uniform": ("drawn:Drawn", "DrawnOptions", LOGITS, "tokens at random, with their logits"),
+    "uniform-probs": ("drawn:Drawn", "DrawnOptions", PROBS, "tokens at random, with their probabilities"),
+    "liar": ("drawn:Liar", "DrawnOptions", LOGITS, "tokens at random, with another law's logits"),
+    "liar-probs": ("drawn:Liar", "DrawnOptions", PROBS, "tokens at random, with another law's probabilities"),
+    "raises": ("broken:RaisesOnHost", "RaisesOptions", LEARNS, "raises when told, on the host"),
+    "raises-device": ("broken:RaisesOnDevice", "RaisesOptions", ProposerCaps(learns=True), "raises when told"),
+    "garbage": ("broken:GarbageOnHost", "GarbageOptions", HOST, "malformed drafts from the host"),
+    "garbage-device": ("broken:GarbageOnDevice", "GarbageOptions", DEVICE, "malformed drafts from the device"),
+    "slow": ("broken:Slow", "SlowOptions", HOST, "takes its time"),
+    "recorder": ("recorder:Recorder", None, LEARNS, "drafts like ngram and records what it is told"),
+}
+
+
+def spec_of(name: str) -> ProposerSpec:
+    """Return the specification of one proposer."""
+    factory, options, caps, summary = PROPOSERS[name]
+    return ProposerSpec(
+        name=name,
+        factory=f"specplug_testkit.{factory}",
+        summary=summary,
+        options=None if options is None else f"specplug_testkit.options:{options}",
+        caps=caps,
+    )
+
+
+@hookimpl
+def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> None:
+    for name in PROPOSERS:
+        register(spec_of(name))
+
+
+@hookimpl
+def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
+    register(
+        PolicySpec(
+            name="ladder",
+            factory="specplug_testkit.ladder:Ladder",
+            summary="another width at every step",
+            options="specplug_testkit.options:LadderOptions",
+        )
+    )

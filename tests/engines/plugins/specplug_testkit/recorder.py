@@ -1,0 +1,87 @@
+"""A proposer that remembers what it was told, for tests that run in its process."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from specplug.interfaces import PluginContext
+from specplug.types.batch import BatchView
+from specplug.types.draft import Draft
+from specplug.types.request import Event, RequestEvent
+from specplug.types.verdict import Verdict
+from specplug_ngram.reference import NgramReference
+
+RECORDS: list[dict[str, Any]] = []
+"""What all recorders of this process were told, in order; JSON values."""
+
+
+class Recorder(NgramReference):
+    """Drafts like `ngram`.
+
+    A record has a "call": "ingest" (the batch, with "texts", each row's tokens), "propose" (also "limits", "drafts"),
+    "observe" (also "verdict") or "event" ("kind", and of a request "request_id", "slot", "generation", "request").
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__(context)
+        self._note("created", rank=context.rank, max_slots=context.max_slots, max_length=context.max_length)
+
+    def ingest(self, batch: BatchView) -> None:
+        super().ingest(batch)
+        texts = [
+            batch.tokens[row, :length].tolist()
+            for row, length in zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True)
+        ]
+        self._note("ingest", **described(batch), texts=texts)
+
+    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+        super().propose(batch, limits, draft)
+        drafts = [ids[:length] for ids, length in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
+        self._note("propose", **described(batch), limits=limits.tolist(), drafts=drafts)
+
+    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+        told = {name: getattr(verdict, name).tolist() for name in verdict.__dataclass_fields__}
+        self._note("observe", **described(batch), verdict=told, source=draft.source.tolist())
+
+    def on_event(self, event: Event) -> None:
+        super().on_event(event)
+        if isinstance(event, RequestEvent):
+            request = event.request
+            told = {
+                "request_id": request.request_id,
+                "slot": event.slot,
+                "generation": event.generation,
+                "request": {
+                    "prompt_length": request.prompt_length,
+                    "max_tokens": request.max_tokens,
+                    "sampling": asdict(request.sampling),
+                    "options": asdict(request.options),
+                    "references": [[reference.name, len(reference.token_ids)] for reference in request.references],
+                    "tenant": request.tenant,
+                    "isolation_key": request.isolation_key,
+                    "lora_id": request.lora_id,
+                    "grammar": request.grammar,
+                    "multimodal": request.multimodal,
+                },
+            }
+            self._note("event", kind=event.kind.name, **told)
+        else:
+            self._note("event", kind=event.kind)
+
+    def _note(self, call: str, **told: Any) -> None:
+        RECORDS.append({"call": call, **told})
+
+
+def described(batch: BatchView) -> dict[str, Any]:
+    """Return a batch's host and per-row fields."""
+    names = ("slots", "generations", "lengths", "num_new", "sampled", "room", "temperature", "grammar")
+    return {
+        **{name: getattr(batch, name).tolist() for name in names},
+        "reset_slots": list(batch.reset_slots),
+        "barriers": [asdict(barrier) for barrier in batch.barriers],
+        "request_ids": None if batch.request_ids is None else list(batch.request_ids),
+        "is_dummy": batch.is_dummy,
+    }

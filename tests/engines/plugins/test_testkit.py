@@ -1,0 +1,154 @@
+"""The plug-ins of the engine tests: the sound ones keep the contract, the others do what they are there to do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from specplug_testkit import broken, recorder
+from specplug_testkit.ladder import Ladder
+from specplug_testkit.options import LadderOptions
+from specplug_testkit.plugin import PROPOSERS, spec_of
+
+from specplug.interfaces import PluginContext
+from specplug.registry import Registry
+from specplug.specs import PolicySpec, ProposerSpec
+from specplug.testing.contract import ProposerContract
+from specplug.testing.driver import Driver
+from specplug.testing.harness import DEFAULT_TEXTS
+from specplug.testing.pipeline_driver import PipelineDriver
+from specplug.testing.statistics import g_test
+from specplug.types.caps import EngineCaps
+from specplug.types.plan import HostStats, RequestStats
+
+LOOP = [1, 2, 3, 1, 2, 3, 1]
+
+
+class TestBigram(ProposerContract):
+    spec = spec_of("bigram")
+
+
+class TestRecorder(ProposerContract):
+    spec = spec_of("recorder")
+
+
+class TestOracle(ProposerContract):
+    spec = spec_of("oracle")
+
+    @pytest.fixture(autouse=True)
+    def _answers(self, tmp_path: Path) -> None:
+        path = tmp_path / "answers.json"
+        answers = [[*text, *range(8)] for text in DEFAULT_TEXTS]
+        path.write_text(json.dumps(answers + [text[len(text) // 4 :] for text in answers]))
+        self.options = {"path": str(path), "error_every": 3}
+
+
+class TestHealthyBetweenFaults(ProposerContract):
+    """What is broken on purpose is sound apart from that."""
+
+    spec = spec_of("raises-device")
+    options = {"count": 0}  # noqa: RUF012
+
+
+def test_the_entry_points_lead_to_them(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    registry = Registry.discover()
+    assert not [error for error in registry.load_errors if error.owner.plugin == "testkit"]
+    assert set(PROPOSERS) <= set(registry.entries(ProposerSpec))
+    assert "ladder" in registry.entries(PolicySpec)
+
+
+def test_the_oracle_errs_where_told(tmp_path):
+    path = tmp_path / "answers.json"
+    path.write_text(json.dumps([[*LOOP, 9, 8, 7, 6, 5]]))
+    assert drafted("oracle", path=str(path)) == (9, 8, 7, 6)
+    assert drafted("oracle", path=str(path), error_every=3) == (9, 8 + 1, 7, 6)  # the ninth token of the text
+    assert drafted("oracle", path=str(path), lengths=[2]) == (9, 8)
+
+
+def drafted(name: str, **options: Any) -> tuple[int, ...]:
+    with Driver(spec_of(name), options, vocab_size=16) as driver:
+        driver.start("request", LOOP)
+        return driver.step(width=4).by_request()["request"].token_ids
+
+
+def test_the_oracle_takes_a_reference_for_the_answer():
+    with Driver(spec_of("oracle"), vocab_size=16) as driver:
+        driver.start("request", [1, 2, 3], references=[[7, 8, 9]])
+        driver.extend("request", [7])
+        assert driver.step(width=4).by_request()["request"].token_ids == (8, 9)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+@pytest.mark.parametrize(
+    ("name", "true"), [("uniform", True), ("uniform-probs", True), ("liar", False), ("liar-probs", False)]
+)
+def test_drawn_tokens_follow_the_stated_law_or_not(name, true, temperature):
+    rows, vocab = 400, 6
+    options = {"spread": 1.0, "tokens": [0, 1, 2, 4]}
+    with Driver(spec_of(name), options, vocab_size=vocab, max_slots=rows) as driver:
+        for number in range(rows):
+            driver.start(f"request {number}", [1, 2, 3])
+        batch = driver.batch()
+        batch = replace(batch, temperature=torch.full_like(batch.temperature, temperature))
+        draft = driver.run(batch, 4, torch.full_like(batch.lengths, 4))
+    assert (draft.lengths == 4).all()
+    counts = torch.bincount(draft.token_ids.flatten(), minlength=vocab).double()
+    assert not counts[[3, 5]].any()
+    if draft.draft_logits is not None:
+        law = (draft.draft_logits[0, 0].double() / temperature).softmax(-1)
+    else:
+        assert draft.draft_probs is not None
+        law = draft.draft_probs[0, 0].double()
+    assert (g_test(counts, law / law.sum()) > 1e-4) is true
+
+
+@pytest.mark.parametrize("name", ["raises", "raises-device", "garbage", "garbage-device"])
+def test_broken_proposers_are_contained(name, caplog):
+    with PipelineDriver(spec_of(name), vocab_size=16) as driver:
+        driver.start("request", LOOP)
+        for _ in range(12):
+            draft = driver.step(width=4).draft
+            inside = draft.mask()
+            assert ((draft.token_ids[inside] >= 0) & (draft.token_ids[inside] < 16)).all()
+            assert (draft.lengths <= 4).all()
+    if name != "garbage-device":  # a device's values cannot be looked at, only mended
+        assert f"{name}: " in caplog.text
+
+
+def test_raises_when_told():
+    spec, fates = spec_of("raises"), []
+    with Driver(spec, {"first": 1, "every": 2, "count": 2}, vocab_size=16) as driver:
+        driver.start("request", LOOP)
+        for _ in range(7):
+            try:
+                driver.step(width=4)
+                fates.append("fine")
+            except broken.Planted:
+                fates.append("raised")
+    assert fates == ["fine", "raised", "fine", "raised", "fine", "fine", "fine"]
+
+
+def test_the_ladder_plans_its_widths_in_turn():
+    planner = Ladder(PluginContext(EngineCaps(4), options=LadderOptions(widths=(0, 2, 9), caps=(None, 1))))
+    requests = (RequestStats("a", 5, 9), RequestStats("b", 5, 9), RequestStats("c", 5, 9, cap=3))
+    plans = [planner.plan(HostStats(step, requests)) for step in range(4)]
+    assert [plan.width for plan in plans] == [0, 2, 4, 0]
+    assert plans[2].caps == {"b": 1, "c": 3}
+
+
+def test_the_recorder_records():
+    recorder.RECORDS.clear()
+    with Driver(spec_of("recorder"), vocab_size=16) as driver:
+        driver.start("request", LOOP)
+        driver.settle(driver.step(width=2), {"request": [2, 3, 1]})
+    calls = {record["call"]: record for record in recorder.RECORDS}
+    assert list(calls) == ["created", "event", "ingest", "propose", "observe"]
+    assert calls["event"]["request"]["prompt_length"] == len(LOOP)
+    assert calls["propose"]["drafts"] == [[2, 3]]
+    assert calls["observe"]["verdict"]["accepted"] == [2]
+    json.dumps(recorder.RECORDS)

@@ -1,0 +1,81 @@
+"""What Triton's interpreter lacks for vLLM's kernels, and async scheduling on a CPU: a general plug-in of vLLM's.
+
+Effective in every process of an engine; see the entry points beside this package.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+ASYNC = "SPECPLUG_TEST_ASYNC"
+
+
+def register() -> None:
+    """Mend, once per process."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        mend_masks()
+        mend_log1p()
+    if os.environ.get(ASYNC) == "1":
+        keep_async_scheduling()
+
+
+def mend_masks() -> None:
+    """Make masks of loads and stores boolean.
+
+    The interpreter computes some 1-bit values in wider integers, which its own loads and stores then refuse.
+    """
+    import numpy as np
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    def as_bool(mask: Any) -> Any:
+        if mask is not None and mask.data.dtype != np.bool_:
+            mask.data = (mask.data & 1).astype(np.bool_)  # a 1-bit integer is its lowest bit
+        return mask
+
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+    if hasattr(load, "__wrapped__"):
+        return
+
+    @functools.wraps(load)
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
+        return load(self, ptrs, as_bool(mask), *args, **kwargs)
+
+    @functools.wraps(store)
+    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
+        return store(self, ptrs, value, as_bool(mask), *args, **kwargs)
+
+    InterpreterBuilder.create_masked_load = create_masked_load
+    InterpreterBuilder.create_masked_store = create_masked_store
+
+
+def mend_log1p() -> None:
+    """Compute log1p, which the interpreter has only as an empty stub."""
+    import numpy as np
+    import triton.language as tl
+    from triton.language.extra import libdevice
+    from triton.runtime.interpreter import TensorHandle
+
+    def log1p(x: Any) -> Any:
+        return tl.tensor(TensorHandle(np.log1p(x.handle.data), x.handle.dtype), x.type)
+
+    libdevice.log1p = log1p
+
+
+def keep_async_scheduling() -> None:
+    """Undo the one line by which vLLM's CPU platform turns async scheduling off."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    original = CpuPlatform.check_and_update_config
+    if hasattr(original, "_specplug_test"):
+        return
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        scheduler = vllm_config.scheduler_config
+        asked = scheduler.async_scheduling
+        original(vllm_config)
+        scheduler.async_scheduling = asked
+
+    check_and_update_config._specplug_test = True  # type: ignore[attr-defined]
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)

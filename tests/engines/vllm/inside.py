@@ -1,0 +1,148 @@
+"""Functions that run inside an engine's process, called as ``engine.call("inside.generate", ...)``.
+
+Each takes the `LLM` first and returns JSON values.  The ones that look into scheduler and runner need an engine in one
+process (``in_process=True``, the default).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def generate(
+    llm: Any,
+    prompts: list[str | list[int]],
+    params: dict[str, Any] | list[dict[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """Generate for all prompts at once.
+
+    Args:
+        prompts: texts or token ids.
+        params: of `SamplingParams`, for all or one each; greedy with 48 tokens when left out.
+            ``structured_outputs`` may be a dict.
+
+    Returns:
+        Per prompt "token_ids", "text", "finish_reason", "stop_reason" and, when asked for, "logprobs": per token
+        {token id: logprob}.
+    """
+    given = params if isinstance(params, list) else [params or {}] * len(prompts)
+    outputs = llm.generate([prompt_of(p) for p in prompts], [sampling(p) for p in given], use_tqdm=False)
+    return [described(output.outputs[0]) for output in outputs]
+
+
+def prompt_of(prompt: str | list[int]) -> Any:
+    """Return a prompt as vLLM takes it."""
+    return {"prompt_token_ids": prompt} if isinstance(prompt, list) else prompt
+
+
+def sampling(given: dict[str, Any]) -> Any:
+    """Return `SamplingParams`; greedy and 48 tokens unless said otherwise."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    merged = {"temperature": 0.0, "max_tokens": 48, **given}
+    if isinstance(merged.get("structured_outputs"), dict):
+        merged["structured_outputs"] = StructuredOutputsParams(**merged["structured_outputs"])
+    if merged.get("logit_bias"):
+        merged["logit_bias"] = {int(token): bias for token, bias in merged["logit_bias"].items()}
+    return SamplingParams(**merged)
+
+
+def described(completion: Any) -> dict[str, Any]:
+    """Return what one completion holds."""
+    found = {
+        "token_ids": list(completion.token_ids),
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+    }
+    if completion.logprobs is not None:
+        found["logprobs"] = [
+            {str(token): entry.logprob for token, entry in (step or {}).items()} for step in completion.logprobs
+        ]
+    return found
+
+
+def core(llm: Any) -> Any:
+    """Return the engine core of an engine in one process."""
+    return llm.llm_engine.engine_core.engine_core
+
+
+def scheduler(llm: Any) -> Any:
+    """Return the scheduler of an engine in one process."""
+    return core(llm).scheduler
+
+
+def runner(llm: Any) -> Any:
+    """Return the model runner of an engine in one process."""
+    worker = core(llm).model_executor.driver_worker
+    return getattr(worker, "worker", worker).model_runner
+
+
+def facts(llm: Any) -> dict[str, Any]:
+    """Return what vLLM has decided to run, by name."""
+    config = llm.llm_engine.vllm_config
+    found = {
+        "v2": bool(config.use_v2_model_runner),
+        "async_scheduling": bool(config.scheduler_config.async_scheduling),
+        "num_speculative_tokens": config.num_speculative_tokens,
+        "scheduler_cls": named(config.scheduler_config.get_scheduler_cls()),
+    }
+    if hasattr(llm.llm_engine.engine_core, "engine_core"):
+        speculator = getattr(runner(llm), "speculator", None) or getattr(runner(llm), "drafter", None)
+        found["scheduler"] = named(type(scheduler(llm)))
+        found["runner"] = named(type(runner(llm)))
+        found["speculator"] = None if speculator is None else named(type(speculator))
+    return found
+
+
+def named(cls: type) -> str:
+    """Return where a class comes from."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def metrics(llm: Any) -> dict[str, float]:
+    """Return vLLM's counters and gauges by name, summed over labels."""
+    found: dict[str, float] = {}
+    for metric in llm.get_metrics():
+        if hasattr(metric, "value"):
+            found[metric.name] = found.get(metric.name, 0.0) + metric.value
+    return found
+
+
+def drive(
+    llm: Any,
+    requests: list[dict[str, Any]],
+    aborts: dict[str, int] | None = None,
+    most_steps: int = 4000,
+) -> dict[str, Any]:
+    """Run the engine step by step, with requests that arrive and leave when told.
+
+    Args:
+        requests: per request "prompt" and optionally "id", "params" (see `generate`) and "at", the step before which
+            it arrives.
+        aborts: request id -> step before which it is aborted.
+
+    Returns:
+        "outputs": by request id, as from `generate` (absent for the aborted); "steps"; "preemptions".
+    """
+    engine = llm.llm_engine
+    waiting = [{"id": f"request-{i}", "at": 0, "params": {}, **given} for i, given in enumerate(requests)]
+    leaving, outputs, step = dict(aborts or {}), {}, 0
+    before = metrics(llm).get("vllm:num_preemptions", 0.0)
+    while waiting or engine.has_unfinished_requests():
+        for request in [r for r in waiting if r["at"] <= step]:
+            waiting.remove(request)
+            engine.add_request(request["id"], prompt_of(request["prompt"]), sampling(request["params"]))
+        for name in [name for name, at in leaving.items() if at <= step]:
+            del leaving[name]
+            engine.abort_request([name])
+        for output in engine.step():
+            if output.finished:
+                outputs[output.request_id] = described(output.outputs[0])
+        step += 1
+        if step > most_steps:
+            raise RuntimeError(
+                f"{sorted({r['id'] for r in requests if 'id' in r})} did not finish in {most_steps} steps"
+            )
+    return {"outputs": outputs, "steps": step, "preemptions": metrics(llm).get("vllm:num_preemptions", 0.0) - before}

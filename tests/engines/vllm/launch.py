@@ -1,0 +1,130 @@
+"""How an engine of the tests is launched: arguments and environment, for `LLM(...)` and for `vllm serve` alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+ENGINES = Path(__file__).parents[1]
+ROOT = ENGINES.parents[1]
+TINY = ROOT / "specplug" / "demo" / "models" / "tiny"
+PLUGINS = ENGINES / "plugins"
+TRITON_CPU = ENGINES / "triton_cpu"
+VLLM_NAME = ROOT / ".ci" / "environments" / "vllm-name"
+
+# The general plug-ins of vLLM that may be named in VLLM_PLUGINS: ours, and what V2 needs to run on a CPU.
+SPECPLUG, ON_CPU = "specplug", "specplug_test_triton_cpu"
+
+PYTHON = sys.executable
+
+Runner = Literal["v1", "v2"]
+
+SMALL: dict[str, Any] = {
+    "model": str(TINY),
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 1024,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 512,
+    "seed": 0,
+}
+
+ALWAYS = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CACHE_ROOT": str(ROOT / ".cache" / "vllm"),
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+    # A late draft is a dropped draft: what is drafted must not depend on a busy machine.
+    "SPECPLUG_CONFIG": '{"faults":{"host_deadline_ms":null}}',
+}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way to launch an engine.
+
+    Attributes:
+        arguments: of `LLM(...)`; JSON values.
+        environment: variables added to the test process's own; None takes a variable away.
+    """
+
+    arguments: Mapping[str, Any]
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The same for configurations that start the same engine."""
+        return json.dumps([self.arguments, self.environment], sort_keys=True)
+
+    def variables(self) -> dict[str, str]:
+        """Return the whole environment of the engine's process."""
+        merged = {**os.environ, **ALWAYS, **self.environment}
+        return {name: value for name, value in merged.items() if value is not None}
+
+    def flags(self) -> list[str]:
+        """Return the arguments as `vllm serve` takes them, the model first."""
+        flags = [str(self.arguments["model"])]
+        for name, value in self.arguments.items():
+            flag = "--" + name.replace("_", "-")
+            if name == "model":
+                continue
+            if isinstance(value, bool):
+                flags.append(flag if value else flag.replace("--", "--no-", 1))
+            elif value is not None:
+                flags += [flag, json.dumps(value) if isinstance(value, dict | list) else str(value)]
+        return flags
+
+
+def configuration(
+    runner: Runner = "v1",
+    specplug: Mapping[str, Any] | None = None,
+    *,
+    width: int = 8,
+    asynchronous: bool = False,
+    in_process: bool = True,
+    installed: bool = True,
+    endpoints: bool = False,
+    environment: Mapping[str, str | None] | None = None,
+    **arguments: Any,
+) -> Configuration:
+    """Describe an engine on the tiny model.
+
+    Args:
+        runner: which of vLLM's model runners; V2 runs in Triton's interpreter.
+        specplug: specplug's settings; None launches without asking for specplug.
+        width: num_speculative_tokens.
+        asynchronous: keep async scheduling on, which vLLM's CPU platform would turn off (V2).
+        in_process: scheduler and worker live in the process that the tests can look into.
+        installed: False hides specplug's vLLM plug-ins, as if it were not installed.
+        endpoints: let vLLM load specplug's HTTP routes (for servers).
+        environment: more variables.
+        arguments: more arguments of `LLM(...)`, or others than the defaults.
+    """
+    folders = [PLUGINS, VLLM_NAME]
+    variables: dict[str, str | None] = {"TRITON_INTERPRET": None, "VLLM_PLUGINS": None}
+    if runner == "v2":
+        folders.append(TRITON_CPU)
+        variables["TRITON_INTERPRET"] = "1"
+    variables["PYTHONPATH"] = os.pathsep.join(map(str, folders))
+    variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
+    variables["SPECPLUG_TEST_ASYNC"] = "1" if asynchronous else None
+    cpu = [ON_CPU] * (runner == "v2")
+    if not installed:
+        variables["VLLM_PLUGINS"] = ",".join(cpu)
+    elif endpoints:
+        variables["VLLM_PLUGINS"] = ",".join([SPECPLUG, "specplug_http", *cpu])
+    if specplug is not None:
+        asked = {"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": width}
+        arguments.setdefault("speculative_config", asked)
+        arguments.setdefault("additional_config", {"specplug": dict(specplug)})
+    return Configuration({**SMALL, **arguments}, {**variables, **(environment or {})})

@@ -1,0 +1,98 @@
+"""`vllm serve`, started as a user would, and asked by the `openai` client."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tests.engines.vllm.engines import START_SECONDS, HostDied, Tenant, end_group
+from tests.engines.vllm.launch import PYTHON, ROOT, Configuration
+
+MODEL = "tiny"
+CHAT = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"  # the tiny model has no template
+SERVED = {"served_model_name": MODEL, "chat_template": CHAT}
+
+
+class ServerProcess:
+    """One running server.  Raises `HostDied`, with the end of the log, when it does not come up."""
+
+    def __init__(self, configuration: Configuration, log: Path) -> None:
+        self.log, self.port = log, free_port()
+        command = [str(Path(PYTHON).with_name("vllm")), "serve", *configuration.flags()]
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--port", str(self.port)],
+                cwd=ROOT,
+                env=configuration.variables(),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_healthy(time.monotonic() + START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait_until_healthy(self, deadline: float) -> None:
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5)
+                return
+            except (urllib.error.URLError, OSError):
+                pass
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-60:])
+                raise HostDied(f"vllm serve did not come up; the end of {self.log}:\n{tail}")
+            time.sleep(0.2)
+
+    def close(self) -> None:
+        """End the server and its children."""
+        self._process.terminate()
+        end_group(self._process)
+
+
+class Server(Tenant):
+    """A server of one configuration; it starts when first asked for something."""
+
+    model = MODEL
+
+    def launch(self, log: Path) -> ServerProcess:
+        return ServerProcess(self.configuration, log)
+
+    @property
+    def url(self) -> str:
+        """The server's address, without a path."""
+        return f"http://127.0.0.1:{self.running().port}"
+
+    def client(self, **kwargs: Any) -> Any:
+        """Return an `openai.OpenAI` that talks to the server."""
+        import openai
+
+        return openai.OpenAI(**self._arguments(), **kwargs)
+
+    def async_client(self, **kwargs: Any) -> Any:
+        """Return an `openai.AsyncOpenAI` that talks to the server."""
+        import openai
+
+        return openai.AsyncOpenAI(**self._arguments(), **kwargs)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"base_url": self.url + "/v1", "api_key": "none", "max_retries": 0, "timeout": 300.0}
+
+    def get(self, path: str) -> str:
+        """Return the body of a GET."""
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+            return answer.read().decode()
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,118 @@
+"""What scheduler and worker did, step by step: functions that run inside an engine's process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+from tests.engines.vllm import inside
+from tests.engines.vllm.watching import drafting, plain_name
+
+
+def recorded(
+    llm: Any, requests: list[dict[str, Any]], aborts: dict[str, int] | None = None, gamma: int | None = None
+) -> dict[str, Any]:
+    """Run requests as `inside.drive` does, and keep a record.
+
+    Args:
+        gamma: the operator's limit on the width while they run; None is none.
+
+    Returns:
+        What `inside.drive` returns, and further
+        "record": per step that ran any request "running" (how many run after scheduling), "waiting", "scheduled"
+        (tokens), "drafts" (draft tokens by request id), "prefill" (prompt tokens by request id) and "asked" (how many
+        draft tokens per request the step was asked to make).
+    """
+    scheduler = inside.scheduler(llm)
+    record: list[dict[str, Any]] = []
+    if hasattr(scheduler, "planning"):
+        scheduler.planning.control.set(num_speculative_tokens=gamma)
+    with _scheduling(scheduler, record):
+        return {**inside.drive(llm, requests, aborts), "record": record}
+
+
+@contextmanager
+def _scheduling(scheduler: Any, record: list[dict[str, Any]]) -> Iterator[None]:
+    original, known = scheduler.schedule, {}
+
+    def schedule(*args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        for new in output.scheduled_new_reqs:
+            known[new.req_id] = new.num_computed_tokens
+        drafts, prefill = {}, {}
+        for request_id, count in output.num_scheduled_tokens.items():
+            name, length = plain_name(request_id), scheduler.requests[request_id].num_prompt_tokens
+            drafts[name] = len(output.scheduled_spec_decode_tokens.get(request_id, ()))
+            if known[request_id] < length:
+                prefill[name] = min(count - drafts[name], length - known[request_id])
+                known[request_id] += prefill[name]
+        if output.total_num_scheduled_tokens:
+            step = {
+                "running": len(scheduler.running),
+                "waiting": len(scheduler.waiting),
+                "scheduled": output.total_num_scheduled_tokens,
+                "drafts": drafts,
+                "prefill": prefill,
+                "asked": output.num_spec_tokens_to_schedule,
+            }
+            record.append(step)
+        return output
+
+    scheduler.schedule = schedule
+    try:
+        yield
+    finally:
+        del scheduler.schedule
+
+
+def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True, boundaries: bool = True) -> dict[str, Any]:
+    """Run requests on an engine that cuts drafts on the device.
+
+    Args:
+        trim: whether specplug's own trim half cuts first.
+        boundaries: whether the engine's sampler knows that rows' boundaries are decided on the device.
+
+    Returns:
+        What `recorded` returns; "admitted", per step with drafts how many the engine verified by request id;
+        "verified", per step and row that emitted anything what specplug was told and what it had proposed
+        (name, engine's count, proposed); and the counts of `SpecMetrics` meanwhile.
+    """
+    worker, runner = drafting(llm), inside.runner(llm)
+    told, admitted = [], []
+    metrics = worker.stage.metrics
+    before = metrics.snapshot()
+    begin_step, observe = worker.begin_step, worker.stage.observe
+    manager = runner.adaptive_verification
+    reallocate_drafts = manager.reallocate_drafts
+
+    def noting_reallocate_drafts(req_ids: list[str], idx_mapping: Any) -> Any:
+        found = reallocate_drafts(req_ids, idx_mapping)
+        ends = found[0].tolist()
+        counts = [end - start - manager.num_bonus_tokens for start, end in pairwise(ends)]
+        admitted.append({plain_name(name): count for name, count in zip(req_ids, counts, strict=True)})
+        return found
+
+    def noting_observe(batch: Any, outcome: Any) -> Any:
+        verdict = observe(batch, outcome)
+        columns = (outcome.verified.tolist(), verdict.proposed.tolist(), batch.sampled.tolist())
+        rows = zip(batch.request_ids, *columns, strict=True)
+        told.append({plain_name(name): (count, proposed) for name, count, proposed, sampled in rows if sampled})
+        return verdict
+
+    def begin_step_without_trim(scheduler_output: Any) -> None:
+        begin_step(scheduler_output)
+        worker.token_budget = None
+
+    manager.reallocate_drafts, worker.stage.observe = noting_reallocate_drafts, noting_observe
+    if not trim:
+        worker.begin_step = begin_step_without_trim
+    runner.rejection_sampler.enable_adaptive_verification = boundaries
+    try:
+        found = recorded(llm, requests)
+    finally:
+        runner.rejection_sampler.enable_adaptive_verification = True
+        del manager.reallocate_drafts, worker.stage.observe
+        vars(worker).pop("begin_step", None)
+    return {**found, "admitted": admitted, "verified": told, **(metrics.snapshot() - before).as_dict()}

@@ -1,0 +1,205 @@
+"""V2's adaptive verification with specplug's confidences and the plan's token budget."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specplug.errors import EngineError
+from specplug.types.caps import DraftInput, Ragged, WidthChange
+from tests.engines.vllm import steps
+from tests.engines.vllm.engines import Raised
+from tests.engines.vllm.referee import assert_greedy, prompts
+
+BUDGET, WIDTH = 5, 6
+
+
+def launch(engine, budget=None, **given):
+    """Make an engine that cuts drafts on the device."""
+    asked = {
+        "method": "custom_class",
+        "model": "specplug_vllm.Proposer",
+        "num_speculative_tokens": WIDTH,
+        "enable_adaptive_verification": True,
+    }
+    settings = {"proposer": "ngram", "policy": "fixed", "options": {"fixed": {"token_budget": budget}}}
+    interpreted = {"TORCHDYNAMO_DISABLE": "1"}  # vLLM would compile the ranking of drafts, for a minute
+    return engine("v2", settings, speculative_config=asked, environment=interpreted, name="adaptive", **given)
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def cutting(request, engine):
+    return launch(engine, BUDGET, asynchronous=request.param)
+
+
+def requests(count=4, tokens=24, **params):
+    """Return requests that join one by one, so that rows change places."""
+    return [
+        {"id": str(i), "prompt": list(prompt), "at": 2 * i, "params": {"max_tokens": tokens, **params}}
+        for i, prompt in enumerate(prompts()[:count])
+    ]
+
+
+def assert_as_stock(stock, run, asked):
+    given = [request["prompt"] for request in asked]
+    expected = stock.call("inside.drive", requests=asked)["outputs"]
+    assert_greedy(given, *([outputs[request["id"]] for request in asked] for outputs in (expected, run["outputs"])))
+
+
+def test_text_is_the_stock_engines_with_drafts_of_differing_length(stock_v2, cutting):
+    run = cutting.call(steps.cut, requests=requests())
+    assert_as_stock(stock_v2, run, requests())
+    with_drafts = [step["drafts"] for step in run["record"] if any(step["drafts"].values())]
+    assert len(with_drafts) == len(run["admitted"]) > 8
+    for scheduled, admitted in zip(with_drafts, run["admitted"], strict=True):
+        assert sum(admitted.values()) == min(BUDGET, sum(scheduled.values()))  # known on the host beforehand
+        assert all(count <= scheduled[name] for name, count in admitted.items())
+    assert any(len(set(admitted.values())) > 2 for admitted in run["admitted"])
+    assert run["total"]["accepted"] > 10
+
+
+@pytest.mark.parametrize("trim", [True, False], ids=["trimmed", "cut by the engine alone"])
+def test_what_was_verified_is_what_the_engine_admitted(stock_v2, cutting, trim):
+    run = cutting.call(steps.cut, requests=requests(), trim=trim)
+    assert_as_stock(stock_v2, run, requests())
+    told = [rows for rows, step in zip(run["verified"], run["record"], strict=True) if any(step["drafts"].values())]
+    for rows, admitted in zip(told, run["admitted"], strict=True):
+        assert {name: count for name, (count, _) in rows.items()} == {name: admitted[name] for name in rows}
+    rows = [row for step in run["verified"] for row in step.values()]
+    total = run["total"]
+    assert total["proposed"] == sum(proposed for _, proposed in rows)
+    assert total["verified"] == sum(min(row) for row in rows) > 0
+    assert total["never_verified"] == total["proposed"] - total["verified"]
+    assert trim or total["never_verified"] > 10
+
+
+def test_logprobs_are_the_stock_engines(stock_v2, cutting):
+    asked = requests(logprobs=3)
+    run, expected = cutting.call(steps.cut, requests=asked), stock_v2.call("inside.drive", requests=asked)
+    assert logprob_gap(run, expected) < 1e-3
+
+
+def test_logprobs_would_be_wrong_if_the_sampler_trusted_the_hosts_boundaries(stock_v2, engine):
+    asked = requests(logprobs=3)
+    try:
+        run = launch(engine, BUDGET).call(steps.cut, requests=asked, boundaries=False)
+    except Raised:
+        return
+    assert logprob_gap(run, stock_v2.call("inside.drive", requests=asked)) > 1e-2
+
+
+def logprob_gap(run, expected):
+    """Return how far the logprobs of equal tokens lie apart at most; infinity where other tokens are named."""
+    gaps = [0.0]
+    for name, output in run["outputs"].items():
+        other = expected["outputs"][name]
+        assert output["token_ids"] == other["token_ids"]
+        for mine, theirs in zip(output["logprobs"], other["logprobs"], strict=True):
+            if mine.keys() != theirs.keys():
+                return float("inf")
+            gaps += [abs(mine[token] - theirs[token]) for token in mine]
+    return max(gaps)
+
+
+def test_without_a_budget_everything_is_verified(stock_v2, engine):
+    run = launch(engine).call(steps.cut, requests=requests(3))
+    assert_as_stock(stock_v2, run, requests(3))
+    with_drafts = [step["drafts"] for step in run["record"] if any(step["drafts"].values())]
+    assert run["admitted"] == with_drafts
+    assert run["total"]["never_verified"] == 0
+
+
+def test_a_budget_of_zero_decodes_plainly(stock_v2, engine):
+    run = launch(engine, 0).call(steps.recorded, requests=requests(2, 16))
+    assert_as_stock(stock_v2, run, requests(2, 16))
+    assert not any(any(step["drafts"].values()) for step in run["record"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [({"enable_lora": True}, "LoRA"), ({"pipeline_parallel_size": 2}, "pipeline parallelism")],
+    ids=["lora", "pipeline"],
+)
+def test_what_cannot_be_cut_stops_the_start(engine, arguments, word):
+    with pytest.raises(Raised, match=f"Adaptive verification is not currently compatible.*{word}"):
+        launch(engine, **arguments).call("inside.facts")
+
+
+# -- without an engine -----------------------------------------------------------------------------------------------
+
+
+def config(graphs: str = "NONE", method: str = "custom_class") -> Any:
+    """Return as much of a configuration as the seam reads."""
+    from vllm.config.compilation import CUDAGraphMode
+
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            method=method,
+            model="specplug_vllm.Proposer",
+            num_speculative_tokens=WIDTH,
+            enable_adaptive_verification=True,
+            num_speculative_tokens_per_batch_size=[(1, 4, 6), (5, 8, 2)],
+        ),
+        compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode[graphs]),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=1),
+        scheduler_config=SimpleNamespace(async_scheduling=True, max_num_seqs=8),
+        use_v2_model_runner=True,
+    )
+
+
+def create(backend: Any, graphs: str, method: str = "custom_class", support: str = "NEVER") -> Any:
+    """Ask for a manager as the runner does, of a model whose only layer has the given attention backend."""
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.worker.gpu.spec_decode.adaptive_verification import maybe_create_adaptive_verification_manager
+
+    from specplug_vllm.adaptive import _our_manager
+
+    builder = SimpleNamespace(
+        get_cudagraph_support=lambda *_: AttentionCGSupport[support],
+        get_varlen_cudagraph_max_query_len=lambda *_: None,
+    )
+    group = SimpleNamespace(
+        backend=backend, layer_names=["0"], kv_cache_spec=None, get_metadata_builder=lambda _: builder
+    )
+    return _our_manager(maybe_create_adaptive_verification_manager)(
+        enable_adaptive_verification=True,
+        attn_groups=[[group]],
+        req_states=SimpleNamespace(num_speculative_steps=WIDTH),
+        query_start_loc=None,
+        num_bonus_tokens=1,
+        max_total_logits=100,
+        vllm_config=config(graphs, method),
+        target_layer_names=None,
+        additional_attn_cg_support=None,
+    )
+
+
+@pytest.mark.parametrize("graphs", ["NONE", "FULL_AND_PIECEWISE"])
+def test_a_backend_that_plans_on_the_host_is_refused_by_name(graphs):
+    from vllm.v1.attention.backends.mamba1_attn import Mamba1AttentionBackend
+
+    with pytest.raises((ValueError, EngineError), match="Mamba1AttentionBackend"):
+        create(Mamba1AttentionBackend, graphs)
+
+
+def test_a_backend_whose_graphs_take_no_mixed_lengths_is_refused_by_name():
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    with pytest.raises(ValueError, match=f"lengths vary up to {WIDTH + 1}, but CPUAttentionBackend allows none"):
+        create(CPUAttentionBackend, "FULL_AND_PIECEWISE")
+
+
+def test_the_seam_is_declared():
+    from specplug_vllm.asked import engine_caps
+
+    caps = engine_caps(config())
+    assert caps.ragged is Ragged.NATIVE
+    assert caps.draft_input is DraftInput.ONE_HOT
+    assert caps.captured_widths == ()
+    assert caps.width_change is WidthChange.FREE
+    without = config()
+    without.speculative_config.enable_adaptive_verification = False
+    caps = engine_caps(without)
+    assert (caps.ragged, caps.draft_input, caps.captured_widths) == (Ragged.PADDED, DraftInput.LOGITS, (2, 6))

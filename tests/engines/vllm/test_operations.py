@@ -1,0 +1,478 @@
+"""What operators see and say while a server runs, and what proposers learn of the engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.vllm import inside
+from tests.engines.vllm.engines import Engine
+from tests.engines.vllm.server import MODEL, Server
+
+TEXT = "def area(r):\n    return 3.14 * r * r\n\ndef area(r):\n    return"  # goes on by repeating itself
+NGRAM = {"proposer": "ngram", "policy": "fixed"}
+REQUEST = {"model": MODEL, "prompt": TEXT, "max_tokens": 24, "temperature": 0}
+KEY = "sesame"
+ACCEPTED = "specplug_accepted_tokens_total"
+ON = {"mode": "on", "num_speculative_tokens": None}
+
+
+class Answer:
+    """Status code and body of an HTTP answer."""
+
+    def __init__(self, code: int, body: str) -> None:
+        self.code, self.body = code, body
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        return self.json["error"]["message"]
+
+
+def ask(server: Server, path: str, body: Any = None, key: str | None = KEY) -> Answer:
+    """GET, or POST `body`: JSON, or bytes as they are."""
+    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
+    try:
+        with urllib.request.urlopen(urllib.request.Request(server.url + path, data, headers), timeout=60) as answer:
+            return Answer(answer.status, answer.read().decode())
+    except urllib.error.HTTPError as error:
+        return Answer(error.code, error.read().decode())
+
+
+def complete(server: Server, **fields: Any) -> dict[str, Any]:
+    """Return the answer to one greedy completion."""
+    answer = ask(
+        server, "/v1/completions", {"model": MODEL, "prompt": TEXT, "max_tokens": 24, "temperature": 0} | fields
+    )
+    assert answer.code == 200, answer.body
+    return answer.json
+
+
+def drafted(answer: dict[str, Any]) -> list[int]:
+    """Return how many draft tokens each step of a request verified; steps without any are left out."""
+    return answer["metrics"]["speculative_decoding"].get("per_step_drafted", [])
+
+
+def text(answer: dict[str, Any]) -> str:
+    return answer["choices"][0]["text"]
+
+
+def control(server: Server) -> dict[str, Any]:
+    """Return the operator's control as the (one) engine holds it."""
+    return ask(server, "/specplug/status").json["engines"][0]["scheduler"]["control"]
+
+
+def scraped(server: Server) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Return specplug's samples on /metrics by name and labels."""
+    lines = ask(server, "/metrics").body.splitlines()
+    found = [re.fullmatch(r"(specplug_\w+)\{(.*)\} (\S+)", line) for line in lines if not line.startswith("#")]
+    return {(m[1], frozenset(re.findall(r'(\w+)="([^"]*)"', m[2]))): float(m[3]) for m in found if m}
+
+
+def value(samples: dict[Any, float], name: str, **labels: str) -> float:
+    return samples[name, frozenset(labels.items())]
+
+
+def own_text(samples: dict[Any, float]) -> str:
+    """Return the source that drafts from a request's own text: the only one that drafts here."""
+    counts = {dict(labels)["source"]: n for (name, labels), n in samples.items() if name == ACCEPTED}
+    return max(counts, key=lambda source: counts[source])
+
+
+@pytest.fixture(scope="module")
+def control_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("operator") / "control.json"
+
+
+@pytest.fixture(scope="module")
+def server(serve: Callable[..., Server], control_file: Path) -> Server:
+    """A server on V1 with a key, a control file and vLLM's per-request counts."""
+    watched = {"file": str(control_file), "poll_seconds": 0.0}
+    return serve(
+        "v1",
+        {**NGRAM, "control": watched},
+        name="operated",
+        endpoints=True,
+        api_key=KEY,
+        per_request_spec_decode_metrics="detailed",
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(server: Server) -> str:
+    """The text as it is without drafts."""
+    assert ask(server, "/specplug/mode", {"mode": "off"}).code == 200
+    return text(complete(server))
+
+
+@pytest.fixture(autouse=True)
+def _start_state(request: pytest.FixtureRequest, control_file: Path):
+    """Leave the server as it started."""
+    yield
+    control_file.unlink(missing_ok=True)
+    if "server" in request.fixturenames:
+        ask(request.getfixturevalue("server"), "/specplug/mode", ON)
+
+
+@pytest.mark.parametrize("key", [None, "wrong", ""])
+def test_the_servers_key_guards_the_routes(server, key):
+    assert ask(server, "/health", key=key).code == 200
+    assert ask(server, "/specplug/status", key=key).code == 401
+    assert ask(server, "/specplug/mode", {"mode": "off"}, key=key).code == 401
+    assert control(server)["mode"] == "on"
+
+
+def test_off_and_on_take_effect_at_once_and_change_no_text(server, plain):
+    ask(server, "/specplug/mode", ON)
+    assert max(drafted(complete(server))) == 8
+    assert ask(server, "/specplug/mode", {"mode": "off"}).json == {
+        "engines": [
+            {
+                "mode": "off",
+                "num_speculative_tokens": None,
+                "ceiling": 0,
+                "set_by": "request",
+                "file": control(server)["file"],
+                "file_error": None,
+            }
+        ]
+    }
+    off = complete(server)
+    assert drafted(off) == []
+    ask(server, "/specplug/mode", {"mode": "on"})
+    on = complete(server)
+    assert max(drafted(on)) == 8
+    assert text(on) == text(off) == plain
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_a_limit_cuts_every_draft(server, plain, limit):
+    ask(server, "/specplug/mode", {"num_speculative_tokens": limit})
+    answer = complete(server)
+    assert set(drafted(answer)) == ({limit} if limit else set())
+    assert text(answer) == plain
+
+
+def test_a_limit_above_the_servers_width_widens_nothing(server):
+    assert ask(server, "/specplug/mode", {"num_speculative_tokens": 99}).json["engines"][0]["ceiling"] == 99
+    assert max(drafted(complete(server))) == 8
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ({"mode": "of"}, "bad value for key 'mode'; found 'of'; expected 'on' or 'off'. Did you mean 'off'?"),
+        ({"mode": "off", "num_speculative_tokens": -1}, "found -1; expected greater than or equal to 0"),
+        ({"num_speculative_tokens": "4"}, "found '4'; expected a valid integer"),
+        ({"modes": "off"}, "unknown key 'modes'; found 'off'. Did you mean 'mode'?"),
+        ([], "malformed order; found []; expected a JSON object"),
+        ({}, "the order is empty; expected mode, num_speculative_tokens, or both"),
+        (b"off", "the body is not JSON"),
+        (b"\xff", "the body is not JSON"),
+    ],
+)
+def test_a_bad_order_is_a_400_that_says_why_and_changes_nothing(server, body, what):
+    answer = ask(server, "/specplug/mode", body)
+    assert answer.code == 400
+    assert what in answer.error
+    assert control(server)["mode"] == "on"
+
+
+def test_the_control_file_is_obeyed_between_steps(server, plain, control_file):
+    def write(said: str) -> None:
+        beside = control_file.with_suffix(".new")
+        beside.write_text(said)
+        os.replace(beside, control_file)
+
+    write('{"mode": "off"}')
+    off = complete(server)
+    assert (drafted(off), text(off)) == ([], plain)
+    assert control(server)["set_by"] == "control file"
+    write('{"num_speculative_tokens": 2}')
+    assert set(drafted(complete(server))) == {2}
+    write('{"num_speculative_tokens": ')
+    assert set(drafted(complete(server))) == {2}
+    assert str(control_file) in control(server)["file_error"]
+    ask(server, "/specplug/mode", {"num_speculative_tokens": 5})  # the last change wins
+    assert max(drafted(complete(server))) == 5
+    control_file.unlink()
+    assert max(drafted(complete(server))) == 8
+    log = server.running().log.read_text()
+    assert log.count("cannot read the control file") == 1
+
+
+def test_status_says_what_runs_and_why(server):
+    complete(server)
+    answer = ask(server, "/specplug/status").json
+    assert answer["versions"]["vllm"].startswith("0.")
+    (engine,) = answer["engines"]
+    assert (engine["engine"], engine["runner"], engine["max_width"]) == (0, "v1", 8)
+    assert engine["settings"]["proposer"] == {"value": "ngram", "origin": "--additional-config 'specplug'"}
+    assert engine["settings"]["faults.host_deadline_ms"] == {"value": None, "origin": "SPECPLUG_CONFIG"}
+    assert engine["settings"]["policy"]["value"] == "fixed"
+    assert engine["scheduler"]["plan"]["width"] in (0, 8)
+    (worker,) = engine["workers"]
+    assert (worker["rank"], worker["drafts"], worker["proposers"]) == (0, True, ["ngram"])
+    assert set(worker["sources"]) | {"none"} == set(worker["metrics"]["by_source"])
+    assert worker["metrics"]["total"]["accepted"] > 0
+
+
+def test_a_scrape_shows_the_newest_counts_of_all_sources(server):
+    before = scraped(server)
+    answer = complete(server)
+    after = scraped(server)
+    mine = answer["metrics"]["speculative_decoding"]
+    source = next(
+        dict(labels)["source"] for name, labels in after if "own text" in str(labels) or "ngram" in str(labels)
+    )
+
+    def spent(name: str) -> float:
+        return value(after, name, engine="0", source=source) - value(before, name, engine="0", source=source)
+
+    assert spent("specplug_verified_tokens_total") == mine["num_draft_tokens"] > 0
+    assert spent(ACCEPTED) == mine["num_accepted_draft_tokens"]
+    assert spent("specplug_target_steps_total") == mine["num_spec_steps"]
+    told = ask(server, "/specplug/status").json["engines"][0]["workers"][0]["metrics"]["by_source"]
+    for name, counts in told.items():
+        for field, metric in {"emitted": "emitted_tokens", "target_steps": "target_steps"}.items():
+            assert value(after, f"specplug_{metric}_total", engine="0", source=name) == counts[field]
+    position = value(after, "specplug_position_accepted_tokens_total", engine="0", source=source, position="7")
+    assert position == told[source]["accepted_at"][7] > 0
+
+
+def test_a_scrape_shows_the_operators_word(server):
+    for order, mode, ceiling in ((ON, 1, 8), ({"num_speculative_tokens": 3}, 1, 3), ({"mode": "off"}, 0, 0)):
+        ask(server, "/specplug/mode", order)
+        samples = scraped(server)
+        assert value(samples, "specplug_mode", engine="0") == mode
+        assert value(samples, "specplug_ceiling_tokens", engine="0") == ceiling
+        assert 0 <= value(samples, "specplug_snapshot_age_seconds", engine="0") < 60
+
+
+def test_metrics_are_documented(server):
+    root = Path(__file__).parents[3] / "docs"
+    documents = (root / "metrics.md").read_text() + (root / "vllm-operations.md").read_text()
+    exported = {re.sub("_total$", "", name) for name, _ in scraped(server)}
+    assert exported <= set(re.findall(r"^\| `(specplug_\w+)` \|", documents, flags=re.MULTILINE))
+
+
+def test_a_stream_ends_with_what_became_of_its_drafts(server, plain):
+    ask(server, "/specplug/mode", ON)
+    body = REQUEST | {"stream": True, "stream_options": {"include_usage": True}}
+    lines = ask(server, "/v1/completions", body).body.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert "".join(text(chunk) for chunk in chunks if chunk["choices"]) == plain
+    mine = chunks[-1]["metrics"]["speculative_decoding"]
+    assert sum(mine["per_step_drafted"]) == mine["num_draft_tokens"] > 0
+    assert sum(mine["per_step_accepted"]) == mine["num_accepted_draft_tokens"]
+
+
+def test_openapi_describes_the_routes(server):
+    paths = ask(server, "/openapi.json").json["paths"]
+    assert set(paths["/specplug/status"]) == {"get"}
+    body = paths["/specplug/mode"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(body["properties"]) == {"mode", "num_speculative_tokens"}
+
+
+def test_every_api_process_speaks_for_every_engine(serve):
+    """Two API processes, so that vLLM's metrics lie in files, and two engines: orders and scrapes reach both."""
+    several = serve("v1", NGRAM, name="several", endpoints=True, api_server_count=2, data_parallel_size=2)
+    for _ in range(4):
+        complete(several)
+    seen = [scraped(several) for _ in range(4)]  # whichever process answers
+    source = own_text(seen[0])
+    accepted = [value(samples, ACCEPTED, engine=engine, source=source) for samples in seen for engine in ("0", "1")]
+    assert all(count > 0 for count in accepted)
+    assert len(set(accepted[::2])) == len(set(accepted[1::2])) == 1
+    assert ask(several, "/metrics").body.count("# TYPE vllm:num_requests_running gauge") == 1
+    orders = [ask(several, "/specplug/mode", {"num_speculative_tokens": limit}).json for limit in (4, 2)]
+    assert [[engine["ceiling"] for engine in said["engines"]] for said in orders] == [[4, 4], [2, 2]]
+    engines = ask(several, "/specplug/status").json["engines"]
+    assert [engine["engine"] for engine in engines] == [0, 1]
+    assert [engine["scheduler"]["control"]["ceiling"] for engine in engines] == [2, 2]
+
+
+# -- without specplug ----------------------------------------------------------------------------------------------
+
+
+def routes_of_a_server_without_specplug(llm: Any) -> list[Any]:
+    """Ask our routes of an app whose engine has this engine's configuration."""
+    import asyncio
+    from types import SimpleNamespace
+
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+
+    from specplug_vllm.endpoints import SpecplugEndpoints
+
+    app, plugin = FastAPI(), SpecplugEndpoints()
+    plugin.attach_router(app)
+    client = SimpleNamespace(vllm_config=llm.llm_engine.vllm_config)
+    asyncio.run(plugin.init_state(client, app.state, SimpleNamespace(api_key=None)))
+    http = TestClient(app)
+    answers = [http.get("/specplug/status"), http.post("/specplug/mode", json={"mode": "off"})]
+    return [[answer.status_code, answer.json()["detail"]] for answer in answers]
+
+
+def exported_names(llm: Any) -> list[str]:
+    from prometheus_client import REGISTRY
+
+    return [family.name for family in REGISTRY.collect() if family.name.startswith("specplug")]
+
+
+def test_a_server_that_did_not_ask_says_so(engine):
+    idle = engine("v1", name="idle")
+    said = "this server did not ask for specplug; start it with a --speculative-config that names it"
+    assert idle.call(routes_of_a_server_without_specplug) == [[404, said], [404, said]]
+    assert idle.call(exported_names) == []
+
+
+# -- events and counts per request, offline ------------------------------------------------------------------------
+
+
+def engine_events(llm: Any) -> list[str]:
+    """Return the engine's events since the last call, in order; a step makes the recorder's thread catch up."""
+    from specplug_testkit import recorder
+
+    inside.generate(llm, ["a b c"], {"max_tokens": 2})
+    kinds = [record["kind"] for record in recorder.RECORDS if record["call"] == "event"]
+    recorder.RECORDS.clear()
+    return [kind for kind in kinds if not kind.isupper()]  # those of requests are names of an enum
+
+
+def reset_prefix_cache(llm: Any) -> bool:
+    return llm.reset_prefix_cache()
+
+
+def reload_weights(llm: Any) -> None:
+    llm.collective_rpc("reload_weights")
+
+
+def load_weights_of_the_model(llm: Any) -> None:
+    """Load as a training framework's worker extension does."""
+    inside.runner(llm).get_model().load_weights([])
+
+
+def load_weights_that_fail(llm: Any) -> str:
+    try:
+        inside.runner(llm).get_model().load_weights([("no.such.weight", None)])
+    except Exception as error:
+        return type(error).__name__
+    return "loaded"
+
+
+def finish_weight_transfer(llm: Any, is_draft: bool) -> None:
+    """End a weight transfer; its transport, which needs a GPU, does nothing here."""
+    from types import SimpleNamespace
+
+    worker = inside.core(llm).model_executor.driver_worker.worker
+    transport = SimpleNamespace(finish_weight_update=lambda: None, reset_weight_update_target=lambda: None)
+    worker.weight_transfer_engine, worker._weight_update_active = transport, True
+    worker._weight_update_is_draft = is_draft
+    llm.collective_rpc("finish_weight_update")
+
+
+def sleep(llm: Any, level: int) -> None:
+    llm.sleep(level)
+
+
+def wake_up(llm: Any, tags: list[str] | None = None) -> None:
+    llm.wake_up(tags)
+
+
+def asleep_and_part_awake(llm: Any) -> list[str]:
+    """Sleep, and wake up the weights only; return what proposers were told so far."""
+    from specplug_testkit import recorder
+
+    llm.sleep(1)
+    llm.wake_up(["weights"])
+    time.sleep(0.1)  # nothing may follow; what does within this time is found by the next test step at the latest
+    return [record["kind"] for record in recorder.RECORDS if record["call"] == "event" and not record["kind"].isupper()]
+
+
+@pytest.fixture(scope="module", params=["v1", "v2"])
+def recording(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> Engine:
+    """An engine whose proposer remembers events, and whose width changes every step."""
+    widths = {"ladder": {"widths": [3, 0, 1, 8]}}
+    return engine(
+        request.param,
+        {"proposer": "recorder", "policy": "ladder", "options": widths},
+        name=f"recording_{request.param}",
+        per_request_spec_decode_metrics="detailed",
+    )
+
+
+def test_proposers_learn_what_happens_to_the_engine(recording):
+    assert recording.call(engine_events) == []  # loading the model was no change
+    assert recording.call(reset_prefix_cache) is True
+    assert recording.call(engine_events) == ["cache flushed"]
+    recording.call(reload_weights)
+    assert recording.call(engine_events) == ["weights changed"]
+    recording.call(load_weights_of_the_model)
+    assert recording.call(engine_events) == ["weights changed"]
+    assert recording.call(load_weights_that_fail) != "loaded"
+    assert recording.call(engine_events) == ["weights changed"]
+
+
+def test_proposers_learn_of_a_weight_transfer(recording):
+    recording.call(engine_events)
+    recording.call(finish_weight_transfer, is_draft=True)
+    assert recording.call(engine_events) == []
+    recording.call(finish_weight_transfer, is_draft=False)
+    assert recording.call(engine_events) == ["weights changed"]
+
+
+def test_proposers_learn_of_sleep_and_wake(recording):
+    recording.call(engine_events)
+    recording.call(sleep, level=0)
+    recording.call(wake_up, tags=["scheduling"])
+    assert recording.call(engine_events) == []  # only the scheduler paused
+    assert recording.call(asleep_and_part_awake) in ([], ["sleep"])
+    recording.call(wake_up, tags=["kv_cache"])
+    assert recording.call(engine_events) == ["sleep", "wake", "cache flushed"]  # the last one comes with the step
+
+
+def counted_request(llm: Any) -> dict[str, Any]:
+    """Return vLLM's own counts of one request and what specplug counted meanwhile."""
+    stage = (getattr(inside.runner(llm), "speculator", None) or inside.runner(llm).drafter).drafting.stage
+    before = stage.metrics.snapshot()
+    output = llm.generate([TEXT], inside.sampling({"max_tokens": 32, "ignore_eos": True}), use_tqdm=False)[0]
+    spent = (stage.metrics.snapshot() - before).total.as_dict()
+    return {"vllm": output.outputs[0].spec_decode_metrics.to_dict(), "specplug": spent}
+
+
+def test_vllm_reports_what_became_of_a_requests_drafts(recording):
+    found = recording.call(counted_request)
+    mine, ours = found["vllm"], found["specplug"]
+    assert set(mine["per_step_drafted"]) <= {1, 3, 8}
+    assert len(set(mine["per_step_drafted"])) > 1  # the width did change
+    assert len(mine["per_step_drafted"]) == mine["num_spec_steps"] < ours["target_steps"]  # steps at width 0
+    assert mine["num_spec_tokens"] == 8
+    assert len(mine["acceptance_histogram"]) == 9
+    assert sum(mine["per_step_accepted"]) == mine["num_accepted_draft_tokens"] >= ours["accepted"] > 0
+    assert mine["num_draft_tokens"] >= ours["verified"]  # V2 counts filler
+    assert recording.call(inside.facts)["v2"] or mine["num_draft_tokens"] == ours["verified"]
+
+
+def test_status_of_an_offline_engine(recording):
+    (worker,) = recording.call(worker_status)
+    assert worker["drafts"]
+    assert worker["proposers"] == ["recorder"]
+    assert worker["metrics"]["total"]["target_steps"] > 0
+
+
+def worker_status(llm: Any) -> Any:
+    return llm.collective_rpc("specplug_status")

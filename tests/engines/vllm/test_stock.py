@@ -1,0 +1,95 @@
+"""With specplug installed but not asked for, vLLM is stock: same runner, same scheduler, same refusals, same output."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engines.vllm import inside
+from tests.engines.vllm.engines import Raised
+
+V2_RUNS = "Using V2 Model Runner"
+MODULES = "tests.engines.vllm.others"
+
+REQUESTS = [
+    ("def main():\n", {}),
+    ("import os\nimport sys\nimport re\n", {"logprobs": 3, "max_tokens": 16}),
+    ("class Foo:\n    def __init__(self):\n", {"temperature": 0.8, "seed": 5, "top_p": 0.9}),
+    ("for i in range(10):\n    print(i)\n", {"temperature": 1.0, "seed": 7, "min_p": 0.05}),
+    ("if x:\n", {"logit_bias": {"17": 5.0}, "repetition_penalty": 1.2}),
+    ("a b c a b c", {"structured_outputs": {"regex": "[a-c ]{4,20}"}}),
+]
+
+
+def answers(engine):
+    return engine.call(inside.generate, prompts=[p for p, _ in REQUESTS], params=[given for _, given in REQUESTS])
+
+
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_without_speculation_nothing_changes(runner, stock_v1, stock_v2, engine):
+    stock = {"v1": stock_v1, "v2": stock_v2}[runner]
+    idle = engine(runner, name="idle")
+    assert idle.call(inside.facts) == stock.call(inside.facts)
+    assert idle.call(inside.facts)["speculator"] is None
+    assert answers(idle) == answers(stock)
+    assert idle.call(hooked) == []
+
+
+def test_async_scheduling_stays_stock(engine):
+    facts = engine("v2", asynchronous=True, name="idle_async").call(inside.facts)
+    assert facts["scheduler"] == "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
+    assert facts["async_scheduling"]
+
+
+def test_another_custom_class_still_goes_to_v1(stock_v1, engine):
+    asked = {"method": "custom_class", "model": f"{MODULES}.Repeats", "num_speculative_tokens": 2}
+    other = engine("v2", asynchronous=True, speculative_config=asked, name="other_proposer")
+    facts = other.call(inside.facts)
+    assert (facts["v2"], facts["async_scheduling"]) == (False, False)
+    assert facts["speculator"] == f"{MODULES}.Repeats"
+    assert facts["scheduler"] == "vllm.v1.core.sched.scheduler.Scheduler"
+    assert V2_RUNS not in other.log()
+    prompts = [prompt for prompt, _ in REQUESTS]
+    expected, found = (e.call(inside.generate, prompts=prompts) for e in (stock_v1, other))
+    assert [answer["text"] for answer in found] == [answer["text"] for answer in expected]
+    assert other.call(calls) > 0
+    assert other.call(hooked) == []
+
+
+@pytest.mark.parametrize("field", [{"min_p": 0.1, "temperature": 1.0}, {"logit_bias": {"3": 1.0}}])
+def test_vllms_own_ngram_still_refuses(field, engine):
+    asked = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
+    ngram = engine("v1", speculative_config=asked, name="vllm_ngram")
+    assert ngram.call(inside.facts)["scheduler"] == "vllm.v1.core.sched.scheduler.Scheduler"
+    with pytest.raises(Raised, match="not yet supported with speculative decoding") as caught:
+        ngram.call(inside.generate, prompts=["def"], params=field)
+    assert caught.value.type == "VLLMValidationError"
+    assert ngram.call(hooked) == []
+
+
+def test_the_launch_line_ends_in_the_runner_that_was_asked_for(stock_v1, stock_v2, v1, v2, v2_async):
+    for engine, v2_runs, asynchronous in (
+        (stock_v1, False, False),
+        (v1, False, False),
+        (stock_v2, True, False),
+        (v2, True, False),
+        (v2_async, True, True),
+    ):
+        facts = engine.call(inside.facts)
+        assert (facts["v2"], facts["async_scheduling"]) == (v2_runs, asynchronous), engine.name
+        assert (V2_RUNS in engine.log()) is v2_runs, engine.name
+
+
+def hooked(llm):
+    """Return the methods of runner, worker and scheduler that specplug has replaced."""
+    objects = (inside.runner(llm), inside.scheduler(llm), inside.core(llm))
+    classes = {cls for found in objects for cls in type(found).__mro__}
+    return sorted(
+        f"{cls.__qualname__}.{name}"
+        for cls in classes
+        for name, value in vars(cls).items()
+        if hasattr(value, "_specplug") or str(getattr(value, "__module__", "")).startswith("specplug")
+    )
+
+
+def calls(llm):
+    return inside.runner(llm).drafter.calls

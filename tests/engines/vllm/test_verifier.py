@@ -1,0 +1,262 @@
+"""A specplug verifier decides instead of the engine's own, on both runners, and nothing else changes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from specplug.testing.statistics import g_test
+from tests.engines.vllm.inside import runner
+
+RUNNERS = ["v1", "v2"]
+CODE = "import os\n\n\ndef read(path):\n    with open(path) as file:\n        return file.read()\n\n\ndef write("
+PROMPTS = [CODE, "class Foo:\n    def __init__(self):\n", "import os, sys\n"]
+DRAWN = {"v1": "uniform-probs", "v2": "uniform"}  # states the law that the runner's verification takes
+TOP_K, TOKENS = 4, 3
+SAMPLES = {"v1": 2048, "v2": 1024}
+
+
+# -- run inside the engine's process ------------------------------------------------------------------------------
+
+
+def plant(llm: Any, mutant: str | None = None, lossless: bool = True) -> None:
+    """Put a counting verifier in place, the reference or one that errs, and count from 0."""
+    from specplug.testing.mutants import LOSSY_MUTANTS
+    from specplug.verify.reference import ReferenceVerifier
+
+    kind = LOSSY_MUTANTS[mutant] if mutant else ReferenceVerifier
+
+    class Counting(kind):  # type: ignore[misc, valid-type]
+        def verify(self, draft: Any, target: Any, sampling: Any, uniforms: Any) -> Any:
+            found = super().verify(draft, target, sampling, uniforms)
+            counts["calls"] += 1
+            counts["greedy"] += sampling.all_greedy
+            counts["drafted"] += int(draft.lengths.sum())
+            counts["accepted"] += int(found.num_accepted.sum())
+            counts[draft.distribution.value] = counts.get(draft.distribution.value, 0) + 1
+            return found
+
+    counts = {"calls": 0, "greedy": 0, "drafted": 0, "accepted": 0}
+    verifier = _drafter(llm).verifier
+    verifier.plugin, verifier.lossless, verifier.counts = Counting(), lossless, counts
+
+
+def counts(llm: Any) -> dict[str, int]:
+    """Return what the verifier that was planted has decided."""
+    found: dict[str, int] = _drafter(llm).verifier.counts
+    return found
+
+
+def _drafter(llm: Any) -> Any:
+    return getattr(runner(llm), "speculator", None) or runner(llm).drafter
+
+
+# -- engines ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=RUNNERS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def stock(kind, stock_v1, stock_v2):
+    return stock_v1 if kind == "v1" else stock_v2
+
+
+@pytest.fixture
+def verified(kind, engine):
+    """The oracle drafts what a request's reference says, as one-hot drafts."""
+    found = engine(kind, {"proposer": "oracle", "verifier": "reference"}, name=f"verified {kind}", max_num_seqs=64)
+    found.call(plant)
+    return found
+
+
+@pytest.fixture
+def drawing(kind, engine, law):
+    """Draws drafts at random and states their law."""
+    tokens = sorted({token for outcome in law for token in outcome})
+    options = {DRAWN[kind]: {"tokens": tokens, "spread": 1.0}}
+    settings = {"proposer": DRAWN[kind], "verifier": "reference", "options": options}
+    found = engine(kind, settings, name=f"drawing {kind}", max_num_seqs=64)
+    found.call(plant)
+    return found
+
+
+def asking(reference: list[int], **fields: Any) -> dict[str, Any]:
+    return {"extra_args": {"specplug": {"references": [{"token_ids": reference}], **fields}}}
+
+
+def spoiled(ids: list[int], every: int) -> list[int]:
+    """Return an answer in which each n-th token is wrong."""
+    return [(token + 1) % 2048 if (place + 1) % every == 0 else token for place, token in enumerate(ids)]
+
+
+# -- greedy -------------------------------------------------------------------------------------------------------
+
+
+def test_greedy_output_is_that_of_plain_decoding(stock, verified):
+    plain = stock.call("inside.generate", prompts=PROMPTS)
+    params = [asking(spoiled(answer["token_ids"], 7 + row)) for row, answer in enumerate(plain)]
+    params[2] = {}  # a row without drafts
+    assert verified.call("inside.generate", prompts=PROMPTS, params=params) == plain
+    seen = verified.call(counts)
+    assert seen["calls"] == seen["greedy"] > 0
+    assert seen["accepted"] > 40
+
+
+def test_the_verifier_decides(stock, verified):
+    """One that keeps every draft is heard: otherwise the test above would prove nothing."""
+    (plain,) = stock.call("inside.generate", prompts=PROMPTS[:1])
+    verified.call(plant, mutant="accepts always")
+    (answer,) = verified.call(
+        "inside.generate", prompts=PROMPTS[:1], params=[asking(spoiled(plain["token_ids"], 5))]
+    )
+    assert answer["token_ids"][4] == (plain["token_ids"][4] + 1) % 2048
+
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
+    "min_tokens": {"min_tokens": 30, "stop_token_ids": [199, 10, 13, 5]},
+    "bad words": {"bad_words": [" self", "\n\n"]},
+    "allowed tokens": {"allowed_token_ids": list(range(1, 400))},
+    "logprobs": {"logprobs": 3},
+    "penalties and logprobs": {"repetition_penalty": 1.2, "logprobs": 2},
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_the_engines_own_processing_of_logits_stays(stock, verified, sampling):
+    params = [{**SAMPLING[sampling], "max_tokens": 32}] * 2
+    plain = stock.call("inside.generate", prompts=PROMPTS[:2], params=params)
+    fields = [asking(spoiled(answer["token_ids"], 6)) for answer in plain]
+    answers = verified.call(
+        "inside.generate", prompts=PROMPTS[:2], params=[p | f for p, f in zip(params, fields, strict=True)]
+    )
+    assert [a["token_ids"] for a in answers] == [p["token_ids"] for p in plain]
+    assert verified.call(counts)["accepted"] > 20
+    for answer, expected in zip(answers, plain, strict=True):
+        for found, wanted in zip(answer.get("logprobs", ()), expected.get("logprobs", ()), strict=True):
+            assert found == pytest.approx(wanted, abs=1e-4)
+
+
+def test_grammar_masks_stay(stock, verified):
+    given = {"structured_outputs": {"regex": r"(foo|bar|baz){6,9}"}, "max_tokens": 40}
+    plain = stock.call("inside.generate", prompts=PROMPTS[:2], params=[given] * 2)
+    params = [given | asking(spoiled(answer["token_ids"], 5)) for answer in plain]
+    answers = verified.call("inside.generate", prompts=PROMPTS[:2], params=params)
+    assert [a["token_ids"] for a in answers] == [p["token_ids"] for p in plain]
+    assert verified.call(counts)["accepted"] > 4
+
+
+# -- opting in ----------------------------------------------------------------------------------------------------
+
+
+def test_a_lossy_verifier_serves_only_who_asks_for_it(stock, verified):
+    plain = stock.call("inside.generate", prompts=PROMPTS[:1] * 2)
+    verified.call(plant, mutant="accepts always", lossless=False)
+    wrong = spoiled(plain[0]["token_ids"], 5)
+    params = [asking(wrong), asking(wrong, verifier="reference")]
+    careful, careless = verified.call("inside.generate", prompts=PROMPTS[:1] * 2, params=params)
+    assert careful == plain[0]
+    assert careless["token_ids"][4] == wrong[4]
+
+
+def test_a_verifier_that_the_server_lacks_is_refused(verified):
+    with pytest.raises(Exception, match="this server does not verify with it.*'strict'.*'reference'"):
+        verified.call("inside.generate", prompts=["x"], params=[asking([1], verifier="strict")])
+
+
+# -- sampling -----------------------------------------------------------------------------------------------------
+
+
+def test_seeds_reproduce_alone_and_in_company(verified):
+    draft = [11, 12, 13, 14] * 6
+    seeded = {"temperature": 1.0, "seed": 42, "max_tokens": 24} | asking(draft)
+    others = [{"temperature": 0.8, "max_tokens": 24, "seed": row} | asking(draft[row:]) for row in range(5)]
+    prompt = PROMPTS[0]
+    (alone,) = verified.call("inside.generate", prompts=[prompt], params=[seeded])
+    (again,) = verified.call("inside.generate", prompts=[prompt], params=[seeded])
+    *_, among = verified.call("inside.generate", prompts=[prompt] * 6, params=[*others, seeded])
+    (other,) = verified.call("inside.generate", prompts=[prompt], params=[seeded | {"seed": 43}])
+    assert alone == again == among
+    assert alone["token_ids"] != other["token_ids"]
+
+
+@pytest.fixture(scope="module")
+def law(stock_v1) -> dict[tuple[int, ...], float]:
+    """The outcomes of `TOKENS` sampled tokens and their probabilities, by plain decoding's own log-probabilities."""
+    prompt = stock_v1.call(encoded)
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(TOKENS):
+        outputs = list(found)
+        nexts = stock_v1.call(
+            "inside.generate",
+            prompts=[prompt + list(output) for output in outputs],
+            params={"max_tokens": 1, "logprobs": TOP_K},
+        )
+        grown = {}
+        for output, answer in zip(outputs, nexts, strict=True):
+            top = sorted(answer["logprobs"][0].items(), key=lambda item: -item[1])[:TOP_K]
+            total = sum(math.exp(logprob) for _, logprob in top)
+            for token, logprob in top:
+                grown[(*output, int(token))] = found[output] * math.exp(logprob) / total
+        found = grown
+    return found
+
+
+def encoded(llm: Any) -> list[int]:
+    """Return the prompt of the law."""
+    ids: list[int] = llm.get_tokenizer().encode(CODE)
+    return ids
+
+
+def p_value(engine: Any, law: dict[tuple[int, ...], float], samples: int, *, seeded: bool, rank: int = 0) -> float:
+    """Sample, with drafts that are at every place the likeliest token but `rank`, and test against the law."""
+    prefix: tuple[int, ...] = ()
+    for _ in range(TOKENS):
+        nexts = {outcome[: len(prefix) + 1] for outcome in law if outcome[: len(prefix)] == prefix}
+        prefix = sorted(nexts, key=lambda begin: -_mass(law, begin))[rank if prefix else 0]
+    params: dict[str, Any] = {"temperature": 1.0, "top_k": TOP_K, "max_tokens": TOKENS, "ignore_eos": True}
+    prompt = engine.call(encoded)
+    fields = asking(list(prefix))
+    given = [params | fields | ({"seed": 1000 + number} if seeded else {}) for number in range(samples)]
+    answers = engine.call("inside.generate", prompts=[prompt] * samples, params=given)
+    outcomes = list(law)
+    found = [tuple(answer["token_ids"]) for answer in answers]
+    if not law.keys() >= set(found):
+        return 0.0  # top-k forbids it
+    return g_test([found.count(outcome) for outcome in outcomes], [law[outcome] for outcome in outcomes])
+
+
+def _mass(law: dict[tuple[int, ...], float], begin: tuple[int, ...]) -> float:
+    return sum(p for outcome, p in law.items() if outcome[: len(begin)] == begin)
+
+
+@pytest.mark.parametrize(("rank", "seeded"), [(0, True), (2, False)], ids=["likely drafts", "unlikely drafts"])
+def test_sampled_output_has_the_law_of_plain_decoding(kind, verified, law, rank, seeded):
+    assert p_value(verified, law, SAMPLES[kind], seeded=seeded, rank=rank) > 1e-4
+    seen = verified.call(counts)
+    assert seen["drafted"] > SAMPLES[kind]
+    assert seen["one-hot"] == seen["calls"]
+
+
+def test_the_law_of_drawn_drafts_is_taken_into_account(kind, drawing, law):
+    assert p_value(drawing, law, SAMPLES[kind], seeded=True) > 1e-4
+    seen = drawing.call(counts)
+    assert seen["drafted"] > SAMPLES[kind]
+    assert seen.get("draft_probs" if kind == "v1" else "draft_logits") == seen["calls"]
+
+
+@pytest.mark.parametrize("mutant", ["resampling from p", "lenient threshold"])
+def test_a_wrong_verifier_is_found_out(kind, verified, law, mutant):
+    """The same test at the same size: a law that is off must not pass."""
+    verified.call(plant, mutant=mutant)
+    assert p_value(verified, law, SAMPLES[kind], seeded=True, rank=2) < 1e-6
+
+
+def test_a_wrong_law_of_drafts_is_found_out(kind, drawing, law):
+    drawing.call(plant, mutant="uniform draft law")
+    assert p_value(drawing, law, SAMPLES[kind], seeded=True) < 1e-6

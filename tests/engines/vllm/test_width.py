@@ -1,0 +1,178 @@
+"""How many draft tokens a step verifies: another width at every step, each request its own, and what both leave free.
+
+`record` holds what vLLM's scheduler gave out, step by step; see `steps.recorded`.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from tests.engines.vllm import steps
+from tests.engines.vllm.referee import RUNNERS, assert_greedy, kind, prompts
+
+__all__ = ["kind"]
+
+WIDTHS = (0, 1, 3, 8, 2)
+
+
+def requests(count, tokens=32, apart=2, **params):
+    """Return requests that join one by one."""
+    return [
+        {"id": str(i), "prompt": list(prompt), "at": apart * i, "params": {"max_tokens": tokens, **params}}
+        for i, prompt in enumerate(prompts()[:count])
+    ]
+
+
+def assert_as_stock(stock, run, asked):
+    given = [request["prompt"] for request in asked]
+    expected = stock.call("inside.drive", requests=asked)["outputs"]
+    assert_greedy(given, *([outputs[request["id"]] for request in asked] for outputs in (expected, run["outputs"])))
+
+
+def drafting_rows(record):
+    """Yield (width that was asked for, request id, drafts scheduled) of rows that had sampled in the step before."""
+    for before, step in pairwise(record):
+        for name, count in step["drafts"].items():
+            if name not in step["prefill"] and name in before["drafts"]:
+                yield before["asked"], name, count
+
+
+def test_another_width_at_every_step(engine, stock_v1, stock_v2, kind):
+    settings = {"proposer": "ngram", "policy": "ladder", "options": {"ladder": {"widths": WIDTHS}}}
+    asked = requests(4)
+    run = engine(**RUNNERS[kind], specplug=settings, name="ladder").call(steps.recorded, requests=asked)
+    assert_as_stock(stock_v1 if kind == "v1" else stock_v2, run, asked)
+    record = run["record"]
+    turns = [WIDTHS[i % len(WIDTHS)] for i in range(2 * len(record))]
+    planned = [step["asked"] for step in record]
+    assert any(planned == turns[i : i + len(planned)] for i in range(len(WIDTHS)))
+    rows = list(drafting_rows(record))
+    assert all(count <= width for width, _, count in rows)
+    if kind != "v1":  # V2 pads to the width, short of where a request ends
+        assert sum(count == width for width, _, count in rows) > 0.8 * len(rows)
+    assert {count for _, _, count in rows} >= {0, 1, 3, 8}
+
+
+def test_each_request_has_its_own_gamma(v1, v2, v2_async, stock_v1, stock_v2, kind):
+    gammas = [0, 1, 2, 3, 5, 8, None]
+    asked = requests(len(gammas), apart=1, ignore_eos=True)
+    for request, gamma in zip(asked, gammas, strict=True):
+        if gamma is not None:
+            request["params"] = {
+                **request["params"],
+                "extra_args": {"specplug": {"num_speculative_tokens": gamma}},
+            }
+    run = {"v1": v1, "v2": v2, "v2_async": v2_async}[kind].call(steps.recorded, requests=asked)
+    assert_as_stock(stock_v1 if kind == "v1" else stock_v2, run, asked)
+    reached: dict[str, set[int]] = {request["id"]: set() for request in asked}
+    for step in run["record"]:
+        for name, count in step["drafts"].items():
+            reached[name].add(count)
+    for request, gamma in zip(asked, gammas, strict=True):
+        assert max(reached[request["id"]]) <= (8 if gamma is None else gamma)
+        if kind != "v1" or request["id"] == "0":
+            assert max(reached[request["id"]]) == (8 if gamma is None else gamma)
+
+
+def test_a_policy_caps_requests(engine, stock_v2):
+    settings = {
+        "proposer": "ngram",
+        "policy": "ladder",
+        "options": {"ladder": {"widths": (8, 4), "caps": (None, 1, 6)}},
+    }
+    asked = requests(3, apart=1)
+    run = engine("v2", settings, name="capped", asynchronous=True).call(steps.recorded, requests=asked)
+    assert_as_stock(stock_v2, run, asked)
+    rows = list(drafting_rows(run["record"]))
+    caps = {"0": 8, "1": 1, "2": 6}
+    assert all(count <= min(width, caps[name]) for width, name, count in rows)
+    assert {(name, count) for _, name, count in rows} >= {("0", 8), ("0", 4), ("1", 1), ("2", 6), ("2", 4)}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_widths_are_fitted_to_the_ladder_that_the_launch_names(engine, stock_v2, asynchronous):
+    asked = {
+        **{"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": 8},
+        "num_speculative_tokens_per_batch_size": [[1, 2, 8], [3, 4, 4], [5, 8, 0], [9, 16, 2]],
+    }
+    settings = {"proposer": "ngram", "policy": "ladder", "options": {"ladder": {"widths": (3, 8, 2, 5, 7)}}}
+    fitted = engine("v2", settings, speculative_config=asked, asynchronous=asynchronous, name="captured")
+    run = fitted.call(steps.recorded, requests=requests(3))
+    assert_as_stock(stock_v2, run, requests(3))
+    planned = [step["asked"] for step in run["record"]]
+    turns = [0, 8, 0, 4, 4] * len(planned)  # no 2: the server never holds 9 requests, so it has no graphs for it
+    assert any(planned == turns[i : i + len(planned)] for i in range(5))
+
+
+# -- what wide servers leave to others -------------------------------------------------------------------------------
+
+SEATS, TOKENS, CHUNK, WIDE = 8, 64, 32, 32  # a row advances by at most CHUNK tokens, drafts included
+CROWD = {
+    "max_num_seqs": SEATS,
+    "max_num_batched_tokens": TOKENS,
+    "long_prefill_token_threshold": CHUNK,
+    "enable_prefix_caching": True,
+    "num_gpu_blocks_override": 256,
+}
+REJECTED = {"proposer": "uniform", "policy": "fixed"}  # drafts that fill the width and are hardly ever accepted
+
+
+def crowd():
+    """Return a full server: seven that decode for long, and others with long prompts for the last seat."""
+    long = [token for prompt in prompts() for token in prompt]
+    sitting = [{"id": f"sitting-{i}", "prompt": long[9 * i : 9 * i + 12], "at": i} for i in range(SEATS - 1)]
+    passing = [{"id": f"passing-{i}", "prompt": long[40 * i : 40 * i + 100], "at": SEATS} for i in range(4)]
+    asked = [{**request, "params": {"max_tokens": 200, "ignore_eos": True}} for request in (*sitting, *passing)]
+    leaving = {f"passing-{i}": SEATS + 6 * (i + 1) for i in range(3)}
+    leaving |= {request["id"]: SEATS + 24 for request in asked if request["id"] not in leaving}
+    return {"requests": asked, "aborts": leaving}
+
+
+def seen(run):
+    """Return per step who ran, who waited and which prompts advanced how far."""
+    return [
+        (step["running"], step["waiting"], sorted(step["prefill"].items()), len(step["drafts"]))
+        for step in run["record"]
+    ]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_wide_server_that_plans_narrowly_admits_what_stock_admits(engine, asynchronous):
+    stock = engine("v2", installed=False, asynchronous=asynchronous, name="crowd_stock", **CROWD)
+    wide = engine("v2", REJECTED, width=WIDE, asynchronous=asynchronous, name="crowd", **CROWD)
+    truth = seen(stock.call(steps.recorded, **crowd()))
+    assert max(running for running, *_ in truth) == SEATS
+    assert sum(1 for running, _, prefill, _ in truth if running == SEATS and prefill) >= 12
+    none, two, all_of_it = (wide.call(steps.recorded, gamma=gamma, **crowd()) for gamma in (0, 2, None))
+    assert seen(none) == truth
+    assert seen(two) == truth
+    assert max(count for step in two["record"] for count in step["drafts"].values()) == 2
+    assert max(count for step in all_of_it["record"] for count in step["drafts"].values()) == CHUNK - 1
+    assert seen(all_of_it) != truth
+    assert max(step["scheduled"] for step in two["record"]) == 3 * (SEATS - 1) + CHUNK
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("gamma", [0, 2, None])
+def test_a_prompt_that_is_cached_but_for_one_token_is_padded_to_the_plan(engine, asynchronous, gamma):
+    wide = engine("v2", REJECTED, width=WIDE, asynchronous=asynchronous, name="crowd", **CROWD)
+    run = wide.call(cached_but_for_one_token, gamma=gamma)
+    (first,) = [step for step in run["record"] if "again" in step["prefill"]]
+    assert first["prefill"]["again"] == 1
+    assert first["drafts"]["again"] == (CHUNK - 1 if gamma is None else gamma)
+    assert run["outputs"]["again"] == run["outputs"]["first"]
+
+
+def cached_but_for_one_token(llm, gamma):
+    """Run, beside a request that decodes, a prompt whose blocks are all cached and that has one token more."""
+    block = llm.llm_engine.vllm_config.cache_config.block_size
+    text = [token % 1000 + 3 for token in range(block + 1)]
+    params = {"max_tokens": 4, "ignore_eos": True}
+    asked = [
+        {"id": "first", "prompt": text, "at": 0, "params": params},
+        {"id": "beside", "prompt": text[:5], "at": 30, "params": {**params, "max_tokens": 60}},
+        {"id": "again", "prompt": text, "at": 33, "params": params},
+    ]
+    return steps.recorded(llm, asked, gamma=gamma)

@@ -1,0 +1,178 @@
+"""How a vLLM request spells specplug's fields, and how its texts are cut for the tokenizer."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specplug.errors import RequestError
+from specplug.settings import RequestFields
+from specplug.types.request import RequestOptions
+from specplug_vllm import fields, wire
+from specplug_vllm.tokenizing import PIECE, Tokenizer, pieces
+
+TINY = Path(__file__).parents[1] / "specplug" / "demo" / "models" / "tiny"
+
+
+def refusal(extra_args) -> str:
+    with pytest.raises(RequestError) as caught:
+        fields.split(extra_args)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "given"),
+    [
+        (None, False),
+        ({}, False),
+        ({"kv_transfer_params": {}, "specplugin": 1}, False),
+        ({"specplug": {}}, True),
+        ({"specplug_tenant": "a"}, True),
+        ({"specplug": wire.encode(RequestOptions(), (), None)}, False),
+    ],
+)
+def test_a_request_without_fields_is_left_alone(extra_args, given):
+    assert fields.are_given(extra_args) is given
+
+
+@pytest.mark.parametrize(
+    ("spelled", "meant"),
+    [
+        ({"specplug": {"enabled": False}}, {"enabled": False}),
+        ({"specplug": '{"enabled": false, "tenant": "a"}'}, {"enabled": False, "tenant": "a"}),
+        ({"specplug": None}, {}),
+        ({"specplug": "{}", "specplug_tenant": "a"}, {"tenant": "a"}),
+        ({"specplug_enabled": 0}, {"enabled": False}),
+        ({"specplug_enabled": 1.0}, {"enabled": True}),
+        ({"specplug_enabled": "False"}, {"enabled": False}),
+        ({"specplug_store": "1"}, {"store": True}),
+        ({"specplug_store": True}, {"store": True}),
+        ({"specplug_enabled": "off"}, {"enabled": "off"}),
+        ({"specplug_enabled": [1]}, {"enabled": [1]}),
+        ({"specplug_num_speculative_tokens": 3}, {"num_speculative_tokens": 3}),
+        ({"specplug_num_speculative_tokens": "3"}, {"num_speculative_tokens": 3}),
+        ({"specplug_num_speculative_tokens": "-3"}, {"num_speculative_tokens": "-3"}),
+        ({"specplug_num_speculative_tokens": "9" * 5000}, {"num_speculative_tokens": "9" * 5000}),
+        ({"specplug_proposer": "ngram"}, {"proposer": "ngram"}),
+        ({"specplug_prediction": '{"a": 1}'}, {"prediction": {"type": "content", "content": '{"a": 1}'}}),
+        ({"specplug_references": "a text"}, {"references": "a text"}),
+        ({"specplug_references": ["a", "b"]}, {"references": ["a", "b"]}),
+        ({"specplug_references": [1, 2]}, {"references": {"token_ids": [1, 2]}}),
+        ({"specplug_references": [1, "2"]}, {"references": {"token_ids": [1, "2"]}}),
+        ({"specplug_references": []}, {"references": []}),
+        ({"specplug_references": '{"text": "a"}'}, {"references": {"text": "a"}}),
+        ({"specplug_references": ' [ {"token_ids": [1]}, "a"]'}, {"references": [{"token_ids": [1]}, "a"]}),
+        # JSON that is a text to copy from, and not references
+        ({"specplug_references": '{"title": "a", "text": "b"}'}, {"references": '{"title": "a", "text": "b"}'}),
+        ({"specplug_references": "[1, 2]"}, {"references": "[1, 2]"}),
+        ({"specplug_references": '["a"]'}, {"references": '["a"]'}),
+    ],
+)
+def test_every_spelling_is_understood(spelled, meant):
+    rest = {"kv_transfer_params": {"a": 1}, "specplugin": 2}
+    assert fields.split({**spelled, **rest}) == (meant, rest)
+
+
+def test_every_field_can_be_given_flat():
+    for name in RequestFields.model_fields:
+        found, _ = fields.split({f"specplug_{name}": "x"})
+        assert set(found) == {name}
+
+
+@pytest.mark.parametrize(
+    ("spelled", "fragments"),
+    [
+        (
+            {"specplug_refrences": "a"},
+            ["unknown request field 'specplug_refrences'", "Did you mean 'specplug_references'?"],
+        ),
+        ({"specplug_": 1}, ["unknown request field 'specplug_'"]),
+        (
+            {"specplug": '{"tenant": "a"}', "specplug_tenant": "a"},
+            ["'tenant' is given twice", "'specplug_tenant'", "inside 'specplug'"],
+        ),
+        ({"specplug": '{"tenant": "a", "tenant": "b"}'}, ["malformed request fields", "key 'tenant' twice"]),
+        ({"specplug": "enabled"}, ["malformed request fields", "expected a JSON object"]),
+        ({"specplug": [1]}, ["malformed request fields", "found [1]", "expected a JSON object"]),
+        ({"specplug": 1}, ["malformed request fields", "found 1"]),
+        ({"specplug_references": '{"text": "a"'}, ["malformed request fields", "expected references as JSON"]),
+        ({"specplug_references": '{"text": "a"}, "enabled": false'}, ["malformed request fields"]),
+    ],
+)
+def test_wrong_spellings_are_refused_with_a_hint(spelled, fragments):
+    message = refusal(spelled)
+    assert [fragment for fragment in fragments if fragment not in message] == []
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=5), below, max_size=3),
+    max_leaves=6,
+)
+keys = st.sampled_from(["specplug", *(f"specplug_{name}" for name in RequestFields.model_fields)])
+
+
+@given(st.dictionaries(keys, json_values | json_values.map(json.dumps), max_size=3))
+def test_whatever_comes_is_split_or_refused(extra_args):
+    """Nothing but a `RequestError` may leave: any other exception would be the server's fault, not the client's."""
+    assert fields.characters(extra_args) >= 0
+    try:
+        found, rest = fields.split(extra_args)
+    except RequestError:
+        return
+    assert rest == {}
+    assert {name for name in RequestFields.model_fields if f"specplug_{name}" in extra_args} <= set(found)
+
+
+def test_size_counts_texts_wherever_they_stand():
+    text = "a" * 1000
+    for extra_args in (
+        {"specplug": text},
+        {"specplug": {"references": [{"text": text}]}},
+        {"specplug_references": [text[:500], text[500:]]},
+        {"specplug_references": [1] * 1000},
+        {"specplug": {"references": [{"token_ids": np.ones(1000, dtype=np.int32)}]}},
+        {"specplug_prediction": text, "other": text},
+    ):
+        assert 1000 <= fields.characters(extra_args) < 1100
+
+
+@given(st.text(st.sampled_from("ab \n"), max_size=200), st.integers(1, 40))
+def test_pieces_are_the_text(text: str, size: int):
+    found = list(pieces(text, size))
+    assert "".join(found) == text
+    assert all(0 < len(piece) <= size for piece in found)
+    for piece in found[:-1]:
+        assert piece.endswith("\n") or not re.search(r"\n\S", piece)  # no line's end inside was passed over
+
+
+def test_a_long_text_is_cut_at_line_ends():
+    text = "".join(f"line {index}\n" for index in range(20_000))
+    found = list(pieces(text))
+    assert len(found) > 1
+    assert all(piece.endswith("\n") for piece in found)
+    assert all(PIECE - 100 < len(piece) <= PIECE for piece in found[:-1])
+
+
+def test_tokens_are_those_of_the_tokenizer_and_of_nothing_else():
+    transformers = pytest.importorskip("transformers")
+    original = transformers.AutoTokenizer.from_pretrained(TINY)
+    tokenize = Tokenizer(lambda: original)
+    text = "def area(r):\n    return 3.14 * r * r\n" * 4000
+    ids = tokenize(text)
+    assert ids.dtype == np.int32
+    assert original.decode(ids.tolist()) == text
+    assert ids.tolist() == original.encode(text, add_special_tokens=False)
+    assert tokenize("").tolist() == []
+    assert tokenize.copy() is not original
+
+
+def test_texts_need_a_tokenizer():
+    with pytest.raises(RequestError, match="needs a tokenizer"):
+        Tokenizer(lambda: None)("a")

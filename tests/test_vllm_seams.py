@@ -1,0 +1,328 @@
+"""The table of vLLM's seams: how it is compared, and that it holds every name that the adapter uses.  Needs no vLLM."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specplug_vllm import seams
+from specplug_vllm.seam import Seam
+from specplug_vllm.seam import seam as a_seam
+from specplug_vllm.seams_probe import imported, problems
+from specplug_vllm.seams_source import Sources, moved_in
+from specplug_vllm.seams_table import SEAMS
+
+ROOT = Path(__file__).parents[1]
+ADAPTER = ROOT / "adapters" / "specplug_vllm"
+PROBES = ("seam.py", "seams.py", "seams_probe.py", "seams_source.py", "seams_table.py")
+
+ENGINE = {
+    "__init__.py": "from .parts import *\n",
+    "parts.py": """
+        import functools
+        from dataclasses import dataclass
+
+        LIMIT = 3
+
+        class Base:
+            shared: int = 0
+
+            def __init__(self, size, *, eager=False):
+                self.size = size
+                self.left, self.right = 1, 2
+
+            def inherited(self, a, b): ...
+
+        class Plain: ...
+
+        @dataclass
+        class Row:
+            name: str
+            length: int = 0
+
+        @dataclass(slots=True)
+        class Packed:
+            name: str
+
+        def function(a, b, *rest, c=1, **others): ...
+    """,
+    "runner.py": """
+        import functools
+
+        from engine.parts import Base, function as renamed
+
+        if LIMIT := 2:
+            def conditional(x): ...
+        else:
+            def conditional(y): ...
+
+        try:
+            import nothing
+        except ImportError:
+            nothing = None
+
+        def wrapping(original):
+            @functools.wraps(original)
+            def wrapped(*args, **kwargs): ...
+            return wrapped
+
+        class Runner(Base):
+            kind = "plain"
+
+            def __init__(self):
+                super().__init__(1)
+                self._draft = None
+
+            def late(self):
+                self.made_late: int = 1
+                other = self
+                print(self.only_read)
+
+            @property
+            def width(self): return 1
+
+            @staticmethod
+            def static(a, b): ...
+
+            @classmethod
+            def made(cls, a, b): ...
+
+            @wrapping
+            def wrapped(self, a): ...
+    """,
+}
+
+HOLDS = [
+    a_seam("engine:function", "v1", takes="a b", named="c others rest"),
+    a_seam("engine.runner:Runner.__init__", "v1"),
+    a_seam("engine:Base", "v1", holds="shared size left right inherited __init__"),
+    a_seam("engine.parts", "v1", holds="LIMIT Base function Row"),
+    a_seam("engine.parts:Row", "v1", holds="name length __dict__"),
+    a_seam("engine.parts:Packed", "v1", holds="name"),
+    a_seam("engine.parts:Base.__init__", "v1", takes="size", named="eager"),
+    a_seam("engine.runner:renamed", "v1", takes="a b"),
+    a_seam("engine.runner", "v1", holds="conditional nothing renamed Runner"),
+    a_seam("engine.runner:Runner", "v1", holds="_draft made_late kind width size left shared inherited __dict__"),
+    a_seam("engine.runner:Runner.inherited", "v1", takes="a b"),
+    a_seam("engine.runner:Runner.static", "v1", takes="a b"),
+    a_seam("engine.runner:Runner.made", "v1", takes="a b"),
+    a_seam("engine.runner:Runner.wrapped", "v1", takes="a"),
+]
+MOVED = [
+    (a_seam("engine:absent", "v1"), ["engine:absent is gone"]),
+    (a_seam("engine.absent:x", "v1"), ["engine.absent:x is gone"]),
+    (a_seam("engine:Base.absent", "v1"), ["engine:Base.absent is gone"]),
+    (a_seam("engine.parts:Plain.__init__", "v1"), ["engine.parts:Plain.__init__ is gone"]),
+    (a_seam("engine:LIMIT.absent", "v1"), ["engine:LIMIT.absent is gone"]),
+    (a_seam("engine.runner:Runner", "v1", holds="only_read kind"), ["engine.runner:Runner no longer has 'only_read'"]),
+    (a_seam("engine.parts", "v1", holds="absent"), ["engine.parts no longer has 'absent'"]),
+    (a_seam("engine.parts:Packed", "v1", holds="__dict__"), ["engine.parts:Packed no longer has '__dict__'"]),
+    (
+        a_seam("engine:function", "v1", takes="b", named="d"),
+        [
+            "engine:function no longer begins with (b): found (a, b, rest, c, others)",
+            "engine:function no longer takes 'd': found (a, b, rest, c, others)",
+        ],
+    ),
+    (
+        a_seam("engine.runner:Runner.made", "v1", takes="cls"),
+        ["engine.runner:Runner.made no longer begins with (cls): found (a, b)"],
+    ),
+    (a_seam("engine:LIMIT", "v1", takes="a"), ["engine:LIMIT is no longer a function"]),
+]
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A small engine's sources, that can also be imported."""
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    for name, text in ENGINE.items():
+        indented = text.startswith("\n        ")
+        lines = (line[8:] if indented else line for line in text.splitlines())
+        (folder / name).write_text("\n".join(lines) + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "engine"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("seam", HOLDS, ids=str)
+def test_both_probes_find_what_is_there(engine, seam: Seam):
+    assert list(problems(seam, Sources(engine).find)) == []
+    assert list(problems(seam, imported)) == []
+
+
+@pytest.mark.parametrize(("seam", "expected"), MOVED, ids=lambda value: str(value) if isinstance(value, Seam) else "")
+def test_both_probes_say_the_same_of_what_is_not(engine, seam: Seam, expected: list[str]):
+    assert list(problems(seam, Sources(engine).find)) == expected
+    assert list(problems(seam, imported)) == expected
+
+
+def test_a_hook_of_ours_does_not_hide_what_it_wraps(engine, monkeypatch):
+    parts = importlib.import_module("engine.parts")
+    original = parts.Base.inherited
+    monkeypatch.setattr(parts.Base, "inherited", functools.wraps(original)(lambda *args, **kwargs: None))
+    assert list(problems(a_seam("engine.parts:Base.inherited", "v1", takes="a b"), imported)) == []
+
+
+def test_seams_that_a_version_does_not_have_are_left_out(engine):
+    gone = a_seam("engine:absent", "v1")
+    assert moved_in(engine, (0, 31), [gone, replace(gone, since=(0, 32)), replace(gone, until=(0, 30))]) == [
+        "engine:absent is gone"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [("0.32.0", (0, 32)), ("0.33.1rc2.dev4+g12ab", (0, 33)), ("1.0", (1, 0)), ("dev", None), ("x.y", None), ("", None)],
+)
+def test_versions_are_read(text: str, version):
+    assert seams.parse(text) == version
+
+
+def test_no_row_says_nothing_twice():
+    said: dict[tuple[str, str], Seam] = {}
+    for seam in SEAMS:
+        assert seam.where, f"{seam} is used by nobody"
+        for name in (*seam.holds, *seam.takes, *seam.named):
+            for where in seam.where:
+                assert said.setdefault((f"{seam} {name}", where), seam) is seam, f"{seam} lists {name!r} twice"
+
+
+def adapter() -> dict[str, ast.Module]:
+    return {path.name: ast.parse(path.read_text()) for path in sorted(ADAPTER.rglob("*.py")) if path.name not in PROBES}
+
+
+def covered(module: str, name: str) -> bool:
+    """Whether a row is about a module's name, or a part of it."""
+    return any(
+        seam.module == module and (name == "" or f"{seam.name}.".startswith(f"{name}.") or name in seam.holds)
+        for seam in SEAMS
+    )
+
+
+def test_every_import_from_vllm_is_in_the_table():
+    lacking = []
+    for file, tree in adapter().items():
+        for node in ast.walk(tree):
+            found: list[tuple[str, str]] = []
+            if isinstance(node, ast.Import):
+                found = [(alias.name, "") for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                found = [(node.module or "", alias.name) for alias in node.names]
+            for module, name in found:
+                if module.partition(".")[0] == "vllm" and not (
+                    covered(module, name) or covered(f"{module}.{name}", "")
+                ):
+                    lacking.append(f"{file}:{node.lineno}: {module}:{name}")
+    assert not lacking, "\n".join(lacking)
+
+
+GROUPS = {"vllm.general_plugins", "vllm.endpoint_plugins", "vllm.stat_logger_plugins"}
+
+
+def test_every_module_of_vllm_that_is_named_in_text_is_in_the_table():
+    lacking = [
+        f"{file}:{node.lineno}: {node.value}"
+        for file, tree in adapter().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("vllm.")
+        if " " not in node.value and node.value not in GROUPS and not covered(node.value, "")
+    ]
+    assert not lacking, "\n".join(lacking)
+
+
+def defined(tree: ast.Module) -> Iterator[str]:
+    """Yield every name that a module gives to something of its own."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                yield name
+            case ast.Module(body=body):
+                yield from assigned(body)
+        if isinstance(node, ast.ClassDef):
+            yield from assigned(node.body)
+
+
+def assigned(body: list[ast.stmt]) -> Iterator[str]:
+    for statement in body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            yield from (n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+
+
+OURS = """
+_specplug _specplug_intake specplug_control specplug_engine specplug_keys specplug_status
+"""
+PYTHONS = """
+body digest f_locals is_closed origin parse_known_args returncode run_in_executor
+st_ino st_mode st_mtime_ns st_size util
+"""
+TORCHS = "Module load_weights"
+FASTAPIS = "add_api_route headers include_router"
+OTHERS = "model_max_length samples"  # of tokenizers, of prometheus_client
+
+
+def known_elsewhere() -> set[str]:
+    """Names of attributes that are not vLLM's: our own, Python's, and those of libraries that the adapter imports."""
+    known = {*OURS.split(), *PYTHONS.split(), *TORCHS.split(), *FASTAPIS.split(), *OTHERS.split()}
+    for path in (*ROOT.glob("specplug/**/*.py"), *ADAPTER.glob("*.py")):
+        known |= set(defined(ast.parse(path.read_text())))
+    for thing in (str, bytes, list, dict, set, tuple, int, float, type, BaseException, torch.Tensor, np.ndarray):
+        known |= set(dir(thing))
+    for tree in adapter().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] not in ("vllm", "specplug"):
+                known |= names_of(node.module or "", [alias.name for alias in node.names])
+            elif isinstance(node, ast.Import):
+                known |= {
+                    name
+                    for alias in node.names
+                    if alias.name.partition(".")[0] != "vllm"
+                    for name in names_of(alias.name)
+                }
+    return known
+
+
+def names_of(module: str, names: list[str] | None = None) -> set[str]:
+    try:
+        found = importlib.import_module(module)
+    except ImportError:  # only where vLLM is
+        return set(names or ())
+    things = [found] if names is None else [getattr(found, name) for name in names if hasattr(found, name)]
+    return {*(names or ()), *(name for thing in things for name in dir(thing))}
+
+
+def used(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name):
+                yield name, node.lineno
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr" | "setattr"), args=[_, ast.Constant(value=name), *_]):
+                yield name, node.lineno
+
+
+def test_every_attribute_that_can_only_be_vllms_is_in_the_table():
+    listed = {name for seam in SEAMS for name in (*seam.holds, *seam.takes, *seam.named, *seam.name.split("."))}
+    known = known_elsewhere() | listed
+    lacking = sorted(
+        f"{file}:{line}: {name}" for file, tree in adapter().items() for name, line in used(tree) if name not in known
+    )
+    assert not lacking, "\n".join(lacking)
+
+
+def test_the_list_of_attributes_would_notice_a_new_one():
+    (name,) = {name for name, _ in used(ast.parse("runner._never_heard_of_it = 1"))}
+    listed = {name for seam in SEAMS for name in (*seam.holds, *seam.takes, *seam.named, *seam.name.split("."))}
+    assert name not in known_elsewhere() | listed

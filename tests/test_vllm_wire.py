@@ -1,0 +1,65 @@
+"""Parsed request fields survive the way through vLLM's processes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specplug.types.request import Reference, RequestOptions
+from specplug_vllm import wire
+
+int32 = st.integers(-(2**31), 2**31 - 1)
+references = st.lists(st.builds(Reference.of, st.lists(int32, max_size=20), st.text(max_size=5)), max_size=3).map(tuple)
+options = st.builds(
+    RequestOptions,
+    enabled=st.booleans(),
+    num_speculative_tokens=st.none() | st.integers(0, 256),
+    proposer=st.none() | st.text(max_size=5),
+    verifier=st.none() | st.text(max_size=5),
+    store=st.booleans(),
+)
+tenants = st.none() | st.text(min_size=1, max_size=5)
+
+
+@given(options, references, tenants)
+def test_whatever_is_encoded_comes_back(given_options, given_references, tenant):
+    extra_args = {"other": 1, wire.WIRE_KEY: wire.encode(given_options, given_references, tenant)}
+    for arrived in (extra_args, copy.deepcopy(extra_args), pickle.loads(pickle.dumps(extra_args))):
+        assert wire.is_encoded(arrived)
+        assert wire.decode(arrived) == (given_options, given_references, tenant)
+
+
+@given(options, references, tenants)
+def test_it_survives_msgpack(given_options, given_references, tenant):
+    msgpack = pytest.importorskip("msgspec").msgpack
+    extra_args = {wire.WIRE_KEY: wire.encode(given_options, given_references, tenant)}
+    arrived = msgpack.decode(msgpack.encode(extra_args))
+    assert wire.decode(arrived) == (given_options, given_references, tenant)
+
+
+@pytest.mark.parametrize("extra_args", [None, {}, {"kv_transfer_params": {}}, {"specplug": {"enabled": False}}])
+def test_without_the_wire_form_there_are_the_defaults(extra_args):
+    assert wire.decode(extra_args) == (RequestOptions(), (), None)
+
+
+def test_a_client_cannot_send_the_wire_form():
+    """What comes as JSON is never taken for parsed fields: its sizes and ids have not been checked."""
+    encoded = wire.encode(RequestOptions(), (Reference.of([1]),), None)
+    sent = json.loads(json.dumps({wire.WIRE_KEY: encoded}, default=lambda value: value.decode()))
+    assert not wire.is_encoded(sent)
+
+
+def test_ids_are_bytes_on_the_way_and_views_behind_it():
+    ids = np.arange(1000, dtype=np.int32)
+    encoded = wire.encode(RequestOptions(), (Reference(ids),), None)
+    ((_, data),) = encoded["references"]
+    assert data == ids.astype("<i4").tobytes()
+    _, (reference,), _ = wire.decode({wire.WIRE_KEY: encoded})
+    assert np.shares_memory(reference.token_ids, np.frombuffer(data, dtype=np.uint8))
+    assert not reference.token_ids.flags.writeable
