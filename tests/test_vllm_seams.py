@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
+import dis
 import functools
 import importlib
+import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,13 +20,13 @@ import torch
 from specplug_vllm import seams
 from specplug_vllm.seam import Seam
 from specplug_vllm.seam import seam as a_seam
-from specplug_vllm.seams_probe import imported, problems
+from specplug_vllm.seams_probe import _method_codes, _stored, imported, problems
 from specplug_vllm.seams_source import Sources, moved_in
 from specplug_vllm.seams_table import SEAMS
 
 ROOT = Path(__file__).parents[1]
 ADAPTER = ROOT / "adapters" / "specplug_vllm"
-PROBES = ("seam.py", "seams.py", "seams_probe.py", "seams_source.py", "seams_table.py")
+PROBES = {path.name for path in ADAPTER.glob("seam*.py")}
 
 ENGINE = {
     "__init__.py": "from .parts import *\n",
@@ -175,6 +178,20 @@ def test_a_hook_of_ours_does_not_hide_what_it_wraps(engine, monkeypatch):
     assert list(problems(a_seam("engine.parts:Base.inherited", "v1", takes="a b"), imported)) == []
 
 
+@pytest.mark.parametrize("cls", [argparse.ArgumentParser, logging.Logger, dis.Bytecode, ast.NodeVisitor, Path])
+def test_assigned_attributes_are_those_that_dis_finds(cls: type):
+    codes = _method_codes(cls)
+    assert codes
+    for code in codes:
+        assert _stored(code) == {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+
+
+def test_attributes_with_large_numbers_are_found():
+    names: dict = {}
+    exec("def many(self):\n" + "".join(f"    self.a{n} = {n}\n" for n in range(700)), names)
+    assert _stored(names["many"].__code__) == {f"a{n}" for n in range(700)}
+
+
 def test_seams_that_a_version_does_not_have_are_left_out(engine):
     gone = a_seam("engine:absent", "v1")
     assert moved_in(engine, (0, 31), [gone, replace(gone, since=(0, 32)), replace(gone, until=(0, 30))]) == [
@@ -228,6 +245,46 @@ def test_every_import_from_vllm_is_in_the_table():
     assert not lacking, "\n".join(lacking)
 
 
+def aliases(tree: ast.Module) -> dict[str, tuple[str, str]]:
+    """What of vLLM's a file's names stand for: (module, name in it), the latter empty for a module."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {a.asname or a.name.partition(".")[0]: (a.name if a.asname else "vllm", "") for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            for a in node.names:
+                module = f"{node.module}.{a.name}"
+                is_module = any(seam.module == module for seam in SEAMS)
+                found[a.asname or a.name] = (module, "") if is_module else (node.module or "", a.name)
+    return {alias: place for alias, place in found.items() if place[0].partition(".")[0] == "vllm"}
+
+
+def test_every_name_taken_from_a_module_or_class_of_vllm_is_in_the_table():
+    lacking = []
+    for file, tree in adapter().items():
+        known = aliases(tree)
+        for node in ast.walk(tree):
+            match node:
+                case ast.Attribute(value=ast.Name(id=alias), attr=name) if alias in known and "specplug" not in name:
+                    module, inside = known[alias]
+                    held = any(name in s.holds for s in SEAMS if (s.module, s.name) == (module, inside))
+                    if not held and not covered(module, f"{inside}.{name}".lstrip(".")):
+                        lacking.append(f"{file}:{node.lineno}: {module}:{inside}.{name}")
+    assert not lacking, "\n".join(lacking)
+
+
+def test_every_method_of_vllms_that_ours_override_and_call_is_in_the_table():
+    listed = {name for seam in SEAMS for name in (*seam.holds, *seam.name.split("."))}
+    lacking = []
+    for file, tree in adapter().items():
+        for node in ast.walk(tree):
+            match node:
+                case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=name) if name != "__init__":
+                    if name not in listed:
+                        lacking.append(f"{file}:{node.lineno}: {name}")
+    assert not lacking, "\n".join(lacking)
+
+
 GROUPS = {"vllm.general_plugins", "vllm.endpoint_plugins", "vllm.stat_logger_plugins"}
 
 
@@ -243,11 +300,13 @@ def test_every_module_of_vllm_that_is_named_in_text_is_in_the_table():
 
 
 def defined(tree: ast.Module) -> Iterator[str]:
-    """Yield every name that a module gives to something of its own."""
+    """Yield every name that a module gives to something of its own.  Hooks, inside functions, borrow vLLM's names."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for inner in node.body:
+                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    yield inner.name
         match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                yield name
             case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
                 yield name
             case ast.Module(body=body):

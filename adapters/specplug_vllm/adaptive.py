@@ -80,7 +80,7 @@ def set_budget(runner: Any, token_budget: int | None) -> None:
     Every rank is told the same, so that all of them run batches of the same shape.
     """
     manager = getattr(runner, "adaptive_verification", None)
-    if hasattr(manager, "token_budget"):
+    if manager is not None and hasattr(manager, "token_budget"):
         manager.token_budget = token_budget
 
 

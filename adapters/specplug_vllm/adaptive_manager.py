@@ -32,7 +32,8 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
         """Return how many tokens the step runs, and note the split for the steps that follow it."""
         drafts = {name: len(draft_tokens.get(name, ())) for name in num_tokens_per_req}
         others = {name: count - drafts[name] for name, count in num_tokens_per_req.items()}
-        admitted = min(sum(drafts.values()), max(0, self._max_total_logits - len(others) * self.num_bonus_tokens))
+        room: int = self._max_total_logits - len(others) * self.num_bonus_tokens  # of the sampler's one chunk
+        admitted = min(sum(drafts.values()), max(0, room))
         if self.token_budget is not None:
             admitted = min(admitted, self.token_budget)
         self._batch_budget = (drafts, others, admitted)

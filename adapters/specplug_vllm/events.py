@@ -3,8 +3,9 @@
 A flushed prefix cache is told by the scheduler, with the next step (see `scheduler`).  Everything here is told between
 two steps: vLLM runs such calls and steps one after the other in a worker.
 
-Ways by which weights change: ``reload_weights``; a weight transfer, which ends with ``finish_weight_update``; and code of
-others, such as a training framework's worker extension, that calls the model's own ``load_weights``.
+Weights change by ``reload_weights``; by a weight transfer, which ends with ``finish_weight_update``; by
+``reset_weights``, which zeroes them; and by code of others, such as a training framework's worker extension, that calls
+the model's own ``load_weights``.
 """
 
 from __future__ import annotations
@@ -70,7 +71,12 @@ def _hook_workers() -> None:
     """Hook this process's worker classes, once: the worker's own class is among them by now."""
     from vllm.v1.worker.worker_base import WorkerBase
 
-    hooks = {"finish_weight_update": _finishes_update, "sleep": _sleeps, "wake_up": _wakes}
+    hooks = {
+        "finish_weight_update": _finishes_update,
+        "reset_weights": _changes_weights,
+        "sleep": _sleeps,
+        "wake_up": _wakes,
+    }
     for cls in _family(WorkerBase):
         for name, hook in hooks.items():
             original = cls.__dict__.get(name)
@@ -86,11 +92,22 @@ def _family(base: Any) -> Iterator[Any]:
         yield from _family(cls)
 
 
-def _finishes_update(original: Method) -> Method:
-    def finish_weight_update(self: Any, *args: Any, **kwargs: Any) -> Any:
-        change: AbstractContextManager[None] = getattr(self.model_runner, _CHANGES, None) or nullcontext()
-        with nullcontext() if getattr(self, "_weight_update_is_draft", False) else change:
+def _changes_weights(original: Method) -> Method:
+    def change(self: Any, *args: Any, **kwargs: Any) -> Any:
+        weights: AbstractContextManager[None] = getattr(self.model_runner, _CHANGES, None) or nullcontext()
+        with weights:
             return original(self, *args, **kwargs)
+
+    return change
+
+
+def _finishes_update(original: Method) -> Method:
+    """A transfer to vLLM's own draft model leaves the target as it was."""
+    of_target = _changes_weights(original)
+
+    def finish_weight_update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        of_draft = getattr(self, "_weight_update_is_draft", False)
+        return (original if of_draft else of_target)(self, *args, **kwargs)
 
     return finish_weight_update
 

@@ -15,6 +15,7 @@ import sys
 from dataclasses import asdict
 
 from specplug.errors import EngineError
+from specplug_vllm import seams
 from specplug_vllm.advice import Launch, launch_of
 
 MARK = "specplug-launch:"
@@ -38,6 +39,15 @@ def ask(line: str, patience: float = PATIENCE) -> Launch | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=patience, env=environment)
     except subprocess.TimeoutExpired as error:
         raise EngineError.build("vLLM gave no answer", who="--launch", found=f"{patience:g} s of silence") from error
+    return read(done)
+
+
+def read(done: subprocess.CompletedProcess[str]) -> Launch | None:
+    """Return what the other process has found out.
+
+    Raises:
+        EngineError: vLLM does not accept the line.
+    """
     told = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
     if not told:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -50,7 +60,10 @@ def ask(line: str, patience: float = PATIENCE) -> Launch | None:
 
 def _parsed(line: str) -> tuple[dict[str, str], list[str]]:
     """Split a line into variables and the engine's arguments, the model as a flag."""
-    words = shlex.split(line.replace("\\\n", " "))
+    try:
+        words = shlex.split(line.replace("\\\n", " "))
+    except ValueError as error:
+        raise EngineError.build("not a launch line", who="--launch", found=str(error)) from error
     variables: dict[str, str] = {}
     while words and (match := re.fullmatch(r"(\w+)=(.*)", words[0], flags=re.DOTALL)):
         variables[match[1]] = match[2]
@@ -77,6 +90,7 @@ def _main(arguments: list[str]) -> None:
 
 def _configured(arguments: list[str]) -> dict[str, object] | None:
     """Let vLLM configure an engine."""
+    seams.require("cli")
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.plugins import load_general_plugins
     from vllm.utils.argparse_utils import FlexibleArgumentParser

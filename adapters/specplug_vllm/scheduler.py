@@ -86,9 +86,8 @@ class _Planned:
 
     def _width(self) -> int:
         """Return how many drafts per request the step to be scheduled has at most."""
-        return min(
-            self.planning.plan.width if self._may_narrow else self.planning.caps.max_width, self._most_placeholders
-        )
+        width = self.planning.plan.width if self._may_narrow else self.planning.caps.max_width
+        return min(width, self._most_placeholders)
 
     def _cut_drafts(self) -> None:
         """Cut the drafts, or their placeholders, of requests that the newest plan caps."""

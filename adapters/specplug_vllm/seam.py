@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Version = tuple[int, int]
-Where = Literal["config", "scheduler", "v1", "v2", "api", "http", "verifier v1", "verifier v2", "adaptive", "doctor"]
+Where = Literal["config", "scheduler", "v1", "v2", "api", "http", "verifier v1", "verifier v2", "adaptive", "cli"]
 
 OLDEST: Version = (0, 30)
 NEWEST: Version = (0, 33)

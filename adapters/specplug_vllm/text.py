@@ -14,6 +14,7 @@ from specplug.engines import TextRequest, TextUpdate
 from specplug.errors import EngineError
 from specplug.metrics import MetricsSnapshot
 from specplug.settings.model import Settings
+from specplug_vllm import seams
 from specplug_vllm.advice import differing
 from specplug_vllm.asked import METHOD, PROPOSER, SECTION
 
@@ -30,7 +31,7 @@ class VllmEngine:
         model: a Hugging Face model id or a folder.
         settings: the server's settings.
         device: the device that the installed vLLM is built for; it has no other.
-        dtype: a torch dtype's name; vLLM's own choice by default.
+        dtype: a torch dtype's name; float32 on a CPU and vLLM's own choice elsewhere by default.
         max_num_seqs: most requests at a time.
         threads: CPU threads; None leaves vLLM's own choice.
 
@@ -56,7 +57,8 @@ class VllmEngine:
         said = {key: value for key, value in differing(settings).items() if key != "num_speculative_tokens"}
         self._llm = _started(
             model,
-            dtype=dtype or "auto",
+            dtype=dtype or ("float32" if self._platform == "cpu" else "auto"),
+            use_tqdm_on_load=False,
             max_num_seqs=max_num_seqs,
             enforce_eager=self._platform == "cpu",  # compiling would take longer than most answers
             disable_log_stats=True,
@@ -129,6 +131,7 @@ def _platform(device: str | None) -> str:
 
 
 def _started(model: str, **arguments: Any) -> Any:
+    seams.require("cli")
     from vllm import LLM
 
     try:

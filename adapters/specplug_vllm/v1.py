@@ -15,7 +15,7 @@ from torch import Tensor
 from specplug.types.batch import BatchView, Residency
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
-from specplug_vllm import events, lifecycle, ranks, seams, status, verifier, verifier_v1
+from specplug_vllm import events, lifecycle, mends, ranks, seams, status, verifier, verifier_v1
 from specplug_vllm.drafting import Drafting
 from specplug_vllm.rows import RowFacts
 from specplug_vllm.slots import SlotRows
@@ -33,6 +33,7 @@ class Proposer:
 
     def __init__(self, vllm_config: Any) -> None:
         seams.require("v1")
+        mends.allow_steps_without_drafts()
         self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks.ranks().leads else None
         self._rows: _Rows | None = None
         self._runner: Any = None
@@ -72,7 +73,7 @@ class Proposer:
             return [[] for _ in range(count)]
         rows = self._rows_of(self.drafting, self._runner.input_batch.req_ids[:count])
         lengths = torch.from_numpy(num_tokens_no_spec[:count].astype(np.int32))
-        emitted = torch.tensor([len(ids) for ids in sampled_token_ids], dtype=torch.int32)
+        emitted = torch.from_numpy(np.fromiter(map(len, sampled_token_ids), np.int32, count))
         tokens = torch.from_numpy(token_ids_cpu)
         batch = rows.view(self.drafting, tokens, lengths, emitted)
         draft = self.drafting.step(batch, self._outcome(self.drafting, rows, batch, emitted), rows.slot_rows.caps)
@@ -87,6 +88,9 @@ class Proposer:
 
     def _outcome(self, drafting: Drafting, rows: _Rows, batch: BatchView, emitted: Tensor) -> Outcome:
         scheduled = drafting.scheduled
+        if not scheduled:  # a token each: none lies behind a stop of its step, and V1 runs no row that has stopped
+            none = torch.zeros_like(emitted)
+            return Outcome(verified=none, accepted=none, emitted=emitted)
         verified = torch.tensor([len(scheduled.get(name, ())) for name in rows.facts.names], dtype=torch.int32)
         behind = drafting.stops.behind(batch.tokens, batch.rows, batch.slots, batch.lengths, emitted, rows.slot_rows)
         return Outcome(
@@ -136,6 +140,8 @@ class _Rows:
 
 
 def _lists(draft: Draft) -> list[list[int]]:
+    if not draft.width:
+        return [[] for _ in range(draft.batch_size)]
     lengths = draft.lengths.tolist()
     if not any(lengths):
         return [[] for _ in lengths]

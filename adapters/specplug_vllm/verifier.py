@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specplug.assembly import build_verifier
 from specplug.errors import EngineError
-from specplug.interfaces import PluginContext
+from specplug.interfaces import PluginContext, Verifier
 from specplug.registry import default_registry
 from specplug.specs import VerifierSpec
 from specplug.types.draft import Draft
@@ -40,28 +40,18 @@ _deciding: ContextVar[Decide | None] = ContextVar("specplug_deciding", default=N
 class ServerVerifier:
     """The verifier that a server's settings name, and the random numbers that it decides with.
 
+    Args:
+        engine_seed: the engine's seed, which all its ranks share.
+
     Attributes:
         plugin: the verifier.
         lossless: whether it serves every request; one that is not serves those that ask for it.
     """
 
-    def __init__(self, vllm_config: Any, device: torch.device) -> None:
-        found = resolved(vllm_config)
-        assert found is not None  # see `build`
-        spec = default_registry().get(VerifierSpec, found.settings.verifier)
-        self.lossless: bool = spec.lossless
-        _refuse_unsupported(vllm_config, spec)
-        context = PluginContext(
-            caps=engine_caps(vllm_config),
-            vocab_size=vllm_config.model_config.get_vocab_size(),
-            max_slots=vllm_config.scheduler_config.max_num_seqs,
-            max_length=vllm_config.model_config.max_model_len,
-            device=device,
-            seed=found.settings.seed,
-        )
-        self.plugin = build_verifier(found.settings, default_registry(), context)
-        # Of the engine's seed, which all ranks share, but no stream that engine or plug-ins draw from.
-        digest = hashlib.blake2b(f"specplug verifier {vllm_config.model_config.seed}".encode(), digest_size=8).digest()
+    def __init__(self, plugin: Verifier, lossless: bool, engine_seed: int) -> None:
+        self.plugin, self.lossless = plugin, lossless
+        # None of the streams that engine and plug-ins draw from: those begin with seeds as they were given.
+        digest = hashlib.blake2b(f"specplug verifier {engine_seed}".encode(), digest_size=8).digest()
         self._entropy = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
 
     def seeds(self, count: int) -> Tensor:
@@ -98,7 +88,44 @@ def build(vllm_config: Any, device: torch.device) -> ServerVerifier | None:
         PluginError: it does not start.
     """
     found = resolved(vllm_config)
-    return None if found is None or not found.was_set("verifier") else ServerVerifier(vllm_config, device)
+    if found is None or not found.was_set("verifier"):
+        return None
+    spec = default_registry().get(VerifierSpec, found.settings.verifier)
+    refuse_unsupported(vllm_config, spec)
+    context = PluginContext(
+        caps=engine_caps(vllm_config),
+        vocab_size=vllm_config.model_config.get_vocab_size(),
+        max_slots=vllm_config.scheduler_config.max_num_seqs,
+        max_length=vllm_config.model_config.max_model_len,
+        device=device,
+        seed=found.settings.seed,
+    )
+    plugin = build_verifier(found.settings, default_registry(), context)
+    return ServerVerifier(plugin, spec.lossless, vllm_config.model_config.seed or 0)
+
+
+def refuse_unsupported(vllm_config: Any, spec: VerifierSpec) -> None:
+    """Refuse what would be verified wrongly.
+
+    Raises:
+        EngineError: the server is configured in a way that the verifier cannot serve in.
+    """
+    method = vllm_config.speculative_config.rejection_sample_method
+    if method != "standard":
+        raise EngineError.build(
+            "two verifiers are named",
+            who="specplug_vllm",
+            found=f"verifier {spec.name!r} and vLLM's rejection_sample_method {method!r}",
+            expected="one of them",
+        )
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    if not spec.lossless and ranks > 1:
+        raise EngineError.build(
+            "a lossy verifier serves requests that ask for it, and only the first rank knows which do",
+            who=f"verifier {spec.name!r}",
+            found=f"tensor_parallel_size {ranks}",
+            expected="1",
+        )
 
 
 def replace_in(module: Any) -> None:
@@ -159,22 +186,3 @@ def _rows_of(draft: Draft, rows: slice) -> Draft:
         draft_logits=cut(draft.draft_logits),
         draft_probs=cut(draft.draft_probs),
     )
-
-
-def _refuse_unsupported(vllm_config: Any, spec: VerifierSpec) -> None:
-    method = vllm_config.speculative_config.rejection_sample_method
-    if method != "standard":
-        raise EngineError.build(
-            "two verifiers are named",
-            who="specplug_vllm",
-            found=f"verifier {spec.name!r} and vLLM's rejection_sample_method {method!r}",
-            expected="one of them",
-        )
-    ranks = vllm_config.parallel_config.tensor_parallel_size
-    if not spec.lossless and ranks > 1:
-        raise EngineError.build(
-            "a lossy verifier serves requests that ask for it, and only the first rank knows which do",
-            who=f"verifier {spec.name!r}",
-            found=f"tensor_parallel_size {ranks}",
-            expected="1",
-        )

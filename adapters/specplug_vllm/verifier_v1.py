@@ -21,10 +21,10 @@ def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) ->
 
     replace_in(module)
     sampler = runner.rejection_sampler
-    sampler.forward = decided_by(_Decision(runner, verifier, drafting), sampler.forward)
+    sampler.forward = decided_by(Decision(runner, verifier, drafting), sampler.forward)
 
 
-class _Decision:
+class Decision:
     """What takes the place of `rejection_sample`.
 
     The engine has drawn each row's bonus token by the time it calls, from the law of its position.  The verifier is

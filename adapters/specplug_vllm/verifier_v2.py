@@ -33,7 +33,7 @@ def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) ->
             remedy="Leave the setting out",
         )
     replace_in(module)
-    decision = _Decision(verifier, drafting)
+    decision = Decision(verifier, drafting)
     engines_own = decided_by(decision, sampler._verify)
     temperature = sampler.sampler.sampling_states.temperature.np
 
@@ -56,7 +56,7 @@ def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) ->
     sampler._verify = verify
 
 
-class _Decision:
+class Decision:
     """What takes the place of `rejection_sample`.
 
     Attributes:
@@ -99,9 +99,9 @@ class _Decision:
         slots, starts = idx_mapping.long(), cu_num_logits[:-1].long()
         most = min(num_speculative_steps, len(target_logits) - len(slots))  # the longest draft that there can be
         places = torch.arange(most, device=slots.device)
-        index = (starts[:, None] + 1 + places).clamp(max=len(target_logits) - 1)
-        inside = index < cu_num_logits[1:, None]
-        draft = chain(torch.where(inside, draft_sampled[index], -1), pos[starts] + 1)
+        index = starts[:, None] + 1 + places
+        ahead = draft_sampled[index.clamp(max=len(target_logits) - 1)]
+        draft = chain(torch.where(index < cu_num_logits[1:, None], ahead, -1), pos[starts] + 1)
         heat = temperature[slots].float()
         if draft_logits is not None and not self.all_greedy:
             draft = _with_law(draft, draft_logits[slots, :most], heat)

@@ -2,115 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import json
-import os
-import signal
-import socket
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.engines.vllm.launch import PYTHON, ROOT, Configuration
+from tests.engines.vllm.launch import ROOT, Configuration
+from tests.engines.vllm.processes import Host, HostDied, Nursery, Raised
 
-START_SECONDS = 300.0
+__all__ = ["Engine", "HostDied", "Pool", "Raised", "Tenant"]
+
 CALL_SECONDS = 600.0
 MOST_ALIVE = 3
 
 T = TypeVar("T", bound="Tenant")
-
-
-class Raised(Exception):
-    """What a call raised inside the host: `type` and `text` of the exception, its `trace` in the message."""
-
-    def __init__(self, type: str, text: str, trace: str) -> None:
-        super().__init__(f"{type}: {text}\n{trace}")
-        self.type, self.text = type, text
-
-
-class HostDied(Exception):
-    """The engine's process ended, or did not answer in time."""
-
-
-class Host:
-    """One running process with an engine in it; see `host`."""
-
-    def __init__(self, configuration: Configuration, log: Path) -> None:
-        self.log = log
-        ours, theirs = socket.socketpair()
-        with log.open("ab") as out:
-            self._process = subprocess.Popen(
-                [PYTHON, "-m", "tests.engines.vllm.host", str(theirs.fileno())],
-                cwd=ROOT,
-                env=configuration.variables(),
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # so that its children can be ended with it
-            )
-        theirs.close()
-        self._socket, self._pending = ours, b""
-        try:
-            self._ask(dict(configuration.arguments), START_SECONDS)
-        except BaseException:
-            self.close()
-            raise
-
-    def call(self, function: str, arguments: dict[str, Any], timeout: float) -> Any:
-        return self._ask({"function": function, "arguments": arguments}, timeout)
-
-    def _ask(self, message: Any, timeout: float) -> Any:
-        self._socket.sendall((json.dumps(message) + "\n").encode())
-        answer = json.loads(self._read_line(time.monotonic() + timeout))
-        if "raised" in answer:
-            raise Raised(**answer["raised"])
-        return answer["result"]
-
-    def _read_line(self, deadline: float) -> bytes:
-        self._socket.settimeout(1.0)
-        while b"\n" not in self._pending:
-            try:
-                received = self._socket.recv(1 << 20)
-            except TimeoutError:
-                received = None
-            if received:
-                self._pending += received
-            elif received == b"" or self._process.poll() is not None:
-                raise HostDied(f"the engine's process has ended with {self._process.wait()}; {self.tail()}")
-            elif time.monotonic() > deadline:
-                raise HostDied(f"the engine's process did not answer in time; {self.tail()}")
-        line, _, self._pending = self._pending.partition(b"\n")
-        return line
-
-    def tail(self, lines: int = 40) -> str:
-        """Return the end of the log."""
-        text = self.log.read_text(errors="replace").splitlines()
-        return "\n".join([f"the end of {self.log}:", *text[-lines:]])
-
-    def close(self) -> None:
-        """End the process and its children."""
-        self._socket.close()
-        end_group(self._process)
-
-
-def end_group(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
-    """End a process that leads a session, and whatever it has left behind."""
-    try:
-        process.wait(patience)
-    except subprocess.TimeoutExpired:
-        _signal(process, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
-    _signal(process, signal.SIGKILL)
-    process.wait()
-
-
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 class Tenant:
@@ -155,7 +60,7 @@ class Engine(Tenant):
     """An `LLM` of one configuration that runs functions of the tests."""
 
     def launch(self, log: Path) -> Host:
-        return Host(self.configuration, log)
+        return Host(self._pool.nursery(self.configuration), self.configuration, log)
 
     def call(self, function: str | Callable[..., Any], /, *, timeout: float = CALL_SECONDS, **arguments: Any) -> Any:
         """Run ``function(llm, **arguments)`` in the engine's process and return its result, as JSON keeps it.
@@ -185,6 +90,7 @@ class Pool:
         self._logs, self._most = logs, most
         self._tenants: dict[str, Tenant] = {}
         self._alive: list[Tenant] = []  # least recently used first
+        self._nurseries: dict[str, Nursery] = {}
         self.started: list[str] = []
 
     def tenant(self, kind: type[T], name: str, configuration: Configuration) -> T:
@@ -204,10 +110,20 @@ class Pool:
         self._alive.append(tenant)
         return tenant.process
 
+    def nursery(self, configuration: Configuration) -> Nursery:
+        """Return the process that forks a configuration's hosts."""
+        variables = configuration.variables()
+        key = Nursery.key(variables)
+        if key not in self._nurseries:
+            self._nurseries[key] = Nursery(variables, self._logs / f"nursery-{len(self._nurseries)}.log")
+        return self._nurseries[key]
+
     def close(self) -> None:
         """End all processes."""
         for tenant in self._tenants.values():
             tenant.stop()
+        for nursery in self._nurseries.values():
+            nursery.close()
 
 
 def name_of(function: str | Callable[..., Any]) -> str:

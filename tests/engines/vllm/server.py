@@ -10,8 +10,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.engines.vllm.engines import START_SECONDS, HostDied, Tenant, end_group
+from tests.engines.vllm.engines import HostDied, Tenant
+from tests.engines.vllm.host import die_with_parent
 from tests.engines.vllm.launch import PYTHON, ROOT, Configuration
+from tests.engines.vllm.processes import START_SECONDS, end_session, tail
 
 MODEL = "tiny"
 CHAT = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"  # the tiny model has no template
@@ -32,6 +34,7 @@ class ServerProcess:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
         try:
             self._wait_until_healthy(time.monotonic() + START_SECONDS)
@@ -47,14 +50,13 @@ class ServerProcess:
             except (urllib.error.URLError, OSError):
                 pass
             if self._process.poll() is not None or time.monotonic() > deadline:
-                tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-60:])
-                raise HostDied(f"vllm serve did not come up; the end of {self.log}:\n{tail}")
+                raise HostDied(f"vllm serve did not come up; {tail(self.log, 60)}")
             time.sleep(0.2)
 
     def close(self) -> None:
         """End the server and its children."""
         self._process.terminate()
-        end_group(self._process)
+        end_session(self._process.pid, lambda: self._process.poll() is None, patience=10.0)
 
 
 class Server(Tenant):

@@ -1,13 +1,16 @@
-"""What scheduler and worker did, step by step: functions that run inside an engine's process."""
+"""What scheduler and worker did, step by step: functions that run inside an engine's process, and one that judges."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 from tests.engines.vllm import inside
+from tests.engines.vllm.engines import Engine
+from tests.engines.vllm.referee import assert_greedy
 from tests.engines.vllm.watching import drafting, plain_name
 
 
@@ -116,3 +119,22 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True, boundaries:
         del manager.reallocate_drafts, worker.stage.observe
         vars(worker).pop("begin_step", None)
     return {**found, "admitted": admitted, "verified": told, **(metrics.snapshot() - before).as_dict()}
+
+
+# -- in the test's process -------------------------------------------------------------------------------------------
+
+_STOCK: dict[str, dict[str, Any]] = {}
+
+
+def assert_as_stock(stock: Engine, run: dict[str, Any], asked: list[dict[str, Any]]) -> None:
+    """Hold a run's greedy text against that of an engine without specplug, which is asked once for each such list."""
+    plain = [{**request, "at": 0, "params": _stock_params(request)} for request in asked]
+    key = json.dumps([stock.configuration.key, plain], sort_keys=True)
+    if key not in _STOCK:
+        _STOCK[key] = stock.call("inside.drive", requests=plain)["outputs"]
+    answers = ([outputs[request["id"]] for request in asked] for outputs in (_STOCK[key], run["outputs"]))
+    assert_greedy([request["prompt"] for request in asked], *answers)
+
+
+def _stock_params(request: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in request["params"].items() if name != "extra_args"}

@@ -12,6 +12,7 @@ from specplug.types.caps import DraftInput, Ragged, WidthChange
 from tests.engines.vllm import steps
 from tests.engines.vllm.engines import Raised
 from tests.engines.vllm.referee import assert_greedy, prompts
+from tests.engines.vllm.steps import assert_as_stock
 
 BUDGET, WIDTH = 5, 6
 
@@ -25,8 +26,9 @@ def launch(engine, budget=None, **given):
         "enable_adaptive_verification": True,
     }
     settings = {"proposer": "ngram", "policy": "fixed", "options": {"fixed": {"token_budget": budget}}}
-    interpreted = {"TORCHDYNAMO_DISABLE": "1"}  # vLLM would compile the ranking of drafts, for a minute
-    return engine("v2", settings, speculative_config=asked, environment=interpreted, name="adaptive", **given)
+    # vLLM would compile the ranking of drafts, for a minute; and it refuses tests' functions in other processes.
+    variables = {"TORCHDYNAMO_DISABLE": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+    return engine("v2", settings, speculative_config=asked, environment=variables, name="adaptive", **given)
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
@@ -40,12 +42,6 @@ def requests(count=4, tokens=24, **params):
         {"id": str(i), "prompt": list(prompt), "at": 2 * i, "params": {"max_tokens": tokens, **params}}
         for i, prompt in enumerate(prompts()[:count])
     ]
-
-
-def assert_as_stock(stock, run, asked):
-    given = [request["prompt"] for request in asked]
-    expected = stock.call("inside.drive", requests=asked)["outputs"]
-    assert_greedy(given, *([outputs[request["id"]] for request in asked] for outputs in (expected, run["outputs"])))
 
 
 def test_text_is_the_stock_engines_with_drafts_of_differing_length(stock_v2, cutting):
@@ -203,3 +199,24 @@ def test_the_seam_is_declared():
     without.speculative_config.enable_adaptive_verification = False
     caps = engine_caps(without)
     assert (caps.ragged, caps.draft_input, caps.captured_widths) == (Ragged.PADDED, DraftInput.LOGITS, (2, 6))
+
+
+def test_ranks_cut_alike(stock_v2, engine):
+    tp = launch(engine, BUDGET, tensor_parallel_size=2, in_process=False)
+    given = [list(prompt) for prompt in prompts()[:4]]
+    asked = {"prompts": given, "params": {"max_tokens": 24}}
+    expected = stock_v2.call("inside.generate", **asked)
+    assert_greedy(given, expected, tp.call("inside.generate", **asked))
+    tp.call(keep_confidences)
+    with pytest.raises(AssertionError):
+        assert_greedy(given, expected, tp.call("inside.generate", **asked))
+    tp.stop()
+
+
+def keep_confidences(llm):
+    """Plant the mistake that ranks do not share confidences."""
+    llm.collective_rpc(_keep_confidences)
+
+
+def _keep_confidences(worker):
+    worker.model_runner.speculator.enable_adaptive_verification = False

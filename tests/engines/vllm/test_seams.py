@@ -178,6 +178,8 @@ def test_a_seam_that_moved_in_the_imported_vllm_is_named(seam: Seam, monkeypatch
     for definer in holder.__mro__[:-1] if isinstance(holder, type) else [holder]:
         if last in vars(definer):
             monkeypatch.delattr(definer, last)
+    if hasattr(holder, last):  # the module makes it when it is asked for
+        monkeypatch.setattr(holder, last, None)
     assert list(problems(seam, imported)) == [f"{seam} is gone"]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from specplug.testing.statistics import g_test
 from tests.engines.vllm.inside import runner
@@ -22,35 +23,74 @@ SAMPLES = {"v1": 2048, "v2": 1024}
 
 
 def plant(llm: Any, mutant: str | None = None, lossless: bool = True) -> None:
-    """Put a counting verifier in place, the reference or one that errs, and count from 0."""
+    """Put a recording verifier in place, the reference or one that errs, and count from 0."""
+    plant_in(runner(llm), mutant)
+    _drafter(runner(llm)).verifier.lossless = lossless
+
+
+def counts(llm: Any) -> dict[str, Any]:
+    """Return what the verifier that was planted has decided."""
+    return counts_in(runner(llm))
+
+
+def plant_in(model_runner: Any, mutant: str | None = None) -> None:
     from specplug.testing.mutants import LOSSY_MUTANTS
     from specplug.verify.reference import ReferenceVerifier
 
     kind = LOSSY_MUTANTS[mutant] if mutant else ReferenceVerifier
 
-    class Counting(kind):  # type: ignore[misc, valid-type]
+    class Recording(kind):  # type: ignore[misc, valid-type]
+        counts: ClassVar[dict[str, Any]] = {"calls": 0, "greedy": 0, "drafted": 0, "accepted": 0, "emitted": []}
+
         def verify(self, draft: Any, target: Any, sampling: Any, uniforms: Any) -> Any:
-            found = super().verify(draft, target, sampling, uniforms)
+            found, counts = super().verify(draft, target, sampling, uniforms), self.counts
             counts["calls"] += 1
             counts["greedy"] += sampling.all_greedy
             counts["drafted"] += int(draft.lengths.sum())
             counts["accepted"] += int(found.num_accepted.sum())
+            counts["emitted"].append(found.token_ids.tolist())
             counts[draft.distribution.value] = counts.get(draft.distribution.value, 0) + 1
             return found
 
-    counts = {"calls": 0, "greedy": 0, "drafted": 0, "accepted": 0}
-    verifier = _drafter(llm).verifier
-    verifier.plugin, verifier.lossless, verifier.counts = Counting(), lossless, counts
+    _drafter(model_runner).verifier.plugin = Recording()
 
 
-def counts(llm: Any) -> dict[str, int]:
-    """Return what the verifier that was planted has decided."""
-    found: dict[str, int] = _drafter(llm).verifier.counts
+def counts_in(model_runner: Any) -> dict[str, Any]:
+    found: dict[str, Any] = _drafter(model_runner).verifier.plugin.counts
     return found
 
 
-def _drafter(llm: Any) -> Any:
-    return getattr(runner(llm), "speculator", None) or runner(llm).drafter
+def _drafter(model_runner: Any) -> Any:
+    return getattr(model_runner, "speculator", None) or model_runner.drafter
+
+
+def plant_on_rank(worker: Any, own_numbers: bool) -> None:
+    """Put a recording verifier in place on one rank, on the second one with numbers of its own if told."""
+    plant_in(worker.model_runner)
+    if own_numbers and worker.rank:
+        verifier, drawn = _drafter(worker.model_runner).verifier, torch.Generator().manual_seed(7)
+        original = type(verifier).verify
+
+        def verify(draft: Any, target: Any, sampling: Any, seeds: Any) -> Any:
+            seeds = torch.randint(1 << 62, seeds.shape, generator=drawn)
+            return original(verifier, draft, target, sampling, seeds)
+
+        verifier.verify = verify
+
+
+def emitted_on_rank(worker: Any) -> list[Any]:
+    found: list[Any] = counts_in(worker.model_runner)["emitted"]
+    return found
+
+
+def emitted_by_rank(llm: Any, prompts: list[str], params: list[dict[str, Any]], own_numbers: bool) -> list[Any]:
+    """Generate on several ranks; return what the verifier of each has emitted."""
+    from tests.engines.vllm import inside, test_verifier
+
+    llm.collective_rpc(test_verifier.plant_on_rank, args=(own_numbers,))
+    inside.generate(llm, prompts, params)
+    found: list[Any] = llm.collective_rpc(test_verifier.emitted_on_rank)
+    return found
 
 
 # -- engines ------------------------------------------------------------------------------------------------------
@@ -111,16 +151,14 @@ def test_the_verifier_decides(stock, verified):
     """One that keeps every draft is heard: otherwise the test above would prove nothing."""
     (plain,) = stock.call("inside.generate", prompts=PROMPTS[:1])
     verified.call(plant, mutant="accepts always")
-    (answer,) = verified.call(
-        "inside.generate", prompts=PROMPTS[:1], params=[asking(spoiled(plain["token_ids"], 5))]
-    )
+    (answer,) = verified.call("inside.generate", prompts=PROMPTS[:1], params=[asking(spoiled(plain["token_ids"], 5))])
     assert answer["token_ids"][4] == (plain["token_ids"][4] + 1) % 2048
 
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
     "min_tokens": {"min_tokens": 30, "stop_token_ids": [199, 10, 13, 5]},
-    "bad words": {"bad_words": [" self", "\n\n"]},
+    "bad words": {"bad_words": ["self", "return", "def"]},
     "allowed tokens": {"allowed_token_ids": list(range(1, 400))},
     "logprobs": {"logprobs": 3},
     "penalties and logprobs": {"repetition_penalty": 1.2, "logprobs": 2},
@@ -165,7 +203,7 @@ def test_a_lossy_verifier_serves_only_who_asks_for_it(stock, verified):
 
 
 def test_a_verifier_that_the_server_lacks_is_refused(verified):
-    with pytest.raises(Exception, match="this server does not verify with it.*'strict'.*'reference'"):
+    with pytest.raises(Exception, match=r"this server does not verify with it.*'strict'.*'reference'"):
         verified.call("inside.generate", prompts=["x"], params=[asking([1], verifier="strict")])
 
 
@@ -183,6 +221,26 @@ def test_seeds_reproduce_alone_and_in_company(verified):
     (other,) = verified.call("inside.generate", prompts=[prompt], params=[seeded | {"seed": 43}])
     assert alone == again == among
     assert alone["token_ids"] != other["token_ids"]
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_all_ranks_decide_alike(engine, kind):
+    two = engine(
+        kind,
+        {"proposer": "oracle", "verifier": "reference"},
+        width=4,
+        in_process=False,
+        tensor_parallel_size=2,
+        environment={"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"},
+        name=f"verified {kind}, two ranks",
+    )
+    params = [{"temperature": 1.0, "max_tokens": 12} | asking([11, 14, 18] * 4)] * 2
+    params[0] = params[0] | {"seed": 5}
+    first, second = two.call(emitted_by_rank, prompts=PROMPTS[:2], params=params, own_numbers=False)
+    assert first == second
+    assert len(first) > 4
+    first, second = two.call(emitted_by_rank, prompts=PROMPTS[:2], params=params, own_numbers=True)
+    assert first != second, "the check above proves nothing"
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 
 from tests.engines.vllm import steps
-from tests.engines.vllm.referee import RUNNERS, assert_greedy, kind, prompts
+from tests.engines.vllm.referee import RUNNERS, kind, prompts
+from tests.engines.vllm.steps import assert_as_stock
 
 __all__ = ["kind"]
 
@@ -23,12 +24,6 @@ def requests(count, tokens=32, apart=2, **params):
         {"id": str(i), "prompt": list(prompt), "at": apart * i, "params": {"max_tokens": tokens, **params}}
         for i, prompt in enumerate(prompts()[:count])
     ]
-
-
-def assert_as_stock(stock, run, asked):
-    given = [request["prompt"] for request in asked]
-    expected = stock.call("inside.drive", requests=asked)["outputs"]
-    assert_greedy(given, *([outputs[request["id"]] for request in asked] for outputs in (expected, run["outputs"])))
 
 
 def drafting_rows(record):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.engines.vllm.inside import drive, generate, runner, scheduler
+from tests.engines.vllm.inside import drive, generate, runner
 
 
 def drafting(llm: Any) -> Any:

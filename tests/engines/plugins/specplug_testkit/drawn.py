@@ -21,7 +21,8 @@ class Drawn(Proposer):
     def __init__(self, context: PluginContext) -> None:
         self.context = context
         self._options: DrawnOptions = context.options or DrawnOptions()
-        self._generator = torch.Generator(context.device).manual_seed(context.seed + 1)
+        is_meta = context.device.type == "meta"  # where there is nothing to draw
+        self._generator = None if is_meta else torch.Generator(context.device).manual_seed(context.seed + 1)
         self._logits = self._law().to(context.device)
 
     def _law(self) -> Tensor:

@@ -17,6 +17,7 @@ def register() -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         mend_masks()
         mend_log1p()
+        mend_top_k_top_p()
     if os.environ.get(ASYNC) == "1":
         keep_async_scheduling()
 
@@ -61,6 +62,16 @@ def mend_log1p() -> None:
         return tl.tensor(TensorHandle(np.log1p(x.handle.data), x.handle.dtype), x.type)
 
     libdevice.log1p = log1p
+
+
+def mend_top_k_top_p() -> None:
+    """Let vLLM's own plain-torch version cut the logits: its kernel calls methods of what `tl.range` yields."""
+    from vllm.v1.sample.ops import topk_topp_sampler as module
+
+    def apply_top_k_top_p(logits: Any, k: Any, p: Any) -> Any:
+        return module.apply_top_k_top_p_pytorch(logits, k, p, allow_cpu_sync=True)
+
+    module.apply_top_k_top_p_triton = apply_top_k_top_p
 
 
 def keep_async_scheduling() -> None:

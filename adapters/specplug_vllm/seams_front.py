@@ -1,0 +1,63 @@
+"""What the front end uses of vLLM: taking requests in, the HTTP server, the command line."""
+
+from __future__ import annotations
+
+from specplug_vllm.seam import Seam, seam
+
+_API = (
+    seam("vllm.exceptions:VLLMValidationError", "api"),
+    seam("vllm.v1.engine.input_processor:InputProcessor.__init__", "api", takes="vllm_config"),
+    seam("vllm.v1.engine.input_processor:InputProcessor.process_inputs", "api", takes="request_id prompt params"),
+    seam("vllm.v1.engine.async_llm:AsyncLLM", "api", holds="input_processor"),
+    seam("vllm.v1.engine.async_llm:AsyncLLM.add_request", "api", takes="request_id prompt params"),
+    seam("vllm.sampling_params:SamplingParams._validate_spec_decode", "api", takes="speculative_config"),
+    seam("vllm.sampling_params:SamplingParams", "api", holds="logit_bias"),
+    seam("vllm.v1.worker.gpu.sample.logit_bias:MAX_NUM_LOGIT_BIAS_TOKENS", "api"),
+)
+
+_HTTP = (
+    seam("vllm.entrypoints.generate.base.serving:GenerateBaseServing", "http", holds="input_processor"),
+    seam("vllm.entrypoints.generate.base.serving:GenerateBaseServing._check_model", "http", takes="request"),
+    seam(
+        "vllm.entrypoints.openai.completion.protocol:CompletionRequest", "http", holds="to_sampling_params vllm_xargs"
+    ),
+    seam(
+        "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest",
+        "http",
+        holds="to_sampling_params vllm_xargs",
+    ),
+    seam("vllm.v1.engine.core_client:AsyncMPClient._call_utility_async", "http", takes="method", named="args engine"),
+    seam("vllm.v1.engine.core_client:AsyncMPClient", "http", holds="core_engines"),
+    seam("vllm.v1.engine.core_client:EngineCoreClient.make_async_mp_client", "http", takes="vllm_config"),
+    seam("vllm.v1.engine.async_llm:AsyncLLM", "http", holds="engine_core vllm_config"),
+    seam("vllm.plugins.endpoint_plugins.interface:EndpointPlugin.attach_router", "http", takes="app"),
+    seam("vllm.plugins.endpoint_plugins.interface:EndpointPlugin.init_state", "http", takes="engine_client state args"),
+    seam("vllm.entrypoints.launchers.cli_args:FrontendArgs", "http", holds="api_key", until=(0, 32)),
+    seam("vllm.entrypoints.common.cli_args:FrontendArgs", "http", holds="api_key", since=(0, 33)),
+    seam("vllm.envs", "http", holds="VLLM_API_KEY"),
+    seam("vllm", "config", "http", holds="__version__"),
+)
+
+_COMMAND_LINE = (
+    seam("vllm.engine.arg_utils:AsyncEngineArgs", "cli", holds="add_cli_args from_cli_args"),
+    seam("vllm.engine.arg_utils:AsyncEngineArgs.create_engine_config", "cli"),
+    seam("vllm.plugins:load_general_plugins", "cli"),
+    seam("vllm.utils.argparse_utils:FlexibleArgumentParser", "cli"),
+    seam("vllm", "cli", holds="LLM SamplingParams"),
+    seam("vllm:LLM", "cli", holds="collective_rpc llm_engine"),
+    seam(
+        "vllm.v1.engine.llm_engine:LLMEngine",
+        "cli",
+        holds="abort_request engine_core has_unfinished_requests step vllm_config",
+    ),
+    seam("vllm.v1.engine.llm_engine:LLMEngine.add_request", "cli", takes="request_id prompt params"),
+    seam("vllm.v1.engine.core_client:EngineCoreClient", "cli", holds="shutdown"),
+    seam("vllm.sampling_params:RequestOutputKind", "cli", holds="DELTA"),
+    seam("vllm.sampling_params:SamplingParams", "cli", holds="output_kind stop"),
+    seam("vllm.outputs:RequestOutput", "cli", holds="outputs request_id"),
+    seam("vllm.outputs:CompletionOutput", "cli", holds="finish_reason text token_ids"),
+    seam("vllm.platforms", "cli", holds="current_platform"),
+    seam("vllm.platforms.interface:Platform", "cli", holds="device_type"),
+)
+
+FRONT: tuple[Seam, ...] = (*_API, *_HTTP, *_COMMAND_LINE)

@@ -1,0 +1,123 @@
+"""Greedy output is stock's, token for token, whatever is drafted: on every runner, for every kind of proposer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engines.vllm import watching
+from tests.engines.vllm.engines import Engine
+from tests.engines.vllm.referee import (
+    MAX_TOKENS,
+    Answers,
+    assert_greedy,
+    fields,
+    forward,
+    kind,
+    prompts,
+    stock,
+    told,
+    truth,
+    zoo,
+)
+
+__all__ = ["kind", "stock", "truth", "zoo"]
+
+PROMPTS = [list(prompt) for prompt in prompts()]  # three times as many as an engine runs at once
+
+def wrong(tokens: list[int]) -> list[int]:
+    """Return other tokens, each of them wrong."""
+    return [(token + 1) % 2048 for token in tokens]
+
+
+def err(tokens: list[int]) -> list[int]:
+    """Return tokens of which each fifth is wrong."""
+    return [(token + 1) % 2048 if place % 5 == 4 else token for place, token in enumerate(tokens)]
+
+
+PROPOSERS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
+    "ngram": lambda answer: {},
+    "oracle": told,
+    "often right": lambda answer: told(err(answer)),
+    "always wrong": lambda answer: told(wrong(answer)),
+    "bigram": lambda answer: fields(proposer="bigram"),
+    "off": lambda answer: fields(enabled=False),
+}
+
+
+def ask(engine: Engine, truth: Answers, names: list[str]) -> dict[str, Any]:
+    """Answer all prompts, their proposers taken from `names` in turn; returns what `watching.counted` does."""
+    params = [
+        {"max_tokens": MAX_TOKENS, **PROPOSERS[names[index % len(names)]](answer["token_ids"])}
+        for index, answer in enumerate(truth)
+    ]
+    found = engine.call("watching.counted", prompts=PROMPTS, params=params)
+    assert_greedy(PROMPTS, truth, found["result"])
+    assert not found["faults"]
+    return found
+
+
+def test_stock_is_the_plain_model(truth):
+    """The truth is one: both runners' stock answers are what a plain forward says, at the first tokens at least."""
+    for prompt, answer in list(zip(PROMPTS, truth, strict=True))[::5]:
+        context = list(prompt)
+        for token in answer["token_ids"][:6]:
+            assert int(forward(context).argmax()) == token
+            context.append(token)
+
+
+@pytest.mark.parametrize("kind", ["v1"], indirect=True)
+@pytest.mark.parametrize("name", PROPOSERS)
+def test_one_proposer(name, zoo, truth):
+    """Every prompt by every proposer, on the runner that is quick enough; the others get them all at once, below."""
+    counts = ask(zoo, truth, [name])["total"]
+    match name:
+        case "oracle":
+            assert counts["accepted"] == counts["verified"]
+            assert counts["tau"] > 6
+        case "always wrong":
+            assert counts["verified"] > 500
+            assert counts["accepted"] == 0
+        case "off":
+            assert counts["proposed"] == 0
+        case _:
+            assert 0 < counts["accepted"] < counts["verified"]
+
+
+def test_all_proposers_in_one_batch(zoo, truth):
+    """Rows of different proposers share steps; with five of them each kind of prompt meets each proposer."""
+    found = ask(zoo, truth, [name for name in PROPOSERS if name != "off"])
+    by_source = found["by_source"]
+    assert by_source["ngram/own text"]["accepted"] > 0
+    assert by_source["bigram"]["accepted"] > 0
+    oracle = by_source["oracle"]
+    assert oracle["accepted"] > 200
+    assert oracle["rejected"] > 50, "the wrong ones were not tried"
+
+
+def test_drafts_longer_than_the_rest(zoo, truth):
+    """The oracle goes on behind the end: neither limits nor stops let it through."""
+    answers = [answer["token_ids"] for answer in truth[:8]]
+    params = [{"max_tokens": MAX_TOKENS, **told([*answer, *answer, *answer])} for answer in answers]
+    found = zoo.call("watching.counted", prompts=PROMPTS[:8], params=params)
+    assert_greedy(PROMPTS[:8], truth[:8], found["result"])
+    assert found["total"]["accepted"] > 100
+
+
+def test_caps_of_requests(zoo, truth):
+    """Per-request widths 0 to the server's, and switched off, in one batch; each row keeps to its own."""
+    caps = [*range(9), None]
+    params, asked = [], []
+    for index, answer in enumerate(truth[: len(caps)]):
+        own = {"enabled": False} if caps[index] is None else {"num_speculative_tokens": caps[index]}
+        params.append({"max_tokens": MAX_TOKENS, **told(answer["token_ids"], **own)})
+        asked.append({"id": f"q{index}", "prompt": PROMPTS[index], "params": params[-1]})
+    found = zoo.call(watching.watched, requests=asked)
+    assert_greedy(PROMPTS[: len(caps)], truth[: len(caps)], [found["outputs"][f"q{i}"] for i in range(len(caps))])
+    for index, cap in enumerate(caps):
+        widest = max(row["proposed"] for row in found["rows"][f"q{index}"])
+        long = len(truth[index]["token_ids"]) > 12
+        assert widest == (cap or 0) if long else widest <= (cap or 0)
+    assert sum(len(answer["token_ids"]) > 12 for answer in truth[: len(caps)]) > 6

@@ -1,0 +1,190 @@
+"""Requests come, are aborted, make room and come back: what proposers hear and see of it, and what the client gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engines.vllm import watching
+from tests.engines.vllm.engines import Engine
+from tests.engines.vllm.referee import (
+    MAX_TOKENS,
+    RUNNERS,
+    ZOO,
+    Answers,
+    assert_greedy,
+    fields,
+    kind,
+    prompts,
+    stock,
+    told,
+    truth,
+    zoo,
+)
+
+__all__ = ["kind", "stock", "truth", "zoo"]
+
+PROMPTS = [list(prompt) for prompt in prompts()]
+FULL = 6  # requests at a time, of which the tight engine's memory holds less
+LONG = 72
+
+Records = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def tight(kind: str, engine: Callable[..., Engine]) -> Engine:
+    """An engine whose KV cache holds 640 tokens."""
+    return engine(
+        **RUNNERS[kind],
+        specplug=ZOO,
+        name=f"tight {kind}",
+        max_num_seqs=FULL,
+        max_model_len=512,
+        block_size=32,
+        num_gpu_blocks_override=21,
+        enable_prefix_caching=False,
+    )
+
+
+def recorded(llm: Any, requests: Records, aborts: dict[str, int] | None = None) -> dict[str, Any]:
+    """Do as `watching.watched`, and return under "records" what the proposer `recorder` was told meanwhile."""
+    from specplug_testkit.recorder import RECORDS
+
+    RECORDS.clear()
+    found = watching.watched(llm, requests, aborts)
+    return {**found, "records": list(RECORDS)}
+
+
+def assert_sound(records: Records) -> None:
+    """Every row is the newest tenant of its slot, and every token is handed out once per generation."""
+    tenants: dict[int, tuple[str, int]] = {}
+    taken: dict[tuple[int, int], int] = {}
+    newest: dict[int, int] = {}
+    reset: list[tuple[int, int]] = []
+    for record in records:
+        if record["call"] == "event" and "slot" in record:
+            slot, generation, name = record["slot"], record["generation"], record["request_id"]
+            if record["kind"] in ("STARTED", "RESUMED", "UPDATED"):
+                assert slot not in tenants or record["kind"] == "UPDATED", f"slot {slot} is taken by {tenants[slot]}"
+                assert generation > newest.get(slot, 0), "generations grow"
+                tenants[slot], newest[slot] = (name, generation), generation
+            else:
+                assert tenants.pop(slot) == (name, generation), f"{name} has left a place that was not its own"
+        if record["call"] == "ingest" and not record["is_dummy"]:
+            rows = zip(
+                record["request_ids"],
+                record["slots"],
+                record["generations"],
+                record["lengths"],
+                record["num_new"],
+                strict=True,
+            )
+            for name, slot, generation, length, new in rows:
+                assert tenants[slot] == (name, generation)
+                assert taken.get((slot, generation), 0) + new == length, f"{name} missed tokens or got some twice"
+                taken[slot, generation] = length
+            reset += [(slot, newest[slot]) for slot in record["reset_slots"]]
+    assert len(set(reset)) == len(reset), "a slot was reset twice in one generation"
+    assert set(reset) >= set(taken), "a slot was not reset"
+
+
+def requests_of(answers: Answers, **params: Any) -> Records:
+    return [
+        {"id": f"q{index}", "prompt": prompt, "at": index // 3, "params": {"max_tokens": MAX_TOKENS, **params}}
+        for index, (prompt, _) in enumerate(zip(PROMPTS, answers, strict=False))
+    ]
+
+
+def kinds_of(events: list[Any], name: str) -> list[str]:
+    return [kind for kind, owner, _, _ in events if owner == name]
+
+
+def test_aborted_and_finished(zoo, truth):
+    """A running, a waiting and a not yet prefilled request leave; the others go on in slots that change hands."""
+    asked = requests_of(truth[:14])
+    found = zoo.call(recorded, requests=asked, aborts={"q1": 3, "q12": 4, "q5": 4})
+    rest = [index for index in range(14) if f"q{index}" in found["outputs"]]
+    assert len(rest) == 11
+    outputs = [found["outputs"][f"q{index}"] for index in rest]
+    assert_greedy([PROMPTS[index] for index in rest], [truth[index] for index in rest], outputs)
+    assert found["wrong"] == []
+    assert_sound(found["records"])
+    assert kinds_of(found["events"], "q1") == ["started", "aborted"]
+    assert kinds_of(found["events"], "q12") == [], "it never ran"
+    last = found["events"][-1][1]
+    for index in rest[:-1]:
+        assert kinds_of(found["events"], f"q{index}") in (["started", "finished"], ["started"])
+    started = [event for event in found["events"] if event[0] == "started"]
+    assert len({slot for _, _, slot, _ in started}) <= 8 < len(started), f"slots were not reused, until {last}"
+
+
+def test_preempted_and_resumed(kind, tight, stock):
+    """Memory for some of the requests only: who makes room comes back, is drafted for, and says the same."""
+    truth = stock.call(
+        "inside.generate", prompts=PROMPTS[:FULL], params={"max_tokens": LONG, "ignore_eos": True}
+    )
+    asked = requests_of(truth, max_tokens=LONG, ignore_eos=True)
+    found = tight.call(recorded, requests=asked)
+    assert found["preemptions"] > 0
+    assert_greedy(PROMPTS[:FULL], truth, [found["outputs"][f"q{index}"] for index in range(FULL)])
+    assert found["wrong"] == []
+    assert_sound(found["records"])
+    moved = [f"q{index}" for index in range(FULL) if "preempted" in kinds_of(found["events"], f"q{index}")]
+    assert moved
+    for name in moved:
+        kinds = kinds_of(found["events"], name)
+        assert kinds[:3] == ["started", "preempted", "resumed"]
+        generation = max(row["generation"] for row in found["rows"][name])
+        later = [row for row in found["rows"][name] if row["generation"] == generation]
+        assert sum(row["accepted"] for row in later) > 0, f"{name} was not drafted for after it resumed"
+
+
+MIXTURE: list[Callable[[int, list[int]], dict[str, Any]]] = [
+    lambda seed, answer: {},
+    lambda seed, answer: {"temperature": 0.8, "seed": seed},
+    lambda seed, answer: fields(enabled=False),
+    lambda seed, answer: {"temperature": 1.0, "top_p": 0.9, **fields(num_speculative_tokens=seed % 9)},
+    lambda seed, answer: told(answer),
+    lambda seed, answer: {"temperature": 1.0, "top_k": 5, **fields(proposer="bigram")},
+    lambda seed, answer: {"logprobs": 1, **fields(proposer="recorder", tenant="someone")},
+    lambda seed, answer: {"repetition_penalty": 1.2, "temperature": 0.5},
+    lambda seed, answer: fields(num_speculative_tokens=seed % 9),
+    lambda seed, answer: {"max_tokens": 1 + seed % 5},
+]
+GREEDY = (0, 2, 4, 6, 8, 9)  # of those
+
+
+def test_many_requests_of_all_sorts(kind, zoo, truth):
+    """100 of them on V1, 30 through Triton's interpreter; four of them aborted."""
+    count = 100 if kind == "v1" else 30
+    asked = []
+    for index in range(count):
+        place = (index * 7) % len(PROMPTS)
+        own = MIXTURE[index % len(MIXTURE)](index, truth[place]["token_ids"])
+        params = {"max_tokens": MAX_TOKENS, **own}
+        asked.append({"id": f"q{index}", "prompt": PROMPTS[place], "at": index // 4, "params": params})
+    leaving = {f"q{index}": index // 4 + 3 for index in (3, 11, 17, 21)}
+    found = zoo.call(recorded, requests=asked, aborts=leaving)
+    assert_sound(found["records"])
+    assert not found["faults"]
+    assert len(found["outputs"]) >= count - len(leaving)
+    greedy = [index for index in range(count) if index % len(MIXTURE) in GREEDY and f"q{index}" in found["outputs"]]
+    places = [(index * 7) % len(PROMPTS) for index in greedy]
+    for index, place in zip(greedy, places, strict=True):
+        answer, limit = found["outputs"][f"q{index}"], asked[index]["params"]["max_tokens"]
+        assert answer["token_ids"] == truth[place]["token_ids"][:limit]
+    off = [row for index in range(2, count, len(MIXTURE)) for row in found["rows"].get(f"q{index}", ())]
+    assert off
+    assert not any(row["proposed"] for row in off)
+    assert zoo.call(left_over) <= 1, "a finished request is forgotten by the step behind it"
+
+
+def left_over(llm: Any) -> int:
+    """Run one more request, and return how many requests the worker still holds."""
+    watching.generate(llm, [PROMPTS[3]], {"max_tokens": 2})
+    drafting = watching.drafting(llm)
+    assert len(drafting.slots.tenants) == len(drafting._places)
+    assert not drafting._waiting
+    return len(drafting._places)

@@ -1,0 +1,160 @@
+"""V2's speculator neither reads back from the device nor copies to it at steps that bring no new request.
+
+Shown twice, inside an engine's process: with a second speculator on the meta device, whose tensors have no values to
+read and which nothing on the CPU may mix with; and with the engine's own, under a watch on every operation.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.engines.vllm import inside
+from tests.engines.vllm.referee import prompts
+from tests.test_no_sync import Watch
+
+META = torch.device("meta")
+ADAPTIVE = {
+    "method": "custom_class",
+    "model": "specplug_vllm.Proposer",
+    "num_speculative_tokens": 4,
+    "enable_adaptive_verification": True,
+}
+BUDGETED = {"options": {"fixed": {"token_budget": 3}}}
+SETUPS: dict[str, dict[str, Any]] = {
+    "ids": {"specplug": {"proposer": "bigram"}, "width": 4},
+    "logits": {"specplug": {"proposer": "uniform"}, "width": 4},
+    "several": {"specplug": {"proposer": "bigram", "extra_proposers": ["uniform"]}, "width": 4},
+    "cut": {
+        "specplug": {"proposer": "bigram", **BUDGETED},
+        "speculative_config": ADAPTIVE,
+        "environment": {"TORCHDYNAMO_DISABLE": "1"},
+    },
+}
+
+
+@pytest.fixture(params=SETUPS)
+def setup(request: pytest.FixtureRequest, engine: Any) -> Any:
+    return engine("v2", **SETUPS[request.param], asynchronous=True, name="no-sync")
+
+
+def test_it_runs_where_tensors_have_no_values(setup):
+    found = setup.call(on_meta)
+    assert found == {"mixed": [], "faults": {}, "shape": [3, 4], "operations": found["operations"]}
+    assert found["operations"] > 100
+
+
+def test_no_step_reads_back_or_copies_in(setup):
+    found = setup.call(steady_steps, asked=[list(prompt) for prompt in prompts()[:3]])
+    assert found["steps"] > 10
+    assert found["found"] == []
+    assert found["operations"] > 100 * found["steps"]
+    assert found["proposed"] > 10  # it did draft
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x + torch.ones(2),
+        lambda x: torch.ones(2).to(META),
+        lambda x: x[torch.tensor([0, 1])],
+        lambda x: x.fill_(torch.ones(2)[0]),
+    ],
+)
+def test_the_device_is_watched(operation):
+    found: list[str] = []
+    try:
+        with OneDevice(META, found):
+            operation(torch.zeros(2, device=META))
+    except (RuntimeError, NotImplementedError):
+        return
+    assert found
+
+
+# -- inside the engine's process -------------------------------------------------------------------------------------
+
+
+class OneDevice(TorchDispatchMode):
+    """Notes the name of every operation that touches a tensor with dimensions on another device."""
+
+    def __init__(self, device: torch.device, found: list[str]) -> None:
+        super().__init__()
+        self._device, self.found, self.count = device, found, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        if any(tensor.device != self._device and tensor.ndim for tensor in tensors):
+            self.found.append(func.__name__)
+        self.count += 1
+        return result
+
+
+def on_meta(llm: Any) -> dict[str, Any]:
+    """Draft with a speculator on the meta device for three requests, the second time under watch."""
+    from specplug_vllm import notes
+    from specplug_vllm.v2 import Speculator
+
+    config = llm.llm_engine.vllm_config
+    seats, length = config.scheduler_config.max_num_seqs, config.model_config.max_model_len
+    width = config.num_speculative_tokens
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Any:
+        return torch.zeros(*shape, dtype=dtype, device=META)
+
+    names = ["a", "b", "c"]
+    states = SimpleNamespace(
+        all_token_ids=SimpleNamespace(gpu=empty(seats, length)),
+        total_len=SimpleNamespace(gpu=empty(seats)),
+        req_id_to_index={name: slot for slot, name in enumerate(names)},
+    )
+    speculator = Speculator(config, META, states)
+    drafting = speculator.drafting
+    params = inside.sampling({"stop_token_ids": [5, 7]})
+    for name in names:
+        new = {"mm_features": [], "prompt_embeds": None, "lora_request": None, "sampling_params": params}
+        drafting.start(SimpleNamespace(req_id=name, prompt_token_ids=[1, 2, 3], **new), None)
+    said = SimpleNamespace(num_spec_tokens_to_schedule=width, scheduled_spec_decode_tokens={})
+    notes.attach(said, notes.StepNotes(token_budget=3))
+    found: list[str] = []
+    for mode in (OneDevice(META, []), watch := OneDevice(META, found)):
+        batch = SimpleNamespace(num_reqs=3, idx_mapping=empty(3, dtype=torch.int64), req_ids=list(names))
+        given = (empty(3), empty(3), empty(seats, 1, dtype=torch.int64), empty(1, seats))
+        drafting.begin_step(said)
+        with mode:
+            out = speculator.propose(
+                batch, None, {}, None, None, *given, empty(seats, dtype=torch.float32), empty(seats, dtype=torch.int64)
+            )
+    faults = {name: dict(kinds) for name, kinds in drafting.stage.metrics._faults.items()}
+    return {"mixed": found, "faults": faults, "shape": list(out.shape), "operations": watch.count}
+
+
+def steady_steps(llm: Any, asked: list[list[int]]) -> dict[str, Any]:
+    """Generate, and watch the drafting of steps whose requests are those of the step before."""
+    speculator = inside.runner(llm).speculator
+    propose, metrics = speculator.propose, speculator.drafting.stage.metrics
+    names: list[str] = []
+    watch, steps = Watch(), 0
+    before = metrics.snapshot()
+
+    def watched(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal names, steps
+        steady, names = input_batch.req_ids == names, list(input_batch.req_ids)
+        if not steady:
+            return propose(input_batch, *args, **kwargs)
+        steps += 1
+        with watch:
+            return propose(input_batch, *args, **kwargs)
+
+    speculator.propose = watched
+    try:
+        inside.generate(llm, asked, {"max_tokens": 24, "ignore_eos": True, "stop_token_ids": [5]})
+    finally:
+        del speculator.propose
+    counts = (metrics.snapshot() - before).total
+    return {"steps": steps, "found": watch.found, "operations": watch.count, "proposed": counts.proposed}

@@ -1,0 +1,232 @@
+"""A real `vllm serve`, asked by the `openai` client as users do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engines.vllm.referee import prompts, tokenizer
+from tests.engines.vllm.server import MODEL, Server
+
+SETTINGS = {
+    "proposer": "ngram",
+    "extra_proposers": ["oracle", "raises", "garbage"],
+    "policy": "fixed",
+    "faults": {"max_consecutive": 2, "cooldown_steps": 4},
+    "limits": {"max_reference_tokens": 2000, "max_references": 2},
+    "options": {"raises": {"every": 2}},
+}
+TEXTS = [tokenizer().decode(list(prompt)) for prompt in prompts()]
+REFERENCE = "def area(radius):\n    return 3.14159 * radius * radius\n"
+SAID: list[dict[str, Any]] = [
+    {},
+    {"specplug_enabled": "false"},
+    {"specplug_num_speculative_tokens": 2},
+    {"specplug_proposer": "oracle", "specplug_references": REFERENCE},
+    {"specplug_references": REFERENCE},
+    {"specplug": json.dumps({"references": [{"text": REFERENCE, "name": "area"}], "tenant": "a"})},
+    {"specplug_references": [5, 6, 7, 8, 9]},
+    {"specplug_prediction": REFERENCE, "specplug_tenant": "b"},
+    {"specplug_proposer": "raises"},
+    {"specplug_proposer": "garbage"},
+]
+SAMPLED: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0},
+    {"temperature": 1.0, "seed": 7},
+    {"temperature": 0.7},
+]
+
+
+@pytest.fixture(scope="module")
+def server(serve: Callable[..., Server]) -> Server:
+    return serve("v1", SETTINGS, name="mixed", endpoints=True)
+
+
+@pytest.fixture(scope="module")
+def stock(serve: Callable[..., Server]) -> Server:
+    return serve("v1", name="stock server", installed=False)
+
+
+def request(number: int) -> dict[str, Any]:
+    """Return one of a hundred requests, no two of them alike in text, sampling and what they say to specplug."""
+    return {
+        "text": TEXTS[number % len(TEXTS)],
+        "said": SAID[number % len(SAID)],
+        "chat": number % 3 == 0,
+        "stream": number % 2 == 0,
+        "max_tokens": 4 + number % 13,
+        "stop": ["\n\n", "return"] if number % 5 == 0 else None,
+        **SAMPLED[number % len(SAMPLED)],
+    }
+
+
+async def ask(client: Any, given: dict[str, Any]) -> tuple[str, str, int | None]:
+    """Return text, finish reason and the number of tokens that the server counts, of one request."""
+    fields = {name: value for name, value in given.items() if name not in ("text", "said", "chat")}
+    fields |= {"model": MODEL, "extra_body": {"vllm_xargs": given["said"]} if given["said"] else None}
+    if given["stream"]:
+        fields["stream_options"] = {"include_usage": True}
+    if given["chat"]:
+        answer = await client.chat.completions.create(messages=[{"role": "user", "content": given["text"]}], **fields)
+    else:
+        answer = await client.completions.create(prompt=given["text"], **fields)
+    if not given["stream"]:
+        choice = answer.choices[0]
+        return (choice.message.content if given["chat"] else choice.text), choice.finish_reason, tokens(answer)
+    text, reason, count = "", "", None
+    async for piece in answer:
+        count = tokens(piece) or count
+        for choice in piece.choices:
+            text += (choice.delta.content if given["chat"] else choice.text) or ""
+            reason = choice.finish_reason or reason
+    return text, reason, count
+
+
+def tokens(answer: Any) -> int | None:
+    return None if answer.usage is None else answer.usage.completion_tokens
+
+
+def answers(server: Server, given: list[dict[str, Any]]) -> list[tuple[str, str, int | None]]:
+    """Ask everything at once."""
+
+    async def together() -> list[Any]:
+        async with server.async_client() as client:
+            return await asyncio.gather(*[ask(client, one) for one in given])
+
+    return asyncio.run(together())
+
+
+def raw(server: Server, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    """POST, and return status and body."""
+    data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(server.url + path, data, headers), timeout=120) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_hundred_mixed_requests_at_once(server, stock):
+    given = [request(number) for number in range(100)]
+    found = answers(server, given)
+    assert all(reason in ("stop", "length") and count for _, reason, count in found)
+    exact = [one for one in given if one["temperature"] == 0 or "seed" in one]
+    greedy = [one["temperature"] == 0 for one in given]
+    plain = iter(answers(stock, [{**one, "said": {}} for one in exact if one["temperature"] == 0]))
+    expected = [next(plain) if same else None for same in greedy]
+    differing = [
+        (one, answer, truth)
+        for one, answer, truth in zip(given, found, expected, strict=True)
+        if truth is not None and answer != truth
+    ]
+    assert sum(greedy) == 50
+    assert not differing
+    assert answers(server, given[:1]) == found[:1], "the server is well afterwards"
+
+
+def test_faults_of_proposers_were_counted_and_drafts_accepted(server):
+    """Of the requests before: some named proposers that raise and that draft garbage."""
+    answers(server, [{**request(0), "said": {"specplug_proposer": name}} for name in ("raises", "garbage", "oracle")])
+    status = json.loads(server.get("/specplug/status"))
+    [worker] = status["engines"][0]["workers"]
+    assert worker["metrics"]["total"]["accepted"] > 0
+    assert worker["metrics"]["faults"]["raises"]["raised"] > 0
+    assert worker["metrics"]["faults"]["garbage"]["malformed"] > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"specplug_enable": 1}, "specplug_enabled"),
+        ({"specplug": "{"}, "JSON"),
+        ({"specplug_num_speculative_tokens": -1}, "num_speculative_tokens"),
+        ({"specplug_proposer": "oracel"}, "oracle"),
+        ({"specplug_references": "x " * 40000}, "too large"),
+        ({"specplug_references": [5, 999999]}, "vocabulary"),
+        ({"specplug_references": ["a", "b", "c"]}, "too many references"),
+    ],
+)
+def test_bad_fields_are_a_400_that_says_why(server, said, message, stream):
+    for path, body in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ):
+        code, text = raw(server, path, {"model": MODEL, "stream": stream, "max_tokens": 4, "vllm_xargs": said, **body})
+        assert code == 400, text
+        assert message in json.loads(text)["error"]["message"]
+
+
+def test_a_client_that_leaves_does_not_disturb_the_others(server):
+    async def leave() -> None:
+        async with server.async_client() as client:
+            stream = await client.completions.create(
+                model=MODEL,
+                prompt="x = 1\n",
+                max_tokens=600,
+                temperature=0,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            async for _ in stream:
+                break
+            await stream.close()
+
+    before = answers(server, [request(4)])
+    asyncio.run(leave())
+    assert answers(server, [request(4)]) == before
+
+
+def test_too_long_a_prompt_is_a_400(server):
+    code, text = raw(server, "/v1/completions", {"model": MODEL, "prompt": [5] * 2000, "max_tokens": 4})
+    assert code == 400, text
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"structured_outputs": {"regex": "(yes|no), [0-9]{3}"}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {
+                    "name": "point",
+                    "schema": {
+                        "type": "object",
+                        "properties": {"x": {"enum": [1, 2]}, "kind": {"enum": ["a", "b"]}},
+                        "required": ["x", "kind"],
+                        "additionalProperties": False,
+                    },
+                },
+            }
+        },
+    ],
+)
+def test_structured_output_equals_stocks(server, stock, constraint):
+    body = {"model": MODEL, "prompt": TEXTS[0], "temperature": 0, "max_tokens": 48, **constraint}
+    (code, found), (_, expected) = (raw(one, "/v1/completions", body) for one in (server, stock))
+    assert code == 200, found
+    assert json.loads(found)["choices"][0]["text"] == json.loads(expected)["choices"][0]["text"]
+
+
+def test_logprobs_equal_stocks(server, stock):
+    body = {"model": MODEL, "prompt": TEXTS[1], "temperature": 0, "max_tokens": 12, "logprobs": 2}
+    found, expected = (json.loads(raw(one, "/v1/completions", body)[1])["choices"][0] for one in (server, stock))
+    assert found["text"] == expected["text"]
+    assert found["logprobs"]["tokens"] == expected["logprobs"]["tokens"]
+    assert found["logprobs"]["token_logprobs"] == pytest.approx(expected["logprobs"]["token_logprobs"], abs=1e-3)
+
+
+def test_v2_serves_over_http(serve):
+    served = serve("v2", {"proposer": "ngram"}, name="v2 server", endpoints=True)
+    given = [{**request(number), "temperature": 0, "seed": None} for number in (0, 1, 2, 5)]
+    assert all(count for _, _, count in answers(served, given))
+    status = json.loads(served.get("/specplug/status"))
+    assert status["engines"][0]["runner"] == "v2"

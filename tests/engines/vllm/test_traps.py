@@ -1,0 +1,198 @@
+"""Details of vLLM that silently spoil drafts or counts when they are overlooked; one test each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.engines.vllm import inside, watching
+from tests.engines.vllm.referee import (
+    MAX_TOKENS,
+    assert_greedy,
+    ids,
+    kind,
+    prompts,
+    stock,
+    told,
+    truth,
+    zoo,
+)
+
+__all__ = ["kind", "stock", "truth", "zoo"]
+
+PROMPTS = [list(prompt) for prompt in prompts()]
+on_v2 = pytest.mark.parametrize("kind", ["v2", "v2_async"], indirect=True)
+on_async = pytest.mark.parametrize("kind", ["v2_async"], indirect=True)
+
+
+def spoiled(llm: Any, requests: list[dict[str, Any]], *, mapping: bool) -> dict[str, Any]:
+    """Run requests under changing widths, and overwrite what vLLM was given or gave, one step later.
+
+    vLLM writes into the drafts that it was given when the width is lowered, and makes a new row mapping at every step:
+    who keeps either reads something else one step later.
+    """
+    speculator, control = inside.runner(llm).speculator, inside.scheduler(llm).planning.control
+    propose, kept, written, widths = speculator.propose, [], [], (8, 3, 0, 5)
+
+    def spoiling(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        for tensor in kept:
+            written.append(bool((tensor == -1).any()))
+            tensor.fill_(-1 if tensor.ndim == 2 else 0)
+        kept.clear()
+        control.set(num_speculative_tokens=widths[len(written) % len(widths)])
+        drafts = propose(input_batch, *args, **kwargs)
+        kept.extend([drafts, input_batch.idx_mapping] if mapping else [drafts])
+        return drafts
+
+    speculator.propose = spoiling
+    try:
+        found = watching.watched(llm, requests)
+    finally:
+        del speculator.propose
+        control.set(num_speculative_tokens=None)
+    return {**found, "written": sum(written)}
+
+
+@on_v2
+def test_drafts_and_row_mappings_are_not_kept(kind, zoo, truth):
+    asked = [
+        {"id": f"q{i}", "prompt": PROMPTS[i], "at": i, "params": {"max_tokens": MAX_TOKENS, **told(truth[i]["token_ids"])}}
+        for i in range(10)
+    ]
+    found = zoo.call(spoiled, requests=asked, mapping=kind == "v2")
+    assert found["written"] > 3, "vLLM did not write into the drafts, so nothing was tried"
+    assert_greedy(PROMPTS[:10], truth[:10], [found["outputs"][f"q{i}"] for i in range(10)])
+    assert found["wrong"] == []
+    total = found["total"]
+    assert total["accepted"] == total["verified"] > 50, "the oracle is always right"
+
+
+def accepted_by_vllm(llm: Any, prompts: list[list[int]], params: dict[str, Any]) -> dict[str, Any]:
+    """Generate; return what `watching.counted` does and, under "vllm", what vLLM's own counter says was accepted."""
+    name = "vllm:spec_decode_num_accepted_tokens"
+    before = inside.metrics(llm).get(name, 0.0)
+    found = watching.counted(llm, prompts=prompts, params=params)
+    return {**found, "vllm": inside.metrics(llm)[name] - before}
+
+
+@on_v2
+def test_accepted_filler_is_nobodys_draft(zoo):
+    """vLLM verifies K tokens per row; in a text that repeats one token it accepts the filler behind short drafts."""
+    repeating = ids("-" * 96)
+    params = {"max_tokens": 32, "ignore_eos": True, **told([])}
+    found = zoo.call(accepted_by_vllm, prompts=[repeating, *PROMPTS[:2]], params=params)
+    assert found["vllm"] > 0, "no filler was accepted, so nothing was tried"
+    assert found["total"]["proposed"] == found["total"]["verified"] == found["total"]["accepted"] == 0
+
+
+def interrupted(llm: Any, requests: list[dict[str, Any]], at: list[int]) -> dict[str, Any]:
+    """Run requests, and before some steps take all of them off, with whatever of theirs is under way."""
+    engine, step, steps = llm.llm_engine, llm.llm_engine.step, [0]
+
+    def stepping() -> Any:
+        if steps[0] in at:
+            assert inside.scheduler(llm).reset_prefix_cache(reset_running_requests=True)
+        steps[0] += 1
+        return step()
+
+    engine.step = stepping
+    try:
+        return watching.watched(llm, requests)
+    finally:
+        del engine.step
+
+
+def test_dropped_tokens_are_dropped(kind, zoo, truth):
+    """Under async scheduling a reset drops tokens that were sampled already; proposers see the text without them."""
+    asked = [{"id": f"q{i}", "prompt": PROMPTS[i], "params": {"max_tokens": MAX_TOKENS}} for i in range(6)]
+    found = zoo.call(interrupted, requests=asked, at=[4, 7])
+    assert_greedy(PROMPTS[:6], truth[:6], [found["outputs"][f"q{i}"] for i in range(6)])
+    assert found["wrong"] == []
+    assert found["total"]["accepted"] > 0
+    kinds = [kind for kind, name, _, _ in found["events"] if name == "q0"]
+    assert kinds[:5] == ["started", "preempted", "resumed", "preempted", "resumed"]
+
+
+def session(llm: Any, parts: list[list[int]], max_tokens: int, look: bool) -> dict[str, Any]:
+    """Feed one request its prompt in parts, each answered before the next: vLLM's streaming input.
+
+    Returns:
+        "turns": per part the answer's ids; with `look` also "events" and "texts", what proposers saw at each step.
+    """
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine import EngineCoreRequest
+
+    engine = llm.llm_engine
+    params = inside.sampling({"max_tokens": max_tokens, "ignore_eos": True})
+    params.output_kind = RequestOutputKind.DELTA
+    tasks = engine.get_supported_tasks()
+    first: EngineCoreRequest | None = None
+    turns: list[list[int]] = []
+    watch = watching.Watch(watching.drafting(llm)) if look else None
+    if watch is not None:
+        watch.__enter__()
+    try:
+        for part in parts:
+            given = {"prompt_token_ids": part}
+            request = engine.input_processor.process_inputs(
+                "session" if first is None else first.request_id, given, params, supported_tasks=tasks, resumable=True
+            )
+            if first is None:
+                engine.input_processor.assign_request_id(request)
+                first = request
+            request.external_req_id = "session"
+            engine.output_processor.add_request(request, None, None, 0)
+            engine.engine_core.add_request(request)
+            turn: list[int] = []
+            for _ in range(200):
+                for output in engine.step():
+                    turn += output.outputs[0].token_ids
+                if len(turn) >= max_tokens:
+                    break
+            turns.append(turn)
+        engine.abort_request(["session"])
+        engine.step()
+    finally:
+        if watch is not None:
+            watch.__exit__()
+    if watch is None:
+        return {"turns": turns}
+    return {"turns": turns, "events": watch.events, "texts": [text for _, text in watch.texts]}
+
+
+def test_an_id_comes_again_without_having_finished(zoo, stock):
+    """A streaming session goes on with a longer prompt under its old name: an update, with a generation of its own."""
+    parts = [PROMPTS[0], PROMPTS[3], PROMPTS[1][:40]]
+    expected = stock.call(session, parts=parts, max_tokens=12, look=False)
+    found = zoo.call(session, parts=parts, max_tokens=12, look=True)
+    assert found["turns"] == expected["turns"]
+    kinds = [event for event, _, _, _ in found["events"]]
+    assert kinds == ["started", "updated", "updated", "aborted"]
+    generations = [generation for _, _, _, generation in found["events"]]
+    assert len(set(generations)) == 3
+    assert found["texts"][-1][: len(parts[0])] == parts[0]
+    assert len(found["texts"][-1]) > sum(map(len, parts))
+
+
+def test_prefill_chunks_are_not_drafted(zoo, stock):
+    long = (PROMPTS[0] + PROMPTS[1] + PROMPTS[5]) + PROMPTS[0]
+    asked = [{"id": "short", "prompt": PROMPTS[3]}, {"id": "long", "prompt": long, "at": 3}]
+    expected = stock.call("inside.generate", prompts=[PROMPTS[3], long])
+    found = zoo.call(watching.watched, requests=asked)
+    assert_greedy([PROMPTS[3], long], expected, [found["outputs"][name] for name in ("short", "long")])
+    chunks = [row for row in found["rows"]["long"] if not row["sampled"]]
+    assert chunks
+    assert not any(row["proposed"] or row["emitted"] for row in chunks)
+    assert any(row["proposed"] for row in found["rows"]["long"])
+    assert found["wrong"] == []
+
+
+def test_what_lies_behind_an_end_is_counted_apart(kind, zoo, truth):
+    """Tokens that no client gets: rows live on for a step or two, and drafts reach over an end."""
+    params = [{"max_tokens": MAX_TOKENS - i % 3, **told([*truth[i]["token_ids"], 5, 6, 7])} for i in range(12)]
+    found = zoo.call("watching.counted", prompts=PROMPTS[:12], params=params)
+    received = sum(len(answer["token_ids"]) for answer in found["result"])
+    total = found["total"]
+    assert total["emitted"] - total["after_stop"] == received
+    assert (total["after_stop"] > 0) == (kind != "v1"), "V1 hears of ends at once"
