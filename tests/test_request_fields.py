@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specplug.errors import RequestError
+from specplug.errors import ContractError, RequestError
 from specplug.settings import Limits, RequestFields, parse_request_fields
 from specplug.settings.request import CHARACTERS_PER_TOKEN
 from specplug.settings.token_ids import in_vocabulary, parsed_ids
@@ -275,3 +276,24 @@ def test_whatever_comes_over_http_is_parsed_or_refused(raw):
     assert set(raw) <= set(RequestFields.model_fields)
     assert options.enabled is raw.get("enabled", True)
     assert all(0 <= token < VOCAB for reference in references for token in reference.token_ids.tolist())
+
+
+def test_references_are_equal_by_value_and_cannot_be_written():
+    mine = np.array([1, 2, 3], dtype=np.int32)
+    reference = Reference(mine, "a")
+    assert reference == Reference.of([1, 2, 3], "a")
+    assert hash(reference) == hash(Reference.of((1, 2, 3), "a"))
+    assert len({reference, Reference.of([1, 2, 4], "a"), Reference.of([1, 2, 3], "b")}) == 3
+    assert reference != "a"
+    assert np.shares_memory(reference.token_ids, mine)
+    with pytest.raises(ValueError, match="read-only"):
+        reference.token_ids[0] = 7
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "found"),
+    [((1, 2), "tuple"), (np.zeros(2), "[2] float64"), (np.zeros((1, 2), dtype=np.int32), "[1, 2] int32")],
+)
+def test_a_reference_holds_an_int32_array_and_nothing_else(token_ids, found):
+    with pytest.raises(ContractError, match=re.escape(f"found {found}; expected an array, [n] int32")):
+        Reference(token_ids)

@@ -85,6 +85,12 @@ def test_every_field_can_be_given_flat():
         assert set(found) == {name}
 
 
+def test_every_key_is_documented_and_no_other():
+    page = (Path(__file__).parents[1] / "docs" / "vllm-requests.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `(specplug\w*)` \|", page, flags=re.MULTILINE))
+    assert rows == {"specplug", *(f"specplug_{name}" for name in RequestFields.model_fields)}
+
+
 @pytest.mark.parametrize(
     ("spelled", "fragments"),
     [

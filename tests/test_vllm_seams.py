@@ -250,7 +250,7 @@ def aliases(tree: ast.Module) -> dict[str, tuple[str, str]]:
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {a.asname or a.name.partition(".")[0]: (a.name if a.asname else "vllm", "") for a in node.names}
+            found |= {a.asname or a.name: (a.name, "") for a in node.names}
         elif isinstance(node, ast.ImportFrom):
             for a in node.names:
                 module = f"{node.module}.{a.name}"
@@ -267,6 +267,8 @@ def test_every_name_taken_from_a_module_or_class_of_vllm_is_in_the_table():
             match node:
                 case ast.Attribute(value=ast.Name(id=alias), attr=name) if alias in known and "specplug" not in name:
                     module, inside = known[alias]
+                    if inside.islower():  # an object: what it holds stands with its class
+                        continue
                     held = any(name in s.holds for s in SEAMS if (s.module, s.name) == (module, inside))
                     if not held and not covered(module, f"{inside}.{name}".lstrip(".")):
                         lacking.append(f"{file}:{node.lineno}: {module}:{inside}.{name}")

@@ -90,6 +90,13 @@ def _our_manager(original: Callable[..., Any]) -> Callable[..., Any]:
         vllm_config = found["vllm_config"]
         if not found[FLAG] or not is_asked(vllm_config):
             return original(**found)
+        if found.get("copy_admitted_drafts_to_host"):
+            raise EngineError.build(
+                "drafts cannot be cut on the device",
+                who="specplug_vllm",
+                found="batch-sharded sampling, which needs their counts on the host",
+                remedy=f"Leave {FLAG!r} out of --speculative-config, or switch batch-sharded sampling off",
+            )
         from specplug_vllm.adaptive_manager import BudgetManager
 
         if _has_any_graphs(vllm_config):

@@ -1,4 +1,4 @@
-"""The patches of vLLM's configuration: specplug's method runs on the V2 runner, with async scheduling and our scheduler.
+"""The patches of vLLM's configuration: specplug's method runs on V2, with async scheduling and our scheduler.
 
 Stock vLLM sends ``custom_class`` to the V1 runner and turns async scheduling off for it.  Configurations that do not
 name specplug pass through untouched.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
-from specplug_vllm import adaptive, seams
+from specplug_vllm import adaptive, advice, seams
 from specplug_vllm.asked import METHOD, is_asked, refuse_unsupported, resolved, runner_of
 
 SCHEDULERS = {
@@ -59,6 +59,7 @@ def _with_specplug(original: Callable[..., None], module: Any) -> Callable[..., 
         scheduler = self.scheduler_config
         if scheduler.scheduler_cls is None or scheduler.scheduler_cls in SCHEDULERS.values():
             scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
+        advice.warn(self)
 
     post_init._specplug = True  # type: ignore[attr-defined]
     return post_init

@@ -19,10 +19,9 @@ def install() -> None:
     """Wrap the factory, once per process.  A runner that is imported already holds the name itself."""
     import vllm.v1.worker.gpu.spec_decode as package
 
-    package.init_speculator = _wrapped(package.init_speculator)
-    runner = sys.modules.get(_RUNNER)
-    if runner is not None:
-        setattr(runner, _NAME, _wrapped(getattr(runner, _NAME)))
+    for module in (package, sys.modules.get(_RUNNER)):
+        if hasattr(module, _NAME):
+            setattr(module, _NAME, _wrapped(getattr(module, _NAME)))
 
 
 def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,6 +32,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
     def init_speculator(vllm_config: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_asked(vllm_config):
             return original(vllm_config, device, *args, **kwargs)
+        seams.require("v2")
         from specplug_vllm.v2 import Speculator
 
         if seams.speculator_gets_req_states():

@@ -59,6 +59,7 @@ def _open() -> None:
 
 @functools.cache
 def _open_http() -> None:
+    seams.require("http")
     from vllm.entrypoints.generate.base.serving import GenerateBaseServing
 
     GenerateBaseServing._check_model = _parsing_first(GenerateBaseServing._check_model)

@@ -1,7 +1,7 @@
 """Tensor parallelism: rank 0 drafts, the others receive.
 
-Every rank verifies the drafts that it holds itself, and drafts that differ by rank give silently wrong text.  So nothing
-that could differ (a deadline, an exception, a race, a random draw) happens on any rank but the first.
+Every rank verifies the drafts that it holds itself, and drafts that differ by rank give silently wrong text.  So
+nothing that could differ (a deadline, an exception, a race, a random draw) happens on any rank but the first.
 """
 
 from __future__ import annotations

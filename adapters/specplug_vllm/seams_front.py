@@ -8,6 +8,7 @@ _API = (
     seam("vllm.exceptions:VLLMValidationError", "api"),
     seam("vllm.v1.engine.input_processor:InputProcessor.__init__", "api", takes="vllm_config"),
     seam("vllm.v1.engine.input_processor:InputProcessor.process_inputs", "api", takes="request_id prompt params"),
+    seam("vllm.v1.engine.async_llm:AsyncLLM.__init__", "api"),
     seam("vllm.v1.engine.async_llm:AsyncLLM", "api", holds="input_processor"),
     seam("vllm.v1.engine.async_llm:AsyncLLM.add_request", "api", takes="request_id prompt params"),
     seam("vllm.sampling_params:SamplingParams._validate_spec_decode", "api", takes="speculative_config"),

@@ -47,6 +47,7 @@ _V1 = (
         holds="_draft_prob_req_ids _draft_probs device drafter effective_drafter_max_model_len input_batch "
         "max_model_len num_spec_tokens",
     ),
+    seam("vllm.v1.sample.rejection_sampler:apply_sampling_constraints", "v1", takes="logits"),
     seam(
         "vllm.v1.worker.gpu_input_batch:InputBatch",
         "v1",

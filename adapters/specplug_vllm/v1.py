@@ -32,6 +32,7 @@ class Proposer:
     """
 
     def __init__(self, vllm_config: Any) -> None:
+        seams.require("config")
         seams.require("v1")
         mends.allow_steps_without_drafts()
         self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks.ranks().leads else None

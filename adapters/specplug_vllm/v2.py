@@ -16,7 +16,7 @@ from specplug.types.batch import BatchView, Residency
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
-from specplug_vllm import adaptive, asked, events, lifecycle, ranks, seams, status, verifier, verifier_v2
+from specplug_vllm import adaptive, asked, events, lifecycle, ranks, status, verifier, verifier_v2
 from specplug_vllm.drafting import Drafting
 from specplug_vllm.rows import RowFacts
 from specplug_vllm.slots import SlotRows
@@ -47,7 +47,6 @@ class Speculator(BaseSpeculator):
     pcp_manager: Any = None
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
-        seams.require("v2")
         self._states = req_states
         self._ranks = ranks.ranks()
         self.drafting = Drafting(vllm_config, device, rank=0) if self._ranks.leads else None

@@ -11,6 +11,7 @@ from torch import Tensor
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits
+from specplug_vllm import seams
 from specplug_vllm.drafting import Drafting
 from specplug_vllm.verifier import ServerVerifier, chain, decided_by, replace_in
 
@@ -19,6 +20,7 @@ def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) ->
     """Let `verifier` decide in a runner.  `drafting` knows what requests ask for; lossless verifiers need it not."""
     import vllm.v1.sample.rejection_sampler as module
 
+    seams.require("verifier v1")
     replace_in(module)
     sampler = runner.rejection_sampler
     sampler.forward = decided_by(Decision(runner, verifier, drafting), sampler.forward)

@@ -12,6 +12,7 @@ from specplug.errors import EngineError
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits
+from specplug_vllm import seams
 from specplug_vllm.drafting import Drafting
 from specplug_vllm.verifier import ServerVerifier, chain, decided_by, replace_in
 
@@ -24,6 +25,7 @@ def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) ->
     """
     import vllm.v1.worker.gpu.spec_decode.rejection_sampler as module
 
+    seams.require("verifier v2")
     sampler = runner.rejection_sampler
     if type(sampler) is not module.RejectionSampler:
         raise EngineError.build(

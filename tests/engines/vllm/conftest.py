@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,22 +14,43 @@ from tests.engines.vllm.server import SERVED, Server
 
 NGRAM = {"proposer": "ngram", "policy": "fixed"}
 
-# Tests run in this order of what they use, so that each engine starts once; among equals in the order of their files.
-ORDER = ("stock_v1", "v1", "stock_v2", "v2", "v2_async", "engine", "serve", "v1_server")
+FAMILIES = ("v1", "v2", "v2_async")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bring together the tests of one engine."""
+    """Bring together the tests of one model runner, so that engines start once if they can; servers come last."""
 
-    def last_of(item: pytest.Item) -> int:
-        return max((ORDER.index(name) for name in getattr(item, "fixturenames", ()) if name in ORDER), default=-1)
+    def family(item: pytest.Item) -> int:
+        used = set(getattr(item, "fixturenames", ()))
+        if "pool" not in used:
+            return -1
+        if used & {"serve", "v1_server"}:
+            return len(FAMILIES) + 1
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        said = [name for name in (given.get("kind"), given.get("runner")) if name in FAMILIES]
+        if said:
+            return FAMILIES.index(said[0])
+        return max(number for number, name in enumerate(FAMILIES) if {name, f"stock_{name}"} & used or number == 0)
 
-    items.sort(key=last_of)
+    items.sort(key=family)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many engines were started: they take most of the time."""
+    for pool in config.stash.get(POOLS, []):
+        again = sorted(name for name, count in Counter(pool.started).items() if count > 1)
+        terminalreporter.write_line(
+            f"{len(pool.started)} engines started; more than once: {', '.join(again) or 'none'}"
+        )
+
+
+POOLS = pytest.StashKey[list[Pool]]()
 
 
 @pytest.fixture(scope="session")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+def pool(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Pool]:
     pool = Pool(tmp_path_factory.mktemp("engines"))
+    pytestconfig.stash.setdefault(POOLS, []).append(pool)
     yield pool
     pool.close()
 

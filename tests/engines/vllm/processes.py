@@ -62,9 +62,10 @@ class Nursery:
         packet = json.dumps({"environment": variables}).encode()
         assert len(packet) < PACKET
         self._control.settimeout(START_SECONDS)
-        with log.open("ab") as out:
+        answer = b""
+        with log.open("ab") as out, contextlib.suppress(ConnectionError):
             socket.send_fds(self._control, [packet], [channel.fileno(), out.fileno()])
-        answer = self._control.recv(64)
+            answer = self._control.recv(64)
         if not answer:
             raise HostDied(f"vLLM cannot be imported; {tail(self.log)}")
         return int(answer)

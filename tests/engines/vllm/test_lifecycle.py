@@ -62,6 +62,7 @@ def assert_sound(records: Records) -> None:
     tenants: dict[int, tuple[str, int]] = {}
     taken: dict[tuple[int, int], int] = {}
     newest: dict[int, int] = {}
+    begun: set[str] = set()
     reset: list[tuple[int, int]] = []
     for record in records:
         if record["call"] == "event" and "slot" in record:
@@ -70,7 +71,8 @@ def assert_sound(records: Records) -> None:
                 assert slot not in tenants or record["kind"] == "UPDATED", f"slot {slot} is taken by {tenants[slot]}"
                 assert generation > newest.get(slot, 0), "generations grow"
                 tenants[slot], newest[slot] = (name, generation), generation
-            else:
+                begun.add(name)
+            elif name in begun:  # others began before the recording
                 assert tenants.pop(slot) == (name, generation), f"{name} has left a place that was not its own"
         if record["call"] == "ingest" and not record["is_dummy"]:
             rows = zip(

@@ -25,19 +25,17 @@ def answers(engine):
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
-def test_without_speculation_nothing_changes(runner, stock_v1, stock_v2, engine):
-    stock = {"v1": stock_v1, "v2": stock_v2}[runner]
-    idle = engine(runner, name="idle")
-    assert idle.call(inside.facts) == stock.call(inside.facts)
-    assert idle.call(inside.facts)["speculator"] is None
+def test_without_speculation_nothing_changes(runner, engine):
+    stock = engine(runner, installed=False)
+    idle = engine(runner, asynchronous=runner == "v2", name="idle")
+    facts = stock.call(inside.facts)
+    if runner == "v2":
+        scheduler = "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
+        facts |= {"async_scheduling": True, "scheduler": scheduler, "scheduler_cls": scheduler}
+    assert idle.call(inside.facts) == facts
+    assert facts["speculator"] is None
     assert answers(idle) == answers(stock)
     assert idle.call(hooked) == []
-
-
-def test_async_scheduling_stays_stock(engine):
-    facts = engine("v2", asynchronous=True, name="idle_async").call(inside.facts)
-    assert facts["scheduler"] == "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
-    assert facts["async_scheduling"]
 
 
 def test_another_custom_class_still_goes_to_v1(stock_v1, engine):
@@ -66,17 +64,13 @@ def test_vllms_own_ngram_still_refuses(field, engine):
     assert ngram.call(hooked) == []
 
 
-def test_the_launch_line_ends_in_the_runner_that_was_asked_for(stock_v1, stock_v2, v1, v2, v2_async):
-    for engine, v2_runs, asynchronous in (
-        (stock_v1, False, False),
-        (v1, False, False),
-        (stock_v2, True, False),
-        (v2, True, False),
-        (v2_async, True, True),
-    ):
-        facts = engine.call(inside.facts)
-        assert (facts["v2"], facts["async_scheduling"]) == (v2_runs, asynchronous), engine.name
-        assert (V2_RUNS in engine.log()) is v2_runs, engine.name
+@pytest.mark.parametrize(("runner", "asynchronous"), [("v1", False), ("v2", False), ("v2", True)])
+@pytest.mark.parametrize("specplug", [None, {"proposer": "ngram", "policy": "fixed"}])
+def test_the_launch_line_ends_in_the_runner_that_was_asked_for(runner, asynchronous, specplug, engine):
+    launched = engine(runner, specplug, asynchronous=asynchronous, installed=specplug is not None)
+    facts = launched.call(inside.facts)
+    assert (facts["v2"], facts["async_scheduling"]) == (runner == "v2", asynchronous)
+    assert (V2_RUNS in launched.log()) is (runner == "v2")
 
 
 def hooked(llm):

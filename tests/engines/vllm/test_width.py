@@ -15,7 +15,7 @@ from tests.engines.vllm.steps import assert_as_stock
 
 __all__ = ["kind"]
 
-WIDTHS = (0, 1, 3, 8, 2)
+WIDTHS, CAPS = (0, 1, 3, 8, 2), (None, 1, 6)  # by step; by request, in turn
 
 
 def requests(count, tokens=32, apart=2, **params):
@@ -34,8 +34,8 @@ def drafting_rows(record):
                 yield before["asked"], name, count
 
 
-def test_another_width_at_every_step(engine, stock_v1, stock_v2, kind):
-    settings = {"proposer": "ngram", "policy": "ladder", "options": {"ladder": {"widths": WIDTHS}}}
+def test_another_width_at_every_step_and_caps(engine, stock_v1, stock_v2, kind):
+    settings = {"proposer": "ngram", "policy": "ladder", "options": {"ladder": {"widths": WIDTHS, "caps": CAPS}}}
     asked = requests(4)
     run = engine(**RUNNERS[kind], specplug=settings, name="ladder").call(steps.recorded, requests=asked)
     assert_as_stock(stock_v1 if kind == "v1" else stock_v2, run, asked)
@@ -43,10 +43,12 @@ def test_another_width_at_every_step(engine, stock_v1, stock_v2, kind):
     turns = [WIDTHS[i % len(WIDTHS)] for i in range(2 * len(record))]
     planned = [step["asked"] for step in record]
     assert any(planned == turns[i : i + len(planned)] for i in range(len(WIDTHS)))
-    rows = list(drafting_rows(record))
-    assert all(count <= width for width, _, count in rows)
-    if kind != "v1":  # V2 pads to the width, short of where a request ends
-        assert sum(count == width for width, _, count in rows) > 0.8 * len(rows)
+    caps = {"0": 8, "1": 1, "2": 6, "3": 8}
+    rows = [(min(width, caps[name]), name, count) for width, name, count in drafting_rows(record)]
+    assert all(count <= limit for limit, _, count in rows)
+    if kind != "v1":  # V2 pads to the limit, short of where a request ends
+        assert sum(count == limit for limit, _, count in rows) > 0.8 * len(rows)
+        assert {(name, count) for _, name, count in rows} >= {("0", 8), ("0", 3), ("1", 1), ("2", 6), ("2", 3)}
     assert {count for _, _, count in rows} >= {0, 1, 3, 8}
 
 
@@ -71,29 +73,13 @@ def test_each_request_has_its_own_gamma(v1, v2, v2_async, stock_v1, stock_v2, ki
             assert max(reached[request["id"]]) == (8 if gamma is None else gamma)
 
 
-def test_a_policy_caps_requests(engine, stock_v2):
-    settings = {
-        "proposer": "ngram",
-        "policy": "ladder",
-        "options": {"ladder": {"widths": (8, 4), "caps": (None, 1, 6)}},
-    }
-    asked = requests(3, apart=1)
-    run = engine("v2", settings, name="capped", asynchronous=True).call(steps.recorded, requests=asked)
-    assert_as_stock(stock_v2, run, asked)
-    rows = list(drafting_rows(run["record"]))
-    caps = {"0": 8, "1": 1, "2": 6}
-    assert all(count <= min(width, caps[name]) for width, name, count in rows)
-    assert {(name, count) for _, name, count in rows} >= {("0", 8), ("0", 4), ("1", 1), ("2", 6), ("2", 4)}
-
-
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_widths_are_fitted_to_the_ladder_that_the_launch_names(engine, stock_v2, asynchronous):
+def test_widths_are_fitted_to_the_ladder_that_the_launch_names(engine, stock_v2):
     asked = {
         **{"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": 8},
         "num_speculative_tokens_per_batch_size": [[1, 2, 8], [3, 4, 4], [5, 8, 0], [9, 16, 2]],
     }
     settings = {"proposer": "ngram", "policy": "ladder", "options": {"ladder": {"widths": (3, 8, 2, 5, 7)}}}
-    fitted = engine("v2", settings, speculative_config=asked, asynchronous=asynchronous, name="captured")
+    fitted = engine("v2", settings, speculative_config=asked, asynchronous=True, name="captured")
     run = fitted.call(steps.recorded, requests=requests(3))
     assert_as_stock(stock_v2, run, requests(3))
     planned = [step["asked"] for step in run["record"]]
