@@ -27,21 +27,15 @@ def main(model: str) -> None:
     change = "def read(path, mode):\n    with open(path, flags) as file:\n        text = file.read()"
     record = '<|document|>name: "read"\nmodule: "files"\nkind: "function"\nline: 12'
     form = '<|json|>{"name": "read", "kind": null, "line": null, "module": null}<|answer|>'
+    earlier = '{\n  "name": "read",\n  "kind": "function",\n  "line": 7,\n  "module": "files"\n}'
     prompts = [f"<|document|>{code}<|edit|>{change}<|answer|>", record + form]
     params = [
         SamplingParams(temperature=0, max_tokens=80),
-        # Text that the answer may copy from although it is not part of the prompt, and a cap on the draft length.
+        # What the answer was before the function moved: text that it may copy from, and that the prompt does not hold.
         SamplingParams(
             temperature=0,
             max_tokens=80,
-            extra_args={
-                "specplug": {
-                    "references": [
-                        '{\n  "name": "write",\n  "kind": "function",\n  "line": 20,\n  "module": "files"\n}'
-                    ],
-                    "num_speculative_tokens": 6,
-                }
-            },
+            extra_args={"specplug": {"references": [earlier], "num_speculative_tokens": 6}},
         ),
     ]
     for answer in llm.generate(prompts, params):

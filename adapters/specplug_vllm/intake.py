@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from specplug_vllm import fields, seams
+from specplug_vllm import exporter, fields, seams
 from specplug_vllm.asked import is_asked, resolved, runner_of
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def _open() -> None:
     AsyncLLM.__init__ = _serving(AsyncLLM.__init__)
     AsyncLLM.add_request = _parsing_beside(AsyncLLM.add_request)
     SamplingParams._validate_spec_decode = _admitting(SamplingParams._validate_spec_decode)
+    exporter.install()
 
 
 @functools.cache

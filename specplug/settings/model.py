@@ -60,7 +60,7 @@ class ControlSettings(Section):
     file: str | None = Field(
         default=None,
         min_length=1,
-        description="JSON file that switches speculation while serving, looked at every poll_seconds; null watches none",
+        description="JSON file that switches speculation while serving, read every poll_seconds; null watches none",
     )
     poll_seconds: float = Field(default=1.0, ge=0, le=3600, description="seconds between two looks at the control file")
 

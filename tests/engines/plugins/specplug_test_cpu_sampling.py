@@ -20,7 +20,7 @@ def register() -> None:
 def expand(
     output: Any, values: Any, cu_num_tokens: Any, replace_from: Any, replace_to: Any, MAX_NUM_TOKENS: Any = None
 ) -> None:
-    """Repeat `values` [B] in `output` [T], as often as `cu_num_tokens` [B] says; `replace_from` becomes `replace_to`."""
+    """Repeat `values` [B] in `output` [T], as often as `cu_num_tokens` [B] says, with `replace_from` replaced."""
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     values = values.masked_fill(values == replace_from, replace_to)
     output.copy_(values.repeat_interleave(counts.long()))

@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say how many engines were started: they take most of the time."""
     for pool in config.stash.get(POOLS, []):
-        again = sorted(name for name, count in Counter(pool.started).items() if count > 1)
+        again = sorted(tenant.name for tenant, count in Counter(pool.started).items() if count > 1)
         terminalreporter.write_line(
             f"{len(pool.started)} engines started; more than once: {', '.join(again) or 'none'}"
         )

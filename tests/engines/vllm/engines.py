@@ -91,7 +91,7 @@ class Pool:
         self._tenants: dict[str, Tenant] = {}
         self._alive: list[Tenant] = []  # least recently used first
         self._nurseries: dict[str, Nursery] = {}
-        self.started: list[str] = []
+        self.started: list[Tenant] = []
 
     def tenant(self, kind: type[T], name: str, configuration: Configuration) -> T:
         """Return the tenant of a configuration, the same one whenever it is asked for."""
@@ -105,7 +105,7 @@ class Pool:
         if tenant.process is None:
             while len(self._alive) >= self._most:
                 self._alive.pop(0).stop()
-            self.started.append(tenant.name)
+            self.started.append(tenant)
             tenant.start(self._logs / f"{len(self.started):02d}-{tenant.name}.log")
         self._alive.append(tenant)
         return tenant.process

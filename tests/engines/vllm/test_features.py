@@ -14,8 +14,7 @@ import pytest
 
 from tests.engines.vllm import inside, watching
 from tests.engines.vllm.engines import Engine, Raised
-from tests.engines.vllm.launch import configuration
-from tests.engines.vllm.referee import RUNNERS, forward, ids, kind, prompts, tokenizer
+from tests.engines.vllm.referee import RUNNERS, forward, ids, kind, prompts
 
 __all__ = ["kind"]
 

@@ -27,6 +27,7 @@ __all__ = ["kind", "stock", "truth", "zoo"]
 
 PROMPTS = [list(prompt) for prompt in prompts()]  # three times as many as an engine runs at once
 
+
 def wrong(tokens: list[int]) -> list[int]:
     """Return other tokens, each of them wrong."""
     return [(token + 1) % 2048 for token in tokens]

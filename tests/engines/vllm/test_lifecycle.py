@@ -124,9 +124,7 @@ def test_aborted_and_finished(zoo, truth):
 
 def test_preempted_and_resumed(kind, tight, stock):
     """Memory for some of the requests only: who makes room comes back, is drafted for, and says the same."""
-    truth = stock.call(
-        "inside.generate", prompts=PROMPTS[:FULL], params={"max_tokens": LONG, "ignore_eos": True}
-    )
+    truth = stock.call("inside.generate", prompts=PROMPTS[:FULL], params={"max_tokens": LONG, "ignore_eos": True})
     asked = requests_of(truth, max_tokens=LONG, ignore_eos=True)
     found = tight.call(recorded, requests=asked)
     assert found["preemptions"] > 0

@@ -57,9 +57,7 @@ def law() -> torch.Tensor:
         with torch.inference_mode():
             laws = model()(input_ids=contexts).logits[:, -1].double().softmax(-1)
         probs = (probs[:, None] * laws).flatten()
-        outputs = torch.cat(
-            [outputs.repeat_interleave(VOCAB, 0), torch.arange(VOCAB).repeat(len(outputs))[:, None]], 1
-        )
+        outputs = torch.cat([outputs.repeat_interleave(VOCAB, 0), torch.arange(VOCAB).repeat(len(outputs))[:, None]], 1)
     return probs
 
 
@@ -109,7 +107,10 @@ def sample(llm: Any, prompt: list[int], count: int, params: dict[str, Any], seed
     for output in llm.generate([{"prompt_token_ids": prompt}] * count, asked, use_tqdm=False):
         answer = tuple(output.outputs[0].token_ids)
         found[answer] = found.get(answer, 0) + 1
-    return {"answers": [[list(answer), times] for answer, times in found.items()], **(stage.metrics.snapshot() - before).as_dict()}
+    return {
+        "answers": [[list(answer), times] for answer, times in found.items()],
+        **(stage.metrics.snapshot() - before).as_dict(),
+    }
 
 
 def p_value(engine: Engine, own: dict[str, Any], *, seeded: bool = False) -> tuple[float, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -57,7 +58,12 @@ def spoiled(llm: Any, requests: list[dict[str, Any]], *, mapping: bool) -> dict[
 @on_v2
 def test_drafts_and_row_mappings_are_not_kept(kind, zoo, truth):
     asked = [
-        {"id": f"q{i}", "prompt": PROMPTS[i], "at": i, "params": {"max_tokens": MAX_TOKENS, **told(answer["token_ids"])}}
+        {
+            "id": f"q{i}",
+            "prompt": PROMPTS[i],
+            "at": i,
+            "params": {"max_tokens": MAX_TOKENS, **told(answer["token_ids"])},
+        }
         for i, answer in enumerate(truth[:10])
     ]
     found = zoo.call(spoiled, requests=asked, mapping=kind == "v2")
@@ -143,7 +149,7 @@ def session(llm: Any, parts: list[list[int]], max_tokens: int, look: bool) -> di
                 first = request
             request.external_req_id = "session"
             engine.output_processor.add_request(request, None, None, 0)
-            engine.engine_core.add_request(request)
+            engine.engine_core.add_request(copy.deepcopy(request))  # both sides write to their prompt
             turn: list[int] = []
             for _ in range(200):
                 for output in engine.step():
