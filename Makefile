@@ -8,7 +8,7 @@ PINS   := .ci/environments
 PIP     = pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-vllm-peers demo demo-vllm test test-vllm lint format clean check-python check-vllm
+.PHONY: help setup setup-vllm setup-vllm-peers demo demo-vllm test test-vllm test-vllm-all lint format clean check-python check-vllm
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -69,10 +69,13 @@ test: lint ## lint, and all tests, those with vLLM too where it runs
 	@$(MAKE) --no-print-directory test-vllm
 
 ifeq ($(shell uname -sm),Linux x86_64)
-test-vllm: setup-vllm ## the tests with the real vLLM, about 15 minutes
+test-vllm: setup-vllm ## the tests with the real vLLM, without the slow ones
+	$(VLLM)/bin/python -m pytest tests/engines/vllm -m "not slow"
+
+test-vllm-all: setup-vllm ## the tests with the real vLLM, with the slow ones
 	$(VLLM)/bin/python -m pytest tests/engines/vllm
 else
-test-vllm:
+test-vllm test-vllm-all:
 	@echo "test-vllm: SKIPPED, because vLLM's CPU build is for Linux on x86-64; this is $$(uname -sm)."
 endif
 

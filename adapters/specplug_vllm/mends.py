@@ -1,26 +1,49 @@
-"""What vLLM gets wrong with any speculation and what would end a server that speculates with specplug."""
+"""Mistakes of vLLM's V1 runner that show with any speculation, and would end or bias a server that speculates."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
 
-def allow_steps_without_drafts() -> None:
-    """Let V1's rejection sampler pass steps without a single draft, once per process.
 
-    Since 0.32 it sees those steps, too.  On a CPU its top-k then looks for the largest of no numbers, which raises and
-    ends the engine.
-    """
+def install() -> None:
+    """Mend V1's rejection sampling, once per process."""
     import vllm.v1.sample.rejection_sampler as module
 
-    original = module.apply_sampling_constraints
-    if hasattr(original, "_specplug"):
-        return
+    if not hasattr(module.expand_batch_to_tokens, "_specplug"):
+        module.expand_batch_to_tokens = _expanding_on_a_cpu(module.expand_batch_to_tokens)
+        module.apply_sampling_constraints = _passing_nothing(module.apply_sampling_constraints)
+
+
+def _passing_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let steps without a single draft pass: since 0.32 they come here too, and on a CPU top-k raises at them."""
 
     @functools.wraps(original)
-    def apply_sampling_constraints(logits: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply_sampling_constraints(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
         return original(logits, *args, **kwargs) if len(logits) else logits
 
-    apply_sampling_constraints._specplug = True  # type: ignore[attr-defined]
-    module.apply_sampling_constraints = apply_sampling_constraints
+    return apply_sampling_constraints
+
+
+def _expanding_on_a_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Give each draft token its row's temperature, top-k and top-p on a CPU.
+
+    The CPU's kernel takes int64 alone.  For anything else vLLM hands it a converted copy of the output and drops that,
+    so that sampling reads memory that nobody has written.
+    """
+
+    @functools.wraps(original)
+    def expand_batch_to_tokens(
+        x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+    ) -> Any:
+        if x.device.type != "cpu":
+            return original(x, cu_num_tokens, num_tokens, replace_from, replace_to)
+        rows = torch.searchsorted(cu_num_tokens, torch.arange(num_tokens, dtype=cu_num_tokens.dtype), right=True)
+        return torch.where(x == replace_from, replace_to, x).to(x.dtype)[rows]
+
+    expand_batch_to_tokens._specplug = True  # type: ignore[attr-defined]
+    return expand_batch_to_tokens

@@ -49,6 +49,11 @@ _V1 = (
     ),
     seam("vllm.v1.sample.rejection_sampler:apply_sampling_constraints", "v1", takes="logits"),
     seam(
+        "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
+        "v1",
+        takes="x cu_num_tokens num_tokens replace_from replace_to",
+    ),
+    seam(
         "vllm.v1.worker.gpu_input_batch:InputBatch",
         "v1",
         holds="num_tokens_no_spec req_ids token_ids_cpu",
@@ -90,9 +95,10 @@ _EVENTS = (
         "v2",
         holds="_weight_update_is_draft finish_weight_update sleep wake_up",
     ),
+    seam("vllm.v1.worker.gpu_worker:Worker", "v1", "v2", holds="reset_weights", since=(0, 32)),
     seam("vllm.v1.worker.gpu_worker:Worker.wake_up", "v1", "v2", takes="tags"),
-    seam("vllm.v1.worker.gpu_model_runner:GPUModelRunner", "v1", holds="get_model load_model model reload_weights"),
-    seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner", "v2", holds="get_model load_model model reload_weights"),
+    seam("vllm.v1.worker.gpu_model_runner:GPUModelRunner", "v1", holds="get_model reload_weights"),
+    seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner", "v2", holds="get_model reload_weights"),
 )
 
 _VERIFIERS = (

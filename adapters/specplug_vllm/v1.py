@@ -34,7 +34,7 @@ class Proposer:
     def __init__(self, vllm_config: Any) -> None:
         seams.require("config")
         seams.require("v1")
-        mends.allow_steps_without_drafts()
+        mends.install()
         self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks.ranks().leads else None
         self._rows: _Rows | None = None
         self._runner: Any = None

@@ -144,7 +144,7 @@ class Speculator(BaseSpeculator):
         )
         draft = drafting.step(batch, outcome, rows.caps)
         last = last_sampled.view(-1)[slots]
-        self._hand_over(draft, slots, last, out)
+        self._hand_over(draft, slots, last, batch.temperature, out)
 
     def _view(
         self, drafting: Drafting, input_batch: Any, rows: SlotRows, num_sampled: Tensor, temperature: Tensor
@@ -173,7 +173,7 @@ class Speculator(BaseSpeculator):
             requests=self._facts.requests,
         )
 
-    def _hand_over(self, draft: Draft, slots: Tensor, last: Tensor, out: Tensor) -> None:
+    def _hand_over(self, draft: Draft, slots: Tensor, last: Tensor, temperature: Tensor, out: Tensor) -> None:
         """Write ids, confidences and, where they are stated, logits, the way the runner wants them."""
         width, inside = draft.width, draft.mask()
         out.copy_(last[:, None].expand_as(out))
@@ -182,16 +182,16 @@ class Speculator(BaseSpeculator):
         confidence.zero_()
         confidence[:, :width] = draft.confidence
         if self.draft_logits is not None:
-            self.draft_logits[slots.long()] = self._laws(draft, inside, out)
+            self.draft_logits[slots.long()] = self._laws(draft, inside, temperature, out)
 
-    def _laws(self, draft: Draft, inside: Tensor, out: Tensor) -> Tensor:
-        """Return [B, K, V]: the stated logits, and for filler and one-hot drafts certainty."""
+    def _laws(self, draft: Draft, inside: Tensor, temperature: Tensor, out: Tensor) -> Tensor:
+        """Return [B, K, V]: the stated logits, and for filler and one-hot drafts certainty at any temperature."""
         assert self.draft_logits is not None
-        shape = (out.shape[0], *self.draft_logits.shape[1:])
-        laws = torch.full(shape, UNLIKELY, dtype=torch.float32, device=out.device)
+        unlikely = UNLIKELY * temperature.clamp(min=1.0)
+        laws = unlikely[:, None, None].repeat(1, *self.draft_logits.shape[1:])
         laws.scatter_(2, out[:, :, None], 0.0)
         if draft.draft_logits is not None:
-            stated = draft.draft_logits.clamp(min=UNLIKELY)
+            stated = torch.maximum(draft.draft_logits, unlikely[:, None, None])
             laws[:, : draft.width] = torch.where(inside[:, :, None], stated, laws[:, : draft.width])
         return laws
 

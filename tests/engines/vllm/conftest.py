@@ -16,6 +16,11 @@ NGRAM = {"proposer": "ngram", "policy": "fixed"}
 
 FAMILIES = ("v1", "v2", "v2_async")
 
+# What `make test` leaves to `make test-vllm-all`, because V2 in Triton's interpreter takes its time: whole files, and
+# the V2 half of files whose V1 half is quick.
+SLOW = ("test_adaptive", "test_verifier", "test_width")
+SLOW_ON_V2 = ("test_features", "test_lifecycle", "test_sampling", "test_traps")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Bring together the tests of one model runner, so that engines start once if they can; servers come last."""
@@ -33,6 +38,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return max(number for number, name in enumerate(FAMILIES) if {name, f"stock_{name}"} & used or number == 0)
 
     items.sort(key=family)
+    for item in items:
+        name = item.path.stem
+        if name in SLOW or (name in SLOW_ON_V2 and family(item) > 0):
+            item.add_marker("slow")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -19,7 +19,6 @@ VLLM_NAME = ROOT / ".ci" / "environments" / "vllm-name"
 
 # The general plug-ins of vLLM that may be named in VLLM_PLUGINS: ours, and what V2 needs to run on a CPU.
 SPECPLUG, ON_CPU = "specplug", "specplug_test_triton_cpu"
-SAMPLES = "specplug_test_cpu_sampling"  # without it V1 samples from uninitialised memory on a CPU
 
 PYTHON = sys.executable
 
@@ -123,7 +122,7 @@ def configuration(
     if not installed:
         variables["VLLM_PLUGINS"] = ",".join(cpu)
     elif endpoints:
-        variables["VLLM_PLUGINS"] = ",".join([SPECPLUG, "specplug_http", SAMPLES, *cpu])
+        variables["VLLM_PLUGINS"] = ",".join([SPECPLUG, "specplug_http", *cpu])
     if specplug is not None:
         asked = {"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": width}
         arguments.setdefault("speculative_config", asked)

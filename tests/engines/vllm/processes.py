@@ -35,7 +35,13 @@ class Nursery:
     """A process that has imported vLLM under some environment and forks hosts."""
 
     # Read when an engine starts, not when vLLM is imported: one nursery does for all their values.
-    LATE = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_PLUGINS", "SPECPLUG_TEST_ASYNC", "SPECPLUG_CONFIG")
+    LATE = (
+        "VLLM_ENABLE_V1_MULTIPROCESSING",
+        "VLLM_PLUGINS",
+        "SPECPLUG_TEST_ASYNC",
+        "SPECPLUG_CONFIG",
+        "PYTEST_CURRENT_TEST",
+    )
 
     def __init__(self, variables: dict[str, str], log: Path) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -135,8 +135,7 @@ def counted_request(llm: Any) -> dict[str, Any]:
 def test_vllm_reports_what_became_of_a_requests_drafts(recording):
     found = recording.call(counted_request)
     mine, ours = found["vllm"], found["specplug"]
-    assert set(mine["per_step_drafted"]) <= {1, 3, 8}
-    assert len(set(mine["per_step_drafted"])) > 1  # the width did change
+    assert {1, 3} <= set(mine["per_step_drafted"]) <= set(range(1, 9))  # widths 1, 3, 8; V1 drafts no more than fit
     assert len(mine["per_step_drafted"]) == mine["num_spec_steps"] < ours["target_steps"]  # steps at width 0
     assert mine["num_spec_tokens"] == 8
     assert len(mine["acceptance_histogram"]) == 9

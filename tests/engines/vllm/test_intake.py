@@ -33,7 +33,7 @@ def arrival(llm: Any, extra_args: dict[str, Any], **sampling: Any) -> dict[str, 
 
     before = repr(extra_args)
     params = inside.sampling({**sampling, "extra_args": extra_args})
-    name = llm.llm_engine.add_request("arrival", {"prompt_token_ids": [5, 6, 7]}, params)
+    llm.llm_engine.add_request("arrival", {"prompt_token_ids": [5, 6, 7]}, params)
     try:
         found = []
         for request in list(inside.scheduler(llm).requests.values()):
@@ -52,8 +52,9 @@ def arrival(llm: Any, extra_args: dict[str, Any], **sampling: Any) -> dict[str, 
                 }
             )
     finally:
-        llm.llm_engine.abort_request([name])
-        llm.llm_engine.step()
+        llm.llm_engine.abort_request(["arrival"])
+        while llm.llm_engine.has_unfinished_requests() or inside.scheduler(llm).requests:
+            llm.llm_engine.step()
     return {"found": found, "untouched": params.extra_args is extra_args and repr(extra_args) == before}
 
 

@@ -13,7 +13,6 @@ from tests.engines.vllm.referee import (
     MAX_TOKENS,
     RUNNERS,
     ZOO,
-    Answers,
     assert_greedy,
     fields,
     kind,
@@ -92,11 +91,9 @@ def assert_sound(records: Records) -> None:
     assert set(reset) >= set(taken), "a slot was not reset"
 
 
-def requests_of(answers: Answers, **params: Any) -> Records:
-    return [
-        {"id": f"q{index}", "prompt": prompt, "at": index // 3, "params": {"max_tokens": MAX_TOKENS, **params}}
-        for index, (prompt, _) in enumerate(zip(PROMPTS, answers, strict=False))
-    ]
+def requests_of(count: int) -> Records:
+    params = {"max_tokens": MAX_TOKENS}
+    return [{"id": f"q{i}", "prompt": PROMPTS[i], "at": i // 3, "params": params} for i in range(count)]
 
 
 def kinds_of(events: list[Any], name: str) -> list[str]:
@@ -105,7 +102,7 @@ def kinds_of(events: list[Any], name: str) -> list[str]:
 
 def test_aborted_and_finished(zoo, truth):
     """A running, a waiting and a not yet prefilled request leave; the others go on in slots that change hands."""
-    asked = requests_of(truth[:14])
+    asked = requests_of(14)
     found = zoo.call(recorded, requests=asked, aborts={"q1": 3, "q12": 4, "q5": 4})
     rest = [index for index in range(14) if f"q{index}" in found["outputs"]]
     assert len(rest) == 11
@@ -125,7 +122,8 @@ def test_aborted_and_finished(zoo, truth):
 def test_preempted_and_resumed(kind, tight, stock):
     """Memory for some of the requests only: who makes room comes back, is drafted for, and says the same."""
     truth = stock.call("inside.generate", prompts=PROMPTS[:FULL], params={"max_tokens": LONG, "ignore_eos": True})
-    asked = requests_of(truth, max_tokens=LONG, ignore_eos=True)
+    params = [{"max_tokens": LONG, "ignore_eos": True, **told(answer["token_ids"])} for answer in truth]
+    asked = [{**request, "params": own} for request, own in zip(requests_of(FULL), params, strict=True)]
     found = tight.call(recorded, requests=asked)
     assert found["preemptions"] > 0
     assert_greedy(PROMPTS[:FULL], truth, [found["outputs"][f"q{index}"] for index in range(FULL)])

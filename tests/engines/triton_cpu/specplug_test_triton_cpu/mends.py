@@ -18,8 +18,36 @@ def register() -> None:
         mend_masks()
         mend_log1p()
         mend_top_k_top_p()
+        patch_once()
     if os.environ.get(ASYNC) == "1":
         keep_async_scheduling()
+
+
+def patch_once() -> None:
+    """Let the language stay patched, which the interpreter otherwise patches at every call of every function.
+
+    Everything is interpreted in this process.  Steps take two thirds of the time.
+    """
+    from triton.runtime import interpreter
+
+    original, kept, patched = interpreter._patch_lang, _Kept(), set()
+    if hasattr(original, "_specplug_test"):
+        return
+
+    def patch_lang(fn: Any) -> _Kept:
+        if id(fn.__globals__) not in patched:  # modules live as long as the process
+            patched.add(id(fn.__globals__))
+            original(fn)
+        return kept
+
+    patch_lang._specplug_test = True  # type: ignore[attr-defined]
+    interpreter._patch_lang = patch_lang
+
+
+class _Kept:
+    """A patch that is not taken back."""
+
+    def restore(self) -> None: ...
 
 
 def mend_masks() -> None:

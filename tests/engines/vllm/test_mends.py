@@ -1,0 +1,45 @@
+"""What is mended of vLLM's V1 rejection sampling on a CPU: its functions, without an engine."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from specplug_vllm import mends
+
+
+@pytest.fixture(scope="module")
+def module():
+    from vllm.platforms import current_platform
+    from vllm.v1.sample import rejection_sampler
+
+    current_platform.register_triton_kernel_overrides()  # as the runner does
+    current_platform.import_kernels()
+    names = ("expand_batch_to_tokens", "apply_sampling_constraints")
+    stock = {name: getattr(rejection_sampler, name) for name in names}
+    mends.install()
+    mends.install()
+    yield rejection_sampler
+    for name, function in stock.items():
+        setattr(rejection_sampler, name, function)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+def test_each_draft_token_gets_its_rows_parameter(module, dtype):
+    x = torch.tensor([4, 0, 6], dtype=dtype)
+    for counts in itertools.product(range(3), repeat=3):
+        ends = torch.tensor(counts).cumsum(0).to(torch.int32)
+        found = module.expand_batch_to_tokens(x, ends, sum(counts), replace_from=0, replace_to=1)
+        assert found.dtype is dtype
+        assert found.tolist() == [value for count, value in zip(counts, (4, 1, 6), strict=True) for _ in range(count)]
+
+
+def test_steps_without_drafts_pass(module):
+    class Metadata:
+        all_greedy, temperature, top_p = False, torch.ones(2), None
+        top_k = torch.full((2,), 3, dtype=torch.int32)
+
+    logits = torch.zeros(0, 8)
+    assert module.apply_sampling_constraints(logits, torch.zeros(2, dtype=torch.int32), Metadata) is logits
