@@ -243,7 +243,7 @@ def test_min_p_is_applied_at_every_draft_position(engine, plain):
     found = zoo.call("inside.generate", prompts=GIVEN, params=drafted(plain, **sampled))
     assert_greedy(GIVEN, plain, found)
     noise = zoo.call("inside.generate", prompts=GIVEN, params=drafted(plain, temperature=1.5))
-    assert all(a["token_ids"] != b["token_ids"] for a, b in zip(noise, plain, strict=True))
+    assert any(a["token_ids"] != b["token_ids"] for a, b in zip(noise, plain, strict=True))
 
 
 def test_too_many_biases_are_refused_before_they_end_the_engine(engine):
