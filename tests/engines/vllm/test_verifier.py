@@ -18,6 +18,9 @@ DRAWN = {"v1": "uniform-probs", "v2": "uniform"}  # states the law that the runn
 TOP_K, TOKENS = 4, 3
 SAMPLES = {"v1": 2048, "v2": 1024}
 
+# No prompt comes in pieces: vLLM's V1 on a CPU ends when a seeded one does.
+MANY = {"max_num_seqs": 64, "max_num_batched_tokens": 16384}
+
 
 # -- run inside the engine's process ------------------------------------------------------------------------------
 
@@ -109,7 +112,8 @@ def stock(kind, stock_v1, stock_v2):
 @pytest.fixture
 def verified(kind, engine):
     """The oracle drafts what a request's reference says, as one-hot drafts."""
-    found = engine(kind, {"proposer": "oracle", "verifier": "reference"}, name=f"verified {kind}", max_num_seqs=64)
+    settings = {"proposer": "oracle", "verifier": "reference"}
+    found = engine(kind, settings, name=f"verified {kind}", **MANY)
     found.call(plant)
     return found
 
@@ -120,7 +124,7 @@ def drawing(kind, engine, law):
     tokens = sorted({token for outcome in law for token in outcome})
     options = {DRAWN[kind]: {"tokens": tokens, "spread": 1.0}}
     settings = {"proposer": DRAWN[kind], "verifier": "reference", "options": options}
-    found = engine(kind, settings, name=f"drawing {kind}", max_num_seqs=64)
+    found = engine(kind, settings, name=f"drawing {kind}", **MANY)
     found.call(plant)
     return found
 
@@ -297,14 +301,14 @@ def _mass(law: dict[tuple[int, ...], float], begin: tuple[int, ...]) -> float:
 def test_sampled_output_has_the_law_of_plain_decoding(kind, verified, law, rank, seeded):
     assert p_value(verified, law, SAMPLES[kind], seeded=seeded, rank=rank) > 1e-4
     seen = verified.call(counts)
-    assert seen["drafted"] > SAMPLES[kind]
+    assert seen["drafted"] >= SAMPLES[kind]
     assert seen["one-hot"] == seen["calls"]
 
 
 def test_the_law_of_drawn_drafts_is_taken_into_account(kind, drawing, law):
     assert p_value(drawing, law, SAMPLES[kind], seeded=True) > 1e-4
     seen = drawing.call(counts)
-    assert seen["drafted"] > SAMPLES[kind]
+    assert seen["drafted"] >= SAMPLES[kind]
     assert seen.get("draft_probs" if kind == "v1" else "draft_logits") == seen["calls"]
 
 
