@@ -17,9 +17,9 @@ NGRAM = {"proposer": "ngram", "policy": "fixed"}
 FAMILIES = ("v1", "v2", "v2_async")
 
 # What `make test` leaves to `make test-vllm-all`, because V2 in Triton's interpreter takes its time: whole files, and
-# the V2 half of files whose V1 half is quick.
+# what other files try again with async scheduling on.
 SLOW = ("test_adaptive", "test_verifier", "test_width")
-SLOW_ON_V2 = ("test_features", "test_lifecycle", "test_sampling", "test_traps")
+SLOW_ON_ASYNC = ("test_features", "test_lifecycle", "test_sampling", "test_traps")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=family)
     for item in items:
         name = item.path.stem
-        if name in SLOW or (name in SLOW_ON_V2 and family(item) > 0):
+        if name in SLOW or (name in SLOW_ON_ASYNC and family(item) == FAMILIES.index("v2_async")):
             item.add_marker("slow")
 
 
