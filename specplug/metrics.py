@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
-from specplug.types.draft import Draft
 from specplug.types.verdict import Verdict
 
 NO_SOURCE = "none"  # where rows are counted that nobody drafted: plain decoding, prefills' first token
@@ -115,6 +114,7 @@ _DERIVED = (
 )
 _ROW_COUNTS = tuple(f.name for f in fields(SourceCounts) if not f.name.endswith("_at"))
 _AT_COUNTS = tuple(f.name for f in fields(SourceCounts) if f.name.endswith("_at"))
+_FIRST_AT = _ROW_COUNTS.index(_AT_COUNTS[0].removesuffix("_at"))  # those counted by position stand side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +184,8 @@ class SpecMetrics:
         self._counts_at = torch.zeros(len(self._names), len(_AT_COUNTS), max_width, dtype=torch.int64, device=device)
         self._faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
-    def record(self, draft: Draft, verdict: Verdict) -> None:
-        """Count one step of B rows.  Runs on the device and never reads back."""
+    def record(self, source: Tensor, verdict: Verdict) -> None:
+        """Count one step of B rows; `source` [B] as in `Draft.source`.  Runs on the device and never reads back."""
         tested = verdict.tested()
         rows = {
             "target_steps": verdict.emitted > 0,
@@ -197,16 +197,15 @@ class SpecMetrics:
             "emitted": verdict.emitted,
             "after_stop": verdict.after_stop,
         }
-        reached = {"verified_at": verdict.verified, "tested_at": tested, "accepted_at": verdict.accepted}
-        bucket = self._bucket(draft.source)
-        self._counts.index_add_(0, bucket, torch.stack([rows[name].long() for name in _ROW_COUNTS], 1))
-        ends = torch.stack([reached[name] for name in _AT_COUNTS], 1)
-        self._counts_at.index_add_(0, bucket, (self._place < ends[:, :, None]).long())
+        bucket = self._bucket(source)
+        counts = torch.stack([rows[name] for name in _ROW_COUNTS], 1).long()
+        self._counts.index_add_(0, bucket, counts)
+        reached = counts[:, _FIRST_AT : _FIRST_AT + len(_AT_COUNTS), None]
+        self._counts_at.index_add_(0, bucket, (self._place < reached).long())
 
     def _bucket(self, source: Tensor) -> Tensor:
-        """Return [B] int64: the counters of each row; out of range is nobody's."""
-        nobody = len(self._names) - 1
-        return torch.where((source >= 0) & (source < nobody), source, nobody).long()
+        """Return [B] int64: the counters of each row; out of range is nobody's, and nobody's are the last."""
+        return source.clamp(-1, len(self._names) - 1).remainder(len(self._names)).long()
 
     def fault(self, name: str, kind: str) -> None:
         """Count a plug-in's fault (host): see `MetricsSnapshot.faults`."""

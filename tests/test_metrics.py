@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specplug.errors import ContractError
 from specplug.metrics import NO_SOURCE, MetricsSnapshot, SourceCounts, SpecMetrics
-from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome, Verdict
 
 SOURCES = ("own text", "references")
@@ -29,17 +28,15 @@ class NoReadBack(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def step(rows: list[dict], device: str = "cpu") -> tuple[Draft, Verdict]:
-    """One step's draft and verdict; what a row leaves out is 0, and its source "none"."""
+def step(rows: list[dict], device: str = "cpu") -> tuple[torch.Tensor, Verdict]:
+    """One step's sources and verdict; what a row leaves out is 0, and its source "none"."""
 
     def column(name):
         return torch.tensor([row.get(name, 0) for row in rows], dtype=torch.int32).to(device)
 
-    draft = Draft.allocate(len(rows), WIDTH, device=device, sources=SOURCES)
-    draft.lengths.copy_(column("proposed"))
-    draft.source.copy_(torch.tensor([row.get("source", -1) for row in rows]))
+    source = torch.tensor([row.get("source", -1) for row in rows], dtype=torch.int32).to(device)
     fields = ("verified", "accepted", "emitted", "cut_by_grammar", "after_stop")
-    return draft, Verdict.build(draft.lengths, Outcome(*map(column, fields)))
+    return source, Verdict.build(column("proposed"), Outcome(*map(column, fields)))
 
 
 STEP = [
@@ -178,9 +175,9 @@ class TestSnapshot:
 
 class TestRecording:
     def test_reads_nothing_back(self):
-        metrics, (draft, verdict) = SpecMetrics(SOURCES, WIDTH), step(STEP)
+        metrics, (source, verdict) = SpecMetrics(SOURCES, WIDTH), step(STEP)
         with NoReadBack():
-            metrics.record(draft, verdict)
+            metrics.record(source, verdict)
         assert metrics.snapshot().total.target_steps == 5
 
     def test_needs_no_values(self):
@@ -194,11 +191,10 @@ class TestRecording:
         with pytest.raises(AssertionError, match="reads back"), NoReadBack():
             torch.ones(2).sum().item()
 
-    def test_empty_batches_and_empty_drafts(self):
+    def test_empty_batches_and_rows_without_drafts(self):
         metrics = SpecMetrics(SOURCES, WIDTH)
         metrics.record(*step([]))
-        draft, verdict = step([{"emitted": 1}])
-        metrics.record(draft.view(1, 0), verdict)
+        metrics.record(*step([{"emitted": 1}]))
         assert metrics.snapshot().total.emitted == 1
 
     @pytest.mark.parametrize("sources", [("a", "a"), ("a", NO_SOURCE)])

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specplug.types.batch import BatchView
 from specplug.types.draft import Draft, chain_parents
+
+
+class Taken(NamedTuple):
+    """The drafts that a step verified, without their tokens.  B rows; those without a valid draft are empty.
+
+    Attributes:
+        slots: [B] int64.
+        lengths: [B] int32, draft tokens.
+        source: [B] int64, index into the sources of all proposers, -1 for none.
+    """
+
+    slots: Tensor
+    lengths: Tensor
+    source: Tensor
 
 
 class InFlight:
@@ -20,41 +35,44 @@ class InFlight:
 
     def __init__(self, max_slots: int, max_width: int, device: torch.device, *, trees: bool) -> None:
         self._drafts = Draft.allocate(max_slots, max_width, device=device, trees=trees)
-        self._generations = torch.full((max_slots,), -1, dtype=torch.int64, device=device)
+        # What every step looks at lies in one table, so that it is one gather: generation, base, length, source.
+        self._heads = torch.full((max_slots, 4), -1, dtype=torch.int64, device=device)
 
     def put(self, batch: BatchView, draft: Draft) -> None:
         """Remember `draft`, whose rows are those of `batch`."""
         slots, width = batch.slots.long(), draft.width
+        self._heads[slots] = torch.stack((batch.generations, draft.base_len, draft.lengths, draft.source), 1)
+        if not width:
+            return
         store = self._drafts
         store.token_ids[slots, :width] = draft.token_ids
         store.confidence[slots, :width] = draft.confidence
         if store.parents is not None:
             store.parents[slots, :width] = chain_parents(draft) if draft.parents is None else draft.parents
-        store.lengths[slots] = draft.lengths
-        store.source[slots] = draft.source
-        store.base_len[slots] = draft.base_len
-        self._generations[slots] = batch.generations
 
-    def take(self, batch: BatchView, emitted: Tensor, sources: tuple[str, ...]) -> Draft:
+    def take(self, batch: BatchView, emitted: Tensor) -> Taken:
         """Return the drafts that the step before `batch` verified, in the row order of `batch`.
 
-        `batch` is the batch after the verification: its lengths include `emitted` [B].  Rows without a valid draft come
-        back empty.  Each draft is handed out once.
+        `batch` is the batch after the verification: its lengths include `emitted` [B].  Each draft is handed out once.
         """
         slots = batch.slots.long()
+        generation, base_len, length, source = self._heads[slots].unbind(1)
+        valid = (generation == batch.generations) & (base_len == batch.lengths - emitted)
+        self._heads.index_fill_(0, slots, -1)
+        return Taken(slots, (length * valid).int(), torch.where(valid, source, -1))
+
+    def drafts(self, batch: BatchView, emitted: Tensor, taken: Taken, sources: tuple[str, ...]) -> Draft:
+        """Return what was taken with its tokens, for those who learn from them."""
         store = self._drafts
-        valid = (self._generations[slots] == batch.generations) & (store.base_len[slots] == batch.lengths - emitted)
-        lengths = torch.where(valid, store.lengths[slots], 0)
-        taken = replace(
+        found = replace(
             store,
-            token_ids=store.token_ids[slots],
-            confidence=store.confidence[slots],
-            parents=None if store.parents is None else store.parents[slots],
-            lengths=lengths,
-            source=store.source[slots],
-            base_len=store.base_len[slots],
+            token_ids=store.token_ids[taken.slots],
+            confidence=store.confidence[taken.slots],
+            parents=None if store.parents is None else store.parents[taken.slots],
+            lengths=taken.lengths.clone(),
+            source=taken.source.int(),
+            base_len=batch.lengths - emitted,
             sources=sources,
         )
-        taken.shorten(lengths)
-        self._generations.index_fill_(0, slots, -1)
-        return taken
+        found.shorten(taken.lengths)
+        return found

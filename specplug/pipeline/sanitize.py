@@ -18,6 +18,6 @@ def sanitize(draft: Draft, limits: Tensor, vocab_size: int) -> None:
     if draft.parents is not None:
         place = torch.arange(draft.width, device=draft.device)
         possible &= (draft.parents >= -1) & (draft.parents < place)
-    sound = possible.to(torch.int32).cumprod(1).sum(1)
+    sound = possible.cumprod(1, dtype=torch.int32).sum(1, dtype=torch.int32)
     draft.shorten(torch.minimum(sound, limits))
     draft.confidence.nan_to_num_(nan=0.0).clamp_(0.0, 1.0)

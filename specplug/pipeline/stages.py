@@ -110,6 +110,7 @@ class DraftStage:
         self._missed_resets: list[set[int]] = [set() for _ in handles]
         self._chosen = torch.zeros(max_slots, dtype=torch.int64, device=device)
         self._names = {handle.spec.name: index for index, handle in enumerate(handles)}
+        self._learns = any(handle.spec.caps.learns for handle in handles)
         self._steps = 0
 
     @property
@@ -129,18 +130,24 @@ class DraftStage:
         At width 0 proposers only ingest.  Dummy steps touch nothing.  The draft lies in a buffer that the next call
         overwrites.  The slots of a batch are distinct: padding rows need slots of their own, or are left out.
         """
-        is_real = batch.batch_size > 0 and not batch.is_dummy
+        if batch.is_dummy or not batch.batch_size:
+            return self._for_engine(self._buffers.empty(batch, width))
         slots = batch.slots.long()
-        if is_real:
-            self._forget_old_generations(slots, batch.generations)
-        if is_real and width:
+        known = self._ingested_so_far(slots, batch.generations)
+        lanes = range(len(self._lanes))
+        if width:
             limits = batch.limits(width, caps)
-            parts = [self._part(lane, batch, slots, limits, width) for lane in range(len(self._lanes))]
+            parts = [self._part(lane, batch, slots, known[lane], limits, width) for lane in lanes]
             draft = self._buffers.merge(batch, parts)
         else:
-            for lane in range(len(self._lanes) if is_real else 0):
-                self._feed(lane, batch, slots, None, None)
+            for lane in lanes:
+                self._feed(lane, batch, known[lane], None, None)
             draft = self._buffers.empty(batch, width)
+        self._ingested[:, slots] = known
+        return self._for_engine(draft)
+
+    def _for_engine(self, draft: Draft) -> Draft:
+        """Return what this engine takes of a draft: only some take trees."""
         if self._caps.trees or draft.parents is None:
             return draft
         return draft.as_chain().as_one_hot()  # the path was chosen by what its tokens are
@@ -163,16 +170,21 @@ class DraftStage:
         """
         if batch.is_dummy:
             return Verdict.build(torch.zeros_like(outcome.emitted), outcome)
-        draft = self._in_flight.take(batch, outcome.emitted, self.sources)
-        verdict = Verdict.build(draft.lengths, outcome)
-        self.metrics.record(draft, verdict)
+        taken = self._in_flight.take(batch, outcome.emitted)
+        verdict = Verdict.build(taken.lengths, outcome)
+        self.metrics.record(taken.source, verdict)
+        if self._learns or self._trace is not None:
+            self._teach(batch, self._in_flight.drafts(batch, outcome.emitted, taken, self.sources), verdict)
+        self._steps += 1
+        return verdict
+
+    def _teach(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+        """Hand drafts and what became of them to the trace and to the proposers that learn."""
         if self._trace is not None and self._trace_guard.admits_step():
             self._trace_guard.step(partial(_write, self._trace, self._steps, batch, draft, verdict))
         for lane, (handle, guard) in enumerate(self._lanes):
-            if not guard.is_off:
+            if handle.spec.caps.learns and not guard.is_off:
                 guard.call(partial(handle.observe, batch, self._buffers.seen_by(lane, draft), verdict))
-        self._steps += 1
-        return verdict
 
     @torch.inference_mode()
     def on_event(self, event: Event) -> None:
@@ -190,28 +202,29 @@ class DraftStage:
         if self._trace is not None:
             self._trace_guard.call(self._trace.close)
 
-    def _part(self, lane: int, batch: BatchView, slots: Tensor, limits: Tensor, width: int) -> Draft:
+    def _part(self, lane: int, batch: BatchView, slots: Tensor, known: Tensor, limits: Tensor, width: int) -> Draft:
         """Return one proposer's drafts for the rows that chose it, safe to verify."""
         if len(self._lanes) > 1:
             limits = torch.where(self._chosen[slots] == lane, limits, 0)
         part = self._buffers.part(lane, batch, width)
-        if not self._feed(lane, batch, slots, limits, part):
+        if not self._feed(lane, batch, known, limits, part):
             part = self._buffers.part(lane, batch, width)  # viewed anew: a proposer can even resize its view
         sanitize(part, limits, batch.vocab_size)
         return part
 
-    def _feed(self, lane: int, batch: BatchView, slots: Tensor, limits: Tensor | None, part: Draft | None) -> bool:
+    def _feed(self, lane: int, batch: BatchView, known: Tensor, limits: Tensor | None, part: Draft | None) -> bool:
         """Run one proposer, contained; return whether it ran well.
 
-        Each token is handed to it once; those of steps that it sits out wait for it, and so do resets of slots.
+        Each token is handed to it once: it knows `known` [B] tokens of each row, which is brought up to date.  Those of
+        steps that it sits out wait for it, and so do resets of slots.
         """
         handle, guard = self._lanes[lane]
         resets = self._missed_resets[lane]
         resets.update(batch.reset_slots)
         if not guard.admits_step() or not guard.call(handle.check_ready):
             return False
-        new = (batch.lengths - self._ingested[lane, slots]).clamp(min=0)
-        self._ingested[lane, slots] = batch.lengths
+        new = (batch.lengths - known).clamp_(min=0)
+        known.copy_(batch.lengths)
         batch = replace(batch, num_new=new, reset_slots=tuple(sorted(resets)))
         resets.clear()
         return guard.step(partial(handle.step, batch, limits, part))
@@ -235,10 +248,11 @@ class DraftStage:
         draft.clear()
         return draft
 
-    def _forget_old_generations(self, slots: Tensor, generations: Tensor) -> None:
+    def _ingested_so_far(self, slots: Tensor, generations: Tensor) -> Tensor:
+        """Return [P, B] int32: how many tokens of each row each proposer knows, none of a slot's earlier tenants."""
         fresh = self._generations[slots] != generations
-        self._ingested[:, slots] = torch.where(fresh, 0, self._ingested[:, slots])
         self._generations[slots] = generations
+        return self._ingested[:, slots].masked_fill_(fresh, 0)
 
 
 def _check_shape(trimmed: Draft, draft: Draft) -> None:

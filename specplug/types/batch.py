@@ -87,10 +87,10 @@ class BatchView:
 
     def limits(self, width: int, caps: Tensor | None = None) -> Tensor:
         """Return [B] int32, most draft tokens per row: `width`, `room - 1` (the bonus needs a place) and `caps` [B]."""
-        limits = (self.room - 1).clamp(min=0, max=width)
+        limits = self.room - 1
         if caps is not None:
-            limits = torch.minimum(limits, caps.to(limits.dtype)).clamp_(min=0)
-        return limits * self.sampled.to(limits.dtype)
+            limits = torch.minimum(limits, caps.to(limits.dtype))
+        return limits.clamp_(min=0, max=width) * self.sampled
 
     def to_host(self) -> BatchView:
         """Return a snapshot on the CPU that no later engine step changes.  Costs a synchronisation on a GPU.

@@ -114,11 +114,13 @@ class Draft:
 
     def reset(self, base_len: Tensor) -> None:
         """Empty the draft, for contexts of `base_len` [B] tokens.  Full distributions keep stale values."""
-        self.token_ids.fill_(NO_TOKEN)
         self.lengths.zero_()
-        self.confidence.zero_()
         self.source.fill_(-1)
         self.base_len.copy_(base_len)
+        if not self.width:
+            return
+        self.token_ids.fill_(NO_TOKEN)
+        self.confidence.zero_()
         if self.parents is not None:
             self.parents.copy_(chain_parents(self))
 
@@ -243,7 +245,7 @@ class Draft:
         """Cut every row, in place, to at most `lengths` [B] tokens.  A prefix of a tree is a tree."""
         torch.minimum(self.lengths, lengths.to(self.lengths.dtype), out=self.lengths)
         self.lengths.clamp_(min=0)
-        outside = ~self.mask()
+        outside = torch.arange(self.width, device=self.device) >= self.lengths[:, None]
         self.token_ids.masked_fill_(outside, NO_TOKEN)
         self.confidence.masked_fill_(outside, 0.0)
         self.source.masked_fill_(self.lengths == 0, -1)
