@@ -47,6 +47,19 @@ class TestSeveralProposers:
         bench.start("b", [1])
         assert drafts(bench.draft()) == [[2, 3, 4, 5]]
 
+    def test_who_is_not_chosen_only_ingests(self):
+        bench = self.bench()
+        bench.start("a", [1])
+        bench.draft()
+        assert (len(self.up.limits), len(self.down.limits)) == (1, 0)
+        assert len(self.up.handed) == len(self.down.handed) == 1
+        bench.start("b", [1], proposer="down")
+        bench.draft()
+        bench.leave("b")
+        bench.draft()
+        assert (len(self.up.limits), len(self.down.limits)) == (3, 1)
+        assert len(self.up.handed) == len(self.down.handed) == 3
+
     def test_a_resumed_request_keeps_its_choice(self):
         bench = self.bench()
         bench.start("a", [1], proposer="down")

@@ -327,7 +327,7 @@ OURS = """
 _specplug _specplug_intake specplug_control specplug_engine specplug_keys specplug_status
 """
 PYTHONS = """
-body digest f_locals is_closed origin parse_known_args returncode run_in_executor
+body digest f_locals is_closed origin parent parse_known_args returncode run_in_executor
 st_ino st_mode st_mtime_ns st_size util
 """
 TORCHS = "Module load_weights"

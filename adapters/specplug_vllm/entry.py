@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from specplug_vllm import config, factory, intake, seams
 
 
@@ -13,6 +15,12 @@ def register() -> None:
     """
     if seams.moved("config"):
         return
+    _log_as_vllm_does()
     config.install()
     factory.install()
     intake.install()
+
+
+def _log_as_vllm_does() -> None:
+    """Let what specplug logs look like, and go where, vLLM's own log does, however that is configured later on."""
+    logging.getLogger("specplug").parent = logging.getLogger("vllm")

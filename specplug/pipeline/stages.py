@@ -30,6 +30,7 @@ from specplug.errors import ContractError
 from specplug.interfaces import Planner, Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.buffers import DraftBuffers
+from specplug.pipeline.choices import Choices
 from specplug.pipeline.containment import FaultGuard
 from specplug.pipeline.handles import ProposerHandle
 from specplug.pipeline.inflight import InFlight
@@ -39,10 +40,8 @@ from specplug.types.batch import BatchView
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan
-from specplug.types.request import Event, Lifecycle, RequestEvent
+from specplug.types.request import Event
 from specplug.types.verdict import Outcome, Verdict
-
-_SLOT_BEGINS = (Lifecycle.STARTED, Lifecycle.STARTED_DECODE_SIDE, Lifecycle.RESUMED, Lifecycle.UPDATED)
 
 
 class PlanStage:
@@ -108,8 +107,7 @@ class DraftStage:
         self._ingested = torch.zeros(len(handles), max_slots, dtype=torch.int32, device=device)
         self._generations = torch.full((max_slots,), -1, dtype=torch.int64, device=device)
         self._missed_resets: list[set[int]] = [set() for _ in handles]
-        self._chosen = torch.zeros(max_slots, dtype=torch.int64, device=device)
-        self._names = {handle.spec.name: index for index, handle in enumerate(handles)}
+        self._choices = Choices([handle.spec.name for handle in handles], max_slots, device)
         self._learns = any(handle.spec.caps.learns for handle in handles)
         self._steps = 0
 
@@ -189,9 +187,7 @@ class DraftStage:
     @torch.inference_mode()
     def on_event(self, event: Event) -> None:
         """Tell every proposer, also those switched off, and note which of them a request chose."""
-        if isinstance(event, RequestEvent) and event.kind in _SLOT_BEGINS:
-            name = event.request.options.proposer
-            self._chosen[event.slot].fill_(self._names.get(name or "", 0))
+        self._choices.on_event(event)
         for handle, guard in self._lanes:
             guard.call(partial(handle.on_event, event))
 
@@ -204,9 +200,11 @@ class DraftStage:
 
     def _part(self, lane: int, batch: BatchView, slots: Tensor, known: Tensor, limits: Tensor, width: int) -> Draft:
         """Return one proposer's drafts for the rows that chose it, safe to verify."""
-        if len(self._lanes) > 1:
-            limits = torch.where(self._chosen[slots] == lane, limits, 0)
         part = self._buffers.part(lane, batch, width)
+        if not self._choices.is_wanted(lane):
+            self._feed(lane, batch, known, None, None)
+            return part
+        limits = self._choices.limits(lane, slots, limits)
         if not self._feed(lane, batch, known, limits, part):
             part = self._buffers.part(lane, batch, width)  # viewed anew: a proposer can even resize its view
         sanitize(part, limits, batch.vocab_size)

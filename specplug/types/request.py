@@ -130,7 +130,7 @@ class Lifecycle(enum.Enum):
     STARTED = "started"
     STARTED_DECODE_SIDE = "started on the decode side"  # prefilled elsewhere: the first step has no prefill
     RESUMED = "resumed"
-    PREEMPTED = "preempted"
+    PREEMPTED = "preempted"  # may be the last that is heard of it; `RESUMED` brings the whole request again
     UPDATED = "updated"  # same id, new prompt
     FINISHED = "finished"
     ABORTED = "aborted"

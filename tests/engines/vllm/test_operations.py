@@ -209,6 +209,9 @@ def test_the_control_file_is_obeyed_between_steps(server, plain, control_file):
     assert max(drafted(complete(server))) == 8
     log = server.running().log.read_text()
     assert log.count("cannot read the control file") == 1
+    assert re.search(r"INFO .*speculation: mode on, at most 2 draft tokens, by control file", log), (
+        "what was changed stands in vLLM's own log"
+    )
 
 
 def test_status_says_what_runs_and_why(server):
