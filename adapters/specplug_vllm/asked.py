@@ -90,6 +90,15 @@ def refuse_unsupported(vllm_config: Any) -> None:
             expected="none",
             remedy="Serve watermarked output without specplug",
         )
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    if stages > 1:  # V1 fails with any speculation; on V2 the stages would disagree on how many drafts a step verifies
+        raise EngineError.build(
+            "pipeline parallelism is not supported",
+            who="specplug_vllm",
+            found=f"pipeline_parallel_size {stages}",
+            expected="1",
+            remedy="Use tensor parallelism, or serve without specplug",
+        )
 
 
 def _section(additional_config: Any) -> dict[str, Any]:

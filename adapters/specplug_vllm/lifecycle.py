@@ -24,7 +24,7 @@ def install(runner_class: Any) -> None:
         if kwargs.get("dummy_run"):
             return original(self, scheduler_output, *args, **kwargs)
         if hasattr(_drafter(self), "drafting"):  # ours, also on ranks that do not draft
-            _drafter(self).attach(self)
+            _drafter(self).before_step(self, scheduler_output)
         drafting = drafting_of(self)
         if drafting is None:
             result = original(self, scheduler_output, *args, **kwargs)

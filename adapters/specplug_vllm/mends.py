@@ -1,17 +1,18 @@
-"""Mistakes of vLLM's V1 runner that show with any speculation, and would end or bias a server that speculates."""
+"""Mistakes of vLLM that show with any speculation, and would end or bias a server that speculates."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
 def install() -> None:
-    """Mend V1's rejection sampling, once per process."""
+    """Mend V1's rejection sampling on a CPU, once per process."""
     import vllm.v1.sample.rejection_sampler as module
 
     if not hasattr(module.expand_batch_to_tokens, "_specplug"):
@@ -47,3 +48,25 @@ def _expanding_on_a_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
     expand_batch_to_tokens._specplug = True  # type: ignore[attr-defined]
     return expand_batch_to_tokens
+
+
+def spread_adapters(lora_state: Any, verified: Callable[[], Mapping[str, Sequence[int]]]) -> None:
+    """Let V2 name an adapter for every row of logits.
+
+    It names one per request, which is right while each has one row.  With drafts to verify the rows are more, and an
+    adapter of the output layer is applied to the wrong ones, or none.
+
+    Args:
+        lora_state: the runner's `LoraState`.
+        verified: returns, by request id, the draft tokens that the step at hand verifies.
+    """
+    original = lora_state.make_lora_inputs
+
+    @functools.wraps(original)
+    def make_lora_inputs(req_ids: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+        by_request, *others = original(req_ids, *args, **kwargs)
+        drafts = verified()
+        rows = [1 + len(drafts.get(name, ())) for name in req_ids]
+        return tuple(np.repeat(by_request, rows)), *others
+
+    lora_state.make_lora_inputs = make_lora_inputs

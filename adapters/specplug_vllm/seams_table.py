@@ -33,7 +33,7 @@ _CONFIG = (
     seam(
         "vllm.config.parallel:ParallelConfig",
         "config",
-        holds="data_parallel_index data_parallel_size tensor_parallel_size",
+        holds="data_parallel_index data_parallel_size pipeline_parallel_size tensor_parallel_size",
     ),
     seam(
         "vllm.config.scheduler:SchedulerConfig",

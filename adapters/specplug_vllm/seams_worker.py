@@ -69,7 +69,8 @@ _V2 = (
         takes="scheduler_output",
         named="dummy_run",
     ),
-    seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner", "v2", holds="req_states speculator"),
+    seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner", "v2", holds="lora_config lora_state req_states speculator"),
+    seam("vllm.v1.worker.gpu.lora_utils:LoraState.make_lora_inputs", "v2", takes="req_ids"),
     seam(
         "vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator",
         "v2",

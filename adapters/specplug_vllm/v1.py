@@ -45,8 +45,8 @@ class Proposer:
     def load_model(self, *_: Any, **__: Any) -> None:
         """Nothing of ours is loaded after the target."""
 
-    def attach(self, runner: Any) -> None:
-        """Learn the runner, which vLLM does not hand over; called by the lifecycle hook at every step."""
+    def before_step(self, runner: Any, _scheduler_output: Any) -> None:
+        """Learn the runner, which vLLM does not hand over; called by the lifecycle hook."""
         if self._runner is not None:
             return
         self._runner = runner

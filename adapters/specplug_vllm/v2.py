@@ -6,6 +6,7 @@ Nothing is read back from the device, and no Python data is copied to it, except
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from specplug.types.batch import BatchView, Residency
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
-from specplug_vllm import adaptive, asked, events, lifecycle, ranks, status, verifier, verifier_v2
+from specplug_vllm import adaptive, asked, events, lifecycle, mends, ranks, status, verifier, verifier_v2
 from specplug_vllm.drafting import Drafting
 from specplug_vllm.rows import RowFacts
 from specplug_vllm.slots import SlotRows
@@ -58,6 +59,7 @@ class Speculator(BaseSpeculator):
         self._facts: RowFacts | None = None
         self.verifier = verifier.build(vllm_config, device)
         self._attached = False
+        self._verified: Mapping[str, Sequence[int]] = {}
         if self.drafting is not None:
             self.drafting.place_of = lambda name: req_states.req_id_to_index[name]
             if self.drafting.stage.distribution is Distribution.LOGITS:
@@ -68,11 +70,14 @@ class Speculator(BaseSpeculator):
         status.install_worker()
         _hook_runner()
 
-    def attach(self, runner: Any) -> None:
-        """Watch the runner; called by the lifecycle hook at every step."""
+    def before_step(self, runner: Any, scheduler_output: Any) -> None:
+        """Watch the runner, and note what the step verifies; called by the lifecycle hook."""
+        self._verified = scheduler_output.scheduled_spec_decode_tokens
         if self._attached:
             return
         self._attached = True
+        if runner.lora_config is not None:
+            mends.spread_adapters(runner.lora_state, lambda: self._verified)
         if self.verifier is not None:
             verifier_v2.install(runner, self.verifier, self.drafting)
         if self.drafting is not None:

@@ -58,14 +58,21 @@ def test_a_v2_launch_with_too_small_a_budget_is_warned_of_by_doctor_and_by_the_s
     assert "ngram drafts on the host" in text
     (warning,) = [result.summary for result in advise(found) if result.status == "warn"]
     assert "(32 + 1) x 16 = 528 exceeds max_num_batched_tokens = 512" in warning
-    assert warning in done.stderr  # what every server says when its configuration is made
+    assert warning in done.stdout  # in vLLM's log: what every server says when its configuration is made
 
 
-def test_a_mistake_in_the_line_is_named(monkeypatch):
-    config = configuration("v1", {"proposr": "ngram"})
+@pytest.mark.parametrize(
+    ("settings", "arguments", "message"),
+    [
+        ({"proposr": "ngram"}, {}, r"unknown setting 'proposr'.*Did you mean 'proposer'"),
+        (NGRAM, {"pipeline_parallel_size": 2}, r"pipeline parallelism is not supported.*pipeline_parallel_size 2"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(monkeypatch, settings, arguments, message):
+    config = configuration("v1", settings, **arguments)
     for name, value in config.environment.items():
         monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
-    with pytest.raises(EngineError, match=r"unknown setting 'proposr'.*Did you mean 'proposer'"):
+    with pytest.raises(EngineError, match=message):
         launch.ask(line_of(config))
 
 
