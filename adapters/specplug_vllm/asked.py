@@ -91,7 +91,7 @@ def refuse_unsupported(vllm_config: Any) -> None:
             remedy="Serve watermarked output without specplug",
         )
     stages = vllm_config.parallel_config.pipeline_parallel_size
-    if stages > 1:  # V1 fails with any speculation; on V2 the stages would disagree on how many drafts a step verifies
+    if stages > 1:  # V1 ends with any speculation; on V2 the first stage ends on its check of how many drafts came
         raise EngineError.build(
             "pipeline parallelism is not supported",
             who="specplug_vllm",
