@@ -42,10 +42,9 @@ class StopWatch:
         place = lengths[:, None] - 1 - self._back  # of the newest N + 1 tokens, oldest first
         newest = tokens[table_rows.long()[:, None].to(tokens.device), place.clamp(min=0).to(tokens.device)]
         fresh = self._back < emitted[:, None]
-        stop = (newest.to(slots.device).long()[:, :, None] == rows.stop_ids[:, None, :]).any(2)
+        stop = (newest.to(slots.device)[:, :, None] == rows.stop_ids[:, None, :]).any(2)
         last = (stop | (place + 1 >= rows.ends[:, None])) & fresh
         ended = self._stopped[slots] == rows.generations
-        before = last.long().cumsum(1) - last.long()  # stops ahead of each token, itself excluded
-        after = (fresh & ((before > 0) | ended[:, None])).sum(1)
+        behind_last = last.cumsum(1) > last  # counts the stops up to each token, itself included
         self._stopped[slots] = torch.where(last.any(1), rows.generations, self._stopped[slots])
-        return after.to(torch.int32)
+        return (fresh & (behind_last | ended[:, None])).sum(1, dtype=torch.int32)
