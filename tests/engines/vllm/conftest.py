@@ -16,9 +16,9 @@ NGRAM = {"proposer": "ngram", "policy": "fixed"}
 
 FAMILIES = ("v1", "v2", "v2_async")
 
-# What `make test` leaves to `make test-vllm-all`, because V2 in Triton's interpreter takes its time: whole files, and
+# What `make test` leaves to `make test-vllm-all`, because V2 in Triton's interpreter takes its time: a whole file, and
 # what other files try again with async scheduling on.
-SLOW = ("test_adaptive", "test_verifier", "test_width")
+SLOW = ("test_verifier",)
 SLOW_ON_ASYNC = ("test_features", "test_lifecycle", "test_sampling", "test_traps")
 
 
