@@ -182,6 +182,8 @@ class SpecMetrics:
         self._place = torch.arange(max_width, device=device)
         self._counts = torch.zeros(len(self._names), len(_ROW_COUNTS), dtype=torch.int64, device=device)
         self._counts_at = torch.zeros(len(self._names), len(_AT_COUNTS), max_width, dtype=torch.int64, device=device)
+        plain = [_ROW_COUNTS.index(name) for name in ("target_steps", "emitted", "after_stop")]
+        self._plain = torch.tensor(plain, device=device)
         self._faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def record(self, source: Tensor, verdict: Verdict) -> None:
@@ -202,6 +204,11 @@ class SpecMetrics:
         self._counts.index_add_(0, bucket, counts)
         reached = counts[:, _FIRST_AT : _FIRST_AT + len(_AT_COUNTS), None]
         self._counts_at.index_add_(0, bucket, (self._place < reached).long())
+
+    def record_plain(self, verdict: Verdict) -> None:
+        """Do as `record`, in fewer operations, for a step of B rows that nobody drafted."""
+        sums = torch.stack((verdict.emitted > 0, verdict.emitted, verdict.after_stop)).sum(1)
+        self._counts[-1].index_add_(0, self._plain, sums)
 
     def _bucket(self, source: Tensor) -> Tensor:
         """Return [B] int64: the counters of each row; out of range is nobody's, and nobody's are the last."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specplug.interfaces import Trimmer
+from specplug.pipeline.inflight import InFlight
 from specplug.trace import TraceWriter, read_trace
+from specplug.types.verdict import Verdict
 from tests.pipeline_tools import VOCAB, Recorder, bench_of, drafts, planted, rows
 
 
@@ -208,3 +212,53 @@ class TestTrace:
         assert bench.verify({"a": 3}).accepted.tolist() == [3]
         bench.stage.close()
         assert bench.faults == {"trace": {"raised": 1}}
+
+
+class TestWithoutDrafts:
+    """Steps of plain decoding take a shorter way, which must not show."""
+
+    steps = st.lists(
+        st.tuples(
+            st.integers(0, 2),  # the width
+            st.sets(st.sampled_from("abc")),  # who is drafted for
+            st.sets(st.sampled_from("abc")),  # whose step is reported
+            st.sampled_from(["", "", "join", "leave"]),
+            st.integers(0, 2),  # how many drafts are accepted at most
+        ),
+        max_size=12,
+    )
+
+    @given(steps)
+    def test_the_shorter_way_counts_alike(self, steps):
+        benches = [bench_of(Recorder()), bench_of(Recorder(learns=True))]  # who learns is told of every step
+        reports = [self.run(bench, steps) for bench in benches]
+        assert reports[0] == reports[1]
+        assert benches[0].metrics.snapshot() == benches[1].metrics.snapshot()
+
+    def run(self, bench, steps):
+        reports = []
+        for name in "abc":
+            bench.start(name, [1])
+        for width, drafted, reported, change, most in steps:
+            if change == "leave" and "c" in bench.seats:
+                bench.leave("c")
+            if change == "join" and "c" not in bench.seats:
+                bench.start("c", [5])
+            bench.draft(width, sorted(drafted & set(bench.seats)))
+            verdict = bench.verify(dict.fromkeys(sorted(reported & set(bench.seats)), most), verified=width)
+            reports.append({name: getattr(verdict, name).tolist() for name in Verdict.__slots__})
+        return reports
+
+    def test_nothing_is_gathered_while_nobody_drafts(self, monkeypatch):
+        bench = bench_of(Recorder())
+        bench.start("a", [1])
+        bench.draft(2)
+        bench.verify({"a": 1})
+        bench.draft(0)
+        monkeypatch.setattr(InFlight, "take", planted)
+        bench.verify({"a": 0})
+        bench.draft(0)
+        bench.verify({"a": 0})
+        bench.draft(2)
+        with pytest.raises(ZeroDivisionError):
+            bench.verify({"a": 2})

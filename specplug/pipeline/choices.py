@@ -37,6 +37,11 @@ class Choices:
             self._chosen[event.slot].fill_(chosen)
             self._slots[chosen].add(event.slot)
 
+    @property
+    def num_running(self) -> int:
+        """How many requests hold slots."""
+        return sum(map(len, self._slots))
+
     def is_wanted(self, index: int) -> bool:
         """Whether any request may want this proposer's drafts; the default's always."""
         return index == 0 or bool(self._slots[index])

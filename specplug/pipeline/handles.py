@@ -6,6 +6,7 @@ import abc
 from concurrent.futures import Future, wait
 from functools import partial
 
+import numpy as np
 from torch import Tensor
 
 from specplug.errors import ContractError
@@ -101,6 +102,7 @@ class HostHandle(ProposerHandle):
         self._deadline, self._closing = deadline, closing
         self._worker = Worker(f"specplug-{spec.name}")
         self._late: Future[None] | None = None
+        self._own: Draft | None = None  # to write into, kept after steps that went well: see `_own_draft`
         self._unchecked: list[Future[None]] = []  # queued without waiting; what they raise shows at the next step
 
     def check_ready(self) -> None:
@@ -108,7 +110,7 @@ class HostHandle(ProposerHandle):
             raise LateDraft
 
     def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
-        own = None if draft is None else _empty_copy(draft)  # a late job must not write into the caller's buffer
+        own = None if draft is None else self._own_draft(draft)
         host_limits = None if limits is None else limits.to("cpu", copy=True)
         job = self._worker.submit(partial(_run, self.proposer, batch.to_host(), host_limits, own))
         wait([job], self._deadline)
@@ -120,7 +122,9 @@ class HostHandle(ProposerHandle):
         job.result()
         if draft is not None and own is not None:
             _check_ids(own, batch.vocab_size)
-            draft.copy_(own)
+            if own.lengths.numpy().any():
+                draft.copy_(own)
+            self._own = own
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
         if not self.spec.caps.learns or self._is_busy():
@@ -144,6 +148,14 @@ class HostHandle(ProposerHandle):
         if wait(self._unchecked, self._closing).not_done:
             raise TimeoutError(f"did not close within {self._closing} s; its thread is left behind")
         self._raise_unchecked()
+
+    def _own_draft(self, draft: Draft) -> Draft:
+        """Return an empty draft like `draft` on the CPU: a late job must not write into the caller's buffer."""
+        own, self._own = self._own, None
+        if own is None or own.token_ids.shape != draft.token_ids.shape:
+            return _empty_copy(draft)
+        own.reset(draft.base_len)
+        return own
 
     def _is_busy(self) -> bool:
         return self._late is not None and not self._late.done()
@@ -175,12 +187,13 @@ def _empty_copy(draft: Draft) -> Draft:
 
 def _check_ids(draft: Draft, vocab_size: int) -> None:
     """Host drafts can be looked at, so impossible ids are reported instead of cut silently."""
-    ids = draft.token_ids[draft.mask()]
-    wrong = ids[(ids < 0) | (ids >= vocab_size)]
-    if wrong.numel() or bool(((draft.lengths < 0) | (draft.lengths > draft.width)).any()):
+    ids, lengths = draft.token_ids.numpy(), draft.lengths.numpy()
+    inside = np.arange(draft.width) < lengths[:, None]
+    wrong = ids[inside & ((ids < 0) | (ids >= vocab_size))]
+    if wrong.size or (lengths < 0).any() or (lengths > draft.width).any():
         raise ContractError.build(
             "malformed draft",
-            found=f"token ids {wrong[:5].tolist()}, lengths {draft.lengths.tolist()[:5]}",
+            found=f"token ids {wrong[:5].tolist()}, lengths {lengths[:5].tolist()}",
             expected=f"ids in [0, {vocab_size}), lengths in [0, {draft.width}]",
         )
 

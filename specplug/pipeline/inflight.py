@@ -37,10 +37,15 @@ class InFlight:
         self._drafts = Draft.allocate(max_slots, max_width, device=device, trees=trees)
         # What every step looks at lies in one table, so that it is one gather: generation, base, length, source.
         self._heads = torch.full((max_slots, 4), -1, dtype=torch.int64, device=device)
+        self.is_empty = False
+        """Whether the host knows that no draft is remembered: then there is nothing to take."""
 
-    def put(self, batch: BatchView, draft: Draft) -> None:
-        """Remember `draft`, whose rows are those of `batch`."""
+    def put(self, batch: BatchView, draft: Draft, num_running: int) -> None:
+        """Remember `draft`, whose rows are those of `batch`; `num_running` requests hold slots."""
         slots, width = batch.slots.long(), draft.width
+        if self.is_empty and not width:
+            return
+        self.is_empty = not width and batch.batch_size == num_running  # an empty draft for everybody replaces all
         self._heads[slots] = torch.stack((batch.generations, draft.base_len, draft.lengths, draft.source), 1)
         if not width:
             return

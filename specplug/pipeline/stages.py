@@ -108,7 +108,7 @@ class DraftStage:
         self._generations = torch.full((max_slots,), -1, dtype=torch.int64, device=device)
         self._missed_resets: list[set[int]] = [set() for _ in handles]
         self._choices = Choices([handle.spec.name for handle in handles], max_slots, device)
-        self._learns = any(handle.spec.caps.learns for handle in handles)
+        self._tells = trace is not None or any(handle.spec.caps.learns for handle in handles)
         self._steps = 0
 
     @property
@@ -157,7 +157,7 @@ class DraftStage:
             return draft
         if token_budget is not None and token_budget < draft.batch_size * draft.width:
             draft = self._cut(draft, max(0, token_budget), batch.vocab_size)
-        self._in_flight.put(batch, draft)
+        self._in_flight.put(batch, draft, self._choices.num_running)
         return draft
 
     @torch.inference_mode()
@@ -168,15 +168,20 @@ class DraftStage:
         """
         if batch.is_dummy:
             return Verdict.build(torch.zeros_like(outcome.emitted), outcome)
+        if self._in_flight.is_empty and not self._tells:
+            verdict = Verdict.of_nothing(outcome)
+            self.metrics.record_plain(verdict)
+            self._steps += 1
+            return verdict
         taken = self._in_flight.take(batch, outcome.emitted)
         verdict = Verdict.build(taken.lengths, outcome)
         self.metrics.record(taken.source, verdict)
-        if self._learns or self._trace is not None:
-            self._teach(batch, self._in_flight.drafts(batch, outcome.emitted, taken, self.sources), verdict)
+        if self._tells:
+            self._tell(batch, self._in_flight.drafts(batch, outcome.emitted, taken, self.sources), verdict)
         self._steps += 1
         return verdict
 
-    def _teach(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def _tell(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
         """Hand drafts and what became of them to the trace and to the proposers that learn."""
         if self._trace is not None and self._trace_guard.admits_step():
             self._trace_guard.step(partial(_write, self._trace, self._steps, batch, draft, verdict))

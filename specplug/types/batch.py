@@ -98,7 +98,7 @@ class BatchView:
         The snapshot's token table holds this batch's rows only, in batch order.
         """
         longest = int(self.lengths.max()) if self.batch_size else 0
-        texts = self.tokens[self.rows.to(self.tokens.device), :longest].to("cpu", copy=True)
+        texts = self.tokens[:, :longest].index_select(0, self.rows.to(self.tokens.device)).to("cpu")  # selecting copies
         host = {name: getattr(self, name).to("cpu", copy=True) for name in _PER_ROW if name != "rows"}
         return replace(self, rows=torch.arange(self.batch_size), tokens=texts, residency=Residency.HOST, **host)
 

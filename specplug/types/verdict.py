@@ -66,6 +66,13 @@ class Verdict:
             after_stop=zero if outcome.after_stop is None else outcome.after_stop,
         )
 
+    @classmethod
+    def of_nothing(cls, outcome: Outcome) -> Verdict:
+        """Return what `build` does where nothing was drafted."""
+        zero = torch.zeros_like(outcome.emitted)
+        behind = zero if outcome.after_stop is None else outcome.after_stop
+        return cls(zero, zero, zero, zero, emitted=outcome.emitted, after_stop=behind)
+
     def tested(self) -> Tensor:
         """Return [B] int32: draft tokens whose acceptance was decided, i.e. `accepted` and the first rejected one."""
         return torch.minimum(self.accepted + 1, self.verified)
