@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import msgpack
 
 from specplug.types.request import Reference, RequestOptions
 from specplug_vllm import wire
@@ -37,7 +38,6 @@ def test_whatever_is_encoded_comes_back(given_options, given_references, tenant)
 
 @given(options, references, tenants)
 def test_it_survives_msgpack(given_options, given_references, tenant):
-    msgpack = pytest.importorskip("msgspec").msgpack
     extra_args = {wire.WIRE_KEY: wire.encode(given_options, given_references, tenant)}
     arrived = msgpack.decode(msgpack.encode(extra_args))
     assert wire.decode(arrived) == (given_options, given_references, tenant)
