@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import dropwhile
 from typing import Any
 
 import pytest
@@ -98,26 +97,25 @@ def requests_of(count: int) -> Records:
 
 
 def kinds_of(events: list[Any], name: str) -> list[str]:
-    """Return what a request went through, from its start: a test before may have ended one of the same name."""
-    kinds = [kind for kind, owner, _, _ in events if owner == name]
-    return list(dropwhile(lambda kind: kind != "started", kinds))
+    return [kind for kind, owner, _, _ in events if owner == name]
 
 
 def test_aborted_and_finished(zoo, truth):
     """A running, a waiting and a not yet prefilled request leave; the others go on in slots that change hands."""
-    asked = requests_of(14)
-    found = zoo.call(recorded, requests=asked, aborts={"q1": 3, "q12": 4, "q5": 4})
-    rest = [index for index in range(14) if f"q{index}" in found["outputs"]]
+    # Names of their own: at the first step proposers still hear how the requests of the test before ended.
+    asked = [{**request, "id": f"left {index}"} for index, request in enumerate(requests_of(14))]
+    found = zoo.call(recorded, requests=asked, aborts={"left 1": 3, "left 12": 4, "left 5": 4})
+    rest = [index for index in range(14) if f"left {index}" in found["outputs"]]
     assert len(rest) == 11
-    outputs = [found["outputs"][f"q{index}"] for index in rest]
+    outputs = [found["outputs"][f"left {index}"] for index in rest]
     assert_greedy([PROMPTS[index] for index in rest], [truth[index] for index in rest], outputs)
     assert found["wrong"] == []
     assert_sound(found["records"])
-    assert kinds_of(found["events"], "q1") == ["started", "aborted"]
-    assert kinds_of(found["events"], "q12") == [], "it never ran"
+    assert kinds_of(found["events"], "left 1") == ["started", "aborted"]
+    assert kinds_of(found["events"], "left 12") == [], "it never ran"
     last = found["events"][-1][1]
     for index in rest[:-1]:
-        assert kinds_of(found["events"], f"q{index}") in (["started", "finished"], ["started"])
+        assert kinds_of(found["events"], f"left {index}") in (["started", "finished"], ["started"])
     started = [event for event in found["events"] if event[0] == "started"]
     assert len({slot for _, _, slot, _ in started}) <= 8 < len(started), f"slots were not reused, until {last}"
 
