@@ -4,11 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 VLLM   := .venv-vllm
+SGLANG := .venv-sglang
 PINS   := .ci/environments
 PIP     = pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-vllm-peers demo demo-vllm test test-vllm test-vllm-all lint format clean check-python check-vllm
+.PHONY: help setup setup-vllm setup-vllm-peers setup-sglang demo demo-vllm test test-vllm test-vllm-all test-sglang lint \
+  format clean check-python check-vllm check-sglang
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -44,6 +46,19 @@ $(VLLM)/.peers: $(VLLM)/.ready $(PINS)/vllm-peers.txt
 	$(VLLM)/bin/$(PIP) --no-deps -r $(PINS)/vllm-peers.txt
 	@touch $@
 
+setup-sglang: $(SGLANG)/.ready ## make the environment with the real SGLang (.venv-sglang; Linux on x86-64, takes minutes)
+
+$(SGLANG)/.ready: pyproject.toml $(PINS)/sglang.txt $(PINS)/sglang-nodeps.txt
+	@$(MAKE) --no-print-directory check-python check-sglang
+	@echo "$(SGLANG), 1 of 3: torch, and what SGLang needs. About 2 GB; takes minutes."
+	$(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/$(PIP) -r $(PINS)/sglang.txt
+	@echo "$(SGLANG), 2 of 3: SGLang."
+	$(SGLANG)/bin/$(PIP) --no-deps -r $(PINS)/sglang-nodeps.txt
+	@echo "$(SGLANG), 3 of 3: specplug."
+	$(SGLANG)/bin/$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
 check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "specplug needs Python 3.11 or newer; found $$($(PYTHON) --version). Try: make PYTHON=python3.11"; exit 1; }
@@ -51,6 +66,12 @@ check-python:
 check-vllm:
 	@test "$$(uname -sm)" = "Linux x86_64" \
 	  || { echo "vLLM's CPU build is for Linux on x86-64; found $$(uname -sm). Nothing else here needs it."; exit 1; }
+
+check-sglang:
+	@test "$$(uname -sm)" = "Linux x86_64" \
+	  || { echo "The tests run SGLang on Linux on x86-64 only; found $$(uname -sm). Nothing else here needs it."; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null \
+	  || { echo "SGLang compiles its n-gram speculation when that first starts: install a C++ compiler."; exit 1; }
 
 demo: setup ## the shipped model, without and with speculation, side by side
 	$(BIN)/specplug demo --plot demo.png
@@ -64,9 +85,9 @@ lint: setup ## ruff, mypy and import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint ## lint, and all tests, those with vLLM too where it runs
+test: lint ## lint, and all tests, those with vLLM and SGLang too where they run
 	$(BIN)/python -m pytest
-	@$(MAKE) --no-print-directory test-vllm
+	@$(MAKE) --no-print-directory test-vllm test-sglang
 
 ifeq ($(shell uname -sm),Linux x86_64)
 test-vllm: setup-vllm ## the tests with the real vLLM, without the slow ones
@@ -74,9 +95,15 @@ test-vllm: setup-vllm ## the tests with the real vLLM, without the slow ones
 
 test-vllm-all: setup-vllm ## the tests with the real vLLM, with the slow ones
 	$(VLLM)/bin/python -m pytest tests/engines/vllm
+
+test-sglang: setup-sglang ## the tests with the real SGLang
+	$(SGLANG)/bin/python -m pytest tests/engines/sglang
 else
 test-vllm test-vllm-all:
 	@echo "test-vllm: SKIPPED, because vLLM's CPU build is for Linux on x86-64; this is $$(uname -sm)."
+
+test-sglang:
+	@echo "test-sglang: SKIPPED, because the tests run SGLang on Linux on x86-64 only; this is $$(uname -sm)."
 endif
 
 format: setup ## let ruff format the code
@@ -84,6 +111,6 @@ format: setup ## let ruff format the code
 	$(BIN)/ruff format .
 
 clean: ## remove environments, builds and caches
-	rm -rf .venv* build dist demo.png .cache/vllm
+	rm -rf .venv* build dist demo.png .cache/vllm .cache/sglang
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -161,7 +161,7 @@ def measure(engine: Any, options: argparse.Namespace) -> dict[int, dict[str, Any
 
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return one row per arm and batch size."""
-    from tests.engines.vllm.engines import Engine, Pool
+    from tests.engines.engines import Engine, Pool
 
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as logs:

@@ -119,7 +119,7 @@ def arms(width: int, batch: int) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> tuple[dict[str, list[Answers]], list[list[Any]]]:
     """Return each arm's rounds, and the tasks of each round."""
     from specplug.demo.tasks import make_tasks
-    from tests.engines.vllm.engines import Engine, Pool
+    from tests.engines.engines import Engine, Pool
 
     chosen = arms(options.width, options.batch)
     if versions("arctic-inference")["arctic-inference"] is None:

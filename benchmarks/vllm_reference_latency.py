@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import in_words, machine, versions
-from tests.engines.vllm.launch import TINY, configuration
-from tests.engines.vllm.server import MODEL, SERVED, ServerProcess
+from tests.engines.server import MODEL, ServerProcess
+from tests.engines.vllm.launch import SERVED, TINY, configuration
 
 STREAMS = 4
 TOKENS = 1_000_000

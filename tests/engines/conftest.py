@@ -1,5 +1,34 @@
-"""The tests in here need an engine's own environment: `make test-vllm` names their folder, other runs pass it by."""
+"""The tests of engines need those' own environments: `make test-vllm` and `make test-sglang` name their folders, other
+runs pass them by.
+"""
 
 from __future__ import annotations
 
-collect_ignore = ["vllm"]
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engines.engines import Pool
+
+collect_ignore = ["vllm", "sglang"]
+
+POOLS = pytest.StashKey[list[Pool]]()
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Pool]:
+    """The engines of the session: one per configuration."""
+    pool = Pool(tmp_path_factory.mktemp("engines"))
+    pytestconfig.stash.setdefault(POOLS, []).append(pool)
+    yield pool
+    pool.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many engines were started: they take most of the time."""
+    for pool in config.stash.get(POOLS, []):
+        again = sorted(tenant.name for tenant, count in Counter(pool.started).items() if count > 1)
+        terminalreporter.write_line(
+            f"{len(pool.started)} engines started; more than once: {', '.join(again) or 'none'}"
+        )

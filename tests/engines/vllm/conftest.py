@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.engines.vllm.engines import Engine, Pool
-from tests.engines.vllm.launch import configuration
-from tests.engines.vllm.server import SERVED, Server
+from tests.engines.engines import Engine, Pool
+from tests.engines.server import Server
+from tests.engines.vllm.launch import SERVED, configuration
 
 NGRAM = {"proposer": "ngram", "policy": "fixed"}
 
@@ -42,26 +41,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = item.path.stem
         if name in SLOW or (name in SLOW_ON_ASYNC and family(item) == FAMILIES.index("v2_async")):
             item.add_marker("slow")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say how many engines were started: they take most of the time."""
-    for pool in config.stash.get(POOLS, []):
-        again = sorted(tenant.name for tenant, count in Counter(pool.started).items() if count > 1)
-        terminalreporter.write_line(
-            f"{len(pool.started)} engines started; more than once: {', '.join(again) or 'none'}"
-        )
-
-
-POOLS = pytest.StashKey[list[Pool]]()
-
-
-@pytest.fixture(scope="session")
-def pool(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Pool]:
-    pool = Pool(tmp_path_factory.mktemp("engines"))
-    pytestconfig.stash.setdefault(POOLS, []).append(pool)
-    yield pool
-    pool.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,26 +1,23 @@
-"""How an engine of the tests is launched: arguments and environment, for `LLM(...)` and for `vllm serve` alike."""
+"""How vLLM is launched in the tests: arguments and environment, for `LLM(...)` and for `vllm serve` alike."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-ENGINES = Path(__file__).parents[1]
-ROOT = ENGINES.parents[1]
-TINY = ROOT / "specplug" / "demo" / "models" / "tiny"
-PLUGINS = ENGINES / "plugins"
+from tests.engines import launch
+from tests.engines.launch import CHAT, ENGINES, MODEL, PLUGINS, PYTHON, ROOT, TINY
+
+__all__ = ["ROOT", "SERVED", "TINY", "Configuration", "Runner", "configuration"]
+
 TRITON_CPU = ENGINES / "triton_cpu"
 VLLM_NAME = ROOT / ".ci" / "environments" / "vllm-name"
 
 # The general plug-ins of vLLM that may be named in VLLM_PLUGINS: ours, and what V2 needs to run on a CPU.
 SPECPLUG, ON_CPU = "specplug", "specplug_test_triton_cpu"
-
-PYTHON = sys.executable
 
 Runner = Literal["v1", "v2"]
 
@@ -34,42 +31,36 @@ SMALL: dict[str, Any] = {
     "seed": 0,
 }
 
-ALWAYS = {
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CACHE_ROOT": str(ROOT / ".cache" / "vllm"),
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONUNBUFFERED": "1",
-    # A late draft is a dropped draft: what is drafted must not depend on a busy machine.
-    "SPECPLUG_CONFIG": '{"faults":{"host_deadline_ms":null}}',
-}
+SERVED = {"served_model_name": MODEL, "chat_template": CHAT}
+"""What servers are launched with beside."""
 
 
-@dataclass(frozen=True)
-class Configuration:
-    """One way to launch an engine.
+class Configuration(launch.Configuration):
+    """One way to launch vLLM."""
 
-    Attributes:
-        arguments: of `LLM(...)`; JSON values.
-        environment: variables added to the test process's own; None takes a variable away.
-    """
-
-    arguments: Mapping[str, Any]
-    environment: Mapping[str, str | None] = field(default_factory=dict)
+    host = "tests.engines.vllm.host"
+    always: ClassVar[Mapping[str, str]] = {
+        **launch.ALWAYS,
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CACHE_ROOT": str(ROOT / ".cache" / "vllm"),
+    }
+    late = (
+        *launch.Configuration.late,
+        "VLLM_ENABLE_V1_MULTIPROCESSING",
+        "VLLM_PLUGINS",
+        "SPECPLUG_TEST_ASYNC",
+    )
 
     @property
-    def key(self) -> str:
-        """The same for configurations that start the same engine."""
-        return json.dumps([self.arguments, self.environment], sort_keys=True)
+    def has_children(self) -> bool:
+        return self.variables()["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0"
 
-    def variables(self) -> dict[str, str]:
-        """Return the whole environment of the engine's process."""
-        merged = {**os.environ, **ALWAYS, **self.environment}
-        return {name: value for name, value in merged.items() if value is not None}
+    def command(self, port: int) -> list[str]:
+        vllm = str(Path(PYTHON).with_name("vllm"))
+        return [vllm, "serve", *self.flags(), "--host", "127.0.0.1", "--port", str(port)]
 
     def flags(self) -> list[str]:
         """Return the arguments as `vllm serve` takes them, the model first."""

@@ -1,23 +1,33 @@
-"""What engines are held against: the tiny model run plainly, the prompts they get, and the runners that are tested."""
+"""vLLM's runners that are tested, their truth, and how requests name their proposers; see `tests.engines.plain`."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-import torch
 
-from specplug.demo.tasks import KINDS, make_tasks
-from specplug.testing.equality import judge_greedy
-from tests.engines.vllm.engines import Engine
-from tests.engines.vllm.launch import TINY
+from tests.engines.engines import Engine
+from tests.engines.plain import MAX_TOKENS, Answers, assert_greedy, forward, ids, model, prompts, tokenizer
 
-Answers = list[dict[str, Any]]
-"""As `inside.generate` returns them."""
-
-MAX_TOKENS = 40
+__all__ = [
+    "MAX_TOKENS",
+    "RUNNERS",
+    "ZOO",
+    "Answers",
+    "assert_greedy",
+    "fields",
+    "forward",
+    "ids",
+    "kind",
+    "model",
+    "prompts",
+    "stock",
+    "tokenizer",
+    "told",
+    "truth",
+    "zoo",
+]
 
 RUNNERS: dict[str, dict[str, Any]] = {
     "v1": {"runner": "v1"},
@@ -61,38 +71,6 @@ def truth(kind: str, stock: Engine) -> Answers:
 _TRUTH: dict[str, Answers] = {}
 
 
-@functools.cache
-def tokenizer() -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(TINY)
-
-
-@functools.cache
-def model() -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-
-
-def forward(context: Sequence[int]) -> torch.Tensor:
-    """Return the logits [V] behind a context, of a plain forward in float32."""
-    with torch.inference_mode():
-        return model()(input_ids=torch.tensor([list(context)])).logits[0, -1].float()
-
-
-def ids(text: str) -> list[int]:
-    """Return a text's token ids."""
-    return list(tokenizer()(text).input_ids)
-
-
-@functools.cache
-def prompts() -> tuple[tuple[int, ...], ...]:
-    """Return 24 prompts, the kinds of task in turn, short and long ones mixed."""
-    tasks = [make_tasks(kind, "held-out", 6, seed=1) for kind in KINDS]
-    return tuple(tuple(ids(task.prompt)) for same in zip(*tasks, strict=True) for task in same)
-
-
 def told(answer: Sequence[int], **fields: Any) -> dict[str, Any]:
     """Return `extra_args` of a request whose drafts are `answer`, which the oracle takes for the truth."""
     reference = {"token_ids": list(answer)}
@@ -102,15 +80,3 @@ def told(answer: Sequence[int], **fields: Any) -> dict[str, Any]:
 def fields(**given: Any) -> dict[str, Any]:
     """Return `extra_args` with specplug's fields of one request."""
     return {"extra_args": {"specplug": given}}
-
-
-def assert_greedy(
-    given: Sequence[Sequence[int]], expected: Sequence[dict[str, Any]], actual: Sequence[dict[str, Any]]
-) -> None:
-    """Judge answers as `inside.generate` returns them; near ties are weighed by the plain model."""
-    texts = [[answer["token_ids"] for answer in answers] for answers in (expected, actual)]
-    judge_greedy(forward, given, *texts).assert_ok()
-    reasons = [
-        [(answer["finish_reason"], answer["stop_reason"]) for answer in answers] for answers in (expected, actual)
-    ]
-    assert texts[0] != texts[1] or reasons[0] == reasons[1]

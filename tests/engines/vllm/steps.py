@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
+from tests.engines.engines import Engine
 from tests.engines.vllm import inside
-from tests.engines.vllm.engines import Engine
 from tests.engines.vllm.referee import assert_greedy
 from tests.engines.vllm.watching import drafting, plain_name
 

@@ -9,8 +9,8 @@ import pytest
 
 from specplug.errors import EngineError
 from specplug.types.caps import DraftInput, Ragged, WidthChange
+from tests.engines.engines import Raised
 from tests.engines.vllm import steps
-from tests.engines.vllm.engines import Raised
 from tests.engines.vllm.referee import assert_greedy, prompts
 from tests.engines.vllm.steps import assert_as_stock
 

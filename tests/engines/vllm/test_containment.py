@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.engines.engines import Engine
 from tests.engines.vllm import watching
-from tests.engines.vllm.engines import Engine
 from tests.engines.vllm.referee import MAX_TOKENS, RUNNERS, assert_greedy, fields, kind, prompts, stock, truth
 
 __all__ = ["kind", "stock", "truth"]

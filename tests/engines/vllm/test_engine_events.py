@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.engines.engines import Engine
 from tests.engines.vllm import inside
-from tests.engines.vllm.engines import Engine
 
 TEXT = "def area(r):\n    return 3.14 * r * r\n\ndef area(r):\n    return"  # goes on by repeating itself
 

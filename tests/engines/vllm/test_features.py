@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.engines.engines import Engine, Raised
 from tests.engines.vllm import inside, watching
-from tests.engines.vllm.engines import Engine, Raised
 from tests.engines.vllm.referee import RUNNERS, forward, ids, kind, prompts
 
 __all__ = ["kind"]

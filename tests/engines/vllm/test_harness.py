@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from tests.engines.engines import HostDied, Raised
 from tests.engines.vllm import inside
-from tests.engines.vllm.engines import HostDied, Raised
 
 STEPS = [{"prompt": "def main():\n", "at": at, "id": f"request {at}", "params": {"max_tokens": 24}} for at in (0, 2, 5)]
 

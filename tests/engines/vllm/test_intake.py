@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engines.engines import Engine, Raised
 from tests.engines.vllm import inside
-from tests.engines.vllm.engines import Engine, Raised
 from tests.engines.vllm.referee import ZOO, assert_greedy, ids, prompts
 
 TEXT = "def area(r):\n    return 3.14159 * r * r\n"

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
+from tests.engines.engines import Engine
 from tests.engines.vllm import inside
-from tests.engines.vllm.engines import Engine
 from tests.engines.vllm.launch import TINY
 from tests.engines.vllm.referee import prompts, told
 

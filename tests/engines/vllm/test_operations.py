@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm.server import MODEL, Server
+from tests.engines.server import MODEL, Server
 
 TEXT = "def area(r):\n    return 3.14 * r * r\n\ndef area(r):\n    return"  # goes on by repeating itself
 NGRAM = {"proposer": "ngram", "policy": "fixed"}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.engines.engines import Engine
 from tests.engines.vllm import inside
-from tests.engines.vllm.engines import Engine
 from tests.engines.vllm.referee import model, prompts, told
 
 PROMPTS = [list(prompt) for prompt in prompts()[:4]]

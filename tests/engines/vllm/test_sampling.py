@@ -1,65 +1,25 @@
 """Sampled output has the target's law at temperature 1: exact probabilities against observed counts.
 
-The target is a model of 16 tokens whose law depends on the last token only, as its attention is switched off.  So every
-two tokens of an answer are a sample of an exactly known law, given the token before them, and drafts drawn at random
-are accepted often enough to matter.
+The target is the toy model of 16 tokens, so drafts drawn at random are accepted often enough to matter.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from specplug.testing.statistics import g_test
+from tests.engines.engines import Engine
+from tests.engines.toy import PAIRS, PROMPT, by_frequency, model
+from tests.engines.toy import p_value as p_value_of
 from tests.engines.vllm import inside, watching
-from tests.engines.vllm.engines import Engine
 from tests.engines.vllm.referee import RUNNERS, fields, kind, prompts, told, zoo
 
 __all__ = ["kind", "zoo"]
 
-VOCAB, PROMPT, WIDTH = 16, [3, 9, 4, 11, 3, 9], 2
-PAIRS = 16  # per answer
-
-
-@functools.cache
-def model() -> Any:
-    """One layer without attention, and with a law that is far from uniform and far from certain."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(11)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.18,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = LlamaForCausalLM(config).eval()
-    torch.nn.init.zeros_(model.model.layers[0].self_attn.o_proj.weight)
-    return model
-
-
-@functools.cache
-def law() -> torch.Tensor:
-    """Return [V, V] float64: the law of the token behind each token."""
-    with torch.inference_mode():
-        behind = [model()(input_ids=torch.tensor([[*PROMPT, token]])).logits[0, -1] for token in range(VOCAB)]
-    return torch.stack(behind).double().softmax(-1)
-
-
-def by_frequency() -> list[int]:
-    """Return the tokens, the most frequent first."""
-    return [int(token) for token in law().matrix_power(64)[0].argsort(descending=True)]
+WIDTH = 2
 
 
 @pytest.fixture(scope="session")
@@ -107,12 +67,7 @@ def p_value(engine: Engine, pairs: int, drafts: Sequence[str], *, seeded: bool =
     asked = [{**common, **seed, **kinds[index % len(kinds)]} for index, seed in enumerate(seeds)]
     found = engine.call(sample, prompt=PROMPT, asked=asked)
     assert not found["faults"]
-    texts = torch.tensor([[PROMPT[-1], *answer] for answer in found["answers"]])
-    first, second, third = (texts[:, start:][:, : 2 * PAIRS : 2].flatten() for start in range(3))
-    counts = torch.bincount((first * VOCAB + second) * VOCAB + third, minlength=VOCAB**3)
-    begins = torch.bincount(first, minlength=VOCAB) / len(first)  # given these, the pairs are independent
-    expected = begins[:, None, None] * law()[:, :, None] * law()[None]
-    return g_test(counts.numpy(), expected.flatten().numpy()), found["total"]
+    return p_value_of(found["answers"]), found["total"]
 
 
 DRAFTS: dict[str, Callable[[], dict[str, Any]]] = {

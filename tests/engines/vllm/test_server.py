@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.engines.server import MODEL, Server
 from tests.engines.vllm.referee import prompts, tokenizer
-from tests.engines.vllm.server import MODEL, Server
 
 SETTINGS = {
     "proposer": "ngram",

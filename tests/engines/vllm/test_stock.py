@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.engines.engines import Raised
 from tests.engines.vllm import inside
-from tests.engines.vllm.engines import Raised
 
 V2_RUNS = "Using V2 Model Runner"
 MODULES = "tests.engines.vllm.others"

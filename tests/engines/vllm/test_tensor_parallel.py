@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm.engines import Engine
+from tests.engines.engines import Engine
 from tests.engines.vllm.referee import assert_greedy, prompts
 
 PROMPTS = [list(prompt) for prompt in prompts()[:8]]

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.engines.vllm.host import PACKET, die_with_parent
-from tests.engines.vllm.launch import PYTHON, ROOT, Configuration
+from tests.engines.host import PACKET, die_with_parent
+from tests.engines.launch import PYTHON, ROOT, Configuration
 
 START_SECONDS = 300.0
 
@@ -32,24 +32,16 @@ class HostDied(Exception):
 
 
 class Nursery:
-    """A process that has imported vLLM under some environment and forks hosts."""
+    """A process that has imported an engine under some environment and forks hosts."""
 
-    # Read when an engine starts, not when vLLM is imported: one nursery does for all their values.
-    LATE = (
-        "VLLM_ENABLE_V1_MULTIPROCESSING",
-        "VLLM_PLUGINS",
-        "SPECPLUG_TEST_ASYNC",
-        "SPECPLUG_CONFIG",
-        "PYTEST_CURRENT_TEST",
-    )
-
-    def __init__(self, variables: dict[str, str], log: Path) -> None:
+    def __init__(self, configuration: Configuration, log: Path) -> None:
+        self._module = configuration.host
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                [PYTHON, "-m", "tests.engines.vllm.host", str(theirs.fileno())],
+                [PYTHON, "-m", self._module, str(theirs.fileno())],
                 cwd=ROOT,
-                env=variables,
+                env=configuration.variables(),
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
@@ -58,10 +50,11 @@ class Nursery:
         theirs.close()
         self.log = log
 
-    @classmethod
-    def key(cls, variables: dict[str, str]) -> str:
-        """Return the same for environments that one nursery can serve."""
-        return json.dumps({name: value for name, value in variables.items() if name not in cls.LATE}, sort_keys=True)
+    @staticmethod
+    def key(configuration: Configuration) -> str:
+        """Return the same for configurations that one nursery can serve."""
+        early = {k: value for k, value in configuration.variables().items() if k not in configuration.late}
+        return json.dumps([configuration.host, early], sort_keys=True)
 
     def fork(self, variables: dict[str, str], channel: socket.socket, log: Path) -> int:
         """Start a host and return its process id."""
@@ -73,7 +66,7 @@ class Nursery:
             socket.send_fds(self._control, [packet], [channel.fileno(), out.fileno()])
             answer = self._control.recv(64)
         if not answer:
-            raise HostDied(f"vLLM cannot be imported; {tail(self.log)}")
+            raise HostDied(f"{self._module} cannot import its engine; {tail(self.log)}")
         return int(answer)
 
     def close(self) -> None:
@@ -88,11 +81,10 @@ class Host:
 
     def __init__(self, nursery: Nursery, configuration: Configuration, log: Path) -> None:
         self.log = log
-        variables = configuration.variables()
-        self._has_children = variables["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0"
+        self._has_children = configuration.has_children
         self._socket, theirs = socket.socketpair()
         self._pending = b""
-        self._pid = nursery.fork(variables, theirs, log)
+        self._pid = nursery.fork(configuration.variables(), theirs, log)
         theirs.close()
         try:
             self._ask(dict(configuration.arguments), START_SECONDS)

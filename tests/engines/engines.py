@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.engines.vllm.launch import ROOT, Configuration
-from tests.engines.vllm.processes import Host, HostDied, Nursery, Raised
+from tests.engines.launch import ROOT, Configuration
+from tests.engines.processes import Host, HostDied, Nursery, Raised
 
 __all__ = ["Engine", "HostDied", "Pool", "Raised", "Tenant"]
 
@@ -57,17 +57,17 @@ class Tenant:
 
 
 class Engine(Tenant):
-    """An `LLM` of one configuration that runs functions of the tests."""
+    """An engine of one configuration that runs functions of the tests."""
 
     def launch(self, log: Path) -> Host:
         return Host(self._pool.nursery(self.configuration), self.configuration, log)
 
     def call(self, function: str | Callable[..., Any], /, *, timeout: float = CALL_SECONDS, **arguments: Any) -> Any:
-        """Run ``function(llm, **arguments)`` in the engine's process and return its result, as JSON keeps it.
+        """Run ``function(engine, **arguments)`` in the engine's process and return its result, as JSON keeps it.
 
         Args:
             function: a function at the top of a module (of the test's own, too), or "module.function" for a module of
-                this folder.
+                the engine's folder.
             timeout: seconds, for engines that hang.
             arguments: JSON values.
 
@@ -77,10 +77,18 @@ class Engine(Tenant):
         """
         host = self.running()
         try:
-            return host.call(name_of(function), arguments, timeout)
+            return host.call(self.name_of(function), arguments, timeout)
         except HostDied:
             self.stop()
             raise
+
+    def name_of(self, function: str | Callable[..., Any]) -> str:
+        """Return "module:function" as the host imports it."""
+        if isinstance(function, str):
+            module, _, name = function.rpartition(".")
+            return f"{self.configuration.host.rpartition('.')[0]}.{module}:{name}"
+        source = Path(inspect.getsourcefile(function) or "").resolve().relative_to(ROOT)
+        return f"{'.'.join(source.with_suffix('').parts)}:{function.__qualname__}"
 
 
 class Pool:
@@ -112,10 +120,9 @@ class Pool:
 
     def nursery(self, configuration: Configuration) -> Nursery:
         """Return the process that forks a configuration's hosts."""
-        variables = configuration.variables()
-        key = Nursery.key(variables)
+        key = Nursery.key(configuration)
         if key not in self._nurseries:
-            self._nurseries[key] = Nursery(variables, self._logs / f"nursery-{len(self._nurseries)}.log")
+            self._nurseries[key] = Nursery(configuration, self._logs / f"nursery-{len(self._nurseries)}.log")
         return self._nurseries[key]
 
     def close(self) -> None:
@@ -124,12 +131,3 @@ class Pool:
             tenant.stop()
         for nursery in self._nurseries.values():
             nursery.close()
-
-
-def name_of(function: str | Callable[..., Any]) -> str:
-    """Return "module:function" as the host imports it."""
-    if isinstance(function, str):
-        module, _, name = function.rpartition(".")
-        return f"tests.engines.vllm.{module}:{name}"
-    source = Path(inspect.getsourcefile(function) or "").resolve().relative_to(ROOT)
-    return f"{'.'.join(source.with_suffix('').parts)}:{function.__qualname__}"

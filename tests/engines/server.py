@@ -1,4 +1,4 @@
-"""`vllm serve`, started as a user would, and asked by the `openai` client."""
+"""An engine's own server, started as a user would, and asked by the `openai` client."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.engines.vllm.engines import HostDied, Tenant
-from tests.engines.vllm.host import die_with_parent
-from tests.engines.vllm.launch import PYTHON, ROOT, Configuration
-from tests.engines.vllm.processes import START_SECONDS, end_session, tail
+from tests.engines.engines import HostDied, Tenant
+from tests.engines.host import die_with_parent
+from tests.engines.launch import MODEL, ROOT, Configuration
+from tests.engines.processes import START_SECONDS, end_session, tail
 
-MODEL = "tiny"
-CHAT = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"  # the tiny model has no template
-SERVED = {"served_model_name": MODEL, "chat_template": CHAT}
+__all__ = ["MODEL", "Server", "ServerProcess"]
 
 
 class ServerProcess:
@@ -25,10 +23,9 @@ class ServerProcess:
 
     def __init__(self, configuration: Configuration, log: Path) -> None:
         self.log, self.port = log, free_port()
-        command = [str(Path(PYTHON).with_name("vllm")), "serve", *configuration.flags()]
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                [*command, "--host", "127.0.0.1", "--port", str(self.port)],
+                configuration.command(self.port),
                 cwd=ROOT,
                 env=configuration.variables(),
                 stdout=out,
@@ -50,7 +47,7 @@ class ServerProcess:
             except (urllib.error.URLError, OSError):
                 pass
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise HostDied(f"vllm serve did not come up; {tail(self.log, 60)}")
+                raise HostDied(f"the server did not come up; {tail(self.log, 60)}")
             time.sleep(0.2)
 
     def close(self) -> None:

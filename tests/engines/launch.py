@@ -1,0 +1,71 @@
+"""How an engine of the tests is launched, whichever it is: where things lie, arguments, environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+ENGINES = Path(__file__).parent
+ROOT = ENGINES.parents[1]
+TINY = ROOT / "specplug" / "demo" / "models" / "tiny"
+PLUGINS = ENGINES / "plugins"
+
+PYTHON = sys.executable
+
+ALWAYS = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+    # A late draft is a dropped draft: what is drafted must not depend on a busy machine.
+    "SPECPLUG_CONFIG": '{"faults":{"host_deadline_ms":null}}',
+}
+
+MODEL = "tiny"  # its name on servers
+CHAT = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"  # the tiny model has no template
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way to launch an engine; each engine has a subclass.
+
+    Attributes:
+        arguments: of the engine's class; JSON values.
+        environment: variables added to the test process's own; None takes a variable away.
+    """
+
+    arguments: Mapping[str, Any]
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+
+    always: ClassVar[Mapping[str, str]] = ALWAYS
+    """Variables of every process of the engine."""
+
+    host: ClassVar[str] = ""
+    """The module that runs as the host of this engine; see `tests.engines.host`."""
+
+    late: ClassVar[tuple[str, ...]] = ("SPECPLUG_CONFIG", "PYTEST_CURRENT_TEST")
+    """Variables that are read when an engine starts, not when it is imported: one nursery does for all their values."""
+
+    @property
+    def key(self) -> str:
+        """The same for configurations that start the same engine."""
+        return json.dumps([self.arguments, self.environment], sort_keys=True)
+
+    @property
+    def has_children(self) -> bool:
+        """Whether the host starts processes of its own, which take a moment to end."""
+        return False
+
+    def variables(self) -> dict[str, str]:
+        """Return the whole environment of the engine's process."""
+        merged = {**os.environ, **self.always, **self.environment}
+        return {name: value for name, value in merged.items() if value is not None}
+
+    def command(self, port: int) -> list[str]:
+        """Return the command that starts the engine's server on a port of this machine."""
+        raise NotImplementedError

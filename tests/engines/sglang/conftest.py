@@ -1,0 +1,47 @@
+"""One engine per configuration and session.  An engine starts when a test first calls it; see `Engine.call`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engines.engines import Pool
+from tests.engines.server import Server
+from tests.engines.sglang.engines import Engine
+from tests.engines.sglang.launch import SERVED, SGLANG_CPU, configuration
+
+# The stand-ins, for tests of them in this process, from where an engine's processes find them.
+sys.path.append(str(SGLANG_CPU))
+for module in ("sgl_kernel.speculative", "specplug_test_sglang_cpu.attention", "specplug_test_sglang_cpu.sampling"):
+    importlib.import_module(module)
+sys.path.remove(str(SGLANG_CPU))  # what is installed stays what transformers finds
+
+
+@pytest.fixture(scope="session")
+def engine(pool: Pool) -> Callable[..., Engine]:
+    """Make an engine: ``engine("NGRAM", topk=4, max_running_requests=2)``; see `launch.configuration`."""
+
+    def make(*args: Any, name: str = "engine", **kwargs: Any) -> Engine:
+        return pool.tenant(Engine, name, configuration(*args, **kwargs))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def serve(pool: Pool) -> Callable[..., Server]:
+    """Make a server, with arguments as `engine` takes them."""
+
+    def make(*args: Any, name: str = "server", **kwargs: Any) -> Server:
+        return pool.tenant(Server, name, configuration(*args, **{**SERVED, **kwargs}))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def stock(engine: Callable[..., Engine]) -> Engine:
+    """No speculation."""
+    return engine(name="stock")

@@ -1,0 +1,112 @@
+"""The harness itself: what the tests of SGLang rely on."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.engines.engines import HostDied, Raised
+from tests.engines.plain import assert_greedy, ids
+from tests.engines.sglang import inside
+
+PROMPT = "def main():\n"
+
+
+def test_functions_run_in_both_processes(stock):
+    assert stock.call(process) != stock.inside(process)
+    assert stock.inside(process) == stock.inside(process)
+
+
+@pytest.mark.parametrize("where", ["call", "inside"])
+def test_exceptions_arrive_with_type_and_text(where, stock):
+    with pytest.raises(Raised, match="told to") as caught:
+        getattr(stock, where)(fail, text="told to")
+    assert (caught.value.type, caught.value.text) == ("ZeroDivisionError", "told to")
+    assert "in fail" in str(caught.value)
+
+
+def test_sglangs_own_calls_to_the_scheduler_still_work(stock):
+    with pytest.raises(Raised, match="no_such_method"):
+        stock.call(rpc, method="no_such_method")
+
+
+@pytest.mark.parametrize("where", ["call", "inside"])
+def test_an_engine_that_ends_is_noticed_and_started_anew(where, engine):
+    mortal = engine(max_running_requests=2, name="mortal")
+    with pytest.raises(HostDied, match="has ended"):
+        getattr(mortal, where)(end)
+    assert mortal.call(process) > 0
+
+
+def test_an_engine_that_hangs_is_noticed(engine):
+    mortal = engine(max_running_requests=2, name="mortal")
+    with pytest.raises(HostDied, match="in time"):
+        mortal.call(hang, timeout=1.0)
+
+
+def test_an_engine_that_cannot_start_says_why(engine):
+    wrong = engine("NGRAM", topk=4, page_size=16, name="wrong")
+    for _ in range(2):  # the second time it is not tried
+        with pytest.raises(Raised, match="page_size"):
+            wrong.call(process)
+
+
+@pytest.mark.parametrize("algorithm", [None, "NGRAM"])
+@pytest.mark.parametrize("overlap", [False, True], ids=["sync", "overlap"])
+def test_a_small_cache_retracts(algorithm, overlap, engine, stock):
+    """Answers of requests that start anew in the middle are the same."""
+    hopeful = {"schedule_conservativeness": 0.1, "max_total_tokens": 320, "context_length": 256}
+    small = engine(algorithm, topk=4, overlap=overlap, **hopeful, name="small")
+    crowd = [PROMPT] * 4 + ["import os\nimport sys\n"] * 2
+    params = {"max_new_tokens": 120}  # without "ignore_eos", with which SGLang lets in no more than it has room for
+    answers, alone = (each.call(inside.generate, prompts=crowd, params=params) for each in (small, stock))
+    assert sum(answer["meta"]["num_retractions"] for answer in answers) > 0
+    assert_greedy([ids(prompt) for prompt in crowd], alone, answers)
+
+
+def test_without_the_stand_ins_sglang_does_not_run(engine):
+    """So that it is those that the other tests run on; and nothing is skipped then."""
+    bare = engine(environment={"PYTHONPATH": ""}, name="bare")
+    with pytest.raises((Raised, HostDied)):
+        bare.call(process)
+
+
+def test_a_server_answers_as_an_engine_does(serve, stock):
+    """With speculation, so that the plug-in works in processes that are started as users start them."""
+    server = serve("NGRAM", topk=4, enable_metrics=True, name="server")
+    given = {"model": server.model, "prompt": ids(PROMPT), "temperature": 0.0, "max_tokens": 40}
+    for _ in range(2):  # the second time it has learnt the answer
+        completion = server.client().completions.create(**given)
+        assert completion.choices[0].text == stock.call(text, prompt=PROMPT, max_new_tokens=40)
+        assert completion.choices[0].finish_reason == "length"
+    [calls] = [
+        line for line in server.get("/metrics").splitlines() if line.startswith("sglang:spec_verify_calls_total")
+    ]
+    assert 0 < float(calls.split()[-1]) < 78
+
+
+def fail(anything, text):
+    raise ZeroDivisionError(text)
+
+
+def end(anything):
+    os._exit(3)
+
+
+def hang(anything):
+    import time
+
+    time.sleep(60)
+
+
+def process(anything):
+    return os.getpid()
+
+
+def rpc(engine, method):
+    engine.collective_rpc(method)
+
+
+def text(engine, prompt, **params):
+    return engine.generate(prompt=prompt, sampling_params={"temperature": 0.0, **params})["text"]

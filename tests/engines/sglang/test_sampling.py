@@ -1,0 +1,103 @@
+"""Sampled output of SGLang's own n-gram has the target's law at temperature 1, with the test plug-in's sampling.
+
+See `tests.engines.toy` for the law.  Mistakes in verification are planted, and seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engines import toy
+from tests.engines.sglang import inside, trees
+from tests.engines.sglang.engines import Engine
+
+ANSWERS = 128  # of `toy.PAIRS` pairs each
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("toy")
+    toy.model().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def small(engine: Callable[..., Engine], saved: str) -> Callable[..., Engine]:
+    """Make an engine on the toy model."""
+
+    def make(algorithm: str | None = None, **kwargs: Any) -> Engine:
+        given = {"model_path": saved, "skip_tokenizer_init": True, "context_length": 64, "max_running_requests": 64}
+        return engine(algorithm, width=4, topk=3, name="toy", **{**given, **kwargs})
+
+    return make
+
+
+def sample(
+    engine: Engine, answers: int = ANSWERS, law: torch.Tensor | None = None, **params: Any
+) -> tuple[float, int, int]:
+    """Return the p-value of the answers' pairs of tokens, and how many drafts were proposed and accepted."""
+    asked = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True, **params}
+    found = engine.call(inside.generate, prompts=[toy.PROMPT] * answers, params=asked)
+    counts = [
+        sum(answer["meta"].get(f"spec_num_{kind}_drafts", 0) for answer in found) for kind in ("proposed", "correct")
+    ]
+    return toy.p_value([answer["token_ids"] for answer in found], law), *counts
+
+
+def cut(law: torch.Tensor, kept: Callable[[list[float]], int]) -> torch.Tensor:
+    """Return a law [V, V] of which each row keeps its largest entries, as many as said of them sorted."""
+    rows = []
+    for row in law.tolist():
+        ranked = sorted(row, reverse=True)
+        least = ranked[kept(ranked) - 1]
+        rows.append([prob if prob >= least else 0.0 for prob in row])
+    found = torch.tensor(rows, dtype=torch.float64)
+    return found / found.sum(-1, keepdim=True)
+
+
+def test_stock_samples_by_the_law(small):
+    p, proposed, _ = sample(small())
+    assert p > 1e-4
+    assert proposed == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["sync", "overlap"])
+def test_trees_are_verified_by_the_law(overlap, small):
+    p, proposed, accepted = sample(small("NGRAM", sampling=True, overlap=overlap))
+    assert p > 1e-4
+    assert 200 < accepted < proposed - 200
+
+
+@pytest.mark.parametrize("algorithm", [None, "NGRAM"])
+def test_top_k_and_top_p(algorithm, small):
+    """The law of what is kept; a token that is not would give p = 0."""
+    engine = small(algorithm, sampling=algorithm is not None, overlap=False)
+    by_k = cut(toy.law(), lambda ranked: 5)
+    assert sample(engine, law=by_k, top_k=5)[0] > 1e-4
+    by_p = cut(toy.law(), lambda ranked: next(n for n in range(17) if sum(ranked[:n]) >= 0.8))
+    assert sample(engine, law=by_p, top_p=0.8)[0] > 1e-4
+
+
+@pytest.mark.parametrize("mistake", [trees.sharpen, trees.accept_lightly])
+def test_a_mistake_is_found_out(mistake, small):
+    """By the same test at half the size."""
+    engine = small("NGRAM", sampling=True, overlap=False)
+    engine.inside(mistake)
+    try:
+        p, _, accepted = sample(engine, ANSWERS // 2)
+    finally:
+        assert engine.inside(trees.restore) == 1
+    assert accepted > 0
+    assert p < 1e-6
+
+
+def test_without_the_plug_in_verification_takes_the_likeliest(small):
+    """Which is why it is there: SGLang on a CPU would not be tested at any temperature."""
+    p, _, accepted = sample(small("NGRAM", overlap=False), ANSWERS // 4)
+    assert accepted > 0
+    assert p < 1e-6

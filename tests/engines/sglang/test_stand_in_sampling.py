@@ -1,0 +1,112 @@
+"""The test plug-in's sampling in verification against exact laws."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from specplug_test_sglang_cpu.sampling import draw, sample_tree, top_k, top_p
+
+from tests.engines.sglang.forests import children, linked, outputs
+
+VOCAB = 4
+
+
+@given(st.lists(st.integers(1, 20), min_size=VOCAB, max_size=VOCAB), st.integers(1, VOCAB), st.floats(0.05, 1.0))
+def test_top_k_and_top_p(weights, k, p):
+    probs = [weight / sum(weights) for weight in weights]
+    ranked = sorted(range(VOCAB), key=lambda token: -probs[token])
+    by_k = [prob if prob >= probs[ranked[k - 1]] else 0.0 for prob in probs]
+    found = top_k(torch.tensor([probs]), torch.tensor([k]))[0]
+    assert found.tolist() == pytest.approx([prob / sum(by_k) for prob in by_k], abs=1e-5)
+    found = top_p(torch.tensor([probs], dtype=torch.float64), torch.tensor([p]))[0]
+    kept = {token for token in range(VOCAB) if found[token] > 0}
+    assert found.sum() == pytest.approx(1)
+    assert sum(probs[token] for token in kept) >= p - 1e-9, "too few"
+    assert sum(sorted(probs[token] for token in kept)[1:]) < p + 1e-9, "one too many"
+    assert min(probs[token] for token in kept) >= max([probs[t] for t in range(VOCAB) if t not in kept], default=0)
+
+
+def law_of(parents: list[int], tokens: list[int], probs: torch.Tensor, depth: int) -> dict[tuple[int, ...], float]:
+    """Return the law of what verification emits, by a grid of its random numbers that is fine enough to be exact."""
+    made = linked([parents])
+    del made["positions"]
+    n, law = len(tokens), {}
+    inner = [node for node in range(n) if children(parents, node)]
+    grid = [(number + 0.5) / GRID for number in range(GRID)]
+    finals = [(number + 0.5) / FINAL for number in range(FINAL)]
+    for coins in itertools.product(grid, repeat=len(inner)):
+        uniform = torch.zeros(1, n)
+        uniform[0, inner] = torch.tensor(coins)
+        for final in finals:
+            out = outputs(1, n, depth)
+            sample_tree(
+                **out,
+                **made,
+                candidates=torch.tensor([tokens]),
+                uniform_samples=uniform,
+                uniform_samples_for_final_sampling=torch.tensor([final]),
+                target_probs=probs[None],
+                draft_probs=torch.zeros_like(probs[None]),
+                threshold_single=1.0,
+                threshold_acc=1.0,
+                deterministic=True,
+            )
+            kept = int(out["accept_token_num"][0]) + 1
+            emitted = tuple(out["predicts"][out["accept_index"][0, :kept].long()].tolist())
+            law[emitted] = law.get(emitted, 0.0) + 1 / len(grid) ** len(inner) / len(finals)
+    return law
+
+
+GRID, FINAL = 4, 12  # probabilities are quarters; what is left of them, any of 1 to 4, divides twelfths
+
+QUARTERS = [weights for weights in itertools.product(range(5), repeat=3) if sum(weights) == 4]
+
+
+@given(
+    st.sampled_from([[-1, 0], [-1, 0, 0], [-1, 0, 1], [-1, 0, 0, 2], [-1, 0, 0, -1]]),
+    st.data(),
+)
+def test_sampled_verification_keeps_the_law(parents, data):
+    """The chance of each first token, and of each second one behind it, is the target's own."""
+    n = len(parents)
+    tokens = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
+    probs = torch.tensor(data.draw(st.lists(st.sampled_from(QUARTERS), min_size=n, max_size=n))) / 4
+    law = law_of(parents, tokens, probs, depth=n)
+    for token in range(3):
+        chance = sum(weight for emitted, weight in law.items() if emitted[0] == token)
+        assert chance == pytest.approx(float(probs[0, token]))
+    for child in children(parents, 0):
+        behind = [(emitted, weight) for emitted, weight in law.items() if emitted[0] == tokens[child] and emitted[1:]]
+        first = next(node for node in children(parents, 0) if tokens[node] == tokens[child])
+        total = sum(weight for _, weight in behind)
+        assert total == pytest.approx(float(probs[0, tokens[child]]))
+        for token in range(3):
+            chance = sum(weight for emitted, weight in behind if emitted[1] == token)
+            assert chance == pytest.approx(total * float(probs[first, token]))
+
+
+def test_lossy_acceptance_is_refused():
+    with pytest.raises(NotImplementedError, match="lossy"):
+        sample_tree(
+            **dict.fromkeys(
+                (
+                    *("predicts", "accept_index", "accept_token_num", "candidates", "retrive_index"),
+                    *("retrive_next_token", "retrive_next_sibling", "uniform_samples", "target_probs", "draft_probs"),
+                    *("uniform_samples_for_final_sampling", "deterministic"),
+                )
+            ),
+            threshold_single=0.9,
+            threshold_acc=1.0,
+        )
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any), st.integers(0, 99))
+def test_drawing(weights, percent):
+    coin = percent / 100  # 0, too, for which no token of weight 0 may come
+    reached = [sum(weights[: token + 1]) for token in range(len(weights))]
+    expected = next(token for token, mass in enumerate(reached) if coin * sum(weights) < mass)
+    assert draw(torch.tensor(weights, dtype=torch.float32), coin) == expected

@@ -1,0 +1,157 @@
+"""The stand-ins for SGLang's kernels against references in plain Python."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sgl_kernel import (
+    assign_extend_cache_locs_cpu,
+    assign_req_to_token_pool_cpu,
+    build_tree_kernel_efficient_cpu,
+    copy_all_layer_kv_cache_cpu,
+    fill_accept_out_cache_loc_cpu,
+    verify_tree_greedy_cpu,
+)
+from specplug_test_sglang_cpu.attention import attend, masks_of
+
+from tests.engines.sglang.forests import ancestors, children, forests, linked, mask_of, outputs
+
+
+@given(forests(), st.integers(0, 50))
+def test_links_of_trees(forest, length):
+    rows, n = len(forest), len(forest[0])
+    made = linked(forest, [length + row for row in range(rows)])
+    for row, parents in enumerate(forest):
+        for node in range(n):
+            siblings = children(parents, parents[node]) if parents[node] >= 0 else [node]
+            assert made["positions"][row * n + node] == length + row + len(ancestors(parents, node)) - 1
+            assert made["retrive_index"][row, node] == row * n + node
+            assert made["retrive_next_token"][row, node] == next(iter(children(parents, node)), -1)
+            assert made["retrive_next_sibling"][row, node] == next((s for s in siblings if s > node), -1)
+
+
+@given(forests(), st.data())
+def test_greedy_verification_of_trees(forest, data):
+    rows, n = len(forest), len(forest[0])
+    depth = data.draw(st.integers(1, n))
+    tokens, choices = (
+        data.draw(st.lists(st.lists(st.integers(0, 2), min_size=n, max_size=n), min_size=rows, max_size=rows))
+        for _ in range(2)
+    )
+    made, out = linked(forest), outputs(rows, n, depth)
+    del made["positions"]
+    verify_tree_greedy_cpu(**out, **made, candidates=torch.tensor(tokens), target_predict=torch.tensor(choices))
+    for row, parents in enumerate(forest):
+        path, emitted = [0], [choices[row][0]]
+        while len(path) < depth:
+            fitting = [child for child in children(parents, path[-1]) if tokens[row][child] == emitted[-1]]
+            if not fitting:
+                break
+            path.append(fitting[0])
+            emitted.append(choices[row][fitting[0]])
+        places = [row * n + node for node in path]
+        assert out["accept_token_num"][row] == len(path) - 1
+        assert out["accept_index"][row].tolist() == places + [-1] * (depth - len(path))
+        assert out["predicts"][places].tolist() == emitted
+
+
+@given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 6)), min_size=1, max_size=4), st.randoms())
+def test_slots_of_positions(ranges, random):
+    """What is written for some positions is read back for them, and nothing else changes."""
+    rows = random.sample(range(6), len(ranges))
+    starts, ends = ([start for start, _ in ranges], [start + length for start, length in ranges])
+    total = sum(length for _, length in ranges)
+    slots = random.sample(range(1000), total)
+    table = torch.full((6, 16), -77, dtype=torch.int32)
+    where = (torch.tensor(rows), table, torch.tensor(starts), torch.tensor(ends))
+    assign_req_to_token_pool_cpu(*where, torch.tensor(slots, dtype=torch.int64), 16)
+    expected, left = [[-77] * 16 for _ in range(6)], iter(slots)
+    for row, start, end in zip(rows, starts, ends, strict=True):
+        for position in range(start, end):
+            expected[row][position] = next(left)
+    assert table.tolist() == expected
+    read = torch.full((total + 2,), -77)
+    assign_extend_cache_locs_cpu(*where, read, 16)
+    assert read.tolist() == [*slots, -77, -77]
+
+
+@given(st.lists(st.lists(st.integers(-1, 9), min_size=3, max_size=3), min_size=1, max_size=3))
+def test_slots_of_accepted_drafts(accepted):
+    slots = torch.arange(10) * 7 + 3
+    found = torch.zeros(9, dtype=torch.int64)
+    fill_accept_out_cache_loc_cpu(torch.tensor(accepted, dtype=torch.int32), slots, found)
+    expected = [place * 7 + 3 for row in accepted for place in row if place >= 0]
+    assert found.tolist() == expected + [0] * (9 - len(expected))
+
+
+@given(st.data())
+def test_rows_of_the_cache_move_at_once(data):
+    """Also where what is read is written as well; each buffer by its own row size."""
+    buffers = [torch.randn(8, 2, 3), torch.randn(8, 5, dtype=torch.float64)]
+    count = data.draw(st.integers(0, 8))
+    targets, sources = (data.draw(st.permutations(range(8)))[:count] for _ in range(2))
+    expected = [[row.tolist() for row in buffer] for buffer in buffers]
+    for lists in expected:
+        for target, row in zip(targets, [lists[source] for source in sources], strict=True):
+            lists[target] = row
+    addresses = torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.uint64)
+    strides = torch.tensor([buffer[0].nbytes for buffer in buffers])
+    copy_all_layer_kv_cache_cpu(addresses, strides, torch.tensor(targets), torch.tensor(sources))
+    assert [buffer.tolist() for buffer in buffers] == expected
+
+
+def test_what_is_not_needed_says_so():
+    with pytest.raises(NotImplementedError, match="build_tree_kernel_efficient_cpu"):
+        build_tree_kernel_efficient_cpu()
+
+
+@given(forests(most=4), st.integers(0, 3))
+def test_attention_of_drafts(forest, length):
+    """Against softmax(q k) v written out, with two query heads per key; slots that are not the request's are poison."""
+    rows, n, heads, kv_heads, size, scale = len(forest), len(forest[0]), 4, 2, 3, 0.5
+    generator = torch.Generator().manual_seed(rows * 100 + n * 10 + length)
+    used = rows * (length + n)
+    order = torch.randperm(used + 5, generator=generator).int()
+    slots = list(order[:used].view(rows, -1))
+    queries = torch.randn(rows * n, heads, size, generator=generator)
+    keys, values = (torch.randn(used + 5, kv_heads, size, generator=generator) for _ in range(2))
+    keys[order[used:].long()] = values[order[used:].long()] = math.nan
+    masks = masks_of(mask_of(forest).flatten(), [length] * rows, n, 4)
+    found = attend(queries, keys, values, slots, masks, scale)
+    for row, node in itertools.product(range(rows), range(n)):
+        parents = forest[row]
+        seen = [*range(length), *(length + above for above in sorted(ancestors(parents, node)))]
+        for head in range(heads):
+            query = queries[row * n + node, head].double()
+            places = [int(slots[row][place]) for place in seen]
+            scores = [scale * float(query @ keys[place, head // 2].double()) for place in places]
+            total = sum(math.exp(score) for score in scores)
+            expected = sum(
+                math.exp(score) / total * values[place, head // 2].double()
+                for score, place in zip(scores, places, strict=True)
+            )
+            assert torch.allclose(found[row * n + node, head].double(), expected, atol=1e-5)
+
+
+@given(forests(), st.lists(st.integers(1, 5), min_size=3, max_size=3))
+def test_masks_are_trees_only_in_engines_started_for_trees(forest, lengths):
+    rows, n = len(forest), len(forest[0])
+    lengths = lengths[:rows]
+    trees = [
+        [[True] * before + [other in ancestors(parents, node) for other in range(n)] for node in range(n)]
+        for parents, before in zip(forest, lengths, strict=True)
+    ]
+    chains = [[[True] * (before + node + 1) + [False] * (n - 1 - node) for node in range(n)] for before in lengths]
+    squares = mask_of(forest).flatten()
+    whole = torch.tensor([seen for tree in trees for node in tree for seen in node])
+    assert [mask.tolist() for mask in masks_of(squares, lengths, n, 4)] == trees
+    assert [mask.tolist() for mask in masks_of(whole, lengths, n, 4)] == trees
+    for topk in (1, None):
+        assert [mask.tolist() for mask in masks_of(squares, lengths, n, topk)] == chains
+    with pytest.raises(ValueError, match="tree mask"):
+        masks_of(squares[1:], lengths, n, 4)

@@ -1,0 +1,193 @@
+"""Functions that run in a scheduler's process and change what SGLang's n-gram worker drafts, or what becomes of it.
+
+`restore` undoes them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+SEEN: list[dict[str, Any]] = []
+"""Of each verification that was watched, per row: "tokens" of its nodes; "parents", of each node -1 or the node that it
+hangs on; "kept", how many tokens came out of it."""
+
+_PLANTED: list[tuple[Any, str, Any]] = []
+
+
+def put(where: Any, name: str, value: Any) -> Any:
+    """Replace an attribute until `restore`; return what it was."""
+    was = getattr(where, name)
+    _PLANTED.append((where, name, was))
+    setattr(where, name, value)
+    return was
+
+
+def restore(scheduler: Any) -> int:
+    """Undo everything; return how much it was."""
+    count = len(_PLANTED)
+    while _PLANTED:
+        setattr(*_PLANTED.pop())
+    return count
+
+
+def watch(scheduler: Any) -> None:
+    """Begin to fill `SEEN`."""
+    import sglang.srt.speculative.ngram_worker as module
+
+    def sample(verify_input: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(verify_input, batch, *args, **kwargs)
+        links = (verify_input.retrieve_next_token.tolist(), verify_input.retrieve_next_sibling.tolist())
+        parents = [parents_of(child, sibling) for child, sibling in zip(*links, strict=True)]
+        tokens = verify_input.draft_token.view(len(parents), -1).tolist()
+        SEEN.append({"tokens": tokens, "parents": parents, "kept": found[1].tolist()})
+        return found
+
+    SEEN.clear()
+    original = put(module, "eagle_sample", sample)
+
+
+def parents_of(child: list[int], sibling: list[int]) -> list[int]:
+    """Return of each node the one that it hangs on, or -1, from first children and next siblings."""
+    parents = [-1] * len(child)
+    for parent, node in enumerate(child):
+        while node != -1:
+            parents[node], node = parent, sibling[node]
+    return parents
+
+
+def seen(scheduler: Any) -> list[dict[str, Any]]:
+    """Return what was seen since `watch`."""
+    return list(SEEN)
+
+
+def draft(scheduler: Any, texts: list[list[int]], decoys: bool, vocab_size: int) -> None:
+    """Let the worker draft the right continuations, as chains or as trees.
+
+    In a tree each right node has a sibling before it that is wrong, so what is accepted does not lie in a row.
+
+    Args:
+        texts: prompts, each with its answer.
+    """
+    worker = scheduler.draft_worker
+
+    def prepare(batch: Any) -> tuple[Any, Any]:
+        rows, n = len(batch.reqs), worker.draft_token_num
+        worker.prev_token_ids, worker.prev_accept_lens = [], [0] * rows  # which the worker expects to be set here
+        emitted, counts = batch.spec_info.accept_tokens.view(rows, -1).tolist(), batch.spec_info.accept_lens.tolist()
+        tokens, mask = np.zeros((rows, n), dtype=np.int64), np.zeros((rows, n, n), dtype=bool)
+        for row, request in enumerate(batch.reqs):
+            text = answer_to(list(request.origin_input_ids), texts)
+            place = int(batch.seq_lens_cpu[row])  # of the last token, whose keys and values are still to come
+            tokens[row, 0] = emitted[row][counts[row] - 1]
+            mask[row] = np.eye(n, dtype=bool)
+            node, parent = 1, 0
+            for token in text[place + 1 :]:
+                for child in ([(token + 1) % vocab_size] if decoys else []) + [token]:
+                    if node == n:
+                        break
+                    tokens[row, node] = child
+                    mask[row, node] |= mask[row, parent]
+                    node += 1
+                parent = node - 1
+        return tokens.flatten(), mask.flatten()
+
+    put(worker, "_prepare_draft_tokens", prepare)
+
+
+def answer_to(prompt: list[int], texts: list[list[int]]) -> list[int]:
+    """Return the text that begins with a prompt; nothing when there is none."""
+    return next((text for text in texts if text[: len(prompt)] == prompt), [])
+
+
+def narrow(scheduler: Any, width: int) -> None:
+    """The mistake: verify fewer tokens per request than the attention backend was built for; draft them by `draft`."""
+    worker = scheduler.draft_worker
+    put(worker, "draft_token_num", width)
+    worker._init_preallocated_tensors()
+
+
+def lose_moves(scheduler: Any) -> None:
+    """The mistake: keys and values of accepted drafts stay where the drafts lay."""
+    import sglang.srt.speculative.ngram_worker as module
+
+    put(module, "move_accept_tokens_to_target_kvcache", lambda *args: None)
+
+
+def show_siblings(scheduler: Any) -> None:
+    """The mistake: every draft sees all that were put before it, whatever the tree."""
+
+    def change(batch: Any, n: int) -> None:
+        chain = torch.ones(n, n, dtype=torch.bool).tril()
+        batch.spec_info.custom_mask = chain.expand(len(batch.reqs), n, n).flatten()
+
+    after_preparing(scheduler, change)
+
+
+def count_in_rows(scheduler: Any) -> None:
+    """The mistake: drafts count their places in the row, not in the tree."""
+
+    def change(batch: Any, n: int) -> None:
+        places = batch.seq_lens[:, None] + torch.arange(n)
+        batch.spec_info.positions = places.flatten().to(batch.spec_info.positions.dtype)
+
+    after_preparing(scheduler, change)
+
+
+def whole_masks(scheduler: Any, hide: int = 0) -> None:
+    """No mistake: masks that cover the text before the drafts too, as SGLang's n-gram builds them on GPUs.
+
+    Args:
+        hide: tokens at the text's begin that drafts do not see; any is the mistake.
+    """
+
+    def change(batch: Any, n: int) -> None:
+        whole = []
+        for before, drafts in zip(batch.seq_lens.tolist(), batch.spec_info.custom_mask.view(-1, n, n), strict=True):
+            text = torch.ones(n, before, dtype=torch.bool)
+            text[:, :hide] = False
+            whole.append(torch.cat([text, drafts], dim=1).flatten())
+        batch.spec_info.custom_mask = torch.cat(whole)
+
+    after_preparing(scheduler, change)
+
+
+def hide_begin(scheduler: Any) -> None:
+    """The mistake: a mask of the text before the drafts is short by one."""
+    whole_masks(scheduler, hide=1)
+
+
+def after_preparing(scheduler: Any, change: Callable[[Any, int], None]) -> None:
+    """Let `change(batch, nodes per tree)` run on batches that are ready for verification."""
+    worker = scheduler.draft_worker
+
+    def prepare(batch: Any) -> None:
+        original(batch)
+        if batch.forward_mode.is_target_verify():
+            change(batch, worker.draft_token_num)
+
+    original = put(worker, "_prepare_for_speculative_decoding", prepare)
+
+
+def sharpen(scheduler: Any) -> None:
+    """The mistake: verification samples at another temperature than the one asked for."""
+    import sglang.srt.speculative.eagle_utils as module
+
+    def softmax(logits: Any, temperatures: Any) -> Any:
+        return original(logits, temperatures=0.7 * temperatures)
+
+    original = put(module, "sampling_softmax", softmax)
+
+
+def accept_lightly(scheduler: Any) -> None:
+    """The mistake: drafts are accepted twice as readily as the target says."""
+    import sglang.srt.speculative.eagle_utils as module
+
+    def coins(**given: Any) -> Any:
+        each, last = original(**given)
+        return each / 2, last
+
+    original = put(module, "_verify_coins", coins)

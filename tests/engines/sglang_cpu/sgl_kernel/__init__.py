@@ -1,0 +1,37 @@
+"""Test only: SGLang's kernels for the CPU in plain torch, as far as its n-gram speculation calls them.
+
+SGLang's own build of them is for CPUs with AMX.  The names are those that SGLang imports; what it imports but never
+calls here raises when it is called.
+"""
+
+from typing import Any, NoReturn
+
+from sgl_kernel.cache import copy_all_layer_kv_cache_cpu
+from sgl_kernel.slots import assign_extend_cache_locs_cpu, assign_req_to_token_pool_cpu, fill_accept_out_cache_loc_cpu
+from sgl_kernel.verify import verify_tree_greedy_cpu
+
+__all__ = [
+    "assign_draft_cache_locs_contiguous_cpu",
+    "assign_extend_cache_locs_cpu",
+    "assign_req_to_token_pool_cpu",
+    "build_tree_kernel_efficient_cpu",
+    "copy_all_layer_kv_cache_cpu",
+    "fill_accept_out_cache_loc_cpu",
+    "fill_bonus_tokens_cpu",
+    "rotate_input_ids_cpu",
+    "verify_tree_greedy_cpu",
+]
+
+
+def _absent(name: str) -> Any:
+    def absent(*args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"{name}: only draft models in SGLang call this, which the tests do not run")
+
+    absent.__name__ = name
+    return absent
+
+
+assign_draft_cache_locs_contiguous_cpu = _absent("assign_draft_cache_locs_contiguous_cpu")
+build_tree_kernel_efficient_cpu = _absent("build_tree_kernel_efficient_cpu")
+fill_bonus_tokens_cpu = _absent("fill_bonus_tokens_cpu")
+rotate_input_ids_cpu = _absent("rotate_input_ids_cpu")

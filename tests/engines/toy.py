@@ -1,0 +1,70 @@
+"""A model whose sampled output has an exactly known law, for tests that hold an engine's counts against it.
+
+It has 16 tokens, and the law of each depends on the token before it only, as its attention is switched off.  So every
+two tokens of an answer are a sample of a known law, given the token before them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from specplug.testing.statistics import g_test
+
+VOCAB, PROMPT = 16, [3, 9, 4, 11, 3, 9]
+PAIRS = 16  # per answer
+
+
+@functools.cache
+def model() -> Any:
+    """One layer without attention, and with a law that is far from uniform and far from certain."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(11)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.18,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config).eval()
+    torch.nn.init.zeros_(model.model.layers[0].self_attn.o_proj.weight)
+    return model
+
+
+@functools.cache
+def law() -> torch.Tensor:
+    """Return [V, V] float64: the law of the token behind each token."""
+    with torch.inference_mode():
+        behind = [model()(input_ids=torch.tensor([[*PROMPT, token]])).logits[0, -1] for token in range(VOCAB)]
+    return torch.stack(behind).double().softmax(-1)
+
+
+def by_frequency() -> list[int]:
+    """Return the tokens, the most frequent first."""
+    return [int(token) for token in law().matrix_power(64)[0].argsort(descending=True)]
+
+
+def p_value(answers: Sequence[Sequence[int]], expected_law: torch.Tensor | None = None) -> float:
+    """Return the p-value of the pairs' counts, by a G-test.
+
+    Args:
+        answers: token ids behind `PROMPT`, `2 * PAIRS` of them each, sampled at temperature 1.
+        expected_law: [V, V] float64, another law than the model's.
+    """
+    expected_law = law() if expected_law is None else expected_law
+    texts = torch.tensor([[PROMPT[-1], *answer] for answer in answers])
+    first, second, third = (texts[:, start:][:, : 2 * PAIRS : 2].flatten() for start in range(3))
+    counts = torch.bincount((first * VOCAB + second) * VOCAB + third, minlength=VOCAB**3)
+    begins = torch.bincount(first, minlength=VOCAB) / len(first)  # given these, the pairs are independent
+    expected = begins[:, None, None] * expected_law[:, :, None] * expected_law[None]
+    return g_test(counts.numpy(), expected.flatten().numpy())
