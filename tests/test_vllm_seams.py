@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 
+from specplug.seams.probe import _method_codes, _stored, imported, problems
+from specplug.seams.seam import Seam
+from specplug.seams.seam import seam as a_seam
+from specplug.seams.sources import Sources, moved_in
 from specplug_vllm import seams
-from specplug_vllm.seam import Seam
-from specplug_vllm.seam import seam as a_seam
-from specplug_vllm.seams_probe import _method_codes, _stored, imported, problems
-from specplug_vllm.seams_source import Sources, moved_in
 from specplug_vllm.seams_table import SEAMS
 
 ROOT = Path(__file__).parents[1]
@@ -327,12 +327,11 @@ OURS = """
 _specplug _specplug_intake specplug_control specplug_engine specplug_keys specplug_status
 """
 PYTHONS = """
-body digest f_locals is_closed origin parent parse_known_args returncode run_in_executor
-st_ino st_mode st_mtime_ns st_size util
+body digest f_locals origin parent parse_known_args returncode util value
 """
 TORCHS = "Module load_weights"
 FASTAPIS = "add_api_route headers include_router"
-OTHERS = "model_max_length samples"  # of tokenizers, of prometheus_client
+OTHERS = "model_dump model_json_schema"  # of pydantic
 
 
 def known_elsewhere() -> set[str]:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from specplug.errors import EngineError
 from specplug.registry import default_registry
+from specplug.seams.sources import moved_in
 from specplug.settings.model import Settings
 from specplug.specs import CheckResult
 from specplug_vllm import advice
-from specplug_vllm.seam import NEWEST, OLDEST
 from specplug_vllm.seams import REMEDY, SUPPORTED, parse
-from specplug_vllm.seams_source import moved_in
-from specplug_vllm.seams_table import SEAMS
+from specplug_vllm.seams_table import NEWEST, OLDEST, SEAMS
 
 GROUP, NAME, TARGET = "vllm.general_plugins", "specplug", "specplug_vllm.entry:register"
 
@@ -83,7 +82,7 @@ def _version(version: str) -> CheckResult:
 
 
 def _seams(folder: Path, version: str) -> CheckResult:
-    moved = moved_in(folder.parent, parse(version) or NEWEST)
+    moved = moved_in(folder.parent, parse(version) or NEWEST, SEAMS)
     if moved:
         return CheckResult("fail", f"vLLM {version} has moved: {'; '.join(moved)}", REMEDY)
     return CheckResult("ok", f"all {len(SEAMS)} seams found")

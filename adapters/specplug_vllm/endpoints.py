@@ -12,9 +12,9 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 
 from specplug.errors import SpecplugError
+from specplug.serving.control import Order, parse_order
 from specplug_vllm import status
 from specplug_vllm.asked import is_asked
-from specplug_vllm.control import Order, parse_order
 
 _EXAMPLES = {
     "off": {"value": {"mode": "off"}},

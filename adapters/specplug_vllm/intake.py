@@ -12,11 +12,12 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from specplug_vllm import exporter, fields, seams
+from specplug.serving import fields
+from specplug_vllm import exporter, seams
 from specplug_vllm.asked import is_asked, resolved, runner_of
 
 if TYPE_CHECKING:
-    from specplug_vllm.parser import Parser
+    from specplug.serving.parsing import Parser
 
 _PARSER = "_specplug_parser"  # on an InputProcessor whose server asked for specplug
 _LIMIT = "_specplug_most_biases"  # on a SpeculativeConfig whose runner applies min_p and logit_bias to drafts
@@ -75,12 +76,13 @@ def _with_parser(original: Callable[..., None]) -> Callable[..., None]:
             return
         from vllm.tokenizers import cached_tokenizer_from_config
 
-        from specplug_vllm.parser import Parser
-        from specplug_vllm.tokenizing import Tokenizer
+        from specplug.serving.parsing import Parser
+        from specplug.serving.tokenizing import Tokenizer
+        from specplug_vllm.refusal import RefusedRequest
 
         model = vllm_config.model_config
         tokenizer = Tokenizer(functools.partial(cached_tokenizer_from_config, model))
-        setattr(self, _PARSER, Parser(found, model.get_vocab_size(), tokenizer))
+        setattr(self, _PARSER, Parser(found, model.get_vocab_size(), tokenizer, RefusedRequest))
         if runner_of(vllm_config) == "v2":
             from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_LOGIT_BIAS_TOKENS
 
@@ -156,7 +158,7 @@ def _admitting(original: Callable[..., None]) -> Callable[..., None]:
         if most is None:
             original(self, speculative_config)
         elif self.logit_bias and len(self.logit_bias) > most:
-            from specplug_vllm.parser import RefusedRequest
+            from specplug_vllm.refusal import RefusedRequest
 
             # The worker would raise, and with it the engine end.
             raise RefusedRequest(

@@ -55,9 +55,9 @@ def _leave(drafting: Drafting, scheduler_output: Any) -> None:
     for kind in said.events:
         drafting.on_engine_event(kind)
     for request_id in sorted(scheduler_output.finished_req_ids):
-        drafting.finish(request_id, aborted=request_id in said.aborted)
+        drafting.places.finish(request_id, aborted=request_id in said.aborted)
     for request_id in sorted(scheduler_output.preempted_req_ids or ()):
-        drafting.preempt(request_id)
+        drafting.places.preempt(request_id)
 
 
 def _arrive(drafting: Drafting, scheduler_output: Any) -> None:
@@ -65,4 +65,4 @@ def _arrive(drafting: Drafting, scheduler_output: Any) -> None:
     for new in scheduler_output.scheduled_new_reqs:  # on V2 also those that resume
         drafting.start(new, salts.get(new.req_id))
     for request_id in getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ()):  # V1
-        drafting.resume(request_id)
+        drafting.places.resume(request_id)

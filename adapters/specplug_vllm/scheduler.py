@@ -13,10 +13,14 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from specplug.errors import EngineError
+from specplug.interfaces import PluginContext
+from specplug.serving import wire
+from specplug.serving.planning import Bounds, Planning
 from specplug.types.caps import WidthChange
 from specplug.types.request import EngineEventKind
-from specplug_vllm import notes, seams
-from specplug_vllm.planning import Planning
+from specplug_vllm import notes, seams, status
+from specplug_vllm.asked import engine_caps, resolved
 
 
 class _Planned:
@@ -35,7 +39,8 @@ class _Planned:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         seams.require("scheduler")
         super().__init__(*args, **kwargs)
-        self.planning = Planning(self.vllm_config)
+        self.planning = planning_of(self.vllm_config)
+        status.install_engine_core()
         self._may_narrow = self.planning.caps.width_change is not WidthChange.FIXED
         # vLLM pads some new requests with as many placeholders, and fails when they exceed what a prompt may advance.
         chunk = self.vllm_config.scheduler_config.long_prefill_token_threshold
@@ -116,3 +121,25 @@ class SpecplugScheduler(_Planned, Scheduler):
 
 class SpecplugAsyncScheduler(_Planned, AsyncScheduler):
     """vLLM's asynchronous scheduler, planned by specplug."""
+
+
+def planning_of(vllm_config: Any) -> Planning[Any]:
+    """Build the scheduler process's half of specplug, for a server that asked for it."""
+    found = resolved(vllm_config)
+    if found is None:
+        raise EngineError.build("this server did not ask for specplug", who="specplug_vllm")
+    longest: int = vllm_config.model_config.max_model_len
+    context = PluginContext(
+        caps=engine_caps(vllm_config),
+        vocab_size=vllm_config.model_config.get_vocab_size(),
+        max_slots=vllm_config.scheduler_config.max_num_seqs,
+        max_length=longest,
+        seed=found.settings.seed,
+    )
+
+    def bounds(request: Any) -> Bounds:
+        params = request.sampling_params
+        cap = None if params is None else wire.decode(params.extra_args)[0].cap
+        return Bounds(min(request.num_prompt_tokens + request.max_tokens, longest), cap)
+
+    return Planning(found, context, lambda request: (request.request_id, request.num_tokens), bounds)

@@ -10,9 +10,9 @@ import functools
 import logging
 
 from specplug.errors import EngineError
-from specplug_vllm.seam import NEWEST, OLDEST, Version, Where
-from specplug_vllm.seams_probe import imported, problems
-from specplug_vllm.seams_table import DIFFERENCES, SEAMS
+from specplug.seams.probe import imported, problems
+from specplug.seams.seam import Version
+from specplug_vllm.seams_table import DIFFERENCES, NEWEST, OLDEST, SEAMS, Where
 
 SUPPORTED = f"vLLM {'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
 REMEDY = f"Install a supported version: {SUPPORTED}"

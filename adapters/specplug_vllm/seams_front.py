@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specplug_vllm.seam import Seam, seam
+from specplug.seams.seam import Seam, seam
 
 _API = (
     seam("vllm.exceptions:VLLMValidationError", "api"),

@@ -6,9 +6,17 @@ doctor`` compare them with sources.
 
 from __future__ import annotations
 
-from specplug_vllm.seam import Seam, seam
+from typing import Literal
+
+from specplug.seams.seam import Seam, Version, seam
 from specplug_vllm.seams_front import FRONT
 from specplug_vllm.seams_worker import WORKER
+
+Where = Literal["config", "scheduler", "v1", "v2", "api", "http", "verifier v1", "verifier v2", "adaptive", "cli"]
+"""The parts of the adapter that use seams."""
+
+OLDEST: Version = (0, 30)
+NEWEST: Version = (0, 33)
 
 DIFFERENCES = {
     "req_states": seam("vllm.v1.worker.gpu.spec_decode:init_speculator", "v2", named="req_states", since=(0, 32)),

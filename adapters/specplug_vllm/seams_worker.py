@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specplug_vllm.seam import Seam, seam
+from specplug.seams.seam import Seam, seam
 
 _WORKER = (
     seam("vllm.tokenizers:cached_tokenizer_from_config", "v1", "v2", takes="model_config"),

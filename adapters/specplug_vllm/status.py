@@ -11,6 +11,7 @@ import asyncio
 from importlib.metadata import version
 from typing import Any
 
+from specplug.serving.telling import by_plugin, settings_told
 from specplug_vllm.asked import engine_caps, runner_of
 from specplug_vllm.lifecycle import drafting_of
 
@@ -58,19 +59,19 @@ def engine_status(core: Any) -> dict[str, Any]:
         "async_scheduling": bool(config.scheduler_config.async_scheduling),
         "max_width": caps.max_width,
         "captured_widths": list(caps.captured_widths),
-        "settings": _settings(planning.resolved),
+        "settings": settings_told(planning.resolved),
         "scheduler": {
             "steps": planning.steps,
             "plan": {"width": planning.plan.width, "token_budget": planning.plan.token_budget},
             "control": planning.control.state(),
-            "faults": _by_plugin(planning.faults),
+            "faults": by_plugin(planning.faults),
         },
         "workers": core.model_executor.collective_rpc(worker_status),
     }
 
 
 def control(core: Any, order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out an operator's order (see `specplug_vllm.control.Order`); return what holds now."""
+    """Carry out an operator's order (see `specplug.serving.control.Order`); return what holds now."""
     state: dict[str, Any] = core.scheduler.planning.control.set(**order)
     return state
 
@@ -89,27 +90,3 @@ def versions() -> dict[str, str]:
     import vllm
 
     return {"specplug": version("specplug"), "vllm": str(vllm.__version__)}
-
-
-def _settings(resolved: Any) -> dict[str, dict[str, Any]]:
-    """Return every setting with its value and the layer that gave it, by dotted key."""
-    told: dict[str, dict[str, Any]] = {}
-    plain = resolved.settings.model_dump(mode="json")
-    for key, origin in resolved.origins.items():
-        told[key] = {"value": _at(plain, key), "origin": origin}
-    return told
-
-
-def _at(tree: Any, key: str) -> Any:
-    """Return what stands at a dotted key, whose parts may hold dots themselves."""
-    if not key:
-        return tree
-    part = next(part for part in tree if key == part or key.startswith(f"{part}."))
-    return _at(tree[part], key[len(part) + 1 :])
-
-
-def _by_plugin(faults: Any) -> dict[str, dict[str, int]]:
-    told: dict[str, dict[str, int]] = {}
-    for (name, kind), count in faults.items():
-        told.setdefault(name, {})[kind] = count
-    return told

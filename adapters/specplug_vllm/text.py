@@ -108,7 +108,7 @@ class _Counts:
 
     def snapshot(self) -> MetricsSnapshot:
         """Return the counts of the worker that drafts, with the scheduler's faults left out."""
-        from specplug_vllm.exporter import snapshot_of
+        from specplug.serving.exporter import snapshot_of
 
         (counts,) = (said["metrics"] for said in self._llm.collective_rpc("specplug_status") if said["drafts"])
         return snapshot_of(counts, {})

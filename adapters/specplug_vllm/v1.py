@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specplug.serving.rows import RowFacts
+from specplug.serving.slots import SlotRows
 from specplug.types.batch import BatchView, Residency
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
 from specplug_vllm import events, lifecycle, mends, ranks, seams, status, verifier, verifier_v1
 from specplug_vllm.drafting import Drafting
-from specplug_vllm.rows import RowFacts
-from specplug_vllm.slots import SlotRows
 
 _CPU = torch.device("cpu")
 
@@ -83,8 +83,8 @@ class Proposer:
 
     def _rows_of(self, drafting: Drafting, names: list[str]) -> _Rows:
         """Return what stays the same while the same requests hold the same places."""
-        if self._rows is None or not self._rows.facts.hold(drafting, names):
-            self._rows = _Rows(drafting, RowFacts(drafting, names))
+        if self._rows is None or not self._rows.facts.hold(drafting.places, names):
+            self._rows = _Rows(drafting, RowFacts(drafting.places, names))
         return self._rows
 
     def _outcome(self, drafting: Drafting, rows: _Rows, batch: BatchView, emitted: Tensor) -> Outcome:

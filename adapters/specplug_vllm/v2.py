@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
+from specplug.serving.rows import RowFacts
+from specplug.serving.slots import SlotRows
 from specplug.types.batch import BatchView, Residency
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
 from specplug_vllm import adaptive, asked, events, lifecycle, mends, ranks, status, verifier, verifier_v2
 from specplug_vllm.drafting import Drafting
-from specplug_vllm.rows import RowFacts
-from specplug_vllm.slots import SlotRows
 
 UNLIKELY = -1e4
 """The logit of what a certain draft token is not.  Finite, because vLLM subtracts logits from each other."""
@@ -61,7 +61,7 @@ class Speculator(BaseSpeculator):
         self._attached = False
         self._verified: Mapping[str, Sequence[int]] = {}
         if self.drafting is not None:
-            self.drafting.place_of = lambda name: req_states.req_id_to_index[name]
+            self.drafting.places.place_of = lambda name: req_states.req_id_to_index[name]
             if self.drafting.stage.distribution is Distribution.LOGITS:
                 shape = (slots, width, self.drafting.vocab_size)
                 self.draft_logits = torch.zeros(shape, dtype=torch.float32, device=device)
@@ -157,8 +157,8 @@ class Speculator(BaseSpeculator):
         """Wrap the runner's tensors."""
         slots, states = input_batch.idx_mapping, self._states
         lengths = states.total_len.gpu[slots]
-        if self._facts is None or not self._facts.hold(drafting, input_batch.req_ids):
-            self._facts = RowFacts(drafting, input_batch.req_ids)
+        if self._facts is None or not self._facts.hold(drafting.places, input_batch.req_ids):
+            self._facts = RowFacts(drafting.places, input_batch.req_ids)
         return BatchView(
             slots=slots,
             generations=rows.generations,

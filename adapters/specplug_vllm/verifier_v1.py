@@ -93,7 +93,7 @@ class Decision:
     def _chosen(self, names: list[str], num_draft_tokens: list[int]) -> list[bool]:
         """Return which rows have drafts and ask for the verifier."""
         assert self._drafting is not None  # lossy verifiers do not serve on several ranks
-        asks = self._drafting.request_of
+        asks = self._drafting.places.request_of
         pairs = zip(names, num_draft_tokens, strict=False)
         return [count > 0 and asks(name).options.verifier is not None for name, count in pairs]
 

@@ -184,6 +184,6 @@ def left_over(llm: Any) -> int:
     """Run one more request, and return how many requests the worker still holds."""
     watching.generate(llm, [PROMPTS[3]], {"max_tokens": 2})
     drafting = watching.drafting(llm)
-    assert len(drafting.slots.tenants) == len(drafting._places)
-    assert not drafting._waiting
-    return len(drafting._places)
+    assert len(drafting.slots.tenants) == len(drafting.places)
+    assert not drafting.places._waiting
+    return len(drafting.places)

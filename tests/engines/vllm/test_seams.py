@@ -19,11 +19,11 @@ import pytest
 import vllm
 
 from specplug.errors import EngineError
+from specplug.seams.probe import imported, problems
+from specplug.seams.seam import Seam
+from specplug.seams.sources import Sources, moved_in
 from specplug_vllm import seams
-from specplug_vllm.seam import NEWEST, OLDEST, Seam, Where
-from specplug_vllm.seams_probe import imported, problems
-from specplug_vllm.seams_source import Sources, moved_in
-from specplug_vllm.seams_table import DIFFERENCES, SEAMS
+from specplug_vllm.seams_table import DIFFERENCES, NEWEST, OLDEST, SEAMS, Where
 
 CACHE = Path(__file__).parents[3] / ".cache"
 INSTALLED = Path(vllm.__file__).parents[1]
@@ -75,13 +75,13 @@ def test_every_seam_holds_in_the_installed_vllm(where: Where):
 
 
 def test_every_seam_holds_in_the_installed_vllms_sources():
-    assert moved_in(INSTALLED, VERSION) == []
+    assert moved_in(INSTALLED, VERSION, SEAMS) == []
 
 
 def test_every_seam_holds_in_another_versions_sources(other_sources):
     said = ast.parse((other_sources / "vllm" / "_version.py").read_text())
     assert f"'{OTHER}'" in ast.unparse(said)
-    assert moved_in(other_sources, seams.parse(OTHER)) == []
+    assert moved_in(other_sources, seams.parse(OTHER), SEAMS) == []
 
 
 def test_what_only_some_versions_have_is_not_in_the_others(other_sources):

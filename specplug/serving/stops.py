@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specplug_vllm.slots import SlotRows
+from specplug.serving.slots import SlotRows
 
 
 class StopWatch:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specplug.serving.places import Places
 from specplug.types.batch import Barrier
 from specplug.types.request import Request
-from specplug_vllm.drafting import Drafting
 
 
 class RowFacts:
@@ -19,15 +19,15 @@ class RowFacts:
         barriers: spans of the rows that are no text.
     """
 
-    def __init__(self, drafting: Drafting, names: Sequence[str]) -> None:
-        self._version = drafting.slots.version
+    def __init__(self, places: Places, names: Sequence[str]) -> None:
+        self._version = places.slots.version
         self._names = list(names)
         self.names = tuple(names)
-        self.slots = [drafting.slot_of(name) for name in names]
-        tenants = [drafting.slots.tenants[slot] for slot in self.slots]
+        self.slots = [places.slot_of(name) for name in names]
+        tenants = [places.slots.tenants[slot] for slot in self.slots]
         self.requests: tuple[Request, ...] = tuple(tenant.request for tenant in tenants)
         self.barriers = tuple(Barrier(row, *span) for row, tenant in enumerate(tenants) for span in tenant.barriers)
 
-    def hold(self, drafting: Drafting, names: Sequence[str]) -> bool:
+    def hold(self, places: Places, names: Sequence[str]) -> bool:
         """Whether these are still the facts of the rows `names`, a list."""
-        return self._version == drafting.slots.version and self._names == names
+        return self._version == places.slots.version and self._names == names

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specplug_vllm.requests import MAX_STOP_IDS, Resident
+from specplug.serving.residents import MAX_STOP_IDS, Resident
 
 NO_CAP = 1 << 30
 _GENERATION, _END, _CAP, _GRAMMAR, _VERIFIER, _STOPS = range(6)

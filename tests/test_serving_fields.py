@@ -1,4 +1,4 @@
-"""How a vLLM request spells specplug's fields, and how its texts are cut for the tokenizer."""
+"""How a request spells specplug's fields, and how its texts are cut for the tokenizer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.errors import RequestError
+from specplug.serving import fields, wire
+from specplug.serving.tokenizing import PIECE, Tokenizer, pieces
 from specplug.settings import RequestFields
 from specplug.types.request import RequestOptions
-from specplug_vllm import fields, wire
-from specplug_vllm.tokenizing import PIECE, Tokenizer, pieces
 
 TINY = Path(__file__).parents[1] / "specplug" / "demo" / "models" / "tiny"
 

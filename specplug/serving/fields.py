@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from specplug.errors import RequestError, suggest
+from specplug.serving.wire import WIRE_KEY, is_encoded
 from specplug.settings.mistakes import shown
 from specplug.settings.request import RequestFields, as_mapping, from_json
-from specplug_vllm.wire import WIRE_KEY, is_encoded
 
 PREFIX = f"{WIRE_KEY}_"
 _FIELDS = tuple(RequestFields.model_fields)

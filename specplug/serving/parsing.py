@@ -1,4 +1,4 @@
-"""A request's specplug fields, from what the user wrote to the form that travels to scheduler and workers."""
+"""A request's specplug fields, from what the user wrote to the form that travels to where requests are served."""
 
 from __future__ import annotations
 
@@ -8,26 +8,34 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from vllm.exceptions import VLLMValidationError
-
 from specplug.errors import RequestError
+from specplug.serving import fields, wire
+from specplug.serving.tokenizing import Tokenizer
 from specplug.settings.request import parse_request_fields
 from specplug.settings.sources import ResolvedSettings
-from specplug_vllm import fields, wire
-from specplug_vllm.tokenizing import Tokenizer
 
 INLINE_CHARACTERS = 8192
 """What a server parses on its event loop, a few milliseconds' work; more goes to a thread."""
 
 
-class RefusedRequest(RequestError, VLLMValidationError, ValueError):
-    """A request's specplug fields are wrong.  vLLM answers its own kind of error with a 400, and others with a 500."""
-
-
 class Parser:
-    """Parses, checks and tokenises the specplug fields of one server's requests."""
+    """Parses, checks and tokenises the specplug fields of one server's requests.
 
-    def __init__(self, found: ResolvedSettings, vocab_size: int, tokenizer: Tokenizer) -> None:
+    Args:
+        found: the server's settings.
+        vocab_size: ids lie in [0, vocab_size).
+        tokenizer: of reference texts.
+        refusal: what is raised for wrong fields: an error that the engine's front end answers with a 400.
+    """
+
+    def __init__(
+        self,
+        found: ResolvedSettings,
+        vocab_size: int,
+        tokenizer: Tokenizer,
+        refusal: type[RequestError] = RequestError,
+    ) -> None:
+        self._refusal = refusal
         self._settings, self._vocab_size, self._tokenizer = found.settings, vocab_size, tokenizer
         self._proposers = (found.settings.proposer, *found.settings.extra_proposers)
         # Unless the settings name a verifier, the engine's own verifies.
@@ -44,7 +52,7 @@ class Parser:
         A request cannot ask for wider drafts than the server's: a larger `num_speculative_tokens` is the server's.
 
         Raises:
-            RefusedRequest: the fields are wrong.
+            RequestError: the fields are wrong; of the kind `refusal`.
         """
         try:
             given, rest = fields.split(extra_args)
@@ -57,7 +65,7 @@ class Parser:
                 verifiers=self._verifiers,
             )
         except RequestError as error:
-            raise RefusedRequest(str(error)) from None
+            raise self._refusal(str(error)) from None
         cap = options.num_speculative_tokens
         if cap is not None:
             options = dataclasses.replace(

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import msgpack
 
+from specplug.serving import wire
 from specplug.types.request import Reference, RequestOptions
-from specplug_vllm import wire
 
 int32 = st.integers(-(2**31), 2**31 - 1)
 references = st.lists(st.builds(Reference.of, st.lists(int32, max_size=20), st.text(max_size=5)), max_size=3).map(tuple)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from specplug.errors import SettingsError
+from specplug.serving.control import Control, Order
 from specplug.settings import Settings
 from specplug.settings.model import ControlSettings
-from specplug_vllm.control import Control, Order
 
 
 class Clock:

@@ -1,15 +1,10 @@
-"""What a seam is: one symbol of vLLM's, and what this adapter relies on of it."""
+"""What a seam is: one symbol of an engine's, and what an adapter relies on of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Version = tuple[int, int]
-Where = Literal["config", "scheduler", "v1", "v2", "api", "http", "verifier v1", "verifier v2", "adaptive", "cli"]
-
-OLDEST: Version = (0, 30)
-NEWEST: Version = (0, 33)
+Version = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +13,7 @@ class Seam:
 
     Attributes:
         module, name: where it stands; an empty name is the module itself.
-        where: the parts of the adapter that use it.
+        where: the parts of the adapter that use it, by the names that the adapter gives them.
         takes: the parameters that its signature begins with, ``self`` left out.
         named: parameters that it takes anywhere.
         holds: attributes of a class, its instances or a module; ``__dict__``: instances take further attributes.
@@ -27,7 +22,7 @@ class Seam:
 
     module: str
     name: str
-    where: tuple[Where, ...]
+    where: tuple[str, ...]
     takes: tuple[str, ...]
     named: tuple[str, ...]
     holds: tuple[str, ...]
@@ -44,11 +39,11 @@ class Seam:
 
 def seam(
     symbol: str,
-    *where: Where,
+    *where: str,
     takes: str = "",
     named: str = "",
     holds: str = "",
-    since: Version = OLDEST,
+    since: Version = (),
     until: Version | None = None,
 ) -> Seam:
     """Make a seam of ``module:name`` or ``module``; names are listed in one string, separated by spaces."""

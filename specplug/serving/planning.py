@@ -1,74 +1,83 @@
-"""The scheduler process's half of specplug: makes the plan of every step, from the scheduler's own figures."""
+"""Plans of steps, made where an engine schedules, from the engine's own figures of its requests."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from specplug.assembly import build_plan_stage
-from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
 from specplug.pipeline.stages import PlanStage
 from specplug.registry import default_registry
-from specplug.types.caps import EngineCaps, Ragged
+from specplug.serving.control import Control
+from specplug.settings.sources import ResolvedSettings
+from specplug.types.caps import Ragged
 from specplug.types.plan import HostStats, RequestStats, StepPlan
-from specplug_vllm import status, wire
-from specplug_vllm.asked import engine_caps, resolved
-from specplug_vllm.control import Control
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a request itself allows.
+
+    Attributes:
+        end: most tokens that prompt and output may have together.
+        cap: most draft tokens per step, None for no limit.
+    """
+
+    end: int
+    cap: int | None
 
 
 class _Tally:
-    """One request's own limit and what became of its drafts."""
+    """One request's bounds and what became of its drafts."""
 
-    __slots__ = ("accepted", "cap", "end", "verified")
+    __slots__ = ("accepted", "bounds", "verified")
 
-    def __init__(self, request: Any, max_length: int) -> None:
-        params = request.sampling_params
-        self.cap = None if params is None else wire.decode(params.extra_args)[0].cap
-        self.end = min(request.num_prompt_tokens + request.max_tokens, max_length)
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
         self.verified = self.accepted = 0
 
 
-class Planning:
-    """Plans steps.
+class Planning(Generic[R]):
+    """Plans steps of an engine whose requests are of type `R`.
 
     Args:
-        vllm_config: of a server that asked for specplug.
+        found: the server's settings.
+        context: what the policy is built with.
+        measure: returns a request's id and its number of tokens.
+        bounds: returns what a request allows; asked once per request.
 
     Attributes:
         stage: the policy's plan half, contained.
         control: what the operator says.
         faults: per plug-in and kind, as `SpecMetrics` counts them.
-        plan: the newest plan; it shapes the drafts that the step after it verifies.
+        plan: the newest plan.
+        steps: how many were planned.
     """
 
-    def __init__(self, vllm_config: Any) -> None:
-        found = resolved(vllm_config)
-        if found is None:
-            raise EngineError.build("this server did not ask for specplug", who="specplug_vllm")
-        self.resolved = found
-        self.caps: EngineCaps = engine_caps(vllm_config)
+    def __init__(
+        self,
+        found: ResolvedSettings,
+        context: PluginContext,
+        measure: Callable[[R], tuple[str, int]],
+        bounds: Callable[[R], Bounds],
+    ) -> None:
+        self.resolved, self.caps = found, context.caps
         self.faults: Counter[tuple[str, str]] = Counter()
-        self.max_length: int = vllm_config.model_config.max_model_len
-        context = PluginContext(
-            caps=self.caps,
-            vocab_size=vllm_config.model_config.get_vocab_size(),
-            max_slots=vllm_config.scheduler_config.max_num_seqs,
-            max_length=self.max_length,
-            seed=found.settings.seed,
-        )
         self.stage: PlanStage = build_plan_stage(found.settings, default_registry(), context, self._count)
         self.control = Control(found.settings)
         self.plan = StepPlan(width=0)
         self.steps = 0
+        self._measure, self._bounds = measure, bounds
         self._tallies: dict[str, _Tally] = {}
         self._capped: dict[str, int] = {}
-        status.install_engine_core()
 
-    def make(self, running: Iterable[Any], num_waiting: int, prefill_tokens: int) -> StepPlan:
-        """Plan what the next step's drafts may be; `running` are vLLM's own requests."""
+    def make(self, running: Iterable[R], num_waiting: int, prefill_tokens: int) -> StepPlan:
+        """Plan what the next step's drafts may be; `running` are the engine's own requests."""
         self.stage.ceiling = self.control.ceiling()
         figures = tuple([self._figures(request) for request in running])
         stats = HostStats(self.steps, figures, num_waiting=num_waiting, prefill_tokens=prefill_tokens)
@@ -89,15 +98,15 @@ class Planning:
             self._tallies.pop(request_id, None)
             self._capped.pop(request_id, None)
 
-    def _figures(self, request: Any) -> RequestStats:
-        name = request.request_id
+    def _figures(self, request: R) -> RequestStats:
+        name, length = self._measure(request)
         tally = self._tallies.get(name)
         if tally is None:
-            tally = self._tallies[name] = _Tally(request, self.max_length)
-            if tally.cap is not None:
-                self._capped[name] = tally.cap
-        length = request.num_tokens
-        return RequestStats(name, length, tally.end - length, tally.cap, tally.verified, tally.accepted)
+            tally = self._tallies[name] = _Tally(self._bounds(request))
+            if tally.bounds.cap is not None:
+                self._capped[name] = tally.bounds.cap
+        end, cap = tally.bounds.end, tally.bounds.cap
+        return RequestStats(name, length, end - length, cap, tally.verified, tally.accepted)
 
     def _enforced(self, plan: StepPlan, num_requests: int) -> StepPlan:
         """Hold requests' own limits, and the budget: no row can use more, and padded rows are all as wide."""

@@ -1,4 +1,4 @@
-"""The seams against vLLM sources that nobody imports: another version's, or an installed one that is slow to load."""
+"""Seams against an engine's sources that nobody imports: another version's, or an installed one, slow to load."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from specplug_vllm.seam import Seam, Version
-from specplug_vllm.seams_probe import problems
-from specplug_vllm.seams_table import SEAMS
+from specplug.seams.probe import problems
+from specplug.seams.seam import Seam, Version
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def moved_in(root: Path, version: Version, seams: Iterable[Seam] = SEAMS) -> list[str]:
-    """Return what no longer holds of the seams in a vLLM's sources.
+def moved_in(root: Path, version: Version, seams: Iterable[Seam]) -> list[str]:
+    """Return what no longer holds of the seams in an engine's sources.
 
     Args:
-        root: the folder that holds the package folder ``vllm``.
+        root: the folder that holds the engine's package folder.
         version: of those sources; seams that it does not have are left out.
         seams: those to look at.
     """
@@ -75,7 +74,7 @@ class ModuleSource:
         return name in self._names or self.member(name) is not None
 
     def member(self, name: str) -> ModuleSource | ClassSource | Definition | None:
-        """Return what a name stands for, following imports from vLLM itself."""
+        """Return what a name stands for, following imports from the engine itself."""
         statement = self._names.get(name)
         if statement is None:
             for star in self._stars:
@@ -99,7 +98,7 @@ class ModuleSource:
 
 
 class ClassSource:
-    """A class and, where they are vLLM's own, its bases."""
+    """A class and, where they are the engine's own, its bases."""
 
     def __init__(self, module: ModuleSource, node: ast.ClassDef) -> None:
         self._module, self._node = module, node

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specplug.serving.slots import NO_CAP, SlotTable
+from specplug.serving.stops import StopWatch
 from specplug.types.request import Request, RequestOptions
 from specplug_vllm.requests import Resident
-from specplug_vllm.slots import NO_CAP, SlotTable
-from specplug_vllm.stops import StopWatch
 
 CPU = torch.device("cpu")
 WIDTH = 3

@@ -1,4 +1,4 @@
-"""How a seam is compared with a vLLM: here with the imported one, in `seams_source` with sources nobody imports."""
+"""How a seam is compared with an engine: here with the imported one, in `sources` with sources nobody imports."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from specplug_vllm.seam import Seam
+from specplug.seams.seam import Seam
 
 
 class Symbol(Protocol):
-    """One of vLLM's modules, classes, functions or values, as a probe sees it."""
+    """One of an engine's modules, classes, functions or values, as a probe sees it."""
 
     def parameters(self) -> list[str] | None:
         """Return the names of a function's parameters in order, ``self`` left out; None when it is no function."""
@@ -54,7 +54,7 @@ def _parameter_problems(seam: Seam, found: list[str] | None) -> Iterator[str]:
 
 
 def imported(module: str, name: str) -> Symbol | None:
-    """Find a symbol in this process's vLLM, importing its module."""
+    """Find a symbol in this process, importing its module."""
     try:
         target: Any = importlib.import_module(module)
     except ImportError:

@@ -1,4 +1,4 @@
-"""What a scrape of vLLM's /metrics shows of engines that answer, answer late, fail or are gone."""
+"""What a scrape of an engine server's /metrics shows of engines that answer, answer late, fail or are gone."""
 
 from __future__ import annotations
 
@@ -11,36 +11,34 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from specplug_vllm import exporter
-from specplug_vllm.exporter import EngineCollector, snapshot_of
+from specplug.serving import exporter
+from specplug.serving.exporter import EngineCollector, snapshot_of
 from tests.test_metrics import STEP, recorded
 
 OWN = {"source": "own text"}
 
 
 class Engines:
-    """Stands in for the client of engine cores; says what it is told to say, in the event loop that it is asked in.
+    """Stands in for engines; says what it is told to say, in the event loop that it is asked in.
 
     Attributes:
-        core_engines: their identities, as the client has them.
         said: by engine, its status; an exception is raised.
         gate: answers wait for it.
     """
 
     def __init__(self, *said: Any) -> None:
-        self.core_engines = list(range(len(said)))
         self.said = list(said)
         self.gate = asyncio.Event()
         self.gate.set()
         self.asked = 0
 
-    async def _call_utility_async(self, method: str, *args: Any, engine: int) -> Any:
-        assert (method, args) == ("specplug_status", ())
+    async def ask(self) -> list[Any]:
         self.asked += 1
         await self.gate.wait()
-        if isinstance(self.said[engine], Exception):
-            raise self.said[engine]
-        return self.said[engine]
+        for said in self.said:
+            if isinstance(said, Exception):
+                raise said
+        return list(self.said)
 
 
 def status(engine: int = 0, steps: int = 1, ceiling: int | None = None, faults: Any = None) -> dict[str, Any]:
@@ -87,7 +85,7 @@ def watch(loop, monkeypatch) -> Watch:
 
         async def begin() -> Engines:
             engines = Engines(*said)
-            collector.watch(engines)
+            collector.watch(engines.ask)
             return engines
 
         return asyncio.run_coroutine_threadsafe(begin(), loop).result(), registry
@@ -190,7 +188,7 @@ def test_in_the_event_loop_a_scrape_shows_the_answer_before(watch, loop):
 
 def test_without_an_event_loop_nothing_is_watched():
     collector, registry = EngineCollector(), CollectorRegistry()
-    collector.watch(object())
+    collector.watch(Engines().ask)
     registry.register(collector)
     assert b"specplug_emitted_tokens_total{" not in generate_latest(registry)
 
@@ -199,7 +197,7 @@ def test_an_engine_whose_loop_is_closed_is_gone():
     collector, registry = EngineCollector(), CollectorRegistry()
 
     async def begin() -> None:
-        collector.watch(Engines(status()))
+        collector.watch(Engines(status()).ask)
 
     asyncio.run(begin())
     registry.register(collector)

@@ -1,0 +1,33 @@
+"""What a running server says about itself, as plain data: dicts, lists, strings and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specplug.settings.sources import ResolvedSettings
+
+
+def settings_told(resolved: ResolvedSettings) -> dict[str, dict[str, Any]]:
+    """Return every setting with its value and the layer that gave it, by dotted key."""
+    told: dict[str, dict[str, Any]] = {}
+    plain = resolved.settings.model_dump(mode="json")
+    for key, origin in resolved.origins.items():
+        told[key] = {"value": _at(plain, key), "origin": origin}
+    return told
+
+
+def by_plugin(faults: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    """Return counts by plug-in and kind of fault, nested."""
+    told: dict[str, dict[str, int]] = {}
+    for (name, kind), count in faults.items():
+        told.setdefault(name, {})[kind] = count
+    return told
+
+
+def _at(tree: Any, key: str) -> Any:
+    """Return what stands at a dotted key, whose parts may hold dots themselves."""
+    if not key:
+        return tree
+    part = next(part for part in tree if key == part or key.startswith(f"{part}."))
+    return _at(tree[part], key[len(part) + 1 :])
