@@ -110,7 +110,7 @@ class Request:
     references: tuple[Reference, ...] = ()
     tenant: str | None = None
     isolation_key: str = ""
-    lora_id: int | None = None
+    lora_id: int | str | None = None
     grammar: bool = False
     multimodal: bool = False
 

@@ -89,7 +89,7 @@ def configuration(
     speculation = {
         "speculative_algorithm": algorithm,
         "speculative_num_draft_tokens": width + 1,
-        "speculative_ngram_max_bfs_breadth": topk,
+        "speculative_ngram_max_bfs_breadth" if algorithm == "NGRAM" else "speculative_eagle_topk": topk,
     }
     variables: dict[str, str | None] = {
         "SPECPLUG_TEST_OVERLAP": "1" if overlap else None,

@@ -1,0 +1,114 @@
+"""specplug as one of SGLang's speculative algorithms: what SGLang asks it, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+from specplug.errors import EngineError, SpecplugError
+from specplug_sglang import seams
+from specplug_sglang.asked import WIDTH_FLAG, is_tree_mode, resolved
+
+MOST_REQUESTS = 48
+"""Requests at a time where the server does not say: what SGLang's own n-gram runs."""
+
+
+class Algorithm(CustomSpecAlgo):
+    """SGLang takes specplug for its n-gram speculation wherever it asks: that drafts without a model, too."""
+
+    def is_ngram(self) -> bool:
+        """Share the n-gram's relay of results, its dummy inputs for graphs, and its external corpora."""
+        return True
+
+    def has_draft_kv(self) -> bool:
+        """Nothing is cached for drafting."""
+        return False
+
+    def need_topk(self) -> bool:
+        """No hidden states or top-k are relayed between steps."""
+        return False
+
+    def carries_draft_hidden_states(self) -> bool:
+        """Nothing of drafting travels from prefill to decode servers."""
+        return False
+
+    def create_future_map(
+        self, device: Any, req_to_token_pool: Any, needs_cpu_seq_lens: bool = True, needs_confidence_relay: bool = False
+    ) -> Any:
+        """Make the relay between overlapped steps."""
+        from sglang.srt.managers.overlap_utils import FutureMap
+
+        return FutureMap(device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay)
+
+    def handle_server_args(self, server_args: Any) -> None:
+        """Refuse what would be served wrongly, and settle what the server left open.
+
+        Args:
+            server_args: a stand-in that records what is assigned.
+
+        Raises:
+            ValueError: the settings are wrong, or the server is configured in a way that specplug does not support.
+        """
+        try:
+            seams.require("algorithm")
+            found = resolved(server_args)
+            refuse_unsupported(server_args)
+        except SpecplugError as error:
+            raise ValueError(str(error)) from error
+        tokens = found.settings.num_speculative_tokens + 1
+        server_args.speculative_num_draft_tokens = tokens
+        server_args.speculative_eagle_topk = server_args.speculative_eagle_topk or 1
+        server_args.speculative_num_steps = max(1, tokens - 1)
+        server_args.enable_mixed_chunk = False
+        if server_args.max_running_requests is None:
+            server_args.max_running_requests = MOST_REQUESTS
+
+
+def refuse_unsupported(server_args: Any) -> None:
+    """Refuse what would be served wrongly.
+
+    Raises:
+        EngineError: the server is configured in a way that specplug does not support.
+    """
+    tokens, topk = server_args.speculative_num_draft_tokens, server_args.speculative_eagle_topk
+    if tokens is not None and tokens < 1:
+        raise _refusal("no room for the token that is verified with every draft", f"{WIDTH_FLAG} {tokens}", ">= 1")
+    if topk is not None and topk < 1:
+        raise _refusal("drafts are chains or trees", f"--speculative-eagle-topk {topk}", "1 for chains, more for trees")
+    pages, backend = server_args.page_size or 1, server_args.attention_backend
+    if is_tree_mode(server_args) and pages > 1 and backend != "flashinfer":
+        raise _refusal(
+            "trees with pages need flashinfer",
+            f"--speculative-eagle-topk {topk}, --page-size {pages}, --attention-backend {backend}",
+            "--page-size 1, --attention-backend flashinfer, or --speculative-eagle-topk 1",
+        )
+    for name, expected in _REFUSED.items():
+        value = getattr(server_args, name, expected)
+        if value is not None and value != expected:
+            flag = "--" + name.replace("_", "-")
+            raise _refusal(_WHY.get(name, "not supported with specplug"), f"{flag} {value}", f"{expected!r}")
+
+
+_REFUSED: dict[str, Any] = {
+    "enable_dp_attention": False,
+    "pp_size": 1,
+    "disaggregation_mode": "null",
+    "speculative_adaptive": False,
+    "enable_pdmux": False,
+    "enable_hisparse": False,
+}
+"""Arguments that are refused when they have another value."""
+
+_WHY = {
+    "enable_dp_attention": "attention with data parallelism is not supported",
+    "pp_size": "pipeline parallelism is not supported",
+    "disaggregation_mode": "prefill and decode on separate servers are not supported",
+    "speculative_adaptive": "widths are the policy's business",
+}
+
+
+def _refusal(what: str, found: str, expected: str) -> EngineError:
+    error = EngineError.build(what, who="specplug_sglang", found=found, expected=expected)
+    assert isinstance(error, EngineError)
+    return error

@@ -1,0 +1,215 @@
+"""A worker's half of specplug that knows no forward pass: requests in slots, plans, and the draft stage."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specplug.assembly import build_draft_stage
+from specplug.interfaces import PluginContext
+from specplug.pipeline.stages import DraftStage
+from specplug.registry import default_registry
+from specplug.serving import wire
+from specplug.serving.places import Places
+from specplug.serving.planning import Bounds, Planning
+from specplug.serving.rows import RowFacts
+from specplug.serving.slots import SlotRows
+from specplug.serving.stops import StopWatch
+from specplug.types.batch import BatchView, Residency
+from specplug.types.draft import Draft
+from specplug.types.request import EngineEvent, EngineEventKind, Event
+from specplug.types.verdict import Outcome
+from specplug_sglang.arrivals import Arrivals
+from specplug_sglang.asked import engine_caps, resolved
+from specplug_sglang.requests import prompt_of, resident, served_plainly
+from specplug_sglang.table import TokenTable
+
+
+class Drafting:
+    """Requests, plans and drafts of one worker.
+
+    Args:
+        server_args: of a server that asked for specplug.
+        model_config: the target's.
+        slots: S, rows of SGLang's request pool.
+        device: where batches and drafts lie.
+        rank: tensor-parallel rank.
+        tokenizer: the target's, or None.
+
+    Attributes:
+        stage: what drafts, on rank 0; None on others, which receive its drafts.
+        planning: the plan half.
+        places: the requests that the worker holds.
+        table: their texts.
+    """
+
+    def __init__(
+        self, server_args: Any, model_config: Any, *, slots: int, device: torch.device, rank: int, tokenizer: Any
+    ) -> None:
+        self.resolved, self.caps = resolved(server_args), engine_caps(server_args)
+        self.rank, self.device = rank, device
+        self.vocab_size, self.max_length = int(model_config.vocab_size), int(model_config.context_len)
+        context = PluginContext(
+            caps=self.caps,
+            vocab_size=self.vocab_size,
+            max_slots=slots,
+            max_length=self.max_length,
+            device=device,
+            rank=rank,
+            seed=self.resolved.settings.seed,
+            tokenizer=tokenizer,
+        )
+        leads = rank == 0
+        self.stage: DraftStage | None = (
+            build_draft_stage(self.resolved.settings, default_registry(), context) if leads else None
+        )
+        self.planning: Planning[Any] = Planning(self.resolved, context, _measure, self._bounds)
+        self.places = Places(slots, device, self._tell)
+        self.table = TokenTable(slots, self.max_length, self.caps.max_width + 1, device)
+        self.arrivals = Arrivals(self.places, lambda req: resident(req, self.max_length), self._write)
+        self.stops = StopWatch(slots, self.caps.max_width, device)
+        self._rows: _Rows | None = None
+        self._launched: deque[tuple[tuple[str, ...], int]] = deque()
+
+    # -- requests and the engine ---------------------------------------------------------------------------------
+
+    def on_engine_event(self, kind: EngineEventKind) -> None:
+        """Tell every proposer what happened to the engine."""
+        if self.stage is not None:
+            self.stage.on_event(EngineEvent(kind))
+
+    def finished(self, rid: str) -> None:
+        """Take note that SGLang has ended a request."""
+        self.arrivals.finished(rid)
+        self.planning.forget([rid])
+
+    def verified(self, accepted: Sequence[int]) -> None:
+        """Take in what a step accepted per row, which SGLang tells in order, a step late."""
+        if not self._launched:
+            return
+        names, width = self._launched.popleft()
+        if len(names) != len(accepted):  # a step that the worker did not see
+            self._launched.clear()
+            return
+        for name, count in zip(names, accepted, strict=True):
+            self.planning.observe(name, width, count)
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def admit(self, reqs: Sequence[Any]) -> None:
+        """Take in the requests of a prefill batch."""
+        self.arrivals.admit(reqs)
+
+    def plan(self, reqs: Sequence[Any]) -> int:
+        """Plan a step of decoding; return its width, which no row needs wider."""
+        if self._rows is None or not self._rows.hold(self.places, reqs):
+            self.arrivals.sweep()
+            self.arrivals.admit([req for req in reqs if req.rid not in self.places])  # resumed without a prefill
+        plan = self.planning.make(reqs, num_waiting=0, prefill_tokens=0)
+        width = plan.width
+        if plan.caps and width:
+            widest = max((plan.width_for(req.rid) for req in reqs), default=0)
+            width = next((step for step in self.caps.captured_widths if step >= widest), widest)
+        return min(width, plan.width)
+
+    def propose(self, batch: BatchView, reqs: Sequence[Any], width: int) -> Draft:
+        """Draft, and cut the drafts to the plan's budget."""
+        assert self.stage is not None
+        plan = self.planning.plan
+        draft = self.stage.propose(batch, width, self._caps_of(plan, reqs))
+        return self.stage.trim(batch, draft, plan.token_budget)
+
+    def launched(self, reqs: Sequence[Any], width: int) -> None:
+        """Remember a step whose results are still to come."""
+        self._launched.append((tuple(req.rid for req in reqs), width))
+
+    def observe(self, batch: BatchView, outcome: Outcome) -> None:
+        """Learn from what was verified; `batch` is the one after it."""
+        if self.stage is not None:
+            self.stage.observe(batch, outcome)
+
+    def view(self, reqs: Sequence[Any], slots: Tensor, lengths: Tensor, sampled: Tensor | None = None) -> BatchView:
+        """Describe a batch.
+
+        Args:
+            reqs: B requests.
+            slots: [B] int64, their rows in SGLang's request pool.
+            lengths: [B], tokens known of each.
+            sampled: [B] bool, false where a prompt goes on; None where none does.
+        """
+        if self._rows is None or not self._rows.hold(self.places, reqs):
+            self._rows = _Rows(self.places, reqs, self.device)
+        rows = self._rows
+        lengths = lengths.to(torch.int32)
+        return BatchView(
+            slots=slots,
+            generations=rows.table.generations,
+            rows=slots,
+            tokens=self.table.tokens,
+            lengths=lengths,
+            num_new=torch.zeros_like(lengths),  # counted by the pipeline
+            sampled=rows.all if sampled is None else sampled,
+            room=rows.table.ends - lengths,
+            temperature=rows.temperature,
+            grammar=rows.table.grammar,
+            vocab_size=self.vocab_size,
+            residency=Residency.HOST if self.device.type == "cpu" else Residency.DEVICE,
+            reset_slots=self.places.slots.take_resets(),
+            barriers=rows.facts.barriers,
+            request_ids=rows.facts.names,
+            requests=rows.facts.requests,
+        )
+
+    def behind_stop(self, batch: BatchView, emitted: Tensor) -> Tensor:
+        """Return [B] int32: how many of the `emitted` [B] newest tokens lie behind a stop."""
+        assert self._rows is not None
+        return self.stops.behind(batch.tokens, batch.rows, batch.slots, batch.lengths, emitted, self._rows.table)
+
+    def close(self) -> None:
+        """Release proposers, threads and files."""
+        if self.stage is not None:
+            self.stage.close()
+
+    def _caps_of(self, plan: Any, reqs: Sequence[Any]) -> Tensor | None:
+        """Return [B] int32 on the device, most draft tokens per row; None where all rows may be as wide as the step."""
+        if not plan.caps:
+            return None
+        caps = torch.tensor([plan.width_for(req.rid) for req in reqs], dtype=torch.int32)
+        return caps.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else caps
+
+    def _bounds(self, req: Any) -> Bounds:
+        params = req.sampling_params
+        most = self.max_length if params.max_new_tokens is None else int(params.max_new_tokens)
+        cap = 0 if served_plainly(req) is not None else wire.decode(params.custom_params)[0].cap
+        return Bounds(min(len(req.origin_input_ids) + most, self.max_length), cap)
+
+    def _write(self, req: Any, slot: int) -> None:
+        self.table.write(slot, prompt_of(req))
+
+    def _tell(self, event: Event) -> None:
+        if self.stage is not None:
+            self.stage.on_event(event)
+
+
+class _Rows:
+    """What a batch's rows have in common from step to step, while the same requests hold the same places."""
+
+    def __init__(self, places: Places, reqs: Sequence[Any], device: torch.device) -> None:
+        self.facts = RowFacts(places, [req.rid for req in reqs])
+        on_device = {"device": device, "non_blocking": True}
+        self.table: SlotRows = places.slots.rows(torch.tensor(self.facts.slots).to(**on_device))
+        temperatures = [request.sampling.temperature for request in self.facts.requests]
+        self.temperature = torch.tensor(temperatures, dtype=torch.float32).to(**on_device)
+        self.all = torch.ones(len(temperatures), dtype=torch.bool, device=device)
+
+    def hold(self, places: Places, reqs: Sequence[Any]) -> bool:
+        """Whether these are still the rows of `reqs`."""
+        return self.facts.hold(places, [req.rid for req in reqs])
+
+
+def _measure(req: Any) -> tuple[str, int]:
+    return req.rid, len(req.origin_input_ids) + len(req.output_ids)

@@ -1,0 +1,7 @@
+"""Every hook into SGLang, installed in each process before it knows what it will serve."""
+
+from __future__ import annotations
+
+
+def install() -> None:
+    """Install them, once per process.  Each looks at the server's arguments itself, and stands aside if unasked."""

@@ -1,0 +1,60 @@
+"""Tensor parallelism: rank 0 plans and drafts, the others receive.
+
+Every rank verifies the drafts that it holds itself, and drafts that differ by rank give silently wrong text.  So
+nothing that could differ (a deadline, an exception, a race, a measured time, a random draw, an operator's file) is
+decided on any rank but the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specplug.types.draft import Draft
+
+
+class Ranks:
+    """The tensor-parallel ranks of one worker.
+
+    Attributes:
+        rank: this one's.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group if group.world_size > 1 else None
+        self.rank: int = group.rank_in_group
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank drafts."""
+        return self.rank == 0
+
+    def agree(self, number: int) -> int:
+        """Return rank 0's number: one small message between hosts.  Free with one rank."""
+        if self._group is None:
+            return number
+        told = torch.tensor([number], dtype=torch.int64)
+        torch.distributed.broadcast(told, src=self._group.ranks[0], group=self._group.cpu_group)
+        return int(told)
+
+    def share(self, draft: Draft) -> Draft:
+        """Return rank 0's draft, sent on the device without waiting on the host.  Free with one rank."""
+        if self._group is None:
+            return draft
+        parts = [draft.token_ids, draft.lengths[:, None]] + ([] if draft.parents is None else [draft.parents])
+        packed = torch.cat(parts, 1).contiguous()
+        self._group.broadcast(packed, src=0)
+        return _unpacked(draft, packed)
+
+
+def _unpacked(draft: Draft, packed: Tensor) -> Draft:
+    width = draft.width
+    return replace(
+        draft,
+        token_ids=packed[:, :width],
+        lengths=packed[:, width],
+        parents=None if draft.parents is None else packed[:, width + 1 :],
+    )

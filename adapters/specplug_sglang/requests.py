@@ -1,0 +1,105 @@
+"""SGLang's request, as plug-ins see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specplug.serving import wire
+from specplug.serving.residents import MAX_STOP_IDS, Resident
+from specplug.types.request import Request, RequestOptions, Sampling
+
+
+def resident(req: Any, max_length: int) -> Resident:
+    """Describe a `Req`.  One that SGLang's verification serves inexactly gets no drafts: see `served_plainly`."""
+    params = req.sampling_params
+    options, references, tenant = wire.decode(params.custom_params)
+    prompt_length = len(req.origin_input_ids)
+    max_tokens = max_length if params.max_new_tokens is None else int(params.max_new_tokens)
+    spans = _barriers(req)
+    request = Request(
+        request_id=req.rid,
+        prompt_length=prompt_length,
+        max_tokens=max_tokens,
+        sampling=Sampling(
+            temperature=0.0 if params.top_k <= 1 else params.temperature,
+            top_k=0 if params.top_k >= _WHOLE_VOCABULARY else params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=params.sampling_seed,
+        ),
+        options=options if served_plainly(req) is None else _undrafted(options),
+        references=references,
+        tenant=tenant,
+        isolation_key=_isolation_key(req, tenant),
+        lora_id=req.lora_id,
+        grammar=req.grammar is not None,
+        multimodal=bool(spans),
+    )
+    return Resident(request, min(prompt_length + max_tokens, max_length), _stop_ids(req), spans)
+
+
+def served_plainly(req: Any) -> str | None:
+    """Return why a request gets no drafts: what SGLang would serve inexactly with them; None where nothing is.
+
+    SGLang counts one token a step for penalties and for the least number of new tokens, however many were accepted, and
+    its verification leaves out min_p and custom logit processors.  Without drafts a step is one token.
+    """
+    params = req.sampling_params
+    if params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0:
+        return "penalties"
+    if params.min_new_tokens > 0:
+        return "min_new_tokens"
+    if req.custom_logit_processor is not None:
+        return "custom logit processor"
+    if params.min_p > 0 and params.top_k > 1:
+        return "min_p"
+    return None
+
+
+def prompt_of(req: Any) -> npt.NDArray[np.int64]:
+    """Return [n] int64: prompt and what was emitted so far, as text ids wherever they are as many as the cache's."""
+    prompt, padded = req.origin_input_ids_unpadded, req.origin_input_ids
+    return np.concatenate([np.asarray(prompt if len(prompt) == len(padded) else padded), np.asarray(req.output_ids)])
+
+
+_WHOLE_VOCABULARY = 1 << 30
+
+
+def _undrafted(options: RequestOptions) -> RequestOptions:
+    return RequestOptions(enabled=False, proposer=options.proposer, store=options.store)
+
+
+def _isolation_key(req: Any, tenant: str | None) -> str:
+    """Return the tenant, else what keeps the engine's own prefix cache apart, which names the LoRA adapter already."""
+    if tenant:
+        return tenant if req.lora_id is None else f"{tenant}/lora:{req.lora_id}"
+    parts = (req.extra_key, req.cache_salt)
+    return "/".join(part for part in parts if part)
+
+
+def _stop_ids(req: Any) -> tuple[int, ...]:
+    """Return the ids that end the request, end-of-sequence first."""
+    params, tokenizer = req.sampling_params, req.tokenizer
+    if params.ignore_eos:
+        return ()
+    ids = [*(req.eos_token_ids or ())]
+    if tokenizer is not None:
+        ids = [tokenizer.eos_token_id, *ids, *(getattr(tokenizer, "additional_stop_token_ids", None) or ())]
+    ids += params.stop_token_ids or ()
+    return tuple(dict.fromkeys(id for id in ids if id is not None))[:MAX_STOP_IDS]
+
+
+def _barriers(req: Any) -> tuple[tuple[int, int, str], ...]:
+    """Return (start, stop, kind) of what is no text; the whole prompt where its parts cannot be told apart."""
+    length = len(req.origin_input_ids)
+    if req.input_embeds is not None or req.positional_embed_overrides is not None:
+        return ((0, length, "prompt embeddings"),)
+    inputs = req.multimodal_inputs
+    if inputs is None:
+        return ()
+    if len(req.origin_input_ids_unpadded) != length or any(item.offsets is None for item in inputs.mm_items):
+        return ((0, length, "multimodal"),)
+    return tuple((start, end + 1, "multimodal") for item in inputs.mm_items for start, end in item.offsets)

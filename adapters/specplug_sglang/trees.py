@@ -1,0 +1,104 @@
+"""Drafts as SGLang verifies them: a root, which is the last token of the text, and behind it the draft's nodes.
+
+All rows of a batch have as many nodes as the step is wide.  Those behind a row's own draft are filler: no node points
+to them, so the verifier's walk never comes there.  Everything is computed on the device, and nothing is read back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specplug.types.draft import Draft
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nodes:
+    """What is verified of B rows, n nodes each; node 0 is the root.
+
+    Attributes:
+        tokens: [B, n] int64; of filler the root's.
+        depth: [B, n] int64, nodes between the root and the node, itself included; 0 for the root and for filler.
+        child: [B, n] int64, the first node below each, -1 for none.
+        sibling: [B, n] int64, the next node below the same parent, -1 for none.
+        sees: [B, n, n] bool, which nodes are above each node, itself included; None for chains, where it is those
+            before it.
+    """
+
+    tokens: Tensor
+    depth: Tensor
+    child: Tensor
+    sibling: Tensor
+    sees: Tensor | None
+
+
+def nodes_of(draft: Draft, last: Tensor) -> Nodes:
+    """Put the root before each row's draft.
+
+    Args:
+        draft: B rows of at most N = n - 1 tokens, chains or trees.
+        last: [B] int64, the last token of each text.
+    """
+    inside = draft.mask()
+    tokens = torch.cat([last[:, None], torch.where(inside, draft.token_ids.long(), last[:, None])], 1)
+    place = torch.arange(draft.width + 1, device=last.device)
+    if draft.parents is None:
+        below = place < draft.lengths[:, None]  # a node follows, as long as the draft goes on
+        depth = torch.where(place <= draft.lengths[:, None], place, 0)
+        return Nodes(tokens, depth, torch.where(below, place + 1, -1), torch.full_like(tokens, -1), None)
+    hung = place[1:] if draft.width else place[:0]
+    parents = torch.where(inside, draft.parents.long() + 1, -1)  # [B, N], of the nodes 1 to N; of filler none
+    return _tree(tokens, parents, hung, place)
+
+
+def _tree(tokens: Tensor, parents: Tensor, hung: Tensor, place: Tensor) -> Nodes:
+    """Find links, depths and ancestors from the parents [B, N] of nodes `hung` [N] among all `place` [n]."""
+    none = place.shape[0]
+    is_child = parents[:, None, :] == place[:, None]  # [B, n, N]: node `hung[j]` hangs on node i
+    child = torch.where(is_child, hung, none).amin(2) if hung.numel() else torch.full_like(tokens, none)
+    of_same = (parents[:, :, None] == parents[:, None, :]) & (parents >= 0)[:, :, None]
+    later = of_same & (hung > hung[:, None])  # [B, N, N]: j hangs beside i and comes after it
+    sibling = torch.full_like(tokens, none)
+    if hung.numel():
+        sibling[:, 1:] = torch.where(later, hung, none).amin(2)
+    sees = torch.eye(none, dtype=torch.bool, device=tokens.device).repeat(tokens.shape[0], 1, 1)
+    depth = torch.zeros_like(tokens)
+    for node in range(1, none):  # a parent comes before its children
+        above = parents[:, node - 1]
+        known = (above >= 0)[:, None]
+        index = above.clamp(min=0)[:, None]
+        sees[:, node] |= sees.gather(1, index[:, :, None].expand(-1, 1, none))[:, 0] & known
+        depth[:, node] = torch.where(above >= 0, depth.gather(1, index)[:, 0] + 1, 0)
+    return Nodes(tokens, depth, _or_none(child, none), _or_none(sibling, none), sees)
+
+
+def _or_none(links: Tensor, none: int) -> Tensor:
+    return torch.where(links < none, links, -1)
+
+
+def chain_sees(rows: int, n: int, device: torch.device) -> Tensor:
+    """Return [B, n, n] bool: in chains, filler included, each node sees itself and those before it."""
+    return torch.ones(n, n, dtype=torch.bool, device=device).tril().expand(rows, n, n)
+
+
+def whole_mask(sees: Tensor, lengths: Tensor, total: int) -> Tensor:
+    """Return the mask that attention on a GPU takes: per row [n, its text and its nodes], flat, one row after another.
+
+    Args:
+        sees: [B, n, n] bool.
+        lengths: [B] int64, cached tokens before the nodes.
+        total: their sum, which the host knows.
+
+    Returns:
+        [n * total + B * n * n] bool.
+    """
+    rows, n, _ = sees.shape
+    sizes = (lengths + n).repeat_interleave(n, output_size=rows * n)  # of each line, a line per node
+    ends = sizes.cumsum(0)
+    size = n * total + rows * n * n
+    line = torch.repeat_interleave(torch.arange(rows * n, device=sees.device), sizes, output_size=size)
+    column = torch.arange(size, device=sees.device) - (ends - sizes)[line]
+    node = column - (sizes - n)[line]
+    return (node < 0) | sees.reshape(rows * n, n)[line, node.clamp(min=0)]

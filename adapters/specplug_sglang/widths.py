@@ -1,0 +1,97 @@
+"""One attention backend per width, and on a GPU one captured graph runner.
+
+Backends keep the number of tokens that are verified per request from when they are built, so a narrower step needs one
+of its own; SGLang's adaptive speculation does the same.  Widths are counted in nodes here, the root included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.runtime_context import get_context, get_spec
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """What verifies one width: an attention backend, and a graph runner or None where the step runs eagerly."""
+
+    attention: Any
+    graphs: Any
+
+
+class Widths:
+    """Swaps the target's machinery for a step.
+
+    Args:
+        model_runner: the target's.
+        widest: nodes per request that the engine itself was built for.
+    """
+
+    def __init__(self, model_runner: Any, widest: int) -> None:
+        self._runner, self._widest = model_runner, widest
+        self._built: dict[int, Machinery] = {}
+
+    def prepare(self, nodes: tuple[int, ...]) -> None:
+        """Build widths ahead, so that none is built while requests wait; widest first, as graphs share memory."""
+        for n in sorted(nodes, reverse=True):
+            if n != self._widest and n not in self._built:
+                self._built[n] = self._build(n)
+
+    def captured(self) -> list[int]:
+        """Return the widths, in nodes, that run as captured graphs; ascending."""
+        graphs = {n: machinery.graphs for n, machinery in self._built.items()}
+        graphs[self._widest] = getattr(self._runner, "decode_cuda_graph_runner", None)
+        return sorted(n for n, runner in graphs.items() if runner is not None)
+
+    @contextmanager
+    def using(self, n: int) -> Iterator[None]:
+        """Let the target verify `n` nodes per request."""
+        if n == self._widest:
+            yield
+            return
+        if n not in self._built:
+            self._built[n] = self._build(n)
+        runner, mine = self._runner, self._built[n]
+        usual = (runner.attn_backend, runner.decode_cuda_graph_runner)
+        runner.attn_backend, runner.decode_cuda_graph_runner = mine.attention, mine.graphs
+        try:
+            yield
+        finally:
+            runner.attn_backend, runner.decode_cuda_graph_runner = usual
+
+    def _build(self, n: int) -> Machinery:
+        with _as_if_launched_with(n):
+            fresh = self._runner.init_new_workspace
+            try:
+                attention = self._runner._get_attention_backend(init_new_workspace=True)
+            finally:
+                self._runner.init_new_workspace = fresh
+            return Machinery(attention, self._graphs(attention, n))
+
+    def _graphs(self, attention: Any, n: int) -> Any:
+        """Capture the width, with the class of runner that serves the widest one; None where nothing is captured."""
+        usual = getattr(self._runner, "decode_cuda_graph_runner", None)
+        if usual is None:
+            return None
+        return type(usual)(
+            self._runner, attn_backend=attention, speculative_num_steps=max(1, n - 1), speculative_num_draft_tokens=n
+        )
+
+
+@contextmanager
+def _as_if_launched_with(n: int) -> Iterator[None]:
+    """Let what is built read another number of draft tokens from SGLang's settings."""
+    spec = get_spec()
+    usual = {
+        "speculative_num_steps": spec.speculative_num_steps,
+        "speculative_num_draft_tokens": spec.speculative_num_draft_tokens,
+    }
+    changed = {"speculative_num_steps": max(1, n - 1), "speculative_num_draft_tokens": n}
+    get_context().override("specplug.width", **changed)
+    try:
+        yield
+    finally:
+        get_context().override("specplug.restore", **usual)
