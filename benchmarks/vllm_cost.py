@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import in_words, machine, versions
-from benchmarks.vllm_peers import note
+from benchmarks.peers import note
 
 PLUGINS = Path(__file__).parent / "plugins"
 PROMPT = 32  # tokens of each prompt

@@ -49,7 +49,7 @@ class Drafting:
         self.max_slots: int = vllm_config.scheduler_config.max_num_seqs
         self.max_length: int = vllm_config.model_config.max_model_len
         self.stage: DraftStage = build_draft_stage(found.settings, default_registry(), self._context(vllm_config))
-        self.places = Places(self.max_slots, device, self.stage.on_event)
+        self.places = Places(self.max_slots, device, lambda event: self.stage.on_event(event))
         self.slots = self.places.slots
         self.stops = StopWatch(self.max_slots, self.caps.max_width, device)
         self.width = self.caps.max_width

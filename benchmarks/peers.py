@@ -1,0 +1,204 @@
+"""What the benchmarks beside engines' own speculation share: arms in processes of their own, and rounds of tasks.
+
+All arms answer the same edit and quote tasks, made from files that the model was not trained on; task by task the arms
+take turns, in an order that rotates.  Each round has tasks of its own, so nobody meets a prompt twice.  Where an arm's
+tokens differ from those without speculation, no ratio is printed and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import in_words, machine, versions
+
+BASELINE = "no speculation"
+KINDS = ("edit", "quote")
+MAX_TOKENS = 400
+Spread = tuple[float, float, float]  # median, least, most
+
+
+@dataclass
+class Answers:
+    """What one arm did in one round."""
+
+    token_ids: list[list[int]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens came out."""
+        return sum(map(len, self.token_ids))
+
+    def add(self, answer: Mapping[str, Any]) -> None:
+        """Count one more task."""
+        self.token_ids += answer["token_ids"]
+        self.texts += answer["texts"]
+        for name in ("seconds", "steps", "drafted", "accepted"):
+            setattr(self, name, getattr(self, name) + answer[name])
+
+
+def run(
+    options: argparse.Namespace, chosen: Mapping[str, Any], kind: type[Any], answer: Callable[..., dict[str, Any]]
+) -> tuple[dict[str, list[Answers]], list[list[Any]]]:
+    """Return each arm's rounds, and the tasks of each round.
+
+    Args:
+        options: of `arguments`.
+        chosen: the configuration of every arm, by name; `BASELINE` among them.
+        kind: of tenant that an arm is.
+        answer: runs in an arm's process; see `Answers.add` for what it returns.
+    """
+    from specplug.demo.tasks import make_tasks
+    from tests.engines.engines import Pool
+
+    rounds = [
+        [task for kind in KINDS for task in make_tasks(kind, "held-out", options.tasks, seed)]  # type: ignore[arg-type]
+        for seed in range(options.rounds + 1)
+    ]
+    found: dict[str, list[Answers]] = {name: [] for name in chosen}
+    with tempfile.TemporaryDirectory() as logs:
+        pool = Pool(Path(logs), most=len(chosen))
+        try:
+            engines = {name: pool.tenant(kind, name.split("(")[0].replace(" ", "-"), c) for name, c in chosen.items()}
+            for name, engine in engines.items():  # the last round's tasks warm up
+                note(f"starting: {name}")
+                _ask(engine, answer, rounds[-1][:4])
+            for number, tasks in enumerate(rounds[:-1]):
+                note(f"round {number + 1} of {options.rounds}: {len(tasks)} tasks, {len(engines)} arms")
+                for name, answers in _round(engines, answer, tasks, options.batch, number).items():
+                    found[name].append(answers)
+        finally:
+            pool.close()
+    return found, rounds[:-1]
+
+
+def _round(
+    engines: Mapping[str, Any], answer: Callable[..., Any], tasks: Sequence[Any], batch: int, number: int
+) -> dict[str, Answers]:
+    answers = {name: Answers() for name in engines}
+    names = list(engines)
+    for first in range(0, len(tasks), batch):
+        turn = (number + first // batch) % len(names)
+        for name in names[turn:] + names[:turn]:
+            answers[name].add(_ask(engines[name], answer, tasks[first : first + batch]))
+    return answers
+
+
+def _ask(engine: Any, answer: Callable[..., Any], tasks: Sequence[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = engine.call(answer, prompts=[task.prompt for task in tasks], max_tokens=MAX_TOKENS)
+    return found
+
+
+def summarise(found: Mapping[str, Sequence[Answers]], rounds: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return one row per arm; without a ratio where the tokens are not those of no speculation."""
+    from specplug.demo.loops import loop_mask
+
+    base, rows = found[BASELINE], []
+    for name, mine in found.items():
+        ids = [one for answers in mine for one in answers.token_ids]
+        same = [a == b for x, y in zip(mine, base, strict=True) for a, b in zip(x.token_ids, y.token_ids, strict=True)]
+        right = [
+            task.is_correct(text)
+            for answers, tasks in zip(mine, rounds, strict=True)
+            for task, text in zip(tasks, answers.texts, strict=True)
+        ]
+        drafted, tokens = sum(a.drafted for a in mine), sum(a.tokens for a in mine)
+        ratios = [(a.tokens / a.seconds) / (b.tokens / b.seconds) for a, b in zip(mine, base, strict=True)]
+        rows.append(
+            {
+                "arm": name,
+                "tokens": tokens,
+                "tokens_per_second": spread([a.tokens / a.seconds for a in mine]),
+                "ratio": spread(ratios) if all(same) else None,
+                "tau": tokens / sum(a.steps for a in mine),
+                "drafted": drafted,
+                "acceptance_rate": sum(a.accepted for a in mine) / drafted if drafted else None,
+                "identical": sum(same),
+                "tasks": len(same),
+                "correct": sum(map(bool, right)),
+                "loop_share": sum(sum(loop_mask(one)) for one in ids) / tokens,
+            }
+        )
+    return rows
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return median, least and most."""
+    return statistics.median(values), min(values), max(values)
+
+
+def table(rows: Sequence[Mapping[str, Any]], title: str) -> None:
+    """Print the rows."""
+    from specplug.cli.output import print_table
+
+    header = ("arm", "tokens/s", "ratio", "tau", "drafted", "accepted", "identical", "correct", "in loops")
+    cells = [
+        (
+            row["arm"],
+            "{:.0f}  ({:.0f} to {:.0f})".format(*row["tokens_per_second"]),
+            "outputs differ" if row["ratio"] is None else "{:.2f}  ({:.2f} to {:.2f})".format(*row["ratio"]),
+            f"{row['tau']:.2f}",
+            str(row["drafted"]),
+            "none" if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.0%}",
+            f"{row['identical']} of {row['tasks']}",
+            f"{row['correct']} of {row['tasks']}",
+            f"{row['loop_share']:.0%}",
+        )
+        for row in rows
+    ]
+    print_table(title, header, cells)
+
+
+def note(text: str) -> None:
+    """Say on stderr how far the run is."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """Return the arguments that every such benchmark takes."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=8, help="tasks of each kind and round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds, each with its own tasks (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=1, help="tasks served together (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=8, help="draft tokens per step (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write everything to this file, too")
+    return parser
+
+
+def report(
+    options: argparse.Namespace,
+    found: Mapping[str, Sequence[Answers]],
+    rounds: Sequence[Sequence[Any]],
+    engine: str,
+    packages: Sequence[str],
+) -> None:
+    """Print, write and judge what was found.
+
+    Args:
+        engine: its package and how it ran, for the title; "{}" stands for the version.
+        packages: whose versions are written down, the engine's first.
+    """
+    rows, where, used = summarise(found, rounds), machine(), versions(*packages)
+    name = engine.format(used[packages[0]])
+    table(rows, f"{in_words(where, 1)}; {name}, batch {options.batch}, K = {options.width}")
+    print(
+        "Median over the rounds (least to most); the ratio is to no speculation, round by round.  Edit and quote tasks."
+    )
+    if options.json is not None:
+        said = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+        everything = {"machine": where, "versions": used, "options": said, "rows": rows}
+        options.json.write_text(json.dumps(everything, indent=2) + "\n")
+    if any(row["identical"] < row["tasks"] for row in rows):
+        sys.exit("outputs differ from those without speculation")

@@ -1,0 +1,166 @@
+"""What specplug costs an SGLang server at width 0, where it verifies one token per request and step, and where it goes.
+
+    make setup-sglang
+    .venv-sglang/bin/python -m benchmarks.sglang_cost [--batches 1 8 32] [--json cost.json]
+
+Batches decode on the shipped model with overlap scheduling.  At every step the host's time inside specplug's worker is
+taken by part (see `benchmarks.sglang_clock`), SGLang's own within it apart.  The ratio is that of whole answers of a
+fixed length, specplug's against those of a stock server without speculation, in turn on the same machine, with a
+bootstrap interval; both give the same tokens, which is checked.  On a CPU SGLang's attention over drafts is the tests'
+stand-in, one request after another, where plain decoding attends in another way: so the part "target" of the ratio says
+nothing about a GPU, the other parts do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import in_words, machine, versions
+from benchmarks.peers import note
+
+PLUGINS = Path(__file__).parent / "plugins"
+PROMPT = 32  # tokens of each prompt
+
+ARMS: dict[str, dict[str, Any]] = {
+    "policy none": {"proposer": "silent", "policy": "none"},
+    "mode off": {"proposer": "silent", "mode": "off"},
+    "nothing found, on the device": {"proposer": "silent"},
+    "nothing found, on the host": {"proposer": "silent-host"},
+}
+
+
+def answers(engine: Any, batch: int, tokens: int, seed: int) -> dict[str, Any]:
+    """Answer a batch of random prompts; runs in an engine's process."""
+    draw = random.Random(seed)
+    prompts = [[draw.randrange(100, 2000) for _ in range(PROMPT)] for _ in range(batch)]
+    params = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
+    began = time.perf_counter()
+    outputs = engine.generate(input_ids=prompts, sampling_params=params)
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "token_ids": [list(output["output_ids"]) for output in outputs]}
+
+
+def begin(scheduler: Any) -> None:
+    """Start the clock; runs in a scheduler's process, as the next one does."""
+    from benchmarks.sglang_clock import install
+
+    install(scheduler).clear()
+    scheduler.specplug_steps = scheduler.draft_worker.drafting.planning.steps
+
+
+def microseconds(scheduler: Any) -> dict[str, float]:
+    """Return, by part, the mean microseconds of a step since `begin`."""
+    from benchmarks.sglang_clock import PARTS, install
+
+    meter = install(scheduler)
+    steps = scheduler.draft_worker.drafting.planning.steps - scheduler.specplug_steps
+    return {part: meter.nanoseconds[part] / 1e3 / steps for part in PARTS}
+
+
+def measure(engine: Any, stock: Any, batch: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Return one row: parts, and the ratio of answers' times."""
+    pairs, parts, same = [], [], True
+    for number in range(options.rounds + 1):
+        asked = {"batch": batch, "tokens": options.tokens, "seed": number}
+        engine.inside(begin)
+        order = (engine, stock) if number % 2 else (stock, engine)
+        found = {one: one.call(answers, **asked) for one in order}
+        if number:  # the first round warms up
+            parts.append(engine.inside(microseconds))
+            pairs.append(found[engine]["seconds"] / found[stock]["seconds"])
+        same = same and found[engine]["token_ids"] == found[stock]["token_ids"]
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(pairs, k=len(pairs))) for _ in range(2000))
+    return {
+        "batch": batch,
+        "parts": {part: statistics.median(one[part] for one in parts) for part in parts[0]},
+        "ratio": [statistics.median(pairs), medians[49], medians[1949]],
+        "identical": same,
+    }
+
+
+def run(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return one row per arm and batch size."""
+    from tests.engines.engines import Pool
+    from tests.engines.sglang.engines import Engine
+
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as logs:
+        pool = Pool(Path(logs), most=2)
+        try:
+            stock = pool.tenant(Engine, "stock", launch(options, None))
+            for name in options.arms:
+                note(f"{name}: starting")
+                engine = pool.tenant(Engine, name.replace(" ", "-").replace(",", ""), launch(options, ARMS[name]))
+                for batch in options.batches:
+                    note(f"{name}: batch {batch}")
+                    rows.append({"arm": name, **measure(engine, stock, batch, options)})
+                engine.stop()
+        finally:
+            pool.close()
+    return rows
+
+
+def launch(options: argparse.Namespace, settings: dict[str, Any] | None) -> Any:
+    """Return the configuration of a server of these settings, or of a stock one."""
+    from tests.engines.sglang.launch import configuration
+
+    same: dict[str, Any] = {
+        "max_running_requests": max(options.batches),
+        "max_total_tokens": max(options.batches) * 512,
+        "disable_radix_cache": True,
+    }
+    if settings is None:
+        return configuration(**same)
+    said = json.dumps({**settings, "faults": {"host_deadline_ms": None}})
+    found = configuration("SPECPLUG", environment={"SPECPLUG_CONFIG": said}, **same)
+    paths = f"{found.always['PYTHONPATH']}:{PLUGINS}"
+    return type(found)(found.arguments, {**found.environment, "PYTHONPATH": paths})
+
+
+def report(rows: list[dict[str, Any]], title: str) -> None:
+    """Print the table."""
+    from benchmarks.sglang_clock import PARTS
+    from specplug.cli.output import print_table
+
+    cells = [
+        (
+            row["arm"],
+            str(row["batch"]),
+            *(f"{row['parts'][part]:.0f}" for part in PARTS),
+            "{:.2f}  ({:.2f} to {:.2f})".format(*row["ratio"]) if row["identical"] else "outputs differ",
+        )
+        for row in rows
+    ]
+    print_table(title, ("arm", "batch", *(f"{part} us" for part in PARTS), "answer-time ratio"), cells)
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="default: all")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], help="default: 1 8 32")
+    parser.add_argument("--rounds", type=int, default=9, help="paired rounds (default: 9)")
+    parser.add_argument("--tokens", type=int, default=48, help="tokens of an answer (default: 48)")
+    parser.add_argument("--json", type=Path, help="write everything to this file, too")
+    options = parser.parse_args()
+    rows, where, used = run(options), machine(), versions("sglang", "torch", "specplug")
+    report(rows, f"{in_words(where, 1)}; SGLang {used['sglang']}, overlapped; host microseconds per step")
+    if options.json is not None:
+        said = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+        everything = {"machine": where, "versions": used, "options": said, "rows": rows}
+        options.json.write_text(json.dumps(everything, indent=2) + "\n")
+    if not all(row["identical"] for row in rows):
+        sys.exit("outputs differ from those without speculation")
+
+
+if __name__ == "__main__":
+    main()
