@@ -9,8 +9,8 @@ PINS   := .ci/environments
 PIP     = pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-vllm-peers setup-sglang demo demo-vllm test test-vllm test-vllm-all test-sglang lint \
-  format clean check-python check-vllm check-sglang
+.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang demo demo-vllm demo-sglang test test-vllm test-vllm-all \
+  test-sglang lint format clean check-python check-vllm check-sglang
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -79,6 +79,9 @@ demo: setup ## the shipped model, without and with speculation, side by side
 demo-vllm: setup-vllm ## a vLLM server on the shipped model, with and without reference texts
 	$(VLLM)/bin/python examples/vllm_demo.py
 
+demo-sglang: setup-sglang ## an SGLang server on the shipped model, with and without reference texts
+	$(SGLANG)/bin/python examples/sglang_demo.py
+
 lint: setup ## ruff, mypy and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -87,9 +90,14 @@ lint: setup ## ruff, mypy and import-linter
 
 test: lint ## lint, and all tests, those with vLLM and SGLang too where they run
 	$(BIN)/python -m pytest
-	@$(MAKE) --no-print-directory test-vllm test-sglang
+	@$(MAKE) --no-print-directory setup-engines
+	@echo "The tests with the real engines, both at once; what they say comes when they end."
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-vllm test-sglang
 
 ifeq ($(shell uname -sm),Linux x86_64)
+setup-engines: setup-vllm
+	@$(MAKE) --no-print-directory setup-sglang
+
 test-vllm: setup-vllm ## the tests with the real vLLM, without the slow ones
 	$(VLLM)/bin/python -m pytest tests/engines/vllm -m "not slow"
 
@@ -97,8 +105,10 @@ test-vllm-all: setup-vllm ## the tests with the real vLLM, with the slow ones
 	$(VLLM)/bin/python -m pytest tests/engines/vllm
 
 test-sglang: setup-sglang ## the tests with the real SGLang
-	$(SGLANG)/bin/python -m pytest tests/engines/sglang
+	$(SGLANG)/bin/python -m pytest tests/engines/sglang -m "not slow"
 else
+setup-engines:
+
 test-vllm test-vllm-all:
 	@echo "test-vllm: SKIPPED, because vLLM's CPU build is for Linux on x86-64; this is $$(uname -sm)."
 

@@ -8,9 +8,12 @@ one step is verified in the next.
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -97,6 +100,37 @@ class Proposer(abc.ABC):
         """Release threads, files and memory."""
 
 
+@runtime_checkable
+class HoldsCorpora(Protocol):
+    """What a proposer implements besides if operators may hand it texts to draft from, while it serves.
+
+    One call at a time changes what is held.  `add_corpus` runs on a thread of the engine's beside the steps, which must
+    find the old corpora or the new one whole, so build aside and put in place last.  The others run between two steps,
+    so they are to be quick; `list_corpora` may come while a corpus is being added, which does not count yet.  What they
+    raise is told to the operator and costs nothing else.
+    """
+
+    def add_corpus(self, name: str, documents: Sequence[npt.NDArray[np.int32]]) -> int:
+        """Take in a corpus, and return how many tokens were taken in.
+
+        Args:
+            name: not held yet.
+            documents: one text each, [n] int32 with n >= 1, read-only; nothing follows the last token of one.
+
+        Raises:
+            Exception: it cannot be taken in; then nothing of it is held.
+        """
+        ...
+
+    def remove_corpus(self, name: str) -> None:
+        """Forget a corpus that is held."""
+        ...
+
+    def list_corpora(self) -> dict[str, int]:
+        """Return how many tokens each corpus has, by name."""
+        ...
+
+
 class Planner(abc.ABC):
     """The plan half of a policy: host figures in, the next step's width out.  Shares no memory with the trim half."""
 
@@ -133,6 +167,7 @@ class Verifier(abc.ABC):
 
 
 __all__ = [
+    "HoldsCorpora",
     "Planner",
     "PluginContext",
     "Proposer",

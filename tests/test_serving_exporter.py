@@ -186,6 +186,40 @@ def test_in_the_event_loop_a_scrape_shows_the_answer_before(watch, loop):
     assert asyncio.run_coroutine_threadsafe(scrape(), loop).result(20) == expected(1)
 
 
+def test_a_scrape_in_the_event_loop_may_have_the_engines_asked_first(watch, loop):
+    engines, registry = watch(status(steps=1))
+
+    async def scrape() -> float | None:
+        (collector,) = registry._collector_to_names
+        engines.gate.clear()
+        loop.call_later(0.05, engines.gate.set)  # answers take their time
+        await collector.refresh()
+        return emitted(registry)
+
+    def scraped() -> float | None:
+        return asyncio.run_coroutine_threadsafe(scrape(), loop).result(20)
+
+    assert scraped() == expected(1)
+    engines.said[0] = status(steps=2)
+    assert scraped() == expected(2)
+    assert engines.asked == 2  # once per scrape
+
+
+def test_asking_first_waits_as_long_as_a_scrape_does_and_no_longer(watch, loop, monkeypatch):
+    engines, registry = watch(status(steps=1), patience=0.01)
+    loop.call_soon_threadsafe(engines.gate.clear)
+
+    async def scrape() -> float | None:
+        (collector,) = registry._collector_to_names
+        await collector.refresh()
+        return emitted(registry)
+
+    assert asyncio.run_coroutine_threadsafe(scrape(), loop).result(20) is None
+    loop.call_soon_threadsafe(engines.gate.set)
+    monkeypatch.setattr(exporter, "PATIENCE", 20.0)
+    assert asyncio.run_coroutine_threadsafe(scrape(), loop).result(20) == expected(1)
+
+
 def test_without_an_event_loop_nothing_is_watched():
     collector, registry = EngineCollector(), CollectorRegistry()
     collector.watch(Engines().ask)

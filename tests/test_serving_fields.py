@@ -35,6 +35,8 @@ def refusal(extra_args) -> str:
         ({"specplug": {}}, True),
         ({"specplug_tenant": "a"}, True),
         ({"specplug": wire.encode(RequestOptions(), (), None)}, False),
+        (wire.packed({"specplug": wire.encode(RequestOptions(), (), None)}), False),
+        ({1: "a", None: 2}, False),
     ],
 )
 def test_a_request_without_fields_is_left_alone(extra_args, given):

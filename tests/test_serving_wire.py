@@ -1,4 +1,4 @@
-"""Parsed request fields survive the way through vLLM's processes."""
+"""Parsed request fields survive the way through an engine's processes."""
 
 from __future__ import annotations
 
@@ -41,6 +41,27 @@ def test_it_survives_msgpack(given_options, given_references, tenant):
     extra_args = {wire.WIRE_KEY: wire.encode(given_options, given_references, tenant)}
     arrived = msgpack.decode(msgpack.encode(extra_args))
     assert wire.decode(arrived) == (given_options, given_references, tenant)
+
+
+@given(options, references, tenants)
+def test_the_packed_form_survives_a_transport_of_texts(given_options, given_references, tenant):
+    """SGLang's: of each argument it takes texts and numbers, and flat lists and mappings of them."""
+    extra_args = {"other": 1, wire.WIRE_KEY: wire.encode(given_options, given_references, tenant)}
+    packed = wire.packed(extra_args)
+    scalar = None | bool | int | float | str
+    decoder = msgpack.Decoder(dict[str, scalar | list[scalar] | dict[str, scalar]])
+    for arrived in (packed, decoder.decode(msgpack.encode(packed)), pickle.loads(pickle.dumps(packed))):
+        assert wire.decode(arrived) == (given_options, given_references, tenant)
+        assert arrived["other"] == 1
+    assert extra_args[wire.WIRE_KEY] == wire.encode(given_options, given_references, tenant)
+
+
+def test_only_what_was_packed_here_counts_as_parsed():
+    """A client can send what looks like it."""
+    packed = wire.packed({wire.WIRE_KEY: wire.encode(RequestOptions(), (Reference.of([1]),), None)})
+    assert wire.is_encoded(packed)
+    assert wire.is_encoded({**packed})
+    assert not wire.is_encoded(json.loads(json.dumps(packed)))
 
 
 @pytest.mark.parametrize("extra_args", [None, {}, {"kv_transfer_params": {}}, {"specplug": {"enabled": False}}])

@@ -8,7 +8,7 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from specplug.errors import EngineError, SpecplugError
 from specplug_sglang import seams
-from specplug_sglang.asked import WIDTH_FLAG, is_tree_mode, resolved
+from specplug_sglang.asked import ALGORITHM, WIDTH_FLAG, is_tree_mode, resolved
 
 MOST_REQUESTS = 48
 """Requests at a time where the server does not say: what SGLang's own n-gram runs."""
@@ -51,9 +51,10 @@ class Algorithm(CustomSpecAlgo):
             ValueError: the settings are wrong, or the server is configured in a way that specplug does not support.
         """
         try:
-            seams.require("algorithm")
-            found = resolved(server_args)
+            for where in ("algorithm", "worker"):  # a scheduler would end with it, a moment later
+                seams.require(where)
             refuse_unsupported(server_args)
+            found = resolved(server_args)
         except SpecplugError as error:
             raise ValueError(str(error)) from error
         tokens = found.settings.num_speculative_tokens + 1
@@ -91,7 +92,8 @@ def refuse_unsupported(server_args: Any) -> None:
 
 
 _REFUSED: dict[str, Any] = {
-    "enable_dp_attention": False,
+    "attn_dp_size": 1,
+    "enable_dp_attention": False,  # its old name, which newer versions have turned into it by now
     "pp_size": 1,
     "disaggregation_mode": "null",
     "speculative_adaptive": False,
@@ -101,6 +103,7 @@ _REFUSED: dict[str, Any] = {
 """Arguments that are refused when they have another value."""
 
 _WHY = {
+    "attn_dp_size": "attention with data parallelism is not supported",
     "enable_dp_attention": "attention with data parallelism is not supported",
     "pp_size": "pipeline parallelism is not supported",
     "disaggregation_mode": "prefill and decode on separate servers are not supported",
@@ -109,6 +112,7 @@ _WHY = {
 
 
 def _refusal(what: str, found: str, expected: str) -> EngineError:
-    error = EngineError.build(what, who="specplug_sglang", found=found, expected=expected)
+    remedy = f"Change it, or start without --speculative-algorithm {ALGORITHM}"
+    error = EngineError.build(what, who="specplug_sglang", found=found, expected=expected, remedy=remedy)
     assert isinstance(error, EngineError)
     return error

@@ -1,12 +1,11 @@
 """Who comes and goes, read off SGLang's own requests: its worker is not told.
 
 A request that finished, was aborted or was retracted just does not come again.  So the worker keeps hold of those that
-it serves, and looks at them whenever a batch holds others than the one before it.
+it serves, and looks at them whenever a batch holds others than the one before it, and when the engine idles.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,48 +20,70 @@ class Arrivals:
         places: told who starts, resumes, is preempted and ends; its slots are rows of SGLang's request pool.
         describe: makes a `Resident` of a `Req`.
         write: called with a `Req` and its slot whenever it gets a place, to write its text.
+        forget: called with the id of every request that has ended, also of those that had no place at that time.
+
+    Attributes:
+        queues: called with a `Req` that has no row of the pool, returns whether it waits for one.
     """
 
     def __init__(
-        self, places: Places, describe: Callable[[Any], Resident], write: Callable[[Any, int], None]
+        self,
+        places: Places,
+        describe: Callable[[Any], Resident],
+        write: Callable[[Any, int], None],
+        forget: Callable[[str], None],
     ) -> None:
-        self._places, self._describe, self._write = places, describe, write
-        self._held: dict[str, tuple[weakref.ref[Any], int]] = {}  # with the times that it had been retracted
+        self._places, self._describe, self._write, self._forget = places, describe, write, forget
+        self._held: dict[str, tuple[Any, int]] = {}  # with the times that it had been retracted
+        self.queues: Callable[[Any], bool] = lambda req: True
         places.place_of = self._slot
 
+    def __len__(self) -> int:
+        """How many requests are running or may resume."""
+        return len(self._held)
+
     def admit(self, reqs: Sequence[Any]) -> None:
-        """Give the requests of a prefill batch their places; those that continue a prompt have them."""
-        self.sweep()
+        """Give the requests of a batch their places; those that have them keep them."""
+        self.sweep(reqs)
         for req in reqs:
             held = self._held.get(req.rid)
-            if held is not None and (held[0]() is not req):
-                self.end(req.rid, aborted=True)  # the same id, another request
+            if held is not None and held[0] is not req:
+                self._end(req.rid, aborted=True)  # the same id, another request
             elif held is not None and held[1] != req.retraction_count:
                 self._places.preempt(req.rid)
-            self._held[req.rid] = (weakref.ref(req), req.retraction_count)
+            self._held[req.rid] = (req, req.retraction_count)
             if req.rid not in self._places:
                 self._settle(req)
 
-    def sweep(self) -> None:
-        """Let those go that will not come again, or not soon."""
-        for rid, (ref, _) in list(self._held.items()):
-            req = ref()
-            if req is None or req.finished():
-                self.end(rid, aborted=req is None or _is_abort(req.finished_reason))
-            elif rid in self._places and req.kv.req_pool_idx != self._places.slot_of(rid):
-                self._places.preempt(rid)
+    def sweep(self, batch: Sequence[Any] = ()) -> None:
+        """Let those go that will not come again, or not soon.
 
-    def finished(self, rid: str) -> None:
-        """Take note that SGLang has ended a request."""
-        held = self._held.get(rid)
-        if held is not None:
-            req = held[0]()
-            self.end(rid, aborted=req is None or _is_abort(req.finished_reason))
+        Args:
+            batch: the requests of the step to come.  Some of them may have ended meanwhile: where SGLang takes in the
+                last results between scheduling a step and running it.  They go with the next one.
+        """
+        coming = {id(req) for req in batch}
+        for rid, (req, _) in list(self._held.items()):
+            if id(req) in coming:
+                self._move(req)
+            elif req.finished():
+                self._end(rid, aborted=_is_abort(req.finished_reason))
+            elif req.kv.req_pool_idx is None and not self.queues(req):
+                self._end(rid, aborted=True)  # retracted, and dropped from the queue
+            else:
+                self._move(req)
 
-    def end(self, rid: str, *, aborted: bool) -> None:
-        """Forget a request."""
+    def _move(self, req: Any) -> None:
+        """Take a request's place if it was retracted; one that has finished lies where it lay."""
+        if req.finished() or req.rid not in self._places:
+            return
+        if req.kv.req_pool_idx != self._places.slot_of(req.rid):
+            self._places.preempt(req.rid)
+
+    def _end(self, rid: str, *, aborted: bool) -> None:
         self._held.pop(rid, None)
         self._places.finish(rid, aborted=aborted)
+        self._forget(rid)
 
     def _settle(self, req: Any) -> None:
         if self._places.is_waiting(req.rid):
@@ -72,9 +93,7 @@ class Arrivals:
         self._write(req, self._places.slot_of(req.rid))
 
     def _slot(self, rid: str) -> int:
-        req = self._held[rid][0]()
-        assert req is not None
-        return int(req.kv.req_pool_idx)
+        return int(self._held[rid][0].kv.req_pool_idx)
 
 
 def _is_abort(reason: Any) -> bool:

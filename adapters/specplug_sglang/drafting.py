@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -70,22 +71,28 @@ class Drafting:
         self.planning: Planning[Any] = Planning(self.resolved, context, _measure, self._bounds)
         self.places = Places(slots, device, self._tell)
         self.table = TokenTable(slots, self.max_length, self.caps.max_width + 1, device)
-        self.arrivals = Arrivals(self.places, lambda req: resident(req, self.max_length), self._write)
+        self.arrivals = Arrivals(self.places, lambda req: resident(req, self.max_length), self._write, self._forget)
         self.stops = StopWatch(slots, self.caps.max_width, device)
         self._rows: _Rows | None = None
         self._launched: deque[tuple[tuple[str, ...], int]] = deque()
+        self._scheduler: weakref.ref[Any] | None = None
 
     # -- requests and the engine ---------------------------------------------------------------------------------
 
+    def attach(self, scheduler: Any) -> None:
+        """Take note of the scheduler, which knows who waits."""
+        self._scheduler = weakref.ref(scheduler)
+        self.arrivals.queues = lambda req: req in self._queue()
+
+    def sweep(self) -> None:
+        """Tell proposers who has left, between two steps."""
+        self.arrivals.sweep()
+
     def on_engine_event(self, kind: EngineEventKind) -> None:
-        """Tell every proposer what happened to the engine."""
+        """Tell every proposer what happened to the engine, and before it who has left."""
+        self.sweep()
         if self.stage is not None:
             self.stage.on_event(EngineEvent(kind))
-
-    def finished(self, rid: str) -> None:
-        """Take note that SGLang has ended a request."""
-        self.arrivals.finished(rid)
-        self.planning.forget([rid])
 
     def verified(self, accepted: Sequence[int]) -> None:
         """Take in what a step accepted per row, which SGLang tells in order, a step late."""
@@ -107,9 +114,9 @@ class Drafting:
     def plan(self, reqs: Sequence[Any]) -> int:
         """Plan a step of decoding; return its width, which no row needs wider."""
         if self._rows is None or not self._rows.hold(self.places, reqs):
-            self.arrivals.sweep()
-            self.arrivals.admit([req for req in reqs if req.rid not in self.places])  # resumed without a prefill
-        plan = self.planning.make(reqs, num_waiting=0, prefill_tokens=0)
+            self.arrivals.admit(reqs)
+        # Prompts are read in steps of their own: with speculation SGLang mixes none into a step of decoding.
+        plan = self.planning.make(reqs, num_waiting=len(self._queue()), prefill_tokens=0)
         width = plan.width
         if plan.caps and width:
             widest = max((plan.width_for(req.rid) for req in reqs), default=0)
@@ -190,6 +197,14 @@ class Drafting:
     def _write(self, req: Any, slot: int) -> None:
         self.table.write(slot, prompt_of(req))
 
+    def _forget(self, rid: str) -> None:
+        self.planning.forget([rid])
+
+    def _queue(self) -> Sequence[Any]:
+        """Return the requests that wait for a place, new and retracted ones."""
+        scheduler = None if self._scheduler is None else self._scheduler()
+        return () if scheduler is None else scheduler.waiting_queue
+
     def _tell(self, event: Event) -> None:
         if self.stage is not None:
             self.stage.on_event(event)
@@ -200,10 +215,9 @@ class _Rows:
 
     def __init__(self, places: Places, reqs: Sequence[Any], device: torch.device) -> None:
         self.facts = RowFacts(places, [req.rid for req in reqs])
-        on_device = {"device": device, "non_blocking": True}
-        self.table: SlotRows = places.slots.rows(torch.tensor(self.facts.slots).to(**on_device))
+        self.table: SlotRows = places.slots.rows(torch.tensor(self.facts.slots).to(device, non_blocking=True))
         temperatures = [request.sampling.temperature for request in self.facts.requests]
-        self.temperature = torch.tensor(temperatures, dtype=torch.float32).to(**on_device)
+        self.temperature = torch.tensor(temperatures, dtype=torch.float32).to(device, non_blocking=True)
         self.all = torch.ones(len(temperatures), dtype=torch.bool, device=device)
 
     def hold(self, places: Places, reqs: Sequence[Any]) -> bool:

@@ -62,7 +62,8 @@ def served_plainly(req: Any) -> str | None:
 def prompt_of(req: Any) -> npt.NDArray[np.int64]:
     """Return [n] int64: prompt and what was emitted so far, as text ids wherever they are as many as the cache's."""
     prompt, padded = req.origin_input_ids_unpadded, req.origin_input_ids
-    return np.concatenate([np.asarray(prompt if len(prompt) == len(padded) else padded), np.asarray(req.output_ids)])
+    parts = (prompt if len(prompt) == len(padded) else padded, req.output_ids)
+    return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
 
 
 _WHOLE_VOCABULARY = 1 << 30

@@ -1,7 +1,8 @@
 """Drafts as SGLang verifies them: a root, which is the last token of the text, and behind it the draft's nodes.
 
 All rows of a batch have as many nodes as the step is wide.  Those behind a row's own draft are filler: no node points
-to them, so the verifier's walk never comes there.  Everything is computed on the device, and nothing is read back.
+to them, so the verifier's walk never comes there.  Nor does it come to a node with the token of a sibling before it,
+whose probability SGLang's kernels would count twice.  Everything is computed on the device, and nothing is read back.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Nodes:
 
     Attributes:
         tokens: [B, n] int64; of filler the root's.
-        depth: [B, n] int64, nodes between the root and the node, itself included; 0 for the root and for filler.
+        depth: [B, n] int64, nodes between the root and the node, itself included; 0 for the root and for what hangs
+            nowhere.
         child: [B, n] int64, the first node below each, -1 for none.
         sibling: [B, n] int64, the next node below the same parent, -1 for none.
         sees: [B, n, n] bool, which nodes are above each node, itself included; None for chains, where it is those
@@ -50,7 +52,13 @@ def nodes_of(draft: Draft, last: Tensor) -> Nodes:
         return Nodes(tokens, depth, torch.where(below, place + 1, -1), torch.full_like(tokens, -1), None)
     hung = place[1:] if draft.width else place[:0]
     parents = torch.where(inside, draft.parents.long() + 1, -1)  # [B, N], of the nodes 1 to N; of filler none
-    return _tree(tokens, parents, hung, place)
+    return _tree(tokens, torch.where(_repeats(tokens[:, 1:], parents), -1, parents), hung, place)
+
+
+def _repeats(tokens: Tensor, parents: Tensor) -> Tensor:
+    """Return [B, N] bool: which nodes have the token [B, N] of a node before them that hangs on the same parent."""
+    alike = (tokens[:, :, None] == tokens[:, None, :]) & (parents[:, :, None] == parents[:, None, :])
+    return alike.tril(-1).any(2)
 
 
 def _tree(tokens: Tensor, parents: Tensor, hung: Tensor, place: Tensor) -> Nodes:

@@ -10,23 +10,26 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from torch import Tensor
+
+from specplug.errors import EngineError
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
 from specplug_sglang import exact, seams
+from specplug_sglang.corpora import ExternalCorpora
 from specplug_sglang.drafting import Drafting
 from specplug_sglang.ranks import Ranks
+from specplug_sglang.room import make_room
 from specplug_sglang.trees import Nodes, nodes_of
 from specplug_sglang.verify_input import prepare, relayed, verify_input
 from specplug_sglang.widths import Widths
 
 
-class Worker(BaseSpecWorker):
+class Worker(ExternalCorpora, BaseSpecWorker):
     """specplug as SGLang's scheduler sees it.
 
     Args:
@@ -49,6 +52,7 @@ class Worker(BaseSpecWorker):
         self.model_runner = target_worker.model_runner
         self.device = torch.device(self.model_runner.device)
         self.ranks = Ranks(get_parallel().tp_group)
+        make_room()
         # Before SGLang sizes its cache, so that what is allocated here is counted.
         self.drafting = Drafting(
             server_args,
@@ -60,6 +64,7 @@ class Worker(BaseSpecWorker):
         )
         self.speculative_num_draft_tokens = self.drafting.caps.max_width + 1
         self.widths = Widths(self.model_runner, self.speculative_num_draft_tokens)
+        self.load_first_corpus()
 
     @property
     def draft_worker(self) -> None:
@@ -69,6 +74,15 @@ class Worker(BaseSpecWorker):
     def alloc_memory_pool(self, memory_pool_config: Any = None, **pools: Any) -> None:
         """Take note of the target's pools."""
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
+        rows, expected = self.req_to_token_pool.req_to_token.shape[0], self.drafting.table.tokens.shape[0]
+        if rows > expected:
+            raise EngineError.build(
+                "SGLang's request pool is larger than its settings say",
+                who="specplug_sglang",
+                found=f"{rows} rows",
+                expected=f"at most {expected}",
+                remedy="Set --max-running-requests",
+            )
 
     def init_cuda_graphs(self) -> None:
         """Build, and on a GPU capture, the widths that plans may choose."""
@@ -79,10 +93,6 @@ class Worker(BaseSpecWorker):
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """Take in what a step accepted, a step late."""
         self.drafting.verified(num_correct_drafts_per_req)
-
-    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
-        """Take note of a request's end."""
-        self.drafting.finished(rid)
 
     def clear_cache_pool(self) -> None:
         """Tell proposers: whoever wants cached prompts forgotten may want drafts forgotten too."""
@@ -159,11 +169,10 @@ class Worker(BaseSpecWorker):
             result = self.target_worker.forward_batch_generation(batch, is_verify=True)
         logits = result.logits_output
         mask = exact.grammar_mask(batch, tree, self.device)
-        plain = exact.plain_rows(self, batch, logits, n)
         predict, accept_lens, accept_index = eagle_sample(
             batch.spec_info, batch, logits, mask, watermark_state=self.model_runner.watermark_state
         )
-        exact.put(predict, plain, n)
+        exact.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
         commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
         emitted = predict[accept_index.long()]  # [B, n], undefined beyond a row's count
         self._settle(batch, draft, accept_lens, accept_index, predict, logits)
@@ -206,6 +215,8 @@ class Worker(BaseSpecWorker):
 
         if draft.parents is not None and draft.width:
             move_accept_tokens_to_target_kvcache(batch, accept_index, accept_lens - 1, self.token_to_kv_pool_allocator)
+            if logits.hidden_states is not None:  # of which SGLang returns each row's first ones
+                logits.hidden_states = logits.hidden_states[accept_index.flatten().long()]
         if batch.return_logprob:
             compute_spec_logprobs(batch, logits, predict, accept_index=accept_index)
 

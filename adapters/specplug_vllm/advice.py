@@ -7,9 +7,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from specplug.registry import Registry, default_registry
-from specplug.settings.model import Settings
-from specplug.specs import CheckResult, ProposerSpec
+from specplug.registry import default_registry
+from specplug.serving.launches import differing, host_proposers
+from specplug.specs import CheckResult
 from specplug_vllm.asked import resolved, runner_of
 
 logger = logging.getLogger("specplug")
@@ -52,19 +52,6 @@ def launch_of(vllm_config: Any) -> Launch:
         settings=differing(found.settings),
         host_proposers=host_proposers(found.settings, default_registry()),
     )
-
-
-def differing(settings: Settings) -> dict[str, Any]:
-    """Return the settings that are not at their defaults."""
-    defaults = Settings().model_dump(mode="json")
-    return {key: value for key, value in settings.model_dump(mode="json").items() if value != defaults[key]}
-
-
-def host_proposers(settings: Settings, registry: Registry) -> tuple[str, ...]:
-    """Return the proposers in force that draft on the host."""
-    specs = registry.entries(ProposerSpec)
-    names = (settings.proposer, *settings.extra_proposers)
-    return tuple(n for n in names if n in specs and specs[n].spec.caps.needs_host)  # type: ignore[attr-defined]
 
 
 def advise(launch: Launch) -> list[CheckResult]:

@@ -13,9 +13,9 @@ from typing import Any
 from specplug.engines import TextRequest, TextUpdate
 from specplug.errors import EngineError
 from specplug.metrics import MetricsSnapshot
+from specplug.serving.launches import differing
 from specplug.settings.model import Settings
 from specplug_vllm import seams
-from specplug_vllm.advice import differing
 from specplug_vllm.asked import METHOD, PROPOSER, SECTION
 
 _UNASKED = {

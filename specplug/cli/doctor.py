@@ -49,6 +49,7 @@ def doctor(launch: Launch = "", as_json: AsJson = False) -> None:
     settings = Settings() if resolved is None else resolved.settings
     for entry in registry.entries(CheckSpec).values():
         findings += run_check(entry, settings, launch)
+    findings += _unknown_launch(registry, findings, launch)
     values = [] if resolved is None else _values(resolved)
     failed = any(finding.status == "fail" for finding in findings)
     if as_json:
@@ -73,6 +74,16 @@ def run_check(entry: Entry, settings: Settings, launch: str = "") -> list[Findin
         summary = f"the check itself failed: {type(error).__name__}: {error}"
         results = [CheckResult("fail", summary, f"Report this to {owner}")]
     return [Finding(entry.spec.name, owner, r.status, r.summary, r.remedy) for r in results]
+
+
+def _unknown_launch(registry: Registry, findings: list[Finding], launch: str) -> list[Finding]:
+    """Say so when a launch line is given that no check had anything to say about."""
+    entries = registry.entries(CheckSpec).values()
+    looking = [entry.spec.name for entry in entries if entry.spec.takes_launch]  # type: ignore[attr-defined]
+    if not launch or any(finding.check in looking for finding in findings):
+        return []
+    summary = f"no check knows the launch line {launch!r}; those that look at one: {', '.join(looking) or 'none'}"
+    return [Finding("launch", "specplug", "fail", summary, "Give an engine's own command, as it is typed into a shell")]
 
 
 def _settings(registry: Registry) -> tuple[ResolvedSettings | None, list[Finding]]:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
-from specplug.interfaces import Planner, Trimmer
+from specplug.interfaces import Planner, Proposer, Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.buffers import DraftBuffers
 from specplug.pipeline.choices import Choices
@@ -110,6 +110,11 @@ class DraftStage:
         self._choices = Choices([handle.spec.name for handle in handles], max_slots, device)
         self._tells = trace is not None or any(handle.spec.caps.learns for handle in handles)
         self._steps = 0
+
+    @property
+    def proposers(self) -> dict[str, Proposer]:
+        """The proposers by name, the server's default first."""
+        return {handle.spec.name: handle.proposer for handle, _ in self._lanes}
 
     @property
     def sources(self) -> tuple[str, ...]:

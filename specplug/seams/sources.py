@@ -63,7 +63,9 @@ class ModuleSource:
         self._stars: list[str] = []
         for statement in _flat(sources.parse(file).body):
             for bound in _bound(statement):
-                self._names[bound] = statement
+                is_made_anew = isinstance(self._names.get(bound), ast.ClassDef) and isinstance(statement, ast.Assign)
+                if not is_made_anew:  # of a class of the same name, which says more
+                    self._names[bound] = statement
             if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
                 self._stars.append(self._origin(statement))
 
@@ -184,7 +186,8 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
         yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names)
     elif isinstance(statement, ast.Assign | ast.AnnAssign):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
+        names = (node for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
+        yield from (name.id for name in names if isinstance(name.ctx, ast.Store))  # not of what gets an attribute
 
 
 def _assigned_to_self(method: _Function) -> Iterator[str]:

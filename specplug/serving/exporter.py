@@ -81,6 +81,10 @@ class EngineCollector(Collector):
             return
         self._sources = [source for source in self._sources if source.is_open()] + [_Engines(ask, loop)]
 
+    async def refresh(self) -> None:
+        """Ask before a scrape that runs in the event loop itself, where `collect` cannot wait for the answers."""
+        await asyncio.gather(*[source.refresh(PATIENCE) for source in self._sources if source.is_open()])
+
     def describe(self) -> Iterable[Metric]:
         """Return the families without samples, so that registration asks nobody."""
         return [*SpecCollector(_never).describe(), *_gauges().values()]
@@ -116,28 +120,41 @@ class _Engines:
         self._question: Future[None] | None = None
         self._reports: list[_Report] = []
         self._failed = False
+        self._asked_ahead = False
 
     def is_open(self) -> bool:
         """Whether the engines can still be asked."""
         return not self._loop.is_closed()
 
+    async def refresh(self, patience: float) -> None:
+        """Ask for the next scrape in the event loop, and wait for the answers up to `patience` seconds."""
+        self._asked_ahead = True
+        await asyncio.wait([asyncio.wrap_future(self._asking())], timeout=patience)
+
     def newest(self, patience: float) -> list[_Report]:
         """Ask, and return the answers, or those before if they take longer than `patience` seconds.
 
-        In the event loop's own thread nobody can wait for an answer: the one to the question before is returned.
+        In the event loop's own thread nobody can wait for an answer: the newest that has come is returned.
         """
         if not self.is_open():
             return []
+        if _in_loop():
+            if not self._asked_ahead:
+                self._asking()
+            self._asked_ahead = False
+            return self._reports
+        try:
+            self._asking().result(patience)
+        except TimeoutError:
+            logger.debug("/metrics: the engines have not answered within %s s", patience)
+        return self._reports
+
+    def _asking(self) -> Future[None]:
+        """Return the question that is open, or ask one."""
         with self._lock:
             if self._question is None or self._question.done():
                 self._question = asyncio.run_coroutine_threadsafe(self._refresh(), self._loop)
-            question = self._question
-        if not _in_loop():
-            try:
-                question.result(patience)
-            except TimeoutError:
-                logger.debug("/metrics: the engines have not answered within %s s", patience)
-        return self._reports
+            return self._question
 
     async def _refresh(self) -> None:
         try:

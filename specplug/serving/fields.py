@@ -1,7 +1,8 @@
-"""How a vLLM request spells specplug's fields: in `extra_args` offline, in `vllm_xargs` over HTTP.
+"""How a request spells specplug's fields among the arguments that its engine leaves to others.
 
-vLLM's `vllm_xargs` takes texts, numbers and lists of them.  So all fields may come as one JSON text under ``specplug``,
-and each alone as ``specplug_<field>``.  Offline, ``extra_args["specplug"]`` takes them as a mapping, too.
+Those are vLLM's `extra_args`, `vllm_xargs` over HTTP, and SGLang's `custom_params`.  `vllm_xargs` takes texts, numbers
+and lists of them.  So all fields may come as one JSON text under ``specplug``, and each alone as ``specplug_<field>``.
+Elsewhere ``specplug`` takes them as a mapping, too.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def split(extra_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, A
     rest = {key: value for key, value in extra_args.items() if not _is_ours(key)}
     fields = dict(as_mapping(extra_args.get(WIRE_KEY)))
     for key in extra_args:
-        if key.startswith(PREFIX):
+        if _is_ours(key) and key != WIRE_KEY:
             name = _field(key, extra_args[key])
             if name in fields:
                 raise RequestError.build(
@@ -52,8 +53,8 @@ def characters(extra_args: Mapping[str, Any]) -> int:
     return sum(_weight(value) for key, value in extra_args.items() if _is_ours(key))
 
 
-def _is_ours(key: str) -> bool:
-    return key == WIRE_KEY or key.startswith(PREFIX)
+def _is_ours(key: object) -> bool:
+    return isinstance(key, str) and (key == WIRE_KEY or key.startswith(PREFIX))
 
 
 def _weight(value: object) -> int:

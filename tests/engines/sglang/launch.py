@@ -39,6 +39,7 @@ class Configuration(launch.Configuration):
     always: ClassVar[Mapping[str, str]] = {
         **launch.ALWAYS,
         "SGLANG_USE_CPU_ENGINE": "1",
+        "TORCH_COMPILE_DISABLE": "1",  # SGLang compiles the repetition penalty, which looks for the real triton
         "SGLANG_CACHE_DIR": str(ROOT / ".cache" / "sglang"),
         "SGLANG_JIT_CACHE_DIR": str(ROOT / ".cache" / "sglang" / "jit"),
         "PATH": os.pathsep.join([str(Path(PYTHON).parent), os.environ.get("PATH", "")]),  # where ninja is

@@ -1,11 +1,13 @@
-"""Functions that run in a scheduler's process and change what SGLang's n-gram worker drafts, or what becomes of it.
+"""Functions that run in a scheduler's process and change what is drafted and verified there, or what becomes of it.
 
+`draft` and `narrow` are for SGLang's n-gram worker, from `plan` on they are for specplug's; the others serve both.
 `restore` undoes them all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import torch
 
 SEEN: list[dict[str, Any]] = []
 """Of each verification that was watched, per row: "tokens" of its nodes; "parents", of each node -1 or the node that it
-hangs on; "kept", how many tokens came out of it."""
+hangs on; "kept", how many tokens came out of it; "requests", their ids."""
 
 _PLANTED: list[tuple[Any, str, Any]] = []
 
@@ -34,16 +36,26 @@ def restore(scheduler: Any) -> int:
     return count
 
 
+def is_ours(scheduler: Any) -> bool:
+    """Whether specplug drafts and verifies."""
+    return hasattr(scheduler.draft_worker, "drafting")
+
+
 def watch(scheduler: Any) -> None:
     """Begin to fill `SEEN`."""
-    import sglang.srt.speculative.ngram_worker as module
+    import sglang.srt.speculative.eagle_utils
+    import sglang.srt.speculative.ngram_worker
+
+    speculative = sglang.srt.speculative
+    module = speculative.eagle_utils if is_ours(scheduler) else speculative.ngram_worker
 
     def sample(verify_input: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(verify_input, batch, *args, **kwargs)
         links = (verify_input.retrieve_next_token.tolist(), verify_input.retrieve_next_sibling.tolist())
         parents = [parents_of(child, sibling) for child, sibling in zip(*links, strict=True)]
         tokens = verify_input.draft_token.view(len(parents), -1).tolist()
-        SEEN.append({"tokens": tokens, "parents": parents, "kept": found[1].tolist()})
+        requests = [req.rid for req in batch.reqs]
+        SEEN.append({"tokens": tokens, "parents": parents, "kept": found[1].tolist(), "requests": requests})
         return found
 
     SEEN.clear()
@@ -112,9 +124,11 @@ def narrow(scheduler: Any, width: int) -> None:
 
 def lose_moves(scheduler: Any) -> None:
     """The mistake: keys and values of accepted drafts stay where the drafts lay."""
-    import sglang.srt.speculative.ngram_worker as module
+    import sglang.srt.speculative.ngram_worker
+    import sglang.srt.speculative.spec_utils
 
-    put(module, "move_accept_tokens_to_target_kvcache", lambda *args: None)
+    for module in (sglang.srt.speculative.ngram_worker, sglang.srt.speculative.spec_utils):
+        put(module, "move_accept_tokens_to_target_kvcache", lambda *args: None)
 
 
 def show_siblings(scheduler: Any) -> None:
@@ -162,14 +176,18 @@ def hide_begin(scheduler: Any) -> None:
 
 def after_preparing(scheduler: Any, change: Callable[[Any, int], None]) -> None:
     """Let `change(batch, nodes per tree)` run on batches that are ready for verification."""
-    worker = scheduler.draft_worker
 
-    def prepare(batch: Any) -> None:
-        original(batch)
+    def prepare(batch: Any, *args: Any) -> None:
+        original(batch, *args)
         if batch.forward_mode.is_target_verify():
-            change(batch, worker.draft_token_num)
+            change(batch, batch.spec_info.draft_token_num)
 
-    original = put(worker, "_prepare_for_speculative_decoding", prepare)
+    if is_ours(scheduler):
+        import specplug_sglang.worker as module
+
+        original = put(module, "prepare", prepare)
+    else:
+        original = put(scheduler.draft_worker, "_prepare_for_speculative_decoding", prepare)
 
 
 def sharpen(scheduler: Any) -> None:
@@ -191,3 +209,54 @@ def accept_lightly(scheduler: Any) -> None:
         return each / 2, last
 
     original = put(module, "_verify_coins", coins)
+
+
+def plan(scheduler: Any, widths: list[int]) -> None:
+    """Let the policy, which has to be `ladder`, plan other widths."""
+    planner = scheduler.draft_worker.drafting.planning.stage._planner
+    put(planner, "_options", planner._options.model_copy(update={"widths": tuple(widths)}))
+
+
+def counts(scheduler: Any) -> dict[str, Any]:
+    """Return what was counted so far: "total", "by_source", "faults"."""
+    found: dict[str, Any] = scheduler.draft_worker.drafting.stage.metrics.snapshot().as_dict()
+    return found
+
+
+def link_filler(scheduler: Any) -> None:
+    """The mistake: the nodes that fill up a row hang below its last draft, one behind the other."""
+
+    def change(batch: Any, n: int) -> None:
+        child, sibling = batch.spec_info.retrieve_next_token, batch.spec_info.retrieve_next_sibling
+        for row in range(len(batch.reqs)):
+            parents = parents_of(child[row].tolist(), sibling[row].tolist())
+            last = max((node for node, parent in enumerate(parents) if parent >= 0), default=0)
+            child[row, last : n - 1] = torch.arange(last + 1, n)
+
+    after_preparing(scheduler, change)
+
+
+def keep_backend(scheduler: Any) -> None:
+    """The mistake: every width is verified by what was built for the widest."""
+    put(scheduler.draft_worker.widths, "using", lambda n: nullcontext())
+
+
+def misplace(scheduler: Any) -> None:
+    """The mistake: the table of texts is written one place off."""
+
+    def append(slots: Any, lengths: Any, emitted: Any) -> None:
+        original(slots, lengths + 1, emitted)
+
+    original = put(scheduler.draft_worker.drafting.table, "append", append)
+
+
+def mask_as_on_gpus(scheduler: Any) -> None:
+    """No mistake: the worker's own masks of the whole text, whose size it takes from lengths that the host knows."""
+    import specplug_sglang.verify_input as module
+    from specplug_sglang.trees import chain_sees, whole_mask
+
+    def mask(batch: Any, nodes: Any, *, needed: bool) -> torch.Tensor:
+        sees = chain_sees(*nodes.tokens.shape, nodes.tokens.device) if nodes.sees is None else nodes.sees
+        return whole_mask(sees, batch.seq_lens, int(batch.seq_lens_cpu.sum()))
+
+    put(module, "_mask", mask)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from specplug.errors import EngineError
+from specplug.serving import launches
 from specplug_vllm import launch
-from specplug_vllm.advice import advise
+from specplug_vllm.advice import Launch, advise
 from tests.engines.vllm.launch import Configuration, configuration
 
 SPECPLUG = Path(sys.executable).parent / "specplug"
@@ -48,11 +49,10 @@ def test_doctor_looks_through_a_launch_line():
 
 def test_a_v2_launch_with_too_small_a_budget_is_warned_of_by_doctor_and_by_the_server():
     config = configuration("v2", NGRAM, asynchronous=True, width=32, max_num_seqs=16)
-    _, arguments = launch._parsed(line_of(config))
+    _, arguments = launch.parsed(line_of(config))
     command = [sys.executable, "-m", "specplug_vllm.launch", json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=config.variables())
-    found = launch.read(done)
-    assert found is not None
+    found = Launch(**launches.heard(done, "vLLM"))
     text = "\n".join(result.summary for result in advise(found))
     assert "V2 runner, async scheduling, up to 32 draft tokens" in text
     assert "ngram drafts on the host" in text

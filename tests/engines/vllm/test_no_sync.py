@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from tests.engines.one_device import OneDevice
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import prompts
 from tests.test_no_sync import Watch
@@ -77,22 +76,6 @@ def test_the_device_is_watched(operation):
 
 
 # -- inside the engine's process -------------------------------------------------------------------------------------
-
-
-class OneDevice(TorchDispatchMode):
-    """Notes the name of every operation that touches a tensor with dimensions on another device."""
-
-    def __init__(self, device: torch.device, found: list[str]) -> None:
-        super().__init__()
-        self._device, self.found, self.count = device, found, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **kwargs or {})
-        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
-        if any(tensor.device != self._device and tensor.ndim for tensor in tensors):
-            self.found.append(func.__name__)
-        self.count += 1
-        return result
 
 
 def on_meta(llm: Any) -> dict[str, Any]:

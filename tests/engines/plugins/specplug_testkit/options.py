@@ -24,6 +24,20 @@ class OracleOptions(Options):
     lengths: tuple[int, ...] = Field(default=(), description="draft lengths by answer length, in turn; empty: no limit")
 
 
+class ThicketOptions(Options):
+    """Right answers, and what is wrong beside them."""
+
+    decoys: int = Field(default=1, ge=0, description="wrong siblings before each right node")
+    behind_decoys: bool = Field(default=False, description="a node hangs behind each wrong one")
+    lengths: tuple[int, ...] = Field(default=(), description="nodes by answer length, in turn; empty: no limit")
+
+
+class BranchesOptions(Options):
+    """Which tokens are drafted behind each."""
+
+    behind: tuple[tuple[int, ...], ...] = Field(default=(), description="by token: drafts behind it, first to last")
+
+
 class DrawnOptions(Options):
     """The law that tokens are drawn from: softmax(logits / temperature) over `tokens`."""
 

@@ -10,10 +10,13 @@ from specplug.types.caps import Distribution, ProposerCaps
 
 HOST, DEVICE = ProposerCaps(needs_host=True), ProposerCaps()
 LEARNS = ProposerCaps(needs_host=True, learns=True)
+TREES = ProposerCaps(needs_host=True, trees=True)
 LOGITS, PROBS = ProposerCaps(distribution=Distribution.LOGITS), ProposerCaps(distribution=Distribution.PROBS)
 
 PROPOSERS = {
     "oracle": ("oracle:Oracle", "OracleOptions", HOST, "the right continuation, with errors where told"),
+    "thicket": ("thicket:Thicket", "ThicketOptions", TREES, "the right continuation among wrong siblings, in trees"),
+    "branches": ("thicket:Branches", "BranchesOptions", TREES, "the same tokens behind each, in trees"),
     "bigram": ("bigram:Bigram", None, DEVICE, "what followed the last token, in plain torch on the device"),
     "uniform": ("drawn:Drawn", "DrawnOptions", LOGITS, "tokens at random, with their logits"),
     "uniform-probs": ("drawn:Drawn", "DrawnOptions", PROBS, "tokens at random, with their probabilities"),
@@ -24,6 +27,7 @@ PROPOSERS = {
     "garbage": ("broken:GarbageOnHost", "GarbageOptions", HOST, "malformed drafts from the host"),
     "garbage-device": ("broken:GarbageOnDevice", "GarbageOptions", DEVICE, "malformed drafts from the device"),
     "slow": ("broken:Slow", "SlowOptions", HOST, "takes its time"),
+    "shelf": ("shelf:Shelf", None, HOST, "what follows the text's end in corpora that it was given"),
     "recorder": ("recorder:Recorder", None, LEARNS, "drafts like ngram and records what it is told"),
 }
 

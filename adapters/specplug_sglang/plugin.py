@@ -1,0 +1,41 @@
+"""What this adapter registers.  Imports neither torch nor sglang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specplug.hooks import hookimpl
+from specplug.specs import CheckSpec, EngineSpec
+
+
+@hookimpl
+def specplug_register_engines(register: Callable[[EngineSpec], None]) -> None:
+    """Register SGLang, which says itself when it is not installed or does not run on this machine."""
+    register(
+        EngineSpec(
+            name="sglang",
+            factory="specplug_sglang.text:SglangEngine",
+            summary="SGLang, on the device that it is built for",
+        )
+    )
+
+
+@hookimpl
+def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
+    """Register what `specplug doctor` says about SGLang."""
+    register(
+        CheckSpec(
+            name="sglang",
+            factory="specplug_sglang.checks:installed",
+            summary="the installed SGLang is supported, has the seams that the adapter uses, and loads specplug",
+        )
+    )
+    register(
+        CheckSpec(
+            name="sglang launch",
+            factory="specplug_sglang.checks:launch",
+            summary="the server that a launch line starts: chains or trees, widths and their graphs, what is refused "
+            "and what it costs",
+            takes_launch=True,
+        )
+    )

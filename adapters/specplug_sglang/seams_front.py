@@ -1,0 +1,77 @@
+"""What the front end uses of SGLang: taking requests in, the HTTP server, the command line."""
+
+from __future__ import annotations
+
+from specplug.seams.seam import Seam, seam
+
+_API = (
+    seam("sglang.srt.server_args:ServerArgs", "api", holds="check_server_args"),
+    seam("sglang.srt.plugins.hook_registry:HookRegistry", "api", holds="_patched apply_hooks"),
+    seam("sglang.srt.managers.tokenizer_manager:TokenizerManager.__init__", "api", takes="server_args port_args"),
+    seam("sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request", "api", takes="obj"),
+    seam(
+        "sglang.srt.managers.tokenizer_manager:TokenizerManager",
+        "api",
+        holds="__dict__ model_config preferred_sampling_params server_args tokenizer",
+    ),
+    seam("sglang.srt.managers.io_struct:GenerateReqInput", "api", holds="sampling_params"),
+    seam(
+        "sglang.srt.managers.multi_tokenizer_mixin:write_data_for_multi_tokenizer",
+        "api",
+        takes="port_args server_args scheduler_info",
+    ),
+    seam("sglang.srt.plugins:load_plugins", "api", "cli", "http"),
+)
+
+_CORPORA = (
+    seam("sglang.srt.managers.tokenizer_control_mixin", "api", holds="get_spec"),
+    seam("sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.add_external_corpus", "api", takes="obj"),
+    seam(
+        "sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.remove_external_corpus",
+        "api",
+        takes="corpus_id",
+    ),
+    seam("sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.list_external_corpora", "api"),
+    seam("sglang.srt.managers.io_struct:AddExternalCorpusReqInput", "api", holds="corpus_id documents file_path"),
+    seam("sglang.srt.managers.io_struct:AddExternalCorpusReqOutput", "api", holds="message success"),
+    seam("sglang.srt.managers.io_struct:RemoveExternalCorpusReqOutput", "api", holds="message success"),
+    seam("sglang.srt.managers.io_struct:ListExternalCorporaReqOutput", "api", holds="message success"),
+)
+
+_HTTP = (
+    seam("sglang.srt.entrypoints.http_server", "http", holds="_create_error_response app get_global_state"),
+    seam("sglang.srt.entrypoints.http_server:serve_generate_request", "http", takes="obj request"),
+    seam("sglang.srt.entrypoints.http_server:_GlobalState", "http", holds="tokenizer_manager"),
+    seam("sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.init_communicators", "http"),
+    seam("sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.get_internal_state", "api"),
+    seam("sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.set_internal_state", "api", takes="obj"),
+    seam(
+        "sglang.srt.managers.multi_tokenizer_mixin:MultiTokenizerRouter.__init__",
+        "http",
+        takes="server_args port_args",
+    ),
+    seam("sglang.srt.utils.common:add_prometheus_middleware", "http", takes="app"),
+    seam("sglang.srt.utils.auth:AuthLevel", "http", holds="ADMIN_OPTIONAL"),
+    seam("sglang.srt.utils.auth:auth_level", "http", takes="level"),
+    seam("sglang", "http", holds="__version__"),
+)
+
+_COMMAND_LINE = (
+    seam("sglang.launch_server", "cli"),
+    seam("sglang.srt.server_args:prepare_server_args", "cli", takes="argv"),
+    seam("sglang.srt.server_args:ServerArgs", "cli", holds="resolve_once"),
+    seam("sglang.srt.arg_groups.fields.exec_:ExecGraph", "cli", holds="cuda_graph_config"),
+    seam("sglang.srt.model_executor.cuda_graph_config:CudaGraphConfig", "cli", holds="decode"),
+    seam("sglang.srt.model_executor.cuda_graph_config:PhaseConfig", "cli", holds="backend max_bs"),
+    seam("sglang.srt.model_executor.cuda_graph_config:Backend", "cli", holds="DISABLED"),
+    seam("sglang.srt.entrypoints.engine:Engine", "cli", holds="get_server_info loop shutdown tokenizer_manager"),
+    seam(
+        "sglang.srt.entrypoints.engine:Engine.generate",
+        "cli",
+        named="prompt rid sampling_params stream",
+    ),
+    seam("sglang.srt.managers.tokenizer_manager:TokenizerManager.abort_request", "cli", takes="rid"),
+    seam("sglang.version", "algorithm", "cli", holds="__version__"),
+)
+
+FRONT: tuple[Seam, ...] = (*_API, *_CORPORA, *_HTTP, *_COMMAND_LINE)

@@ -1,0 +1,239 @@
+"""What the scheduler's process uses of SGLang: requests, batches, verification, and what it tells of itself."""
+
+from __future__ import annotations
+
+from specplug.seams.seam import Seam, seam
+
+_REQUESTS = (
+    seam(
+        "sglang.srt.managers.schedule_batch:Req",
+        "worker",
+        holds="cache_salt custom_logit_processor eos_token_ids extend_end extra_key finished finished_reason grammar "
+        "input_embeds kv lora_id multimodal_inputs origin_input_ids origin_input_ids_unpadded output_ids "
+        "positional_embed_overrides retraction_count rid sampling_params tokenizer",
+    ),
+    seam("sglang.srt.managers.schedule_batch:ReqKvInfo", "worker", holds="req_pool_idx"),
+    seam("sglang.srt.managers.schedule_batch:FINISH_ABORT", "worker"),
+    seam("sglang.srt.managers.schedule_batch:MultimodalInputs", "worker", holds="mm_items"),
+    seam("sglang.srt.managers.schedule_batch:MultimodalDataItem", "worker", holds="offsets"),
+    seam(
+        "sglang.srt.sampling.sampling_params:SamplingParams",
+        "worker",
+        holds="custom_params frequency_penalty ignore_eos max_new_tokens min_new_tokens min_p presence_penalty "
+        "repetition_penalty sampling_seed stop_token_ids temperature top_k top_p",
+    ),
+)
+
+_BATCHES = (
+    seam(
+        "sglang.srt.managers.schedule_batch:ScheduleBatch",
+        "worker",
+        holds="forward_mode has_grammar input_ids out_cache_loc req_pool_indices req_to_token_pool reqs return_logprob "
+        "sampling_info seq_lens seq_lens_cpu spec_info",
+    ),
+    seam(
+        "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo",
+        "worker",
+        holds="acc_additive_penalties acc_scaling_penalties has_custom_logit_processor need_min_p_sampling",
+    ),
+    seam("sglang.srt.model_executor.forward_batch_info:ForwardMode", "worker", holds="DECODE TARGET_VERIFY is_decode"),
+    seam("sglang.srt.mem_cache.memory_pool:ReqToTokenPool", "worker", holds="req_to_token"),
+    seam("sglang.srt.mem_cache.kv_cache_configurator:get_req_to_token_extra_context_len", "worker"),
+    seam("sglang.srt.mem_cache.allocation_sizing:get_alloc_reserve_per_decode", "worker"),
+    seam(
+        "sglang.srt.managers.utils:GenerationBatchResult",
+        "worker",
+        holds="accept_lens can_run_cuda_graph logits_output new_seq_lens next_draft_input next_token_ids "
+        "speculative_num_draft_tokens speculative_output_stride",
+    ),
+    seam(
+        "sglang.srt.managers.overlap_utils:FutureMap.__init__",
+        "worker",
+        takes="device spec_algo req_to_token_pool needs_cpu_seq_lens needs_confidence_relay",
+    ),
+)
+
+_TARGET = (
+    seam("sglang.srt.speculative.base_spec_worker:BaseSpecWorker.__init__", "worker"),
+    seam(
+        "sglang.srt.speculative.base_spec_worker:BaseSpecWorker",
+        "worker",
+        holds="__dict__ clear_cache_pool draft_worker target_worker",
+    ),
+    seam(
+        "sglang.srt.speculative.base_spec_worker:BaseSpecWorker.on_verify_complete_cpu",
+        "worker",
+        takes="num_correct_drafts_per_req batch_size",
+    ),
+    seam(
+        "sglang.srt.speculative.base_spec_worker:BaseSpecWorker.note_request_finished",
+        "worker",
+        takes="rid natural_stop",
+    ),
+    seam("sglang.srt.managers.tp_worker:TpModelWorker", "worker", holds="model_runner tokenizer"),
+    seam(
+        "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
+        "worker",
+        takes="batch",
+        named="is_verify",
+    ),
+    seam("sglang.srt.managers.tp_worker:TpModelWorker.get_memory_pool", "worker"),
+    seam(
+        "sglang.srt.model_executor.model_runner:ModelRunner",
+        "worker",
+        holds="attn_backend decode_cuda_graph_runner device gpu_id init_new_workspace model_config sampler "
+        "watermark_state",
+    ),
+    seam(
+        "sglang.srt.model_executor.model_runner:ModelRunner._get_attention_backend",
+        "worker",
+        takes="init_new_workspace",
+    ),
+    seam(
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.__init__",
+        "worker",
+        takes="model_runner",
+        named="attn_backend speculative_num_draft_tokens speculative_num_steps",
+    ),
+    seam("sglang.srt.configs.model_config:ModelConfig", "api", "worker", holds="context_len vocab_size"),
+    seam("sglang.srt.runtime_context:get_context", "worker"),
+    seam("sglang.srt.runtime_context:RuntimeContext.override", "worker", takes="source fields"),
+    seam("sglang.srt.runtime_context:get_spec", "worker"),
+    seam("sglang.srt.runtime_context:get_parallel", "worker"),
+    seam("sglang.srt.runtime_context:SpawnRanks", "worker", holds="dp_rank"),
+    seam("sglang.srt.arg_groups.fields.parallel:Parallel", "worker", holds="tp_group"),
+    seam(
+        "sglang.srt.distributed.parallel_state:GroupCoordinator",
+        "worker",
+        holds="cpu_group rank_in_group ranks world_size",
+    ),
+    seam("sglang.srt.distributed.parallel_state:GroupCoordinator.broadcast", "worker", takes="input_ src"),
+)
+
+_VERIFICATION = (
+    seam(
+        "sglang.srt.speculative.ngram_info:NgramVerifyInput.__init__",
+        "worker",
+        named="accept_lens accept_tokens custom_mask draft_token draft_token_num new_seq_lens positions retrieve_index "
+        "retrieve_next_sibling retrieve_next_token",
+    ),
+    seam("sglang.srt.speculative.ngram_info:NgramVerifyInput", "worker", holds="draft_token draft_token_num"),
+    seam(
+        "sglang.srt.speculative.eagle_utils:eagle_sample",
+        "worker",
+        takes="verify_input batch logits_output grammar_mask",
+        named="watermark_state",
+    ),
+    seam(
+        "sglang.kernels.ops.speculative.cache_locs:assign_extend_cache_locs_func",
+        "worker",
+        named="batch_size device draft_token_num end_offset req_pool_indices req_to_token start_offset",
+    ),
+    seam(
+        "sglang.srt.speculative.spec_utils:record_stream_for_v2_verify", "worker", takes="batch verify_input fwd_stream"
+    ),
+    seam("sglang.srt.speculative.spec_utils:prepare_mamba_track_for_verify", "worker", takes="batch"),
+    seam(
+        "sglang.srt.speculative.spec_utils:commit_mamba_states_after_verify",
+        "worker",
+        takes="target_worker batch accept_lens accept_index draft_token_num",
+    ),
+    seam(
+        "sglang.srt.speculative.spec_utils:move_accept_tokens_to_target_kvcache",
+        "worker",
+        takes="batch accept_index num_correct_drafts token_to_kv_pool_allocator",
+    ),
+    seam(
+        "sglang.srt.layers.logprob_processor:compute_spec_logprobs",
+        "worker",
+        takes="batch logits_output predict",
+        named="accept_index",
+    ),
+    seam(
+        "sglang.srt.speculative.spec_utils:GrammarTree.from_device",
+        "worker",
+        takes="retrieve_next_token retrieve_next_sibling draft_token",
+    ),
+    seam(
+        "sglang.srt.speculative.spec_utils:build_grammar_vocab_mask",
+        "worker",
+        named="barrier device reqs sampling_info tree",
+    ),
+    seam(
+        "sglang.srt.layers.sampler:Sampler.forward",
+        "worker",
+        takes="logits_output sampling_info return_logprob top_logprobs_nums token_ids_logprobs positions",
+    ),
+    seam("sglang.srt.layers.sampler:Sampler._preprocess_logits", "worker", takes="logits sampling_info"),
+    seam("sglang.srt.layers.logits_processor:LogitsProcessorOutput", "worker", holds="hidden_states next_token_logits"),
+)
+
+_EVENTS = (
+    seam("sglang.srt.managers.scheduler:Scheduler", "worker", holds="waiting_queue"),
+    seam("sglang.srt.managers.scheduler:Scheduler.maybe_init_draft_worker", "worker"),
+    seam("sglang.srt.managers.scheduler:Scheduler.on_idle", "worker"),
+    seam(
+        "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater",
+        "worker",
+        holds="get_model_runner load_weights_from_distributed update_weights_from_disk update_weights_from_ipc "
+        "update_weights_from_tensor",
+    ),
+    seam(
+        "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater.end_weight_update",
+        "worker",
+        named="run_post_load",
+    ),
+    seam(
+        "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager",
+        "worker",
+        holds="draft_worker offload_tags release_memory_occupation resume_memory_occupation",
+    ),
+)
+
+_CORPORA = (
+    seam(
+        "sglang.srt.speculative.ngram_worker:NGRAMWorker.add_external_corpus", "worker", takes="corpus_id token_chunks"
+    ),
+    seam(
+        "sglang.srt.speculative.ngram_worker:NGRAMWorker.commit_corpus_load",
+        "worker",
+        takes="corpus_id loaded_token_count",
+    ),
+    seam("sglang.srt.speculative.ngram_worker:NGRAMWorker.remove_external_corpus", "worker", takes="corpus_id"),
+    seam("sglang.srt.speculative.ngram_worker:NGRAMWorker.list_external_corpora", "worker"),
+    seam(
+        "sglang.srt.speculative.cpp_ngram.external_corpus:iter_external_corpus_chunks",
+        "worker",
+        takes="path tokenizer max_tokens",
+    ),
+    seam(
+        "sglang.srt.arg_groups.fields.spec:Spec",
+        "worker",
+        holds="speculative_ngram_external_corpus_max_tokens speculative_ngram_external_corpus_path",
+    ),
+)
+"""SGLang's own n-gram worker, whose place ours takes where texts to draft from are added."""
+
+_STATUS = (
+    seam("sglang.srt.managers.scheduler:Scheduler", "worker", holds="device_module draft_worker enable_overlap"),
+    seam(
+        "sglang.srt.managers.scheduler_components.internal_state:SchedulerInternalStateController",
+        "worker",
+        holds="scheduler",
+    ),
+    seam(
+        "sglang.srt.managers.scheduler_components.internal_state:SchedulerInternalStateController.get_internal_state",
+        "worker",
+        takes="recv_req",
+    ),
+    seam(
+        "sglang.srt.managers.scheduler_components.internal_state:SchedulerInternalStateController.set_internal_state",
+        "worker",
+        takes="recv_req",
+    ),
+    seam("sglang.srt.managers.io_struct:GetInternalStateReqOutput", "worker", holds="internal_state"),
+    seam("sglang.srt.managers.io_struct:SetInternalStateReq", "worker", holds="server_args"),
+    seam("sglang.srt.managers.io_struct:SetInternalStateReqOutput", "worker", holds="updated"),
+)
+
+WORKER: tuple[Seam, ...] = (*_REQUESTS, *_BATCHES, *_TARGET, *_VERIFICATION, *_EVENTS, *_CORPORA, *_STATUS)

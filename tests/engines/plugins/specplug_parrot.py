@@ -1,0 +1,1 @@
+../../../examples/third_party_proposer/specplug_parrot.py

@@ -1,0 +1,105 @@
+"""Proposers that draft trees."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from torch import Tensor
+
+from specplug.interfaces import PluginContext, Proposer
+from specplug.types.batch import BatchView
+from specplug.types.draft import Draft
+from specplug.types.paths import ROOT
+from specplug.types.request import Request
+from specplug_testkit.options import BranchesOptions, ThicketOptions
+
+RIGHT, WRONG = 0.9, 0.05  # confidences
+
+
+class Tree(NamedTuple):
+    """One row's draft, a parent for each token, before it or `ROOT`."""
+
+    tokens: list[int]
+    parents: list[int]
+    confidence: list[float]
+
+
+class _Trees(Proposer):
+    """Drafts a tree per row, on the host; where the engine takes none, the pipeline makes a chain of it."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self.context = context
+
+    def tree(self, text: list[int], limit: int, request: Request | None) -> Tree:
+        """Return at most `limit` nodes behind a text."""
+        raise NotImplementedError
+
+    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+        for row, limit in enumerate(limits.tolist()):
+            if limit > 0:
+                text = batch.tokens[batch.rows[row], : batch.lengths[row]].tolist()
+                found = self.tree(text, limit, None if batch.requests is None else batch.requests[row])
+                draft.set_row(row, found.tokens, found.confidence, parents=found.parents)
+
+
+class Thicket(_Trees):
+    """Drafts the answer's next tokens, each behind siblings that are wrong, so what is right does not lie in a row.
+
+    The answer is the request's first reference, which holds it alone.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__(context)
+        self._options: ThicketOptions = context.options or ThicketOptions()
+
+    def tree(self, text: list[int], limit: int, request: Request | None) -> Tree:
+        place = 0 if request is None else len(text) - request.prompt_length
+        answer = request.references[0].token_ids.tolist() if request is not None and request.references else []
+        lengths = self._options.lengths
+        if lengths:
+            limit = min(limit, lengths[place % len(lengths)])
+        tree, parent = Tree([], [], []), ROOT
+
+        def hang(token: int, above: int, confidence: float) -> bool:
+            if len(tree.tokens) < limit:
+                tree.tokens.append(token % self.context.vocab_size)
+                tree.parents.append(above)
+                tree.confidence.append(confidence)
+            return len(tree.tokens) < limit
+
+        upcoming = answer[place : place + limit + 1]
+        for index, token in enumerate(upcoming):
+            for number in range(1, self._options.decoys + 1):
+                hang(token + number, parent, WRONG)
+                if self._options.behind_decoys:
+                    for follows in upcoming[index + 1 : index + 2]:
+                        hang(follows, len(tree.tokens) - 1, WRONG)
+            if not hang(token, parent, RIGHT):
+                break
+            parent = len(tree.tokens) - 1
+        return tree
+
+
+class Branches(_Trees):
+    """Drafts, behind each token, the tokens that its options name for it; level by level, as many as there is room for.
+
+    With one token behind each that is a chain.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__(context)
+        self._options: BranchesOptions = context.options or BranchesOptions()
+
+    def tree(self, text: list[int], limit: int, request: Request | None) -> Tree:
+        behind, tree, open_ends = self._options.behind, Tree([], [], []), deque([(text[-1], ROOT)])
+        while open_ends and behind:
+            above, parent = open_ends.popleft()
+            for token in behind[above % len(behind)]:
+                if len(tree.tokens) == limit:
+                    return tree
+                open_ends.append((token, len(tree.tokens)))
+                tree.tokens.append(token)
+                tree.parents.append(parent)
+                tree.confidence.append(1.0 / len(behind[above % len(behind)]))
+        return tree

@@ -1,0 +1,206 @@
+"""One proposer of a third party, in one file, drafts alike on every engine for the same texts.
+
+The file is examples/third_party_proposer/specplug_parrot.py: the plug-ins of these tests link to it.  Each engine runs
+it on the same prompts and traces what it drafts.  The traces are held against the proposer without any engine, and
+against each other.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specplug.registry import Registry
+from specplug.specs import ProposerSpec
+from specplug.testing.driver import Driver
+from specplug.trace import TraceRow, TraceWriter
+from tests.engines.launch import PLUGINS, ROOT
+from tests.engines.plain import greedy, model, prompts
+
+PROPOSER = "parrot"
+FILE = ROOT / "examples" / "third_party_proposer" / "specplug_parrot.py"
+
+WIDTH = 8
+MAX_TOKENS = 40
+SETTINGS = {"proposer": PROPOSER, "policy": "fixed", "faults": {"host_deadline_ms": None}}
+
+CHOSEN = (1, 2, 4, 5, 6, 8, 9, 12, 13, 16, 18, 20)
+"""Prompts in whose answers no two logits are closer than 0.5, so that all engines answer alike, wherever they run."""
+
+FINGERPRINT = "069938fc239cba33db46802304bebce202dc85aa5ac79f70437e1810c9d5119d"
+"""Of the drafts at those lengths of the texts at which every engine drafts; see `fingerprint`."""
+
+MUTANTS = ("row", "rank")
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A draft: the length of the text before it, and what became of it."""
+
+    base_len: int
+    ids: tuple[int, ...]
+    confidence: tuple[float, ...]
+    accepted: int
+
+
+def asked(count: int | None = None) -> dict[str, list[int]]:
+    """Return the prompts by the ids of their requests."""
+    return {f"same-{index}": list(prompts()[index]) for index in CHOSEN[:count]}
+
+
+def answer(prompt: Sequence[int]) -> list[int]:
+    """Return what every engine has to answer."""
+    return list(greedy(tuple(prompt), MAX_TOKENS)["token_ids"])
+
+
+def assert_answers(answers: Mapping[str, Sequence[int]]) -> None:
+    """Hold an engine's answers, to as many of `asked` as were asked for, against the plain model's."""
+    assert {name: list(ids) for name, ids in answers.items()} == {
+        name: answer(prompt) for name, prompt in asked(len(answers)).items()
+    }
+
+
+def assert_drafts(rows: Sequence[TraceRow], count: int | None = None, *, before_first: bool = False) -> None:
+    """Hold the trace of an engine that gave these answers against the proposer alone, and other engines' traces.
+
+    Args:
+        rows: the trace of as many of `asked` as were asked for; all of them, to compare with other engines.
+        count: how many that is.
+        before_first: whether the engine drafts for the first token of an answer, too.
+    """
+    found = drafts(rows)
+    assert found == {name: expected(tuple(prompt), before_first) for name, prompt in asked(count).items()}
+    if count is None:
+        assert sum(max(0, step.accepted) for steps in found.values() for step in steps) > 300
+        assert fingerprint(found) == FINGERPRINT
+
+
+def drafts(rows: Sequence[TraceRow]) -> dict[str, list[Drafted]]:
+    """Return a trace's drafts by request, in order.
+
+    What is accepted in the step that ends a request is not told: engines count differently what lies behind the end.
+    """
+    found: dict[str, list[Drafted]] = {}
+    for row in rows:
+        assert row.source == PROPOSER
+        accepted = -1 if row.reason == "stopped" else row.accepted
+        found.setdefault(row.request, []).append(Drafted(row.base_len, row.ids, row.confidence, accepted))
+    return found
+
+
+@functools.cache
+def expected(prompt: tuple[int, ...], before_first: bool) -> list[Drafted]:
+    """Return what the proposer, without any engine, drafts at each step of decoding."""
+    text = [*prompt, *answer(prompt)]
+    base_len, steps = len(prompt) + (not before_first), []
+    while base_len < len(text):
+        room = len(prompt) + MAX_TOKENS - base_len - 1  # the token behind the draft needs a place, too
+        ids, confidence = plainly(tuple(text[:base_len]), min(WIDTH, room))
+        accepted = common(ids, text[base_len:])
+        ends = base_len + accepted + 1 > len(text)
+        if ids:
+            steps.append(Drafted(base_len, ids, confidence, -1 if ends else accepted))
+        base_len += accepted + 1
+    return steps
+
+
+def plainly(text: tuple[int, ...], limit: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return the proposer's draft for a text, without any engine: ids and confidences."""
+    if limit <= 0:
+        return (), ()
+    spec = registry().get(ProposerSpec, PROPOSER)
+    with Driver(spec, vocab_size=model().config.vocab_size, max_length=1024, max_width=WIDTH) as driver:
+        driver.start("alone", text)
+        draft = driver.step(limit).draft
+    count = int(draft.lengths[0])
+    levels = [round(level, 6) for level in draft.confidence[0, :count].tolist()]
+    return tuple(draft.token_ids[0, :count].tolist()), tuple(levels)
+
+
+def fingerprint(found: Mapping[str, Sequence[Drafted]]) -> str:
+    """Return a hash of all drafts at those lengths at which engines of both kinds draft; see `assert_drafts`."""
+    told = []
+    for name, prompt in asked().items():
+        both = [{step.base_len for step in expected(tuple(prompt), kind)} for kind in (False, True)]
+        common_steps = [step for step in found[name] if step.base_len in both[0] & both[1]]
+        told.append([prompt, [[step.base_len, step.ids, step.confidence] for step in common_steps]])
+    assert sum(len(steps) for _, steps in told) > 100, "engines hardly ever draft at the same lengths"
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return how many tokens two texts have in common, from their begin on."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(left), len(right)))
+
+
+@functools.cache
+def registry() -> Registry:
+    """Return the plug-ins of a process in which the third party's package is installed, as it is in engines' own."""
+    sys.path.append(str(PLUGINS))
+    try:
+        return Registry.discover()
+    finally:
+        sys.path.remove(str(PLUGINS))
+
+
+# -- in an engine's process ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def traced(stage: Any, path: str) -> Iterator[None]:
+    """Let a stage that runs without a trace write one meanwhile."""
+    with TraceWriter(path) as trace:
+        stage._trace, tells = trace, stage._tells
+        stage._tells = True
+        try:
+            yield
+        finally:
+            stage._trace, stage._tells = None, tells
+
+
+@contextmanager
+def planted(stage: Any, mutant: str | None) -> Iterator[None]:
+    """Let a mutant draft meanwhile; see `plant`."""
+    plant(stage, mutant)
+    try:
+        yield
+    finally:
+        plant(stage, None)
+
+
+def plant(stage: Any, mutant: str | None) -> None:
+    """Let drafts depend on what they must not depend on: on rows, or on ranks, as if this were the second one.
+
+    None undoes it.
+    """
+    proposer = proposer_of(stage)
+    vars(proposer).pop("propose", None)
+    if mutant is None:
+        return
+    propose = proposer.propose
+
+    def wrong(batch: Any, limits: Any, draft: Any) -> None:
+        propose(batch, limits, draft)
+        for row, length in enumerate(draft.lengths.tolist()):
+            if length:
+                draft.token_ids[row, 0] = (draft.token_ids[row, 0] + (row if mutant == "row" else 1)) % batch.vocab_size
+
+    proposer.propose = wrong
+
+
+def proposer_of(stage: Any) -> Any:
+    """Return the proposer, which comes from the one file."""
+    import specplug_parrot
+
+    [proposer] = [handle.proposer for handle, _ in stage._lanes if handle.spec.name == PROPOSER]
+    assert type(proposer) is specplug_parrot.Parrot
+    assert Path(specplug_parrot.__file__).resolve() == FILE
+    return proposer

@@ -1,0 +1,113 @@
+"""`specplug doctor` beside a real SGLang: what launch lines come to, found out by SGLang itself."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specplug.serving.launches import MARK
+from specplug_sglang.advice import Launch, advise
+from tests.engines.sglang.launch import Configuration, configuration
+
+SPECPLUG = Path(sys.executable).parent / "specplug"
+NGRAM = '{"proposer": "ngram", "mode": "off"}'
+
+ASKED = """
+import json, os, sys
+from specplug.serving.launches import tell
+from specplug_sglang.launch import _resolved
+for settings, arguments in json.loads(sys.argv[1]):
+    os.environ["SPECPLUG_CONFIG"] = settings
+    tell(_resolved, json.dumps(arguments))
+"""
+
+
+def line_of(config: Configuration) -> str:
+    return shlex.join(["python", "-m", "sglang.launch_server", *config.flags(), "--port", "1"])
+
+
+def test_doctor_looks_through_a_launch_line():
+    config = configuration("SPECPLUG", environment={"SPECPLUG_CONFIG": NGRAM})
+    command = [SPECPLUG, "doctor", "--json", "--launch", line_of(config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=config.variables())
+    assert done.returncode == 0, done.stdout + done.stderr
+    checks = json.loads(done.stdout)["checks"]
+    found = [check for check in checks if check["check"] in ("sglang", "sglang launch")]
+    assert {check["status"] for check in found} == {"ok"}
+    text = "\n".join(check["summary"] for check in found)
+    for part in (
+        "seams found",
+        "SGLang loads specplug",
+        "settings of the launch: mode: off",
+        "drafts are chains of up to 8 tokens; overlap scheduling, up to 8 requests at a time, torch_native attention",
+        "every width from 0 to 8 may be chosen; cpu has no graphs",
+        "ngram drafts on the host",
+        "get no drafts",
+    ):
+        assert part in text
+    assert [check["check"] for check in checks if check["check"] in ("vllm launch", "launch")] == []
+
+
+CASES: dict[str, tuple[str, Configuration]] = {
+    "trees": ("", configuration("SPECPLUG", width=5, overlap=False, speculative_eagle_topk=3)),
+    "default width": ("", configuration(speculative_algorithm="specplug", max_running_requests=None)),
+    "not asked": ("", configuration("NGRAM")),
+    "setting": ('{"proposr": "ngram"}', configuration("SPECPLUG")),
+    "pages": ("", configuration("SPECPLUG", speculative_eagle_topk=4, page_size=16)),
+    "pipeline": ("", configuration("SPECPLUG", pp_size=2)),
+    "no model": ("", configuration("SPECPLUG", model_path="/absent/model")),
+    "unknown algorithm": ("", configuration("SPECPLUGG")),
+}
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Any]:
+    """What SGLang makes of each of `CASES`, asked in one process: importing SGLang takes most of the time."""
+    given = [(settings, config.flags()) for settings, config in CASES.values()]
+    command = [sys.executable, "-c", ASKED, json.dumps(given)]
+    variables = configuration().variables()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=variables)
+    told = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    assert len(told) == len(CASES), done.stdout + done.stderr
+    return dict(zip(CASES, map(json.loads, told), strict=True))
+
+
+def test_trees_and_synchronous_steps_are_recognised(answers):
+    found = Launch.told(answers["trees"])
+    assert (found.width, found.topk, found.overlap) == (5, 3, False)
+    assert "drafts are trees (--speculative-eagle-topk 3) of up to 5 tokens; synchronous" in advise(found)[0].summary
+
+
+def test_what_the_line_leaves_open_is_settled(answers):
+    found = Launch.told(answers["default width"])
+    assert found.width > 0
+    assert found.max_running_requests == 48
+
+
+def test_a_line_that_asks_for_something_else_is_not_looked_into(answers):
+    assert answers["not asked"] is None
+
+
+@pytest.mark.parametrize(
+    ("case", "parts"),
+    [
+        ("setting", ["unknown setting 'proposr'", "Did you mean 'proposer'"]),
+        ("pages", ["trees with pages need flashinfer", "--page-size 16"]),
+        ("pipeline", ["pipeline parallelism is not supported", "--pp-size 2"]),
+        ("no model", ["/absent/model"]),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(answers, case, parts):
+    assert isinstance(answers[case], str)
+    for part in parts:
+        assert part in answers[case]
+
+
+def test_another_algorithms_name_is_not_asked_about(answers):
+    assert answers["unknown algorithm"] is None

@@ -1,0 +1,104 @@
+"""A step of decoding neither reads back from the device nor copies to it, as long as nobody comes or goes.
+
+Shown on the meta device, whose tensors have no values to read and which nothing on the CPU may mix with: everything of
+specplug's that runs between the scheduler's call and the target's forward, and behind it.
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engines.one_device import OneDevice
+
+META = torch.device("meta")
+WIDTH = 4
+
+
+@pytest.mark.parametrize("topk", [1, 4], ids=["chains", "trees"])
+@pytest.mark.parametrize("width", [WIDTH, 0])
+def test_it_runs_where_tensors_have_no_values(engine, topk, width):
+    settings = {"proposer": "bigram", "faults": {"host_deadline_ms": None}, "options": {"fixed": {"token_budget": 6}}}
+    watched = engine(
+        "SPECPLUG", topk=topk, width=WIDTH, environment={"SPECPLUG_CONFIG": json.dumps(settings)}, name="no-sync"
+    )
+    found = watched.inside(on_meta, width=width)
+    assert found == {"mixed": [], "faults": {}, "operations": found["operations"], "mask": 3 * (width + 1) ** 2 + 60}
+    assert found["operations"] > 50
+
+
+# -- inside the scheduler's process ----------------------------------------------------------------------------------
+
+
+def on_meta(scheduler: Any, width: int) -> dict[str, Any]:
+    """Draft, prepare and observe for three requests on the meta device, the second time under watch."""
+    from specplug.types.verdict import Outcome
+    from specplug_sglang.drafting import Drafting
+    from specplug_sglang.trees import nodes_of, whole_mask
+    from specplug_sglang.verify_input import relayed
+
+    config = scheduler.model_config
+    drafting = Drafting(scheduler.server_args, config, slots=9, device=META, rank=0, tokenizer=None)
+    reqs = [request(name, slot) for slot, name in enumerate("abc", start=1)]
+    drafting.admit(reqs)
+    slots, before = empty(3, dtype=torch.int64), empty(3, dtype=torch.int64)
+    found: list[str] = []
+    mask = 0
+    for mode in (OneDevice(META, []), watch := OneDevice(META, found)):
+        drafting.plan(reqs)
+        view = drafting.view(reqs, slots, before + 1)
+        with mode:
+            view = drafting.view(reqs, slots, before + 1)
+            draft = drafting.propose(view, reqs, width)
+            nodes = nodes_of(draft, drafting.table.tokens[slots, before].long())
+            if nodes.sees is not None:
+                mask = whole_mask(nodes.sees, before, 60 // (width + 1)).numel()
+            emitted, counts = empty(3, width + 1), empty(3)
+            drafting.table.append(slots, before + 1, emitted)
+            after = drafting.view(reqs, slots, before + 1 + counts)
+            behind = drafting.behind_stop(after, counts)
+            drafting.observe(
+                after, Outcome(verified=draft.lengths, accepted=counts - 1, emitted=counts, after_stop=behind)
+            )
+            relayed(emitted, counts, before + counts)
+    assert drafting.stage is not None
+    faults = {name: dict(kinds) for name, kinds in drafting.stage.metrics._faults.items()}
+    mask = mask or 3 * (width + 1) ** 2 + 60
+    return {"mixed": found, "faults": faults, "operations": watch.count, "mask": mask}
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=dtype, device=META)
+
+
+def request(rid: str, slot: int) -> Any:
+    """Stand in for a `Req` that decodes."""
+    params = {
+        "custom_params": None, "max_new_tokens": 20, "top_k": 1, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0,
+        "sampling_seed": None, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
+        "min_new_tokens": 0, "ignore_eos": False, "stop_token_ids": {5, 7},
+    }  # fmt: skip
+    return SimpleNamespace(
+        rid=rid,
+        sampling_params=SimpleNamespace(**params),
+        origin_input_ids=[1, 2, 3],
+        origin_input_ids_unpadded=[1, 2, 3],
+        output_ids=[4],
+        custom_logit_processor=None,
+        grammar=None,
+        lora_id=None,
+        extra_key=None,
+        cache_salt=None,
+        tokenizer=None,
+        eos_token_ids={1},
+        input_embeds=None,
+        positional_embed_overrides=None,
+        multimodal_inputs=None,
+        retraction_count=0,
+        kv=SimpleNamespace(req_pool_idx=slot),
+        finished=lambda: False,
+    )

@@ -1,0 +1,183 @@
+"""What keeps specplug from serving ends the start, with one message that says what, and what to do about it.
+
+SGLang swallows what plug-ins raise, and would tell of an unknown algorithm.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engines.engines import HostDied, Raised
+from tests.engines.sglang.launch import SMALL
+
+UNKNOWN = "Unknown speculative algorithm"
+
+
+def outcome(engine: Any, arguments: dict[str, Any], settings: str | None = None, plant: str | None = None) -> str:
+    """Settle a server's arguments as a start does, in a process where plug-ins are loaded; return what it raises.
+
+    Args:
+        settings: SPECPLUG_CONFIG.
+        plant: what is wrong with SGLang meanwhile, a function of this module.
+    """
+    import os
+
+    from sglang.srt.server_args import ServerArgs
+
+    os.environ["SPECPLUG_CONFIG"] = settings or "{}"
+    restore = globals()[plant]() if plant else lambda: None
+    try:
+        ServerArgs(speculative_algorithm="SPECPLUG", **arguments).resolve_once()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        restore()
+    return "started"
+
+
+def registered_anew() -> Callable[[], None]:
+    """Register with SGLang as if for the first time; return what undoes it."""
+    from sglang.srt.speculative import spec_registry
+
+    from specplug_sglang import entry, seams
+
+    before = spec_registry._REGISTRY.pop("SPECPLUG")
+    seams.require.cache_clear()
+    entry.register()
+
+    def restore() -> None:
+        spec_registry._REGISTRY["SPECPLUG"] = before
+        seams.require.cache_clear()
+
+    return restore
+
+
+def moved(where: str) -> Callable[[], None]:
+    """Let a seam of one part of the adapter be gone."""
+    from specplug.seams.seam import seam
+    from specplug_sglang import seams
+
+    support = seams._support
+    usual = support._seams
+    support._seams = (*usual, seam("sglang.srt.managers.schedule_batch:Req.fly", where, takes="self"))
+    restore = registered_anew()
+
+    def restored() -> None:
+        support._seams = usual
+        restore()
+
+    return restored
+
+
+def an_algorithm_that_moved() -> Callable[[], None]:
+    return moved("algorithm")
+
+
+def a_worker_that_moved() -> Callable[[], None]:
+    return moved("worker")
+
+
+def an_old_version() -> Callable[[], None]:
+    from specplug_sglang import seams
+
+    usual = seams._support._installed
+    seams._support._installed = lambda: "0.5.1"
+    restore = registered_anew()
+
+    def restored() -> None:
+        seams._support._installed = usual
+        restore()
+
+    return restored
+
+
+def hooks_that_break() -> Callable[[], None]:
+    from specplug_sglang import hooks
+
+    usual = hooks.install
+
+    def install() -> None:
+        raise AttributeError("no such hook")
+
+    hooks.install = install
+    restore = registered_anew()
+
+    def restored() -> None:
+        hooks.install = usual
+        restore()
+
+    return restored
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"speculative_eagle_topk": 4, "page_size": 16}, ["trees with pages", "--page-size 1"]),
+        ({"pp_size": 2}, ["pipeline parallelism", "--pp-size 2"]),
+        ({"disaggregation_mode": "prefill"}, ["separate servers", "--disaggregation-mode prefill"]),
+        ({"enable_dp_attention": True, "dp_size": 2, "tp_size": 2}, ["data parallelism", "--attn-dp-size 2"]),
+        ({"speculative_num_draft_tokens": 0}, ["no room", "--speculative-num-draft-tokens 0"]),
+        ({"speculative_eagle_topk": 0}, ["chains or trees", "--speculative-eagle-topk 0"]),
+    ],
+)
+def test_what_is_not_supported_is_refused(arguments, said, stock):
+    found = stock.call(outcome, arguments={**SMALL, **arguments})
+    assert found.startswith("ValueError: specplug_sglang: "), found
+    for part in [*said, "start without --speculative-algorithm SPECPLUG"]:
+        assert part in found
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ('{"proposer": ', ["SPECPLUG_CONFIG"]),
+        ('{"propser": "ngram"}', ["SPECPLUG_CONFIG", "propser", "proposer"]),
+        ('{"proposer": "ngramm"}', ["ngramm", "Did you mean 'ngram'"]),
+        ('{"policy": "fixedd"}', ["fixedd", "Did you mean 'fixed'"]),
+        ('{"proposer": "oracle", "options": {"oracle": {"error_every": -1}}}', ["oracle", "error_every"]),
+        ('{"num_speculative_tokens": 5000}', ["num_speculative_tokens", "5000"]),
+    ],
+)
+def test_wrong_settings_are_refused(settings, said, stock):
+    found = stock.call(outcome, arguments=SMALL, settings=settings)
+    assert found.startswith("ValueError: "), found
+    for part in said:
+        assert part in found
+
+
+@pytest.mark.parametrize(
+    ("plant", "said"),
+    [
+        ("an_algorithm_that_moved", ["Req.fly", "Install a supported version: SGLang 0.5.22 to 0.5.23"]),
+        ("a_worker_that_moved", ["Req.fly", "Install a supported version"]),
+        ("an_old_version", ["too old", "found SGLang 0.5.1", "Install a supported version"]),
+        ("hooks_that_break", ["AttributeError: no such hook", "start without --speculative-algorithm SPECPLUG"]),
+    ],
+)
+def test_an_sglang_that_does_not_fit_is_refused(plant, said, stock):
+    found = stock.call(outcome, arguments=SMALL, plant=plant)
+    assert found.startswith("ValueError: specplug_sglang: "), found
+    assert UNKNOWN not in found
+    for part in said:
+        assert part in found
+    assert stock.call(outcome, arguments=SMALL) == "started"
+
+
+def test_an_engine_does_not_start(engine):
+    wrong = engine("SPECPLUG", environment={"SPECPLUG_CONFIG": '{"proposer": "ngramm"}'}, name="misspelt")
+    with pytest.raises(Raised, match="Did you mean 'ngram'") as raised:
+        wrong.running()
+    assert raised.value.type == "ValueError"
+
+
+def test_a_server_does_not_start(serve):
+    wrong = serve("SPECPLUG", environment={"SPECPLUG_CONFIG": json.dumps({"propser": "ngram"})}, name="misspelt server")
+    with pytest.raises(HostDied, match="propser") as raised:
+        wrong.running()
+    last = [line for line in str(raised.value).splitlines() if line.strip()][-1]
+    assert last.startswith("ValueError: "), "the last that the user reads is what is wrong"
+    assert "propser" in last

@@ -1,0 +1,169 @@
+"""The seams in the SGLang that is installed, in the sources of others, and what is said when one has moved."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from specplug.seams.installed import package_folder, version_in
+from specplug.seams.sources import moved_in
+from specplug_sglang.seams_table import RUN, SEAMS, VERSIONS, Where
+from tests.engines.engines import Raised
+from tests.engines.planted import assert_named_in_sources
+
+CACHE = Path(__file__).parents[3] / ".cache"
+INSTALLED = package_folder("sglang").parent
+OTHERS = ["0.5.22"]
+"""Supported versions whose sources are downloaded and compared: all but the installed one."""
+OLDER = "0.5.21"
+"""The newest version that is not supported."""
+
+HERE = [seam for seam in SEAMS if seam.applies(RUN)]
+
+
+def sources_of(version: str) -> Path:
+    """The .py files of another SGLang version, downloaded once."""
+    folder = CACHE / f"sglang-{version}"
+    if not folder.is_dir():
+        wheels = CACHE / "wheels"
+        command = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps")
+        done = subprocess.run(
+            [*command, "--dest", str(wheels), f"sglang=={version}"], capture_output=True, text=True, timeout=1800
+        )
+        assert done.returncode == 0, f"cannot download the sources to compare with:\n{done.stderr}"
+        (wheel,) = wheels.glob(f"sglang-{version}-*.whl")
+        unpacked = folder.with_suffix(".part")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(unpacked, [name for name in archive.namelist() if name.endswith(".py")])
+        unpacked.rename(folder)
+        wheel.unlink()
+    return folder
+
+
+def test_the_installed_version_is_the_one_that_is_run():
+    assert VERSIONS.parse(version_in(INSTALLED / "sglang")) == RUN
+    assert sorted([RUN, *map(VERSIONS.parse, OTHERS)])[0] == VERSIONS.oldest
+    assert VERSIONS.judge(OLDER) == "too old"
+
+
+def test_every_seam_holds_in_the_installed_sglangs_sources():
+    assert moved_in(INSTALLED, RUN, SEAMS) == []
+
+
+@pytest.mark.parametrize("version", OTHERS)
+def test_every_seam_holds_in_other_versions_sources(version):
+    root = sources_of(version)
+    assert version_in(root / "sglang") == version
+    assert moved_in(root, VERSIONS.parse(version), SEAMS) == []
+
+
+def test_the_version_before_them_lacks_some():
+    """So that it is not left out for nothing."""
+    root = sources_of(OLDER)
+    assert version_in(root / "sglang") == OLDER
+    assert moved_in(root, VERSIONS.parse(OLDER), SEAMS)
+
+
+@pytest.mark.parametrize("seam", HERE, ids=str)
+def test_a_seam_that_moved_in_sources_is_named(seam):
+    assert_named_in_sources(seam, INSTALLED)
+
+
+# -- in SGLang's own processes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", get_args(Where))
+def test_every_seam_holds_in_the_imported_sglang(stock, where):
+    assert stock.inside(moved, where=where) == []
+
+
+def test_each_seam_that_moved_in_the_imported_sglang_is_named(stock):
+    assert stock.call(move_each) == [str(seam) for seam in HERE]
+
+
+def test_a_moved_seam_stops_with_its_name_the_version_found_and_those_supported(stock):
+    with pytest.raises(Raised) as raised:
+        stock.call(move_one)
+    assert raised.value.type == "EngineError"
+    for part in (
+        "SGLang has moved",
+        "sglang.srt.speculative.spec_utils:move_accept_tokens_to_target_kvcache is gone",
+        "found SGLang 0.5.23",
+        "expected SGLang 0.5.22 to 0.5.23",
+    ):
+        assert part in raised.value.text
+
+
+def test_an_sglang_that_is_too_old_is_refused_even_if_every_seam_holds(stock):
+    with pytest.raises(Raised, match=r"too old; found SGLang 0\.5\.21"):
+        stock.call(pretend, version="0.5.21")
+
+
+@pytest.mark.parametrize("version", ["0.5.24", "0.6.0.dev3", "0.0.0.dev0"])
+def test_an_untested_sglang_is_served_with_one_warning(stock, version):
+    (warning,) = stock.call(pretend, version=version)
+    assert "not with dev" in warning if version.startswith("0.0.0") else f"not with {version}" in warning
+
+
+# -- functions that run there ------------------------------------------------------------------------------------------
+
+
+def moved(scheduler, where):
+    from specplug_sglang import seams
+
+    seams.require(where)
+    return seams.moved(where)
+
+
+def move_each(engine):
+    """Move each row, and take it back; return those that were named."""
+    from tests.engines.planted import assert_named_in_process
+
+    named = []
+    for seam in HERE:
+        with pytest.MonkeyPatch.context() as patch:
+            assert_named_in_process(seam, patch)
+        named.append(str(seam))
+    return named
+
+
+def move_one(engine):
+    import sglang.srt.speculative.spec_utils as module
+
+    from specplug_sglang import seams
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(module, "move_accept_tokens_to_target_kvcache")
+        seams.require.cache_clear()
+        seams.require("algorithm")  # parts that do not use it go on
+        seams.require("worker")
+
+
+def pretend(engine, version):
+    """Return what is warned of when SGLang says it is another version."""
+    import logging
+
+    import sglang.version
+
+    from specplug_sglang import seams
+
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    seams.require.cache_clear()
+    seams.warn_untested.cache_clear()
+    logging.getLogger("specplug").addHandler(handler)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sglang.version, "__version__", version)
+            seams.require("worker")
+            seams.require("api")
+    finally:
+        logging.getLogger("specplug").removeHandler(handler)
+        seams.require.cache_clear()
+    return records

@@ -1,0 +1,338 @@
+"""Greedy output with specplug is the plain model's, whatever is drafted: chains and trees, of any width, overlapped or
+a step at a time.  And if it were not, these tests would see it: each mistake is made once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from specplug.testing.equality import judge_greedy
+from tests.engines.engines import HostDied
+from tests.engines.plain import Answers, assert_greedy, forward, greedy, model, prompts, tokenizer
+from tests.engines.sglang import inside, trees
+from tests.engines.sglang.engines import Engine
+
+PROMPTS = [list(prompt) for prompt in prompts()]  # three times as many as an engine runs at once
+WIDTH = 8
+SETTINGS = {
+    "proposer": "ngram",
+    "extra_proposers": ["oracle", "thicket", "bigram"],
+    "policy": "ladder",
+    "options": {"ladder": {"widths": [WIDTH]}, "thicket": {"behind_decoys": False}},
+    "faults": {"host_deadline_ms": None},
+}
+"""Requests name their proposers, and tests the widths: see `trees.plan`."""
+
+KINDS = {
+    "chains, sync": {"topk": 1, "overlap": False},
+    "chains, overlapped": {"topk": 1, "overlap": True},
+    "trees, sync": {"topk": 4, "overlap": False},
+    "trees, overlapped": {"topk": 4, "overlap": True},
+}
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """What is verified, and how.  Tests of one kind run together, so that engines start once."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def ours(kind: str, engine: Callable[..., Engine]) -> Engine:
+    """An engine whose requests name their proposers."""
+    environment = {"SPECPLUG_CONFIG": json.dumps(SETTINGS)}
+    return engine("SPECPLUG", width=WIDTH, **KINDS[kind], environment=environment, name=f"specplug, {kind}")
+
+
+@pytest.fixture(scope="session")
+def truth() -> Answers:
+    """The plain model's answers."""
+    return [greedy(prompt) for prompt in prompts()]
+
+
+class Seen:
+    """What a test's requests came to.
+
+    Attributes:
+        answers: as `inside.generate` returns them.
+        steps: as `trees.SEEN` has them.
+        counts: drafts "proposed" and "accepted", by source.
+        faults: of plug-ins, since the engine started.
+    """
+
+    def __init__(self, answers: Answers, steps: list[dict[str, Any]], before: Any, after: Any) -> None:
+        self.answers, self.steps = answers, steps
+        self.faults = after["faults"]
+        self.counts = {
+            source: {name: counts[name] - before["by_source"][source][name] for name in ("proposed", "accepted")}
+            for source, counts in after["by_source"].items()
+        }
+
+    def widths(self) -> list[int]:
+        """Return how wide each step was."""
+        return [len(step["tokens"][0]) - 1 for step in self.steps]
+
+    def lengths(self, index: int) -> list[int]:
+        """Return how many drafts each step verified of one request."""
+        name = self.answers[index]["meta"]["id"]
+        return [
+            sum(parent >= 0 for parent in step["parents"][step["requests"].index(name)])
+            for step in self.steps
+            if name in step["requests"]
+        ]
+
+    def kept(self) -> list[int]:
+        """Return of each row of each step how many drafts were accepted."""
+        return [count - 1 for step in self.steps for count in step["kept"]]
+
+    def branched(self) -> int:
+        """Return how many rows had a node with several children."""
+        trees = [parents for step in self.steps for parents in step["parents"]]
+        return sum(len({p for p in parents if p >= 0}) < sum(p >= 0 for p in parents) for parents in trees)
+
+    def mixed(self) -> bool:
+        """Whether one step verified rows of different lengths."""
+        steps = [{sum(p >= 0 for p in parents) for parents in step["parents"]} for step in self.steps]
+        return any(len(lengths) > 1 for lengths in steps)
+
+
+@contextmanager
+def planted(engine: Engine, *plants: Callable[..., Any], **arguments: Any) -> Iterator[None]:
+    """Run functions of `trees` in the scheduler, the first with arguments, and undo them; nothing stays in caches."""
+    assert engine.call(inside.flush)
+    try:
+        for number, plant in enumerate(plants):
+            engine.inside(plant, **(arguments if number == 0 else {}))
+        yield
+    finally:
+        assert engine.inside(trees.restore) >= len(plants)
+        assert engine.call(inside.flush)
+
+
+def ask(
+    engine: Engine,
+    params: Sequence[dict[str, Any]],
+    *mistakes: Callable[..., Any],
+    given: Sequence[Sequence[int]] = PROMPTS,
+    widths: Sequence[int] = (WIDTH,),
+) -> Seen:
+    """Generate under the eyes of `trees.watch`."""
+    before = engine.inside(trees.counts)
+    with planted(engine, trees.plan, trees.watch, *mistakes, widths=list(widths)):
+        answers = engine.call(inside.generate, prompts=[list(prompt) for prompt in given], params=list(params))
+        return Seen(answers, engine.inside(trees.seen), before, engine.inside(trees.counts))
+
+
+def fields(**given: Any) -> dict[str, Any]:
+    """Return sampling parameters with specplug's fields of one request."""
+    return {"custom_params": {"specplug": given}}
+
+
+def told(answer: Sequence[int], proposer: str = "oracle", **more: Any) -> dict[str, Any]:
+    """Return sampling parameters of a request whose drafts are `answer`."""
+    return fields(proposer=proposer, references=[{"token_ids": list(answer)}], **more)
+
+
+def wrong(tokens: Sequence[int]) -> list[int]:
+    """Return other tokens, each of them wrong."""
+    return [(token + 1) % model().config.vocab_size for token in tokens]
+
+
+def err(tokens: Sequence[int]) -> list[int]:
+    """Return tokens of which each fifth is wrong."""
+    return [wrong([token])[0] if place % 5 == 4 else token for place, token in enumerate(tokens)]
+
+
+PROPOSERS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
+    "ngram": lambda answer: {},
+    "ngram of a reference": lambda answer: fields(references=[{"token_ids": list(answer)}]),
+    "right": told,
+    "often right": lambda answer: told(err(answer)),
+    "always wrong": lambda answer: told(wrong(answer)),
+    "runs out": lambda answer: told(answer[:13]),
+    "thicket": lambda answer: told(answer, "thicket"),
+    "wrong thicket": lambda answer: told(wrong(answer), "thicket"),
+    "bigram": lambda answer: fields(proposer="bigram"),
+    "narrow": lambda answer: told(answer, num_speculative_tokens=3),
+    "none": lambda answer: told(answer, num_speculative_tokens=0),
+    "off": lambda answer: told(answer, enabled=False),
+}
+
+
+def asked(truth: Answers, *names: str) -> list[dict[str, Any]]:
+    """Return sampling parameters of all prompts, their proposers in turn."""
+    return [PROPOSERS[names[index % len(names)]](answer["token_ids"]) for index, answer in enumerate(truth)]
+
+
+def test_it_is_ours_and_as_asked_for(ours, kind):
+    facts = ours.inside(inside.facts)
+    assert (facts["algorithm"], facts["worker"]) == ("SPECPLUG", "Worker")
+    assert (facts["overlap"], facts["topk"]) == (KINDS[kind]["overlap"], KINDS[kind]["topk"])
+
+
+def test_ngram_of_one_width(ours, truth):
+    seen = ask(ours, [{}] * len(PROMPTS))
+    assert_greedy(PROMPTS, truth, seen.answers)
+    assert set(seen.widths()) == {WIDTH}
+    assert sum(seen.kept()) > len(PROMPTS)
+    assert seen.mixed()
+    assert max(len(step["tokens"]) for step in seen.steps) == 8  # of all seats
+
+
+@pytest.mark.parametrize("name", ["right", "always wrong", "thicket", "off"])
+def test_one_proposer(name, ours, kind, truth):
+    seen = ask(ours, asked(truth, name))
+    assert_greedy(PROMPTS, truth, seen.answers)
+    assert not seen.faults
+    kept = seen.kept()
+    if name == "right":
+        assert max(kept) == WIDTH
+        assert seen.counts["oracle"]["accepted"] == seen.counts["oracle"]["proposed"]
+    elif name == "always wrong":
+        assert seen.counts["oracle"]["proposed"] > 1000
+        assert max(kept) == 0
+    elif name == "off":
+        assert {length for index in range(len(PROMPTS)) for length in seen.lengths(index)} == {0}
+    else:
+        assert max(kept) == WIDTH // 2  # as a chain it is the path of the right nodes
+        assert (seen.branched() > len(PROMPTS)) is kind.startswith("trees")
+        assert seen.counts["thicket"]["accepted"] == sum(kept)
+
+
+def test_all_proposers_in_one_batch(ours, kind, truth):
+    seen = ask(ours, asked(truth, *PROPOSERS))
+    assert_greedy(PROMPTS, truth, seen.answers)
+    assert not seen.faults
+    assert seen.mixed()
+    assert (seen.branched() > 0) is kind.startswith("trees")
+    drafted = {source for source, counts in seen.counts.items() if counts["accepted"] > 0}
+    assert drafted >= {"ngram/own text", "ngram/reference", "oracle", "thicket"}
+    assert seen.counts["bigram"]["proposed"] > 0
+
+
+@pytest.mark.parametrize("name", ["ngram", "right", "thicket"])
+def test_another_width_at_every_step(name, ours, truth):
+    widths = [0, 1, 3, 8, 0, 0, 2, 5]
+    seen = ask(ours, asked(truth, name), widths=widths)
+    assert_greedy(PROMPTS, truth, seen.answers)
+    assert set(seen.widths()) == set(widths)
+    turns = [widths[i % len(widths)] for i in range(len(widths) + len(seen.widths()))]
+    assert any(turns[i:][: len(seen.widths())] == seen.widths() for i in range(len(widths)))
+    assert sum(seen.kept()) > 0
+
+
+def test_each_request_has_its_own_gamma(ours, truth):
+    gammas = [0, 1, 2, 3, 5, 8, None]
+    params = [
+        told(answer["token_ids"], **({} if gamma is None else {"num_speculative_tokens": gamma}))
+        for answer, gamma in zip(truth, gammas * 4, strict=False)
+    ]
+    seen = ask(ours, params)
+    assert_greedy(PROMPTS, truth, seen.answers)
+    for index, gamma in enumerate((gammas * 4)[: len(PROMPTS)]):
+        assert max(seen.lengths(index)) == (WIDTH if gamma is None else gamma)
+
+
+def test_a_step_is_no_wider_than_its_requests(ours, truth):
+    seen = ask(ours, [told(answer["token_ids"], num_speculative_tokens=3) for answer in truth])
+    assert_greedy(PROMPTS, truth, seen.answers)
+    assert set(seen.widths()) == {3}
+
+
+@pytest.mark.parametrize("name", ["right", "thicket"])
+def test_up_to_max_new_tokens(name, ours):
+    """Drafts and the bonus would go beyond, whatever is left."""
+    lengths = list(range(1, 13))
+    given = PROMPTS[: len(lengths)]
+    expected = [greedy(tuple(prompt), length) for prompt, length in zip(given, lengths, strict=True)]
+    whole = [greedy(tuple(prompt))["token_ids"] for prompt in given]
+    params = [{"max_new_tokens": n, **PROPOSERS[name](answer)} for n, answer in zip(lengths, whole, strict=True)]
+    seen = ask(ours, params, given=given)
+    assert_greedy(given, expected, seen.answers)
+    assert sum(seen.kept()) > len(lengths)
+
+
+@pytest.mark.parametrize("name", ["right", "thicket"])
+def test_up_to_the_end_of_the_context(name, ours):
+    """At different distances from it, so that drafts end in every place before it."""
+    longest = ours.configuration.arguments["context_length"]
+    text = [token for prompt in PROMPTS for token in prompt] * 9
+    lefts = [30, 26, 23, 21]
+    given = [text[: longest - left] for left in lefts]
+    params = [{"ignore_eos": True, "max_new_tokens": left} for left in lefts]
+    plain = ask(ours, [{**each, **PROPOSERS["off"]([])} for each in params], given=given)
+    answers = [answer["token_ids"] for answer in plain.answers]
+    assert all(len(answer) >= left - 2 for left, answer in zip(lefts, answers, strict=True))  # SGLang stops before it
+    assert_prefixes(given, answers)
+    told = [PROPOSERS[name]([*answer, *answer]) for answer in answers]
+    seen = ask(ours, [{**each, **own} for each, own in zip(params, told, strict=True)], given=given)
+    assert_greedy(given, plain.answers, seen.answers)
+    assert max(seen.kept()) == (WIDTH // 2 if name == "thicket" else WIDTH)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("trees")], indirect=True)
+def test_masks_of_the_whole_text(ours, truth):
+    """As on GPUs, and one that is wrong by a token."""
+    params, widths = asked(truth, "ngram", "thicket", "right", "off"), [WIDTH, 3, 0]
+    seen = ask(ours, params, trees.mask_as_on_gpus, widths=widths)
+    assert_greedy(PROMPTS, truth, seen.answers)
+    assert seen.branched() > 0
+    assert failures(truth, ask(ours, params, trees.hide_begin, widths=widths).answers)
+
+
+def test_grammars_hold(ours, kind):
+    """SGLang masks each node by the text that leads to it."""
+    given = PROMPTS[:6]
+    grammar = {"regex": "(ab|a,)*[0-9]{3}", "max_new_tokens": 24}
+    alone = ask(ours, [{**grammar, **PROPOSERS["off"]([])}] * len(given), given=given).answers
+    texts = [answer["token_ids"] for answer in alone]
+    params = [{**grammar, **PROPOSERS[name](text)} for name, text in zip(["right", "thicket"] * 3, texts, strict=True)]
+    seen = ask(ours, params, given=given)
+    assert [answer["token_ids"] for answer in seen.answers] == texts
+    assert all(set(tokenizer().decode(text, skip_special_tokens=True)) <= set("ab,0123456789") for text in texts)
+    assert max(seen.kept()) > 2
+    assert (seen.branched() > 0) is kind.startswith("trees")
+
+
+def assert_prefixes(given: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> None:
+    """Each token of each answer is the plain model's choice, by one forward."""
+    for prompt, answer in zip(given, answers, strict=True):
+        assert len(answer) > 10
+        logits = model()(input_ids=torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        gaps = logits.amax(-1) - logits.gather(-1, torch.tensor(answer)[:, None])[:, 0]
+        assert gaps.max() < 1e-4
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(("mistake", "proposer"), [(trees.link_filler, "ngram"), (trees.misplace, "right")])
+def test_a_mistake_is_seen(mistake, proposer, ours, truth):
+    assert failures(truth, ask(ours, asked(truth, proposer), mistake).answers)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("trees")], indirect=True)
+@pytest.mark.parametrize("mistake", [trees.show_siblings, trees.count_in_rows, trees.lose_moves])
+def test_a_mistake_in_a_tree_is_seen(mistake, ours, truth):
+    assert failures(truth, ask(ours, asked(truth, "thicket"), mistake).answers)
+    assert not failures(truth, ask(ours, asked(truth, "right"), mistake).answers)  # where drafts are chains it is none
+
+
+def failures(truth: Answers, answers: Answers) -> int:
+    """Return how many answers the judge of greedy output lets not pass."""
+    texts = [[answer["token_ids"] for answer in each] for each in (truth, answers)]
+    return len(judge_greedy(forward, PROMPTS, *texts).failures)
+
+
+def test_a_backend_of_another_width_is_seen(ours, truth):
+    """What FlashAttention would read past: its width is the one that it was built for."""
+    ours.inside(trees.plan, widths=[WIDTH, 3])
+    ours.inside(trees.keep_backend)
+    with pytest.raises(HostDied, match=f"built to verify {WIDTH + 1} tokens per request, not 4"):
+        ours.call(inside.generate, prompts=PROMPTS, params=asked(truth, "right"))

@@ -1,0 +1,146 @@
+"""Sampled output with specplug has the target's law at temperature 1: chains and trees, by the test plug-in's sampling.
+
+See `tests.engines.toy` for the law.  Mistakes in verification are planted, and seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engines import toy
+from tests.engines.sglang import inside, trees
+from tests.engines.sglang.engines import Engine
+from tests.engines.sglang.test_sampling import ANSWERS, cut, sample
+
+KINDS = {
+    "chains, overlapped": {"topk": 1, "overlap": True},
+    "trees, overlapped": {"topk": 3, "overlap": True},
+    "trees, sync": {"topk": 3, "overlap": False},
+}
+WIDTH = 6
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("toy")
+    toy.model().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """What is verified, and how.  Tests of one kind run together, so that engines start once."""
+    return str(request.param)
+
+
+def likely(kind: str) -> list[list[int]]:
+    """Return what is drafted behind each token: the likeliest one, or in trees the three likeliest, one of them twice.
+
+    Those are the tokens whose acceptance decides the law.
+    """
+    ranked = toy.law().argsort(dim=-1, descending=True).tolist()
+    return [[row[0]] if kind.startswith("chains") else [row[1], row[0], row[1], row[2]] for row in ranked]
+
+
+@pytest.fixture(scope="session")
+def ours(kind: str, engine: Callable[..., Engine], saved: str) -> Engine:
+    """An engine on the toy model."""
+    settings = {
+        "proposer": "branches",
+        "policy": "ladder",
+        "options": {"ladder": {"widths": [WIDTH]}, "branches": {"behind": likely(kind)}},
+        "faults": {"host_deadline_ms": None},
+    }
+    small = {"model_path": saved, "skip_tokenizer_init": True, "context_length": 64, "max_running_requests": 64}
+    environment = {"SPECPLUG_CONFIG": json.dumps(settings)}
+    given = {"width": WIDTH, "sampling": True, "environment": environment, **KINDS[kind], **small}
+    return engine("SPECPLUG", **given, name=f"toy, {kind}")
+
+
+def test_drafts_are_verified_by_the_law(ours, kind):
+    ours.inside(trees.watch)
+    try:
+        p, proposed, accepted = sample(ours)
+        seen = ours.inside(trees.seen)
+    finally:
+        ours.inside(trees.restore)
+    assert p > 1e-4
+    assert 200 < accepted < proposed - 200
+    deepest = max(count - 1 for step in seen for count in step["kept"])
+    assert deepest == (WIDTH if kind.startswith("chains") else 2)
+
+
+def test_of_equal_siblings_one_is_verified(ours, kind):
+    """SGLang's kernel on GPUs, unlike the stand-in, would take the sum of their probabilities for that of the token."""
+    ours.inside(trees.watch)
+    try:
+        sample(ours, 2)
+        seen = ours.inside(trees.seen)
+    finally:
+        ours.inside(trees.restore)
+    hung = [
+        [(parent, token) for parent, token in zip(parents, tokens, strict=True) if parent >= 0]
+        for step in seen
+        for tokens, parents in zip(step["tokens"], step["parents"], strict=True)
+    ]
+    assert all(len(set(row)) == len(row) for row in hung)
+    assert len(hung[0]) == (WIDTH if kind.startswith("chains") else WIDTH - 1)  # as wide as it may be, but one
+
+
+def test_another_width_at_every_step(ours):
+    widths = [0, 6, 1, 3, 0, 2]
+    ours.inside(trees.plan, widths=widths)
+    ours.inside(trees.watch)
+    try:
+        p, _, accepted = sample(ours)
+        seen = ours.inside(trees.seen)
+    finally:
+        ours.inside(trees.restore)
+    assert p > 1e-4
+    assert accepted > 200
+    assert {len(step["tokens"][0]) - 1 for step in seen} == set(widths)
+
+
+def test_top_k_and_top_p(ours):
+    """The law of what is kept; a token that is not would give p = 0."""
+    by_k = cut(toy.law(), lambda ranked: 5)
+    assert sample(ours, law=by_k, top_k=5)[0] > 1e-4
+    by_p = cut(toy.law(), lambda ranked: next(n for n in range(17) if sum(ranked[:n]) >= 0.8))
+    assert sample(ours, law=by_p, top_p=0.8)[0] > 1e-4
+
+
+def test_greedy_requests_beside_sampled_ones(ours):
+    """Each by its own law."""
+    lengths = {"max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True}
+    params = [{**lengths, "temperature": float(index % 2)} for index in range(2 * ANSWERS)]
+    found = ours.call(inside.generate, prompts=[toy.PROMPT] * len(params), params=params)
+    answers = [answer["token_ids"] for answer in found]
+    likeliest, text = toy.law().argmax(-1), [toy.PROMPT[-1]]
+    for _ in range(2 * toy.PAIRS):
+        text.append(int(likeliest[text[-1]]))
+    assert {tuple(answer) for answer in answers[::2]} == {tuple(text[1:])}
+    assert toy.p_value(answers[1::2]) > 1e-4
+
+
+@pytest.mark.parametrize("mistake", [trees.sharpen, trees.accept_lightly])
+def test_a_mistake_is_found_out(mistake, ours):
+    """By the same test at half the size."""
+    ours.inside(mistake)
+    try:
+        p, _, accepted = sample(ours, ANSWERS // 2)
+    finally:
+        assert ours.inside(trees.restore) == 1
+    assert accepted > 0
+    assert p < 1e-6
+
+
+def test_the_judge_knows_the_law():
+    """What a law is held against is far from uniform and far from certain, where a draft would decide nothing."""
+    likeliest = toy.law().amax(-1)
+    assert 0.15 < float(likeliest.min()) < float(likeliest.max()) < 0.95
+    assert torch.allclose(toy.law().sum(-1), torch.ones(toy.VOCAB, dtype=torch.float64))
