@@ -92,7 +92,8 @@ UNDRAFTED = (
 )
 REFUSED = (
     "a server is refused that asks for attention with data parallelism, pipeline parallelism, prefill and decode on "
-    "separate servers, SGLang's adaptive speculation, or trees with a page size above 1 (but for flashinfer)"
+    "separate servers, SGLang's adaptive speculation, watermarks, its servers in Rust or over gRPC, or trees with a "
+    "page size above 1 (but for flashinfer)"
 )
 PLANNING = (
     "each step on the host: the plan, from figures that are a step old; drafts and what came of them stay on the device"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
@@ -60,7 +61,9 @@ class Algorithm(CustomSpecAlgo):
         tokens = found.settings.num_speculative_tokens + 1
         server_args.speculative_num_draft_tokens = tokens
         server_args.speculative_eagle_topk = server_args.speculative_eagle_topk or 1
-        server_args.speculative_num_steps = max(1, tokens - 1)
+        topk = server_args.speculative_eagle_topk
+        # SGLang reserves room for steps x topk tokens behind each text: for as many as a draft has, whatever its shape.
+        server_args.speculative_num_steps = max(1, tokens - 1 if topk == 1 else tokens // topk)
         server_args.enable_mixed_chunk = False
         if server_args.max_running_requests is None:
             server_args.max_running_requests = MOST_REQUESTS
@@ -89,6 +92,8 @@ def refuse_unsupported(server_args: Any) -> None:
         if value is not None and value != expected:
             flag = "--" + name.replace("_", "-")
             raise _refusal(_WHY.get(name, "not supported with specplug"), f"{flag} {value}", f"{expected!r}")
+    if os.environ.get(_RUST, "").lower() in ("1", "true", "yes"):
+        raise _refusal(_PAST_THE_DOORS, f"{_RUST}={os.environ[_RUST]}", "SGLang's own server in Python")
 
 
 _REFUSED: dict[str, Any] = {
@@ -98,9 +103,15 @@ _REFUSED: dict[str, Any] = {
     "disaggregation_mode": "null",
     "speculative_adaptive": False,
     "enable_pdmux": False,
+    "enable_watermark": False,
     "enable_hisparse": False,
+    "grpc_mode": False,
+    "smg_grpc_mode": False,
 }
 """Arguments that are refused when they have another value."""
+
+_RUST = "SGLANG_RUST_SERVER"
+_PAST_THE_DOORS = "requests would reach the scheduler without their fields being checked"
 
 _WHY = {
     "attn_dp_size": "attention with data parallelism is not supported",
@@ -108,6 +119,8 @@ _WHY = {
     "pp_size": "pipeline parallelism is not supported",
     "disaggregation_mode": "prefill and decode on separate servers are not supported",
     "speculative_adaptive": "widths are the policy's business",
+    "grpc_mode": _PAST_THE_DOORS,
+    "smg_grpc_mode": _PAST_THE_DOORS,
 }
 
 

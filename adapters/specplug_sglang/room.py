@@ -23,7 +23,7 @@ def make_room() -> None:
 
     @functools.wraps(original)
     def extra() -> int:
-        return max(original(), get_alloc_reserve_per_decode())
+        return max(int(original()), int(get_alloc_reserve_per_decode()))
 
     setattr(extra, _MARK, True)
     module.get_req_to_token_extra_context_len = extra

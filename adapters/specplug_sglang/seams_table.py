@@ -68,6 +68,8 @@ _ARGUMENTS = (
     seam("sglang.srt.arg_groups.fields.exec_:ExecKernel", "algorithm", holds="attention_backend"),
     seam("sglang.srt.arg_groups.fields.disagg:Disagg", "algorithm", holds="disaggregation_mode enable_pdmux"),
     seam("sglang.srt.arg_groups.fields.memory:Memory", "algorithm", holds="enable_hisparse"),
+    seam("sglang.srt.arg_groups.fields.exec_:ExecFeatures", "algorithm", holds="enable_watermark"),
+    seam("sglang.srt.arg_groups.fields.serving:Serving", "algorithm", holds="grpc_mode smg_grpc_mode"),
 )
 """A server's arguments, which SGLang puts together from these classes."""
 

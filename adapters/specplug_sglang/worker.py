@@ -19,7 +19,7 @@ from torch import Tensor
 from specplug.errors import EngineError
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
-from specplug_sglang import exact, seams
+from specplug_sglang import advice, exact, seams
 from specplug_sglang.corpora import ExternalCorpora
 from specplug_sglang.drafting import Drafting
 from specplug_sglang.ranks import Ranks
@@ -65,6 +65,8 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         self.speculative_num_draft_tokens = self.drafting.caps.max_width + 1
         self.widths = Widths(self.model_runner, self.speculative_num_draft_tokens)
         self.load_first_corpus()
+        if self.ranks.leads:
+            advice.warn(server_args)
 
     @property
     def draft_worker(self) -> None:
