@@ -104,15 +104,18 @@ test-vllm: setup-vllm ## the tests with the real vLLM, without the slow ones
 test-vllm-all: setup-vllm ## the tests with the real vLLM, with the slow ones
 	$(VLLM)/bin/python -m pytest tests/engines/vllm
 
-test-sglang: setup-sglang ## the tests with the real SGLang
+test-sglang: setup-sglang ## the tests with the real SGLang, without the slow ones
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang -m "not slow"
+
+test-sglang-all: setup-sglang ## the tests with the real SGLang, with the slow ones
+	$(SGLANG)/bin/python -m pytest tests/engines/sglang
 else
 setup-engines:
 
 test-vllm test-vllm-all:
 	@echo "test-vllm: SKIPPED, because vLLM's CPU build is for Linux on x86-64; this is $$(uname -sm)."
 
-test-sglang:
+test-sglang test-sglang-all:
 	@echo "test-sglang: SKIPPED, because the tests run SGLang on Linux on x86-64 only; this is $$(uname -sm)."
 endif
 

@@ -23,7 +23,7 @@ _PUBLIC = {
     ),
     "specplug.hooks": ("hookimpl",),
     "specplug.host": ("HostProposer",),
-    "specplug.interfaces": ("Planner", "PluginContext", "Proposer", "Trimmer", "Verifier"),
+    "specplug.interfaces": ("HoldsCorpora", "Planner", "PluginContext", "Proposer", "Trimmer", "Verifier"),
     "specplug.registry": ("Registry", "default_registry"),
     "specplug.specs": ("CheckResult", "CheckSpec", "EngineSpec", "PolicySpec", "ProposerSpec", "VerifierSpec"),
     "specplug.types.batch": ("Barrier", "BatchView", "Residency"),

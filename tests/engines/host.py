@@ -73,9 +73,9 @@ def become_host(environment: dict[str, str], log: int) -> None:
     os.close(log)
 
 
-def die_with_parent() -> None:
+def die_with_parent(how: int = signal.SIGTERM) -> None:
     """Let the kernel end this process when its parent is gone, however that ended (Linux)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(1, how)  # PR_SET_PDEATHSIG
 
 
 def serve(channel: socket.socket, build: Callable[[dict[str, Any]], Any]) -> None:

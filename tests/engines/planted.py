@@ -1,11 +1,13 @@
-"""Seams that have moved, planted: in sources by renaming, in an imported engine by stand-ins."""
+"""Seams of other versions, downloaded; and seams that have moved, planted in sources and in an imported engine."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import inspect
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +17,27 @@ import pytest
 from specplug.seams.probe import imported, problems
 from specplug.seams.seam import Seam
 from specplug.seams.sources import Sources
+
+CACHE = Path(__file__).parents[2] / ".cache"
+
+
+def sources_of(package: str, version: str) -> Path:
+    """Return a folder with the .py files of an engine's other version, downloaded once."""
+    folder = CACHE / f"{package}-{version}"
+    if not folder.is_dir():
+        wheels = CACHE / "wheels"
+        command = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps")
+        done = subprocess.run(
+            [*command, "--dest", str(wheels), f"{package}=={version}"], capture_output=True, text=True, timeout=1800
+        )
+        assert done.returncode == 0, f"cannot download the sources to compare with:\n{done.stderr}"
+        (wheel,) = wheels.glob(f"{package.replace('-', '_')}-{version}-*.whl")
+        unpacked = folder.with_suffix(".part")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(unpacked, [name for name in archive.namelist() if name.endswith(".py")])
+        unpacked.rename(folder)
+        wheel.unlink()
+    return folder
 
 
 class Planted(Sources):

@@ -21,6 +21,16 @@ for module in ("sgl_kernel.speculative", "specplug_test_sglang_cpu.attention", "
 sys.path.remove(str(SGLANG_CPU))  # what is installed stays what transformers finds
 
 
+SLOW = ("test_spec_greedy", "test_spec_sampling")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what repeats on trees, a step at a time, what runs on trees and on steps already."""
+    for item in items:
+        if item.path.stem in SLOW and "trees, sync" in item.name:
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def engine(pool: Pool) -> Callable[..., Engine]:
     """Make an engine: ``engine("NGRAM", topk=4, max_running_requests=2)``; see `launch.configuration`."""

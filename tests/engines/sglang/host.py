@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from typing import Any
 
-from tests.engines.host import main
+from tests.engines.host import die_with_parent, main
 
 MODULES = (
     "sglang.srt.entrypoints.engine",
@@ -20,6 +21,8 @@ MODULES = (
 def build(arguments: dict[str, Any]) -> Any:
     """Return an `Engine`, whose scheduler is forked from this process and so need not import SGLang again."""
     import sglang.srt.entrypoints.engine as module
+
+    die_with_parent(signal.SIGKILL)  # SGLang takes a SIGTERM for itself; its scheduler goes with us
 
     set_envs = module._set_envs_and_config
 

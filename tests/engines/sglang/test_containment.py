@@ -101,7 +101,8 @@ def test_every_request_gets_its_text(call, broken, truth):
     assert faults["raises-device", "raised"] > 0
     assert faults["garbage", "malformed"] > 0
     assert faults["slow", "late"] > 0
-    assert faults["raises-device", "switched off"] > 1, "it came back and failed again"
+    if call in ("propose", "ingest"):  # it fails at every step; between the other calls there are steps that go well
+        assert faults["raises-device", "switched off"] > 1, "it came back and failed again"
     assert not {name for name, _ in faults} & {"ngram", "policy fixed"}
 
 

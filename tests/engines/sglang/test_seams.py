@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import zipfile
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -14,9 +10,8 @@ from specplug.seams.installed import package_folder, version_in
 from specplug.seams.sources import moved_in
 from specplug_sglang.seams_table import RUN, SEAMS, VERSIONS, Where
 from tests.engines.engines import Raised
-from tests.engines.planted import assert_named_in_sources
+from tests.engines.planted import assert_named_in_sources, sources_of
 
-CACHE = Path(__file__).parents[3] / ".cache"
 INSTALLED = package_folder("sglang").parent
 OTHERS = ["0.5.22"]
 """Supported versions whose sources are downloaded and compared: all but the installed one."""
@@ -24,25 +19,6 @@ OLDER = "0.5.21"
 """The newest version that is not supported."""
 
 HERE = [seam for seam in SEAMS if seam.applies(RUN)]
-
-
-def sources_of(version: str) -> Path:
-    """The .py files of another SGLang version, downloaded once."""
-    folder = CACHE / f"sglang-{version}"
-    if not folder.is_dir():
-        wheels = CACHE / "wheels"
-        command = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps")
-        done = subprocess.run(
-            [*command, "--dest", str(wheels), f"sglang=={version}"], capture_output=True, text=True, timeout=1800
-        )
-        assert done.returncode == 0, f"cannot download the sources to compare with:\n{done.stderr}"
-        (wheel,) = wheels.glob(f"sglang-{version}-*.whl")
-        unpacked = folder.with_suffix(".part")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(unpacked, [name for name in archive.namelist() if name.endswith(".py")])
-        unpacked.rename(folder)
-        wheel.unlink()
-    return folder
 
 
 def test_the_installed_version_is_the_one_that_is_run():
@@ -57,14 +33,14 @@ def test_every_seam_holds_in_the_installed_sglangs_sources():
 
 @pytest.mark.parametrize("version", OTHERS)
 def test_every_seam_holds_in_other_versions_sources(version):
-    root = sources_of(version)
+    root = sources_of("sglang", version)
     assert version_in(root / "sglang") == version
     assert moved_in(root, VERSIONS.parse(version), SEAMS) == []
 
 
 def test_the_version_before_them_lacks_some():
     """So that it is not left out for nothing."""
-    root = sources_of(OLDER)
+    root = sources_of("sglang", OLDER)
     assert version_in(root / "sglang") == OLDER
     assert moved_in(root, VERSIONS.parse(OLDER), SEAMS)
 

