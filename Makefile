@@ -10,7 +10,7 @@ PIP     = pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang demo demo-vllm demo-sglang test test-vllm test-vllm-all \
-  test-sglang lint format clean check-python check-vllm check-sglang
+  test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18

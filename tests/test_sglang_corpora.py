@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from specplug.errors import EngineError, PluginError, RequestError
 from specplug.interfaces import HoldsCorpora
+from specplug.serving.corpora import Corpora
 from specplug_ngram.reference import NgramReference
-from specplug_sglang.corpora import SEPARATOR, Corpora, documents_of
+from specplug_sglang.corpora import SEPARATOR, documents_of
 
 TEXT = np.arange(10, dtype=np.int32)
 
@@ -45,7 +46,7 @@ class Holder:
 
 
 def corpora(*holders: Any, most: int = 100) -> Corpora:
-    return Corpora({f"holder-{number}": holder for number, holder in enumerate(holders)}, most)
+    return Corpora({f"holder-{number}": holder for number, holder in enumerate(holders)}, most, "Set the limit")
 
 
 def test_holding_corpora_is_an_ability():

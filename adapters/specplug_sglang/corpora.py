@@ -9,19 +9,13 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
-from operator import index
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from specplug.errors import EngineError, PluginError, RequestError, SpecplugError
-from specplug.interfaces import HoldsCorpora, Proposer
+from specplug.serving.corpora import Corpora, Document, refused
 from specplug_sglang.asked import is_asked
 
 SEPARATOR = -(2**31)
@@ -32,114 +26,10 @@ LIMIT_FLAG = "--speculative-ngram-external-corpus-max-tokens"
 _MODULE = "sglang.srt.managers.tokenizer_control_mixin"
 _NGRAM = "NGRAM"
 
-Document = npt.NDArray[np.int32]
-R = TypeVar("R")
-
 _log = logging.getLogger("specplug")
 
 
 # -- in the scheduler's process --------------------------------------------------------------------------------------
-
-
-class Corpora:
-    """The corpora of one process, each held by all proposers that can.
-
-    Args:
-        proposers: by name, the server's default first.
-        max_tokens: of all corpora together.
-    """
-
-    def __init__(self, proposers: Mapping[str, Proposer], max_tokens: int) -> None:
-        self._names = tuple(proposers)
-        self._holders: dict[str, HoldsCorpora] = {
-            name: own for name, own in proposers.items() if isinstance(own, HoldsCorpora)
-        }
-        self._max_tokens = max_tokens
-        self._changing = threading.Lock()
-
-    def add(self, name: str, documents: Sequence[Document]) -> int:
-        """Hand a corpus to the proposers; return its size as the first of them counts it.
-
-        Raises:
-            SpecplugError: it was not added, and none of the proposers holds it.
-        """
-        holders = self._required()
-        with self._alone():
-            held, size = self.sizes(), sum(map(len, documents))
-            if name in held:
-                raise _refused("a corpus of this name is there already", repr(name), "a new name", "Remove it first")
-            if sum(held.values()) + size > self._max_tokens:
-                found = f"{size} tokens beside {sum(held.values())} held"
-                raise _refused("too much text", found, f"{self._max_tokens} at most", f"Set {LIMIT_FLAG}")
-            try:
-                counts = [
-                    _asked(who, "add_corpus", partial(_add_to, holder, name, documents))
-                    for who, holder in holders.items()
-                ]
-            except SpecplugError:
-                self._take_back(name)
-                raise
-            return counts[0]
-
-    def remove(self, name: str) -> None:
-        """Let all proposers forget a corpus.
-
-        Raises:
-            SpecplugError: there is none of this name, or a proposer failed to remove it.
-        """
-        with self._alone():
-            held = self.sizes()
-            if name not in held:
-                raise _refused("no corpus of this name", repr(name), f"one of {sorted(held)}")
-            for who, holder in self._holders.items():
-                self._remove_from(who, holder, name)
-
-    def sizes(self) -> dict[str, int]:
-        """Return how many tokens each corpus has, by name.
-
-        Raises:
-            SpecplugError: no proposer can hold any, or one failed to say.
-        """
-        sizes: dict[str, int] = {}
-        for who, holder in self._required().items():
-            sizes = {**self._sizes_of(who, holder), **sizes}
-        return sizes
-
-    def _sizes_of(self, who: str, holder: HoldsCorpora) -> dict[str, int]:
-        def told() -> dict[str, int]:
-            return {str(name): index(size) for name, size in holder.list_corpora().items()}
-
-        return _asked(who, "list_corpora", told)
-
-    def _required(self) -> dict[str, HoldsCorpora]:
-        if not self._holders:
-            raise EngineError.build(
-                "no proposer of this server holds corpora",
-                who="specplug_sglang",
-                found=", ".join(self._names),
-                expected="one that implements specplug.interfaces.HoldsCorpora",
-                remedy="Name one as proposer, or in extra_proposers, in SPECPLUG_CONFIG",
-            )
-        return self._holders
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Refuse what comes while a corpus is being added: waiting would hold up the engine's steps."""
-        if not self._changing.acquire(blocking=False):
-            raise _refused("a corpus is being added", None, None, "Try again when it is")
-        try:
-            yield
-        finally:
-            self._changing.release()
-
-    def _remove_from(self, who: str, holder: HoldsCorpora, name: str) -> None:
-        if name in self._sizes_of(who, holder):
-            _asked(who, "remove_corpus", partial(holder.remove_corpus, name))
-
-    def _take_back(self, name: str) -> None:
-        for who, holder in self._holders.items():
-            with suppress(SpecplugError):  # logged, and the first error is the one to tell
-                self._remove_from(who, holder, name)
 
 
 class ExternalCorpora:
@@ -157,7 +47,7 @@ class ExternalCorpora:
 
         stage = self.drafting.stage
         most = int(get_spec().speculative_ngram_external_corpus_max_tokens)
-        return None if stage is None else Corpora(stage.proposers, most)
+        return None if stage is None else Corpora(stage.proposers, most, f"Set {LIMIT_FLAG}")
 
     def load_first_corpus(self) -> None:
         """Add the corpus that the server was started with, if any; for the end of a worker's start.
@@ -200,10 +90,6 @@ class ExternalCorpora:
         return {} if self.corpora is None else self.corpora.sizes()
 
 
-def _add_to(holder: HoldsCorpora, name: str, documents: Sequence[Document]) -> int:
-    return index(holder.add_corpus(name, documents))
-
-
 def documents_of(token_chunks: Iterable[Sequence[int]]) -> list[Document]:
     """Return the documents of a corpus, whole, as SGLang cuts it: in chunks, separators between documents."""
     chunks = [np.asarray(chunk, dtype=np.int32) for chunk in token_chunks]
@@ -212,28 +98,6 @@ def documents_of(token_chunks: Iterable[Sequence[int]]) -> list[Document]:
     separators = np.flatnonzero(text == SEPARATOR)
     starts, ends = [0, *(separators + 1).tolist()], [*separators.tolist(), len(text)]
     return [text[start:end] for start, end in zip(starts, ends, strict=True) if end > start]
-
-
-def _asked(who: str, call: str, action: Callable[[], R]) -> R:
-    """Run what a proposer implements, and say whose fault it is if that fails.
-
-    A thread that a proposer ended, whatever by, would end the scheduler that waits for its result.
-    """
-    try:
-        with torch.inference_mode():
-            return action()
-    except (Exception, SystemExit) as error:
-        _log.warning("%s: %s failed", who, call, exc_info=error)
-        raise PluginError.build(
-            f"{call} failed",
-            who=f"proposer {who!r}",
-            found=f"{type(error).__name__}: {error}",
-            remedy="The server's log has the traceback; nothing else was changed",
-        ) from error
-
-
-def _refused(what: str, found: str | None, expected: str | None, remedy: str | None = None) -> SpecplugError:
-    return RequestError.build(what, who="specplug_sglang", found=found, expected=expected, remedy=remedy)
 
 
 # -- in the processes that serve requests ----------------------------------------------------------------------------
@@ -268,7 +132,7 @@ async def _remove(original: Callable[..., Any], manager: Any, corpus_id: Any) ->
         if not isinstance(corpus_id, str):
             from sglang.srt.managers.io_struct import RemoveExternalCorpusReqOutput
 
-            wrong = _refused("corpus_id is wrong", repr(corpus_id), "a string")
+            wrong = refused("corpus_id is wrong", repr(corpus_id), "a string")
             return RemoveExternalCorpusReqOutput(success=False, message=str(wrong))
     return await original(manager, corpus_id)
 
@@ -284,10 +148,10 @@ def _wrong(obj: Any) -> str:
     for name in ("corpus_id", "file_path"):
         value = getattr(obj, name)
         if value is not None and not isinstance(value, str):
-            return str(_refused(f"{name} is wrong", repr(value)[:80], "a string"))
+            return str(refused(f"{name} is wrong", repr(value)[:80], "a string"))
     documents = obj.documents
     if documents is not None and not (isinstance(documents, list) and all(isinstance(own, str) for own in documents)):
-        return str(_refused("documents is wrong", repr(documents)[:80], "a list of strings"))
+        return str(refused("documents is wrong", repr(documents)[:80], "a list of strings"))
     return ""
 
 

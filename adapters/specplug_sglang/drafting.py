@@ -20,6 +20,8 @@ from specplug.serving.planning import Bounds, Planning
 from specplug.serving.rows import RowFacts
 from specplug.serving.slots import SlotRows
 from specplug.serving.stops import StopWatch
+from specplug.settings.model import Settings
+from specplug.specs import ProposerSpec
 from specplug.types.batch import BatchView, Residency
 from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, EngineEventKind, Event
@@ -43,6 +45,7 @@ class Drafting:
 
     Attributes:
         stage: what drafts, on rank 0; None on others, which receive its drafts.
+        drafts_trees: whether drafts have parents, the same on all ranks.
         planning: the plan half.
         places: the requests that the worker holds.
         table: their texts.
@@ -68,6 +71,7 @@ class Drafting:
         self.stage: DraftStage | None = (
             build_draft_stage(self.resolved.settings, default_registry(), context) if leads else None
         )
+        self.drafts_trees = self.caps.trees and _any_drafts_trees(self.resolved.settings)
         self.planning: Planning[Any] = Planning(self.resolved, context, _measure, self._bounds)
         self.places = Places(slots, device, self._tell)
         self.table = TokenTable(slots, self.max_length, self.caps.max_width + 1, device)
@@ -223,6 +227,11 @@ class _Rows:
     def hold(self, places: Places, reqs: Sequence[Any]) -> bool:
         """Whether these are still the rows of `reqs`."""
         return self.facts.hold(places, [req.rid for req in reqs])
+
+
+def _any_drafts_trees(settings: Settings) -> bool:
+    specs = (default_registry().get(ProposerSpec, name) for name in (settings.proposer, *settings.extra_proposers))
+    return any(spec.caps.trees for spec in specs)
 
 
 def _measure(req: Any) -> tuple[str, int]:

@@ -202,7 +202,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             view = drafting.view(reqs, batch.req_pool_indices, batch.seq_lens + 1)
             draft = drafting.propose(view, reqs, width)
         else:
-            draft = Draft.allocate(len(reqs), width, device=self.device, trees=drafting.caps.trees)
+            draft = Draft.allocate(len(reqs), width, device=self.device, trees=drafting.drafts_trees)
         return self.ranks.share(draft)
 
     def _verify_input(self, batch: Any, nodes: Nodes) -> Any:

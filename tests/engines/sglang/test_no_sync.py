@@ -56,6 +56,7 @@ def on_meta(scheduler: Any, width: int) -> dict[str, Any]:
         with mode:
             view = drafting.view(reqs, slots, before + 1)
             draft = drafting.propose(view, reqs, width)
+            assert (draft.parents is not None) == drafting.drafts_trees  # which other ranks go by
             if drafting.caps.trees:  # of a shape that nobody can know here
                 draft = replace(draft, parents=empty(3, width))
             nodes = nodes_of(draft, drafting.table.tokens[slots, before].long())

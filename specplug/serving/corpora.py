@@ -1,0 +1,153 @@
+"""Texts to draft from that operators add and remove while an engine serves: held by the proposers that can."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from operator import index
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from specplug.errors import EngineError, PluginError, RequestError, SpecplugError
+from specplug.interfaces import HoldsCorpora, Proposer
+
+Document = npt.NDArray[np.int32]
+R = TypeVar("R")
+
+_log = logging.getLogger("specplug")
+
+
+class Corpora:
+    """The corpora of one process, each held by all proposers that can.
+
+    Args:
+        proposers: by name, the server's default first.
+        max_tokens: of all corpora together.
+        raise_limit: what to do when they are too many, for the message.
+    """
+
+    def __init__(self, proposers: Mapping[str, Proposer], max_tokens: int, raise_limit: str) -> None:
+        self._raise_limit = raise_limit
+        self._names = tuple(proposers)
+        self._holders: dict[str, HoldsCorpora] = {
+            name: own for name, own in proposers.items() if isinstance(own, HoldsCorpora)
+        }
+        self._max_tokens = max_tokens
+        self._changing = threading.Lock()
+
+    def add(self, name: str, documents: Sequence[Document]) -> int:
+        """Hand a corpus to the proposers; return its size as the first of them counts it.
+
+        Raises:
+            SpecplugError: it was not added, and none of the proposers holds it.
+        """
+        holders = self._required()
+        with self._alone():
+            held, size = self.sizes(), sum(map(len, documents))
+            if name in held:
+                raise refused("a corpus of this name is there already", repr(name), "a new name", "Remove it first")
+            if sum(held.values()) + size > self._max_tokens:
+                found = f"{size} tokens beside {sum(held.values())} held"
+                raise refused("too much text", found, f"{self._max_tokens} at most", self._raise_limit)
+            try:
+                counts = [
+                    _asked(who, "add_corpus", partial(_add_to, holder, name, documents))
+                    for who, holder in holders.items()
+                ]
+            except SpecplugError:
+                self._take_back(name)
+                raise
+            return counts[0]
+
+    def remove(self, name: str) -> None:
+        """Let all proposers forget a corpus.
+
+        Raises:
+            SpecplugError: there is none of this name, or a proposer failed to remove it.
+        """
+        with self._alone():
+            held = self.sizes()
+            if name not in held:
+                raise refused("no corpus of this name", repr(name), f"one of {sorted(held)}")
+            for who, holder in self._holders.items():
+                self._remove_from(who, holder, name)
+
+    def sizes(self) -> dict[str, int]:
+        """Return how many tokens each corpus has, by name.
+
+        Raises:
+            SpecplugError: no proposer can hold any, or one failed to say.
+        """
+        sizes: dict[str, int] = {}
+        for who, holder in self._required().items():
+            sizes = {**self._sizes_of(who, holder), **sizes}
+        return sizes
+
+    def _sizes_of(self, who: str, holder: HoldsCorpora) -> dict[str, int]:
+        def told() -> dict[str, int]:
+            return {str(name): index(size) for name, size in holder.list_corpora().items()}
+
+        return _asked(who, "list_corpora", told)
+
+    def _required(self) -> dict[str, HoldsCorpora]:
+        if not self._holders:
+            raise EngineError.build(
+                "no proposer of this server holds corpora",
+                who="corpora",
+                found=", ".join(self._names),
+                expected="one that implements specplug.interfaces.HoldsCorpora",
+                remedy="Name one as proposer, or in extra_proposers, in SPECPLUG_CONFIG",
+            )
+        return self._holders
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse what comes while a corpus is being added: waiting would hold up the engine's steps."""
+        if not self._changing.acquire(blocking=False):
+            raise refused("a corpus is being added", None, None, "Try again when it is")
+        try:
+            yield
+        finally:
+            self._changing.release()
+
+    def _remove_from(self, who: str, holder: HoldsCorpora, name: str) -> None:
+        if name in self._sizes_of(who, holder):
+            _asked(who, "remove_corpus", partial(holder.remove_corpus, name))
+
+    def _take_back(self, name: str) -> None:
+        for who, holder in self._holders.items():
+            with suppress(SpecplugError):  # logged, and the first error is the one to tell
+                self._remove_from(who, holder, name)
+
+
+def _add_to(holder: HoldsCorpora, name: str, documents: Sequence[Document]) -> int:
+    return index(holder.add_corpus(name, documents))
+
+
+def _asked(who: str, call: str, action: Callable[[], R]) -> R:
+    """Run what a proposer implements, and say whose fault it is if that fails.
+
+    A thread that a proposer ended, whatever by, would end the scheduler that waits for its result.
+    """
+    try:
+        with torch.inference_mode():
+            return action()
+    except (Exception, SystemExit) as error:
+        _log.warning("%s: %s failed", who, call, exc_info=error)
+        raise PluginError.build(
+            f"{call} failed",
+            who=f"proposer {who!r}",
+            found=f"{type(error).__name__}: {error}",
+            remedy="The server's log has the traceback; nothing else was changed",
+        ) from error
+
+
+def refused(what: str, found: str | None, expected: str | None, remedy: str | None = None) -> SpecplugError:
+    """Make the error of an operator's request that cannot be done."""
+    return RequestError.build(what, who="corpora", found=found, expected=expected, remedy=remedy)
