@@ -53,10 +53,10 @@ def test_requests_are_served_together_and_drafts_are_counted(running):
         assert token_ids == plain.greedy(prompt, length)["token_ids"]
         assert text == plain.tokenizer().decode(token_ids)
         assert reason == "length"
-    total = (running.metrics.snapshot() - before).total
-    assert total.accepted > 0
+    counts = running.metrics.snapshot() - before
+    assert counts.total.accepted > 0
+    assert counts.by_source["none"].target_steps >= 12  # a step for each token of the request whose fields say so
     assert max(len(update.token_ids) for update in updates if update.index == 0) > 1
-    assert {len(update.token_ids) for update in updates if update.index == 1} == {1}  # whose fields say so
 
 
 def test_whoever_stops_listening_ends_the_request(running):
