@@ -29,7 +29,7 @@ from specplug.types.verdict import Outcome
 from specplug_sglang.arrivals import Arrivals
 from specplug_sglang.asked import engine_caps, resolved
 from specplug_sglang.requests import prompt_of, resident, served_plainly
-from specplug_sglang.table import TokenTable
+from specplug_sglang.table import TokenTable, on_device
 
 
 class Drafting:
@@ -189,8 +189,7 @@ class Drafting:
         """Return [B] int32 on the device, most draft tokens per row; None where all rows may be as wide as the step."""
         if not plan.caps:
             return None
-        caps = torch.tensor([plan.width_for(req.rid) for req in reqs], dtype=torch.int32)
-        return caps.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else caps
+        return on_device([plan.width_for(req.rid) for req in reqs], torch.int32, self.device)
 
     def _bounds(self, req: Any) -> Bounds:
         params = req.sampling_params
@@ -219,9 +218,9 @@ class _Rows:
 
     def __init__(self, places: Places, reqs: Sequence[Any], device: torch.device) -> None:
         self.facts = RowFacts(places, [req.rid for req in reqs])
-        self.table: SlotRows = places.slots.rows(torch.tensor(self.facts.slots).to(device, non_blocking=True))
+        self.table: SlotRows = places.slots.rows(on_device(self.facts.slots, torch.int64, device))
         temperatures = [request.sampling.temperature for request in self.facts.requests]
-        self.temperature = torch.tensor(temperatures, dtype=torch.float32).to(device, non_blocking=True)
+        self.temperature = on_device(temperatures, torch.float32, device)
         self.all = torch.ones(len(temperatures), dtype=torch.bool, device=device)
 
     def hold(self, places: Places, reqs: Sequence[Any]) -> bool:

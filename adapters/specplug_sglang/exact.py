@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specplug_sglang.requests import served_plainly
+from specplug_sglang.table import on_device
 from specplug_sglang.trees import Nodes
 
 
@@ -58,7 +59,7 @@ def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Tensor, n: in
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.runtime_context import get_parallel
 
-    info, device = batch.sampling_info, predict.device
+    info = batch.sampling_info
     roots = logits.next_token_logits.unflatten(0, (len(batch.reqs), n))[:, 0]  # [B, V], a view
     own = roots.clone()
     if info.has_custom_logit_processor:
@@ -68,8 +69,7 @@ def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Tensor, n: in
     tokens = sampler(LogitsProcessorOutput(next_token_logits=own), info, False, [], [], batch.seq_lens)
     tokens = tokens.to(torch.int32)
     get_parallel().tp_group.broadcast(tokens, src=0)  # as verification's own draws
-    which = torch.tensor(rows, dtype=torch.int64)
-    which = which.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else which
+    which = on_device(rows, torch.int64, predict.device)
     predict[which * n] = tokens[which]
 
 

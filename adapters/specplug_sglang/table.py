@@ -7,10 +7,18 @@ is, and nothing is read back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+
+def on_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return host values as a tensor [n]: on a GPU one asynchronous copy, for which nobody waits."""
+    staged = torch.tensor(values, dtype=dtype)
+    return staged.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else staged.to(device)
 
 
 class TokenTable:

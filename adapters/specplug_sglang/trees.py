@@ -71,15 +71,22 @@ def _tree(tokens: Tensor, parents: Tensor, hung: Tensor, place: Tensor) -> Nodes
     sibling = torch.full_like(tokens, none)
     if hung.numel():
         sibling[:, 1:] = torch.where(later, hung, none).amin(2)
-    sees = torch.eye(none, dtype=torch.bool, device=tokens.device).repeat(tokens.shape[0], 1, 1)
-    depth = torch.zeros_like(tokens)
-    for node in range(1, none):  # a parent comes before its children
-        above = parents[:, node - 1]
-        known = (above >= 0)[:, None]
-        index = above.clamp(min=0)[:, None]
-        sees[:, node] |= sees.gather(1, index[:, :, None].expand(-1, 1, none))[:, 0] & known
-        depth[:, node] = torch.where(above >= 0, depth.gather(1, index)[:, 0] + 1, 0)
+    sees = _reached(is_child)
+    depth = sees.sum(2) - 1
     return Nodes(tokens, depth, _or_none(child, none), _or_none(sibling, none), sees)
+
+
+def _reached(is_child: Tensor) -> Tensor:
+    """Return [B, n, n] bool: the nodes above each, itself included, from the links [B, n, N] of parents to nodes.
+
+    Each round doubles the length of the paths that are followed; counts of at most n are exact in float.
+    """
+    n = is_child.shape[1]
+    up = torch.nn.functional.pad(is_child.transpose(1, 2), (0, 0, 1, 0))  # nobody is above the root
+    reached = (up | torch.eye(n, dtype=torch.bool, device=up.device)).float()
+    for _ in range((n - 1).bit_length()):
+        reached = (reached @ reached).clamp_(max=1.0)
+    return reached.bool()
 
 
 def _or_none(links: Tensor, none: int) -> Tensor:

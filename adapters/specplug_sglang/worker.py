@@ -24,6 +24,7 @@ from specplug_sglang.corpora import ExternalCorpora
 from specplug_sglang.drafting import Drafting
 from specplug_sglang.ranks import Ranks
 from specplug_sglang.room import make_room
+from specplug_sglang.table import on_device
 from specplug_sglang.trees import Nodes, nodes_of
 from specplug_sglang.verify_input import prepare, relayed, verify_input
 from specplug_sglang.widths import Widths
@@ -141,8 +142,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             sampled, emitted = None, ones
             drafting.table.append(slots, batch.seq_lens, first[:, None])
         else:
-            rows = torch.tensor([row for row, is_whole in enumerate(whole) if is_whole], dtype=torch.int64)
-            rows = rows.to(self.device, non_blocking=True)
+            rows = on_device([row for row, is_whole in enumerate(whole) if is_whole], torch.int64, self.device)
             sampled = torch.zeros(len(reqs), dtype=torch.bool, device=self.device).index_fill_(0, rows, True)
             emitted = sampled.to(torch.int32)
             drafting.table.append(slots[rows], batch.seq_lens[rows], first[rows][:, None])
