@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from specplug.errors import PluginError, SpecplugError
+from specplug.grammar.drafts import SOURCE
 from specplug.interfaces import PluginContext, Verifier
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.containment import FaultGuard, FaultSink
@@ -39,14 +40,22 @@ def build_plan_stage(settings: Settings, registry: Registry, context: PluginCont
     )
 
 
-def build_draft_stage(settings: Settings, registry: Registry, context: PluginContext) -> DraftStage:
-    """Build proposers, trim half, metrics and trace.  Allocates all draft buffers and warms the proposers up."""
+def build_draft_stage(
+    settings: Settings, registry: Registry, context: PluginContext, *, grammars: bool = False
+) -> DraftStage:
+    """Build proposers, trim half, metrics and trace.  Allocates all draft buffers and warms the proposers up.
+
+    Args:
+        settings, registry, context: what is asked for, what there is, and what the engine is.
+        grammars: whether the engine's grammars draft too, behind the proposers; see `specplug.grammar`.
+    """
     handles = [_handle(name, settings, registry, context) for name in (settings.proposer, *settings.extra_proposers)]
     policy = registry.get(PolicySpec, settings.policy)
     with _starting(policy):
         trimmer = policy.build_trimmer(_context_for(policy, settings, context))
     sources = tuple(source for handle in handles for source in handle.sources)
-    metrics = SpecMetrics(sources, context.caps.max_width, context.device)
+    counted = (*sources, SOURCE) if grammars and SOURCE not in sources else sources
+    metrics = SpecMetrics(counted, context.caps.max_width, context.device)
     return DraftStage(
         handles,
         [_guard(settings, handle.spec.name, metrics.fault) for handle in handles],
@@ -78,7 +87,7 @@ def _handle(name: str, settings: Settings, registry: Registry, context: PluginCo
         proposer = spec.build(own)
         proposer.warmup()
     deadline = settings.faults.host_deadline_ms
-    return make_handle(spec, proposer, None if deadline is None else deadline / 1000)
+    return make_handle(spec, proposer, None if deadline is None else deadline / 1000, context.device)
 
 
 @contextmanager

@@ -146,6 +146,17 @@ class Trimmer(abc.ABC):
     def trim(self, draft: Draft, token_budget: Tensor) -> Draft:
         """Return `draft` cut to at most `token_budget` (0-d int64) draft tokens over the whole batch."""
 
+    def trim_step(self, draft: Draft, token_budget: Tensor, decoding: Tensor) -> Draft:
+        """Do as `trim`, told which rows decode, `decoding` [B] bool; the pipeline calls this."""
+        return self.trim(draft, token_budget)
+
+    def cuts_without_budget(self, batch_size: int, width: int) -> bool:
+        """Return whether to trim such a step though its budget, if it has one, holds all drafts (host).
+
+        What is trimmed is verified as one-hot, so answer true only where something may be cut.
+        """
+        return False
+
 
 class Verifier(abc.ABC):
     """The acceptance algorithm: decides which draft tokens are kept and what follows them.

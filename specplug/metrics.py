@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -188,7 +188,22 @@ class SpecMetrics:
 
     def record(self, source: Tensor, verdict: Verdict) -> None:
         """Count one step of B rows; `source` [B] as in `Draft.source`.  Runs on the device and never reads back."""
-        tested = verdict.tested()
+        self._record(source, verdict, verdict.tested())
+
+    def record_added(self, source: str, verdict: Verdict, reached: Tensor) -> None:
+        """Count what was drafted behind the drafts that `record` counts, which count rows and what they emit.
+
+        Args:
+            source: one of the names; any other is counted as nobody's.
+            verdict: on what was added.
+            reached: [B] bool, whether its first token was decided at all.
+        """
+        which = self._names.index(source) if source in self._names else -1
+        none = torch.zeros_like(verdict.emitted)
+        fate = replace(verdict, emitted=none, after_stop=none)
+        self._record(torch.full_like(verdict.proposed, which), fate, verdict.tested() * reached)
+
+    def _record(self, source: Tensor, verdict: Verdict, tested: Tensor) -> None:
         rows = {
             "target_steps": verdict.emitted > 0,
             "proposed": verdict.proposed,

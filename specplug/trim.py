@@ -25,15 +25,20 @@ class SurvivalTrimmer(Trimmer):
 
         Confidences must lie in [0, 1], as they do behind the pipeline's propose phase.
         """
-        survival = draft.survival()
-        if draft.parents is None and draft.width:
-            survival = survival.cummin(1).values  # a parallel product may rise by a rounding error
-        return draft.keep(_rank(survival, draft.mask()) < token_budget)
+        return draft.keep(rank_tokens(draft)[1] < token_budget)
 
 
-def _rank(survival: Tensor, present: Tensor) -> Tensor:
-    """Return [B, N] int64: each token's place in the order of admission; absent tokens come last."""
-    worth = torch.where(present, survival, -1.0).T.reshape(-1)  # column by column: the order among equals
+def rank_tokens(draft: Draft) -> tuple[Tensor, Tensor]:
+    """Return how likely each draft token survives, and its place in the order of admission that every trimmer keeps to.
+
+    Returns:
+        [B, N] float32, which never rises along a path, 0 beyond the length; and [B, N] int64, from 0, absent tokens
+        last.  Those of a rank below any number are a prefix of each chain, and of trees hold every node's ancestors.
+    """
+    survival = draft.survival()
+    if draft.parents is None and draft.width:
+        survival = survival.cummin(1).values  # a parallel product may rise by a rounding error
+    worth = torch.where(draft.mask(), survival, -1.0).T.reshape(-1)  # column by column: the order among equals
     order = worth.sort(descending=True, stable=True).indices
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-    return rank.reshape(survival.shape[1], survival.shape[0]).T
+    return survival, rank.reshape(survival.shape[1], survival.shape[0]).T

@@ -26,6 +26,7 @@ from specplug.types.verdict import Outcome, Verdict
 
 torch.set_num_threads(1)
 
+CPU = torch.device("cpu")
 VOCAB = 64
 SLOTS = 6
 Write = Callable[[BatchView, Tensor, Draft], None]
@@ -33,7 +34,8 @@ Write = Callable[[BatchView, Tensor, Draft], None]
 
 def count_up(batch: BatchView, limits: Tensor, draft: Draft) -> None:
     """Draft last token + 1, + 2, ... as far as the limits go."""
-    last = batch.tokens[batch.rows.long(), batch.lengths.long() - 1]
+    ends = batch.lengths.long() if batch.first is None else batch.lengths.long() - batch.first
+    last = batch.tokens[batch.rows.long(), ends - 1]
     places = torch.arange(draft.width)
     inside = places < limits[:, None]
     draft.token_ids.copy_(torch.where(inside, (last[:, None] + 1 + places) % batch.vocab_size, -1))
@@ -51,6 +53,7 @@ class Recorder(Proposer):
 
     Attributes:
         handed: per `ingest`, the new tokens of each (slot, generation).
+        texts: what all of them make, by (slot, generation).
         limits: per `propose`, the limits.
         observed: per `observe`, the batch, draft and verdict, cloned.
         calls: names of all methods called, in order.
@@ -62,6 +65,7 @@ class Recorder(Proposer):
         self.fails: set[str] = set()
         self.calls: list[str] = []
         self.handed: list[dict[tuple[int, int], list[int]]] = []
+        self.texts: dict[tuple[int, int], list[int]] = {}
         self.resets: list[tuple[int, ...]] = []
         self.limits: list[list[int]] = []
         self.observed: list[tuple[BatchView, Draft, Verdict]] = []
@@ -75,10 +79,9 @@ class Recorder(Proposer):
     def ingest(self, batch: BatchView) -> None:
         handed = {}
         for row in range(batch.batch_size):
-            stop = int(batch.lengths[row])
-            start = stop - int(batch.num_new[row])
             key = (int(batch.slots[row]), int(batch.generations[row]))
-            handed[key] = batch.tokens[int(batch.rows[row]), start:stop].tolist()
+            handed[key] = newest(batch, row)
+            self.texts.setdefault(key, [])[int(batch.lengths[row] - batch.num_new[row]) :] = handed[key]
         self.handed.append(handed)
         self.resets.append(batch.reset_slots)
         self._called("ingest")
@@ -134,7 +137,7 @@ class Bench:
             for name, proposer in self.proposers.items()
         ]
         pairs = zip(specs, self.proposers.values(), strict=True)
-        self.handles = [make_handle(spec, proposer, self.deadline) for spec, proposer in pairs]
+        self.handles = [make_handle(spec, proposer, self.deadline, CPU) for spec, proposer in pairs]
         sources = [source for handle in self.handles for source in handle.sources]
         self.metrics = SpecMetrics(sources, self.caps.max_width)
         self.guards = [self._guard(name) for name in self.proposers]
@@ -229,6 +232,12 @@ class Bench:
             emitted=int32([len(new[name]) for name in accepted]),
         )
         return self.stage.observe(self.batch(list(accepted)), outcome)
+
+
+def newest(batch: BatchView, row: int) -> list[int]:
+    """Return a row's new tokens, wherever its entry in the table begins."""
+    stop = int(batch.lengths[row]) - (0 if batch.first is None else int(batch.first[row]))
+    return batch.tokens[int(batch.rows[row]), stop - int(batch.num_new[row]) : stop].tolist()
 
 
 def drafts(draft: Draft) -> list[list[int]]:

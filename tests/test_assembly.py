@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from specplug.assembly import build_draft_stage, build_plan_stage, build_verifie
 from specplug.errors import PluginError, SettingsError
 from specplug.hooks import hookimpl
 from specplug.interfaces import Planner, PluginContext
-from specplug.pipeline.handles import DeviceHandle, HostHandle
+from specplug.pipeline.handles import DeviceHandle, HostHandle, InlineHandle
 from specplug.registry import Owner, Registry
 from specplug.settings.model import Settings
 from specplug.specs import PolicySpec, ProposerSpec, VerifierSpec
@@ -67,6 +68,8 @@ def registry() -> Registry:
         for name, factory in (("dev", Started), ("cold", broken_warmup), ("bad", broken), ("wrong", mistaken)):
             register(ProposerSpec(name=name, factory=factory, summary="", caps=ProposerCaps()))
         register(ProposerSpec(name="host", factory=Started, summary="", caps=ProposerCaps(needs_host=True)))
+        quick = ProposerCaps(needs_host=True, inline=True)
+        register(ProposerSpec(name="quick", factory=Started, summary="", caps=quick))
 
     @hookimpl
     def specplug_register_policies(register):
@@ -96,6 +99,16 @@ def test_proposers_are_built_warmed_up_and_placed_where_they_need_to_be(registry
     assert host.proposer.context.device == torch.device("cpu")
     assert device.proposer.calls == host.proposer.calls == ["warmup"]
     assert stage.sources == ("dev", "host")
+    stage.close()
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", InlineHandle), ("meta", HostHandle)])
+def test_a_quick_host_proposer_runs_inline_where_the_batch_lies_in_host_memory(registry, device, expected):
+    context = replace(META, device=torch.device(device))
+    stage = build_draft_stage(settings(proposer="quick"), registry, context)
+    [(handle, _)] = stage._lanes
+    assert type(handle) is expected
+    assert handle.proposer.context.device == torch.device("cpu")
     stage.close()
 
 

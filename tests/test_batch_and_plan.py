@@ -96,6 +96,28 @@ class TestBatchView:
         snapshot.validate()
         assert snapshot.batch_size == 0
 
+    @given(st.data(), st.booleans())
+    @settings(max_examples=60, deadline=None)
+    def test_a_snapshot_of_what_is_new_against_the_whole(self, data, again):
+        texts = data.draw(st.lists(st.lists(st.integers(0, 49), min_size=1, max_size=12), max_size=4))
+        new = [data.draw(st.integers(0, len(text))) for text in texts]
+        batch = replace(make_batch(texts), num_new=ints(new))
+        snapshot = batch.to_host(newest_only=True)
+        if again:  # and of such a snapshot another one, of what has become new in it
+            new = [data.draw(st.integers(0, count)) for count in new]
+            snapshot = replace(snapshot, num_new=ints(new)).to_host(newest_only=True)
+        snapshot.validate()
+        batch.tokens.fill_(JUNK)
+        assert snapshot.residency is Residency.HOST
+        assert snapshot.tokens.shape == (len(texts), max(new, default=0))
+        assert snapshot.first.tolist() == [len(text) - count for text, count in zip(texts, new, strict=True)]
+        assert snapshot.lengths.tolist() == [len(text) for text in texts]
+        for text, count, row in zip(texts, new, snapshot.tokens.tolist(), strict=True):
+            assert row[:count] == text[len(text) - count :]
+        assert snapshot.to_host().tokens.tolist() == snapshot.tokens.tolist()
+        order = list(range(len(texts)))[::-1]
+        assert snapshot.permute(order).first.tolist() == snapshot.first.tolist()[::-1]
+
     @given(st.permutations(range(4)), st.integers(0, 4))
     @settings(max_examples=30, deadline=None)
     def test_permute_moves_whole_rows(self, order, count):
@@ -114,6 +136,8 @@ class TestBatchView:
             ("room", torch.zeros(3, dtype=torch.int32)),
             ("tokens", torch.zeros(2, 4, dtype=torch.int64)),
             ("tokens", torch.zeros(2, dtype=torch.int32)),
+            ("first", torch.zeros(2, dtype=torch.int64)),
+            ("first", torch.zeros(1, dtype=torch.int32)),
         ],
     )
     def test_validate_names_what_is_malformed(self, name, wrong):
@@ -150,7 +174,8 @@ class TestCaps:
 
     def test_labels_say_what_is_declared(self):
         assert ProposerCaps().labels() == ("device", "one-hot")
-        assert ProposerCaps(needs_host=True, trees=True, learns=True).labels() == ("host", "one-hot", "trees", "learns")
+        caps = ProposerCaps(needs_host=True, inline=True, incremental=True, trees=True, learns=True)
+        assert caps.labels() == ("host", "one-hot", "inline", "trees", "learns")
 
 
 class TestRequestAndPlan:

@@ -34,6 +34,7 @@ LEARNS = ProposerCaps(needs_host=True, learns=True)
 TREES = ProposerCaps(needs_host=True, trees=True)
 PROBS = ProposerCaps(needs_host=True, distribution=Distribution.PROBS)
 LOGITS = ProposerCaps(needs_host=True, distribution=Distribution.LOGITS)
+QUICK = ProposerCaps(needs_host=True, inline=True, incremental=True, learns=True)
 
 
 class Lookup(Proposer):
@@ -95,6 +96,19 @@ class Drawn(Lookup):
                 full[row, : len(ids)] = values
 
 
+class Incremental(Lookup):
+    """Reads what is new, wherever it stands, and starts over when all is new."""
+
+    def ingest(self, batch: BatchView) -> None:
+        for row, (length, new) in enumerate(zip(batch.lengths.tolist(), batch.num_new.tolist(), strict=True)):
+            first = 0 if batch.first is None else int(batch.first[row])
+            text = batch.tokens[int(batch.rows[row]), length - new - first : length - first].tolist()
+            self.take_in(self.history.setdefault(self.key(batch, row), []), length - new, text)
+
+    def take_in(self, known: list[int], before: int, text: list[int]) -> None:
+        known[before:] = text
+
+
 def contract_of(proposer: Any, caps: ProposerCaps = LEARNS) -> type[ProposerContract]:
     spec = ProposerSpec(name="planted", factory=proposer, summary="", caps=caps)
     return type("Contract", (ProposerContract,), {"spec": spec})
@@ -113,6 +127,10 @@ class TestDrawn(contract_of(Drawn, PROBS)):  # type: ignore[misc]
 
 
 class TestDrawnByLogits(contract_of(Drawn, LOGITS)):  # type: ignore[misc]
+    pass
+
+
+class TestIncremental(contract_of(Incremental, QUICK)):  # type: ignore[misc]
     pass
 
 
@@ -305,6 +323,25 @@ class BoundToItsThread(Lookup):
         super().ingest(batch)
 
 
+class ReadsTheTextAgain(Lookup):
+    pass
+
+
+class AppendsWhatIsNew(Incremental):
+    def take_in(self, known: list[int], before: int, text: list[int]) -> None:
+        known += text
+
+
+class KeepsTheTable(Incremental):
+    lengths: Tensor | None = None
+
+    def ingest(self, batch: BatchView) -> None:
+        if self.lengths is not None and int(self.lengths.max()) > self.context.max_length:
+            self.history.clear()
+        super().ingest(batch)
+        self.lengths = batch.lengths
+
+
 PLANTED = [
     (Silent, LEARNS, "test_drafts_for_the_texts", (), "drafted nothing"),
     (Resizes, LEARNS, "test_keeps_the_shape_of_the_draft", (torch.int64,), "Draft.confidence is malformed"),
@@ -337,6 +374,10 @@ PLANTED = [
     (EditsTheVerdict, LEARNS, "test_observes", (), "observe has changed verdict.accepted"),
     (ClosesOnce, LEARNS, "test_closes_twice", (), "history"),
     (BoundToItsThread, LEARNS, "test_works_through_the_pipeline", (), "faults in the pipeline: .*raised"),
+    (OutsideTheVocabulary, QUICK, "test_works_inline", (), "faults in the pipeline: .*malformed"),
+    (KeepsTheTable, QUICK, "test_keeps_no_view_of_a_batch", (), "with tensors overwritten"),
+    (ReadsTheTextAgain, QUICK, "test_needs_only_the_newest_tokens", (), "with the newest tokens only"),
+    (AppendsWhatIsNew, QUICK, "test_starts_over_with_a_whole_text", (), "with whole texts handed over again"),
 ]
 
 
@@ -419,6 +460,8 @@ def test_documented_proposer_satisfies_the_contract(tmp_path: Path, monkeypatch:
     contract = namespace["TestParrot"]
     arguments = {clause: values for _, _, clause, values, _ in PLANTED}
     skips = {"test_observes", "test_parents_come_before_children", "test_fills_in_its_distribution"}
+    skips |= {"test_works_inline", "test_keeps_no_view_of_a_batch"}
+    skips |= {"test_needs_only_the_newest_tokens", "test_starts_over_with_a_whole_text"}
     for clause in set(clauses()) - skips:
         getattr(contract(), clause)(*arguments[clause])
 

@@ -9,7 +9,7 @@ import torch
 
 from specplug.errors import ContractError
 from specplug.pipeline.containment import LateDraft
-from specplug.pipeline.handles import DeviceHandle, HostHandle, make_handle
+from specplug.pipeline.handles import DeviceHandle, HostHandle, InlineHandle, make_handle
 from specplug.specs import ProposerSpec
 from specplug.testing.batches import make_batch
 from specplug.types.caps import Distribution, ProposerCaps
@@ -83,12 +83,41 @@ def work(*texts, width=4, **kwargs):
     return batch, batch.limits(width), draft
 
 
-def test_declared_needs_choose_the_handle():
-    for needs_host, expected in ((True, HostHandle), (False, DeviceHandle)):
-        spec = ProposerSpec(name="x", factory=Recorder, summary="", caps=ProposerCaps(needs_host=needs_host))
-        handle = make_handle(spec, Recorder(), None)
-        assert type(handle) is expected
-        handle.close()
+@pytest.mark.parametrize(
+    ("caps", "device", "expected"),
+    [
+        (ProposerCaps(needs_host=True), "cpu", HostHandle),
+        (ProposerCaps(), "cpu", DeviceHandle),
+        (ProposerCaps(inline=True), "meta", DeviceHandle),
+        (ProposerCaps(needs_host=True, inline=True), "cpu", InlineHandle),
+        (ProposerCaps(needs_host=True, inline=True), "meta", HostHandle),
+        (ProposerCaps(needs_host=True, inline=True), None, HostHandle),
+    ],
+)
+def test_declared_needs_and_the_device_choose_the_handle(caps, device, expected):
+    spec = ProposerSpec(name="x", factory=Recorder, summary="", caps=caps)
+    handle = make_handle(spec, Recorder(), None, None if device is None else torch.device(device))
+    assert type(handle) is expected
+    handle.close()
+
+
+def test_a_quick_host_proposer_runs_inline_on_the_engines_own_tensors():
+    seen = []
+
+    def write(batch, limits, draft):
+        seen.extend((threading.current_thread(), batch, limits))
+        draft.set_row(0, [3, VOCAB if batch.lengths[0] > 1 else 4], 0.5)
+
+    proposer = Recorder(write, needs_host=True, inline=True)
+    bench = Bench({"quick": proposer})
+    bench.start("a", [1])
+    batch = bench.batch()
+    assert drafts(bench.stage.propose(batch, 4)) == [[3, 4]]
+    assert seen[0] is threading.current_thread()
+    assert seen[1].tokens is batch.tokens
+    bench.verify({"a": 0})
+    assert drafts(bench.draft()) == [[]]  # a malformed draft is not only cut, but reported
+    assert bench.faults == {"quick": {"malformed": 1}}
 
 
 def test_sources_carry_the_name_of_the_proposer():
@@ -155,6 +184,18 @@ class TestSnapshots:
         blocked.settle(handle)
         assert blocked.handed == [{(0, 0): [1, 2, 3], (1, 0): [4, 5]}]
         assert blocked.limits == [[4, 4]]
+
+    @pytest.mark.parametrize("incremental", [False, True])
+    def test_only_who_asks_for_it_gets_windows(self, incremental):
+        seen = []
+        proposer = Recorder(lambda batch, *_args: seen.append(batch), needs_host=True, incremental=incremental)
+        batch, limits, draft = work([1, 2, 3], [4, 5, 6, 7], num_new=[1, 2])
+        host_handle(proposer).step(batch, limits, draft)
+        assert proposer.handed == [{(0, 0): [3], (1, 0): [6, 7]}]
+        if incremental:
+            assert (seen[0].first.tolist(), seen[0].tokens.shape) == ([2, 2], (2, 2))
+        else:
+            assert (seen[0].first, seen[0].tokens.shape) == (None, (2, 4))
 
     def test_verdicts_are_snapshots_too(self):
         proposer = Blocked(learns=True)
@@ -253,8 +294,10 @@ class TestDeadlines:
         assert len(blocked.handed) == 2  # that step's tokens were handed over all the same
         handle.step(*work([1, 2]))
 
-    def test_in_the_pipeline_no_token_is_missed_and_other_rows_go_on(self, blocked):
+    @pytest.mark.parametrize("incremental", [False, True])
+    def test_in_the_pipeline_no_token_is_missed_and_other_rows_go_on(self, incremental):
         """Steps sit out while the thread is busy; their tokens, and those of rows that joined, come with the next."""
+        blocked = Blocked(incremental=incremental)
         bench = Bench({"slow": blocked, "quick": Recorder()}, deadline=SOON, max_consecutive=100)
         handle = bench.handles[0]
         bench.start("a", [1, 2])

@@ -212,6 +212,22 @@ class TestMalformedDrafts:
         assert drafts(bench.draft()) == [[]]
         assert bench.faults == {"only": {"malformed": 1}}
 
+    @pytest.mark.parametrize(("incremental", "again"), [(False, []), (True, [1, 2])])
+    def test_who_never_sees_a_text_twice_gets_all_texts_anew_after_a_fault(self, incremental, again):
+        bench = bench_of(Recorder(needs_host=True, incremental=incremental))
+        [proposer] = bench.proposers.values()
+        bench.start("a", [1, 2])
+        bench.start("absent", [3, 4])
+        bench.draft()
+        proposer.fails = {"propose"}
+        bench.draft(names=["a"])
+        proposer.fails = set()
+        bench.seats["a"].tokens.append(5)
+        bench.seats["absent"].tokens.append(6)
+        bench.draft()
+        expected = {(0, 0): [*again, 5], (1, 0): [*(token + 2 for token in again), 6]}
+        assert proposer.handed[-1] == expected
+
     def test_from_the_host_they_are_faults(self):
         bench = bench_of(Recorder(rows([1, VOCAB]), needs_host=True))
         bench.start("a", [1])

@@ -6,16 +6,24 @@ proposer raises now and then; the engine reports rows in any order, with filler,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specplug.pipeline.handles import HostHandle
 from specplug.types.request import Lifecycle
 from specplug.types.verdict import Outcome
-from tests.pipeline_tools import SLOTS, VOCAB, Bench, Recorder, drafts, int32
+from tests.pipeline_tools import SLOTS, VOCAB, Bench, Recorder, drafts, int32, newest
 
 WIDTH, MAX_CONSECUTIVE, COOLDOWN = 4, 2, 2
+KINDS = {
+    "device": {},
+    "thread": {"needs_host": True},
+    "thread, newest tokens": {"needs_host": True, "incremental": True},
+    "inline, newest tokens": {"needs_host": True, "inline": True, "incremental": True},
+}
 LEVELS = (1.0, 0.5, 0.25, 0.5)  # products of these are exact, so equals are equal
 
 
@@ -23,12 +31,6 @@ def continuation(text: list[int], limit: int) -> tuple[list[int], list[float]]:
     """Return what is drafted behind a text: tokens, and a confidence for each."""
     places = range(min(limit, text[-1] % 6))
     return [(text[-1] + 1 + j) % VOCAB for j in places], [LEVELS[(text[-1] + j) % 4] for j in places]
-
-
-def write(batch, limits, draft) -> None:
-    for row, limit in enumerate(limits.tolist()):
-        text = batch.tokens[int(batch.rows[row]), : int(batch.lengths[row])].tolist()
-        draft.set_row(row, *continuation(text, limit))
 
 
 @dataclass
@@ -76,15 +78,27 @@ def trimmed(rows: list[tuple[list[int], list[float]]], width: int, budget: int |
 class Schedule:
     """One random run: every move is made on the bench and in the model."""
 
-    def __init__(self, data) -> None:
+    def __init__(self, data, caps) -> None:
         self.pick = data.draw
-        self.proposer = Recorder(write, learns=True)
+        self.proposer = Recorder(self.write, learns=True, **caps)
         self.bench = Bench({"only": self.proposer}, max_consecutive=MAX_CONSECUTIVE, cooldown_steps=COOLDOWN)
         self.known: dict[str, Known] = {}
         self.breaker = Breaker()
         self.waiting: dict[str, list[int]] = {}
         self.joined = 0
         self.totals = {"proposed": 0, "verified": 0, "accepted": 0, "emitted": 0}
+
+    def write(self, batch, limits, draft) -> None:
+        """Draft from what was handed over so far."""
+        keys = zip(batch.slots.tolist(), batch.generations.tolist(), strict=True)
+        for row, (key, limit) in enumerate(zip(keys, limits.tolist(), strict=True)):
+            draft.set_row(row, *continuation(self.proposer.texts[key], limit))
+
+    def wait(self) -> None:
+        """Let a proposer's own thread do what is queued."""
+        [handle] = self.bench.handles
+        if isinstance(handle, HostHandle):
+            handle._worker.submit(lambda: None).result()
 
     def maybe(self, one_in: int = 3) -> bool:
         return self.pick(st.integers(1, one_in)) == 1
@@ -133,6 +147,8 @@ class Schedule:
         if admitted:
             self.breaker.ran(not failed)
             self.hand_over(names)
+            if failed and self.proposer.caps.incremental:  # it gets everything again, also of rows that were not here
+                self.known = {name: replace(known, handed=[]) for name, known in self.known.items()}
         rows = []
         for name, one_room, is_sampled in zip(names, room, sampled, strict=True):
             limit = min(width, max(0, one_room - 1)) if admitted and not failed and is_sampled else 0
@@ -156,7 +172,7 @@ class Schedule:
         names = self.some()
         if not names:
             return
-        reports, expected, seen = [], [], []
+        reports, expected, seen, emitted = [], [], [], []
         for name in names:
             accepted = self.pick(st.integers(0, WIDTH))
             verified = self.pick(st.integers(accepted, WIDTH))
@@ -166,6 +182,7 @@ class Schedule:
             holds = known.base_len == len(text)
             new = self.tokens(accepted + 1, accepted + 1) if accepted or not self.maybe(6) else []
             text.extend(new)
+            emitted.append(new)
             proposed = len(known.draft) if holds else 0
             reports.append((verified, accepted, len(new)))
             expected.append((proposed, min(verified, proposed), min(accepted, verified, proposed), len(new)))
@@ -178,15 +195,19 @@ class Schedule:
         for name, column in columns.items():
             self.totals[name] += sum(column)
         if self.breaker.off <= 1:  # at 1 the cool-down is over, and the next step is its trial
+            self.wait()
             batch, draft, _ = self.proposer.observed.pop()
             assert (drafts(draft), batch.request_ids) == (seen, tuple(names))
+            if self.proposer.caps.incremental:
+                assert [newest(batch, row) for row in range(batch.batch_size)] == emitted
         assert not self.proposer.observed
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_the_draft_stage_is_what_the_model_says(data):
-    schedule = Schedule(data)
+def test_the_draft_stage_is_what_the_model_says(kind, data):
+    schedule = Schedule(data, KINDS[kind])
     for _ in range(data.draw(st.integers(1, 8), label="steps")):
         schedule.come_and_go()
         schedule.draft()
@@ -195,3 +216,4 @@ def test_the_draft_stage_is_what_the_model_says(data):
     total = schedule.bench.metrics.snapshot().total
     assert {name: getattr(total, name) for name in schedule.totals} == schedule.totals
     assert set(schedule.bench.faults.get("only", {})) <= {"raised", "switched off", "came back"}
+    schedule.bench.stage.close()

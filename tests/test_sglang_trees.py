@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.serving import wire
+from specplug.serving.isolation import isolation_key
 from specplug.serving.residents import MAX_STOP_IDS
 from specplug.testing.batches import POISON
 from specplug.types.draft import Draft
@@ -227,7 +228,8 @@ def test_a_request_as_plug_ins_see_it():
     assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (0.5, 0, 7)
     assert request.options == options
     assert request.references == (Reference.of([5, 6], "x"),)
-    assert (request.tenant, request.isolation_key, request.lora_id) == ("me", "me/lora:lora", "lora")
+    assert (request.tenant, request.lora_id) == ("me", "lora")
+    assert request.isolation_key == isolation_key("me", lora_id="lora")
     assert request.grammar
     assert not request.multimodal
 
@@ -287,11 +289,15 @@ def test_stop_ids():
 
 
 def test_isolation_keys():
-    keys = [
-        resident(given, 100).request.isolation_key
-        for given in (req(), req(extra_key="a"), req(extra_key="a", cache_salt="b"), req(cache_salt="b"))
+    alone: list[dict[str, Any]] = [
+        {"extra_key": "a"},
+        {"extra_key": "a", "cache_salt": "b"},
+        {"cache_salt": "b"},
+        {"extra_key": "alora", "lora_id": "lora"},
     ]
-    assert keys == ["", "a", "a/b", "b"]
+    keys = [resident(req(**given), 100).request.isolation_key for given in ({}, *alone)]
+    assert keys[0] == ""
+    assert len(set(keys)) == len(keys)
 
 
 def images(*offsets: list[tuple[int, int]] | None) -> SimpleNamespace:

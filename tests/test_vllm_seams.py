@@ -19,13 +19,25 @@ body digest f_locals origin parent parse_known_args returncode util value
 TORCHS = "Module load_weights"
 FASTAPIS = "add_api_route headers include_router"
 OTHERS = "model_dump model_json_schema"  # of pydantic
+TOKENIZERS = "clean_up_tokenization_spaces"
+GRAMMARS = "compute_ff_tokens find_jump_forward_string"  # of llguidance and XGrammar
 
 ADAPTER = Adapter(
     engine="vllm",
     folder=ROOT / "adapters" / "specplug_vllm",
     seams=SEAMS,
     groups=frozenset({"vllm.general_plugins", "vllm.endpoint_plugins", "vllm.stat_logger_plugins"}),
-    elsewhere=frozenset([*OURS.split(), *PYTHONS.split(), *TORCHS.split(), *FASTAPIS.split(), *OTHERS.split()]),
+    elsewhere=frozenset(
+        [
+            *OURS.split(),
+            *PYTHONS.split(),
+            *TORCHS.split(),
+            *FASTAPIS.split(),
+            *OTHERS.split(),
+            TOKENIZERS,
+            *GRAMMARS.split(),
+        ]
+    ),
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from specplug.serving.places import Places
 from specplug.serving.residents import Resident
+from specplug_sglang.endings import visible_tokens
 
 
 class Arrivals:
@@ -81,8 +82,8 @@ class Arrivals:
             self._places.preempt(req.rid)
 
     def _end(self, rid: str, *, aborted: bool) -> None:
-        self._held.pop(rid, None)
-        self._places.finish(rid, aborted=aborted)
+        req, _ = self._held.pop(rid)
+        self._places.finish(rid, aborted=aborted, visible=visible_tokens(req))
         self._forget(rid)
 
     def _settle(self, req: Any) -> None:

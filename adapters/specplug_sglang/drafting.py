@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
+from specplug.pipeline.containment import FaultGuard
 from specplug.pipeline.stages import DraftStage
 from specplug.registry import default_registry
 from specplug.serving import wire
@@ -28,6 +29,7 @@ from specplug.types.request import EngineEvent, EngineEventKind, Event
 from specplug.types.verdict import Outcome
 from specplug_sglang.arrivals import Arrivals
 from specplug_sglang.asked import engine_caps, resolved
+from specplug_sglang.grammar import Grammars
 from specplug_sglang.requests import prompt_of, resident, served_plainly
 from specplug_sglang.table import TokenTable, on_device
 
@@ -69,8 +71,10 @@ class Drafting:
         )
         leads = rank == 0
         self.stage: DraftStage | None = (
-            build_draft_stage(self.resolved.settings, default_registry(), context) if leads else None
+            build_draft_stage(self.resolved.settings, default_registry(), context, grammars=True) if leads else None
         )
+        sink = None if self.stage is None else self.stage.metrics.fault
+        self.grammars = None if sink is None else Grammars(self.vocab_size, tokenizer, FaultGuard("grammar", sink=sink))
         self.drafts_trees = self.caps.trees and _any_drafts_trees(self.resolved.settings)
         self.planning: Planning[Any] = Planning(self.resolved, context, _measure, self._bounds)
         self.places = Places(slots, device, self._tell)
@@ -131,8 +135,10 @@ class Drafting:
         """Draft, and cut the drafts to the plan's budget."""
         assert self.stage is not None
         plan = self.planning.plan
-        draft = self.stage.propose(batch, width, self._caps_of(plan, reqs))
-        return self.stage.trim(batch, draft, plan.token_budget)
+        caps = self._caps_of(plan, reqs)
+        draft = self.stage.trim(batch, self.stage.propose(batch, width, caps), plan.token_budget)
+        assert self.grammars is not None
+        return self.grammars.of(batch, reqs, draft, caps, plan.token_budget)
 
     def launched(self, reqs: Sequence[Any], width: int) -> None:
         """Remember a step whose results are still to come."""
@@ -140,8 +146,8 @@ class Drafting:
 
     def observe(self, batch: BatchView, outcome: Outcome) -> None:
         """Learn from what was verified; `batch` is the one after it."""
-        if self.stage is not None:
-            self.stage.observe(batch, outcome)
+        if self.stage is not None and self.grammars is not None:
+            self.stage.observe(batch, self.grammars.said_of(outcome))
 
     def view(self, reqs: Sequence[Any], slots: Tensor, lengths: Tensor, sampled: Tensor | None = None) -> BatchView:
         """Describe a batch.

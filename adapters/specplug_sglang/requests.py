@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specplug.serving import wire
+from specplug.serving.isolation import isolation_key
 from specplug.serving.residents import MAX_STOP_IDS, Resident
 from specplug.types.request import Request, RequestOptions, Sampling
 
@@ -33,7 +34,7 @@ def resident(req: Any, max_length: int) -> Resident:
         options=options if served_plainly(req) is None else _undrafted(options),
         references=references,
         tenant=tenant,
-        isolation_key=_isolation_key(req, tenant),
+        isolation_key=isolation_key(tenant, (req.extra_key, req.cache_salt), req.lora_id),
         lora_id=req.lora_id,
         grammar=req.grammar is not None,
         multimodal=bool(spans),
@@ -71,14 +72,6 @@ _WHOLE_VOCABULARY = 1 << 30
 
 def _undrafted(options: RequestOptions) -> RequestOptions:
     return RequestOptions(enabled=False, proposer=options.proposer, store=options.store)
-
-
-def _isolation_key(req: Any, tenant: str | None) -> str:
-    """Return the tenant, else what keeps the engine's own prefix cache apart, which names the LoRA adapter already."""
-    if tenant:
-        return tenant if req.lora_id is None else f"{tenant}/lora:{req.lora_id}"
-    parts = (req.extra_key, req.cache_salt)
-    return "/".join(part for part in parts if part)
 
 
 def _stop_ids(req: Any) -> tuple[int, ...]:

@@ -10,17 +10,19 @@ _REQUESTS = (
         "worker",
         holds="cache_salt custom_logit_processor eos_token_ids extend_end extra_key finished finished_reason grammar "
         "input_embeds kv lora_id multimodal_inputs origin_input_ids origin_input_ids_unpadded output_ids "
-        "positional_embed_overrides retraction_count rid sampling_params tokenizer",
+        "output_ids_through_stop positional_embed_overrides retraction_count rid sampling_params tokenizer",
     ),
     seam("sglang.srt.managers.schedule_batch:ReqKvInfo", "worker", holds="req_pool_idx"),
     seam("sglang.srt.managers.schedule_batch:FINISH_ABORT", "worker"),
+    seam("sglang.srt.managers.schedule_batch:FINISH_MATCHED_STR", "worker", holds="matched"),
     seam("sglang.srt.managers.schedule_batch:MultimodalInputs", "worker", holds="mm_items"),
     seam("sglang.srt.managers.schedule_batch:MultimodalDataItem", "worker", holds="offsets"),
     seam(
         "sglang.srt.sampling.sampling_params:SamplingParams",
         "worker",
-        holds="custom_params frequency_penalty ignore_eos max_new_tokens min_new_tokens min_p presence_penalty "
-        "repetition_penalty sampling_seed stop_token_ids temperature top_k top_p",
+        holds="custom_params frequency_penalty ignore_eos max_new_tokens min_new_tokens min_p no_stop_trim "
+        "presence_penalty repetition_penalty sampling_seed skip_special_tokens stop_strs stop_token_ids temperature "
+        "top_k top_p",
     ),
 )
 
@@ -159,6 +161,18 @@ _VERIFICATION = (
         "worker",
         named="barrier device reqs sampling_info tree",
     ),
+    seam(
+        "sglang.srt.constrained.base_grammar_backend:BaseGrammarObject",
+        "worker",
+        holds="accept_token fill_vocab_mask is_terminated rollback try_jump_forward",
+    ),
+    seam("sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.accept_token", "worker", takes="token"),
+    seam(
+        "sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.fill_vocab_mask",
+        "worker",
+        takes="vocab_mask idx",
+    ),
+    seam("sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.rollback", "worker", takes="k"),
     seam(
         "sglang.srt.layers.sampler:Sampler.forward",
         "worker",

@@ -12,13 +12,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specplug.grammar.drafts import SOURCE, Completer
 from specplug.interfaces import Verifier
+from specplug.pipeline.containment import FaultGuard
 from specplug.pipeline.stages import DraftStage, PlanStage
 from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, StepCost
 from specplug.types.verdict import Outcome
 from specplug.types.verification import TargetLogits, Verification
 from specplug_transformers.batch import DecodeBatch
+from specplug_transformers.grammar import grammar_states
 from specplug_transformers.processing import process_row
 from specplug_transformers.runner import ModelRunner
 from specplug_transformers.state import RequestState
@@ -38,6 +41,7 @@ class Decoder:
     ) -> None:
         self._runner, self._table = runner, table
         self._plans, self._drafts, self._verifier = plans, drafts, verifier
+        self._grammars = Completer(FaultGuard(SOURCE, sink=drafts.metrics.fault))
         self._batch: DecodeBatch | None = None
         self.steps = 0
         self.last_step: StepCost | None = None
@@ -78,7 +82,11 @@ class Decoder:
         caps = torch.tensor(allowed, dtype=torch.int32, device=self._runner.device)
         view = batch.view(reset_slots=self._table.take_resets())
         draft = self._drafts.propose(view, plan.width, caps)
-        return self._narrow(self._drafts.trim(view, draft, plan.token_budget))
+        draft = self._drafts.trim(view, draft, plan.token_budget)
+        if draft.width and any(state.params.allowed_tokens for state in states):
+            room = view.limits(draft.width, caps)
+            draft = self._grammars.complete(draft, grammar_states(states, draft.device), room, plan.token_budget)
+        return self._narrow(draft)
 
     def _narrow(self, draft: Draft) -> Draft:
         """On a CPU, where looking costs nothing, verify no more columns than the longest draft has."""
@@ -117,12 +125,10 @@ class Decoder:
             state.verified += verified
             state.accepted += len(tokens) - 1
             state.steps += 1
-        self._drafts.observe(
-            batch.view(behind=after_stop),
-            Outcome(
-                verified=draft.lengths,
-                accepted=verification.num_accepted,
-                emitted=verification.num_emitted,
-                after_stop=torch.tensor(after_stop, dtype=torch.int32, device=self._runner.device),
-            ),
+        outcome = Outcome(
+            verified=draft.lengths,
+            accepted=verification.num_accepted,
+            emitted=verification.num_emitted,
+            after_stop=torch.tensor(after_stop, dtype=torch.int32, device=self._runner.device),
         )
+        self._drafts.observe(batch.view(behind=after_stop), self._grammars.said_of(outcome))

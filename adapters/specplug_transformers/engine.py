@@ -78,7 +78,7 @@ class Engine:
             seed=settings.seed,
             tokenizer=tokenizer,
         )
-        self._drafts = build_draft_stage(settings, self.registry, context)
+        self._drafts = build_draft_stage(settings, self.registry, context, grammars=True)
         self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.fault)
         self._table = TokenTable(max_num_seqs, self.max_length, self._runner.vocab_size, self._runner.device)
         verifier = build_verifier(settings, self.registry, context)
@@ -236,4 +236,5 @@ class Engine:
         self._decoder.forget_batch()
 
     def _tell(self, kind: Lifecycle, state: RequestState) -> None:
-        self._drafts.on_event(RequestEvent(kind, state.request, state.slot, state.generation))
+        visible = state.visible if kind in (Lifecycle.FINISHED, Lifecycle.ABORTED) else None
+        self._drafts.on_event(RequestEvent(kind, state.request, state.slot, state.generation, visible))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specplug.errors import RequestError
+from specplug.serving.isolation import isolation_key
 from specplug.settings.mistakes import shown
 from specplug.settings.model import Settings
 from specplug.settings.request import parse_request_fields
@@ -129,7 +130,7 @@ class Intake:
             options=options,
             references=references,
             tenant=tenant,
-            isolation_key=tenant or "",
+            isolation_key=isolation_key(tenant),
             grammar=params.allowed_tokens is not None,
         )
         return RequestState(
@@ -142,6 +143,7 @@ class Intake:
             processors=asked.processors or build_processors(params, len(prompt), sorted(ends), self._device),
             stop_when=asked.stop_when,
             stream=None if self._tokenizer is None else TextStream(self._tokenizer, params.stop),
+            decode=self._decode,
         )
 
     def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
@@ -174,6 +176,9 @@ class Intake:
                 found=repr(wrong[0]),
                 expected=f"0 to {self._vocab_size - 1}",
             )
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def _tokenize(self, text: str) -> list[int]:
         if self._tokenizer is None:

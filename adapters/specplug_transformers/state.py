@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from specplug.serving.seen import tokens_before_stop
 from specplug.types.plan import RequestStats
 from specplug.types.request import Request
 from specplug_transformers.params import SamplingParams
@@ -27,6 +28,8 @@ class RequestState:
         processors: what to do to its logits at every draft position.
         stop_when: see `GenerateRequest`.
         stream: turns its tokens into text; None without a tokenizer.
+        decode: returns the text of token ids; called where a stop string ends the request.
+        cut: whether a stop string has ended it.
         slot, generation: its place in the token table; -1 while it waits.
         row: its row of the key-value cache; -1 while it waits.
         computed: positions whose keys and values are in the cache.
@@ -44,6 +47,8 @@ class RequestState:
     processors: Processor | None = None
     stop_when: Callable[[Sequence[int]], bool] | None = None
     stream: TextStream | None = None
+    decode: Callable[[list[int]], str] = lambda ids: ""
+    cut: bool = False
     slot: int = -1
     generation: int = -1
     row: int = -1
@@ -71,6 +76,13 @@ class RequestState:
     def output(self) -> list[int]:
         """Tokens emitted so far."""
         return self.tokens[self.request.prompt_length :]
+
+    @property
+    def visible(self) -> int:
+        """Tokens of prompt and output that the client saw at most; of those that hold a stop string it saw none."""
+        output = self.output
+        seen = tokens_before_stop(output, self.params.stop, self.decode) or 0 if self.cut else len(output)
+        return self.request.prompt_length + seen
 
     def stats(self) -> RequestStats:
         """Return the figures that planners see."""
@@ -119,7 +131,7 @@ class RequestState:
             self._flush()
             self.finish_reason = "stop"
         elif self._push(token):
-            self.finish_reason = "stop"
+            self.cut, self.finish_reason = True, "stop"
         elif self.room <= 0:
             self._flush()
             self.finish_reason = "length"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from specplug.assembly import build_draft_stage
 from specplug.errors import EngineError
+from specplug.grammar.drafts import one_hot_rows
 from specplug.interfaces import PluginContext
 from specplug.pipeline.stages import DraftStage
 from specplug.registry import default_registry
@@ -20,7 +22,7 @@ from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, EngineEventKind
 from specplug.types.verdict import Outcome
 from specplug_vllm import notes
-from specplug_vllm.asked import engine_caps, resolved
+from specplug_vllm.asked import engine_caps, resolved, runner_of
 from specplug_vllm.requests import resident
 
 
@@ -48,13 +50,16 @@ class Drafting:
         self.vocab_size: int = vllm_config.model_config.get_vocab_size()
         self.max_slots: int = vllm_config.scheduler_config.max_num_seqs
         self.max_length: int = vllm_config.model_config.max_model_len
-        self.stage: DraftStage = build_draft_stage(found.settings, default_registry(), self._context(vllm_config))
+        self.stage: DraftStage = build_draft_stage(
+            found.settings, default_registry(), self._context(vllm_config), grammars=runner_of(vllm_config) == "v1"
+        )
         self.places = Places(self.max_slots, device, lambda event: self.stage.on_event(event))
         self.slots = self.places.slots
         self.stops = StopWatch(self.max_slots, self.caps.max_width, device)
         self.width = self.caps.max_width
         self.token_budget: int | None = None
         self.scheduled: dict[str, list[int]] = {}
+        self.grammars: Mapping[str, notes.Constrained] = {}
 
     # -- requests, told by the lifecycle hook --------------------------------------------------------------------
 
@@ -76,12 +81,13 @@ class Drafting:
         self.width = min(int(scheduler_output.num_spec_tokens_to_schedule), self.caps.max_width)
         self.token_budget = notes.of(scheduler_output).token_budget
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
+        self.grammars = notes.of(scheduler_output).grammars
 
     def step(self, batch: BatchView, outcome: Outcome, caps: Tensor) -> Draft:
         """Learn from the step that was verified, and draft for the next.  `caps` [B] int32 bounds each row."""
         self.stage.observe(batch, outcome)
         draft = self.stage.propose(batch, self.width, caps)
-        return self.stage.trim(batch, draft, self.token_budget)
+        return one_hot_rows(self.stage.trim(batch, draft, self.token_budget), batch.grammar)
 
     def close(self) -> None:
         """Release proposers, threads and files."""

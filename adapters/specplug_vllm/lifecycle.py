@@ -55,7 +55,8 @@ def _leave(drafting: Drafting, scheduler_output: Any) -> None:
     for kind in said.events:
         drafting.on_engine_event(kind)
     for request_id in sorted(scheduler_output.finished_req_ids):
-        drafting.places.finish(request_id, aborted=request_id in said.aborted)
+        ending = said.endings.get(request_id, notes.Ending())
+        drafting.places.finish(request_id, aborted=ending.aborted, visible=ending.visible)
     for request_id in sorted(scheduler_output.preempted_req_ids or ()):
         drafting.places.preempt(request_id)
 

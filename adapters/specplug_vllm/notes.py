@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
 
 from specplug.types.request import EngineEventKind
+from specplug.types.verdict import Forced, Outcome
 
 _ATTRIBUTE = "specplug_notes"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a request ended.
+
+    Attributes:
+        aborted: whether somebody took it off before its end.
+        visible: tokens of prompt and output that the client saw at most; None where that is not known.
+    """
+
+    aborted: bool = False
+    visible: int | None = None
+
+
+class Constrained(NamedTuple):
+    """What a grammar did to one request's draft, of which the step verifies what is left and what was added.
+
+    Attributes:
+        kept: tokens of the draft that it allows.
+        cut: those behind them.
+        confidence: of each token that it added behind those kept.
+    """
+
+    kept: int
+    cut: int
+    confidence: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +47,17 @@ class StepNotes:
 
     Attributes:
         token_budget: most draft tokens that the batch may verify in the next step; None is no limit.
-        aborted: those of the finished requests that were aborted.
+        endings: of the finished requests.
         cache_salts: of the new requests that brought one.
         events: what happened to the whole engine since the step before.
+        grammars: of the requests with a grammar whose drafts the step verifies, on V1.
     """
 
     token_budget: int | None = None
-    aborted: tuple[str, ...] = ()
+    endings: Mapping[str, Ending] = field(default_factory=dict)
     cache_salts: Mapping[str, str] = field(default_factory=dict)
     events: tuple[EngineEventKind, ...] = ()
+    grammars: Mapping[str, Constrained] = field(default_factory=dict)
 
 
 NO_NOTES = StepNotes()
@@ -41,3 +73,19 @@ def of(scheduler_output: Any) -> StepNotes:
     notes = getattr(scheduler_output, _ATTRIBUTE, NO_NOTES)
     assert isinstance(notes, StepNotes)
     return notes
+
+
+def said_of(
+    grammars: Mapping[str, Constrained], outcome: Outcome, names: Sequence[str], scheduled: Mapping[str, Sequence[int]]
+) -> Outcome:
+    """Complete what is reported of rows `names`, by what their grammars did to what was `scheduled`."""
+    if not grammars:
+        return outcome
+    said = [grammars.get(name) for name in names]
+    added = [
+        [] if of is None else list(scheduled.get(name, ())[of.kept :]) for of, name in zip(said, names, strict=True)
+    ]
+    levels = [[] if of is None else of.confidence[: len(row)] for of, row in zip(said, added, strict=True)]
+    cut = torch.tensor([0 if of is None else of.cut for of in said], dtype=torch.int32)
+    widest = max(map(len, added))
+    return replace(outcome, cut_by_grammar=cut, forced=Forced.build(added, levels, widest) if widest else None)

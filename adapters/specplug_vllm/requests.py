@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from specplug.serving import wire
+from specplug.serving.isolation import isolation_key
 from specplug.serving.residents import MAX_STOP_IDS, Resident
 from specplug.types.request import Request, Sampling
 
 
-def resident(new: Any, max_model_len: int, isolation_key: str | None = None) -> Resident:
+def resident(new: Any, max_model_len: int, cache_salt: str | None = None) -> Resident:
     """Describe a vLLM `NewRequestData`.  Requests that do not sample (pooling) never draft."""
     params = new.sampling_params
     prompt_length = _prompt_length(new)
@@ -17,7 +18,6 @@ def resident(new: Any, max_model_len: int, isolation_key: str | None = None) -> 
         return Resident(Request(new.req_id, prompt_length, max_tokens=0), end=prompt_length, stop_ids=())
     options, references, tenant = wire.decode(params.extra_args)
     lora_id = None if new.lora_request is None else int(new.lora_request.lora_int_id)
-    key = tenant or isolation_key or ""
     spans = _barriers(new)
     max_tokens = max_model_len if params.max_tokens is None else int(params.max_tokens)
     request = Request(
@@ -34,7 +34,7 @@ def resident(new: Any, max_model_len: int, isolation_key: str | None = None) -> 
         options=options,
         references=references,
         tenant=tenant,
-        isolation_key=key if lora_id is None else f"{key}/lora:{lora_id}",
+        isolation_key=isolation_key(tenant, (cache_salt,), lora_id),
         lora_id=lora_id,
         grammar=params.structured_outputs is not None,
         multimodal=bool(spans),

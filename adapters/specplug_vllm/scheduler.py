@@ -6,12 +6,10 @@ scheduling vLLM schedules t + 1 before it has seen the output of t, so its figur
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import RequestStatus
 
 from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
@@ -21,6 +19,8 @@ from specplug.types.caps import WidthChange
 from specplug.types.request import EngineEventKind
 from specplug_vllm import notes, seams, status
 from specplug_vllm.asked import engine_caps, resolved
+from specplug_vllm.endings import Endings
+from specplug_vllm.grammar import Grammars
 
 
 class _Planned:
@@ -45,8 +45,9 @@ class _Planned:
         # vLLM pads some new requests with as many placeholders, and fails when they exceed what a prompt may advance.
         chunk = self.vllm_config.scheduler_config.long_prefill_token_threshold
         self._most_placeholders = chunk - 1 if chunk > 0 else self.planning.caps.max_width
-        self._aborted: list[str] = []
+        self._endings = Endings(self.vllm_config.model_config)
         self._events: list[EngineEventKind] = []
+        self._grammars = Grammars(self.vllm_config, self.planning)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule as vLLM does, as if the server's widest draft were what the plan allows."""
@@ -57,25 +58,25 @@ class _Planned:
         finally:
             self.num_spec_tokens = widest
 
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Take in the drafts of a step, which vLLM cuts by grammars, and add what grammars force."""
+        super().update_draft_token_ids(draft_token_ids)  # type: ignore[misc]
+        self._grammars.complete(self, draft_token_ids)
+
     def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
         """Take note of one request's verdict."""
         self.planning.observe(kwargs["request_id"], kwargs["num_draft_tokens"], kwargs["num_accepted_tokens"])
         return super().make_spec_decoding_stats(*args, **kwargs)  # type: ignore[misc]
 
-    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
-        """Take note of what is aborted, which the workers are not told otherwise."""
-        if finished_status == RequestStatus.FINISHED_ABORTED:
-            if request_ids is None:
-                request_ids = tuple(self.requests)
-            names = (request_ids,) if isinstance(request_ids, str) else tuple(request_ids)
-            self._aborted += names
-            return super().finish_requests(names, finished_status)  # type: ignore[misc]
-        return super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
-
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
         """Tell proposers with the next step: whoever wants cached prompts forgotten may want drafts forgotten too."""
         self._events.append("cache flushed")
         return super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take note of how a request has ended, which the workers are not told otherwise."""
+        self._endings.note(request)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         """Plan, before vLLM decides how many draft tokens to expect of the step."""
@@ -109,10 +110,12 @@ class _Planned:
             for new in scheduler_output.scheduled_new_reqs
             if (request := self.requests[new.req_id]).cache_salt
         }
-        if token_budget is not None or salts or self._aborted or self._events:
-            said = notes.StepNotes(token_budget, tuple(self._aborted), salts, tuple(self._events))
+        endings = self._endings.take()
+        grammars = self._grammars.take(scheduler_output.num_scheduled_tokens)
+        if token_budget is not None or salts or endings or self._events or grammars:
+            said = notes.StepNotes(token_budget, endings, salts, tuple(self._events), grammars)
             notes.attach(scheduler_output, said)
-            self._aborted, self._events = [], []
+            self._events = []
 
 
 class SpecplugScheduler(_Planned, Scheduler):

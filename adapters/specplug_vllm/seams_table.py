@@ -59,12 +59,27 @@ _SCHEDULER = (
         "scheduler",
         named="num_accepted_tokens num_draft_tokens request_id",
     ),
-    seam("vllm.v1.core.sched.scheduler:Scheduler.finish_requests", "scheduler", takes="request_ids finished_status"),
+    seam("vllm.v1.core.sched.scheduler:Scheduler.update_draft_token_ids", "scheduler", takes="draft_token_ids"),
+    seam("vllm.v1.outputs:DraftTokenIds", "scheduler", holds="draft_token_ids req_ids"),
+    seam(
+        "vllm.v1.structured_output:StructuredOutputManager",
+        "scheduler",
+        holds="enable_in_reasoning reasoner_cls tokenizer",
+    ),
+    seam("vllm.v1.structured_output.request:StructuredOutputRequest", "scheduler", holds="grammar reasoning_ended"),
+    seam("vllm.v1.structured_output.backend_xgrammar:XgrammarGrammar", "scheduler", holds="matcher"),
+    seam("vllm.v1.structured_output.backend_guidance:GuidanceGrammar", "scheduler", holds="ll_matcher"),
+    seam(
+        "vllm.v1.structured_output.backend_types:StructuredOutputGrammar",
+        "scheduler",
+        holds="accept_tokens fill_bitmask is_terminated rollback",
+    ),
+    seam("vllm.v1.core.sched.scheduler:Scheduler._free_request", "scheduler", takes="request"),
     seam("vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache", "scheduler"),
     seam(
         "vllm.v1.core.sched.scheduler:Scheduler",
         "scheduler",
-        holds="num_spec_tokens requests running vllm_config waiting",
+        holds="num_spec_tokens requests running structured_output_manager vllm_config waiting",
     ),
     seam(
         "vllm.v1.core.sched.async_scheduler:AsyncScheduler",
@@ -74,9 +89,19 @@ _SCHEDULER = (
     seam(
         "vllm.v1.request:Request",
         "scheduler",
-        holds="cache_salt max_tokens num_prompt_tokens num_tokens request_id sampling_params spec_token_ids",
+        holds="all_token_ids cache_salt is_finished is_prefill_chunk max_tokens num_output_tokens num_prompt_tokens "
+        "num_tokens output_token_ids request_id sampling_params spec_token_ids status structured_output_request "
+        "use_structured_output",
     ),
-    seam("vllm.v1.request:RequestStatus", "scheduler", holds="FINISHED_ABORTED"),
+    seam(
+        "vllm.v1.request:RequestStatus", "scheduler", holds="FINISHED_ABORTED FINISHED_LENGTH_CAPPED FINISHED_STOPPED"
+    ),
+    seam(
+        "vllm.sampling_params:SamplingParams",
+        "scheduler",
+        holds="include_stop_str_in_output min_tokens skip_special_tokens stop",
+    ),
+    seam("vllm.tokenizers:cached_tokenizer_from_config", "scheduler", takes="model_config"),
     seam("vllm.v1.engine.core:EngineCore", "scheduler", holds="model_executor scheduler vllm_config"),
     seam("vllm.v1.executor.abstract:Executor.collective_rpc", "scheduler", takes="method"),
 )

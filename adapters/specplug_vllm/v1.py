@@ -17,7 +17,7 @@ from specplug.serving.slots import SlotRows
 from specplug.types.batch import BatchView, Residency
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
-from specplug_vllm import events, lifecycle, mends, ranks, seams, status, verifier, verifier_v1
+from specplug_vllm import events, lifecycle, mends, notes, ranks, seams, status, verifier, verifier_v1
 from specplug_vllm.drafting import Drafting
 
 _CPU = torch.device("cpu")
@@ -89,17 +89,19 @@ class Proposer:
 
     def _outcome(self, drafting: Drafting, rows: _Rows, batch: BatchView, emitted: Tensor) -> Outcome:
         scheduled = drafting.scheduled
-        if not scheduled:  # a token each: none lies behind a stop of its step, and V1 runs no row that has stopped
+        if not scheduled and not drafting.grammars:
+            # A token each: none lies behind a stop of its step, and V1 runs no row that has stopped.
             none = torch.zeros_like(emitted)
             return Outcome(verified=none, accepted=none, emitted=emitted)
         verified = torch.tensor([len(scheduled.get(name, ())) for name in rows.facts.names], dtype=torch.int32)
         behind = drafting.stops.behind(batch.tokens, batch.rows, batch.slots, batch.lengths, emitted, rows.slot_rows)
-        return Outcome(
+        outcome = Outcome(
             verified=torch.where(emitted > 0, verified, 0),
             accepted=(emitted - 1).clamp(min=0),
             emitted=emitted,
             after_stop=behind,
         )
+        return notes.said_of(drafting.grammars, outcome, rows.facts.names, scheduled)
 
     def _state_law(self, draft: Draft, names: tuple[str, ...]) -> None:
         """Give the rejection sampler the law that drafts were drawn from; without one they are one-hot."""

@@ -1,4 +1,4 @@
-"""Registers the n-gram proposer.  Imports no torch."""
+"""Registers the n-gram proposers.  Imports neither torch nor numba."""
 
 from __future__ import annotations
 
@@ -11,13 +11,31 @@ from specplug.types.caps import ProposerCaps
 
 @hookimpl
 def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> None:
-    """Register the reference."""
+    """Register chains, trees and the plain reference."""
     register(
         ProposerSpec(
             name="ngram",
+            factory="specplug_ngram.proposer:Ngram",
+            summary="drafts what followed earlier matches, in the text, its references and remembered responses",
+            options="specplug_ngram.options:LookupSettings",
+            caps=ProposerCaps(needs_host=True, inline=True, incremental=True),
+        )
+    )
+    register(
+        ProposerSpec(
+            name="ngram-tree",
+            factory="specplug_ngram.proposer:Ngram",
+            summary="the same, several continuations as one tree, for engines that verify trees",
+            options="specplug_ngram.options:LookupSettings",
+            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, trees=True),
+        )
+    )
+    register(
+        ProposerSpec(
+            name="ngram-reference",
             factory="specplug_ngram.reference:NgramReference",
-            summary="drafts what followed the last tokens when they occurred before, in the text or its references",
-            options="specplug_ngram.options:NgramOptions",
+            summary="plain prompt lookup: what followed the last tokens when they occurred before",
+            options="specplug_ngram.options:ReferenceSettings",
             caps=ProposerCaps(needs_host=True),
         )
     )

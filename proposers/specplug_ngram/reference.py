@@ -1,6 +1,6 @@
-"""The plain reference: what every faster n-gram index must equal.
+"""Prompt lookup in plain Python: no index, no memory, nothing learnt.  It shows what the rest is for.
 
-Prompt lookup (Saxena, "Prompt Lookup Decoding", 2023), with the longest match instead of a fixed length, and with
+After A. Saxena ("Prompt Lookup Decoding", 2023), with the longest match instead of a fixed length, and with
 reference texts as further places to look.
 """
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from specplug.host import HostDraft, HostProposer, Tokens
 from specplug.interfaces import PluginContext
 from specplug.types.request import Request
-from specplug_ngram.options import NgramOptions
+from specplug_ngram.options import ReferenceSettings
 
 OWN_TEXT, REFERENCE = 0, 1
 
@@ -71,7 +71,7 @@ class NgramReference(HostProposer):
 
     def __init__(self, context: PluginContext) -> None:
         super().__init__(context)
-        self._options: NgramOptions = context.options or NgramOptions()
+        self._options: ReferenceSettings = context.options or ReferenceSettings()
 
     def draft(self, tokens: Tokens, limit: int, request: Request | None) -> HostDraft:
         min_n, max_n = self._options.min_n, self._options.max_n

@@ -13,6 +13,7 @@ from specplug.cli.doctor import doctor
 from specplug.cli.generate import generate
 from specplug.cli.list import list_plugins
 from specplug.cli.output import print_error
+from specplug.cli.replay import replay
 from specplug.errors import SpecplugError
 
 
@@ -64,3 +65,4 @@ app.command("list")(list_plugins)
 app.command("doctor")(doctor)
 app.command("generate")(generate)
 app.command("demo")(demo)
+app.command("replay")(replay)

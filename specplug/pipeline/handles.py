@@ -1,12 +1,14 @@
-"""How the pipeline runs one proposer: inline on the device, or on a host thread with a deadline."""
+"""How the pipeline runs one proposer: inline on the engine's tensors, or on a host thread with a deadline."""
 
 from __future__ import annotations
 
 import abc
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
@@ -70,7 +72,10 @@ def _run(proposer: Proposer, batch: BatchView, limits: Tensor | None, draft: Dra
 
 
 class DeviceHandle(ProposerHandle):
-    """Runs a device proposer inline.  It cannot be timed out; a CUDA error in it is fatal to the process."""
+    """Runs a proposer inline, on the engine's tensors.  It cannot be timed out.
+
+    On a GPU a CUDA error in it is fatal to the process.  Ids outside the vocabulary are cut by `sanitize`, unreported.
+    """
 
     def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
         _run(self.proposer, batch, limits, draft)
@@ -81,6 +86,18 @@ class DeviceHandle(ProposerHandle):
 
     def on_event(self, event: Event) -> None:
         self.proposer.on_event(event)
+
+
+class InlineHandle(DeviceHandle):
+    """Runs a host proposer inline where the batch lies in host memory: no snapshot, no thread, no deadline."""
+
+    def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
+        super().step(batch, limits, draft)
+        if draft is not None:
+            _check_ids(draft, batch.vocab_size)
+
+    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+        super().observe(_seen_at_verdict(self.spec, batch, verdict), draft, verdict)
 
 
 class HostHandle(ProposerHandle):
@@ -112,7 +129,8 @@ class HostHandle(ProposerHandle):
     def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
         own = None if draft is None else self._own_draft(draft)
         host_limits = None if limits is None else limits.to("cpu", copy=True)
-        job = self._worker.submit(partial(_run, self.proposer, batch.to_host(), host_limits, own))
+        snapshot = batch.to_host(newest_only=self.spec.caps.incremental)
+        job = self._worker.submit(partial(_run, self.proposer, snapshot, host_limits, own))
         wait([job], self._deadline)
         if not job.done():
             self._late = job
@@ -132,7 +150,8 @@ class HostHandle(ProposerHandle):
         host_draft = _empty_copy(draft)
         host_draft.copy_(draft)
         counts = {name: getattr(verdict, name).to("cpu", copy=True) for name in Verdict.__slots__}
-        self._post(partial(self.proposer.observe, batch.to_host(), host_draft, Verdict(**counts)))
+        snapshot = _seen_at_verdict(self.spec, batch, verdict).to_host(newest_only=self.spec.caps.incremental)
+        self._post(partial(self.proposer.observe, snapshot, host_draft, Verdict(**counts)))
 
     def on_event(self, event: Event) -> None:
         self._post(partial(self.proposer.on_event, event))
@@ -170,6 +189,11 @@ class HostHandle(ProposerHandle):
             job.result()
 
 
+def _seen_at_verdict(spec: ProposerSpec, batch: BatchView, verdict: Verdict) -> BatchView:
+    """Return the batch that comes with a verdict: to an incremental proposer the tokens just emitted are its newest."""
+    return replace(batch, num_new=verdict.emitted) if spec.caps.incremental else batch
+
+
 def _empty_copy(draft: Draft) -> Draft:
     """Return an empty draft on the CPU with everything that `draft` has room for, and its base."""
     full = draft.draft_logits if draft.draft_probs is None else draft.draft_probs
@@ -188,18 +212,28 @@ def _empty_copy(draft: Draft) -> Draft:
 def _check_ids(draft: Draft, vocab_size: int) -> None:
     """Host drafts can be looked at, so impossible ids are reported instead of cut silently."""
     ids, lengths = draft.token_ids.numpy(), draft.lengths.numpy()
-    inside = np.arange(draft.width) < lengths[:, None]
-    wrong = ids[inside & ((ids < 0) | (ids >= vocab_size))]
-    if wrong.size or (lengths < 0).any() or (lengths > draft.width).any():
+    if not lengths.any():
+        return
+    wrong = (ids.view(np.uint32) >= vocab_size) & (np.arange(draft.width) < lengths[:, None])  # ids below 0 are huge
+    if wrong.any() or lengths.min() < 0 or lengths.max() > draft.width:
         raise ContractError.build(
             "malformed draft",
-            found=f"token ids {wrong[:5].tolist()}, lengths {lengths[:5].tolist()}",
+            found=f"token ids {ids[wrong][:5].tolist()}, lengths {lengths[:5].tolist()}",
             expected=f"ids in [0, {vocab_size}), lengths in [0, {draft.width}]",
         )
 
 
-def make_handle(spec: ProposerSpec, proposer: Proposer, deadline: float | None) -> ProposerHandle:
-    """Return the handle that the proposer's declared needs call for; `deadline` in seconds, None for no deadline."""
-    if spec.caps.needs_host:
-        return HostHandle(spec, proposer, deadline)
-    return DeviceHandle(spec, proposer)
+def make_handle(
+    spec: ProposerSpec, proposer: Proposer, deadline: float | None, device: torch.device | None = None
+) -> ProposerHandle:
+    """Return the handle that the proposer's declared needs call for.
+
+    Args:
+        deadline: of proposers on threads, in seconds; None for no deadline.
+        device: where batches and drafts lie; None where that is not known, and so perhaps not the host's memory.
+    """
+    if not spec.caps.needs_host:
+        return DeviceHandle(spec, proposer)
+    if spec.caps.inline and device is not None and device.type == "cpu":
+        return InlineHandle(spec, proposer)
+    return HostHandle(spec, proposer, deadline)

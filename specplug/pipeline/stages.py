@@ -27,11 +27,12 @@ import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
+from specplug.grammar.drafts import SOURCE, told_apart
 from specplug.interfaces import Planner, Proposer, Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.buffers import DraftBuffers
 from specplug.pipeline.choices import Choices
-from specplug.pipeline.containment import FaultGuard
+from specplug.pipeline.containment import FaultGuard, LateDraft
 from specplug.pipeline.handles import ProposerHandle
 from specplug.pipeline.inflight import InFlight
 from specplug.pipeline.sanitize import sanitize
@@ -157,11 +158,13 @@ class DraftStage:
 
     @torch.inference_mode()
     def trim(self, batch: BatchView, draft: Draft, token_budget: int | None) -> Draft:
-        """Cut the drafts to the budget (None: no limit) and remember them until their verdict."""
+        """Cut the drafts to the budget (None: no limit), or further, and remember them until their verdict."""
         if batch.is_dummy or not batch.batch_size:
             return draft
-        if token_budget is not None and token_budget < draft.batch_size * draft.width:
-            draft = self._cut(draft, max(0, token_budget), batch.vocab_size)
+        places = draft.batch_size * draft.width
+        budget = places if token_budget is None else min(max(0, token_budget), places)
+        if budget < places or (places and self._cuts_without_budget(draft)):
+            draft = self._cut(batch, draft, budget)
         self._in_flight.put(batch, draft, self._choices.num_running)
         return draft
 
@@ -181,6 +184,8 @@ class DraftStage:
         taken = self._in_flight.take(batch, outcome.emitted)
         verdict = Verdict.build(taken.lengths, outcome)
         self.metrics.record(taken.source, verdict)
+        if outcome.forced is not None:
+            self._tell_of_grammars(batch, outcome, verdict)
         if self._tells:
             self._tell(batch, self._in_flight.drafts(batch, outcome.emitted, taken, self.sources), verdict)
         self._steps += 1
@@ -193,6 +198,14 @@ class DraftStage:
         for lane, (handle, guard) in enumerate(self._lanes):
             if handle.spec.caps.learns and not guard.is_off:
                 guard.call(partial(handle.observe, batch, self._buffers.seen_by(lane, draft), verdict))
+
+    def _tell_of_grammars(self, batch: BatchView, outcome: Outcome, verdict: Verdict) -> None:
+        """Count and trace what grammars drafted; proposers see none of it."""
+        draft, fate, reached = told_apart(batch, outcome, verdict)
+        self.metrics.record_added(SOURCE, fate, reached)
+        if self._trace is not None and self._trace_guard.admits_step():
+            draft = replace(draft, lengths=draft.lengths * reached)
+            self._trace_guard.step(partial(_write, self._trace, self._steps, batch, draft, fate))
 
     @torch.inference_mode()
     def on_event(self, event: Event) -> None:
@@ -235,9 +248,31 @@ class DraftStage:
         known.copy_(batch.lengths)
         batch = replace(batch, num_new=new, reset_slots=tuple(sorted(resets)))
         resets.clear()
-        return guard.step(partial(handle.step, batch, limits, part))
+        return guard.step(partial(self._step, lane, batch, known, limits, part))
 
-    def _cut(self, draft: Draft, token_budget: int, vocab_size: int) -> Draft:
+    def _step(self, lane: int, batch: BatchView, known: Tensor, limits: Tensor | None, part: Draft | None) -> None:
+        """Let one proposer take its step.  One that never sees a text twice gets all texts anew when it failed."""
+        handle, _ = self._lanes[lane]
+        try:
+            handle.step(batch, limits, part)
+        except LateDraft:  # its thread has the tokens, and takes them in yet
+            raise
+        except Exception:
+            if handle.spec.caps.incremental:
+                self._ingested[lane].zero_()
+                known.zero_()
+            raise
+
+    def _cuts_without_budget(self, draft: Draft) -> bool:
+        """Ask the policy, contained; where it fails to say, its trim half decides."""
+        said: list[bool] = []
+
+        def ask() -> None:
+            said.append(bool(self._trimmer.cuts_without_budget(draft.batch_size, draft.width)))
+
+        return not self._trimmer_guard.call(ask) or said[0]
+
+    def _cut(self, batch: BatchView, draft: Draft, token_budget: int) -> Draft:
         """Let the policy trim, contained.  Drafts that it fails to cut are dropped: the budget holds.
 
         What was cut by token is verified as one-hot: see `Draft.as_one_hot`.
@@ -246,12 +281,12 @@ class DraftStage:
         cut: list[Draft] = []
 
         def trim() -> None:
-            trimmed = self._trimmer.trim(draft.view(draft.batch_size, draft.width), budget)
+            trimmed = self._trimmer.trim_step(draft.view(draft.batch_size, draft.width), budget, batch.sampled)
             _check_shape(trimmed, draft)
             cut.append(trimmed)
 
         if self._trimmer_guard.admits_step() and self._trimmer_guard.step(trim):
-            sanitize(cut[0], draft.lengths, vocab_size)
+            sanitize(cut[0], draft.lengths, batch.vocab_size)
             return cut[0].as_one_hot()  # confidences may tell tokens apart, and so does what is cut
         draft.clear()
         return draft

@@ -71,11 +71,11 @@ class Places:
         if request_id in self._places:
             self._waiting[request_id] = self._leave(request_id, Lifecycle.PREEMPTED)
 
-    def finish(self, request_id: str, *, aborted: bool) -> None:
-        """Forget a request."""
+    def finish(self, request_id: str, *, aborted: bool, visible: int | None = None) -> None:
+        """Forget a request, of which the client saw at most `visible` tokens; None where that is not known."""
         self._waiting.pop(request_id, None)
         if request_id in self._places:
-            self._leave(request_id, Lifecycle.ABORTED if aborted else Lifecycle.FINISHED)
+            self._leave(request_id, Lifecycle.ABORTED if aborted else Lifecycle.FINISHED, visible)
 
     def _settle(self, kind: Lifecycle, tenant: Resident) -> None:
         name = tenant.request.request_id
@@ -83,10 +83,10 @@ class Places:
         self._places[name] = slot
         self._tell(kind, tenant, slot, self.slots.take(slot, tenant))
 
-    def _leave(self, name: str, kind: Lifecycle) -> Resident:
+    def _leave(self, name: str, kind: Lifecycle, visible: int | None = None) -> Resident:
         slot = self._places[name]
         tenant = self.slots.tenants[slot]
-        self._tell(kind, tenant, slot, self.slots.generations[slot])
+        self._tell(kind, tenant, slot, self.slots.generations[slot], visible)
         self._vacate(name)
         return tenant
 
@@ -96,5 +96,5 @@ class Places:
         if self.place_of is None:
             self._free.append(slot)
 
-    def _tell(self, kind: Lifecycle, tenant: Resident, slot: int, generation: int) -> None:
-        self._tell_event(RequestEvent(kind, tenant.request, slot, generation))
+    def _tell(self, kind: Lifecycle, tenant: Resident, slot: int, generation: int, visible: int | None = None) -> None:
+        self._tell_event(RequestEvent(kind, tenant.request, slot, generation, visible))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specplug.testing.handing import OldTextDriver, OverwritingDriver, WindowDriver
 from specplug.testing.harness import ProposerHarness
 from specplug.testing.pipeline_driver import PipelineDriver
 from specplug.testing.watch import WatchedProposer
@@ -222,10 +223,52 @@ class ProposerContract(ProposerHarness):
 
     def test_works_through_the_pipeline(self) -> None:
         """Behind threads, fault containment and dummy steps the drafts are the same, and there are no faults."""
-        with self.driver() as plain, self.driver_of(PipelineDriver) as staged:
+        self._compare_with_pipeline(inline=False, when="through the pipeline")
+
+    def test_works_inline(self) -> None:
+        """So it is in the engine's own thread."""
+        if not self.spec.caps.inline:
+            pytest.skip("does not run inline")
+        self._compare_with_pipeline(inline=True, when="inline")
+
+    def test_keeps_no_view_of_a_batch(self) -> None:
+        """What becomes of a batch's tensors after the step has no influence."""
+        if not self.spec.caps.inline:
+            pytest.skip("does not run inline, and so gets copies")
+        with self.driver() as still, self.driver_of(OverwritingDriver) as overwritten:
+            self.same(self.drafts(still), self.drafts(overwritten), "with tensors overwritten after each step")
+
+    def test_needs_only_the_newest_tokens(self) -> None:
+        """Ids before a row's newest `num_new` have no influence, whether they are wrong or missing."""
+        if not self.spec.caps.incremental:
+            pytest.skip("reads whole texts")
+        with self.driver() as whole, self.driver_of(WindowDriver) as windows, self.driver_of(OldTextDriver) as wrong:
+            expected = self.drafts(whole, orders=_with_gaps)
+            self.same(expected, self.drafts(windows, orders=_with_gaps), "with the newest tokens only")
+            self.same(expected, self.drafts(wrong, orders=_with_gaps), "with other ids in text that it has seen")
+
+    def test_starts_over_with_a_whole_text(self) -> None:
+        """A row whose whole text is new is as if its slot had held nothing before."""
+        if not self.spec.caps.incremental:
+            pytest.skip("reads whole texts")
+        with self.driver() as once, self.driver_of(WindowDriver) as again:
+
+            def orders(names: list[str], step: int) -> list[str]:
+                again.hand_again(names[step % len(names)])
+                return names
+
+            self.same(self.drafts(once), self.drafts(again, orders=orders), "with whole texts handed over again")
+
+    def _compare_with_pipeline(self, *, inline: bool, when: str) -> None:
+        with self.driver() as plain, self.driver_of(PipelineDriver, inline=inline) as staged:
             expected, found = self.drafts(plain), self.drafts(staged)
             assert not staged.guard.counts, f"{self.who}: faults in the pipeline: {dict(staged.guard.counts)}"
-        self.same(expected, found, "through the pipeline")
+        self.same(expected, found, when)
+
+
+def _with_gaps(names: list[str], step: int) -> list[str]:
+    """Let each request sit out one step in turn, so that its tokens come with the next."""
+    return [name for row, name in enumerate(names) if row != step % (len(names) + 1)] or names
 
 
 def _rotated(names: list[str], step: int) -> list[str]:

@@ -200,6 +200,14 @@ class Driver:
             device=context.device,
         )
 
+    def hand_again(self, name: str) -> None:
+        """Make the request's whole text new at its next step."""
+        self._seats[name].known = 0
+
+    def handed(self, batch: BatchView) -> BatchView:
+        """Return what the proposer gets of a batch: all of it."""
+        return batch
+
     def step(self, width: int, *, order: Sequence[str] | None = None, caps: Mapping[str, int] | None = None) -> Step:
         """Let the proposer ingest the present batch and, with a width above 0, draft.
 
@@ -230,12 +238,12 @@ class Driver:
         outcome = Outcome(step.draft.lengths.clone(), _int32(accepted, chain.device), _int32(emitted, chain.device))
         verdict = Verdict.build(step.draft.lengths, outcome)
         if self.spec.caps.learns:
-            self.proposer.observe(self.batch(step.names), step.draft, verdict)
+            self.proposer.observe(self.handed(self.batch(step.names)), step.draft, verdict)
         return verdict
 
     def run(self, batch: BatchView, width: int, caps: Tensor) -> Draft:
         """Hand the proposer one batch; `caps` [B] int32 bounds the rows."""
-        distribution = self.spec.caps.distribution
+        batch, distribution = self.handed(batch), self.spec.caps.distribution
         draft = Draft.allocate(
             batch.batch_size,
             width,

@@ -22,12 +22,15 @@ class PipelineDriver(Driver):
 
     The draft of a step lies in the stage's buffer, which the next step overwrites.  What the proposer does wrong is
     contained: `guard` has counted it.
+
+    Args:
+        inline: run a host proposer that declares `inline` so; else on a thread, as where the batch lies on a GPU.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, inline: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         context = self.context
-        handle = make_handle(self.spec, self.proposer, deadline=None)
+        handle = make_handle(self.spec, self.proposer, deadline=None, device=context.device if inline else None)
         self.guard = FaultGuard(self.spec.name)
         self.stage = DraftStage(
             [handle],

@@ -55,6 +55,9 @@ class BatchView:
         barriers: spans that are no text (host).
         request_ids, requests: per row, where the engine has them cheaply on the host; else None.
         is_dummy: a profiling or graph-capture step: proposers touch no state.
+        first: [B] int32, the position in the text of column 0 of the row's entry in `tokens`, where that holds the end
+            of the text only; None: every entry begins with the text.  Only proposers that declare `incremental` are
+            handed such batches.  Lengths, barriers and all other positions count from the text's beginning.
     """
 
     slots: Tensor
@@ -74,6 +77,7 @@ class BatchView:
     request_ids: tuple[str, ...] | None = None
     requests: tuple[Request, ...] | None = None
     is_dummy: bool = False
+    first: Tensor | None = None
 
     @property
     def batch_size(self) -> int:
@@ -92,15 +96,33 @@ class BatchView:
             limits = torch.minimum(limits, caps.to(limits.dtype))
         return limits.clamp_(min=0, max=width) * self.sampled
 
-    def to_host(self) -> BatchView:
+    def to_host(self, *, newest_only: bool = False) -> BatchView:
         """Return a snapshot on the CPU that no later engine step changes.  Costs a synchronisation on a GPU.
 
-        The snapshot's token table holds this batch's rows only, in batch order.
+        The snapshot's token table holds this batch's rows only, in batch order.  With `newest_only` it holds of each
+        row only the `num_new` newest tokens, `first` says from where, and what lies beyond them is undefined.
         """
-        longest = int(self.lengths.max()) if self.batch_size else 0
-        texts = self.tokens[:, :longest].index_select(0, self.rows.to(self.tokens.device)).to("cpu")  # selecting copies
-        host = {name: getattr(self, name).to("cpu", copy=True) for name in _PER_ROW if name != "rows"}
-        return replace(self, rows=torch.arange(self.batch_size), tokens=texts, residency=Residency.HOST, **host)
+        names = [name for name in _PER_ROW if name != "rows"]
+        names += [] if self.first is None else ["first"]
+        host = {name: getattr(self, name).to("cpu", copy=True) for name in names}
+        begin = host["lengths"] - host["num_new"] if newest_only else host.get("first")
+        held = host["lengths"] if begin is None else host["lengths"] - begin
+        width = int(held.max()) if self.batch_size else 0
+        texts = self._newest(width) if newest_only else self._texts(width)
+        host |= {"rows": torch.arange(self.batch_size), "tokens": texts.to("cpu")}
+        return replace(self, residency=Residency.HOST, **{**host, "first": begin})
+
+    def _texts(self, width: int) -> Tensor:
+        """Return [B, width] int32, a copy of what the table holds of each row."""
+        return self.tokens[:, :width].index_select(0, self.rows.to(self.tokens.device))
+
+    def _newest(self, width: int) -> Tensor:
+        """Return [B, width] int32, a copy of each row's tokens from its first new one on."""
+        begin, device = self.lengths - self.num_new, self.tokens.device
+        if self.first is not None:
+            begin -= self.first
+        columns = begin.to(device)[:, None] + torch.arange(width, device=device)
+        return self.tokens[self.rows.to(device)[:, None], columns.clamp_(max=self.tokens.shape[1] - 1)]
 
     def permute(self, order: list[int]) -> BatchView:
         """Return the same batch with its rows in another order (or a subset of its rows)."""
@@ -110,6 +132,7 @@ class BatchView:
         return replace(
             self,
             **picked,
+            first=None if self.first is None else self.first[index],
             barriers=tuple(replace(b, row=place[b.row]) for b in self.barriers if b.row in place),
             request_ids=None if self.request_ids is None else tuple(self.request_ids[i] for i in order),
             requests=None if self.requests is None else tuple(self.requests[i] for i in order),
@@ -117,7 +140,8 @@ class BatchView:
 
     def validate(self) -> None:
         """Raise `ContractError` when a shape or dtype is off.  Reads no tensor values, so it is safe on a GPU."""
-        for name, dtypes in _PER_ROW.items():
+        columns = _PER_ROW if self.first is None else {**_PER_ROW, "first": (torch.int32,)}
+        for name, dtypes in columns.items():
             tensor: Tensor = getattr(self, name)
             if tensor.shape != (self.batch_size,) or tensor.dtype not in dtypes:
                 raise ContractError.build(

@@ -117,12 +117,20 @@ class ProposerCaps:
     Attributes:
         needs_host: reads tokens on the host: it gets a host copy of the batch, on a worker thread with a deadline.
             When false it must not read any tensor back, and runs inline on the engine's device.
+        inline: of proposers that need the host: steps are short and never block, and keep no view of a batch.  Where
+            the batch lies in host memory already, it runs in the engine's own thread on the engine's tensors, without
+            copies and without a deadline.  Elsewhere it runs on a thread as other host proposers do.
+        incremental: of proposers that need the host: reads only the `num_new` newest tokens of each row, in `observe`
+            those just emitted.  Snapshots then hold no others (see `BatchView.first`).  A row whose `num_new` is its
+            length starts over, whatever was handed over before: so it is after a step in which the proposer raised.
         distribution: the proposal distribution that it fills in.
         trees: may set `Draft.parents`.
         learns: wants `observe` calls.
     """
 
     needs_host: bool = False
+    inline: bool = False
+    incremental: bool = False
     distribution: Distribution = Distribution.ONE_HOT
     trees: bool = False
     learns: bool = False
@@ -130,4 +138,4 @@ class ProposerCaps:
     def labels(self) -> tuple[str, ...]:
         """Return the short words that listings show."""
         labels = ["host" if self.needs_host else "device", self.distribution.value]
-        return tuple(labels + ["trees"] * self.trees + ["learns"] * self.learns)
+        return tuple(labels + ["inline"] * self.inline + ["trees"] * self.trees + ["learns"] * self.learns)

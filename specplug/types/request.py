@@ -141,12 +141,20 @@ EngineEventKind = Literal["cache flushed", "weights changed", "sleep", "wake"]
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """Something happened to one request; `slot` and `generation` name its place while it holds one."""
+    """Something happened to one request; `slot` and `generation` name its place while it holds one.
+
+    Attributes:
+        visible: tokens of prompt and output, from the first of the prompt, that the client saw at most; known when a
+            request ends (`FINISHED`, `ABORTED`).  None where it is not known: nothing is to be remembered then.  The
+            slot's text can be longer, where steps went on past the end or a stop string was cut from the text, and
+            shorter than this by what the last step emitted, which engines may tell by a verdict only.
+    """
 
     kind: Lifecycle
     request: Request
     slot: int
     generation: int
+    visible: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

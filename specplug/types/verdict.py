@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forced:
+    """What grammars drafted behind proposers' drafts: B rows, at most N tokens each, on the device of the drafts.
+
+    Attributes:
+        token_ids: [B, N] int32, -1 beyond the row's length.
+        confidence: [B, N] float32.
+        lengths: [B] int32.
+    """
+
+    token_ids: Tensor
+    confidence: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def build(
+        cls,
+        token_ids: Sequence[Sequence[int]],
+        confidence: Sequence[Sequence[float]],
+        width: int,
+        device: torch.device | str = "cpu",
+    ) -> Forced:
+        """Put B rows of at most `width` tokens on the device."""
+        padded = [[*row, *[-1] * (width - len(row))] for row in token_ids]
+        levels = [[*row, *[0.0] * (width - len(row))] for row in confidence]
+        return cls(
+            torch.tensor(padded, dtype=torch.int32).to(device),
+            torch.tensor(levels, dtype=torch.float32).to(device),
+            torch.tensor([len(row) for row in token_ids], dtype=torch.int32).to(device),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,6 +51,7 @@ class Outcome:
         emitted: [B] int32, tokens appended to the request, bonus or recovered token included; 0 for prefill chunks.
         cut_by_grammar: [B] int32, draft tokens that a grammar removed before verification; None when not known.
         after_stop: [B] int32, emitted tokens behind a stop, which no client sees; None when not known.
+        forced: what grammars drafted behind the proposers' drafts, part of `verified` and `accepted`; None for nothing.
     """
 
     verified: Tensor
@@ -25,6 +59,7 @@ class Outcome:
     emitted: Tensor
     cut_by_grammar: Tensor | None = None
     after_stop: Tensor | None = None
+    forced: Forced | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,10 @@ from tests.engines.sglang import inside
 MOST_TRIES = 1000
 
 RECORDING: dict[str, Any] = {
-    "environment": {"SPECPLUG_CONFIG": '{"proposer": "recorder", "faults": {"host_deadline_ms": null}}'},
+    "environment": {
+        "SPECPLUG_CONFIG": '{"proposer": "recorder", "extra_proposers": ["oracle"], '
+        '"faults": {"host_deadline_ms": null}}'
+    },
     "max_total_tokens": 900,
     "chunked_prefill_size": 64,
     "schedule_conservativeness": 0.1,

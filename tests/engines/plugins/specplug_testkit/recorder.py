@@ -22,7 +22,8 @@ class Recorder(NgramReference):
     """Drafts like `ngram`.
 
     A record has a "call": "ingest" (the batch, with "texts", each row's tokens), "propose" (also "limits", "drafts"),
-    "observe" (also "verdict") or "event" ("kind", and of a request "request_id", "slot", "generation", "request").
+    "observe" (also "texts", "verdict") or "event" ("kind", and of a request "request_id", "slot", "generation",
+    "visible", "request").
     """
 
     def __init__(self, context: PluginContext) -> None:
@@ -31,11 +32,7 @@ class Recorder(NgramReference):
 
     def ingest(self, batch: BatchView) -> None:
         super().ingest(batch)
-        texts = [
-            batch.tokens[row, :length].tolist()
-            for row, length in zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True)
-        ]
-        self._note("ingest", **described(batch), texts=texts)
+        self._note("ingest", **described(batch), texts=texts_of(batch))
 
     def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
         super().propose(batch, limits, draft)
@@ -44,7 +41,8 @@ class Recorder(NgramReference):
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
         told = {name: getattr(verdict, name).tolist() for name in verdict.__dataclass_fields__}
-        self._note("observe", **described(batch), verdict=told, source=draft.source.tolist())
+        source = draft.source.tolist()
+        self._note("observe", **described(batch), texts=texts_of(batch), verdict=told, source=source)
 
     def on_event(self, event: Event) -> None:
         super().on_event(event)
@@ -54,6 +52,7 @@ class Recorder(NgramReference):
                 "request_id": request.request_id,
                 "slot": event.slot,
                 "generation": event.generation,
+                "visible": event.visible,
                 "request": {
                     "prompt_length": request.prompt_length,
                     "max_tokens": request.max_tokens,
@@ -73,6 +72,12 @@ class Recorder(NgramReference):
 
     def _note(self, call: str, **told: Any) -> None:
         RECORDS.append({"call": call, **told})
+
+
+def texts_of(batch: BatchView) -> list[list[int]]:
+    """Return each row's tokens."""
+    rows = zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True)
+    return [batch.tokens[row, :length].tolist() for row, length in rows]
 
 
 def described(batch: BatchView) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""SGLang's grammars: they live in the scheduler's process, as the worker does, so drafts are completed by them.
+
+With a grammar in the batch SGLang takes in a step's results before it starts the next one, overlapped or not, as its
+own n-gram drafts on the host too.  So when drafts are made each grammar stands behind the newest token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from specplug.grammar.drafts import Completer
+from specplug.grammar.states import TAIL, MaskState, UsualCut
+from specplug.pipeline.containment import FaultGuard
+from specplug.types.batch import BatchView
+from specplug.types.draft import Draft
+
+
+class State(MaskState):
+    """A `BaseGrammarObject`, whichever backend it is of."""
+
+    def __init__(self, grammar: Any, vocab_size: int, usual: UsualCut | None, tail: Sequence[int]) -> None:
+        super().__init__(vocab_size, usual, tail)
+        self._grammar = grammar
+
+    def _fill(self) -> None:
+        self._grammar.fill_vocab_mask(self._mask, 0)
+
+    def _accept(self, token: int) -> bool:
+        try:
+            self._grammar.accept_token(token)
+        except ValueError:  # how backends refuse a token; they stay where they are
+            return False
+        return True
+
+    def _take_back(self, count: int) -> None:
+        self._grammar.rollback(count)
+
+    def _must_come(self) -> str | Sequence[int]:
+        found = self._grammar.try_jump_forward(None)  # of XGrammar text, of llguidance tokens
+        return () if found is None else found[0] or found[1]
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the output is complete."""
+        return bool(self._grammar.is_terminated())
+
+
+class Grammars(Completer):
+    """Completes drafts by their requests' grammars.
+
+    Args:
+        vocab_size: V.
+        tokenizer: the target's, or None.
+        guard: see `Completer`.
+    """
+
+    def __init__(self, vocab_size: int, tokenizer: Any, guard: FaultGuard) -> None:
+        super().__init__(guard)
+        self._vocab_size = vocab_size
+        self._usual = None if tokenizer is None else UsualCut(tokenizer)
+
+    def of(self, batch: BatchView, reqs: Sequence[Any], draft: Draft, caps: Tensor | None, budget: int | None) -> Draft:
+        """Return the drafts of `batch` as its requests' grammars complete them, within `caps` [B] and `budget`."""
+        if not draft.width or all(req.grammar is None for req in reqs):
+            return draft
+        states = [self._state(req) for req in reqs]
+        return self.complete(draft, states, batch.limits(draft.width, caps), budget)
+
+    def _state(self, req: Any) -> State | None:
+        if req.grammar is None or not _goes_back(req.grammar):
+            return None
+        return State(req.grammar, self._vocab_size, self._usual, req.output_ids[-TAIL:])
+
+
+def _goes_back(grammar: Any) -> bool:
+    """Whether tokens can be taken back; of Outlines' grammars they cannot, and SGLang verifies no drafts with them."""
+    from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
+
+    return type(grammar).rollback is not BaseGrammarObject.rollback

@@ -1,0 +1,22 @@
+"""Registers the policy `batch`.  Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specplug.hooks import hookimpl
+from specplug.specs import PolicySpec
+
+
+@hookimpl
+def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
+    """Register both halves."""
+    register(
+        PolicySpec(
+            name="batch",
+            factory="specplug_batch.policy:BatchPlanner",
+            trimmer="specplug_batch.trim:GainTrimmer",
+            summary="verifies the draft tokens that pay at the present batch size",
+            options="specplug_batch.options:BatchOptions",
+        )
+    )

@@ -1,0 +1,52 @@
+"""The plan half: the widest drafts that can pay at the present batch size."""
+
+from __future__ import annotations
+
+import math
+
+from specplug.interfaces import Planner, PluginContext
+from specplug.types.caps import Ragged
+from specplug.types.plan import HostStats, StepPlan
+from specplug_batch.options import BatchOptions
+from specplug_batch.roofline import Roofline
+
+SUREST = 0.999
+"""The highest confidence to reckon with: what is drafted at least this surely is accepted nearly always."""
+
+
+class BatchPlanner(Planner):
+    """Plans `gamma_small` or `gamma_large`, fitted to what the engine can run, and no more than can pay.
+
+    Where the engine verifies drafts of different lengths at the cost of their tokens, the trim half chooses which ones,
+    so that the width only has to be wide enough.  Where rows are padded the width itself is what a step costs: then it
+    is as wide as the step's tokens stay free.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        self._options: BatchOptions = context.options or BatchOptions()
+        self._roofline = Roofline.of(self._options)
+        self._caps = context.caps
+        self._widths: dict[int, int] = {}  # by batch size: few, and asked at every step
+
+    def plan(self, stats: HostStats) -> StepPlan:
+        """Return the width, with the caps that requests have set for themselves."""
+        batch_size = self._options.batch_size or max(1, len(stats.requests))
+        width = self._widths.get(batch_size)
+        if width is None:
+            width = self._widths[batch_size] = self._width(batch_size)
+        caps = {r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < width}
+        return StepPlan(width, self._options.token_budget, caps)
+
+    def _width(self, batch_size: int) -> int:
+        options = self._options
+        gamma = options.gamma_small if batch_size <= options.small_batch else options.gamma_large
+        if self._caps.ragged is Ragged.NATIVE:
+            useful = max(options.saturation - batch_size, self._depth(batch_size))  # one row may use all that is free
+        else:
+            useful = max(0, options.saturation // batch_size - 1)
+        return self._caps.fit_width(min(gamma, useful))
+
+    def _depth(self, batch_size: int) -> int:
+        """Return the last place of a draft of the surest tokens that pays where no token is free."""
+        needed = self._roofline.plain_rate(batch_size) / self._roofline.saturation * (1 + self._options.margin)
+        return 0 if needed >= 1 else math.floor(math.log(needed) / math.log(SUREST))

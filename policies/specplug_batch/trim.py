@@ -1,0 +1,86 @@
+"""The trim half: admits draft tokens while what they bring is worth more than the time that they take."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specplug.interfaces import PluginContext, Trimmer
+from specplug.trim import rank_tokens
+from specplug.types.caps import Ragged
+from specplug.types.draft import Draft
+from specplug_batch.options import BatchOptions
+
+CLASSES = 16
+"""Batch sizes are told apart by their number of binary digits."""
+
+TRUST = 8.0
+"""Steps without any gain that the average begins with."""
+
+
+class GainTrimmer(Trimmer):
+    """Admits draft tokens of the whole batch in descending survival while they pay.
+
+    A token that is likely to survive by s brings s tokens, and costs the time by which it makes the step longer: none
+    up to `saturation` tokens.  That time brings `rate` tokens elsewhere, where the rate is what the server makes in the
+    long run.  It is learnt from the steps' own expectations, as a speed-up over plain decoding at the same batch size:
+    never below 1, so that nothing is admitted that plain decoding would beat.  `reference.best_count` says it plainly.
+
+    The order of admission is that of `SurvivalTrimmer`.  All arithmetic is such that equal batches give equal drafts
+    on every rank, whatever the order of their rows but for equals, and nothing is read back.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        self._options: BatchOptions = context.options or BatchOptions()
+        self._decay = 1.0 - 1.0 / self._options.horizon
+        # Where rows are padded, the width is paid for whatever is cut.
+        self._is_free = context.caps.ragged is not Ragged.NATIVE
+        # Per class of batch sizes: tokens per row and step, and cost, as multiples of those without drafts.
+        self._sums = torch.full((CLASSES, 2), TRUST, device=context.device)
+
+    def cuts_without_budget(self, batch_size: int, width: int) -> bool:
+        """Return whether the step may be longer than one that waits for memory."""
+        told = self._options.batch_size or batch_size
+        return not self._is_free and told * (width + 1) > self._options.saturation
+
+    def trim(self, draft: Draft, token_budget: Tensor) -> Draft:
+        """Return `draft` cut to what pays where every row decodes."""
+        return self.trim_step(draft, token_budget, torch.ones_like(draft.lengths, dtype=torch.bool))
+
+    def trim_step(self, draft: Draft, token_budget: Tensor, decoding: Tensor) -> Draft:
+        """Return `draft` cut to what pays, at most `token_budget` (0-d int64); `decoding` [B] bool."""
+        if not draft.batch_size or not draft.width:
+            return draft
+        rows = decoding.sum().clamp_(min=1).float()
+        told = self._options.batch_size
+        weight = torch.ones_like(rows) if told is None else told / rows
+        sums = self._sums[min(draft.batch_size.bit_length(), CLASSES) - 1]
+        survival, rank = rank_tokens(draft)
+        pays = survival * weight > self._price(rank, rows, weight, sums)
+        admitted = draft.mask() & pays & (rank < token_budget)
+        self._learn(torch.where(admitted, survival, 0.0), rank, admitted.sum(), rows, weight, sums)
+        return draft.keep(admitted)
+
+    def _price(self, rank: Tensor, rows: Tensor, weight: Tensor, sums: Tensor) -> Tensor:
+        """Return [B, N]: the tokens that the time of each token, added to those before it, brings elsewhere.
+
+        Exactly monotone in the rank, so that what pays is a prefix of the order of admission.
+        """
+        saturation = self._options.saturation
+        if self._is_free:
+            return torch.zeros_like(rank, dtype=torch.float32)
+        batch_size = rows * weight
+        plain_rate = batch_size / self._cost(batch_size)
+        rate = plain_rate * (sums[0] / sums[1]).clamp(min=1.0) * (1.0 + self._options.margin)
+        over = ((rows + (rank + 1)) * weight - saturation).clamp(min=0.0)
+        return torch.minimum(over, weight) * (rate / saturation)
+
+    def _learn(self, survival: Tensor, rank: Tensor, count: Tensor, rows: Tensor, weight: Tensor, sums: Tensor) -> None:
+        """Add a step that admits tokens of `survival` [B, N], 0 elsewhere, to the sums [2]."""
+        in_order = torch.empty_like(survival.reshape(-1)).scatter_(0, rank.reshape(-1), survival.reshape(-1))
+        tokens = 1.0 + in_order.sum() / rows  # summed in order of admission: rows may change places
+        cost = self._cost((rows + count) * weight) / self._cost(rows * weight)
+        sums.mul_(self._decay).add_(torch.stack((tokens, cost)))
+
+    def _cost(self, num_tokens: Tensor) -> Tensor:
+        return (num_tokens / self._options.saturation).clamp(min=1.0) + self._options.overhead

@@ -1,0 +1,256 @@
+"""`specplug replay`: how good a proposer's drafts are on recorded outputs, without a model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from specplug.cli.launch import Policy, flags
+from specplug.cli.output import AsJson, console, print_json, print_table
+from specplug.errors import SettingsError, suggest
+
+SHIPPED = Path(__file__).parents[1] / "replay" / "traces"
+MODES = ("cold", "serving")
+BATCHES = "1,8,32,64,128,256"
+
+
+def replay(
+    traces: Annotated[
+        list[Path] | None, typer.Argument(help="Files or folders of .jsonl traces; by default the shipped ones.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            help="tekken, spm1, spm3, tiny, or a tokenizer.json; tekken where mistral_common is installed, else tiny.",
+        ),
+    ] = None,
+    proposers: Annotated[
+        list[str] | None, typer.Option("--proposer", help="A proposer to replay; repeat to compare several.")
+    ] = None,
+    policy: Policy = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option("--peer", metavar="MODULE:FACTORY", help="A foreign object to compare with; repeat."),
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="PLUGIN.KEY=VALUE", help="A plug-in's own setting; repeat."),
+    ] = None,
+    gamma: Annotated[
+        int | None,
+        typer.Option("--gamma", min=0, help="Most draft tokens per step; 32 up to batch size 8 and 16 above."),
+    ] = None,
+    mode: Annotated[str, typer.Option("--mode", help="cold, serving (state is kept between requests) or both.")] = (
+        "serving"
+    ),
+    batch: Annotated[str, typer.Option("--batch", help="Batch sizes that the policy is told.")] = BATCHES,
+    in_flight: Annotated[
+        int | None,
+        typer.Option("--in-flight", min=2, help="Also run so many requests at a time, and print the gap."),
+    ] = None,
+    lag: Annotated[int, typer.Option("--lag", min=0, max=2, help="Steps that decisions come late.")] = 0,
+    workloads: Annotated[
+        list[str] | None, typer.Option("--workloads", help="Only these, separated by commas; repeat.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Only the first N requests of a workload.")
+    ] = None,
+    trees: Annotated[bool, typer.Option("--trees", help="The target verifies trees.")] = False,
+    references: Annotated[
+        bool, typer.Option("--references", help="Give each request its documents as references.")
+    ] = False,
+    saturation: Annotated[
+        float, typer.Option("--saturation", min=1, help="Tokens up to which a step costs the same.")
+    ] = 256,
+    overhead: Annotated[
+        float, typer.Option("--overhead", min=0, help="Cost of drafting per step, in plain steps.")
+    ] = 0.02,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes that share the work.")] = 1,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Write plots: into one picture, or, without an ending, a folder.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replay recorded outputs and count what a target would accept: exact for greedy outputs, and needs no model.
+
+    Prints tokens per step (tau), accepted and wasted draft tokens, the speed-up S(B) over plain decoding at each batch
+    size, and whether confidences were true.  Without arguments it replays the shipped traces, offline.  Ends with exit
+    code 1 when a plug-in made a fault, because its counts are then not its own.
+
+    Examples:
+
+    `specplug replay`
+
+    `specplug replay traces/ --proposer ngram --option ngram.min_n=3 --batch 1,32 --jobs 2 --plot replay.png`
+
+    `specplug replay --workloads agentic --mode both --in-flight 8 --json`
+
+    `specplug replay --peer my_module:my_factory --gamma 8`
+    """
+    from specplug.replay.matrix import execute, plan_runs
+    from specplug.replay.report import Report
+    from specplug.replay.score import Roofline
+
+    sizes, modes = _batches(batch), _modes(mode)
+    if in_flight is not None and "serving" not in modes:
+        raise SettingsError.build(
+            "nothing is kept in flight in cold mode", who="--in-flight", remedy="Use --mode serving or --mode both"
+        )
+    contenders = [
+        *_proposers(
+            proposers or ([] if peers else [None]),
+            flags(policy=policy, options=_options(options or []), num_speculative_tokens=gamma),
+            {"lag": lag, "references": references, "trees": trees},
+        ),
+        *(_peer(path) for path in dict.fromkeys(peers or ())),
+    ]
+    runs = plan_runs(contenders, modes, sizes, gamma, in_flight)
+    items, vocabulary, name = _read(traces or [SHIPPED], workloads or [], limit, tokenizer, quiet=as_json)
+    with _progress(quiet=as_json) as bar:
+        task = bar.add_task("replaying", total=len(runs) * sum(map(len, items.values())))
+        found = execute(runs, items, vocab_size=vocabulary, jobs=jobs, advance=lambda count: bar.advance(task, count))
+    report = Report(found, Roofline(saturation, overhead))
+    written = _plot(report, plot)
+    if as_json:
+        print_json({"tokenizer": name, **report.as_dict(), "plots": [str(path) for path in written]})
+    else:
+        _print(report, name, written)
+    if report.faults():
+        raise typer.Exit(1)
+
+
+def _batches(text: str) -> list[int]:
+    """Return the batch sizes, ascending."""
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or sizes[0] < 1:
+        raise SettingsError.build("bad batch sizes", who="--batch", found=repr(text), expected=f"such as {BATCHES}")
+    return sizes
+
+
+def _modes(text: str) -> list[Any]:
+    if text == "both":
+        return list(MODES)
+    if text not in MODES:
+        raise SettingsError.build(f"unknown mode {text!r}", who="--mode", remedy=suggest(text, (*MODES, "both")))
+    return [text]
+
+
+def _proposers(names: Iterable[str | None], given: dict[str, Any], rest: dict[str, Any]) -> list[Any]:
+    """Return what to replay, with the settings that a server would have; no name is the settings' own proposer.
+
+    Raises:
+        SettingsError: a name or an option is wrong.
+    """
+    from specplug.registry import default_registry
+    from specplug.replay.matrix import Contender
+    from specplug.replay.setup import Setup
+    from specplug.settings.sources import load_settings
+
+    contenders = []
+    for name in dict.fromkeys(names):
+        overrides = {**given, **flags(proposer=name)}
+        found = load_settings(overrides, flags_origin="command line", registry=default_registry()).settings
+        setup = Setup(found.proposer, found.policy, options=found.options, **rest)
+        contenders.append(Contender(f"{found.proposer} ({found.policy})", setup))
+    return contenders
+
+
+def _peer(path: str) -> Any:
+    """Return a foreign object to compare with, its factory's path checked."""
+    from specplug.replay.foreign import load_factory
+    from specplug.replay.matrix import Contender
+
+    load_factory(path)
+    return Contender(path, peer=path)
+
+
+def _options(given: Iterable[str]) -> dict[str, Any]:
+    """Return `plugin.key=value` as nested settings; values are JSON, or else text."""
+    nested: dict[str, Any] = {}
+    for text in given:
+        path, separator, value = text.partition("=")
+        *sections, key = path.split(".")
+        if not (separator and sections and all(sections) and key):
+            raise SettingsError.build(
+                "malformed option", who="--option", found=repr(text), expected="PLUGIN.KEY=VALUE, such as ngram.min_n=3"
+            )
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        try:
+            place[key] = json.loads(value)
+        except ValueError:
+            place[key] = value
+    return nested
+
+
+def _read(
+    paths: Sequence[Path], wanted: Sequence[str], limit: int | None, tokenizer: str | None, *, quiet: bool
+) -> tuple[dict[str, list[Any]], int, str]:
+    """Return the tokenised requests of each workload, the vocabulary's size and the tokenizer's name."""
+    from specplug.replay.tokenizers import load_tokenizer, tokenize, vocab_size_for
+    from specplug.replay.traces_io import read_traces
+
+    texts: dict[str, list[Any]] = {}
+    for path in paths:
+        for workload, found in read_traces(path).items():
+            texts.setdefault(workload, []).extend(found)
+    names = [name.strip() for each in wanted for name in each.split(",")] or list(texts)
+    for name in names:
+        if name not in texts:
+            raise SettingsError.build(f"unknown workload {name!r}", who="--workloads", remedy=suggest(name, texts))
+    texts = {name: found[:limit] for name, found in texts.items() if name in names}
+    loaded = load_tokenizer(tokenizer or _default_tokenizer())
+    with _progress(quiet=quiet) as bar:
+        task = bar.add_task(f"tokenising ({loaded.name})", total=sum(map(len, texts.values())))
+        advance: Callable[[int], None] = lambda done: bar.advance(task)  # noqa: E731
+        items = {name: tokenize(found, loaded, advance) for name, found in texts.items()}
+    size = max(vocab_size_for(found, loaded) for found in items.values())
+    return items, size, loaded.name
+
+
+def _default_tokenizer() -> str:
+    return "tiny" if importlib.util.find_spec("mistral_common") is None else "tekken"
+
+
+def _progress(*, quiet: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console(stderr=True), disable=quiet)
+
+
+def _plot(report: Any, path: Path | None) -> list[Path]:
+    if path is None:
+        return []
+    from specplug.replay.plots import plot
+
+    return plot(report, path)
+
+
+def _print(report: Any, tokenizer: str, plots: Sequence[Path]) -> None:
+    for table in report.tables():
+        print_table(table.title, table.columns, table.rows)
+    out = console()
+    roofline = report.roofline
+    note = (
+        f"Tokenizer: {tokenizer}. A step in which each of B requests verifies n draft tokens costs "
+        f"max(1, B (n + 1) / {roofline.n_sat:g}) + {roofline.overhead:g} plain steps."
+    )
+    out.print(Text(note, style="dim"))
+    for path in plots:
+        out.print(Text(f"Plot: {path}"))
+    for plugin, kinds in report.faults().items():
+        told = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        out.print(
+            Text(f"Faults of {plugin}: {told}. The counts above are not what it drafts when it works.", style="red")
+        )

@@ -1,0 +1,235 @@
+"""Completes a batch's drafts by what their grammars say, and tells later what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from specplug.grammar.follow import GrammarState, follow
+from specplug.pipeline.containment import FaultGuard
+from specplug.types.batch import BatchView
+from specplug.types.caps import Distribution
+from specplug.types.draft import Draft, chain_parents
+from specplug.types.verdict import Forced, Outcome, Verdict
+
+SOURCE = "grammar"
+"""The source of what grammars draft, in metrics and traces."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completed:
+    """Drafts that grammars have seen.
+
+    Attributes:
+        draft: B rows of what is to be verified: cut, and with what grammars added.
+        cut: per row, tokens that were cut off.
+        forced: what was added, None where nothing was.
+    """
+
+    draft: Draft
+    cut: list[int]
+    forced: Forced | None
+
+    def said_of(self, outcome: Outcome) -> Outcome:
+        """Complete what the engine reports of these drafts, in the same row order."""
+        device = outcome.emitted.device
+        cut = torch.tensor(self.cut, dtype=torch.int32).to(device, non_blocking=True)
+        return replace(outcome, cut_by_grammar=cut, forced=self.forced)
+
+
+def complete(
+    draft: Draft, states: Sequence[GrammarState | None], room: Sequence[int], budget: int | None = None
+) -> Completed:
+    """Cut each row's draft at the first illegal token, and add what its grammar forces.
+
+    Of a tree, illegal nodes go with all that hang on them.  Behind a tree that has branches nothing is added.  Looks
+    at the draft's tokens on the host, which on a GPU waits for them.
+
+    Args:
+        draft: B rows; of its memory only full laws are changed: see `one_hot_rows`.
+        states: of each row, None where no grammar constrains it.
+        room: most draft tokens of each row, at most the draft's width.
+        budget: most draft tokens of all rows; None is no limit.  What is drafted already counts first.
+    """
+    legal, cut = _legal_part(draft, states)
+    spare = None if budget is None else max(0, budget - int(legal.lengths.sum()))
+    lengths, ids = legal.lengths.tolist(), legal.token_ids.tolist()
+    chained = _are_chains(legal)
+    added: list[list[int]] = [[] for _ in states]
+    levels: list[list[float]] = [[] for _ in states]
+    for row, state in enumerate(states):
+        if state is None or not chained[row]:
+            continue
+        most = room[row] if spare is None else min(room[row], lengths[row] + spare)
+        if most <= lengths[row]:
+            continue
+        _, added[row], levels[row] = follow(state, ids[row][: lengths[row]], most)
+        spare = None if spare is None else spare - len(added[row])
+    forced = Forced.build(added, levels, draft.width, draft.device) if any(added) else None
+    whole = legal if forced is None else _appended(legal, forced)
+    if draft.distribution is not Distribution.ONE_HOT:
+        constrained = torch.tensor([state is not None for state in states])
+        whole = one_hot_rows(whole, constrained.to(draft.device))
+    return Completed(whole, cut, forced)
+
+
+class Completer:
+    """Completes each step's drafts where they are verified, and knows until its results are told what was completed.
+
+    Args:
+        guard: what contains a grammar's faults; they cost what grammars would have done to the step's drafts.
+    """
+
+    def __init__(self, guard: FaultGuard) -> None:
+        self._guard = guard
+        self._done: Completed | None = None
+
+    def complete(
+        self, draft: Draft, states: Sequence[GrammarState | None], room: Tensor, budget: int | None = None
+    ) -> Draft:
+        """Return the draft as `complete` leaves it; `room` [B], most draft tokens of each row."""
+        self._done = None
+        if draft.width and any(state is not None for state in states) and self._guard.admits_step():
+            self._guard.step(partial(self._complete, draft, states, room, budget))
+        return draft if self._done is None else self._done.draft
+
+    def said_of(self, outcome: Outcome) -> Outcome:
+        """Complete, once, what the engine reports of the newest step."""
+        done, self._done = self._done, None
+        return outcome if done is None else done.said_of(outcome)
+
+    def _complete(self, draft: Draft, states: Sequence[GrammarState | None], room: Tensor, budget: int | None) -> None:
+        self._done = complete(draft, states, room.tolist(), budget)
+
+
+def _legal_part(draft: Draft, states: Sequence[GrammarState | None]) -> tuple[Draft, list[int]]:
+    """Return the draft without what grammars forbid, and how much that was per row."""
+    lengths, ids = draft.lengths.tolist(), draft.token_ids.tolist()
+    parents = chain_parents(draft).tolist() if draft.parents is None else draft.parents.tolist()
+    keep = [[place < length for place in range(draft.width)] for length in lengths]
+    for row, state in enumerate(states):
+        if state is not None and lengths[row]:
+            keep[row] = _legal_nodes(state, ids[row][: lengths[row]], parents[row], draft.width)
+    cut = [length - sum(kept) for length, kept in zip(lengths, keep, strict=True)]
+    if not any(cut):
+        return draft, cut
+    return draft.keep(torch.tensor(keep, dtype=torch.bool).to(draft.device)), cut
+
+
+def _legal_nodes(state: GrammarState, ids: Sequence[int], parents: Sequence[int], width: int) -> list[bool]:
+    """Return which nodes a grammar allows, each behind its ancestors; nodes come behind their parents.
+
+    Neighbours mostly share their ancestors, so the state moves along the tree, and goes back only where paths part.
+    """
+    legal = [False] * width
+    path: list[int] = []  # nodes that the state stands behind
+    try:
+        for node, token in enumerate(ids):
+            parent = parents[node]
+            if parent >= 0 and not legal[parent]:
+                continue
+            above = _path_to(parent, parents)
+            shared = next((place for place, (a, b) in enumerate(zip(path, above, strict=False)) if a != b), None)
+            shared = min(len(path), len(above)) if shared is None else shared
+            if len(path) > shared:
+                state.rollback(len(path) - shared)
+                del path[shared:]
+            for ancestor in above[shared:]:
+                state.advance(ids[ancestor])
+                path.append(ancestor)
+            if state.advance(token):
+                path.append(node)
+                legal[node] = True
+    finally:
+        if path:
+            state.rollback(len(path))
+    return legal
+
+
+def _path_to(node: int, parents: Sequence[int]) -> list[int]:
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def _are_chains(draft: Draft) -> list[bool]:
+    """Return per row whether each node hangs on the one before it."""
+    if draft.parents is None:
+        return [True] * draft.batch_size
+    follows: list[bool] = ((draft.parents == chain_parents(draft)) | ~draft.mask()).all(1).tolist()
+    return follows
+
+
+def _appended(draft: Draft, forced: Forced) -> Draft:
+    """Return the draft with what grammars added behind it."""
+    place = torch.arange(draft.width, device=draft.device) - draft.lengths[:, None]
+    inside = (place >= 0) & (place < forced.lengths[:, None])
+    index = place.clamp(min=0).long()
+
+    def joined(mine: Tensor, theirs: Tensor) -> Tensor:
+        return torch.where(inside, theirs.gather(1, index), mine)
+
+    return replace(
+        draft,
+        token_ids=joined(draft.token_ids, forced.token_ids),
+        confidence=joined(draft.confidence, forced.confidence),
+        lengths=draft.lengths + forced.lengths,
+        parents=None if draft.parents is None else torch.where(inside, chain_parents(draft), draft.parents),
+    )
+
+
+def one_hot_rows(draft: Draft, rows: Tensor) -> Draft:
+    """Return the draft with the law of `rows` [B] bool made certain of their tokens, in place; the others keep theirs.
+
+    What a grammar cuts depends on what was drawn, so tokens that stay no longer follow the law that they were drawn
+    from: judged by it they would bias the output.  Rows with a grammar are one-hot drafts, cut or not.
+    """
+    laws = ((draft.draft_probs, 0.0, 1.0), (draft.draft_logits, -torch.inf, 0.0))
+    for law, elsewhere, at_token in laws:
+        if law is not None and law.numel():
+            chosen, index = rows[:, None, None], draft.token_ids.clamp(min=0).long()[:, :, None]
+            law.masked_fill_(chosen, elsewhere)
+            law.scatter_(2, index, torch.where(chosen, at_token, law.gather(2, index)))
+    return draft
+
+
+def told_apart(batch: BatchView, outcome: Outcome, verdict: Verdict) -> tuple[Draft, Verdict, Tensor]:
+    """Tell what became of the tokens that grammars added.
+
+    Args:
+        batch: the one after the verification.
+        outcome: of it, with `forced`.
+        verdict: on the proposers' drafts, which lie before what was added.
+
+    Returns:
+        What was added, its verdict, and whether its first token was decided at all, [B] bool: where the target refused
+        one of the proposer's tokens, nobody looked at those behind.
+    """
+    forced = outcome.forced
+    assert forced is not None
+    before, none = verdict.proposed - verdict.cut_by_grammar, torch.zeros_like(verdict.proposed)
+    verified = (outcome.verified - before).clamp(min=0).minimum(forced.lengths)
+    reached = (outcome.accepted >= before) & (verified > 0)
+    draft = Draft(
+        token_ids=forced.token_ids,
+        lengths=forced.lengths,
+        confidence=forced.confidence,
+        source=torch.where(forced.lengths > 0, 0, -1).int(),
+        base_len=batch.lengths - outcome.emitted + before,
+        sources=(SOURCE,),
+    )
+    fate = Verdict(
+        proposed=forced.lengths,
+        verified=verified,
+        accepted=(outcome.accepted - before).clamp(min=0).minimum(verified),
+        cut_by_grammar=none,
+        emitted=outcome.emitted - verdict.accepted,
+        after_stop=verdict.after_stop,
+    )
+    return draft, fate, reached

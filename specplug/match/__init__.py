@@ -1,0 +1,15 @@
+"""The match index: earlier places of growing texts that match their ends, and what is drafted from them.
+
+    recency     the recency tree: exact longest matches in 8 bytes a token (kernels)
+    reference   what it must find, in plain Python
+    texts       one tree per running request
+    responses   one tree over finished responses, told apart by owner
+    evidence    what matches are worth, learnt online; confidences
+    voting      candidates vote on the next token
+    drafting    chains and trees of the likeliest tokens
+    learning    emitted tokens against what was said
+    steps       all of it for a batch
+    lookup      the class around it
+
+Kernels are compiled by numba, which is imported with these modules: only proposers import them.
+"""

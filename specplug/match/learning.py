@@ -1,0 +1,57 @@
+"""What came is compared with what was said: every emitted token teaches, whether its draft was verified or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specplug.match.compiled import compiled
+from specplug.match.evidence import MOST_CONTEXT_TRIES, MOST_TRIES, count, halve
+
+_SLOWLY = 0.8
+
+
+@compiled
+def learn(rows: Any, tables: Any, slot: int, emitted: Any) -> None:
+    """Count what a slot's candidates and considered tokens said against the tokens `emitted` [n] int32 since then.
+
+    Tokens are judged as a verifier would: while those before them were right.
+    """
+    first = emitted[0]
+    for k in range(rows.num_ballots[slot]):
+        if rows.ballot_tokens[slot, k] >= 0:
+            count(tables.votes, rows.ballot_keys[slot, k], rows.ballot_tokens[slot, k] == first)
+    right, total, began_right = -1, rows.num_considered[slot], False
+    for k in range(emitted.size):
+        right = _judge(rows, tables, slot, right, total, emitted[k])
+        if right < 0:
+            break
+        began_right = True
+    if total:
+        rows.luck[slot] = _SLOWLY * rows.luck[slot] + (1 - _SLOWLY) * began_right
+
+
+@compiled
+def _judge(rows: Any, tables: Any, slot: int, parent: int, total: int, token: int) -> int:
+    """Count the tokens that were considered behind `parent`; return which of them was right, -1 for none."""
+    found, inside = -1, False
+    for entry in range(parent + 1, total):  # those behind one parent stand side by side
+        if rows.parents[slot, entry] == parent:
+            inside = True
+            hit = rows.tokens[slot, entry] == token
+            count(tables.evidence, rows.evidence[slot, entry], hit)
+            count(tables.contexts, rows.contexts[slot, entry], hit)
+            if hit:
+                found = entry
+        elif inside:
+            break
+    return found
+
+
+@compiled
+def forget_slowly(rows: Any, tables: Any, slot: int) -> None:
+    """Halve the counts that have grown large; after all rows of a step have been counted."""
+    for k in range(rows.num_ballots[slot]):
+        halve(tables.votes, rows.ballot_keys[slot, k], MOST_TRIES)
+    for k in range(rows.num_considered[slot]):
+        halve(tables.evidence, rows.evidence[slot, k], MOST_TRIES)
+        halve(tables.contexts, rows.contexts[slot, k], MOST_CONTEXT_TRIES)

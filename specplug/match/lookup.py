@@ -1,0 +1,114 @@
+"""Lookup: own texts, references and remembered responses, drafted from by what their matches turned out to be worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specplug.match.evidence import Tables
+from specplug.match.responses import Responses
+from specplug.match.rows import Bench, Rows, Tree
+from specplug.match.steps import ingest, propose_chains, propose_trees
+from specplug.match.texts import NO_TEXT, Texts, Tokens
+
+Ints = npt.NDArray[np.int32]
+Slots = npt.NDArray[np.int64]
+
+SOURCES = ("own text", "reference", "response memory")
+"""What `Lookup.propose` reports as a draft's source."""
+
+_CONSIDERED_PER_NODE = 6
+
+
+@dataclass(frozen=True)
+class LookupOptions:
+    """How matches are looked for.
+
+    Attributes:
+        shortest: tokens that have to match; with 0, where a text was followed is tried also behind a token that differs.
+        cap: most tokens that a match is compared over.
+        least: a draft ends where it survives less likely than this.
+        response_tokens: of the response memory; 0 for none.
+        response_context: tokens before a response that are kept with it, matched and never drafted.
+    """
+
+    shortest: int = 0
+    cap: int = 64
+    least: float = 0.001
+    response_tokens: int = 1 << 20
+    response_context: int = 8
+
+
+class Lookup:
+    """Drafts for the texts of S slots, at most C tokens each with references, N tokens at a time.
+
+    All methods take and fill numpy arrays on the CPU.  Drafts depend on the texts and their history only, not on the
+    order of rows.  Not to be called by two threads at once; the kernels release the GIL.
+    """
+
+    def __init__(self, max_slots: int, capacity: int, width: int, options: LookupOptions, *, trees: bool) -> None:
+        self._options = options
+        considered = _CONSIDERED_PER_NODE * (width + 1) if trees else width
+        self.texts = Texts(max_slots, capacity, options.cap)
+        self.responses = Responses(options.response_tokens, options.cap)
+        self.rows, self.tables = Rows(max_slots, considered), Tables()
+        self._starts = np.zeros(max_slots, np.int32)
+        self._bench, self._tree = Bench(options.cap, width, trees=trees), Tree(width, considered)
+        self._from_start = np.zeros(0, np.int32)
+
+    def start(self, slot: int, *, owner: str | None = None, references: Sequence[Tokens] = ()) -> None:
+        """Begin a text in a slot.
+
+        Args:
+            slot: whatever was in it is forgotten.
+            owner: whose responses it may be drafted from; None for nobody's.
+            references: [n] int32 each, further text to draft from; what leaves no room is left out, the last first.
+        """
+        remembers = owner is not None and self._options.response_tokens > 0
+        self.rows.clear(slot, self.responses.owner(owner or "") if remembers else 0)
+        self.texts.clear(slot)
+        room = self.texts.capacity // 2
+        parts = [part for reference in references for part in (reference, [NO_TEXT])]
+        text = np.concatenate([np.asarray(part, np.int32) for part in parts])[:room] if parts else self._from_start
+        self.texts.extend(slot, text)
+        self._starts[slot] = text.size
+
+    def ingest(
+        self, slots: Slots, table: Tokens, table_rows: Slots, lengths: Ints, num_new: Ints, first: Ints | None = None
+    ) -> None:
+        """Take in the rows' newest tokens, and learn from them; see `specplug.match.steps.ingest`."""
+        window = self._from_start if first is None else first
+        ingest(
+            self.texts.record, self.rows.record, self.tables.record, self._starts, slots, table, table_rows, window,
+            lengths, num_new, self._options.cap,
+        )
+
+    def propose(
+        self, slots: Slots, limits: Ints, ids: Ints, confidence: npt.NDArray[np.float32], counts: Ints, sources: Ints,
+        parents: Ints | None = None,
+    ) -> None:
+        """Fill in drafts, trees where `parents` are given; see `specplug.match.steps.propose_chains`."""
+        options, state = self._options, self._state()
+        how = (slots, limits, options.cap, options.shortest, options.least, ids, confidence, counts, sources)
+        if parents is None:
+            propose_chains(*state, *how)
+        else:
+            propose_trees(*state, *how, parents, self._tree.record)
+
+    def remember(self, slot: int, owner: str, begin: int, end: int) -> None:
+        """Keep tokens `begin` to `end` of a slot's own text as a response of `owner`."""
+        text, start = self.texts.text[slot], int(self._starts[slot])
+        end = min(end, int(self.texts.lengths[slot]) - start)
+        if self._options.response_tokens and end - begin > 1:
+            context = text[start + max(0, begin - self._options.response_context) : start + begin]
+            self.responses.add(self.responses.owner(owner), context, text[start + begin : start + end])
+
+    def _state(self) -> tuple[Any, ...]:
+        return (
+            self.texts.record, self.responses.record, self.rows.record, self.tables.record, self._bench.record,
+            self._starts,
+        )

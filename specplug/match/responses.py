@@ -1,0 +1,102 @@
+"""The response memory: finished responses, bounded, the oldest forgotten first, and nobody sees another's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba.experimental import structref
+
+from specplug.match.compiled import StructureType, compiled
+from specplug.match.recency import GRANULE, insert
+from specplug.match.texts import MOST_CANDIDATES, NO_TEXT, Tokens
+
+_MOST_PLACES = 2**30
+"""Places are int32: a memory that has seen so many tokens begins anew."""
+
+
+@structref.register
+class ResponsesType(StructureType):
+    """See `Responses`."""
+
+
+class _Responses(structref.StructRefProxy):  # type: ignore[misc]
+    pass
+
+
+structref.define_proxy(
+    _Responses, ResponsesType, ["text", "children", "heads", "owners", "ends", "places", "match_lengths"]
+)
+
+
+class Responses:
+    """A ring of C tokens with one recency tree over it, whose texts are told apart by owner.
+
+    A token takes 12 bytes, 1 for its share of the roots and 1/4 for the owner's name.
+
+    Attributes:
+        capacity: C, a power of two; the newest C tokens are remembered.
+        record: all of it, as kernels take it.
+    """
+
+    def __init__(self, capacity: int, cap: int) -> None:
+        """Make an empty memory of at least `capacity` tokens; `cap`: most tokens that a match is compared over."""
+        size = 16 * max(cap, GRANULE)
+        while size < capacity:
+            size *= 2
+        self.capacity, self._cap = size, cap
+        self._owners: dict[str, int] = {}
+        self._heads, self._ends = np.zeros(size // 4, np.int32), np.zeros(1, np.int64)
+        self.record = _Responses(
+            np.full(size, NO_TEXT, np.int32),
+            np.zeros(2 * size, np.int32),
+            self._heads,
+            np.zeros(size // GRANULE, np.int32),
+            self._ends,
+            np.zeros(MOST_CANDIDATES, np.int32),
+            np.zeros(MOST_CANDIDATES, np.int32),
+        )
+
+    def owner(self, key: str) -> int:
+        """Return the number of whoever owns texts under `key`; numbers start at 1 and are never given again."""
+        return self._owners.setdefault(key, len(self._owners) + 1)
+
+    def add(self, owner: int, context: Tokens, response: Tokens) -> None:
+        """Remember a response.
+
+        Args:
+            owner: whose it is.
+            context: [n] int32, what stood before it: matched, never drafted.
+            response: [m] int32; of one longer than half the memory the end is kept.
+        """
+        response = response[-(self.capacity // 2) :]
+        if self._ends[0] + self.capacity > _MOST_PLACES:
+            self.clear()
+        add(self.record, owner, np.concatenate((context[-self._cap :], response)), len(response), self._cap)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._heads[:] = 0
+        self._ends[0] = 0
+
+
+@compiled
+def add(memory: Any, owner: int, tokens: Any, fresh: int, cap: int) -> None:
+    """Append one text of `tokens` [n] int32, of which the last `fresh` may be drafted."""
+    mask = memory.text.size - 1
+    start = (memory.ends[0] // GRANULE + 1) * GRANULE  # at least one token that is no text lies between two texts
+    stop = start + tokens.size
+    for place in range(memory.ends[0], start):
+        memory.text[place & mask] = NO_TEXT
+    for k in range(tokens.size):
+        memory.text[(start + k) & mask] = tokens[k]
+    for granule in range(start // GRANULE, (stop - 1) // GRANULE + 1):
+        memory.owners[granule & (memory.owners.size - 1)] = owner
+    memory.text[stop & mask] = NO_TEXT
+    memory.ends[0] = stop
+    oldest = max(stop + 1 - memory.text.size, 0)
+    for place in range(stop - fresh + 1, stop):
+        insert(
+            memory.text, mask, oldest, memory.owners, memory.heads, memory.children, place, cap, memory.places,
+            memory.match_lengths,
+        )

@@ -1,0 +1,133 @@
+"""What drafting keeps per slot between two steps, and the bench that one row's draft is made on."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba.experimental import structref
+
+from specplug.match.compiled import StructureType
+from specplug.match.texts import MOST_CANDIDATES
+
+MOST_BALLOTS = 2 * MOST_CANDIDATES + 2
+"""Candidates of a row: those of both sources, and an aligned one of each."""
+
+
+@structref.register
+class RowsType(StructureType):
+    """See `Rows`."""
+
+
+class _Rows(structref.StructRefProxy):  # type: ignore[misc]
+    pass
+
+
+structref.define_proxy(
+    _Rows,
+    RowsType,
+    [
+        "owners", "luck", "anchors", "ages", "drafted_for", "num_considered", "tokens", "parents", "evidence",
+        "contexts", "num_ballots", "ballot_tokens", "ballot_keys",
+    ],
+)
+
+
+class Rows:
+    """S slots' state, at most N considered tokens each.
+
+    A *considered* token is one that was drafted or, in a tree, could have been.  Parents are indices among those
+    considered, -1 for those that follow the context.
+
+    Attributes:
+        owners: [S] int32, whose responses the slot may read; 0 for nobody's.
+        luck: [S] float32, how often drafts began right of late.
+        anchors, ages: [S, 2] int32, by source: the place that the text follows there, 0 for none, and how many tokens
+            ago it did so last.
+        drafted_for: [S] int32, the text's length when it was drafted for, -1 for never.
+    """
+
+    def __init__(self, max_slots: int, most_considered: int) -> None:
+        def table(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+            return np.zeros((max_slots, *shape), np.int32)
+
+        self.owners, self.luck = table(), np.zeros(max_slots, np.float32)
+        self.anchors, self.ages = table(2), table(2)
+        self.drafted_for = table() - 1
+        considered = [table(most_considered) for _ in range(4)]
+        ballots = [table(MOST_BALLOTS) for _ in range(2)]
+        self.record = _Rows(
+            self.owners, self.luck, self.anchors, self.ages, self.drafted_for, table(), *considered, table(), *ballots
+        )
+
+    def clear(self, slot: int, owner: int) -> None:
+        """Begin a new request in a slot."""
+        self.owners[slot], self.luck[slot] = owner, 0.5
+        self.anchors[slot], self.ages[slot], self.drafted_for[slot] = 0, 0, -1
+
+
+@structref.register
+class BenchType(StructureType):
+    """See `Bench`."""
+
+
+class _Bench(structref.StructRefProxy):  # type: ignore[misc]
+    pass
+
+
+structref.define_proxy(
+    _Bench,
+    BenchType,
+    [
+        "at", "length", "kind", "places", "lengths",
+        "token", "score", "longest", "support", "sources", "near", "origin",
+        "context", "drafted",
+    ],
+)  # fmt: skip
+
+
+class Bench:
+    """Scratch memory for one row at a time: candidates, the tokens that they vote for, and the context behind a draft.
+
+    Nodes of a tree keep their candidates here, too: row 0 is that of the context.
+    """
+
+    def __init__(self, cap: int, width: int, *, trees: bool) -> None:
+        nodes = width + 1 if trees else 1
+
+        def ints(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+            return np.zeros(shape, np.int32)
+
+        candidates = [ints(nodes, MOST_BALLOTS) for _ in range(3)]
+        found = [ints(MOST_CANDIDATES) for _ in range(2)]
+        tokens = [ints(MOST_BALLOTS) for _ in range(6)]
+        self.record = _Bench(
+            *candidates, *found, tokens[0], np.zeros(MOST_BALLOTS), *tokens[1:], ints(cap + width + 1), ints(width + 1)
+        )
+
+
+@structref.register
+class TreeType(StructureType):
+    """See `Tree`."""
+
+
+class _Tree(structref.StructRefProxy):  # type: ignore[misc]
+    pass
+
+
+structref.define_proxy(
+    _Tree, TreeType, ["counts", "depths", "survivals", "entries", "above", "chances", "nodes", "sources"]
+)
+
+
+class Tree:
+    """Scratch memory for growing one tree of at most N nodes; node 0 is the context.
+
+    Nodes have a count of candidates, a depth, a survival, the considered token that they are, and the node above.
+    Considered tokens have a chance to be reached and accepted (-1 once they are nodes), the node that they follow, and
+    a source.
+    """
+
+    def __init__(self, width: int, most_considered: int) -> None:
+        counts, depths, entries, above = (np.zeros(width + 1, np.int32) for _ in range(4))
+        chances, survivals = np.zeros(most_considered), np.zeros(width + 1)
+        nodes, sources = (np.zeros(most_considered, np.int32) for _ in range(2))
+        self.record = _Tree(counts, depths, survivals, entries, above, chances, nodes, sources)

@@ -1,0 +1,33 @@
+"""Replays recorded outputs: how many draft tokens a target would accept, found without a model.
+
+Under greedy decoding, when the target's output is known, the draft tokens accepted at a step are the longest common
+prefix of the draft with the recorded continuation.  Text that was sampled gives the same in expectation, for drafts
+that are one-hot.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_PUBLIC = {
+    "specplug.replay.foreign": ("load_factory", "replay_foreign"),
+    "specplug.replay.harness": ("harness_factory",),
+    "specplug.replay.interleaved": ("replay_interleaved",),
+    "specplug.replay.run": ("replay",),
+    "specplug.replay.score": ("BATCHES", "Calibration", "Counts", "Roofline", "mean_speedup", "pool"),
+    "specplug.replay.setup": ("Result", "Setup"),
+    "specplug.replay.tokenizers": ("TokenItem", "Tokenizer", "load_tokenizer", "tokenize"),
+    "specplug.replay.traces_io": ("Item", "read_traces"),
+}
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'specplug.replay' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,137 @@
+"""A specplug proposer and policy as a foreign proposer, for replay harnesses: the interface in `foreign`, reversed.
+
+Its configuration comes from the environment:
+
+    SPECPLUG_REPLAY_PROPOSER    name of the proposer, else ngram
+    SPECPLUG_REPLAY_POLICY      name of the policy, else the settings' default
+    SPECPLUG_REPLAY_BATCH       batch size that the policy is told, else 1
+    SPECPLUG_REPLAY_TREES       1: the target verifies trees
+    SPECPLUG_REPLAY_REFERENCES  1: documents become the request's references; else they are ignored
+    SPECPLUG_REPLAY_LENGTH      longest context, else 131072
+    SPECPLUG_CONFIG             everything else, options of plug-ins too
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specplug.errors import SettingsError
+from specplug.registry import Registry
+from specplug.replay.engine import ReplayEngine
+from specplug.replay.loop import Offer
+from specplug.replay.run import VOCAB_SIZE
+from specplug.replay.setup import Setup
+from specplug.replay.tokenizers import Ids
+
+_MAX_LENGTH = 131_072
+
+
+class Tree:
+    """A tree draft: tokens[i] hangs below tokens[parents[i]], or below the context's last token where that is -1."""
+
+    def __init__(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        self.tokens, self.parents = list(tokens), list(parents)
+        self.width = len(self.tokens)
+
+    def accepted(self, target: Sequence[int]) -> int:
+        """Return the length of the longest path that agrees with `target`."""
+        return Offer(self.tokens, (), self.parents).accepted(target)
+
+
+def harness_factory(gamma: int, mode: str) -> HarnessProposer:
+    """Return what a harness calls its proposer, as the environment describes it.
+
+    Raises:
+        SettingsError, PluginError: the environment names what is not there.
+    """
+    return HarnessProposer.from_environment(gamma, os.environ)
+
+
+class HarnessProposer:
+    """One request at a time through the real pipeline.
+
+    Args:
+        setup: what runs.
+        batch: the batch size that the policy is told.
+        max_length: longest context.
+    """
+
+    def __init__(
+        self, setup: Setup, *, batch: int = 1, max_length: int = _MAX_LENGTH, registry: Registry | None = None
+    ) -> None:
+        self.tree = setup.trees
+        """Whether drafts may be trees, which harnesses do not hold to gamma nodes."""
+        self._engine = ReplayEngine(setup, max_length=max_length, vocab_size=VOCAB_SIZE, told=batch, registry=registry)
+        self._is_fresh = True
+        self._offer: Offer | None = None
+        self._running: str | None = None
+
+    @classmethod
+    def from_environment(cls, gamma: int, env: Mapping[str, str], registry: Registry | None = None) -> HarnessProposer:
+        """Read the module's variables from `env`."""
+        setup = Setup(
+            proposer=env.get("SPECPLUG_REPLAY_PROPOSER") or "ngram",
+            policy=env.get("SPECPLUG_REPLAY_POLICY") or None,
+            gamma=gamma,
+            trees=_number(env, "SPECPLUG_REPLAY_TREES", 0, 0) == 1,
+            references=_number(env, "SPECPLUG_REPLAY_REFERENCES", 0, 0) == 1,
+        )
+        batch = _number(env, "SPECPLUG_REPLAY_BATCH", 1, 1)
+        max_length = _number(env, "SPECPLUG_REPLAY_LENGTH", _MAX_LENGTH, 2)
+        return cls(setup, batch=batch, max_length=max_length, registry=registry)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        if not self._is_fresh:
+            self._engine.reset()
+        self._is_fresh, self._running = True, None
+
+    def start(self, request_id: str, prompt: Ids, documents: Sequence[Ids]) -> None:
+        """Begin a request."""
+        if self._running is not None:
+            raise ValueError(f"{self._running!r} still runs; finish it before {request_id!r} starts")
+        self._is_fresh, self._running, self._offer = False, request_id, None
+        self._engine.start(0, request_id, prompt, documents)
+
+    def update(self, request_id: str, new_tokens: Sequence[int]) -> None:
+        """Take what the target emitted: at first what prefill did, then what became of the newest draft."""
+        offer, self._offer = self._offer, None
+        if offer is None:
+            self._engine.extend(0, new_tokens)
+        else:
+            self._engine.observe([offer], [offer.accepted(new_tokens)], [new_tokens])
+
+    def propose(self, request_id: str, context: Ids, max_tokens: int) -> list[int] | Tree:
+        """Return at most `max_tokens` draft tokens; `context` is what `start` and `update` have told."""
+        (offer,) = self._engine.propose(max_tokens)
+        self._offer = offer
+        if offer.parents is not None:
+            tree: Tree = _tree_type()(offer.token_ids, offer.parents)
+            return tree
+        return list(offer.token_ids)
+
+    def finish(self, request_id: str) -> None:
+        """End a request."""
+        self._engine.finish(0)
+        self._running = None
+
+    def memory(self) -> int | None:
+        """Return the bytes that the proposer says it holds."""
+        return self._engine.memory()
+
+
+def _tree_type() -> Any:
+    """Return the tree class of the harness that runs, which may look for its own; else this module's."""
+    return getattr(sys.modules.get("replay"), "Tree", Tree)
+
+
+def _number(env: Mapping[str, str], name: str, default: int, least: int) -> int:
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < least:
+        raise SettingsError.build("bad value", who=name, found=repr(text), expected=f"a whole number from {least}")
+    return int(text)

@@ -1,0 +1,173 @@
+"""The one loop of every replay: seat, propose, compare with what is recorded, observe, finish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from specplug.replay.setup import Progress, Result
+from specplug.replay.tokenizers import Ids, TokenItem
+
+
+class Offer(NamedTuple):
+    """What is verified of one request at one step.
+
+    Attributes:
+        token_ids: draft tokens; of a tree its nodes, parents before their children.
+        confidence: one for each token, or none at all where it is not known.
+        parents: of a tree, each node's parent, -1 for those that follow the context.
+        padding: what the target processes besides and never accepts.
+    """
+
+    token_ids: Sequence[int]
+    confidence: Sequence[float] = ()
+    parents: Sequence[int] | None = None
+    padding: int = 0
+
+    @property
+    def verified(self) -> int:
+        """What a step pays for."""
+        return len(self.token_ids) + self.padding
+
+    def accepted(self, target: Sequence[int]) -> int:
+        """Return how many draft tokens agree with what the target says next; of a tree, along its best path."""
+        if self.parents is not None:
+            return _deepest(self.token_ids, self.parents, target)
+        count = 0
+        for drafted, said in zip(self.token_ids, target, strict=False):
+            if drafted != said:
+                break
+            count += 1
+        return count
+
+
+def _deepest(token_ids: Sequence[int], parents: Sequence[int], target: Sequence[int]) -> int:
+    depths = {-1: 0}
+    best, stop = 0, len(target)
+    for node, (drafted, parent) in enumerate(zip(token_ids, parents, strict=True)):
+        depth = depths.get(parent, stop)
+        if depth < stop and target[depth] == drafted:
+            depths[node] = depth + 1
+            best = max(best, depth + 1)
+    return best
+
+
+class Replayed(Protocol):
+    """What the loop drives: specplug's pipeline, or a foreign object.  Rows are in the order in which requests came.
+
+    Attributes:
+        seconds: time spent in what is measured.
+        faults: what plug-ins did wrong, by plug-in and kind.
+    """
+
+    seconds: float
+
+    @property
+    def faults(self) -> dict[str, dict[str, int]]: ...
+
+    def reset(self) -> None:
+        """Forget everything."""
+
+    def start(self, slot: int, request_id: str, prompt: Ids, documents: Sequence[Ids]) -> None:
+        """Seat a request in a free slot, as the last row."""
+
+    def extend(self, slot: int, tokens: Sequence[int]) -> None:
+        """Append what prefill emitted."""
+
+    def propose(self) -> list[Offer]:
+        """Return what is verified of each running request."""
+
+    def observe(self, offers: Sequence[Offer], accepted: Sequence[int], emitted: Sequence[Sequence[int]]) -> None:
+        """Append what the target emitted."""
+
+    def finish(self, slot: int) -> None:
+        """End a request."""
+
+    def memory(self) -> int | None:
+        """Return the bytes held, None where that is not known."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+class _Running:
+    """A request with the output that it is going to have, and how much of it has been emitted."""
+
+    __slots__ = ("place", "slot", "target")
+
+    def __init__(self, slot: int, target: list[int]) -> None:
+        self.slot, self.target, self.place = slot, target, 1  # the first token comes from prefill
+
+    @property
+    def done(self) -> bool:
+        return self.place >= len(self.target)
+
+
+def drive(
+    engine: Replayed, items: Sequence[TokenItem], *, seats: int = 1, cold: bool = False, progress: Progress | None
+) -> Result:
+    """Replay items in order, at most `seats` at a time; `cold` (with one seat) resets the engine before each."""
+    result = Result()
+    waiting = iter(items)
+    running: list[_Running] = []
+    free = list(range(seats))[::-1]
+    while True:
+        for item in _take(waiting, len(free)):
+            if cold and result.items:
+                engine.reset()
+            running.append(_start(engine, item, free.pop()))
+        if not running:
+            break
+        if not any(request.done for request in running):
+            _step(engine, running, result)
+        for request in [request for request in running if request.done]:
+            held = engine.memory()
+            result.memory = max(held, result.memory or 0) if held else result.memory
+            engine.finish(request.slot)
+            running.remove(request)
+            free.append(request.slot)
+            result.items += 1
+            if progress is not None:
+                progress(result.items, len(items))
+    engine.close()
+    result.seconds, result.faults = engine.seconds, engine.faults
+    return result
+
+
+def _take(waiting: Iterator[TokenItem], count: int) -> Iterator[TokenItem]:
+    for _ in range(count):
+        item = next(waiting, None)
+        if item is None:
+            return
+        yield item
+
+
+def _start(engine: Replayed, item: TokenItem, slot: int) -> _Running:
+    request = _Running(slot, item.output.tolist())
+    engine.start(slot, item.id, item.prompt, item.documents)
+    engine.extend(slot, request.target[:1])
+    return request
+
+
+def _step(engine: Replayed, running: Sequence[_Running], result: Result) -> None:
+    """Verify one step of all running requests against their recorded outputs."""
+    offers = engine.propose()
+    accepted, emitted = [], []
+    for request, offer in zip(running, offers, strict=True):
+        window = request.target[request.place : request.place + len(offer.token_ids) + 1]
+        count = offer.accepted(window)
+        said = window[: count + 1]
+        request.place += len(said)
+        accepted.append(count)
+        emitted.append(said)
+        result.counts.histogram[offer.verified, count, len(said)] += 1
+        if offer.confidence and offer.parents is None:
+            # The first token that was not accepted is decided too, but where the output ended before it.
+            result.calibration.add(offer.confidence[: len(said)], count)
+    engine.observe(offers, accepted, emitted)
+
+
+def longest(items: Sequence[TokenItem]) -> int:
+    """Return a context length that holds every item, in whole thousands."""
+    most = max((item.prompt.size + item.output.size for item in items), default=0)
+    return int(-(-(most + 1) // 1024) * 1024)

@@ -1,0 +1,161 @@
+"""Several configurations over several workloads: which replays that takes, and running them, in processes if wanted.
+
+A replay keeps its state within one workload, so workloads are independent, and how many processes share them changes
+nothing but the time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+
+from specplug.replay.setup import Mode, Progress, Result, Setup
+from specplug.replay.tokenizers import TokenItem
+
+Traces = Mapping[str, Sequence[TokenItem]]
+"""Tokenised requests by workload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """What is compared.
+
+    Attributes:
+        label: what tables call it.
+        setup: names and options of a proposer and a policy; its `gamma` is replaced run by run.
+        peer: path of a foreign object's factory instead, as `load_factory` takes it.  It is not told the batch size.
+    """
+
+    label: str
+    setup: Setup | None = None
+    peer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One configuration over all workloads.
+
+    Attributes:
+        contender: what is replayed.
+        mode: "cold" or "serving".
+        gamma: most draft tokens per request and step.
+        batches: the batch sizes that the run stands for; the first one is told.
+        in_flight: requests that really run at a time, a step each in turn; 1 replays one after another.
+    """
+
+    contender: Contender
+    mode: Mode
+    gamma: int
+    batches: tuple[int, ...]
+    in_flight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run and what came of it, by workload."""
+
+    run: Run
+    results: Mapping[str, Result]
+
+
+def default_gamma(batch: int) -> int:
+    """Return the most draft tokens worth offering at a batch size: long drafts pay only where a step has room."""
+    return 32 if batch <= 8 else 16
+
+
+def plan_runs(
+    contenders: Iterable[Contender],
+    modes: Iterable[Mode],
+    batches: Sequence[int],
+    gamma: int | None = None,
+    in_flight: int | None = None,
+) -> list[Run]:
+    """Return the runs that answer for every contender, mode and batch size.
+
+    Args:
+        gamma: most draft tokens; None is `default_gamma` of the batch size.
+        in_flight: adds to serving mode a run with so many requests at a time, the policy told the same number, and
+            that number to the batch sizes, for comparison.
+    """
+    batches = sorted({*batches} if in_flight is None else {*batches, in_flight})
+    runs = []
+    for contender in contenders:
+        for mode in modes:
+            runs += [Run(contender, mode, width, sizes) for width, sizes in _widths(contender, batches, gamma)]
+            if in_flight is not None and mode == "serving":
+                width = default_gamma(in_flight) if gamma is None else gamma
+                runs.append(Run(contender, mode, width, (in_flight,), in_flight))
+    return runs
+
+
+def _widths(contender: Contender, batches: Sequence[int], gamma: int | None) -> list[tuple[int, tuple[int, ...]]]:
+    """Return gamma and the batch sizes of each run; a peer, which is told none, runs once for all of one gamma."""
+    widths = [(default_gamma(batch) if gamma is None else gamma, batch) for batch in batches]
+    if contender.peer is None:
+        return [(width, (batch,)) for width, batch in widths]
+    distinct = dict.fromkeys(width for width, _ in widths)
+    return [(each, tuple(batch for width, batch in widths if width == each)) for each in distinct]
+
+
+def execute(
+    runs: Sequence[Run],
+    traces: Traces,
+    *,
+    vocab_size: int,
+    jobs: int = 1,
+    advance: Callable[[int], None] = lambda items: None,
+) -> list[Found]:
+    """Run everything and return it in the order of `runs` and `traces`, however many processes share the work.
+
+    Args:
+        vocab_size: of the tokenizer that made the traces.
+        jobs: processes; 1 stays in this one.
+        advance: called with the number of requests replayed since the last call.
+    """
+    results: list[dict[str, Result]] = [{} for _ in runs]
+    tasks = [(index, workload) for index in range(len(runs)) for workload in traces]
+    if jobs == 1 or len(tasks) == 1:
+        for index, workload in tasks:
+            results[index][workload] = _one(runs[index], traces[workload], vocab_size, lambda done, of: advance(1))
+    else:
+        context = multiprocessing.get_context("spawn")  # threads of torch and numba do not survive a fork
+        with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_single_thread) as pool:
+            futures = {pool.submit(_one, runs[i], traces[w], vocab_size): (i, w) for i, w in tasks}
+            try:
+                for future in as_completed(futures):
+                    index, workload = futures[future]
+                    results[index][workload] = future.result()
+                    advance(len(traces[workload]))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    return [Found(run, {w: found[w] for w in traces}) for run, found in zip(runs, results, strict=True)]
+
+
+def _single_thread() -> None:
+    """Keep each process to one core: they share the machine."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _one(run: Run, items: Sequence[TokenItem], vocab_size: int, progress: Progress | None = None) -> Result:
+    """Replay one workload."""
+    contender = run.contender
+    if contender.setup is None:
+        from specplug.replay.foreign import replay_foreign
+
+        assert contender.peer is not None
+        return replay_foreign(
+            items, contender.peer, gamma=run.gamma, mode=run.mode, in_flight=run.in_flight, progress=progress
+        )
+    setup = replace(contender.setup, gamma=run.gamma)
+    if run.in_flight > 1:
+        from specplug.replay.interleaved import replay_interleaved
+
+        return replay_interleaved(items, setup, batch=run.in_flight, vocab_size=vocab_size, progress=progress)
+    from specplug.replay.run import replay
+
+    return replay(items, setup, mode=run.mode, batch=run.batches[0], vocab_size=vocab_size, progress=progress)

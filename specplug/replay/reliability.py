@@ -1,0 +1,88 @@
+"""Are confidences true?  A proposer is calibrated when, of the tokens it gives confidence c, the share c is accepted.
+
+The Brier score (Brier 1950) is the mean squared difference between confidence and outcome: 0 is perfect, and always
+saying the overall share of accepted tokens scores that share times its complement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from specplug.replay.score import Calibration, Reliability
+
+CURVE_BINS = 10
+"""Bins of the curve that is printed and plotted, of equal width over [0, 1]."""
+
+BAR_CELLS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How true a proposer's confidences were.
+
+    Attributes:
+        tokens: draft tokens whose acceptance was decided: the accepted ones and the first rejected one of each draft.
+        confidence: their mean confidence.
+        accepted: the share that was accepted.
+        brier: the Brier score.
+        constant_brier: the Brier score of giving every token the confidence `accepted`.
+        gap: expected calibration error, the mean distance between confidence and acceptance over `CURVE_BINS` bins.
+        curve: the bins with tokens in them, ascending.
+    """
+
+    tokens: int
+    confidence: float
+    accepted: float
+    brier: float
+    constant_brier: float
+    gap: float
+    curve: tuple[Reliability, ...]
+
+    @property
+    def skill(self) -> float:
+        """Share of the constant's Brier score that the confidences save; 0 is no better, negative is worse."""
+        return 1 - self.brier / self.constant_brier if self.constant_brier else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {
+            "tokens": self.tokens,
+            "confidence": self.confidence,
+            "accepted": self.accepted,
+            "brier": self.brier,
+            "constant_brier": self.constant_brier,
+            "skill": self.skill,
+            "calibration_error": self.gap,
+            "curve": [each._asdict() for each in self.curve],
+        }
+
+
+def together(calibrations: Iterable[Calibration]) -> Calibration:
+    """Return several workloads' calibration as one, every token weighing the same."""
+    return sum(calibrations, start=Calibration())
+
+
+def summarise(calibration: Calibration) -> Summary | None:
+    """Return how true the confidences were; None when nothing was decided, as for foreign objects without any."""
+    if not calibration.count:
+        return None
+    tokens, confidence, accepted, _ = calibration.sums.sum(1).tolist()
+    share = accepted / tokens
+    return Summary(
+        tokens=round(tokens),
+        confidence=confidence / tokens,
+        accepted=share,
+        brier=calibration.brier,
+        constant_brier=share * (1 - share),
+        gap=calibration.gap,
+        curve=tuple(calibration.curve(CURVE_BINS)),
+    )
+
+
+def bar(point: Reliability) -> str:
+    """Return acceptance as a bar with a mark where the confidence says it should end: `#######|##`."""
+    filled = round(point.acceptance * BAR_CELLS)
+    mark = min(BAR_CELLS - 1, int(point.confidence * BAR_CELLS))
+    return "".join("|" if cell == mark else "#" if cell < filled else "." for cell in range(BAR_CELLS))

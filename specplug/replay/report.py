@@ -1,0 +1,245 @@
+"""What a replay found, as tables for people and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specplug.replay.matrix import Found
+from specplug.replay.reliability import Summary, bar, summarise, together
+from specplug.replay.score import Counts, Roofline, mean_speedup, pool
+from specplug.replay.setup import Mode, Result
+
+POOLED, MEAN, NO_DRAFTS = "pooled", "geometric mean", "no drafts"
+
+PLAIN = Counts.from_rows([(0, 0, 1, 1)])
+"""Plain decoding: every step verifies nothing and emits one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A title, the columns' heads, and the rows."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+class Report:
+    """Everything that was found, looked up by contender, mode and batch size."""
+
+    def __init__(self, found: Sequence[Found], roofline: Roofline) -> None:
+        """Take what `specplug.replay.matrix.execute` returned; what steps cost is up to `roofline`."""
+        self.found = list(found)
+        self.batches = sorted({batch for each in found for batch in each.run.batches})
+        self.roofline = roofline
+        self.labels = list(dict.fromkeys(each.run.contender.label for each in found))
+        self.modes: list[Mode] = list(dict.fromkeys(each.run.mode for each in found))
+        self.workloads = list(found[0].results) if found else []
+
+    def at(self, label: str, mode: Mode, batch: int) -> Found:
+        """Return the one-after-another replay that stands for a batch size."""
+        return next(
+            each
+            for each in self.found
+            if (each.run.contender.label, each.run.mode, each.run.in_flight) == (label, mode, 1)
+            and batch in each.run.batches
+        )
+
+    def counts(self, label: str, mode: Mode, batch: int) -> list[Counts]:
+        """Return the counts of each workload."""
+        return [result.counts for result in self.at(label, mode, batch).results.values()]
+
+    def tables(self) -> Iterator[Table]:
+        """Yield the tables, in the order in which they are read."""
+        for mode in self.modes:
+            yield self._drafts(mode, self.batches[0])
+            yield self._speedups(mode)
+            if len(self.batches) > 1:
+                yield self._by_batch(mode)
+        in_flight = [each for each in self.found if each.run.in_flight > 1]
+        if in_flight:
+            yield self._gap(in_flight)
+        calibrated = list(self.reliabilities())
+        if calibrated:
+            yield _scores(calibrated)
+            yield _curves(calibrated)
+
+    def _drafts(self, mode: Mode, batch: int) -> Table:
+        """Show what was drafted and accepted at one batch size."""
+        rows = []
+        for label in self.labels:
+            found = self.at(label, mode, batch)
+            for name, result in found.results.items():
+                rows.append((label, name, str(result.items), *_cells(result.counts), _time(result)))
+            everything = pool(result.counts for result in found.results.values())
+            items = sum(result.items for result in found.results.values())
+            rows.append((label, POOLED, str(items), *_cells(everything), ""))
+        head = ("requests", "tokens", "steps", "tau", "accepted", "drafts/step", "waste", "us/step")
+        return Table(f"Drafts at batch size {batch}, {mode}", ("proposer", "workload", *head), rows)
+
+    def _speedups(self, mode: Mode) -> Table:
+        """Show S(B) for every workload, and beside it what decoding without drafts has."""
+        rows = []
+        for label in self.labels:
+            columns = [self.at(label, mode, batch).results for batch in self.batches]
+            for workload in self.workloads:
+                pairs = zip(columns, self.batches, strict=True)
+                cells = [f"{found[workload].counts.speedup(batch, self.roofline):.2f}" for found, batch in pairs]
+                rows.append((label, workload, *cells))
+            means = [mean_speedup(self.counts(label, mode, batch), batch, self.roofline) for batch in self.batches]
+            rows.append((label, MEAN, *(f"{mean:.2f}" for mean in means)))
+        rows.append((NO_DRAFTS, "", *(f"{PLAIN.speedup(batch, self.roofline):.2f}" for batch in self.batches)))
+        return Table(f"Speed-up S(B) over plain decoding, {mode}", ("proposer", "workload", *self._heads()), rows)
+
+    def _by_batch(self, mode: Mode) -> Table:
+        """Show how the drafts of all workloads together change with the batch size."""
+        rows = []
+        for label in self.labels:
+            columns = [_cells(pool(self.counts(label, mode, batch))) for batch in self.batches]
+            for place, name in enumerate(("tau", "accepted", "drafts/step", "waste"), start=2):
+                rows.append((label, name, *(column[place] for column in columns)))
+        return Table(f"All workloads pooled, by batch size, {mode}", ("proposer", "", *self._heads()), rows)
+
+    def _gap(self, in_flight: Sequence[Found]) -> Table:
+        """Show what requests lose that are in flight together: their neighbours have not finished yet."""
+        rows = []
+        for found in in_flight:
+            label, batch = found.run.contender.label, found.run.in_flight
+            alone = self.at(label, found.run.mode, batch).results
+            before = {name: alone[name].counts for name in found.results}
+            after = {name: result.counts for name, result in found.results.items()}
+            means = [mean_speedup(counts.values(), batch, self.roofline) for counts in (before, after)]
+            before[POOLED], after[POOLED] = pool(before.values()), pool(after.values())
+            for name in before:
+                speeds = [counts[name].speedup(batch, self.roofline) for counts in (before, after)]
+                rows.append((label, name, *_compared(before[name].tau, after[name].tau), *_compared(*speeds)))
+            rows.append((label, MEAN, "", "", "", *_compared(*means)))
+        count = in_flight[0].run.in_flight
+        title = f"{count} requests in flight, a step each in turn, against one after another, serving"
+        speed = f"S({count})"
+        heads = ("tau, one by one", "tau, in flight", "gap", f"{speed}, one by one", f"{speed}, in flight", "gap")
+        return Table(title, ("proposer", "workload", *heads), rows)
+
+    def reliabilities(self) -> Iterator[tuple[str, Mode, int, Summary]]:
+        """Yield contender, mode, batch size and how true the confidences were, where there were any."""
+        for mode in self.modes:
+            for label in self.labels:
+                results = self.at(label, mode, self.batches[0]).results
+                summary = summarise(together(result.calibration for result in results.values()))
+                if summary is not None:
+                    yield label, mode, self.batches[0], summary
+
+    def faults(self) -> dict[str, dict[str, int]]:
+        """Return what plug-ins did wrong over all runs, per plug-in and kind."""
+        total: dict[str, dict[str, int]] = {}
+        for each in self.found:
+            for result in each.results.values():
+                for plugin, kinds in result.faults.items():
+                    mine = total.setdefault(plugin, {})
+                    for kind, count in kinds.items():
+                        mine[kind] = mine.get(kind, 0) + count
+        return total
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything for JSON, the histograms of steps included."""
+        return {
+            "batches": self.batches,
+            "roofline": {"n_sat": self.roofline.n_sat, "overhead": self.roofline.overhead},
+            "no_drafts": {str(batch): PLAIN.speedup(batch, self.roofline) for batch in self.batches},
+            "runs": [self._run(each) for each in self.found],
+            "faults": self.faults(),
+        }
+
+    def _run(self, found: Found) -> dict[str, Any]:
+        run = found.run
+        setup = run.contender.setup
+        counts = [result.counts for result in found.results.values()]
+        reliability = summarise(together(result.calibration for result in found.results.values()))
+        return {
+            "proposer": run.contender.label if setup is None else setup.proposer,
+            "label": run.contender.label,
+            "policy": None if setup is None else setup.policy,
+            "mode": run.mode,
+            "gamma": run.gamma,
+            "batches": list(run.batches),
+            "in_flight": run.in_flight,
+            "lag": 0 if setup is None else setup.lag,
+            "workloads": {name: self._result(result, run.batches) for name, result in found.results.items()},
+            "pooled": self._counts(pool(counts), run.batches),
+            "mean_speedup": {str(batch): mean_speedup(counts, batch, self.roofline) for batch in run.batches},
+            "reliability": None if reliability is None else reliability.as_dict(),
+        }
+
+    def _result(self, result: Result, batches: Sequence[int]) -> dict[str, Any]:
+        return {
+            "requests": result.items,
+            **self._counts(result.counts, batches),
+            "microseconds_per_step": result.microseconds_per_step,
+            "memory_bytes": result.memory,
+            "faults": result.faults,
+            "histogram": result.counts.rows(),
+        }
+
+    def _counts(self, counts: Counts, batches: Iterable[int]) -> dict[str, Any]:
+        return {
+            "steps": counts.steps,
+            "emitted": counts.emitted,
+            "verified": counts.verified,
+            "accepted": counts.accepted,
+            "tau": counts.tau,
+            "acceptance_rate": counts.acceptance_rate,
+            "drafts_per_step": counts.drafts_per_step,
+            "waste": counts.waste,
+            "speedup": {str(batch): counts.speedup(batch, self.roofline) for batch in batches},
+        }
+
+    def _heads(self) -> tuple[str, ...]:
+        return tuple(f"B={batch}" for batch in self.batches)
+
+
+def _cells(counts: Counts) -> tuple[str, ...]:
+    rate = f"{counts.acceptance_rate:.0%}" if counts.verified else "none"
+    numbers = (f"{counts.tau:.2f}", rate, f"{counts.drafts_per_step:.2f}", f"{counts.waste:.2f}")
+    return (str(counts.emitted), str(counts.steps), *numbers)
+
+
+def _time(result: Result) -> str:
+    return f"{result.microseconds_per_step:.0f}"
+
+
+def _compared(before: float, after: float) -> tuple[str, str, str]:
+    """Return two figures and the second's distance from the first."""
+    gap = f"{after / before - 1:+.1%}" if before else "none"
+    return f"{before:.2f}", f"{after:.2f}", gap
+
+
+def _scores(calibrated: Sequence[tuple[str, Mode, int, Summary]]) -> Table:
+    """Show Brier scores.  Only tokens count whose acceptance was decided."""
+    rows = [
+        (
+            label,
+            mode,
+            str(found.tokens),
+            f"{found.confidence:.3f}",
+            f"{found.accepted:.3f}",
+            f"{found.brier:.4f}",
+            f"{found.constant_brier:.4f}",
+            f"{found.gap:.4f}",
+        )
+        for label, mode, _, found in calibrated
+    ]
+    head = ("tokens", "confidence", "accepted", "Brier", "Brier of the mean", "calibration error")
+    return Table(f"Confidence against acceptance at batch size {calibrated[0][2]}", ("proposer", "mode", *head), rows)
+
+
+def _curves(calibrated: Sequence[tuple[str, Mode, int, Summary]]) -> Table:
+    """Show the reliability curve: of the tokens given some confidence, how many were accepted."""
+    rows = []
+    for label, mode, _, found in calibrated:
+        for point in found.curve:
+            figures = (str(point.count), f"{point.confidence:.3f}", f"{point.acceptance:.3f}")
+            rows.append((label, mode, *figures, bar(point)))
+    head = ("tokens", "confidence", "accepted", "accepted (#), confidence (|)")
+    return Table("Reliability", ("proposer", "mode", *head), rows)

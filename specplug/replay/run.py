@@ -1,0 +1,41 @@
+"""`replay`: one configuration over recorded items, one request after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specplug.registry import Registry
+from specplug.replay.engine import ReplayEngine
+from specplug.replay.loop import drive, longest
+from specplug.replay.setup import Mode, Progress, Result, Setup
+from specplug.replay.tokenizers import TokenItem
+
+VOCAB_SIZE = 1 << 20
+"""More than any tokenizer has: where nothing else is known."""
+
+
+def replay(
+    items: Sequence[TokenItem],
+    setup: Setup = Setup(),  # noqa: B008 - frozen
+    *,
+    mode: Mode = "serving",
+    batch: int = 1,
+    vocab_size: int = VOCAB_SIZE,
+    registry: Registry | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Replay items one after another; each stands for `batch` identical requests.
+
+    Args:
+        mode: "cold" keeps nothing between requests: proposer and policy are built anew for each.  "serving" keeps all
+            state.
+        batch: how many requests the policy is told run at a time.
+        vocab_size: of the tokenizer.
+        registry: of plug-ins; the installed ones by default.
+        progress: called with (items done, items) after each.
+
+    Raises:
+        SettingsError, PluginError: the setup names what is not there, or its options are wrong.
+    """
+    engine = ReplayEngine(setup, max_length=longest(items), vocab_size=vocab_size, told=batch, registry=registry)
+    return drive(engine, items, cold=mode == "cold", progress=progress)

@@ -1,0 +1,200 @@
+"""What a replay counts, and what the counts say.
+
+A step verifies n draft tokens (nodes of a tree), accepts a of them (of a tree, along its best path) and emits
+e = min(a + 1, what is left of the output).  The histogram of (n, a, e) holds everything else.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+BATCHES = (1, 8, 32, 64, 128, 256)
+"""The batch sizes that speed-ups are shown for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The cost of an engine's step, in plain decoding steps of a small batch.
+
+    Attributes:
+        n_sat: tokens per step up to which a step is bound by memory, and costs the same; beyond, it grows with them.
+        overhead: what drafting adds to every step.
+    """
+
+    n_sat: float = 256.0
+    overhead: float = 0.02
+
+    def cost(self, batch: int, verified: int) -> float:
+        """Return the cost of a step of `batch` requests with `verified` draft tokens each."""
+        return max(1.0, batch * (verified + 1) / self.n_sat) + self.overhead
+
+
+@dataclass(slots=True)
+class Counts:
+    """A histogram of steps: (verified, accepted, emitted) -> how many steps.
+
+    Ratios without a denominator are 0: nothing was drafted, or no output was longer than the token from prefill.
+    """
+
+    histogram: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Sequence[int]]) -> Self:
+        """Read what `rows` returned."""
+        return cls(Counter({(n, a, e): count for n, a, e, count in rows}))
+
+    def rows(self) -> list[list[int]]:
+        """Return [verified, accepted, emitted, steps] in ascending order, ready for JSON."""
+        return [[*key, count] for key, count in sorted(self.histogram.items()) if count]
+
+    def __add__(self, other: Counts) -> Counts:
+        """Return the counts of both together."""
+        return Counts(self.histogram + other.histogram)
+
+    @property
+    def steps(self) -> int:
+        """Target steps."""
+        return sum(self.histogram.values())
+
+    @property
+    def verified(self) -> int:
+        """Draft tokens that steps verified."""
+        return sum(key[0] * count for key, count in self.histogram.items())
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens accepted, bonus excluded."""
+        return sum(key[1] * count for key, count in self.histogram.items())
+
+    @property
+    def emitted(self) -> int:
+        """Tokens emitted, bonus included."""
+        return sum(key[2] * count for key, count in self.histogram.items())
+
+    @property
+    def tau(self) -> float:
+        """Mean acceptance length: tokens emitted per target step, bonus included."""
+        return _ratio(self.emitted, self.steps)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / verified."""
+        return _ratio(self.accepted, self.verified)
+
+    @property
+    def drafts_per_step(self) -> float:
+        """Draft tokens verified per step."""
+        return _ratio(self.verified, self.steps)
+
+    @property
+    def waste(self) -> float:
+        """Draft tokens verified and rejected, per token emitted."""
+        return _ratio(self.verified - self.accepted, self.emitted)
+
+    def speedup(self, batch: int, roofline: Roofline | None = None) -> float:
+        """Return S(B), tokens emitted per cost: how much faster than plain decoding at `batch` requests."""
+        roofline = Roofline() if roofline is None else roofline
+        cost = sum(count * roofline.cost(batch, key[0]) for key, count in self.histogram.items())
+        return _ratio(self.emitted, cost)
+
+
+def pool(counts: Iterable[Counts]) -> Counts:
+    """Return several workloads' counts as one: summed histograms, so that long outputs weigh more."""
+    total: Counter[tuple[int, int, int]] = Counter()
+    for each in counts:
+        total.update(each.histogram)
+    return Counts(total)
+
+
+def mean_speedup(counts: Iterable[Counts], batch: int, roofline: Roofline | None = None) -> float:
+    """Return the geometric mean of S(B) over workloads, each weighing the same; those without a step are left out."""
+    values = [each.speedup(batch, roofline) for each in counts if each.steps]
+    return statistics.geometric_mean(values) if values else 0.0
+
+
+class Reliability(NamedTuple):
+    """One bin of a reliability curve: a calibrated proposer's tokens are kept as often as their confidence says."""
+
+    count: int  # type: ignore[assignment]  # hides a tuple's own `count`
+    confidence: float
+    acceptance: float
+
+
+FINE_BINS = 200
+_FLUSH = 8192
+
+
+class Calibration:
+    """What became of draft tokens by their confidence, for those whose acceptance was decided.
+
+    Decided are the accepted ones and the first rejected one; those behind it say nothing.
+
+    Attributes:
+        sums: [4, FINE_BINS] float64: per bin of confidence the tokens, the sum of their confidences, those accepted,
+            and the sum of squared differences between confidence and outcome.
+    """
+
+    def __init__(self, sums: npt.NDArray[np.float64] | None = None) -> None:
+        self._sums = np.zeros((4, FINE_BINS)) if sums is None else np.array(sums, dtype=np.float64)
+        self._confidence: list[float] = []
+        self._accepted: list[bool] = []
+
+    @property
+    def sums(self) -> npt.NDArray[np.float64]:
+        self._flush()
+        return self._sums
+
+    def add(self, confidence: Sequence[float], accepted: int) -> None:
+        """Count decided tokens, of which the first `accepted` were kept and the others, at most one, were not."""
+        self._confidence += confidence
+        self._accepted += [True] * accepted + [False] * (len(confidence) - accepted)
+        if len(self._confidence) >= _FLUSH:
+            self._flush()
+
+    def __add__(self, other: Calibration) -> Calibration:
+        return Calibration(self.sums + other.sums)
+
+    @property
+    def count(self) -> int:
+        """Draft tokens decided."""
+        return int(self.sums[0].sum())
+
+    @property
+    def brier(self) -> float:
+        """Mean squared difference between confidence and outcome; 0 when nothing was decided."""
+        return _ratio(float(self.sums[3].sum()), self.count)
+
+    @property
+    def gap(self) -> float:
+        """Expected calibration error: mean distance of confidence and acceptance, over ten bins."""
+        return _ratio(sum(b.count * abs(b.confidence - b.acceptance) for b in self.curve(10)), self.count)
+
+    def curve(self, bins: int = 20) -> list[Reliability]:
+        """Return the reliability curve, empty bins left out; `bins` divides `FINE_BINS`."""
+        merged = self.sums.reshape(4, bins, -1).sum(2)
+        return [
+            Reliability(int(count), confidence / count, accepted / count)
+            for count, confidence, accepted, _ in merged.T.tolist()
+            if count
+        ]
+
+    def _flush(self) -> None:
+        if not self._confidence:
+            return
+        confidence = np.clip(np.array(self._confidence, dtype=np.float64), 0.0, 1.0)
+        accepted = np.array(self._accepted, dtype=np.float64)
+        place = np.minimum((confidence * FINE_BINS).astype(np.int64), FINE_BINS - 1)
+        for row, weights in enumerate((None, confidence, accepted, (confidence - accepted) ** 2)):
+            self._sums[row] += np.bincount(place, weights, minlength=FINE_BINS)
+        self._confidence, self._accepted = [], []
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,78 @@
+"""Reads recorded items: JSON lines with a prompt and the output that a target gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from specplug.errors import TraceError
+
+
+class Item(BaseModel):
+    """One recorded request.  Further fields are ignored.
+
+    Attributes:
+        id: unique within a file.
+        workload: what kind of task it is; figures are kept per workload.
+        prompt: the text that the target was given, as one string.
+        documents: texts that the prompt was made from, and that a request may name as references.
+        output: the text that the target answered.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    id: str = Field(min_length=1)
+    workload: str = Field(min_length=1)
+    prompt: str = Field(min_length=1)
+    documents: tuple[str, ...] = Field(default=(), strict=False)
+    output: str
+
+
+def read_traces(path: Path | str) -> dict[str, list[Item]]:
+    """Read a file, or all `*.jsonl` of a folder by name; return the items of each workload in file order.
+
+    Raises:
+        TraceError: nothing is there, or a line is no item; the message names file, line and what is wrong.
+    """
+    path = Path(path)
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    workloads: dict[str, list[Item]] = {}
+    for file in files:
+        for item in _read_file(file):
+            workloads.setdefault(item.workload, []).append(item)
+    if not workloads:
+        raise TraceError.build("no items", who=str(path), expected="a .jsonl file, or a folder with some, of items")
+    return workloads
+
+
+def _read_file(file: Path) -> Iterator[Item]:
+    seen: dict[str, int] = {}
+    try:
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    item = _parse(line, f"{file}, line {number}")
+                    if item.id in seen:
+                        found = f"{item.id!r} again, first on line {seen[item.id]}"
+                        raise TraceError.build("duplicate id", who=f"{file}, line {number}", found=found)
+                    seen[item.id] = number
+                    yield item
+    except OSError as error:
+        raise TraceError.build(
+            "cannot read traces", who=str(file), found=error.strerror, expected="a readable .jsonl file or folder"
+        ) from error
+
+
+def _parse(line: bytes, who: str) -> Item:
+    try:
+        return Item.model_validate_json(line)
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, item['loc'])) or 'the line'}: {item['msg']}" for item in error.errors()]
+        raise TraceError.build(
+            "no item of a trace",
+            who=who,
+            found="; ".join(wrong),
+            expected="a JSON object with id, workload, prompt, documents and output",
+        ) from error

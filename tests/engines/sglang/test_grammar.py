@@ -1,0 +1,314 @@
+"""Grammars draft what they force, and cut what they forbid, before SGLang verifies anything."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from specplug.grammar.follow import follow
+from specplug.grammar.states import TAIL, UsualCut
+from specplug.types.draft import NO_TOKEN
+from specplug_sglang.grammar import State
+from tests.engines.matchers import KEYS, REGEX, allows, legal, matcher, schema
+from tests.engines.plain import ids, tokenizer
+from tests.engines.sglang import trees
+from tests.engines.sglang.engines import Engine
+from tests.engines.sglang.test_exact import EDIT, LOOP, SERVED, Asked, ask, assert_same
+
+LOOKUP = {"proposer": "ngram-reference", "policy": "fixed", "options": {"ngram-reference": {"min_n": 1}}}
+"""It remembers no other requests, so that each run of a test drafts alike."""
+
+Steps = list[dict[str, Any]]
+
+
+@functools.cache
+def compact() -> str:
+    """Return the schema as SGLang's engine would compile it, were it told to allow no whitespace."""
+    import xgrammar
+
+    return str(xgrammar.Grammar.from_json_schema(schema(), any_whitespace=False))
+
+
+def asked() -> dict[str, Asked]:
+    return {
+        "schema": (EDIT, {"ebnf": compact(), "max_new_tokens": 128}, {}),
+        "schema in a loop": (LOOP, {"ebnf": compact(), "max_new_tokens": 128}, {"return_logprob": True}),
+        "regex": (LOOP, {"regex": REGEX}, {}),
+        "penalised": (LOOP, {"regex": REGEX, "frequency_penalty": 0.2}, {}),
+        "plain": (LOOP, {"ignore_eos": True}, {}),
+    }
+
+
+NAMES = ["schema", "schema in a loop", "regex", "penalised", "plain"]
+CONSTRAINED = ["schema", "schema in a loop", "regex"]
+
+# -- in the scheduler's process -------------------------------------------------------------------------------------
+
+SEEN: Steps = []
+
+
+def watch(scheduler: Any) -> None:
+    """Begin to fill `SEEN`: of each step of decoding, per request, what was offered, verified, and became of it."""
+
+    def complete(batch: Any, reqs: Any, draft: Any, *args: Any) -> Any:
+        offered = rows_of(draft)
+        done = original(batch, reqs, draft, *args)
+        named = zip([req.rid for req in reqs], rows_of(done), done.confidence.tolist(), strict=True)
+        rows = [{"name": name, "verified": row, "levels": levels[: len(row)]} for name, row, levels in named]
+        for row, req, own in zip(rows, reqs, offered, strict=True):
+            row |= {"offered": own, "before": list(req.output_ids)}
+        SEEN.extend(rows)
+        newest[:] = rows
+        return done
+
+    def said_of(outcome: Any) -> Any:
+        said = told(outcome)
+        for row, accepted in zip(newest, outcome.accepted.tolist(), strict=False):
+            row["accepted"] = accepted
+        newest.clear()
+        return said
+
+    SEEN.clear()
+    newest: list[dict[str, Any]] = []
+    grammars = scheduler.draft_worker.drafting.grammars
+    original, told = trees.put(grammars, "of", complete), trees.put(grammars, "said_of", said_of)
+
+
+def rows_of(draft: Any) -> list[list[int]]:
+    return [row[:length] for row, length in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
+
+
+def seen(scheduler: Any) -> Steps:
+    return list(SEEN)
+
+
+def leave_out(scheduler: Any) -> None:
+    """Let grammars draft nothing and cut nothing."""
+    trees.put(scheduler.draft_worker.drafting.grammars, "of", lambda batch, reqs, draft, *args: draft)
+
+
+def offer(scheduler: Any, token: int) -> None:
+    """Let the proposer draft one token over and over for the requests with a grammar."""
+
+    def propose(batch: Any, width: int, caps: Any = None) -> Any:
+        draft = original(batch, width, caps)
+        lengths = batch.limits(width, caps).tolist()
+        for row, constrained in enumerate(batch.grammar.tolist()):
+            if constrained:
+                draft.set_row(row, [token] * lengths[row], 0.9)
+        return draft
+
+    original = trees.put(scheduler.draft_worker.drafting.stage, "propose", propose)
+
+
+def counts(scheduler: Any) -> dict[str, dict[str, int]]:
+    sources = scheduler.draft_worker.drafting.stage.metrics.snapshot().as_dict()["by_source"]
+    return {name: {key: count for key, count in own.items() if type(count) is int} for name, own in sources.items()}
+
+
+# -- the tests ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", params=[False, True], ids=["sync", "overlap"])
+def pair(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> tuple[Engine, Engine]:
+    """SGLang without speculation, and specplug; a step at a time and overlapped."""
+    how = "overlapped" if request.param else "sync"
+    said = {"SPECPLUG_CONFIG": json.dumps({**LOOKUP, "faults": {"host_deadline_ms": None}})}
+    return engine(overlap=request.param, **SERVED, name=f"plain {how}"), engine(
+        "SPECPLUG", overlap=request.param, environment=said, **SERVED, name=f"specplug, lookup, {how}"
+    )
+
+
+@pytest.fixture(scope="session")
+def expected(pair: tuple[Engine, Engine]) -> dict[str, dict[str, Any]]:
+    """Without speculation."""
+    return ask(pair[0], asked())
+
+
+Watched = tuple[dict[str, dict[str, Any]], Steps, dict[str, dict[str, int]]]
+
+
+def watched(engine: Engine, *plans: Callable[..., Any], **given: Any) -> Watched:
+    """Ask with mistakes planted; return the answers, the steps, and what was counted in between."""
+    before = engine.inside(counts)
+    for plan in plans:
+        engine.inside(plan, **given)
+    engine.inside(watch)
+    try:
+        answers = ask(engine, asked())
+    finally:
+        steps = engine.inside(seen)
+        engine.inside(trees.restore)
+    after = engine.inside(counts)
+    grown = {name: {key: after[name][key] - before[name][key] for key in after[name]} for name in after}
+    return answers, steps, grown
+
+
+@pytest.fixture(scope="session")
+def completed(pair: tuple[Engine, Engine]) -> Watched:
+    return watched(pair[1])
+
+
+@pytest.fixture(scope="session")
+def left_out(pair: tuple[Engine, Engine]) -> Watched:
+    return watched(pair[1], leave_out)
+
+
+@pytest.fixture(scope="session")
+def misled(pair: tuple[Engine, Engine]) -> Watched:
+    return watched(pair[1], offer, token=ids("a\nb")[1])
+
+
+def of(steps: Steps, name: str) -> Iterator[dict[str, Any]]:
+    return (step for step in steps if step["name"] == name and "accepted" in step)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_as_without_speculation(name, expected, completed, misled):
+    assert_same(expected[name], completed[0][name])
+    assert_same(expected[name], misled[0][name])
+
+
+def test_the_answers_are_what_the_grammar_says(expected):
+    for name in CONSTRAINED[:2]:
+        assert list(json.loads(expected[name]["text"])) == [*KEYS]
+
+
+def test_forced_tokens_are_always_accepted(completed):
+    """No token of confidence 1 is ever the first that is refused."""
+    forced = 0
+    for name in CONSTRAINED:
+        for step in of(completed[1], name):
+            kept = step["accepted"]
+            assert kept == len(step["verified"]) or step["levels"][kept] < 1.0
+            forced += sum(level == 1.0 for level in step["levels"][:kept])
+    assert forced > 20
+
+
+@pytest.mark.parametrize("name", CONSTRAINED[:2])
+def test_they_save_steps(name, completed, left_out, expected):
+    steps, without = (len(list(of(ran[1], name))) for ran in (completed, left_out))
+    assert left_out[0][name]["token_ids"] == expected[name]["token_ids"]
+    assert steps < without - 5
+
+
+@pytest.mark.parametrize("name", CONSTRAINED)
+def test_only_legal_tokens_are_verified(name, completed, misled):
+    """By a matcher of this process, which follows each text and its draft anew."""
+    behind, offered = matcher(REGEX if name == "regex" else None), 0
+    for steps in (completed[1], misled[1]):
+        for step in of(steps, name):
+            assert allows(behind, step["before"] + step["verified"])
+            offered += len(step["offered"])
+    assert offered
+
+
+@pytest.mark.parametrize("name", CONSTRAINED[:2])
+def test_illegal_drafts_cost_nothing(name, misled):
+    """A newline is illegal throughout; what grammars add stays."""
+    newline = ids("a\nb")[1]
+    assert sum(len(step["offered"]) for step in of(misled[1], name)) > 40
+    assert not any(newline in step["verified"] for step in of(misled[1], name))
+    assert sum(1.0 in step["levels"] for step in of(misled[1], name)) > 5
+
+
+def test_counted_apart(completed, misled):
+    for ran in (completed, misled):
+        steps, grown = [step for step in ran[1] if "accepted" in step], ran[2]
+        assert grown["grammar"]["proposed"] == grown["grammar"]["verified"]
+        verified = sum(len(step["verified"]) for step in steps)
+        proposers = [own for name, own in grown.items() if name != "grammar"]
+        assert verified == grown["grammar"]["verified"] + sum(own["verified"] for own in proposers)
+        offered = sum(len(step["offered"]) for step in steps)
+        assert offered == sum(own["proposed"] for own in proposers)
+        assert verified == offered - sum(own["cut_by_grammar"] for own in proposers) + grown["grammar"]["proposed"]
+        accepted = sum(min(step["accepted"], len(step["verified"])) for step in steps)
+        assert accepted == sum(own["accepted"] for own in grown.values())
+        assert grown["grammar"]["accepted"] > 20
+    assert sum(own["cut_by_grammar"] for own in misled[2].values()) > 80
+
+
+def test_penalised_requests_get_none_of_it(completed):
+    assert not any(step["verified"] for step in of(completed[1], "penalised"))
+
+
+def test_a_grammar_that_raises_costs_its_drafts(pair, expected):
+    """And is counted; the engine goes on with its own handling."""
+    answers, steps, _ = watched(pair[1], raising)
+    for name in NAMES:
+        assert_same(expected[name], answers[name])
+    assert any(step["verified"] for step in of(steps, "regex"))
+    assert pair[1].inside(faults)["grammar"]["raised"] >= 1
+
+
+def raising(scheduler: Any) -> None:
+    def complete(*_: Any) -> Any:
+        raise RuntimeError("planted")
+
+    trees.put(scheduler.draft_worker.drafting.grammars, "_complete", complete)
+
+
+def faults(scheduler: Any) -> dict[str, Any]:
+    return scheduler.draft_worker.drafting.stage.metrics.snapshot().as_dict()["faults"]
+
+
+# -- states, in the scheduler's process -------------------------------------------------------------------------------
+
+
+def state_of(regex: str | None, text: list[int]) -> State:
+    """What the adapter makes of SGLang's own grammar object, behind a text."""
+    from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
+
+    behind = matcher(regex)
+    assert allows(behind, text)
+    vocabulary = tokenizer()
+    grammar = XGrammarGrammar(behind, len(vocabulary), None, None)
+    return State(grammar, len(vocabulary), UsualCut(vocabulary), text[-TAIL:])
+
+
+@pytest.mark.parametrize("regex", [None, REGEX, "(ab|a,)*[0-9]{3}", "(foo|bar|baz){6,9}"])
+def test_states_say_what_the_matcher_says(regex, pair):
+    assert pair[1].inside(follow_texts, regex=regex) > 2
+
+
+def follow_texts(scheduler: Any, regex: str | None) -> int:
+    """Along a random legal text: what is legal, forced and followed is what trying each token anew says."""
+    stream, plain, vocabulary = random.Random(3), matcher(regex), len(tokenizer())
+    text: list[int] = []
+    for _ in range(24):
+        allowed = legal(plain, text)
+        state = state_of(regex, text)
+        assert state.forced() == (next(iter(allowed)) if len(allowed) == 1 else NO_TOKEN)
+        for token in stream.sample(range(vocabulary), 40) + list(allowed)[:20]:
+            assert state.advance(token) == (token in allowed)
+            state.rollback(int(token in allowed))
+        drafted = [*stream.sample(sorted(allowed), 1), *stream.sample(range(vocabulary), 2)]
+        found = follow(state, drafted, 8)
+        assert found == follow(state, drafted, 8), "it is left as it was"
+        assert allows(plain, text + drafted[: found.kept] + found.added)
+        assert found.kept == len(drafted) or not allows(plain, text + drafted[: found.kept + 1])
+        for place, level in enumerate(found.confidence):
+            behind = text + drafted[: found.kept] + found.added[:place]
+            assert level < 1.0 or legal(plain, behind) == {found.added[place]}
+        text.append(stream.choice(sorted(allowed)))
+        if text[-1] == tokenizer().eos_token_id:
+            break
+    return len(text)
+
+
+def test_grammars_that_cannot_go_back_are_left_alone(pair):
+    assert pair[1].inside(which_go_back) == [False, True]
+
+
+def which_go_back(scheduler: Any) -> list[bool]:
+    """Return it of grammars without a way back, as Outlines' are, and of XGrammar's."""
+    from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
+
+    from specplug_sglang.grammar import _goes_back
+
+    return [_goes_back(BaseGrammarObject()), _goes_back(state_of(REGEX, [])._grammar)]

@@ -1,0 +1,420 @@
+"""Drafts and grammars, on toy grammars; tests/engines holds the same functions to XGrammar's matchers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.grammar.drafts import SOURCE, Completer, complete, one_hot_rows, told_apart
+from specplug.grammar.follow import CERTAIN, LIKELY, follow
+from specplug.grammar.states import AllowedState, MaskState, UsualCut, bit, bits_of, only_bit
+from specplug.metrics import SpecMetrics
+from specplug.pipeline.containment import FaultGuard
+from specplug.testing.batches import make_batch
+from specplug.trace import rows_from
+from specplug.types.caps import Distribution
+from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.paths import ROOT
+from specplug.types.verdict import Forced, Outcome, Verdict
+
+VOCAB, END = 8, 7
+TEXT = [1, 2]
+
+Rules = dict[tuple[int, ...], frozenset[int]]
+
+
+def allowed_by(rules: Rules):
+    """A grammar of the last two tokens; texts that it does not know go on with anything."""
+
+    def allowed(text: Sequence[int]) -> frozenset[int]:
+        return rules.get(tuple(text[-2:]), frozenset(range(VOCAB)))
+
+    return allowed
+
+
+tokens = st.integers(0, VOCAB - 1)
+grammars = st.dictionaries(st.tuples(tokens, tokens), st.frozensets(tokens, max_size=3), max_size=64).map(allowed_by)
+
+
+def is_legal(allowed, text: Sequence[int], more: Sequence[int]) -> bool:
+    return all(token in allowed([*text, *more[:place]]) for place, token in enumerate(more))
+
+
+class Masked(MaskState):
+    """A `MaskState` over the same kind of function, kept as engines keep theirs."""
+
+    def __init__(self, allowed, text: Sequence[int]) -> None:
+        super().__init__(VOCAB)
+        self.allowed, self.text, self.start = allowed, list(text), len(text)
+
+    def _fill(self) -> None:
+        assert (self._mask == -1).all()
+        self._mask[0, 0] = sum(1 << token for token in self.allowed(self.text))
+
+    def _accept(self, token: int) -> bool:
+        self.text.append(token)
+        return True
+
+    def _take_back(self, count: int) -> None:
+        assert 0 < count <= len(self.text) - self.start
+        del self.text[-count:]
+
+    def _must_come(self) -> str:
+        return ""
+
+    @property
+    def is_ended(self) -> bool:
+        return len(self.text) > self.start and self.text[-1] == END
+
+
+@settings(deadline=None, max_examples=200)
+@given(grammars, st.lists(tokens, max_size=6), st.integers(0, 8))
+def test_following(allowed, drafted, more):
+    """What is kept is the longest legal part, and what is added is all that can come."""
+    room = len(drafted) + more
+    state = Masked(allowed, TEXT)
+    found = follow(state, drafted, room)
+    assert state.text == TEXT
+    kept = drafted[: found.kept]
+    ended = [place for place, token in enumerate(kept) if token == END]
+    assert is_legal(allowed, TEXT, kept)
+    if found.kept < len(drafted) and not ended:
+        assert not is_legal(allowed, TEXT, drafted[: found.kept + 1])
+    assert not ended or ended == [len(kept) - 1]
+    text = [*TEXT, *kept]
+    for token in found.added:
+        assert allowed(text) == {token} != {END}
+        text.append(token)
+    assert found.confidence == [CERTAIN] * len(found.added)
+    whole = found.kept + len(found.added)
+    assert whole <= max(room, found.kept)
+    if whole < room and not ended:
+        assert len(allowed(text)) != 1 or allowed(text) == {END}
+
+
+@settings(deadline=None, max_examples=200)
+@given(grammars, st.lists(tokens.filter(lambda token: token != END), max_size=6), st.integers(0, 8))
+def test_masks_say_what_the_reference_says(allowed, drafted, more):
+    room = len(drafted) + more
+    assert follow(Masked(allowed, TEXT), drafted, room) == follow(AllowedState(allowed, TEXT, {END}), drafted, room)
+
+
+def batch_of(rows: int):
+    return make_batch([TEXT] * rows, vocab_size=VOCAB)
+
+
+def draft_of(rows: Sequence[Sequence[int]], width: int, parents: Sequence[Sequence[int]] | None = None) -> Draft:
+    draft = Draft.allocate(len(rows), width, trees=parents is not None, sources=("only",))
+    for row, ids in enumerate(rows):
+        draft.set_row(row, ids, 0.5, parents=None if parents is None else parents[row])
+    return draft
+
+
+def ids_of(draft: Draft) -> list[list[int]]:
+    return [row[:length] for row, length in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
+
+
+chains = st.lists(st.tuples(st.lists(tokens, max_size=6), st.none() | grammars), min_size=1, max_size=4)
+
+
+@settings(deadline=None, max_examples=100)
+@given(chains, st.integers(0, 6), st.none() | st.integers(0, 20))
+def test_batches_row_by_row(rows, more, budget):
+    width = max(len(ids) for ids, _ in rows) + more
+    drafted = [ids for ids, _ in rows]
+    given_draft = draft_of(drafted, width)
+    states = [None if allowed is None else Masked(allowed, TEXT) for _, allowed in rows]
+    done = complete(given_draft, states, [width] * len(rows), budget)
+    assert ids_of(given_draft) == drafted, "it is not ours to change"
+    free = follow_all(rows, width)
+    added = [[] for _ in rows] if done.forced is None else forced_of(done.forced)
+    assert ids_of(done.draft) == [kept + more for (kept, _), more in zip(free, added, strict=True)], (
+        "cut, and what was added behind"
+    )
+    for (_, most), own in zip(free, added, strict=True):
+        assert own == most[: len(own)]
+    legal = sum(len(kept) for kept, _ in free)
+    if budget is None:
+        assert added == [most for _, most in free]
+    else:
+        assert sum(map(len, added)) == min(sum(len(most) for _, most in free), max(0, budget - legal))
+    assert done.cut == [len(ids) - len(kept) for (ids, _), (kept, _) in zip(rows, free, strict=True)]
+    done.draft.validate()
+    assert (done.draft.confidence[~done.draft.mask()] == 0).all()
+    assert (done.draft.token_ids[~done.draft.mask()] == NO_TOKEN).all()
+
+
+@pytest.mark.parametrize(
+    ("budget", "lengths"), [(None, [5, 5, 5]), (12, [5, 5, 2]), (9, [5, 4, 0]), (6, [5, 1, 0]), (3, [2, 1, 0])]
+)
+def test_budgets_bound_what_is_added(budget, lengths):
+    """Rows in order; what is drafted already, and legal, counts first."""
+    states = [Masked(alternating, TEXT) for _ in range(3)]
+    done = complete(draft_of([[], [1], [3, 3]], 5), states, [5, 5, 5], budget)
+    assert done.draft.lengths.tolist() == lengths
+    assert done.cut == [0, 0, 2]
+
+
+def test_rows_have_room_of_their_own():
+    states = [Masked(alternating, TEXT) for _ in range(3)]
+    assert complete(draft_of([[], [1], []], 5), states, [3, 1, 0]).draft.lengths.tolist() == [3, 1, 0]
+
+
+alternating = allowed_by({(1, 2): frozenset({1}), (2, 1): frozenset({2})})
+
+
+def follow_all(rows, width: int) -> list[tuple[list[int], list[int]]]:
+    found = []
+    for ids, allowed in rows:
+        if allowed is None:
+            found.append((list(ids), []))
+        else:
+            kept, added, _ = follow(Masked(allowed, TEXT), ids, width)
+            found.append((list(ids[:kept]), added))
+    return found
+
+
+def forced_of(forced: Forced) -> list[list[int]]:
+    return [row[:length] for row, length in zip(forced.token_ids.tolist(), forced.lengths.tolist(), strict=True)]
+
+
+@st.composite
+def forests(draw):
+    count = draw(st.integers(1, 8))
+    return [draw(tokens) for _ in range(count)], [draw(st.integers(ROOT, node - 1)) for node in range(count)]
+
+
+@settings(deadline=None, max_examples=200)
+@given(forests(), grammars, st.integers(0, 4))
+def test_trees_lose_what_hangs_on_illegal_nodes(tree, allowed, more):
+    ids, parents = tree
+    width = len(ids) + more
+    state = Masked(allowed, TEXT)
+    done = complete(draft_of([ids], width, [parents]), [state], [width])
+    assert state.text == TEXT
+    expected = [path for path in paths_of(ids, parents) if is_legal(allowed, TEXT, path) and END not in path[:-1]]
+    own = int(done.draft.lengths[0]) - (0 if done.forced is None else int(done.forced.lengths[0]))
+    assert done.draft.parents is not None
+    found_ids, found_parents = ids_of(done.draft)[0], done.draft.parents[0].tolist()
+    assert paths_of(found_ids[:own], found_parents[:own]) == expected
+    is_chain = found_parents[:own] == list(range(-1, own - 1))
+    if done.forced is not None:
+        assert is_chain
+        assert found_parents[: len(found_ids)] == list(range(-1, len(found_ids) - 1))
+    elif is_chain:
+        kept, added, _ = follow(Masked(allowed, TEXT), found_ids, width)
+        assert (kept, added) == (own, [])
+
+
+def paths_of(ids: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
+    """The text that leads to each node, itself included."""
+    paths: list[list[int]] = []
+    for token, parent in zip(ids, parents, strict=False):
+        paths.append([*(paths[parent] if parent >= 0 else []), token])
+    return paths
+
+
+# -- the law --------------------------------------------------------------------------------------------------------
+
+
+def emitted_law(p: torch.Tensor, q: torch.Tensor, legal: torch.Tensor, *, one_hot: bool) -> torch.Tensor:
+    """The law of the first token emitted: a draft is drawn from q, cut if illegal, else judged by q, or as certain."""
+    out = torch.zeros_like(p)
+    for token in range(len(p)):
+        if not legal[token]:
+            out += q[token] * p  # nothing is left to verify
+            continue
+        stated = torch.eye(len(p), dtype=p.dtype)[token] if one_hot else q
+        accept = (p[token] / stated[token]).clamp(max=1)
+        rest = (p - stated).clamp(min=0)
+        out[token] += q[token] * accept
+        out += q[token] * (1 - accept) * (rest / rest.sum() if rest.sum() > 0 else p)
+    return out
+
+
+def test_cut_drafts_are_lossless_as_one_hot_only():
+    """By the law that they were drawn from they are not: what was cut would have been a rejection."""
+    p = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    q = torch.tensor([0.5, 0.0, 0.5], dtype=torch.float64)
+    legal = torch.tensor([True, True, False])
+    assert torch.allclose(emitted_law(p, q, legal, one_hot=True), p)
+    assert not torch.allclose(emitted_law(p, q, legal, one_hot=False), p)
+
+
+@pytest.mark.parametrize("law", [Distribution.PROBS, Distribution.LOGITS])
+def test_rows_with_a_grammar_state_no_law(law):
+    """Cut or not; the others keep theirs."""
+    draft = Draft.allocate(3, 4, distribution=law, vocab_size=VOCAB, sources=("only",))
+    stated = draft.draft_probs if law is Distribution.PROBS else draft.draft_logits
+    assert stated is not None
+    stated.copy_(torch.rand(3, 4, VOCAB) if law is Distribution.PROBS else torch.randn(3, 4, VOCAB))
+    before = stated.clone()
+    for row in range(3):
+        draft.set_row(row, [3, 4], 0.5)
+    states = [Masked(allowed_by({(1, 2): frozenset({5})}), TEXT), None, Masked(allowed_by({}), TEXT)]
+    done = complete(draft, states, [4, 4, 4])
+    assert ids_of(done.draft) == [[5], [3, 4], [3, 4]]
+    stated = done.draft.draft_probs if law is Distribution.PROBS else done.draft.draft_logits
+    assert stated is not None
+    certain = stated if law is Distribution.PROBS else stated.softmax(-1)
+    for row, ids in ((0, [5]), (2, [3, 4])):
+        assert torch.equal(certain[row, : len(ids)], torch.eye(VOCAB)[ids])
+    assert torch.equal(stated[1], before[1])
+
+
+def test_one_hot_drafts_stay_as_they_are():
+    draft = draft_of([[3, 4]], 2)
+    assert one_hot_rows(draft, torch.tensor([True])) is draft
+
+
+# -- what is told ---------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(*[st.integers(0, 4)] * 5), min_size=1, max_size=5))
+def test_told_apart(rows):
+    """The proposer's share and the grammar's add up to what the engine says, and proposers see none of the latter."""
+    proposed, cut, forced, verified, accepted = (torch.tensor(column).int() for column in zip(*rows, strict=True))
+    cut = torch.minimum(cut, proposed)
+    verified = torch.minimum(verified, proposed - cut + forced)
+    accepted = torch.minimum(accepted, verified)
+    added = Forced.build([[5] * int(n) for n in forced], [[1.0] * int(n) for n in forced], 4)
+    outcome = Outcome(verified, accepted, accepted + 1, cut_by_grammar=cut, forced=added)
+    verdict = Verdict.build(proposed, outcome)
+    draft, fate, reached = told_apart(batch_of(len(rows)), outcome, verdict)
+    draft.validate()
+    assert torch.equal(verdict.verified + fate.verified, verified)
+    assert torch.equal(verdict.accepted + fate.accepted, accepted)
+    assert torch.equal(fate.proposed, forced)
+    assert torch.equal(reached, (verdict.accepted == proposed - cut) & (fate.verified > 0))
+    metrics = SpecMetrics(("own", SOURCE), 4)
+    metrics.record(torch.zeros(len(rows)), verdict)
+    metrics.record_added(SOURCE, fate, reached)
+    by_source = metrics.snapshot().by_source
+    assert by_source[SOURCE].accepted + by_source["own"].accepted == int(accepted.sum())
+    assert by_source[SOURCE].target_steps == by_source[SOURCE].emitted == 0
+    assert by_source["own"].emitted == int(accepted.sum()) + len(rows)
+    assert by_source[SOURCE].tested == int((torch.minimum(fate.accepted + 1, fate.verified) * reached).sum())
+    assert by_source[SOURCE].rejected <= len(rows)
+    traced = rows_from(0, batch_of(len(rows)), draft, fate)
+    assert [(row.source, len(row.ids)) for row in traced] == [(SOURCE, int(n)) for n in forced if n]
+
+
+def test_faults_cost_what_grammars_would_do():
+    raised: list[tuple[str, str]] = []
+
+    class Broken(Masked):
+        def _fill(self) -> None:
+            raise RuntimeError("planted")
+
+    completer = Completer(FaultGuard(SOURCE, sink=lambda *told: raised.append(told)))
+    draft = draft_of([[3, 4]], 4)
+    assert completer.complete(draft, [Broken(allowed_by({}), TEXT)], torch.tensor([4])) is draft
+    assert raised == [(SOURCE, "raised")]
+    outcome = Outcome(*[torch.ones(1, dtype=torch.int32)] * 3)
+    assert completer.said_of(outcome) is outcome
+
+
+def test_a_step_is_told_once():
+    completer = Completer(FaultGuard(SOURCE))
+    state = Masked(allowed_by({(1, 2): frozenset({5})}), TEXT)
+    completer.complete(draft_of([[3, 4]], 4), [state], torch.tensor([4]))
+    outcome = Outcome(*[torch.ones(1, dtype=torch.int32)] * 3)
+    said = completer.said_of(outcome)
+    assert said.cut_by_grammar is not None
+    assert said.cut_by_grammar.tolist() == [2]
+    assert completer.said_of(outcome) is outcome
+
+
+# -- masks and text -------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(1, 100).flatmap(lambda size: st.tuples(st.just(size), st.sets(st.integers(0, size - 1), max_size=4)))
+)
+def test_bits(given_set):
+    size, legal = given_set
+    words = np.zeros(-(-size // 32), dtype=np.uint32)
+    for token in legal:
+        words[token // 32] |= np.uint32(1 << token % 32)
+    words = words.view(np.int32)
+    assert {token for token in range(-1, size + 40) if bit(words, token)} == legal
+    assert only_bit(words) == (next(iter(legal)) if len(legal) == 1 else NO_TOKEN)
+    assert bits_of(words, 4) == sorted(legal)
+    assert bits_of(words, 2) == (sorted(legal) if len(legal) <= 2 else None)
+
+
+class Letters:
+    """A tokenizer of letters in which some pairs are one token: ids are places in `PIECES`."""
+
+    PIECES = ("a", "b", "c", "ab", "bc", "d", "cd", "<end>")
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens
+        ids = []
+        while text:
+            piece = max((p for p in self.PIECES if text.startswith(p)), key=len)
+            ids.append(self.PIECES.index(piece))
+            text = text[len(piece) :]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.PIECES[i] for i in ids)
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        return [self.PIECES[i] for i in ids]
+
+
+class Texts(Masked):
+    """A grammar that knows its texts: all that are a beginning of one of them are legal."""
+
+    def __init__(self, *texts: str, tail: Sequence[int] = ()) -> None:
+        pieces = Letters.PIECES
+
+        def allowed(text: Sequence[int]) -> set[int]:
+            said = "".join(pieces[i] for i in text)
+            going_on = {i for i, p in enumerate(pieces[:-1]) if any(t.startswith(said + p) for t in texts)}
+            return going_on | ({END} if said in texts else set())
+
+        super().__init__(allowed, ())
+        self.texts, self._usual, self._tail = texts, UsualCut(Letters()), list(tail)
+
+    def _must_come(self) -> str:
+        said = "".join(Letters.PIECES[i] for i in self.text)
+        rests = [text[len(said) :] for text in self.texts if text.startswith(said)]
+        common = "".join(a[0] for a in itertools.takewhile(lambda c: len(set(c)) == 1, zip(*rests, strict=False)))
+        return common
+
+
+def test_the_usual_cut_of_forced_text():
+    """Where only one token can come it is certain."""
+    found = follow(Texts("abcd"), [], 8)
+    assert [Letters.PIECES[i] for i in found.added] == ["ab", "cd"]
+    assert found.confidence == [LIKELY, LIKELY]
+    assert follow(Texts("acbd"), [], 8) == (0, [0, 2, 1, 5], [CERTAIN] * 4)
+
+
+def test_no_more_than_there_is_room_for():
+    assert follow(Texts("abcd"), [], 1).added == [3]
+    assert follow(Texts("abcd"), [3], 1) == (1, [], [])
+
+
+def test_the_last_token_may_go_on_behind_forced_text():
+    """Of "ab" both texts are certain, but what is cut there may be "bc" in one of them."""
+    found = follow(Texts("abcd", "abda"), [0], 8)
+    assert (found.kept, found.added) == (1, [])
+    assert follow(Texts("acbd", "acba"), [], 8).added == [0, 2, 1]
+
+
+def test_the_tail_is_cut_with_the_text():
+    """Behind "a" the text "b" alone is usually no token of its own, but "a" is there already."""
+    cut = UsualCut(Letters())
+    assert cut("cd", [0]) == (6,)
+    assert cut("b", [0]) == (1,)
+    assert cut("", [0]) == ()

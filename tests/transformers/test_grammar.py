@@ -1,0 +1,210 @@
+"""Grammars draft what they force, and cut what they forbid."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specplug.interfaces import PluginContext, Proposer
+from specplug.specs import ProposerSpec
+from specplug.testing.statistics import g_test
+from specplug.trace import read_trace
+from specplug.types.batch import BatchView
+from specplug.types.caps import Distribution, ProposerCaps
+from specplug.types.draft import Draft
+from specplug_transformers import Engine, GenerateRequest, SamplingParams
+from tests.transformers import toys
+from tests.transformers.conftest import greedy, requests_of
+from tests.transformers.toys import EOS, Oracle, prompts
+
+PROMPTS = prompts(4, seed=3)
+MAX_TOKENS = 24
+FORM = [40, 41, 42, 43, None, 50, 51, 52, None, 60, 61, EOS]
+"""A form to fill in: None is any id from 3 to 39."""
+
+
+def form(prompt):
+    """A grammar of the form, furious about texts that it does not allow."""
+
+    def allowed(_batch: int, ids: torch.Tensor) -> list[int]:
+        said = ids[len(prompt) :].tolist()
+        for place, token in zip(FORM, said, strict=False):
+            if token not in ([place] if place is not None else range(3, 40)):
+                raise KeyError("asked about a text that the grammar does not allow")
+        place = FORM[len(said)] if len(said) < len(FORM) else EOS
+        return [place] if place is not None else list(range(3, 40))
+
+    return allowed
+
+
+def asked(**params) -> list[GenerateRequest]:
+    return [
+        request
+        for prompt in PROMPTS
+        for request in requests_of([prompt], max_tokens=MAX_TOKENS, allowed_tokens=form(prompt), **params)
+    ]
+
+
+def named(requests: list[GenerateRequest]) -> list[GenerateRequest]:
+    return [
+        GenerateRequest(prompt=request.prompt, params=request.params, request_id=f"mine-{place}")
+        for place, request in enumerate(requests)
+    ]
+
+
+@pytest.mark.parametrize("proposer", ["garbage", "oracle"])
+@pytest.mark.parametrize("width", [1, 4, 8])
+def test_as_without_speculation(proposer, width, make_engine, llama):
+    expected = [greedy(llama, prompt, MAX_TOKENS, prefix_allowed_tokens_fn=form(prompt)) for prompt in PROMPTS]
+    Oracle.answers = {f"mine-{place}": answer for place, answer in enumerate(expected)}
+    engine = make_engine(proposer=proposer, num_speculative_tokens=width)
+    outputs = engine.generate([*named(asked()), *requests_of(PROMPTS, max_tokens=MAX_TOKENS)])
+    assert [list(output.token_ids) for output in outputs[: len(PROMPTS)]] == expected
+    plain = [greedy(llama, prompt, MAX_TOKENS) for prompt in PROMPTS]
+    assert [list(output.token_ids) for output in outputs[len(PROMPTS) :]] == plain
+    counts = engine.metrics.snapshot()
+    assert not counts.faults
+    assert counts.by_source["grammar"].accepted == counts.by_source["grammar"].tested
+    assert proposer == "oracle" or counts.by_source["grammar"].accepted
+
+
+def test_forced_tokens_are_accepted_and_save_steps(make_engine):
+    """Of the form's twelve tokens ten are forced: it takes three steps, and one that reads the prompt."""
+    engine = make_engine(proposer="garbage", num_speculative_tokens=8)
+    outputs = engine.generate(asked())
+    assert all(len(output.token_ids) == len(FORM) for output in outputs)
+    grammar = engine.metrics.snapshot().by_source["grammar"]
+    assert grammar.proposed == grammar.verified
+    assert grammar.accepted == grammar.tested >= 6 * len(PROMPTS)
+    assert engine.steps <= 5
+
+
+def test_only_legal_tokens_are_verified(make_engine):
+    """Garbage is illegal nearly always, and is cut: what is verified of it could have been accepted."""
+    engine = make_engine(proposer="garbage", num_speculative_tokens=8)
+    engine.generate(asked())
+    counts = engine.metrics.snapshot().by_source
+    garbage = counts["garbage"]
+    assert garbage.cut_by_grammar > 8
+    assert garbage.verified == garbage.proposed - garbage.cut_by_grammar
+    places = sum(place is None for place in FORM)
+    assert garbage.verified <= places * len(PROMPTS), "none but at the places that are free"
+
+
+def test_a_planted_illegal_draft_costs_nothing(make_engine):
+    engine = make_engine(proposer="oracle", num_speculative_tokens=8)
+    Oracle.answers = {f"mine-{place}": [90] * MAX_TOKENS for place in range(len(PROMPTS))}
+    engine.generate(named(asked()))
+    counts = engine.metrics.snapshot().by_source
+    assert counts["oracle"].proposed == counts["oracle"].cut_by_grammar > 8
+    assert counts["oracle"].verified == 0
+    assert counts["grammar"].accepted > 8
+
+
+def test_budgets_and_caps_hold(make_engine):
+    engine = make_engine(proposer="garbage", num_speculative_tokens=3)
+    engine.generate(asked())
+    snapshot = engine.metrics.snapshot()
+    assert snapshot.by_source["grammar"].accepted > 0
+    assert snapshot.total.verified <= 3 * snapshot.total.target_steps
+
+
+def test_traced_under_a_name_of_their_own(make_engine, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    engine = make_engine(proposer="garbage", num_speculative_tokens=8, trace={"path": str(path)})
+    engine.generate(asked())
+    engine.close()
+    rows = [row for row in read_trace(path) if row.source == "grammar"]
+    assert rows
+    for row in rows:
+        assert row.confidence == (1.0,) * len(row.ids)
+        assert (row.accepted, row.reason) == (len(row.ids), "accepted")
+        assert set(row.ids) <= {token for token in FORM if token is not None}
+        assert EOS not in row.ids, "the step that verifies the token before it emits it anyway"
+
+
+def test_a_grammar_that_ends_is_not_asked_further(make_engine):
+    """A form that is nothing but forced."""
+    answer = [40, 41, 42, EOS]
+
+    def only(_batch: int, ids: torch.Tensor) -> list[int]:
+        said = ids[len(PROMPTS[0]) :].tolist()
+        assert said == answer[: len(said)]
+        assert len(said) < len(answer), "asked behind the end"
+        return [answer[len(said)]]
+
+    engine = make_engine(proposer="oracle", num_speculative_tokens=8)
+    Oracle.answers = {}
+    params = SamplingParams(max_tokens=MAX_TOKENS, allowed_tokens=only)
+    [output] = engine.generate([GenerateRequest(prompt=PROMPTS[0], params=params)])
+    assert list(output.token_ids) == answer
+    assert not engine.metrics.snapshot().faults
+
+
+def test_a_grammar_that_raises_names_its_request(make_engine):
+    def broken(_batch: int, ids: torch.Tensor) -> list[int]:
+        raise KeyError("planted")
+
+    engine = make_engine(proposer="garbage")
+    with pytest.raises(KeyError, match="planted") as caught:
+        engine.generate(requests_of([PROMPTS[0]], max_tokens=4, allowed_tokens=broken))
+    assert any("request" in note for note in caught.value.__notes__)
+
+
+FREE = [10, 11, 12, 13]
+
+
+class Drawn(Proposer):
+    """Draws from a law that it states, half of which no grammar here allows."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._vocab, self._stream = context.vocab_size, torch.Generator().manual_seed(5)
+
+    def propose(self, batch: BatchView, limits: torch.Tensor, draft: Draft) -> None:
+        assert draft.draft_probs is not None
+        law = torch.zeros(self._vocab)
+        law[[12, 90, 91]] = torch.tensor([0.5, 0.25, 0.25])
+        count = draft.token_ids.numel()
+        drawn = torch.multinomial(law, count, replacement=True, generator=self._stream)
+        draft.token_ids.copy_(drawn.view_as(draft.token_ids))
+        draft.draft_probs.copy_(law.expand_as(draft.draft_probs))
+        draft.lengths.fill_(draft.width)
+        draft.confidence.fill_(0.5)
+        draft.source.zero_()
+        draft.shorten(limits)
+
+
+DRAWN = ProposerSpec(name="drawn", factory=Drawn, summary="a toy", caps=ProposerCaps(distribution=Distribution.PROBS))
+
+
+@pytest.mark.parametrize(("proposer", "first"), [("garbage", [40]), ("drawn", [])])
+def test_sampled_output_keeps_its_law(proposer, first, llama):
+    """Two free tokens, with a forced one between them, at temperature 1, against the plain model's own law."""
+    prompt, count = PROMPTS[0], 600
+
+    def allowed(_batch: int, ids: torch.Tensor) -> list[int]:
+        said = len(ids) - len(prompt) - len(first)
+        return first if said < 0 else (FREE, [41], FREE)[said] if said < 3 else [EOS]
+
+    settings = {"num_speculative_tokens": 4, "proposer": proposer, "faults": {"host_deadline_ms": None}}
+    engine = Engine(llama, settings=settings, max_num_seqs=64, registry=toys.make_registry([DRAWN]))
+    params = [SamplingParams(max_tokens=5, temperature=1.0, seed=seed, allowed_tokens=allowed) for seed in range(count)]
+    outputs = engine.generate([GenerateRequest(prompt=prompt, params=own) for own in params])
+    total = engine.metrics.snapshot().total
+    engine.close()
+    found = torch.zeros(len(FREE), len(FREE))
+    for output in outputs:
+        one, forced, other, *_ = output.token_ids[len(first) :]
+        assert forced == 41
+        found[FREE.index(one), FREE.index(other)] += 1
+    expected = torch.empty(len(FREE), len(FREE), dtype=torch.float64)
+    for row, token in enumerate(FREE):
+        one, other = (law_of(llama, text) for text in ([*prompt, *first], [*prompt, *first, token, 41]))
+        expected[row] = one[row] * other
+    assert g_test(found.flatten().numpy(), expected.flatten().numpy()) > 1e-4
+    assert total.accepted > count / 2
+
+
+def law_of(model, text: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([text])).logits[0, -1, FREE].double().softmax(-1)
