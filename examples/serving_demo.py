@@ -97,7 +97,7 @@ def _options(about: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=6, help="tasks of each kind (default: %(default)s)")
     parser.add_argument("--proposer", default="ngram", help="see `specplug list` (default: %(default)s)")
-    parser.add_argument("--policy", default="fixed", help="see `specplug list` (default: %(default)s)")
+    parser.add_argument("--policy", default="batch", help="see `specplug list` (default: %(default)s)")
     parser.add_argument("--width", type=int, default=8, help="most draft tokens per step (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="chooses the tasks (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")

@@ -15,7 +15,7 @@ from specplug.demo import model_path
 def main(model: str) -> None:
     """Serve both requests and say what speculation did."""
     sglang_stand_ins.use()  # without a GPU only
-    os.environ.setdefault("SPECPLUG_CONFIG", json.dumps({"proposer": "ngram", "policy": "fixed"}))
+    os.environ.setdefault("SPECPLUG_CONFIG", json.dumps({"proposer": "ngram", "policy": "batch"}))
     import sglang
 
     from specplug_sglang import status

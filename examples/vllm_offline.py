@@ -21,7 +21,7 @@ def main(model: str) -> None:
         max_model_len=1024,
         enforce_eager=True,
         speculative_config={"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": 8},
-        additional_config={"specplug": {"proposer": "ngram", "policy": "fixed"}},
+        additional_config={"specplug": {"proposer": "ngram", "policy": "batch"}},
     )
     code = "def read(path, mode):\n    with open(path, mode) as file:\n        text = file.read()\n    return text"
     change = "def read(path, mode):\n    with open(path, flags) as file:\n        text = file.read()"

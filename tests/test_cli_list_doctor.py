@@ -27,7 +27,7 @@ PROPOSER = ProposerSpec(
     summary="drafts [B, N] tokens",
     caps=ProposerCaps(needs_host=True, distribution=Distribution.PROBS, trees=True, learns=True),
 )
-POLICY = PolicySpec(name="fixed", factory=len, summary="constant", trimmer=len)
+POLICY = PolicySpec(name="batch", factory=len, summary="constant", trimmer=len)
 VERIFIER = VerifierSpec(name="reference", factory=len, summary="exact", lossless=True)
 
 
@@ -89,7 +89,7 @@ def test_list_as_json_holds_the_same(registry):
     assert found["errors"] == []
     assert [(row["kind"], row["name"]) for row in found["plugins"]] == [
         ("proposer", "ngram"),
-        ("policy", "fixed"),
+        ("policy", "batch"),
         ("verifier", "reference"),
     ]
     assert found["plugins"][0] == {
@@ -104,7 +104,7 @@ def test_list_as_json_holds_the_same(registry):
 
 def test_list_of_one_kind(registry):
     found = json.loads(run("list", "--kind", "policy", "--json"))
-    assert [row["name"] for row in found["plugins"]] == ["fixed"]
+    assert [row["name"] for row in found["plugins"]] == ["batch"]
     refused = " ".join(run("list", "--kind", "polici", code=2).replace("│", " ").split())
     assert "'polici' is no kind of plug-in. Did you mean 'policy'?" in refused
 
@@ -113,7 +113,7 @@ def test_list_shows_broken_plugins_and_duplicates_beside_the_healthy(registry):
     registry.add(plugin(proposers=[RuntimeError("boom [red]")]), Owner("bad", "broken", "0.3"))
     registry.add(plugin(policies=[POLICY]), Owner("main", "zeta", "9"))
     shown = run("list")
-    for part in ("ngram", "Failed to load", "broken", "0.3", "RuntimeError: boom [red]", "policy 'fixed'", "zeta"):
+    for part in ("ngram", "Failed to load", "broken", "0.3", "RuntimeError: boom [red]", "policy 'batch'", "zeta"):
         assert part in shown
     errors = json.loads(run("list", "--json"))["errors"]
     assert errors[0] == {
@@ -137,7 +137,7 @@ def test_doctor_is_content_with_a_healthy_machine(registry):
         "check": "mine",
         "owner": str(EXTRA),
         "status": "ok",
-        "summary": "fixed",
+        "summary": "batch",
         "remedy": "",
     }
 

@@ -1,45 +1,97 @@
+"""The n-gram proposers as plug-ins, and the plain one's drafts; what is remembered is tested in test_ngram_memory."""
+
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from specplug.host import HostDraft
 from specplug.interfaces import PluginContext
+from specplug.match.lookup import SOURCES
 from specplug.registry import Owner, Registry
+from specplug.settings import load_settings
 from specplug.specs import ProposerSpec
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
+from specplug.types.batch import BatchView
 from specplug.types.caps import EngineCaps
 from specplug.types.request import Reference, Request
 from specplug_ngram import plugin
-from specplug_ngram.options import NgramOptions
+from specplug_ngram.options import LookupSettings, ReferenceSettings
+from specplug_ngram.proposer import Ngram
 from specplug_ngram.reference import OWN_TEXT, REFERENCE, NgramReference
 
 
-def spec() -> ProposerSpec:
+def spec(name: str) -> ProposerSpec:
     registry = Registry()
     registry.add(plugin, Owner("ngram", "specplug", "test"))
-    return registry.get(ProposerSpec, "ngram")
+    return registry.get(ProposerSpec, name)
 
 
-class TestContract(ProposerContract):
-    spec = spec()
+class TestReferenceContract(ProposerContract):
+    spec = spec("ngram-reference")
 
 
-class TestContractShortestMatches(ProposerContract):
-    spec = spec()
+class TestReferenceContractShortestMatches(ProposerContract):
+    spec = spec("ngram-reference")
     options = MappingProxyType({"min_n": 1, "max_n": 1})
 
 
+class Unlearning(Ngram):
+    """Forgets at each step what it learnt: what it does not draft for teaches nothing, so that confidences differ."""
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__(context)
+        tables = self._lookup.tables
+        self._learnt = (tables.votes, tables.evidence, tables.contexts)
+        self._usual_counts = tuple(table.copy() for table in self._learnt)
+
+    def ingest(self, batch: BatchView) -> None:
+        super().ingest(batch)
+        for table, usual in zip(self._learnt, self._usual_counts, strict=True):
+            table[:] = usual
+        self._lookup.rows.luck[:] = 0.5
+
+
+class LookupContract(ProposerContract):
+    """Two clauses let one of two proposers draft at other steps, and compare confidences: these learn nothing there."""
+
+    def test_ingests_at_width_zero(self) -> None:
+        self.spec = replace(self.spec, factory=Unlearning)
+        super().test_ingests_at_width_zero()
+
+    def test_starts_over_with_a_whole_text(self) -> None:
+        self.spec = replace(self.spec, factory=Unlearning)
+        super().test_starts_over_with_a_whole_text()
+
+
+class TestContract(LookupContract):
+    spec = spec("ngram")
+
+
+class TestTreeContract(LookupContract):
+    spec = spec("ngram-tree")
+
+
+class TestContractLongerMatches(LookupContract):
+    spec = spec("ngram")
+    options = MappingProxyType({"min_n": 2, "max_n": 4, "memory_tokens": 0})
+
+
 def ngram(min_n: int, max_n: int) -> NgramReference:
-    options = NgramOptions(min_n=min_n, max_n=max_n)
+    options = ReferenceSettings(min_n=min_n, max_n=max_n)
     return NgramReference(PluginContext(EngineCaps(8), options=options))
 
 
@@ -118,24 +170,113 @@ def test_new_references_under_an_old_name_are_noticed() -> None:
     assert list(draft(proposer, [3], 1, references=[[3, 5]]).token_ids) == [5]
 
 
-def test_reference_is_named_in_the_draft() -> None:
-    with Driver(spec(), vocab_size=64) as driver:
+@pytest.mark.parametrize("name", ["ngram", "ngram-tree", "ngram-reference"])
+def test_reference_is_named_in_the_draft(name: str) -> None:
+    with Driver(spec(name), vocab_size=64) as driver:
         driver.start("own", [1, 2, 3, 1, 2])
         driver.start("given", [1, 2], references=[[7, 1, 2, 5, 6]])
-        drafts = driver.step(width=4).by_request()
-    names = NgramReference.sources
-    assert (drafts["own"].token_ids, names[drafts["own"].source]) == ((3, 1, 2), "own text")
-    assert (drafts["given"].token_ids, names[drafts["given"].source]) == ((5, 6), "reference")
+        drafts, names = driver.step(width=4).by_request(), driver.proposer.sources
+    assert (drafts["own"].token_ids[0], names[drafts["own"].source]) == (3, "own text")
+    assert (drafts["given"].token_ids[:2], names[drafts["given"].source]) == ((5, 6), "reference")
 
 
-@pytest.mark.parametrize("wrong", [{"min_n": 3, "max_n": 2}, {"min_n": 0}, {"max_m": 4}])
-def test_options_are_checked(wrong: dict[str, int]) -> None:
+@pytest.mark.parametrize("name", ["ngram", "ngram-tree"])
+def test_a_tree_holds_what_a_chain_has_to_choose_from(name: str) -> None:
+    text = [1, 2, 3, 9, 1, 2, 4, 8, 1, 2]
+    with Driver(spec(name), {"min_n": 2}, vocab_size=64) as driver:
+        driver.start("forked", text)
+        draft = driver.step(width=6).by_request()["forked"]
+    first = {token for token, parent in zip(draft.token_ids, draft.parents or (), strict=False) if parent < 0}
+    assert first == ({3, 4} if name == "ngram-tree" else set())
+    assert draft.token_ids[0] in (3, 4)
+    assert draft.parents is None or len(draft.parents) == len(draft.token_ids)
+
+
+def test_confidence_rises_with_what_was_right_and_falls_with_what_was_not() -> None:
+    def last(tokens: list[int]) -> float:
+        with Driver(spec("ngram"), vocab_size=64, max_length=400) as driver:
+            driver.start("a", tokens[:100])
+            for token in tokens[100:300]:
+                driver.step(width=1)
+                driver.extend("a", [token])
+            return driver.step(width=1).by_request()["a"].confidence[0]
+
+    noise = np.random.default_rng(3).integers(0, 5, 300).tolist()
+    assert last(list(range(10, 20)) * 30) > 0.95
+    assert last(noise) < 0.5
+
+
+def test_a_copy_goes_on_behind_an_edit() -> None:
+    """With min_n 0 a text is followed past a token that it never had; with more it waits for a match."""
+    copied = list(range(10, 30))
+    text = [*copied, *copied[:8], 50]  # 50 stands in the place of copied[8]
+    drafts = []
+    for min_n in (0, 1):
+        with Driver(spec("ngram"), {"min_n": min_n}, vocab_size=64) as driver:
+            driver.start("edit", text[:-1])
+            driver.step(width=4)
+            driver.extend("edit", text[-1:])
+            drafts.append(driver.step(width=4).by_request()["edit"].token_ids)
+    assert drafts[0][:1] == (copied[8],) or drafts[0][:1] == (copied[9],)
+    assert drafts[1] == ()
+
+
+def test_drafts_end_where_they_hardly_survive() -> None:
+    lengths = []
+    for least in (0.001, 0.5, 0.9):
+        with Driver(spec("ngram"), {"min_survival": least}, vocab_size=64) as driver:
+            driver.start("a", [*range(10, 20), *range(10, 15)])
+            [draft] = driver.step(width=8).by_request().values()
+        lengths.append(len(draft.token_ids))
+        assert np.prod(draft.confidence) >= least
+    assert lengths[0] == 8 > lengths[1] >= lengths[2]
+
+
+@pytest.mark.parametrize("wrong", [{"min_n": 3, "max_n": 2}, {"min_n": -1}, {"max_m": 4}])
+@pytest.mark.parametrize("model", [ReferenceSettings, LookupSettings])
+def test_options_are_checked(model: type[BaseModel], wrong: dict[str, int]) -> None:
     with pytest.raises(ValidationError, match=r"min_n|max_m"):
-        NgramOptions(**wrong)
+        model(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"min_survival": 1.5}, {"memory_tokens": -1}, {"memory_scope": "tenant"}, {"max_n": 2000}]
+)
+def test_options_of_the_lookup_are_checked(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        LookupSettings.model_validate(wrong)
 
 
 @pytest.mark.parametrize("module", ["specplug_ngram.plugin", "specplug_fixed.plugin"])
 def test_registering_imports_no_torch(module: str) -> None:
-    code = f"import sys, {module}; sys.exit(sorted({{'torch', 'pydantic', 'numpy'}} & set(sys.modules)) or None)"
+    code = (
+        f"import sys, {module}; sys.exit(sorted({{'torch', 'pydantic', 'numpy', 'numba'}} & set(sys.modules)) or None)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "ngram.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("heading", "model"),
+    [("Of `ngram` and `ngram-tree`", LookupSettings), ("Of `ngram-reference`", ReferenceSettings)],
+)
+def test_every_option_is_documented_with_its_default_and_no_other(heading: str, model: type[BaseModel]) -> None:
+    table = PAGE.split(f"\n{heading}")[1].split("\n\n", 2)[1]
+    found = {name: json.loads(default) for name, default in re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", table, re.M)}
+    assert found == model().model_dump()
+
+
+def test_the_documented_settings_are_valid() -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    chosen = load_settings(tomllib.loads(text), env={}).settings
+    assert chosen.proposer == "ngram"
+    LookupSettings.model_validate(chosen.options["ngram"])
+
+
+@pytest.mark.parametrize("name", ["ngram", "ngram-tree", "ngram-reference"])
+def test_every_proposer_and_source_is_documented(name: str) -> None:
+    assert f"`{name}`" in PAGE
+    assert [source for source in SOURCES if f"`ngram/{source}`" not in PAGE] == []

@@ -159,10 +159,11 @@ def test_one_in_flight_is_one_after_another(items, policy):
 @settings(max_examples=15, deadline=None)
 def test_requests_in_flight_do_not_disturb_each_other(items, batch):
     """Where a proposer keeps nothing across requests, a batch counts what its requests do alone."""
-    assert (
-        replay_interleaved(items, STATELESS, batch=batch, vocab_size=VOCAB).counts
-        == replay(items, STATELESS, mode="cold", vocab_size=VOCAB).counts
-    )
+    together = replay_interleaved(items, STATELESS, batch=batch, vocab_size=VOCAB).counts
+    assert together.histogram == replay(items, STATELESS, mode="cold", vocab_size=VOCAB).counts.histogram
+    assert sum(n * count for (n, _, _), count in together.batches.items()) == together.steps
+    assert sum(drafted * count for (_, drafted, _), count in together.batches.items()) == together.verified
+    assert sum(emitted * count for (_, _, emitted), count in together.batches.items()) == together.emitted
 
 
 def test_in_flight_requests_finish_and_make_room():
@@ -184,6 +185,7 @@ def test_in_flight_requests_finish_and_make_room():
     ]
     assert sizes == [2, 2, 1, 1, 1]
     assert found.counts.histogram == {(0, 0, 1): 7}
+    assert found.counts.batches == {(2, 0, 2): 2, (1, 0, 1): 3}
     assert found.items == 4
 
 
@@ -198,6 +200,13 @@ def test_a_policy_is_told_the_batch():
     assert {len(stats.requests) for stats in policy.stats} == {32}
     assert set(policy.trimmed) == {(32, 10)}
     assert found.counts.drafts_per_step == 4
+
+
+def test_a_policy_sees_what_became_of_drafts():
+    policy = PlantedPolicy(lambda stats: StepPlan(2))
+    planted(Planted(lambda batch, row, limit: [1, 2]), [item([3], [1, 1, 2, 1, 1])], policy=policy)
+    # prefill: 1 | drafted 1, 2 and right: 1, 2, 1 | drafted 1, 2, of which 1 is right: 1 and the end
+    assert [stats.requests[0][1:] for stats in policy.stats] == [(2, PLENTY, None, 0, 0), (5, PLENTY, None, 2, 2)]
 
 
 def test_a_budget_that_suffices_trims_nothing():

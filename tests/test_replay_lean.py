@@ -14,7 +14,8 @@ from specplug.replay.lean import LeanStage
 from specplug.replay.run import replay
 from specplug.replay.setup import Setup
 from specplug.types.draft import Draft
-from tests.replay_tools import ITEMS, VOCAB, Planted, item, registry
+from specplug.types.plan import StepPlan
+from tests.replay_tools import ITEMS, VOCAB, Planted, PlantedPolicy, item, registry
 
 TOKENS = st.lists(st.sampled_from([-1, 0, 1, 1, 2, 2, 3, VOCAB]), max_size=6)
 LEVELS = st.sampled_from([0.0, 0.5, 1.0, 2.0, -1.0, float("nan"), float("inf")])
@@ -86,9 +87,12 @@ def plain(value: Any) -> Any:
     st.booleans(),
     st.integers(1, 3),
     st.integers(0, 12),
+    st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_lean_and_full_stages_count_and_tell_the_same(items, script, caps, makes_trees, takes_trees, seats, budget):
+def test_lean_and_full_stages_count_and_tell_the_same(
+    items, script, caps, makes_trees, takes_trees, seats, budget, capped
+):
     found = []
     for lean in (True, False):
         proposers: list[Unruly] = []
@@ -97,11 +101,17 @@ def test_lean_and_full_stages_count_and_tell_the_same(items, script, caps, makes
             proposers.append(Unruly(script, makes_trees))
             return proposers[-1]
 
+        caps_rows = PlantedPolicy(lambda stats: StepPlan(5, None, {"request-0": 2, "request-1": 0}))
         setup = Setup(
-            "planted", "fixed", 5, {"fixed": {"token_budget": budget}}, trees=takes_trees, lean=lean,
+            "planted",
+            "planted" if capped else "fixed",
+            5,
+            {"fixed": {"token_budget": budget}},
+            trees=takes_trees,
+            lean=lean,
             settings={"faults": {"max_consecutive": 2, "cooldown_steps": 3}},
-        )  # fmt: skip
-        plugins = registry(build, learns=True, trees=makes_trees, **{"needs_host": True, **caps})
+        )
+        plugins = registry(build, caps_rows, learns=True, trees=makes_trees, **{"needs_host": True, **caps})
         result = replay_interleaved(items, setup, batch=seats, vocab_size=VOCAB, registry=plugins)
         found.append([result.counts.rows(), result.faults, result.calibration.sums.tolist(), proposers[0].log])
     assert found[0] == found[1]

@@ -50,6 +50,7 @@ class Plugin:
             proposer("odd", dict),
         )
         self.specplug_register_policies = hook(
+            PolicySpec(name="batch", factory="nowhere:Nothing", summary=""),
             PolicySpec(name="fixed", factory="nowhere:Nothing", summary="", options=LaxOptions),
             PolicySpec(name="twin", factory="nowhere:Nothing", summary="", options=LaxOptions),
         )

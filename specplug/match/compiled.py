@@ -6,15 +6,16 @@ microseconds at every call.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 from numba.core import types
-from numba.experimental import structref
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -22,33 +23,39 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def compiled(function: Function) -> Function:
     """Compile a kernel at its first call, or load it from the cache.  It runs without the GIL."""
     with _own_cache():
-        kernel: Function = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-    return kernel
+        kernel: Any = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    return cast("Function", kernel)
 
 
 def cache_folder() -> Path:
-    """Return where compiled kernels are kept: `NUMBA_CACHE_DIR`, else a folder of the user's, one per numba version.
+    """Return where compiled kernels are kept: in `NUMBA_CACHE_DIR`, else with the user's other caches.
 
     Numba's own place beside the source holds code of one version only: environments that share a source tree would
-    compile anew in turns.
+    compile anew in turns.  It also takes a kernel for current when the kernel's own file is, though one that it calls
+    has changed.  So there is one folder per numba version and state of all the sources.
     """
-    chosen = os.environ.get("NUMBA_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "specplug" / f"numba-{numba.__version__}"
+    kept = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(home) / "specplug")
+    return kept / f"numba-{numba.__version__}-{_state()}"
+
+
+@cache
+def _state() -> str:
+    sources = sorted(it for it in Path(__file__).parent.glob("*.py") if not it.name.startswith("reference"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
 
 
 @contextmanager
 def _own_cache() -> Iterator[None]:
     """Let numba choose our folder for what is decorated meanwhile; it falls back to others where this cannot be
     written."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(cache_folder())
+    settings: Any = numba.config
+    before = settings.CACHE_DIR
+    settings.CACHE_DIR = str(cache_folder())
     try:
         yield
     finally:
-        numba.config.CACHE_DIR = before
+        settings.CACHE_DIR = before
 
 
 class StructureType(types.StructRef):  # type: ignore[misc]
@@ -56,4 +63,4 @@ class StructureType(types.StructRef):  # type: ignore[misc]
 
     def preprocess_fields(self, fields: Any) -> Any:
         """Forget that a field was a literal, so that equal records have one type."""
-        return tuple((name, types.unliteral(kind)) for name, kind in fields)
+        return tuple((name, types.unliteral(kind)) for name, kind in fields)  # type: ignore[no-untyped-call]

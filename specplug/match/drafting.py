@@ -45,7 +45,7 @@ def _votes(bench: Any, tokens: int) -> float:
 
 @compiled
 def _last(texts: Any, bench: Any, slot: int, depth: int) -> int:
-    return bench.drafted[depth - 1] if depth else texts.text[slot, texts.lengths[slot] - 1]
+    return bench.drafted[depth - 1] if depth else texts.text[slot, texts.lengths[slot] - 1]  # type: ignore[no-any-return]
 
 
 @compiled
@@ -58,8 +58,19 @@ def _source(texts: Any, bench: Any, starts: Any, slot: int, t: int) -> int:
 
 @compiled
 def draft_chain(
-    texts: Any, memory: Any, rows: Any, tables: Any, bench: Any, starts: Any, slot: int, limit: int, cap: int,
-    shortest: int, least: float, ids: Any, confidences: Any,
+    texts: Any,
+    memory: Any,
+    rows: Any,
+    tables: Any,
+    bench: Any,
+    starts: Any,
+    slot: int,
+    limit: int,
+    cap: int,
+    shortest: int,
+    least: float,
+    ids: Any,
+    confidences: Any,
 ) -> tuple[int, int]:
     """Draft the likeliest token, again and again, while the whole draft survives with probability `least`.
 
@@ -101,8 +112,21 @@ def draft_chain(
 
 @compiled
 def draft_tree(
-    texts: Any, memory: Any, rows: Any, tables: Any, bench: Any, starts: Any, slot: int, limit: int, cap: int,
-    shortest: int, least: float, ids: Any, confidences: Any, parents: Any, tree: Any,
+    texts: Any,
+    memory: Any,
+    rows: Any,
+    tables: Any,
+    bench: Any,
+    starts: Any,
+    slot: int,
+    limit: int,
+    cap: int,
+    shortest: int,
+    least: float,
+    ids: Any,
+    confidences: Any,
+    parents: Any,
+    tree: Any,
 ) -> tuple[int, int]:
     """Grow a tree by the node that is likeliest to be reached and accepted, until it has `limit` nodes.
 
@@ -143,8 +167,18 @@ def draft_tree(
 
 @compiled
 def _open(
-    texts: Any, memory: Any, rows: Any, tables: Any, bench: Any, starts: Any, slot: int, node: int, considered: int,
-    cap: int, shortest: int, tree: Any,
+    texts: Any,
+    memory: Any,
+    rows: Any,
+    tables: Any,
+    bench: Any,
+    starts: Any,
+    slot: int,
+    node: int,
+    considered: int,
+    cap: int,
+    shortest: int,
+    tree: Any,
 ) -> int:
     """Consider the tokens that may follow a node; return how many are considered by now."""
     depth = tree.depths[node]

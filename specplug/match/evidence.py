@@ -36,6 +36,9 @@ HASHES, COARSE = 16384, 6
 MOST_TRIES = 4000.0
 MOST_CONTEXT_TRIES = 200.0
 
+_LEAST = np.float32(0.01)
+"""Hits and misses count at least so much: halved again and again, the rarer of them would vanish."""
+
 
 @structref.register
 class TablesType(StructureType):
@@ -46,7 +49,7 @@ class _Tables(structref.StructRefProxy):  # type: ignore[misc]
     pass
 
 
-structref.define_proxy(_Tables, TablesType, ["votes", "evidence", "contexts"])
+structref.define_proxy(_Tables, TablesType, ["votes", "evidence", "contexts"])  # type: ignore[no-untyped-call]
 
 
 class Tables:
@@ -54,7 +57,7 @@ class Tables:
 
     def __init__(self) -> None:
         self.votes, self.evidence, self.contexts = _usual_votes(), _usual_evidence(), _usual_contexts()
-        self.record = _Tables(self.votes, self.evidence, self.contexts)
+        self.record = _Tables(self.votes, self.evidence, self.contexts)  # type: ignore[no-untyped-call]
 
 
 @compiled
@@ -110,20 +113,20 @@ def context_key(token: int, owner: int, length: int, share: float) -> int:
     """Return the row of `contexts` for what follows `token` in texts of `owner`, by match length and share of votes."""
     mixed = (np.uint64(token) + np.uint64(owner) * np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xD6E8FEB86659FD93)
     row = np.int64((mixed >> np.uint64(40)) % np.uint64(HASHES)) * COARSE + min(length_class(length) // 2, COARSE - 1)
-    return 3 * row + int(share > 0.3) + int(share > 0.85)
+    return 3 * row + int(share > 0.3) + int(share > 0.85)  # type: ignore[return-value]
 
 
 @compiled
 def odds(table: Any, key: int) -> float:
-    """Return hits over misses."""
-    return table[key, 0] / (table[key, 1] - table[key, 0])
+    """Return hits over misses, above 0 and finite."""
+    return max(table[key, 0], _LEAST) / max(table[key, 1] - table[key, 0], _LEAST)  # type: ignore[no-any-return]
 
 
 @compiled
 def confidence(tables: Any, evidence: int, context: int) -> float:
     """Return how likely a token is right, in (0, 1)."""
     joint = np.sqrt(odds(tables.evidence, evidence) * odds(tables.contexts, context))
-    return joint / (1.0 + joint)
+    return joint / (1.0 + joint)  # type: ignore[no-any-return]
 
 
 @compiled

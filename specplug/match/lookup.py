@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
+from specplug.errors import ContractError
+from specplug.match.addresses import ingest_at, propose_chains_at, propose_trees_at
 from specplug.match.evidence import Tables
 from specplug.match.responses import Responses
 from specplug.match.rows import Bench, Rows, Tree
 from specplug.match.steps import ingest, propose_chains, propose_trees
 from specplug.match.texts import NO_TEXT, Texts, Tokens
+from specplug.types.draft import Draft
 
 Ints = npt.NDArray[np.int32]
 Slots = npt.NDArray[np.int64]
@@ -29,7 +33,7 @@ class LookupOptions:
     """How matches are looked for.
 
     Attributes:
-        shortest: tokens that have to match; with 0, where a text was followed is tried also behind a token that differs.
+        shortest: tokens that have to match; with 0, where a text was followed is tried also behind one that differs.
         cap: most tokens that a match is compared over.
         least: a draft ends where it survives less likely than this.
         response_tokens: of the response memory; 0 for none.
@@ -74,6 +78,7 @@ class Lookup:
         room = self.texts.capacity // 2
         parts = [part for reference in references for part in (reference, [NO_TEXT])]
         text = np.concatenate([np.asarray(part, np.int32) for part in parts])[:room] if parts else self._from_start
+        text[-1:] = NO_TEXT
         self.texts.extend(slot, text)
         self._starts[slot] = text.size
 
@@ -83,21 +88,102 @@ class Lookup:
         """Take in the rows' newest tokens, and learn from them; see `specplug.match.steps.ingest`."""
         window = self._from_start if first is None else first
         ingest(
-            self.texts.record, self.rows.record, self.tables.record, self._starts, slots, table, table_rows, window,
-            lengths, num_new, self._options.cap,
+            self.texts.record,
+            self.rows.record,
+            self.tables.record,
+            self._starts,
+            slots,
+            table,
+            table_rows,
+            window,
+            lengths,
+            num_new,
+            self._options.cap,
         )
 
     def propose(
-        self, slots: Slots, limits: Ints, ids: Ints, confidence: npt.NDArray[np.float32], counts: Ints, sources: Ints,
+        self,
+        slots: Slots,
+        limits: Ints,
+        ids: Ints,
+        confidence: npt.NDArray[np.float32],
+        counts: Ints,
+        sources: Ints,
         parents: Ints | None = None,
     ) -> None:
         """Fill in drafts, trees where `parents` are given; see `specplug.match.steps.propose_chains`."""
         options, state = self._options, self._state()
-        how = (slots, limits, options.cap, options.shortest, options.least, ids, confidence, counts, sources)
+        how: tuple[Any, ...] = (
+            slots,
+            limits,
+            options.cap,
+            options.shortest,
+            options.least,
+            ids,
+            confidence,
+            counts,
+            sources,
+        )
         if parents is None:
             propose_chains(*state, *how)
         else:
-            propose_trees(*state, *how, parents, self._tree.record)
+            how = (*how, parents, self._tree.record)
+            propose_trees(*state, *how)
+
+    def ingest_tensors(
+        self, slots: Tensor, table: Tensor, table_rows: Tensor, lengths: Tensor, num_new: Tensor, first: Tensor | None
+    ) -> None:
+        """Do as `ingest` for tensors in host memory; `slots` and `table_rows` [B] int64, the others int32."""
+        rows = [each.contiguous() for each in (slots, table_rows, lengths, num_new)]
+        window = None if first is None else first.contiguous()
+        table = table if table.stride(1) == 1 else table.contiguous()
+        at_slots, at_rows, at_lengths, at_new = (each.data_ptr() for each in rows)
+        ingest_at(
+            self.texts.record,
+            self.rows.record,
+            self.tables.record,
+            self._starts,
+            slots.shape[0],
+            at_slots,
+            table.data_ptr(),
+            table.shape[0],
+            table.stride(0),
+            at_rows,
+            0 if window is None else window.data_ptr(),
+            at_lengths,
+            at_new,
+            self._options.cap,
+        )
+
+    def propose_tensors(self, slots: Tensor, limits: Tensor, draft: Draft, *, trees: bool) -> None:
+        """Fill a draft in host memory; `slots` [B] int64, `limits` [B] int32.
+
+        Raises:
+            ContractError: the draft's rows are no parts of one buffer's.
+        """
+        slots, limits, options = slots.contiguous(), limits.contiguous(), self._options
+        stride, parents = draft.token_ids.stride(0), draft.parents
+        above = parents if trees and parents is not None else draft.token_ids
+        if draft.width > 1 and {each.stride() for each in (draft.confidence, above)} != {(stride, 1)}:
+            raise ContractError.build("the draft's tensors lie apart", who="Lookup", expected="views of one buffer")
+        how: tuple[Any, ...] = (
+            slots.shape[0],
+            slots.data_ptr(),
+            limits.data_ptr(),
+            options.cap,
+            options.shortest,
+            options.least,
+            draft.token_ids.data_ptr(),
+            draft.confidence.data_ptr(),
+            stride,
+            draft.lengths.data_ptr(),
+            draft.source.data_ptr(),
+        )
+        if above is draft.token_ids:
+            propose_chains_at(*self._state(), *how)
+        else:
+            how = (*how, above.data_ptr(), self._tree.record)
+            propose_trees_at(*self._state(), *how)
 
     def remember(self, slot: int, owner: str, begin: int, end: int) -> None:
         """Keep tokens `begin` to `end` of a slot's own text as a response of `owner`."""
@@ -109,6 +195,10 @@ class Lookup:
 
     def _state(self) -> tuple[Any, ...]:
         return (
-            self.texts.record, self.responses.record, self.rows.record, self.tables.record, self._bench.record,
+            self.texts.record,
+            self.responses.record,
+            self.rows.record,
+            self.tables.record,
+            self._bench.record,
             self._starts,
         )

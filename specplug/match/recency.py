@@ -36,7 +36,7 @@ _MIX = np.uint64(0xD6E8FEB86659FD93)
 def bucket(token: int, owner: int, size: int) -> int:
     """Return the tree, of `size` (a power of two), for keys that begin with `token` in texts of `owner`."""
     mixed = (np.uint64(token) + np.uint64(owner) * _SPREAD) * _MIX
-    return np.int64((mixed >> np.uint64(32)) & np.uint64(size - 1))
+    return np.int64((mixed >> np.uint64(32)) & np.uint64(size - 1))  # type: ignore[return-value]
 
 
 @compiled
@@ -44,7 +44,7 @@ def token_at(text: Any, mask: int, oldest: int, place: int) -> int:
     """Return the token at `place`, -1 for whatever is no text."""
     if place < oldest:
         return -1
-    return max(text[place & mask], -1)
+    return max(text[place & mask], -1)  # type: ignore[no-any-return]
 
 
 @compiled
@@ -52,12 +52,20 @@ def owner_of(owners: Any, mask: int, place: int) -> int:
     """Return who owns the token before `place`; 0 where nobody is told apart."""
     if owners.size == 0:
         return 0
-    return owners[((place - 1) & mask) // GRANULE]
+    return owners[((place - 1) & mask) // GRANULE]  # type: ignore[no-any-return]
 
 
 @compiled
 def insert(
-    text: Any, mask: int, oldest: int, owners: Any, heads: Any, children: Any, place: int, cap: int, places: Any,
+    text: Any,
+    mask: int,
+    oldest: int,
+    owners: Any,
+    heads: Any,
+    children: Any,
+    place: int,
+    cap: int,
+    places: Any,
     lengths: Any,
 ) -> int:
     """Add `place`, and find its candidates.
@@ -65,7 +73,8 @@ def insert(
     Args:
         text: [C] int32, a power of two where it is a ring; token i lies at i & mask.
         mask: C - 1 for a ring, -1 for a text that begins at 0.
-        oldest: the first token that is there; places up to oldest + cap are forgotten where it is above 0.
+        oldest: the first token that is there.  Where it is above 0, places up to oldest + cap are forgotten, and at
+            least those whose granule may belong to another by now.
         owners: [C / GRANULE] int32, whose text each granule is; empty where all belongs to one.
         heads: [H] int32, the root of each tree, 0 for none.
         children: [2 C] int32, left and right child of each place.
@@ -81,7 +90,7 @@ def insert(
     tree = bucket(text[(place - 1) & mask], owner, heads.size)
     at = heads[tree]
     heads[tree] = place
-    gone = oldest + cap if oldest > 0 else 0
+    gone = oldest + max(cap, GRANULE) if oldest > 0 else 0
     left, right = 2 * (place & mask), 2 * (place & mask) + 1  # where what is smaller, and what is larger, goes next
     matches_left, matches_right, found, visits = 0, 0, 0, 0
     while at > gone and visits < MOST_VISITS:
@@ -115,8 +124,18 @@ def insert(
 
 @compiled
 def search(
-    text: Any, mask: int, oldest: int, owners: Any, heads: Any, children: Any, owner: int, context: Any, end: int,
-    cap: int, places: Any, lengths: Any,
+    text: Any,
+    mask: int,
+    oldest: int,
+    owners: Any,
+    heads: Any,
+    children: Any,
+    owner: int,
+    context: Any,
+    end: int,
+    cap: int,
+    places: Any,
+    lengths: Any,
 ) -> int:
     """Find the candidates of a context that is not in the tree itself; see `insert`.
 
@@ -128,7 +147,7 @@ def search(
     if last < 0:
         return 0
     at = heads[bucket(last, owner, heads.size)]
-    gone = oldest + cap if oldest > 0 else 0
+    gone = oldest + max(cap, GRANULE) if oldest > 0 else 0
     matches_left, matches_right, found, visits = 0, 0, 0, 0
     while at > gone and visits < MOST_VISITS:
         visits += 1
@@ -158,7 +177,9 @@ def search(
 
 @compiled
 def _note(places: Any, lengths: Any, found: int, place: int, length: int) -> int:
-    """Append a candidate; when all entries are taken, drop the first."""
+    """Append a candidate; when all entries are taken, drop the first; without entries, none."""
+    if places.size == 0:
+        return 0
     if found == places.size:
         for k in range(found - 1):
             places[k], lengths[k] = places[k + 1], lengths[k + 1]

@@ -32,7 +32,7 @@ def common(one: Key, other: Key) -> int:
 
 
 def is_smaller(older: Key, newer: Key) -> bool:
-    """Whether the older key comes first: by the first token that differs; a key that ends there, or ends alike, does."""
+    """Whether the older key comes first: by the first token that differs; a key that ends there, or alike, does."""
     n = common(older, newer)
     return n == len(older) or (n < len(newer) and older[n] < newer[n])
 

@@ -11,7 +11,7 @@ from specplug.match.compiled import StructureType, compiled
 from specplug.match.recency import GRANULE, insert
 from specplug.match.texts import MOST_CANDIDATES, NO_TEXT, Tokens
 
-_MOST_PLACES = 2**30
+MOST_PLACES = 2**30
 """Places are int32: a memory that has seen so many tokens begins anew."""
 
 
@@ -24,7 +24,7 @@ class _Responses(structref.StructRefProxy):  # type: ignore[misc]
     pass
 
 
-structref.define_proxy(
+structref.define_proxy(  # type: ignore[no-untyped-call]
     _Responses, ResponsesType, ["text", "children", "heads", "owners", "ends", "places", "match_lengths"]
 )
 
@@ -36,22 +36,27 @@ class Responses:
 
     Attributes:
         capacity: C, a power of two; the newest C tokens are remembered.
+        text: [C] int32, token i at i modulo C.
+        children: [2 C] int32, see `recency`.
+        owners: [C / `GRANULE`] int32.
         record: all of it, as kernels take it.
     """
 
     def __init__(self, capacity: int, cap: int) -> None:
         """Make an empty memory of at least `capacity` tokens; `cap`: most tokens that a match is compared over."""
-        size = 16 * max(cap, GRANULE)
-        while size < capacity:
+        size = 16 * GRANULE
+        while size < max(capacity, 16 * cap):
             size *= 2
         self.capacity, self._cap = size, cap
         self._owners: dict[str, int] = {}
+        self.text, self.owners = np.full(size, NO_TEXT, np.int32), np.zeros(size // GRANULE, np.int32)
+        self.children = np.zeros(2 * size, np.int32)
         self._heads, self._ends = np.zeros(size // 4, np.int32), np.zeros(1, np.int64)
-        self.record = _Responses(
-            np.full(size, NO_TEXT, np.int32),
-            np.zeros(2 * size, np.int32),
+        self.record = _Responses(  # type: ignore[no-untyped-call]
+            self.text,
+            self.children,
             self._heads,
-            np.zeros(size // GRANULE, np.int32),
+            self.owners,
             self._ends,
             np.zeros(MOST_CANDIDATES, np.int32),
             np.zeros(MOST_CANDIDATES, np.int32),
@@ -70,7 +75,7 @@ class Responses:
             response: [m] int32; of one longer than half the memory the end is kept.
         """
         response = response[-(self.capacity // 2) :]
-        if self._ends[0] + self.capacity > _MOST_PLACES:
+        if self._ends[0] + self.capacity > MOST_PLACES:
             self.clear()
         add(self.record, owner, np.concatenate((context[-self._cap :], response)), len(response), self._cap)
 
@@ -90,13 +95,21 @@ def add(memory: Any, owner: int, tokens: Any, fresh: int, cap: int) -> None:
         memory.text[place & mask] = NO_TEXT
     for k in range(tokens.size):
         memory.text[(start + k) & mask] = tokens[k]
-    for granule in range(start // GRANULE, (stop - 1) // GRANULE + 1):
+    for granule in range(start // GRANULE, stop // GRANULE + 1):
         memory.owners[granule & (memory.owners.size - 1)] = owner
     memory.text[stop & mask] = NO_TEXT
     memory.ends[0] = stop
     oldest = max(stop + 1 - memory.text.size, 0)
     for place in range(stop - fresh + 1, stop):
         insert(
-            memory.text, mask, oldest, memory.owners, memory.heads, memory.children, place, cap, memory.places,
+            memory.text,
+            mask,
+            oldest,
+            memory.owners,
+            memory.heads,
+            memory.children,
+            place,
+            cap,
+            memory.places,
             memory.match_lengths,
         )

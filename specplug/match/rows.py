@@ -21,12 +21,23 @@ class _Rows(structref.StructRefProxy):  # type: ignore[misc]
     pass
 
 
-structref.define_proxy(
+structref.define_proxy(  # type: ignore[no-untyped-call]
     _Rows,
     RowsType,
     [
-        "owners", "luck", "anchors", "ages", "drafted_for", "num_considered", "tokens", "parents", "evidence",
-        "contexts", "num_ballots", "ballot_tokens", "ballot_keys",
+        "owners",
+        "luck",
+        "anchors",
+        "ages",
+        "drafted_for",
+        "num_considered",
+        "tokens",
+        "parents",
+        "evidence",
+        "contexts",
+        "num_ballots",
+        "ballot_tokens",
+        "ballot_keys",
     ],
 )
 
@@ -54,7 +65,7 @@ class Rows:
         self.drafted_for = table() - 1
         considered = [table(most_considered) for _ in range(4)]
         ballots = [table(MOST_BALLOTS) for _ in range(2)]
-        self.record = _Rows(
+        self.record = _Rows(  # type: ignore[no-untyped-call]
             self.owners, self.luck, self.anchors, self.ages, self.drafted_for, table(), *considered, table(), *ballots
         )
 
@@ -73,7 +84,7 @@ class _Bench(structref.StructRefProxy):  # type: ignore[misc]
     pass
 
 
-structref.define_proxy(
+structref.define_proxy(  # type: ignore[no-untyped-call]
     _Bench,
     BenchType,
     [
@@ -99,7 +110,7 @@ class Bench:
         candidates = [ints(nodes, MOST_BALLOTS) for _ in range(3)]
         found = [ints(MOST_CANDIDATES) for _ in range(2)]
         tokens = [ints(MOST_BALLOTS) for _ in range(6)]
-        self.record = _Bench(
+        self.record = _Bench(  # type: ignore[no-untyped-call]
             *candidates, *found, tokens[0], np.zeros(MOST_BALLOTS), *tokens[1:], ints(cap + width + 1), ints(width + 1)
         )
 
@@ -113,7 +124,7 @@ class _Tree(structref.StructRefProxy):  # type: ignore[misc]
     pass
 
 
-structref.define_proxy(
+structref.define_proxy(  # type: ignore[no-untyped-call]
     _Tree, TreeType, ["counts", "depths", "survivals", "entries", "above", "chances", "nodes", "sources"]
 )
 
@@ -130,4 +141,4 @@ class Tree:
         counts, depths, entries, above = (np.zeros(width + 1, np.int32) for _ in range(4))
         chances, survivals = np.zeros(most_considered), np.zeros(width + 1)
         nodes, sources = (np.zeros(most_considered, np.int32) for _ in range(2))
-        self.record = _Tree(counts, depths, survivals, entries, above, chances, nodes, sources)
+        self.record = _Tree(counts, depths, survivals, entries, above, chances, nodes, sources)  # type: ignore[no-untyped-call]

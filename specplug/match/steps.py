@@ -12,8 +12,17 @@ from specplug.match.texts import NO_TEXT, extend, replant
 
 @compiled
 def ingest(
-    texts: Any, rows: Any, tables: Any, starts: Any, slots: Any, table: Any, table_rows: Any, first: Any, lengths: Any,
-    num_new: Any, cap: int,
+    texts: Any,
+    rows: Any,
+    tables: Any,
+    starts: Any,
+    slots: Any,
+    table: Any,
+    table_rows: Any,
+    first: Any,
+    lengths: Any,
+    num_new: Any,
+    cap: int,
 ) -> None:
     """Take in each row's newest tokens.
 
@@ -69,8 +78,21 @@ def _place(texts: Any, rows: Any, slot: int, length: int, cap: int) -> None:
 
 @compiled
 def propose_chains(
-    texts: Any, memory: Any, rows: Any, tables: Any, bench: Any, starts: Any, slots: Any, limits: Any, cap: int,
-    shortest: int, least: float, ids: Any, confidences: Any, counts: Any, sources: Any,
+    texts: Any,
+    memory: Any,
+    rows: Any,
+    tables: Any,
+    bench: Any,
+    starts: Any,
+    slots: Any,
+    limits: Any,
+    cap: int,
+    shortest: int,
+    least: float,
+    ids: Any,
+    confidences: Any,
+    counts: Any,
+    sources: Any,
 ) -> None:
     """Draft a chain for each row; see `draft_chain`.
 
@@ -83,20 +105,59 @@ def propose_chains(
     for row in range(slots.size):
         if limits[row] > 0 and texts.lengths[slots[row]] > starts[slots[row]]:
             counts[row], sources[row] = draft_chain(
-                texts, memory, rows, tables, bench, starts, slots[row], min(limits[row], ids.shape[1]), cap, shortest,
-                least, ids[row], confidences[row],
+                texts,
+                memory,
+                rows,
+                tables,
+                bench,
+                starts,
+                slots[row],
+                min(limits[row], ids.shape[1], bench.drafted.size - 1),
+                cap,
+                shortest,
+                least,
+                ids[row],
+                confidences[row],
             )
 
 
 @compiled
 def propose_trees(
-    texts: Any, memory: Any, rows: Any, tables: Any, bench: Any, starts: Any, slots: Any, limits: Any, cap: int,
-    shortest: int, least: float, ids: Any, confidences: Any, counts: Any, sources: Any, parents: Any, tree: Any,
+    texts: Any,
+    memory: Any,
+    rows: Any,
+    tables: Any,
+    bench: Any,
+    starts: Any,
+    slots: Any,
+    limits: Any,
+    cap: int,
+    shortest: int,
+    least: float,
+    ids: Any,
+    confidences: Any,
+    counts: Any,
+    sources: Any,
+    parents: Any,
+    tree: Any,
 ) -> None:
     """Draft a tree for each row; see `propose_chains` and `draft_tree`.  `parents`: [B, N] int32, to be filled."""
     for row in range(slots.size):
         if limits[row] > 0 and texts.lengths[slots[row]] > starts[slots[row]]:
             counts[row], sources[row] = draft_tree(
-                texts, memory, rows, tables, bench, starts, slots[row], min(limits[row], ids.shape[1]), cap, shortest,
-                least, ids[row], confidences[row], parents[row], tree,
+                texts,
+                memory,
+                rows,
+                tables,
+                bench,
+                starts,
+                slots[row],
+                min(limits[row], ids.shape[1], bench.drafted.size - 1),
+                cap,
+                shortest,
+                least,
+                ids[row],
+                confidences[row],
+                parents[row],
+                tree,
             )

@@ -33,7 +33,7 @@ class _Texts(structref.StructRefProxy):  # type: ignore[misc]
     pass
 
 
-structref.define_proxy(
+structref.define_proxy(  # type: ignore[no-untyped-call]
     _Texts,
     TextsType,
     ["text", "children", "heads", "trees", "lengths", "places", "match_lengths", "candidates", "nobody"],
@@ -43,8 +43,8 @@ structref.define_proxy(
 class Texts:
     """S texts that grow, at most C tokens each, and the earlier places that match their ends.
 
-    A token takes 12 bytes and its share of the trees' roots, at most 4 more.  Memory is reserved for S texts of C tokens
-    and used as they grow.
+    A token takes 12 bytes and its share of the trees' roots, at most 4 more.  Memory is reserved for S texts of C
+    tokens and used as they grow.
 
     Attributes:
         text: [S, C] int32.
@@ -66,10 +66,17 @@ class Texts:
         self.match_lengths = np.zeros_like(self.places)
         self.candidates = np.zeros(max_slots, np.int32)
         self._trees = np.full(max_slots, _FEWEST_TREES, np.int32)
-        children = np.zeros((max_slots, 2 * (capacity + 1)), np.int32)
-        heads = np.zeros((max_slots, most_trees), np.int32)
-        self.record = _Texts(
-            self.text, children, heads, self._trees, self.lengths, self.places, self.match_lengths, self.candidates,
+        self._children = np.zeros((max_slots, 2 * (capacity + 1)), np.int32)
+        self._heads = np.zeros((max_slots, most_trees), np.int32)
+        self.record = _Texts(  # type: ignore[no-untyped-call]
+            self.text,
+            self._children,
+            self._heads,
+            self._trees,
+            self.lengths,
+            self.places,
+            self.match_lengths,
+            self.candidates,
             np.zeros(0, np.int32),
         )
 
@@ -128,6 +135,7 @@ def extend(texts: Any, slot: int, tokens: Any, cap: int) -> None:
 def replant(texts: Any, slot: int, cap: int) -> None:
     """Build the trees of a slot anew, as many as its length calls for."""
     texts.heads[slot, : texts.trees[slot]] = 0
+    texts.candidates[slot] = 0
     while texts.lengths[slot] > _CROWDED // 2 * texts.trees[slot] and texts.trees[slot] < texts.heads.shape[1]:
         texts.trees[slot] *= 2
     _plant(texts, slot, 1, cap)
@@ -139,11 +147,13 @@ def _plant(texts: Any, slot: int, first: int, cap: int) -> None:
     text, children = texts.text[slot], texts.children[slot]
     heads = texts.heads[slot, : texts.trees[slot]]
     places, lengths = texts.places[slot], texts.match_lengths[slot]
-    found = texts.candidates[slot] if first <= texts.lengths[slot] else 0
-    if first > texts.lengths[slot]:
-        return
-    for place in range(first, texts.lengths[slot] + 1):
+    nobody, stop, found = texts.nobody, texts.lengths[slot], texts.candidates[slot]
+    for place in range(first, stop + 1):
         found = 0
-        if text[place - 1] >= 0:
-            found = insert(text, -1, 0, texts.nobody, heads, children, place, cap, places, lengths)
+        if text[place - 1] < 0:
+            continue
+        if place < stop:  # only what matches the end of the text is ever asked for
+            insert(text, -1, 0, nobody, heads, children, place, cap, nobody, nobody)
+        else:
+            found = insert(text, -1, 0, nobody, heads, children, place, cap, places, lengths)
     texts.candidates[slot] = found

@@ -10,7 +10,7 @@ from typing import Any
 
 from specplug.match.compiled import compiled
 from specplug.match.evidence import ALIGNED, NEAR, OWN, RESPONSE, length_class, odds, vote_key
-from specplug.match.recency import search
+from specplug.match.recency import owner_of, search
 
 WINDOW, BACK = 12, 4
 """How far ahead, and back, of where the text was followed last it is looked for again when it diverges."""
@@ -26,14 +26,26 @@ _LENGTH_BONUS = 1.0  # a longer match promises more beyond the next token
 
 
 @compiled
-def token_at(texts: Any, memory: Any, slot: int, kind: int, at: int, drafted: Any) -> int:
-    """Return what a candidate says at place `at` of its text, -1 for nothing; own text goes on in its draft."""
+def said(text: Any, n: int, responses: Any, end: int, kind: int, at: int, drafted: Any) -> int:
+    """Return what a candidate says at place `at` of its text, -1 for nothing; own text goes on in its draft.
+
+    Args:
+        text: [C] int32, own text, of `n` tokens.
+        responses: [R] int32, the ring of responses up to place `end`.
+        kind, at: of the candidate.
+        drafted: [N] int32, tokens drafted so far.
+    """
     if kind % 2 == OWN:
-        n = texts.lengths[slot]
-        return texts.text[slot, at] if at < n else drafted[at - n]
-    if at >= memory.ends[0]:
-        return -1
-    return memory.text[at & (memory.text.size - 1)]
+        token: int = text[at] if at < n else drafted[at - n]
+    else:
+        token = responses[at & (responses.size - 1)] if at < end else -1
+    return token
+
+
+@compiled
+def token_at(texts: Any, memory: Any, slot: int, kind: int, at: int, drafted: Any) -> int:
+    """Return what a candidate of a slot says; see `said`."""
+    return said(texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], kind, at, drafted)
 
 
 @compiled
@@ -61,8 +73,18 @@ def gather_anew(
     bench.context[known : known + depth] = bench.drafted[:depth]
     heads = texts.heads[slot, : texts.trees[slot]]
     found = search(
-        texts.text[slot], -1, 0, texts.nobody, heads, texts.children[slot], 0, bench.context, known + depth, cap,
-        bench.places, bench.lengths,
+        texts.text[slot],
+        -1,
+        0,
+        texts.nobody,
+        heads,
+        texts.children[slot],
+        0,
+        bench.context,
+        known + depth,
+        cap,
+        bench.places,
+        bench.lengths,
     )
     count = 0
     for k in range(found):
@@ -80,8 +102,18 @@ def _put_responses(
     size = memory.text.size
     oldest = max(memory.ends[0] + 1 - size, 0)
     found = search(
-        memory.text, size - 1, oldest, memory.owners, memory.heads, memory.children, owner, bench.context, end, cap,
-        bench.places, bench.lengths,
+        memory.text,
+        size - 1,
+        oldest,
+        memory.owners,
+        memory.heads,
+        memory.children,
+        owner,
+        bench.context,
+        end,
+        cap,
+        bench.places,
+        bench.lengths,
     )
     for k in range(found):
         if bench.lengths[k] >= shortest:
@@ -118,8 +150,10 @@ def _align(texts: Any, memory: Any, rows: Any, bench: Any, slot: int, count: int
             continue
         if source == RESPONSE and (rows.owners[slot] == 0 or memory.ends[0] - place > memory.text.size // 2):
             continue
-        found = _look_around(texts, memory, bench, slot, source, place, stop, newest)
+        found = _look_around(texts, memory, rows, bench, slot, source, place, stop, newest)
         place = abs(found)
+        if not _may_read(memory, rows, slot, source, place):
+            continue
         rows.anchors[slot, source] = place
         seen = False
         for k in range(known):
@@ -132,48 +166,63 @@ def _align(texts: Any, memory: Any, rows: Any, bench: Any, slot: int, count: int
 
 
 @compiled
+def _may_read(memory: Any, rows: Any, slot: int, source: int, place: int) -> bool:
+    """Whether a slot may be told the token at `place`: the text that was followed may have ended before it."""
+    return source == OWN or owner_of(memory.owners, memory.text.size - 1, place + 1) == rows.owners[slot]
+
+
+@compiled
 def _look_around(
-    texts: Any, memory: Any, bench: Any, slot: int, source: int, place: int, stop: int, newest: int
+    texts: Any, memory: Any, rows: Any, bench: Any, slot: int, source: int, place: int, stop: int, newest: int
 ) -> int:
     """Return the place behind `newest` that is nearest to `place`, ahead before back; -place where there is none."""
+    if newest < 0:
+        return -place
     for distance in range(WINDOW):
-        if place + distance < stop:
-            if token_at(texts, memory, slot, source, place + distance - 1, bench.drafted) == newest:
-                return place + distance
-        if 0 < distance <= BACK and place - distance > 1:
-            if token_at(texts, memory, slot, source, place - distance - 1, bench.drafted) == newest:
-                return place - distance
+        ahead, back = place + distance, place - distance
+        if ahead < stop and _may_read(memory, rows, slot, source, ahead):
+            found = token_at(texts, memory, slot, source, ahead - 1, bench.drafted)
+            if found == newest:
+                return ahead
+        if 0 < distance <= BACK and back > 1 and _may_read(memory, rows, slot, source, back):
+            found = token_at(texts, memory, slot, source, back - 1, bench.drafted)
+            if found == newest:
+                return back
     return -place
 
 
 @compiled
 def vote(texts: Any, memory: Any, tables: Any, bench: Any, slot: int, node: int, count: int) -> int:
     """Let `count` candidates of a node vote; return for how many tokens, whose figures lie on the bench."""
+    text, n, responses, end = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0]  # loops want locals
+    kinds, ats, lengths, drafted = bench.kind[node], bench.at[node], bench.length[node], bench.drafted
+    token_of, score, longest, support = bench.token, bench.score, bench.longest, bench.support
+    sources, near, origin, votes = bench.sources, bench.near, bench.origin, tables.votes
     tokens, rank, before = 0, 0, -1
     for k in range(count):
-        kind, at, length = bench.kind[node, k], bench.at[node, k], bench.length[node, k]
+        kind, at, length = kinds[k], ats[k], lengths[k]
         rank = rank + 1 if kind % 2 == before else 0
         before = kind % 2
-        token = token_at(texts, memory, slot, kind, at, bench.drafted)
+        token = said(text, n, responses, end, kind, at, drafted)
         if token < 0:
             continue
-        chance = odds(tables.votes, vote_key(kind, length))
+        chance = odds(votes, vote_key(kind, length))
         weight = chance * chance
         if kind < NEAR:
             weight /= 1.0 + _AGE * rank
         t = 0
-        while t < tokens and bench.token[t] != token:
+        while t < tokens and token_of[t] != token:
             t += 1
         if t == tokens:
             tokens += 1
-            bench.token[t], bench.score[t], bench.longest[t], bench.support[t] = token, 0.0, -1, 0
-            bench.sources[t], bench.near[t] = 0, 0
-        bench.score[t] += weight
-        bench.support[t] += 1
-        bench.sources[t] |= 1 << (kind % 2)
-        bench.near[t] |= int(kind >= NEAR)
-        if length > bench.longest[t]:
-            bench.longest[t], bench.origin[t] = length, at
+            token_of[t], score[t], longest[t], support[t] = token, 0.0, -1, 0
+            sources[t], near[t] = 0, 0
+        score[t] += weight
+        support[t] += 1
+        sources[t] |= 1 << (kind % 2)
+        near[t] |= int(kind >= NEAR)
+        if length > longest[t]:
+            longest[t], origin[t] = length, at
     return tokens
 
 
@@ -181,8 +230,9 @@ def vote(texts: Any, memory: Any, tables: Any, bench: Any, slot: int, node: int,
 def best(bench: Any, tokens: int) -> int:
     """Return which of the tokens promises the longest draft: votes, and what long matches promise beyond it."""
     found, most = 0, -1.0
+    score, longest = bench.score, bench.longest
     for t in range(tokens):
-        worth = bench.score[t] * (1.0 + _LENGTH_BONUS * length_class(bench.longest[t]))
+        worth = score[t] * (1.0 + _LENGTH_BONUS * length_class(longest[t]))
         if worth > most:
             found, most = t, worth
     return found
@@ -191,9 +241,13 @@ def best(bench: Any, tokens: int) -> int:
 @compiled
 def follow(texts: Any, memory: Any, bench: Any, slot: int, node: int, count: int, token: int, child: int) -> int:
     """Hand the candidates of a node that said `token` on to its child, one token further; return how many."""
+    text, n, responses, end = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0]
+    kinds, ats, lengths, drafted = bench.kind[node], bench.at[node], bench.length[node], bench.drafted
+    kinds_below, ats_below, lengths_below = bench.kind[child], bench.at[child], bench.length[child]
     kept = 0
     for k in range(count):
-        kind, at = bench.kind[node, k], bench.at[node, k]
-        if token_at(texts, memory, slot, kind, at, bench.drafted) == token:
-            kept = _put(bench, child, kept, at + 1, bench.length[node, k] + 1, kind)
+        kind, at = kinds[k], ats[k]
+        if said(text, n, responses, end, kind, at, drafted) == token:
+            kinds_below[kept], ats_below[kept], lengths_below[kept] = kind, at + 1, lengths[k] + 1
+            kept += 1
     return kept

@@ -119,7 +119,7 @@ def drive(
         if not running:
             break
         if not any(request.done for request in running):
-            _step(engine, running, result)
+            _step(engine, running, result, together=seats > 1)
         for request in [request for request in running if request.done]:
             held = engine.memory()
             result.memory = max(held, result.memory or 0) if held else result.memory
@@ -149,7 +149,7 @@ def _start(engine: Replayed, item: TokenItem, slot: int) -> _Running:
     return request
 
 
-def _step(engine: Replayed, running: Sequence[_Running], result: Result) -> None:
+def _step(engine: Replayed, running: Sequence[_Running], result: Result, *, together: bool) -> None:
     """Verify one step of all running requests against their recorded outputs."""
     offers = engine.propose()
     accepted, emitted = [], []
@@ -164,6 +164,9 @@ def _step(engine: Replayed, running: Sequence[_Running], result: Result) -> None
         if offer.confidence and offer.parents is None:
             # The first token that was not accepted is decided too, but where the output ended before it.
             result.calibration.add(offer.confidence[: len(said)], count)
+    if together:
+        whole = len(running), sum(offer.verified for offer in offers), sum(map(len, emitted))
+        result.counts.batches[whole] += 1
     engine.observe(offers, accepted, emitted)
 
 

@@ -31,19 +31,23 @@ class Roofline:
     n_sat: float = 256.0
     overhead: float = 0.02
 
-    def cost(self, batch: int, verified: int) -> float:
-        """Return the cost of a step of `batch` requests with `verified` draft tokens each."""
+    def cost(self, batch: int, verified: float) -> float:
+        """Return the cost of a step of `batch` requests with `verified` draft tokens each, on average."""
         return max(1.0, batch * (verified + 1) / self.n_sat) + self.overhead
 
 
 @dataclass(slots=True)
 class Counts:
-    """A histogram of steps: (verified, accepted, emitted) -> how many steps.
+    """Histograms of steps.  Ratios without a denominator are 0.
 
-    Ratios without a denominator are 0: nothing was drafted, or no output was longer than the token from prefill.
+    Attributes:
+        histogram: (verified, accepted, emitted) -> how many steps of single requests.
+        batches: where several requests really ran together, (requests, verified, emitted) of whole engine steps -> how
+            many; else empty.
     """
 
     histogram: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    batches: Counter[tuple[int, int, int]] = field(default_factory=Counter)
 
     @classmethod
     def from_rows(cls, rows: Iterable[Sequence[int]]) -> Self:
@@ -56,7 +60,7 @@ class Counts:
 
     def __add__(self, other: Counts) -> Counts:
         """Return the counts of both together."""
-        return Counts(self.histogram + other.histogram)
+        return Counts(self.histogram + other.histogram, self.batches + other.batches)
 
     @property
     def steps(self) -> int:
@@ -99,18 +103,26 @@ class Counts:
         return _ratio(self.verified - self.accepted, self.emitted)
 
     def speedup(self, batch: int, roofline: Roofline | None = None) -> float:
-        """Return S(B), tokens emitted per cost: how much faster than plain decoding at `batch` requests."""
+        """Return S(B), tokens emitted per cost: how much faster than plain decoding at `batch` requests.
+
+        A request replayed alone stands for a batch of equal ones.  Requests that really ran together cost what their
+        batches did, of whatever size: that can be less, because some then leave room that others use.
+        """
         roofline = Roofline() if roofline is None else roofline
-        cost = sum(count * roofline.cost(batch, key[0]) for key, count in self.histogram.items())
+        if self.batches:
+            cost = sum(count * n * roofline.cost(n, drafted / n) for (n, drafted, _), count in self.batches.items())
+        else:
+            cost = sum(count * roofline.cost(batch, key[0]) for key, count in self.histogram.items())
         return _ratio(self.emitted, cost)
 
 
 def pool(counts: Iterable[Counts]) -> Counts:
     """Return several workloads' counts as one: summed histograms, so that long outputs weigh more."""
-    total: Counter[tuple[int, int, int]] = Counter()
+    total = Counts()
     for each in counts:
-        total.update(each.histogram)
-    return Counts(total)
+        total.histogram.update(each.histogram)
+        total.batches.update(each.batches)
+    return total
 
 
 def mean_speedup(counts: Iterable[Counts], batch: int, roofline: Roofline | None = None) -> float:

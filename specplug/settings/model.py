@@ -77,7 +77,7 @@ class Settings(Section):
     extra_proposers: tuple[str, ...] = Field(
         default=(), strict=False, description="further proposers to load at start-up, which requests may name"
     )
-    policy: str = Field(default="fixed", description="the policy that decides how wide to speculate")
+    policy: str = Field(default="batch", description="the policy that decides how wide to speculate")
     verifier: str = Field(
         default="reference",
         description="the verifier that accepts or rejects drafts; engines with their own use it only when it is set",

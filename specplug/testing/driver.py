@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -27,10 +27,11 @@ from specplug.testing.batches import PLENTY, POISON, make_batch
 from specplug.types.batch import Barrier, BatchView
 from specplug.types.caps import Distribution, DraftInput, EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.request import Lifecycle, Reference, Request, RequestEvent
+from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, Reference, Request, RequestEvent
 from specplug.types.verdict import Outcome, Verdict
 
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
+FULL_LENGTH = -1
 
 _TAKEN_AS = {
     Distribution.ONE_HOT: DraftInput.ONE_HOT,
@@ -145,31 +146,39 @@ class Driver:
         references: Sequence[Sequence[int]] = (),
         barriers: Sequence[tuple[int, int]] = (),
         kind: Lifecycle = Lifecycle.STARTED,
+        **fields: Any,
     ) -> None:
         """Give a request a slot: the one that was left last, in a new generation.
 
-        Each request has an isolation key of its own, so nothing may pass from one to another.
+        `fields` are further ones of `Request`.  Without an `isolation_key` among them each request has one of its own,
+        so nothing may pass from one to another.
         """
         slot = self._free.pop()
         self._generations[slot] += 1
         self._reset_slots.add(slot)
-        request = Request(
-            name,
-            prompt_length=len(tokens),
-            max_tokens=PLENTY,
-            references=tuple(Reference.of(reference) for reference in references),
-            isolation_key=name,
-        )
+        given: dict[str, Any] = {"prompt_length": len(tokens), "max_tokens": PLENTY, "isolation_key": name, **fields}
+        request = Request(name, references=tuple(Reference.of(reference) for reference in references), **given)
         seat = _Seat(request, slot, self._generations[slot], list(tokens), barriers)
         self._seats[name] = seat
         self._tell(kind, seat)
 
-    def leave(self, name: str, kind: Lifecycle | None = Lifecycle.FINISHED) -> None:
-        """Free the request's slot; with `kind` None the proposer is not told."""
+    def leave(
+        self, name: str, kind: Lifecycle | None = Lifecycle.FINISHED, *, visible: int | None = FULL_LENGTH
+    ) -> None:
+        """Free the request's slot; with `kind` None the proposer is not told.
+
+        `visible` is what the client saw of the text, by default all of it; None where that is not known.  Only the
+        events that end a request tell it.
+        """
         seat = self._seats.pop(name)
         self._free.append(seat.slot)
         if kind is not None:
-            self._tell(kind, seat)
+            seen = len(seat.tokens) if visible == FULL_LENGTH else visible
+            self._tell(kind, seat, seen if kind in (Lifecycle.FINISHED, Lifecycle.ABORTED) else None)
+
+    def announce(self, kind: EngineEventKind) -> None:
+        """Tell the proposer that something happened to the whole engine."""
+        self.proposer.on_event(EngineEvent(kind))
 
     def extend(self, name: str, tokens: Sequence[int]) -> None:
         """Append tokens to a request's text, as if the target had emitted them or a prompt's next chunk had come."""
@@ -259,8 +268,8 @@ class Driver:
             self.proposer.propose(batch, batch.limits(width, caps), draft)
         return draft
 
-    def _tell(self, kind: Lifecycle, seat: _Seat) -> None:
-        self.proposer.on_event(RequestEvent(kind, seat.request, seat.slot, seat.generation))
+    def _tell(self, kind: Lifecycle, seat: _Seat, visible: int | None = None) -> None:
+        self.proposer.on_event(RequestEvent(kind, seat.request, seat.slot, seat.generation, visible))
 
 
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

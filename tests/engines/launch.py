@@ -23,7 +23,7 @@ ALWAYS = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
     # A late draft is a dropped draft: what is drafted must not depend on a busy machine.
-    "SPECPLUG_CONFIG": '{"faults":{"host_deadline_ms":null}}',
+    "SPECPLUG_CONFIG": '{"policy":"fixed","faults":{"host_deadline_ms":null}}',
 }
 
 MODEL = "tiny"  # its name on servers

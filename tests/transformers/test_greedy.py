@@ -77,7 +77,7 @@ def test_with_and_without_a_policy(policy, make_engine):
 
 def test_a_token_budget_trims_the_batch(make_engine):
     model, expected = answers("llama", "sdpa")
-    engine = make_engine(model, options={"fixed": {"token_budget": 3}}, max_num_seqs=4)
+    engine = make_engine(model, policy="fixed", options={"fixed": {"token_budget": 3}}, max_num_seqs=4)
     outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
     assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
     total = engine.metrics.snapshot().total

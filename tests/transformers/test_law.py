@@ -123,7 +123,7 @@ def p_value(proposer: str, *, seeded: bool, verifier: str = "reference", first_s
     """Sample `SAMPLES` outputs and return the p-value of the G-test against the exact law."""
     engine = Engine(
         tiny_model(),
-        settings={"proposer": proposer, "verifier": verifier, "num_speculative_tokens": TOKENS - 1},
+        settings={"proposer": proposer, "policy": "fixed", "verifier": verifier, "num_speculative_tokens": TOKENS - 1},
         max_num_seqs=256,
         registry=toys.make_registry(list(PROPOSERS.values())),
     )

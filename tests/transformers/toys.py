@@ -22,6 +22,7 @@ from transformers import (
 )
 
 import specplug.builtin
+import specplug_batch.plugin
 import specplug_fixed.plugin
 import specplug_ngram.plugin
 from specplug.hooks import hookimpl
@@ -239,6 +240,7 @@ def make_registry(more: Sequence[ProposerSpec] = ()) -> Registry:
     registry = Registry()
     plugins = {
         "core": specplug.builtin,
+        "batch": specplug_batch.plugin,
         "fixed": specplug_fixed.plugin,
         "ngram": specplug_ngram.plugin,
         "toys": ToyPlugin(more),

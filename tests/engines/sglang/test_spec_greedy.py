@@ -298,6 +298,10 @@ def test_grammars_hold(ours, kind):
     assert all(set(tokenizer().decode(text, skip_special_tokens=True)) <= set("ab,0123456789") for text in texts)
     assert max(seen.kept()) > 2
     assert (seen.branched() > 0) is kind.startswith("trees")
+    for step in seen.steps:  # what is illegal is cut before, decoys mostly, with all that hangs on it
+        for nodes, parents in zip(step["tokens"], step["parents"], strict=True):
+            hung = [token for token, parent in zip(nodes, parents, strict=True) if parent >= 0]
+            assert set(tokenizer().decode(hung, skip_special_tokens=True)) <= set("ab,0123456789")
 
 
 def assert_prefixes(given: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
+from specplug.testing.statistics import g_test
 from tests.engines.engines import Engine
 from tests.engines.matchers import KEYS, REGEX, allows, matcher, schema
-from tests.engines.plain import ids, prompts
+from tests.engines.plain import forward, ids, prompts, tokenizer
 from tests.engines.vllm import inside, watching
 
 EDIT = list(prompts()[0])
@@ -212,3 +214,53 @@ def test_a_grammar_that_raises_costs_what_it_would_add(ours, expected):
         assert found["answers"][name]["token_ids"] == expected[name]["token_ids"]
     assert found["faults"]["raised"] >= 1
     assert not found["counts"]["grammar"]["proposed"]
+
+
+LETTERS = [tokenizer().convert_tokens_to_ids(letter) for letter in "QZXJ"]
+"""No two of them are one token."""
+
+BEHIND = ids("x = 1\ny = 2\nx = 1\ny = 2\n")
+"""What they are sampled behind: the second of them is likely there."""
+
+
+@pytest.fixture(scope="session")
+def drawing(engine: Callable[..., Engine]) -> Engine:
+    """Drafts from a law that it states, half of which the grammar forbids."""
+    drawn = {"tokens": [LETTERS[1], NEWLINE]}
+    settings = {"proposer": "uniform-probs", "policy": "fixed", "options": {"uniform-probs": drawn}}
+    return engine("v1", settings, name="v1, drawn under a grammar", max_num_seqs=32, width=2)
+
+
+def pairs(llm: Any, count: int) -> dict[str, Any]:
+    """Return the first two tokens of sampled answers, the second of which was drafted; and what was counted."""
+    stage = watching.drafting(llm).stage
+    before = stage.metrics.snapshot()
+    given = {"structured_outputs": {"regex": "[QZXJ]{4}"}, "temperature": 1.0, "max_tokens": 4}
+    answers = inside.generate(llm, [BEHIND] * count, given)
+    total = (stage.metrics.snapshot() - before).as_dict()["total"]
+    return {"pairs": [answer["token_ids"][:2] for answer in answers], "total": total}
+
+
+def test_drawn_drafts_keep_the_law(drawing):
+    """What is cut depends on what was drawn, so by the law that is stated the output would be biased."""
+    count = 800
+    found = drawing.call(pairs, count=count)
+    counts = torch.zeros(len(LETTERS), len(LETTERS))
+    for one, other in found["pairs"]:
+        counts[LETTERS.index(one), LETTERS.index(other)] += 1
+    first = forward(BEHIND)[LETTERS].double().softmax(-1)
+    behind = torch.stack([forward([*BEHIND, letter])[LETTERS].double().softmax(-1) for letter in LETTERS])
+    assert g_test(counts.flatten().numpy(), (first[:, None] * behind).flatten().numpy()) > 1e-4
+    assert found["total"]["cut_by_grammar"] > count / 2
+    assert found["total"]["accepted"] > count / 5
+
+
+def test_nothing_is_added_to_drafts_that_state_a_law(drawing):
+    """A token that is added has none."""
+    found = drawing.call(pairs, count=4)
+    assert found["total"]["verified"] == found["total"]["proposed"] - found["total"]["cut_by_grammar"]
+    assert not drawing.call(adds)
+
+
+def adds(llm: Any) -> bool:
+    return bool(inside.scheduler(llm)._grammars.adds)

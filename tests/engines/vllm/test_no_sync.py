@@ -24,7 +24,7 @@ ADAPTIVE = {
     "num_speculative_tokens": 4,
     "enable_adaptive_verification": True,
 }
-BUDGETED = {"options": {"fixed": {"token_budget": 3}}}
+BUDGETED = {"policy": "fixed", "options": {"fixed": {"token_budget": 3}}}
 SETUPS: dict[str, dict[str, Any]] = {
     "ids": {"specplug": {"proposer": "bigram"}, "width": 4},
     "logits": {"specplug": {"proposer": "uniform"}, "width": 4},

@@ -1,0 +1,149 @@
+"""The kernels of `steps` for tensors, by address: making numpy views of a dozen tensors takes longer than the rest.
+
+A tensor's memory must be the host's, its elements of the type that is stated, the last dimension contiguous, and it
+must live until the call returns; `specplug.match.lookup` sees to that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import carray  # type: ignore[attr-defined]
+from numba.core import types
+from numba.extending import intrinsic
+
+from specplug.match.compiled import compiled
+from specplug.match.steps import ingest, propose_chains, propose_trees
+
+
+def _pointer_to(kind: Any) -> Any:
+    """Return what turns an address into a pointer to elements of a numba type, inside kernels."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def pointer(_typing: Any, _address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.int64), generate
+
+    return pointer
+
+
+_int32, _int64, _float32 = _pointer_to(types.int32), _pointer_to(types.int64), _pointer_to(types.float32)
+
+
+@compiled
+def ingest_at(
+    texts: Any,
+    rows: Any,
+    tables: Any,
+    starts: Any,
+    batch_size: int,
+    slots: int,
+    table: int,
+    num_rows: int,
+    stride: int,
+    table_rows: int,
+    first: int,
+    lengths: int,
+    num_new: int,
+    cap: int,
+) -> None:
+    """Do as `steps.ingest` for addresses; `table` has `num_rows` rows, `stride` elements apart; `first` may be 0."""
+    ingest(
+        texts,
+        rows,
+        tables,
+        starts,
+        carray(_int64(slots), batch_size),
+        carray(_int32(table), (num_rows, stride)),
+        carray(_int64(table_rows), batch_size),
+        carray(_int32(first), batch_size if first else 0),
+        carray(_int32(lengths), batch_size),
+        carray(_int32(num_new), batch_size),
+        cap,
+    )
+
+
+@compiled
+def propose_chains_at(
+    texts: Any,
+    memory: Any,
+    rows: Any,
+    tables: Any,
+    bench: Any,
+    starts: Any,
+    batch_size: int,
+    slots: int,
+    limits: int,
+    cap: int,
+    shortest: int,
+    least: float,
+    ids: int,
+    confidences: int,
+    stride: int,
+    counts: int,
+    sources: int,
+) -> None:
+    """Do as `steps.propose_chains` for addresses; rows of `ids` and `confidences` are `stride` elements apart."""
+    propose_chains(
+        texts,
+        memory,
+        rows,
+        tables,
+        bench,
+        starts,
+        carray(_int64(slots), batch_size),
+        carray(_int32(limits), batch_size),
+        cap,
+        shortest,
+        least,
+        carray(_int32(ids), (batch_size, stride)),
+        carray(_float32(confidences), (batch_size, stride)),
+        carray(_int32(counts), batch_size),
+        carray(_int32(sources), batch_size),
+    )
+
+
+@compiled
+def propose_trees_at(
+    texts: Any,
+    memory: Any,
+    rows: Any,
+    tables: Any,
+    bench: Any,
+    starts: Any,
+    batch_size: int,
+    slots: int,
+    limits: int,
+    cap: int,
+    shortest: int,
+    least: float,
+    ids: int,
+    confidences: int,
+    stride: int,
+    counts: int,
+    sources: int,
+    parents: int,
+    tree: Any,
+) -> None:
+    """Do as `steps.propose_trees` for addresses; see `propose_chains_at`."""
+    propose_trees(
+        texts,
+        memory,
+        rows,
+        tables,
+        bench,
+        starts,
+        carray(_int64(slots), batch_size),
+        carray(_int32(limits), batch_size),
+        cap,
+        shortest,
+        least,
+        carray(_int32(ids), (batch_size, stride)),
+        carray(_float32(confidences), (batch_size, stride)),
+        carray(_int32(counts), batch_size),
+        carray(_int32(sources), batch_size),
+        carray(_int32(parents), (batch_size, stride)),
+        tree,
+    )
