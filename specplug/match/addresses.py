@@ -24,7 +24,7 @@ def _pointer_to(kind: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-        return types.CPointer(kind)(types.int64), generate
+        return types.CPointer(kind)(types.int64), generate  # type: ignore[no-untyped-call]
 
     return pointer
 

@@ -23,7 +23,12 @@ WIDTH = 4
 @pytest.mark.parametrize("topk", [1, 4], ids=["chains", "trees"])
 @pytest.mark.parametrize("width", [WIDTH, 0])
 def test_it_runs_where_tensors_have_no_values(engine, topk, width):
-    settings = {"proposer": "bigram", "policy": "fixed", "faults": {"host_deadline_ms": None}, "options": {"fixed": {"token_budget": 6}}}
+    settings = {
+        "proposer": "bigram",
+        "policy": "fixed",
+        "faults": {"host_deadline_ms": None},
+        "options": {"fixed": {"token_budget": 6}},
+    }
     watched = engine(
         "SPECPLUG", topk=topk, width=WIDTH, environment={"SPECPLUG_CONFIG": json.dumps(settings)}, name="no-sync"
     )

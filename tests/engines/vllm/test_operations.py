@@ -226,7 +226,7 @@ def test_status_says_what_runs_and_why(server):
     assert engine["scheduler"]["plan"]["width"] in (0, 8)
     (worker,) = engine["workers"]
     assert (worker["rank"], worker["drafts"], worker["proposers"]) == (0, True, ["ngram"])
-    assert set(worker["sources"]) | {"none"} == set(worker["metrics"]["by_source"])
+    assert set(worker["sources"]) | {"none", "grammar"} == set(worker["metrics"]["by_source"])
     assert worker["metrics"]["total"]["accepted"] > 0
 
 

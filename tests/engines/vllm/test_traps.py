@@ -111,7 +111,9 @@ def interrupted(llm: Any, requests: list[dict[str, Any]], at: list[int]) -> dict
 
 def test_dropped_tokens_are_dropped(kind, zoo, truth):
     """Under async scheduling a reset drops tokens that were sampled already; proposers see the text without them."""
-    asked = [{"id": f"q{i}", "prompt": PROMPTS[i], "params": {"max_tokens": MAX_TOKENS}} for i in range(6)]
+    alone = {"specplug": {"store": False}}  # drafted from earlier answers, they would end before the second reset
+    params = {"max_tokens": MAX_TOKENS, "extra_args": alone}
+    asked = [{"id": f"q{i}", "prompt": PROMPTS[i], "params": params} for i in range(6)]
     found = zoo.call(interrupted, requests=asked, at=[4, 7])
     assert_greedy(PROMPTS[:6], truth[:6], [found["outputs"][f"q{i}"] for i in range(6)])
     assert found["wrong"] == []
