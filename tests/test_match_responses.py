@@ -14,7 +14,7 @@ from specplug.match import reference_memory, responses
 from specplug.match.recency import search
 from specplug.match.reference import candidates, key_of
 from specplug.match.reference_memory import Memory
-from specplug.match.responses import Responses
+from specplug.match.responses import FEW_OWNERS, Responses
 from specplug.match.texts import MOST_CANDIDATES, NO_TEXT
 
 Found = list[tuple[int, int]]
@@ -159,3 +159,14 @@ def test_no_text_in_a_response_matches_nothing() -> None:
     assert [n for _, n in both.found(1, [1, 2])] == [1]
     assert len(both.found(1, [NO_TEXT, 2])) >= 1
     assert both.found(1, [1, NO_TEXT]) == []
+
+
+def test_owners_of_nothing_are_forgotten():
+    memory = Responses(256, 4)
+    memory.add(memory.owner("first"), np.zeros(0, np.int32), np.arange(9, dtype=np.int32))
+    first, numbers = memory.owner("first"), {memory.owner("first")}
+    for index in range(3 * FEW_OWNERS):
+        numbers.add(memory.owner(f"salt {index}"))
+    assert len(numbers) == 3 * FEW_OWNERS + 1  # no number twice
+    assert len(memory._owners) <= FEW_OWNERS
+    assert memory.owner("first") == first

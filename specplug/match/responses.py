@@ -14,6 +14,9 @@ from specplug.match.texts import MOST_CANDIDATES, NO_TEXT, Tokens
 MOST_PLACES = 2**30
 """Places are int32: a memory that has seen so many tokens begins anew."""
 
+FEW_OWNERS = 1 << 12
+"""So many names of owners are kept whether or not they own anything."""
+
 
 @structref.register
 class ResponsesType(StructureType):
@@ -49,6 +52,7 @@ class Responses:
             size *= 2
         self.capacity, self._cap = size, cap
         self._owners: dict[str, int] = {}
+        self._given, self._most_owners = 0, FEW_OWNERS
         self.text, self.owners = np.full(size, NO_TEXT, np.int32), np.zeros(size // GRANULE, np.int32)
         self.children = np.zeros(2 * size, np.int32)
         self._heads, self._ends = np.zeros(size // 4, np.int32), np.zeros(1, np.int64)
@@ -63,8 +67,23 @@ class Responses:
         )
 
     def owner(self, key: str) -> int:
-        """Return the number of whoever owns texts under `key`; numbers start at 1 and are never given again."""
-        return self._owners.setdefault(key, len(self._owners) + 1)
+        """Return the number of whoever owns texts under `key`; numbers start at 1 and are never given again.
+
+        Owners of whom nothing is remembered are forgotten once there are many: they come back under another number.
+        """
+        number = self._owners.get(key)
+        if number is None:
+            if len(self._owners) >= self._most_owners:
+                self._forget_owners()
+            self._given += 1
+            number = self._owners[key] = self._given
+        return number
+
+    def _forget_owners(self) -> None:
+        """Keep those who own a granule, and do not ask again before there are twice as many."""
+        owning = set(np.unique(self.owners).tolist())
+        self._owners = {key: number for key, number in self._owners.items() if number in owning}
+        self._most_owners = max(FEW_OWNERS, 2 * len(self._owners))
 
     def add(self, owner: int, context: Tokens, response: Tokens) -> None:
         """Remember a response.
