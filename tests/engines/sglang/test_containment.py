@@ -17,6 +17,7 @@ BROKEN = ["raises", "raises-device", "garbage", "garbage-device", "slow"]
 SETTINGS = {
     "proposer": "ngram",
     "extra_proposers": BROKEN,
+    "policy": "fixed",
     "faults": {"host_deadline_ms": 100.0, "max_consecutive": 3, "cooldown_steps": 4},
     "options": {"raises": {"every": 2}, "slow": {"seconds": 0.3, "every": 3}},
 }
