@@ -271,7 +271,7 @@ def test_status_says_what_runs_and_why(server):
     assert engine["scheduler"]["plan"]["width"] in (0, 8)
     (worker,) = engine["workers"]
     assert (worker["rank"], worker["drafts"], worker["device"], worker["proposers"]) == (0, True, "cpu", ["ngram"])
-    assert {*worker["sources"], "none"} == set(worker["metrics"]["by_source"])
+    assert {*worker["sources"], "none", "grammar"} == set(worker["metrics"]["by_source"])
     assert worker["metrics"]["total"]["accepted"] > 0
 
 
