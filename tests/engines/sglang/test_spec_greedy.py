@@ -22,7 +22,7 @@ PROMPTS = [list(prompt) for prompt in prompts()]  # three times as many as an en
 WIDTH = 8
 SETTINGS = {
     "proposer": "ngram",
-    "extra_proposers": ["oracle", "thicket", "bigram"],
+    "extra_proposers": ["oracle", "thicket", "bigram", "ngram-reference"],
     "policy": "ladder",
     "options": {"ladder": {"widths": [WIDTH]}, "thicket": {"behind_decoys": False}},
     "faults": {"host_deadline_ms": None},
@@ -151,6 +151,7 @@ def err(tokens: Sequence[int]) -> list[int]:
 
 PROPOSERS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "ngram": lambda answer: {},
+    "short": lambda answer: fields(proposer="ngram-reference"),  # where nothing matches well, rows are filled up
     "ngram of a reference": lambda answer: fields(references=[{"token_ids": list(answer)}]),
     "right": told,
     "often right": lambda answer: told(err(answer)),
@@ -316,7 +317,7 @@ def assert_prefixes(given: Sequence[Sequence[int]], answers: Sequence[Sequence[i
 # Mistakes.
 
 
-@pytest.mark.parametrize(("mistake", "proposer"), [(trees.link_filler, "ngram"), (trees.misplace, "right")])
+@pytest.mark.parametrize(("mistake", "proposer"), [(trees.link_filler, "short"), (trees.misplace, "right")])
 def test_a_mistake_is_seen(mistake, proposer, ours, truth):
     assert failures(truth, ask(ours, asked(truth, proposer), mistake).answers)
 
