@@ -21,13 +21,13 @@ for module in ("sgl_kernel.speculative", "specplug_test_sglang_cpu.attention", "
 sys.path.remove(str(SGLANG_CPU))  # what is installed stays what transformers finds
 
 
-SLOW = ("test_spec_greedy", "test_spec_sampling")
+SLOW = (("test_spec_greedy", "trees, sync"), ("test_spec_sampling", "trees, sync"), ("test_grammar", "[sync"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what repeats on trees, a step at a time, what runs on trees and on steps already."""
+    """Mark as slow what repeats, a step at a time, what runs overlapped already."""
     for item in items:
-        if item.path.stem in SLOW and "trees, sync" in item.name:
+        if any(item.path.stem == file and kind in item.name for file, kind in SLOW):
             item.add_marker("slow")
 
 
