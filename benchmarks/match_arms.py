@@ -142,7 +142,7 @@ class Ours(Arm):
             self._remember(number, response)
 
     def _remember(self, number: int, response: Ids) -> None:
-        slot, request = self.case.batch, Request(f"earlier-{number}", prompt_length=1, max_tokens=1 << 20)
+        slot, request = self.case.batch, Request(f"earlier-{number}", 1, 1 << 20, isolation_key="one")
         self.proposer.on_event(RequestEvent(Lifecycle.STARTED, request, slot, number))
         self.proposer.ingest(self._whole(slot, torch.from_numpy(response[None]), response.size))
         finished = RequestEvent(Lifecycle.FINISHED, request, slot, number, visible=response.size)
@@ -158,7 +158,7 @@ class Ours(Arm):
         )  # fmt: skip
 
     def insert(self, row: int) -> None:
-        request = Request(str(row), prompt_length=self.case.context, max_tokens=1 << 20)
+        request = Request(str(row), self.case.context, 1 << 20, isolation_key="one")
         self.proposer.on_event(RequestEvent(Lifecycle.STARTED, request, row, 1))
         self.proposer.ingest(self._whole(row, self._tokens[row : row + 1], self.case.context))
 
@@ -182,7 +182,9 @@ class Ours(Arm):
         return [row[:count] for row, count in zip(ids, counts, strict=True)]
 
     def wrong(self) -> str | None:
-        """Ask again, row by row: the drafts must not differ."""
+        """Ask again, row by row: the drafts must not differ.  And what finished before must be remembered."""
+        if self.proposer._lookup.responses.num_tokens < sum(response.size - 1 for response in self.case.earlier):
+            return "finished responses are not remembered"
         together = self.drafts()
         for row in sample(self.case.batch):
             alone = Draft.allocate(1, self.case.width)

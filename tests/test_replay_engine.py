@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.errors import EngineError, SettingsError
-from specplug.replay.engine import PLENTY, ReplayEngine
+from specplug.replay.engine import ReplayEngine
 from specplug.replay.interleaved import replay_interleaved
 from specplug.replay.run import replay
+from specplug.replay.seats import PLENTY
 from specplug.replay.setup import Setup
 from specplug.types.plan import StepPlan
 from specplug.types.request import Lifecycle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specplug.replay.engine import ReplayEngine
@@ -90,6 +90,7 @@ def plain(value: Any) -> Any:
     st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
+@example([item([1], [1] * 8), item([2], [1] * 8, "b")], [([1, 1, 1, 2], 0.5, 0, "")], {}, False, True, 2, 3, False)
 def test_lean_and_full_stages_count_and_tell_the_same(
     items, script, caps, makes_trees, takes_trees, seats, budget, capped
 ):

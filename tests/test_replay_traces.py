@@ -7,6 +7,7 @@ import inspect
 import itertools
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ import pytest
 from specplug.replay import harness
 from specplug.replay.traces_io import Item, read_traces
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 FOLDER = importlib.resources.files("specplug.replay") / "traces"
 FILES = {path.name.removesuffix(".jsonl"): path for path in FOLDER.iterdir() if path.name.endswith(".jsonl")}
 REDISTRIBUTABLE = {
@@ -76,6 +78,17 @@ def test_the_notices_name_every_file_its_project_and_its_licence():
         assert notice.removeprefix("Copyright (c) 2001-2024 ") in text
     for row in re.findall(r"^\| `(\w+)\.jsonl` \| (\d+) \|", readme, re.MULTILINE):
         assert len(items(row[0])) == int(row[1])
+
+
+def test_the_package_names_and_carries_their_licences():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    texts = {path.name for path in (FOLDER / "licences").iterdir()}
+    table = re.findall(r"\[([\w.-]+)\]\(licences/([\w.-]+)\)", (FOLDER / "README.md").read_text(encoding="utf-8"))
+    assert {f"{name}.txt" for name, _ in table} == {file for _, file in table} == texts
+    assert set(project["license"].split(" AND ")) == {name for name, _ in table}
+    carried = {path for pattern in project["license-files"] for path in ROOT.glob(pattern)}
+    traces = ROOT / "specplug" / "replay" / "traces"
+    assert carried == {ROOT / "LICENSE", traces / "README.md", *(traces / "licences" / name for name in texts)}
 
 
 def test_the_traces_stay_small():

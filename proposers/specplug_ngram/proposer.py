@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import PluginContext, Proposer
-from specplug.match.evidence import Tables
 from specplug.match.lookup import SOURCES, Lookup, LookupOptions
 from specplug.match.texts import NO_TEXT
 from specplug.types.batch import BatchView
@@ -54,7 +53,6 @@ class Ngram(Proposer):
         self._lookup = Lookup(context.max_slots, capacity, width, options, trees=self._trees)
         self._tenants: dict[int, _Tenant] = {}
         self._seeded: set[int] = set()
-        self._usual = Tables()
 
     def warmup(self) -> None:
         """Compile the kernels, or load them."""
@@ -67,23 +65,18 @@ class Ngram(Proposer):
         table = _without_barriers(batch) if batch.barriers else batch.tokens
         if self._seeded:
             self._lookup.rows.drafted_for[list(self._seeded)] = -1  # nothing is learnt from them
-        self._lookup.ingest_tensors(
-            batch.slots.long(), table, batch.rows.long(), batch.lengths, batch.num_new, batch.first
-        )
+        slots, rows = _wide(batch.slots), _wide(batch.rows)
+        self._lookup.ingest_tensors(slots, table, rows, batch.lengths, batch.num_new, batch.first)
 
     def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
         """Fill in the drafts."""
-        slots = batch.slots.long()
+        slots = _wide(batch.slots)
         if not self._seeded:
             self._lookup.propose_tensors(slots, limits, draft, trees=self._trees)
             return
         seeded = torch.isin(slots, torch.tensor(list(self._seeded)))
         self._lookup.propose_tensors(slots, limits * ~seeded, draft, trees=self._trees)
-        learnt, self._lookup.tables = self._lookup.tables, self._usual
-        try:
-            self._lookup.propose_tensors(slots, limits * seeded, draft, trees=self._trees)
-        finally:
-            self._lookup.tables = learnt
+        self._lookup.propose_tensors(slots, limits * seeded, draft, trees=self._trees, unlearnt=True)
 
     def on_event(self, event: Event) -> None:
         """Begin texts, and remember responses."""
@@ -129,6 +122,11 @@ class Ngram(Proposer):
 
 def _is_seeded(request: Request) -> bool:
     return request.sampling.seed is not None and request.sampling.temperature > 0
+
+
+def _wide(numbers: Tensor) -> Tensor:
+    """Return int64, without a call of torch's where they are."""
+    return numbers if numbers.dtype is torch.int64 else numbers.long()
 
 
 def _without_barriers(batch: BatchView) -> Tensor:

@@ -8,7 +8,9 @@
     voting      candidates vote on the next token
     drafting    chains and trees of the likeliest tokens
     learning    emitted tokens against what was said
+    records     what kernels take as one argument; state is all of it
     steps       all of it for a batch
+    addresses   the same for tensors
     lookup      the class around it
 
 Kernels are compiled by numba, which is imported with these modules: only proposers import them.

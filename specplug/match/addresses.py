@@ -13,6 +13,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from specplug.match.compiled import compiled
+from specplug.match.records import lent
 from specplug.match.steps import ingest, propose_chains, propose_trees
 
 
@@ -34,10 +35,7 @@ _int32, _int64, _float32 = _pointer_to(types.int32), _pointer_to(types.int64), _
 
 @compiled
 def ingest_at(
-    texts: Any,
-    rows: Any,
-    tables: Any,
-    starts: Any,
+    state: Any,
     batch_size: int,
     slots: int,
     table: int,
@@ -47,103 +45,42 @@ def ingest_at(
     first: int,
     lengths: int,
     num_new: int,
-    cap: int,
 ) -> None:
     """Do as `steps.ingest` for addresses; `table` has `num_rows` rows, `stride` elements apart; `first` may be 0."""
     ingest(
-        texts,
-        rows,
-        tables,
-        starts,
+        lent(state),
         carray(_int64(slots), batch_size),
         carray(_int32(table), (num_rows, stride)),
         carray(_int64(table_rows), batch_size),
         carray(_int32(first), batch_size if first else 0),
         carray(_int32(lengths), batch_size),
         carray(_int32(num_new), batch_size),
-        cap,
     )
 
 
 @compiled
-def propose_chains_at(
-    texts: Any,
-    memory: Any,
-    rows: Any,
-    tables: Any,
-    bench: Any,
-    starts: Any,
+def propose_at(
+    state: Any,
     batch_size: int,
     slots: int,
     limits: int,
-    cap: int,
-    shortest: int,
-    least: float,
-    ids: int,
-    confidences: int,
-    stride: int,
-    counts: int,
-    sources: int,
-) -> None:
-    """Do as `steps.propose_chains` for addresses; rows of `ids` and `confidences` are `stride` elements apart."""
-    propose_chains(
-        texts,
-        memory,
-        rows,
-        tables,
-        bench,
-        starts,
-        carray(_int64(slots), batch_size),
-        carray(_int32(limits), batch_size),
-        cap,
-        shortest,
-        least,
-        carray(_int32(ids), (batch_size, stride)),
-        carray(_float32(confidences), (batch_size, stride)),
-        carray(_int32(counts), batch_size),
-        carray(_int32(sources), batch_size),
-    )
-
-
-@compiled
-def propose_trees_at(
-    texts: Any,
-    memory: Any,
-    rows: Any,
-    tables: Any,
-    bench: Any,
-    starts: Any,
-    batch_size: int,
-    slots: int,
-    limits: int,
-    cap: int,
-    shortest: int,
-    least: float,
     ids: int,
     confidences: int,
     stride: int,
     counts: int,
     sources: int,
     parents: int,
-    tree: Any,
 ) -> None:
-    """Do as `steps.propose_trees` for addresses; see `propose_chains_at`."""
-    propose_trees(
-        texts,
-        memory,
-        rows,
-        tables,
-        bench,
-        starts,
-        carray(_int64(slots), batch_size),
-        carray(_int32(limits), batch_size),
-        cap,
-        shortest,
-        least,
-        carray(_int32(ids), (batch_size, stride)),
-        carray(_float32(confidences), (batch_size, stride)),
-        carray(_int32(counts), batch_size),
-        carray(_int32(sources), batch_size),
-        carray(_int32(parents), (batch_size, stride)),
-        tree,
-    )
+    """Do as `steps.propose_trees` for addresses, or as `steps.propose_chains` where `parents` is 0.
+
+    Rows of `ids`, `confidences` and `parents` are `stride` elements apart.
+    """
+    state, grid = lent(state), (batch_size, stride)
+    all_slots, all_limits = carray(_int64(slots), batch_size), carray(_int32(limits), batch_size)
+    all_ids, all_confidences = carray(_int32(ids), grid), carray(_float32(confidences), grid)
+    all_counts, all_sources = carray(_int32(counts), batch_size), carray(_int32(sources), batch_size)
+    if parents:
+        all_parents = carray(_int32(parents), grid)
+        propose_trees(state, all_slots, all_limits, all_ids, all_confidences, all_counts, all_sources, all_parents)
+    else:
+        propose_chains(state, all_slots, all_limits, all_ids, all_confidences, all_counts, all_sources)

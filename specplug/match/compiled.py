@@ -1,8 +1,4 @@
-"""How kernels are compiled: by numba, without the GIL, and cached on disk, so that a second start is quick.
-
-`StructureType` makes records of arrays that kernels take as one argument: handing over thirty arrays one by one costs
-microseconds at every call.
-"""
+"""How kernels are compiled: by numba, without the GIL, and cached on disk, so that a second start is quick."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core import types
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -56,11 +51,3 @@ def _own_cache() -> Iterator[None]:
         yield
     finally:
         settings.CACHE_DIR = before
-
-
-class StructureType(types.StructRef):  # type: ignore[misc]
-    """What numba calls a record of arrays."""
-
-    def preprocess_fields(self, fields: Any) -> Any:
-        """Forget that a field was a literal, so that equal records have one type."""
-        return tuple((name, types.unliteral(kind)) for name, kind in fields)  # type: ignore[no-untyped-call]

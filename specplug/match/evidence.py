@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba.experimental import structref
 
-from specplug.match.compiled import StructureType, compiled
+from specplug.match.compiled import compiled
+from specplug.match.prefetch import prefetch
+from specplug.match.records import Record, RecordType, define
 
 Table = npt.NDArray[np.float32]
 
@@ -40,16 +41,15 @@ _LEAST = np.float32(0.01)
 """Hits and misses count at least so much: halved again and again, the rarer of them would vanish."""
 
 
-@structref.register
-class TablesType(StructureType):
+class TablesType(RecordType):
     """See `Tables`."""
 
 
-class _Tables(structref.StructRefProxy):  # type: ignore[misc]
+class _Tables(Record):
     pass
 
 
-structref.define_proxy(_Tables, TablesType, ["votes", "evidence", "contexts"])  # type: ignore[no-untyped-call]
+define(_Tables, TablesType, ["votes", "evidence", "contexts"])
 
 
 class Tables:
@@ -114,6 +114,12 @@ def context_key(token: int, owner: int, length: int, share: float) -> int:
     mixed = (np.uint64(token) + np.uint64(owner) * np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xD6E8FEB86659FD93)
     row = np.int64((mixed >> np.uint64(40)) % np.uint64(HASHES)) * COARSE + min(length_class(length) // 2, COARSE - 1)
     return 3 * row + int(share > 0.3) + int(share > 0.85)  # type: ignore[return-value]
+
+
+@compiled
+def ask_for_context(tables: Any, token: int, owner: int, length: int, share: float) -> None:
+    """Have at hand what is likely to be asked about what follows `token`; that table is larger than near caches."""
+    prefetch(tables.contexts, 2 * context_key(token, owner, length, share))
 
 
 @compiled

@@ -11,32 +11,38 @@ _SLOWLY = 0.8
 
 
 @compiled
-def learn(rows: Any, tables: Any, slot: int, emitted: Any) -> None:
+def learn(state: Any, slot: int, emitted: Any) -> None:
     """Count what a slot's candidates and considered tokens said against the tokens `emitted` [n] int32 since then.
 
     Tokens are judged as a verifier would: while those before them were right.
     """
-    first = emitted[0]
+    rows, tables, first = state.rows, state.tables, emitted[0]
     for k in range(rows.num_ballots[slot]):
         if rows.ballot_tokens[slot, k] >= 0:
             count(tables.votes, rows.ballot_keys[slot, k], rows.ballot_tokens[slot, k] == first)
-    right, total, began_right = -1, rows.num_considered[slot], False
+    right, total, judged, began_right = -1, rows.num_considered[slot], 0, False
     for k in range(emitted.size):
-        right = _judge(rows, tables, slot, right, total, emitted[k])
+        right, judged = _judge(state, slot, right, total, judged, emitted[k])
         if right < 0:
             break
         began_right = True
     if total:
         rows.luck[slot] = _SLOWLY * rows.luck[slot] + (1 - _SLOWLY) * began_right
+    rows.num_considered[slot] = judged  # nothing was counted behind these
 
 
 @compiled
-def _judge(rows: Any, tables: Any, slot: int, parent: int, total: int, token: int) -> int:
-    """Count the tokens that were considered behind `parent`; return which of them was right, -1 for none."""
+def _judge(state: Any, slot: int, parent: int, total: int, judged: int, token: int) -> tuple[int, int]:
+    """Count the tokens that were considered behind `parent`.
+
+    Returns:
+        which of them was right, -1 for none; and how many tokens stand before the end of those counted so far.
+    """
+    rows, tables = state.rows, state.tables
     found, inside = -1, False
     for entry in range(parent + 1, total):  # those behind one parent stand side by side
         if rows.parents[slot, entry] == parent:
-            inside = True
+            inside, judged = True, entry + 1
             hit = rows.tokens[slot, entry] == token
             count(tables.evidence, rows.evidence[slot, entry], hit)
             count(tables.contexts, rows.contexts[slot, entry], hit)
@@ -44,12 +50,13 @@ def _judge(rows: Any, tables: Any, slot: int, parent: int, total: int, token: in
                 found = entry
         elif inside:
             break
-    return found
+    return found, judged
 
 
 @compiled
-def forget_slowly(rows: Any, tables: Any, slot: int) -> None:
+def forget_slowly(state: Any, slot: int) -> None:
     """Halve the counts that have grown large; after all rows of a step have been counted."""
+    rows, tables = state.rows, state.tables
     for k in range(rows.num_ballots[slot]):
         halve(tables.votes, rows.ballot_keys[slot, k], MOST_TRIES)
     for k in range(rows.num_considered[slot]):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from specplug.errors import ContractError
-from specplug.match.addresses import ingest_at, propose_chains_at, propose_trees_at
+from specplug.match.addresses import ingest_at, propose_at
 from specplug.match.evidence import Tables
 from specplug.match.responses import Responses
 from specplug.match.rows import Bench, Rows, Tree
+from specplug.match.state import State
 from specplug.match.steps import ingest, propose_chains, propose_trees
 from specplug.match.texts import NO_TEXT, Texts, Tokens
 from specplug.types.draft import Draft
@@ -59,10 +59,15 @@ class Lookup:
         considered = _CONSIDERED_PER_NODE * (width + 1) if trees else width
         self.texts = Texts(max_slots, capacity, options.cap)
         self.responses = Responses(options.response_tokens, options.cap)
-        self.rows, self.tables = Rows(max_slots, considered), Tables()
-        self._starts = np.zeros(max_slots, np.int32)
+        self.rows, self.tables, self._usual = Rows(max_slots, considered), Tables(), Tables()
+        self._starts, self._from_start = np.zeros(max_slots, np.int32), np.zeros(0, np.int32)
         self._bench, self._tree = Bench(options.cap, width, trees=trees), Tree(width, considered)
-        self._from_start = np.zeros(0, np.int32)
+        self._state, self._unlearnt = self._state_with(self.tables), self._state_with(self._usual)
+
+    def _state_with(self, tables: Tables) -> State:
+        records = [it.record for it in (self.texts, self.responses, self.rows, tables, self._bench, self._tree)]
+        options = self._options
+        return State(*records, self._starts, options.cap, options.shortest, options.least)  # type: ignore[no-untyped-call]
 
     def start(self, slot: int, *, owner: str | None = None, references: Sequence[Tokens] = ()) -> None:
         """Begin a text in a slot.
@@ -87,19 +92,7 @@ class Lookup:
     ) -> None:
         """Take in the rows' newest tokens, and learn from them; see `specplug.match.steps.ingest`."""
         window = self._from_start if first is None else first
-        ingest(
-            self.texts.record,
-            self.rows.record,
-            self.tables.record,
-            self._starts,
-            slots,
-            table,
-            table_rows,
-            window,
-            lengths,
-            num_new,
-            self._options.cap,
-        )
+        ingest(self._state, slots, table, table_rows, window, lengths, num_new)
 
     def propose(
         self,
@@ -112,78 +105,70 @@ class Lookup:
         parents: Ints | None = None,
     ) -> None:
         """Fill in drafts, trees where `parents` are given; see `specplug.match.steps.propose_chains`."""
-        options, state = self._options, self._state()
-        how: tuple[Any, ...] = (
-            slots,
-            limits,
-            options.cap,
-            options.shortest,
-            options.least,
-            ids,
-            confidence,
-            counts,
-            sources,
-        )
         if parents is None:
-            propose_chains(*state, *how)
+            propose_chains(self._state, slots, limits, ids, confidence, counts, sources)
         else:
-            how = (*how, parents, self._tree.record)
-            propose_trees(*state, *how)
+            propose_trees(self._state, slots, limits, ids, confidence, counts, sources, parents)
 
     def ingest_tensors(
         self, slots: Tensor, table: Tensor, table_rows: Tensor, lengths: Tensor, num_new: Tensor, first: Tensor | None
     ) -> None:
         """Do as `ingest` for tensors in host memory; `slots` and `table_rows` [B] int64, the others int32."""
-        rows = [each.contiguous() for each in (slots, table_rows, lengths, num_new)]
+        slots, table_rows = slots.contiguous(), table_rows.contiguous()
+        lengths, num_new = lengths.contiguous(), num_new.contiguous()
         window = None if first is None else first.contiguous()
-        table = table if table.stride(1) == 1 else table.contiguous()
-        at_slots, at_rows, at_lengths, at_new = (each.data_ptr() for each in rows)
+        num_rows, width = table.shape
+        stride, step = table.stride()
+        if step != 1 or stride < width:  # a single row may have any stride
+            table, stride = table.contiguous(), width
         ingest_at(
-            self.texts.record,
-            self.rows.record,
-            self.tables.record,
-            self._starts,
-            slots.shape[0],
-            at_slots,
+            self._state,
+            len(slots),
+            slots.data_ptr(),
             table.data_ptr(),
-            table.shape[0],
-            table.stride(0),
-            at_rows,
+            num_rows,
+            stride,
+            table_rows.data_ptr(),
             0 if window is None else window.data_ptr(),
-            at_lengths,
-            at_new,
-            self._options.cap,
+            lengths.data_ptr(),
+            num_new.data_ptr(),
         )
 
-    def propose_tensors(self, slots: Tensor, limits: Tensor, draft: Draft, *, trees: bool) -> None:
-        """Fill a draft in host memory; `slots` [B] int64, `limits` [B] int32.
+    def propose_tensors(
+        self, slots: Tensor, limits: Tensor, draft: Draft, *, trees: bool, unlearnt: bool = False
+    ) -> None:
+        """Fill a draft in host memory.
+
+        Args:
+            slots: [B] int64.
+            limits: [B] int32.
+            draft: to be filled.
+            trees: whether to draft trees, where the draft can hold them.
+            unlearnt: draft by what matches are usually worth, not by what was learnt.
 
         Raises:
             ContractError: the draft's rows are no parts of one buffer's.
         """
-        slots, limits, options = slots.contiguous(), limits.contiguous(), self._options
-        stride, parents = draft.token_ids.stride(0), draft.parents
-        above = parents if trees and parents is not None else draft.token_ids
-        if draft.width > 1 and {each.stride() for each in (draft.confidence, above)} != {(stride, 1)}:
+        slots, limits, ids = slots.contiguous(), limits.contiguous(), draft.token_ids
+        parents, strides = draft.parents if trees else None, ids.stride()
+        if ids.shape[1] > 1 and not (
+            strides[1] == 1
+            and draft.confidence.stride() == strides
+            and (parents is None or parents.stride() == strides)
+        ):
             raise ContractError.build("the draft's tensors lie apart", who="Lookup", expected="views of one buffer")
-        how: tuple[Any, ...] = (
-            slots.shape[0],
+        propose_at(
+            self._unlearnt if unlearnt else self._state,
+            len(slots),
             slots.data_ptr(),
             limits.data_ptr(),
-            options.cap,
-            options.shortest,
-            options.least,
-            draft.token_ids.data_ptr(),
+            ids.data_ptr(),
             draft.confidence.data_ptr(),
-            stride,
+            strides[0],
             draft.lengths.data_ptr(),
             draft.source.data_ptr(),
+            0 if parents is None else parents.data_ptr(),
         )
-        if above is draft.token_ids:
-            propose_chains_at(*self._state(), *how)
-        else:
-            how = (*how, above.data_ptr(), self._tree.record)
-            propose_trees_at(*self._state(), *how)
 
     def remember(self, slot: int, owner: str, begin: int, end: int) -> None:
         """Keep tokens `begin` to `end` of a slot's own text as a response of `owner`."""
@@ -192,13 +177,3 @@ class Lookup:
         if self._options.response_tokens and end - begin > 1:
             context = text[start + max(0, begin - self._options.response_context) : start + begin]
             self.responses.add(self.responses.owner(owner), context, text[start + begin : start + end])
-
-    def _state(self) -> tuple[Any, ...]:
-        return (
-            self.texts.record,
-            self.responses.record,
-            self.rows.record,
-            self.tables.record,
-            self._bench.record,
-            self._starts,
-        )

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from specplug.match.compiled import compiled
+from specplug.match.prefetch import prefetch
 
 GRANULE = 16
 """Tokens per entry of an owner table."""
@@ -53,6 +54,15 @@ def owner_of(owners: Any, mask: int, place: int) -> int:
     if owners.size == 0:
         return 0
     return owners[((place - 1) & mask) // GRANULE]  # type: ignore[no-any-return]
+
+
+@compiled
+def _ask_for(text: Any, owners: Any, children: Any, mask: int, place: int, matched: int) -> None:
+    """Have at hand what a walk reads at `place`, should it go there."""
+    prefetch(text, (place - 1 - matched) & mask)
+    prefetch(children, 2 * (place & mask))
+    if matched == 0:
+        prefetch(owners, ((place - 1) & mask) // GRANULE)
 
 
 @compiled
@@ -96,6 +106,9 @@ def insert(
     while at > gone and visits < MOST_VISITS:
         visits += 1
         n = min(matches_left, matches_right)
+        node = 2 * (at & mask)
+        _ask_for(text, owners, children, mask, children[node], n)
+        _ask_for(text, owners, children, mask, children[node + 1], n)
         whose = owner if n else owner_of(owners, mask, at)
         a, b = 0, 0
         if whose != owner:
@@ -108,7 +121,6 @@ def insert(
                 n += 1
             if n:
                 found = _note(places, lengths, found, at, n)
-        node = 2 * (at & mask)
         if n == cap:  # the same key: the newer place stands for both
             children[left], children[right] = children[node], children[node + 1]
             return found
@@ -152,6 +164,9 @@ def search(
     while at > gone and visits < MOST_VISITS:
         visits += 1
         n = min(matches_left, matches_right)
+        node = 2 * (at & mask)
+        _ask_for(text, owners, children, mask, children[node], n)
+        _ask_for(text, owners, children, mask, children[node + 1], n)
         whose = owner if n else owner_of(owners, mask, at)
         a, b = 0, 0
         if whose != owner:
@@ -167,7 +182,6 @@ def search(
                 found = _note(places, lengths, found, at, n)
         if n == cap:
             return found
-        node = 2 * (at & mask)
         if a <= b:
             at, matches_left = children[node + 1], n
         else:

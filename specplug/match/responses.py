@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba.experimental import structref
 
-from specplug.match.compiled import StructureType, compiled
+from specplug.match.compiled import compiled
 from specplug.match.recency import GRANULE, insert
+from specplug.match.records import Record, RecordType, define
 from specplug.match.texts import MOST_CANDIDATES, NO_TEXT, Tokens
 
 MOST_PLACES = 2**30
@@ -18,18 +18,15 @@ FEW_OWNERS = 1 << 12
 """So many names of owners are kept whether or not they own anything."""
 
 
-@structref.register
-class ResponsesType(StructureType):
+class ResponsesType(RecordType):
     """See `Responses`."""
 
 
-class _Responses(structref.StructRefProxy):  # type: ignore[misc]
+class _Responses(Record):
     pass
 
 
-structref.define_proxy(  # type: ignore[no-untyped-call]
-    _Responses, ResponsesType, ["text", "children", "heads", "owners", "ends", "places", "match_lengths"]
-)
+define(_Responses, ResponsesType, ["text", "children", "heads", "owners", "ends", "places", "match_lengths"])
 
 
 class Responses:
@@ -65,6 +62,11 @@ class Responses:
             np.zeros(MOST_CANDIDATES, np.int32),
             np.zeros(MOST_CANDIDATES, np.int32),
         )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are remembered, with what stands between two texts."""
+        return min(int(self._ends[0]), self.capacity)
 
     def owner(self, key: str) -> int:
         """Return the number of whoever owns texts under `key`; numbers start at 1 and are never given again.

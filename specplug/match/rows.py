@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
-from numba.experimental import structref
 
-from specplug.match.compiled import StructureType
+from specplug.match.records import Record, RecordType, define
 from specplug.match.texts import MOST_CANDIDATES
 
 MOST_BALLOTS = 2 * MOST_CANDIDATES + 2
 """Candidates of a row: those of both sources, and an aligned one of each."""
 
 
-@structref.register
-class RowsType(StructureType):
+class RowsType(RecordType):
     """See `Rows`."""
 
 
-class _Rows(structref.StructRefProxy):  # type: ignore[misc]
+class _Rows(Record):
     pass
 
 
-structref.define_proxy(  # type: ignore[no-untyped-call]
+define(
     _Rows,
     RowsType,
     [
@@ -75,16 +73,15 @@ class Rows:
         self.anchors[slot], self.ages[slot], self.drafted_for[slot] = 0, 0, -1
 
 
-@structref.register
-class BenchType(StructureType):
+class BenchType(RecordType):
     """See `Bench`."""
 
 
-class _Bench(structref.StructRefProxy):  # type: ignore[misc]
+class _Bench(Record):
     pass
 
 
-structref.define_proxy(  # type: ignore[no-untyped-call]
+define(
     _Bench,
     BenchType,
     [
@@ -115,18 +112,15 @@ class Bench:
         )
 
 
-@structref.register
-class TreeType(StructureType):
+class TreeType(RecordType):
     """See `Tree`."""
 
 
-class _Tree(structref.StructRefProxy):  # type: ignore[misc]
+class _Tree(Record):
     pass
 
 
-structref.define_proxy(  # type: ignore[no-untyped-call]
-    _Tree, TreeType, ["counts", "depths", "survivals", "entries", "above", "chances", "nodes", "sources"]
-)
+define(_Tree, TreeType, ["counts", "depths", "survivals", "entries", "above", "chances", "nodes", "sources"])
 
 
 class Tree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from specplug.match.ahead import ask_for_lessons, ask_for_newest_response, ask_for_responses, ask_for_root, ask_for_tree
 from specplug.match.compiled import compiled
 from specplug.match.drafting import draft_chain, draft_tree
 from specplug.match.learning import forget_slowly, learn
@@ -11,45 +12,40 @@ from specplug.match.texts import NO_TEXT, extend, replant
 
 
 @compiled
-def ingest(
-    texts: Any,
-    rows: Any,
-    tables: Any,
-    starts: Any,
-    slots: Any,
-    table: Any,
-    table_rows: Any,
-    first: Any,
-    lengths: Any,
-    num_new: Any,
-    cap: int,
-) -> None:
+def ingest(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, lengths: Any, num_new: Any) -> None:
     """Take in each row's newest tokens.
 
     Args:
-        starts: [S] int32, where own texts begin behind their references.
+        state: see `State`.
         slots, table_rows: [B] int64.
         table: [R, W] int32, the token table, or a window of it.
         first: [B] int32, which of a row's tokens stands in column 0; empty where it is token 0.
         lengths, num_new: [B] int32.
     """
+    texts, rows, starts = state.texts, state.rows, state.starts
     for row in range(slots.size):
         slot, begin = slots[row], lengths[row] - num_new[row]
+        if row + 1 < slots.size:
+            ask_for_lessons(state, slots[row + 1])
+        if num_new[row] > 0:
+            ask_for_tree(state, slot, _window(table, table_rows, first, row, begin, lengths[row])[0])
         known = texts.lengths[slot] - starts[slot]
         if num_new[row] > 0 and rows.drafted_for[slot] == texts.lengths[slot] and known == begin:
-            learn(rows, tables, slot, _window(table, table_rows, first, row, begin, lengths[row]))
+            learn(state, slot, _window(table, table_rows, first, row, begin, lengths[row]))
     for row in range(slots.size):
-        slot = slots[row]
+        slot, begin = slots[row], lengths[row] - num_new[row]
+        if num_new[row] > 0:
+            ask_for_root(state, slot, _window(table, table_rows, first, row, begin, lengths[row])[0])
         if num_new[row] > 0 and rows.drafted_for[slot] >= 0:
-            forget_slowly(rows, tables, slot)
+            forget_slowly(state, slot)
             rows.drafted_for[slot] = -1
     for row in range(slots.size):
         slot, begin = slots[row], lengths[row] - num_new[row]
         if starts[slot] + lengths[row] > texts.text.shape[1]:
             texts.candidates[slot] = 0
         elif num_new[row] > 0:
-            _place(texts, rows, slot, starts[slot] + begin, cap)
-            extend(texts, slot, _window(table, table_rows, first, row, begin, lengths[row]), cap)
+            _place(state, slot, starts[slot] + begin)
+            extend(texts, slot, _window(table, table_rows, first, row, begin, lengths[row]), state.cap)
             for source in range(2):
                 rows.ages[slot, source] += num_new[row]
                 if rows.anchors[slot, source] > 0:
@@ -64,12 +60,13 @@ def _window(table: Any, table_rows: Any, first: Any, row: int, begin: int, end: 
 
 
 @compiled
-def _place(texts: Any, rows: Any, slot: int, length: int, cap: int) -> None:
+def _place(state: Any, slot: int, length: int) -> None:
     """Bring a text to `length` tokens: what the engine took back goes, what nobody was told of is no text."""
+    texts = state.texts
     if length < texts.lengths[slot]:
         texts.lengths[slot] = length
-        replant(texts, slot, cap)
-        rows.anchors[slot] = 0
+        replant(texts, slot, state.cap)
+        state.rows.anchors[slot, 0] = state.rows.anchors[slot, 1] = 0
     while texts.lengths[slot] < length:
         texts.text[slot, texts.lengths[slot]] = NO_TEXT
         texts.lengths[slot] += 1
@@ -77,87 +74,44 @@ def _place(texts: Any, rows: Any, slot: int, length: int, cap: int) -> None:
 
 
 @compiled
-def propose_chains(
-    texts: Any,
-    memory: Any,
-    rows: Any,
-    tables: Any,
-    bench: Any,
-    starts: Any,
-    slots: Any,
-    limits: Any,
-    cap: int,
-    shortest: int,
-    least: float,
-    ids: Any,
-    confidences: Any,
-    counts: Any,
-    sources: Any,
-) -> None:
+def propose_chains(state: Any, slots: Any, limits: Any, ids: Any, confidences: Any, counts: Any, sources: Any) -> None:
     """Draft a chain for each row; see `draft_chain`.
 
     Args:
+        state: see `State`.
         slots: [B] int64.
         limits: [B] int32.
         ids, confidences: [B, N] int32 and float32, to be filled.
         counts, sources: [B] int32, to be filled.
     """
     for row in range(slots.size):
-        if limits[row] > 0 and texts.lengths[slots[row]] > starts[slots[row]]:
-            counts[row], sources[row] = draft_chain(
-                texts,
-                memory,
-                rows,
-                tables,
-                bench,
-                starts,
-                slots[row],
-                min(limits[row], ids.shape[1], bench.drafted.size - 1),
-                cap,
-                shortest,
-                least,
-                ids[row],
-                confidences[row],
-            )
+        ask_for_responses(state, slots[row])
+    for row in range(slots.size):
+        if row + 1 < slots.size:
+            ask_for_newest_response(state, slots[row + 1])
+        slot, limit = slots[row], _limit(state, slots[row], limits[row], ids.shape[1])
+        if limit > 0:
+            counts[row], sources[row] = draft_chain(state, slot, limit, ids[row], confidences[row])
 
 
 @compiled
 def propose_trees(
-    texts: Any,
-    memory: Any,
-    rows: Any,
-    tables: Any,
-    bench: Any,
-    starts: Any,
-    slots: Any,
-    limits: Any,
-    cap: int,
-    shortest: int,
-    least: float,
-    ids: Any,
-    confidences: Any,
-    counts: Any,
-    sources: Any,
-    parents: Any,
-    tree: Any,
+    state: Any, slots: Any, limits: Any, ids: Any, confidences: Any, counts: Any, sources: Any, parents: Any
 ) -> None:
     """Draft a tree for each row; see `propose_chains` and `draft_tree`.  `parents`: [B, N] int32, to be filled."""
     for row in range(slots.size):
-        if limits[row] > 0 and texts.lengths[slots[row]] > starts[slots[row]]:
-            counts[row], sources[row] = draft_tree(
-                texts,
-                memory,
-                rows,
-                tables,
-                bench,
-                starts,
-                slots[row],
-                min(limits[row], ids.shape[1], bench.drafted.size - 1),
-                cap,
-                shortest,
-                least,
-                ids[row],
-                confidences[row],
-                parents[row],
-                tree,
-            )
+        ask_for_responses(state, slots[row])
+    for row in range(slots.size):
+        if row + 1 < slots.size:
+            ask_for_newest_response(state, slots[row + 1])
+        slot, limit = slots[row], _limit(state, slots[row], limits[row], ids.shape[1])
+        if limit > 0:
+            counts[row], sources[row] = draft_tree(state, slot, limit, ids[row], confidences[row], parents[row])
+
+
+@compiled
+def _limit(state: Any, slot: int, limit: int, width: int) -> int:
+    """Return how many tokens to draft for a slot: none before it has a text of its own."""
+    if state.texts.lengths[slot] <= state.starts[slot]:
+        return 0
+    return min(limit, width, state.bench.drafted.size - 1)  # type: ignore[no-any-return]

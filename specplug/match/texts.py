@@ -7,33 +7,32 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba.experimental import structref
 
 from specplug.errors import ContractError
-from specplug.match.compiled import StructureType, compiled
+from specplug.match.compiled import compiled
 from specplug.match.recency import insert
+from specplug.match.records import Record, RecordType, define
 
 Tokens = npt.NDArray[np.int32]
 
 NO_TEXT = -1
 """Stands for a token that is no text, and between texts: it matches nothing."""
 
-MOST_CANDIDATES = 32
+MOST_CANDIDATES = 16
 """Kept per slot: those with the longest matches."""
 
 _FEWEST_TREES, _CROWDED = 64, 8
 
 
-@structref.register
-class TextsType(StructureType):
+class TextsType(RecordType):
     """See `Texts`."""
 
 
-class _Texts(structref.StructRefProxy):  # type: ignore[misc]
+class _Texts(Record):
     pass
 
 
-structref.define_proxy(  # type: ignore[no-untyped-call]
+define(
     _Texts,
     TextsType,
     ["text", "children", "heads", "trees", "lengths", "places", "match_lengths", "candidates", "nobody"],
@@ -123,7 +122,8 @@ def extend(texts: Any, slot: int, tokens: Any, cap: int) -> None:
     """Append tokens [n] int32, for which there is room, and find the candidates for what follows the last of them."""
     text, start = texts.text[slot], texts.lengths[slot]
     stop = start + tokens.size
-    text[start:stop] = tokens
+    for k in range(tokens.size):
+        text[start + k] = tokens[k]
     texts.lengths[slot] = stop
     if stop > _CROWDED * texts.trees[slot] and texts.trees[slot] < texts.heads.shape[1]:
         replant(texts, slot, cap)

@@ -43,34 +43,34 @@ def said(text: Any, n: int, responses: Any, end: int, kind: int, at: int, drafte
 
 
 @compiled
-def token_at(texts: Any, memory: Any, slot: int, kind: int, at: int, drafted: Any) -> int:
+def token_at(state: Any, slot: int, kind: int, at: int) -> int:
     """Return what a candidate of a slot says; see `said`."""
-    return said(texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], kind, at, drafted)
+    texts, memory = state.texts, state.memory
+    return said(texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], kind, at, state.bench.drafted)
 
 
 @compiled
-def gather(texts: Any, memory: Any, rows: Any, bench: Any, slot: int, cap: int, shortest: int) -> int:
+def gather(state: Any, slot: int) -> int:
     """Put the candidates for a row's next token on the bench, row 0, and return how many there are."""
+    texts, bench, shortest = state.texts, state.bench, state.shortest
     count = 0
     for k in range(texts.candidates[slot]):
         if texts.match_lengths[slot, k] >= shortest:
             count = _put(bench, 0, count, texts.places[slot, k], texts.match_lengths[slot, k], OWN)
-    n = texts.lengths[slot]
-    known = min(n, cap)
-    bench.context[:known] = texts.text[slot, n - known : n]
-    count = _put_responses(memory, rows.owners[slot], bench, 0, count, known, cap, shortest)
-    return _align(texts, memory, rows, bench, slot, count, shortest)
+    count = _put_responses(state, slot, 0, count, texts.text[slot], texts.lengths[slot])
+    return _align(state, slot, count)
 
 
 @compiled
-def gather_anew(
-    texts: Any, memory: Any, rows: Any, bench: Any, slot: int, node: int, depth: int, cap: int, shortest: int
-) -> int:
+def gather_anew(state: Any, slot: int, node: int, depth: int) -> int:
     """Put candidates for what follows `depth` drafted tokens on the bench, where no earlier candidate is left."""
+    texts, bench, cap, shortest = state.texts, state.bench, state.cap, state.shortest
     n = texts.lengths[slot]
     known = min(n, cap)
-    bench.context[:known] = texts.text[slot, n - known : n]
-    bench.context[known : known + depth] = bench.drafted[:depth]
+    for k in range(known):
+        bench.context[k] = texts.text[slot, n - known + k]
+    for k in range(depth):
+        bench.context[known + k] = bench.drafted[k]
     heads = texts.heads[slot, : texts.trees[slot]]
     found = search(
         texts.text[slot],
@@ -90,13 +90,13 @@ def gather_anew(
     for k in range(found):
         if bench.lengths[k] >= shortest:
             count = _put(bench, node, count, bench.places[k], bench.lengths[k], OWN)
-    return _put_responses(memory, rows.owners[slot], bench, node, count, known + depth, cap, shortest)
+    return _put_responses(state, slot, node, count, bench.context, known + depth)
 
 
 @compiled
-def _put_responses(
-    memory: Any, owner: int, bench: Any, node: int, count: int, end: int, cap: int, shortest: int
-) -> int:
+def _put_responses(state: Any, slot: int, node: int, count: int, context: Any, end: int) -> int:
+    """Add what responses have for the `end` tokens of `context`."""
+    memory, bench, owner = state.memory, state.bench, state.rows.owners[slot]
     if owner == 0 or memory.ends[0] == 0:
         return count
     size = memory.text.size
@@ -109,14 +109,14 @@ def _put_responses(
         memory.heads,
         memory.children,
         owner,
-        bench.context,
+        context,
         end,
-        cap,
+        state.cap,
         bench.places,
         bench.lengths,
     )
     for k in range(found):
-        if bench.lengths[k] >= shortest:
+        if bench.lengths[k] >= state.shortest:
             count = _put(bench, node, count, bench.places[k], bench.lengths[k], RESPONSE)
     return count
 
@@ -128,12 +128,13 @@ def _put(bench: Any, node: int, count: int, at: int, length: int, kind: int) -> 
 
 
 @compiled
-def _align(texts: Any, memory: Any, rows: Any, bench: Any, slot: int, count: int, shortest: int) -> int:
+def _align(state: Any, slot: int, count: int) -> int:
     """Follow a text past where it diverges: candidates near the place followed last are told apart from others.
 
     Where no match is long enough to say where the text is now, the newest token is looked for around the place that
     comes next there; if it is not found, that place itself is tried.
     """
+    texts, memory, rows, bench = state.texts, state.memory, state.rows, state.bench
     newest = texts.text[slot, texts.lengths[slot] - 1]
     known = count
     for source in (OWN, RESPONSE):
@@ -150,9 +151,9 @@ def _align(texts: Any, memory: Any, rows: Any, bench: Any, slot: int, count: int
             continue
         if source == RESPONSE and (rows.owners[slot] == 0 or memory.ends[0] - place > memory.text.size // 2):
             continue
-        found = _look_around(texts, memory, rows, bench, slot, source, place, stop, newest)
+        found = _look_around(state, slot, source, place, stop, newest)
         place = abs(found)
-        if not _may_read(memory, rows, slot, source, place):
+        if not _may_read(state, slot, source, place):
             continue
         rows.anchors[slot, source] = place
         seen = False
@@ -160,44 +161,44 @@ def _align(texts: Any, memory: Any, rows: Any, bench: Any, slot: int, count: int
             if bench.kind[0, k] == source and abs(bench.at[0, k] - place) < WINDOW:
                 seen = seen or bench.at[0, k] == place
                 bench.kind[0, k] = source + NEAR
-        if not seen and int(found > 0) >= shortest:
+        if not seen and int(found > 0) >= state.shortest:
             count = _put(bench, 0, count, place, int(found > 0), source + ALIGNED)
     return count
 
 
 @compiled
-def _may_read(memory: Any, rows: Any, slot: int, source: int, place: int) -> bool:
+def _may_read(state: Any, slot: int, source: int, place: int) -> bool:
     """Whether a slot may be told the token at `place`: the text that was followed may have ended before it."""
-    return source == OWN or owner_of(memory.owners, memory.text.size - 1, place + 1) == rows.owners[slot]
+    memory = state.memory
+    return source == OWN or owner_of(memory.owners, memory.text.size - 1, place + 1) == state.rows.owners[slot]
 
 
 @compiled
-def _look_around(
-    texts: Any, memory: Any, rows: Any, bench: Any, slot: int, source: int, place: int, stop: int, newest: int
-) -> int:
+def _look_around(state: Any, slot: int, source: int, place: int, stop: int, newest: int) -> int:
     """Return the place behind `newest` that is nearest to `place`, ahead before back; -place where there is none."""
     if newest < 0:
         return -place
     for distance in range(WINDOW):
         ahead, back = place + distance, place - distance
-        if ahead < stop and _may_read(memory, rows, slot, source, ahead):
-            found = token_at(texts, memory, slot, source, ahead - 1, bench.drafted)
+        if ahead < stop and _may_read(state, slot, source, ahead):
+            found = token_at(state, slot, source, ahead - 1)
             if found == newest:
                 return ahead
-        if 0 < distance <= BACK and back > 1 and _may_read(memory, rows, slot, source, back):
-            found = token_at(texts, memory, slot, source, back - 1, bench.drafted)
+        if 0 < distance <= BACK and back > 1 and _may_read(state, slot, source, back):
+            found = token_at(state, slot, source, back - 1)
             if found == newest:
                 return back
     return -place
 
 
 @compiled
-def vote(texts: Any, memory: Any, tables: Any, bench: Any, slot: int, node: int, count: int) -> int:
+def vote(state: Any, slot: int, node: int, count: int) -> int:
     """Let `count` candidates of a node vote; return for how many tokens, whose figures lie on the bench."""
+    texts, memory, bench, votes = state.texts, state.memory, state.bench, state.tables.votes
     text, n, responses, end = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0]  # loops want locals
     kinds, ats, lengths, drafted = bench.kind[node], bench.at[node], bench.length[node], bench.drafted
     token_of, score, longest, support = bench.token, bench.score, bench.longest, bench.support
-    sources, near, origin, votes = bench.sources, bench.near, bench.origin, tables.votes
+    sources, near, origin = bench.sources, bench.near, bench.origin
     tokens, rank, before = 0, 0, -1
     for k in range(count):
         kind, at, length = kinds[k], ats[k], lengths[k]
@@ -239,8 +240,9 @@ def best(bench: Any, tokens: int) -> int:
 
 
 @compiled
-def follow(texts: Any, memory: Any, bench: Any, slot: int, node: int, count: int, token: int, child: int) -> int:
+def follow(state: Any, slot: int, node: int, count: int, token: int, child: int) -> int:
     """Hand the candidates of a node that said `token` on to its child, one token further; return how many."""
+    texts, memory, bench = state.texts, state.memory, state.bench
     text, n, responses, end = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0]
     kinds, ats, lengths, drafted = bench.kind[node], bench.at[node], bench.length[node], bench.drafted
     kinds_below, ats_below, lengths_below = bench.kind[child], bench.at[child], bench.length[child]

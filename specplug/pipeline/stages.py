@@ -113,6 +113,11 @@ class DraftStage:
         self._steps = 0
 
     @property
+    def lanes(self) -> tuple[tuple[ProposerHandle, FaultGuard], ...]:
+        """The proposers as they are run, each with its guard, the server's default first."""
+        return self._lanes
+
+    @property
     def proposers(self) -> dict[str, Proposer]:
         """The proposers by name, the server's default first."""
         return {handle.spec.name: handle.proposer for handle, _ in self._lanes}
@@ -135,7 +140,7 @@ class DraftStage:
         overwrites.  The slots of a batch are distinct: padding rows need slots of their own, or are left out.
         """
         if batch.is_dummy or not batch.batch_size:
-            return self._for_engine(self._buffers.empty(batch, width))
+            return self.for_engine(self.empty(batch, width))
         slots = batch.slots.long()
         known = self._ingested_so_far(slots, batch.generations)
         lanes = range(len(self._lanes))
@@ -146,11 +151,15 @@ class DraftStage:
         else:
             for lane in lanes:
                 self._feed(lane, batch, known[lane], None, None)
-            draft = self._buffers.empty(batch, width)
+            draft = self.empty(batch, width)
         self._ingested[:, slots] = known
-        return self._for_engine(draft)
+        return self.for_engine(draft)
 
-    def _for_engine(self, draft: Draft) -> Draft:
+    def empty(self, batch: BatchView, width: int) -> Draft:
+        """Return the buffer of the whole batch, empty; with one proposer it is what that one fills in."""
+        return self._buffers.empty(batch, width)
+
+    def for_engine(self, draft: Draft) -> Draft:
         """Return what this engine takes of a draft: only some take trees."""
         if self._caps.trees or draft.parents is None:
             return draft
@@ -161,11 +170,16 @@ class DraftStage:
         """Cut the drafts to the budget (None: no limit), or further, and remember them until their verdict."""
         if batch.is_dummy or not batch.batch_size:
             return draft
+        draft = self.cut(batch, draft, token_budget)
+        self._in_flight.put(batch, draft, self._choices.num_running)
+        return draft
+
+    def cut(self, batch: BatchView, draft: Draft, token_budget: int | None) -> Draft:
+        """Do as `trim`, but remember nothing."""
         places = draft.batch_size * draft.width
         budget = places if token_budget is None else min(max(0, token_budget), places)
         if budget < places or (places and self._cuts_without_budget(draft)):
-            draft = self._cut(batch, draft, budget)
-        self._in_flight.put(batch, draft, self._choices.num_running)
+            return self._cut(batch, draft, budget)
         return draft
 
     @torch.inference_mode()
@@ -187,12 +201,12 @@ class DraftStage:
         if outcome.forced is not None:
             self._tell_of_grammars(batch, outcome, verdict)
         if self._tells:
-            self._tell(batch, self._in_flight.drafts(batch, outcome.emitted, taken, self.sources), verdict)
+            self.tell(batch, self._in_flight.drafts(batch, outcome.emitted, taken, self.sources), verdict)
         self._steps += 1
         return verdict
 
-    def _tell(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
-        """Hand drafts and what became of them to the trace and to the proposers that learn."""
+    def tell(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+        """Hand trimmed drafts and what became of them to the trace and to the proposers that learn."""
         if self._trace is not None and self._trace_guard.admits_step():
             self._trace_guard.step(partial(_write, self._trace, self._steps, batch, draft, verdict))
         for lane, (handle, guard) in enumerate(self._lanes):

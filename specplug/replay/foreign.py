@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from specplug.errors import PluginError
-from specplug.replay.engine import POISON
 from specplug.replay.loop import Offer, drive, longest
+from specplug.replay.seats import POISON
 from specplug.replay.setup import Mode, Progress, Result
 from specplug.replay.tokenizers import Ids, TokenItem
 

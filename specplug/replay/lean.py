@@ -8,45 +8,60 @@ left out, because a replay counts itself.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specplug.interfaces import Proposer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.containment import LateDraft
-from specplug.pipeline.inflight import Taken
 from specplug.pipeline.stages import DraftStage
+from specplug.settings.model import Settings
 from specplug.types.batch import BatchView
 from specplug.types.draft import NO_TOKEN, Draft, chain_parents
-from specplug.types.verdict import Verdict
+from specplug.types.request import Event
+from specplug.types.verdict import Outcome, Verdict
 
 
-class LeanStage(DraftStage):
-    """A `DraftStage` whose batches are observed before the next one is proposed, and whose rows may always draft."""
+def can_stand_in(settings: Settings) -> bool:
+    """Return whether a lean stage does all that the draft stage of `settings` does: one proposer, and no trace."""
+    return not settings.extra_proposers and settings.trace.path is None
 
-    @classmethod
-    def around(cls, stage: DraftStage) -> Self | None:
-        """Return a lean stage in place of `stage`, which is not to be used any more; None where it cannot stand in."""
-        if len(stage._lanes) != 1 or stage._trace is not None:
-            return None
-        lean = cls.__new__(cls)
-        lean.__dict__.update(stage.__dict__)
-        lean._in_flight = _NewestDraft()  # type: ignore[assignment]
-        lean.metrics = _Uncounted(stage.metrics)  # type: ignore[assignment]
-        slots = stage._generations.shape[0]
-        lean._known = np.zeros(slots, dtype=np.int32)
-        lean._tenants = np.full(slots, -1, dtype=np.int64)
-        lean._sheets = {}
-        return lean
 
-    _seen: BatchView | None = None
-    _views: tuple[npt.NDArray[Any], ...]
-    _known: npt.NDArray[np.int32]
-    _tenants: npt.NDArray[np.int64]
-    _sheets: dict[tuple[int, int], _Sheet]
+class LeanStage:
+    """Stands around a `DraftStage` and spares it its tensors, where `can_stand_in` says so.
+
+    Each batch is proposed for, trimmed and observed before the next one, none is a dummy, rows may always draft, and no
+    grammar drafts behind them.
+
+    Args:
+        stage: builds drafts' buffers, trims, and tells proposers; from now on it is called from here only.
+        max_slots: S.
+    """
+
+    def __init__(self, stage: DraftStage, max_slots: int) -> None:
+        self._stage = stage
+        ((self._handle, self._guard),) = stage.lanes
+        self._newest: Draft | None = None
+        self._missed_resets: set[int] = set()
+        self._known = np.zeros(max_slots, dtype=np.int32)
+        self._tenants = np.full(max_slots, -1, dtype=np.int64)
+        self._sheets: dict[tuple[int, int], _Sheet] = {}
+        self._seen: BatchView | None = None
+        self._views: tuple[npt.NDArray[Any], ...] = ()
+
+    @property
+    def proposers(self) -> dict[str, Proposer]:
+        """The proposer by its name."""
+        return self._stage.proposers
+
+    @property
+    def metrics(self) -> SpecMetrics:
+        """The faults so far; nothing else is counted."""
+        return self._stage.metrics
 
     @torch.inference_mode()
     def propose(self, batch: BatchView, width: int, caps: Tensor | None = None) -> Draft:
@@ -58,13 +73,34 @@ class LeanStage(DraftStage):
             sheet = self._sheet(batch, width)
             sheet.empty(self._columns(batch)[1], caps)
         if width:
-            sheet.sanitize(batch.vocab_size, len(self.sources))
-        return self._for_engine(sheet.draft)
+            sheet.sanitize(batch.vocab_size, len(self._stage.sources))
+        return self._stage.for_engine(sheet.draft)
+
+    @torch.inference_mode()
+    def trim(self, batch: BatchView, draft: Draft, token_budget: int | None) -> Draft:
+        """Do as `DraftStage.trim` does."""
+        self._newest = self._stage.cut(batch, draft, token_budget)
+        return self._newest
+
+    @torch.inference_mode()
+    def observe(self, batch: BatchView, outcome: Outcome) -> Verdict:
+        """Do as `DraftStage.observe` does, for the rows of the newest draft in their order."""
+        assert self._newest is not None, "nothing was trimmed"
+        verdict = Verdict.build(self._newest.lengths, outcome)
+        self._stage.tell(batch, self._newest, verdict)
+        return verdict
+
+    def on_event(self, event: Event) -> None:
+        """Do as `DraftStage.on_event` does."""
+        self._stage.on_event(event)
+
+    def close(self) -> None:
+        """Do as `DraftStage.close` does."""
+        self._stage.close()
 
     def _take_step(self, batch: BatchView, sheet: _Sheet | None) -> bool:
         """Run the proposer, contained; return whether it ran well."""
-        handle, guard = self._lanes[0]
-        resets = self._missed_resets[0]
+        handle, guard, resets = self._handle, self._guard, self._missed_resets
         resets.update(batch.reset_slots)
         slots, lengths, generations, num_new = self._columns(batch)
         self._known[slots] *= self._tenants[slots] == generations
@@ -104,7 +140,7 @@ class LeanStage(DraftStage):
         key = (batch.batch_size, width)
         sheet = self._sheets.get(key)
         if sheet is None:
-            sheet = self._sheets[key] = _Sheet(self._buffers.part(0, batch, width))
+            sheet = self._sheets[key] = _Sheet(self._stage.empty(batch, width))
         return sheet
 
 
@@ -157,36 +193,3 @@ class _Sheet:
         self._confidence[outside] = 0.0
         if self._parents is not None:
             self._parents[outside] = -1
-
-
-class _NewestDraft:
-    """The draft of the step in progress, in the order of its rows: it is observed before there is another."""
-
-    is_empty = False
-
-    def __init__(self) -> None:
-        self._draft: Draft | None = None
-
-    def put(self, batch: BatchView, draft: Draft, num_running: int) -> None:
-        """Remember `draft`."""
-        self._draft = draft
-
-    def take(self, batch: BatchView, emitted: Tensor) -> Taken:
-        """Return it."""
-        assert self._draft is not None
-        return Taken(batch.slots, self._draft.lengths, self._draft.source)
-
-    def drafts(self, batch: BatchView, emitted: Tensor, taken: Taken, sources: tuple[str, ...]) -> Draft:
-        """Return it with its tokens."""
-        assert self._draft is not None
-        return self._draft
-
-
-class _Uncounted:
-    """Counts faults only, in the metrics that guards know."""
-
-    def __init__(self, metrics: SpecMetrics) -> None:
-        self.fault, self.snapshot = metrics.fault, metrics.snapshot
-
-    def record(self, source: Tensor, verdict: Verdict) -> None:
-        """Count nothing."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specplug.interfaces import Trimmer
 from specplug.pipeline.stages import DraftStage
+from specplug.replay.lean import LeanStage
 from specplug.types.batch import BatchView
 from specplug.types.draft import Draft
 
@@ -52,7 +53,9 @@ class RepeatedTrimmer(Trimmer):
             self._views[key] = replace(rows, parents=None) if draft.parents is None else rows
         return self._views[key]
 
-    def trim_told(self, stage: DraftStage, batch: BatchView, draft: Draft, token_budget: int | None) -> Draft:
+    def trim_told(
+        self, stage: DraftStage | LeanStage, batch: BatchView, draft: Draft, token_budget: int | None
+    ) -> Draft:
         """Trim one row's draft as `stage`, whose trimmer this is, would trim it among B alike.
 
         `token_budget` is the whole batch's.  The stage, which sees one row, is told whether it binds, and no more.

@@ -1,0 +1,95 @@
+"""Records of arrays that kernels take as one argument: thirty arrays one by one cost microseconds at every call.
+
+Python holds numba's structures by reference.  Kernels work on what these lend: counting references to the arrays in
+them would cost as much, at every access, as the access itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.datamodel import models
+from numba.core.typing.templates import AttributeTemplate
+from numba.experimental import structref
+from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, register_model
+
+
+class RecordType(types.StructRef):  # type: ignore[misc]
+    """What numba calls a record."""
+
+    def preprocess_fields(self, fields: Any) -> Any:
+        """Forget that a field was a literal, so that equal records have one type."""
+        return tuple((name, types.unliteral(kind)) for name, kind in fields)  # type: ignore[no-untyped-call]
+
+
+class Record(structref.StructRefProxy):  # type: ignore[misc]
+    """A record in Python's hands: its class is called with all fields, arrays, numbers and other records."""
+
+
+def define(record: type[Record], kind: type[RecordType], fields: Sequence[str]) -> None:
+    """Let kernels know records of this class.
+
+    Args:
+        record: the class.
+        kind: what numba calls it.
+        fields: their names.
+    """
+    structref.register(kind)  # type: ignore[no-untyped-call]
+    structref.define_proxy(record, kind, list(fields))  # type: ignore[no-untyped-call]
+
+
+class LentType(types.Type):  # type: ignore[misc]
+    """What numba calls a lent record: a pointer to its fields."""
+
+    def __init__(self, record: RecordType) -> None:
+        self.record = record
+        super().__init__(name=f"lent({record.name})")
+
+
+register_model(LentType)(models.OpaqueModel)  # type: ignore[no-untyped-call]
+
+
+def _lend(_typing: Any, record: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = structref._Utils(context, builder, signature.args[0]).get_data_pointer(arguments[0])  # type: ignore[no-untyped-call]
+        return builder.bitcast(data, context.get_value_type(signature.return_type))
+
+    return LentType(record)(record), generate  # type: ignore[no-untyped-call]
+
+
+lent: Any = intrinsic(_lend)
+"""`lent(record)` is what a record lends, inside kernels: the same fields, without counting references to them.
+
+Whoever called the kernel keeps the record alive, and the fields of a record are never replaced.
+"""
+
+
+@infer_getattr
+class _Fields(AttributeTemplate):  # type: ignore[misc]
+    """Which type a field of a lent record has: a record in it is lent, too."""
+
+    key = LentType
+
+    def generic_resolve(self, value: Any, attr: Any) -> Any:  # type: ignore[override]
+        found = value.record.field_dict.get(attr)
+        return LentType(found) if isinstance(found, RecordType) else found
+
+
+@lower_getattr_generic(LentType)  # type: ignore[untyped-decorator, no-untyped-call]
+def _read(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
+    payload = kind.record.get_data_type()
+    pointer = builder.bitcast(value, context.data_model_manager[payload].get_value_type().as_pointer())
+    fields = cgutils.create_struct_proxy(payload)(context, builder, ref=pointer)  # type: ignore[no-untyped-call]
+    found = getattr(fields, name)
+    field = kind.record.field_dict[name]
+    if isinstance(field, RecordType):
+        data = structref._Utils(context, builder, field).get_data_pointer(found)  # type: ignore[no-untyped-call]
+        return builder.bitcast(data, context.get_value_type(LentType(field)))
+    if isinstance(field, types.Array):
+        array = context.make_array(field)(context, builder, found)
+        array.meminfo = ir.Constant(array.meminfo.type, None)
+        return array._getvalue()
+    return found

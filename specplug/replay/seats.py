@@ -1,0 +1,159 @@
+"""Who runs, what has been said so far, and the batches that show it to the pipeline.
+
+What the target has not emitted yet is poisoned: a proposer that reads past its context gains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specplug.errors import EngineError
+from specplug.replay.tokenizers import Ids
+from specplug.types.batch import BatchView, Residency
+from specplug.types.plan import RequestStats
+from specplug.types.request import Request
+from specplug.types.verdict import Outcome
+
+POISON = 1_000_000_007
+"""What stands where the token table is undefined: no vocabulary has such an id, and an int32 holds it."""
+
+PLENTY = 1 << 20
+"""Room that never binds, so that nothing tells where an output ends."""
+
+
+class Seat:
+    """A running request: its place, and its figures so far."""
+
+    __slots__ = ("accepted", "generation", "length", "request", "slot", "verified")
+
+    def __init__(self, slot: int, generation: int, request: Request) -> None:
+        self.slot, self.generation, self.request = slot, generation, request
+        self.length = self.verified = self.accepted = 0
+
+    def stats(self) -> RequestStats:
+        """Return what planners are told."""
+        return RequestStats(self.request.request_id, self.length, PLENTY, None, self.verified, self.accepted)
+
+
+class Seats:
+    """The token table of S slots and L tokens, and the requests that run, in the order in which they came.
+
+    Attributes:
+        taken: the seats of the running requests, the rows of a batch.
+    """
+
+    def __init__(self, max_slots: int, max_length: int, vocab_size: int) -> None:
+        self._table = torch.full((max_slots, max_length), POISON, dtype=torch.int32)
+        self._texts = self._table.numpy()
+        self._generations = [0] * max_slots
+        self._vocab_size = vocab_size
+        self.clear()
+
+    def clear(self) -> None:
+        """Send everybody away.  Generations go on."""
+        self.taken: list[Seat] = []
+        self._view: View | None = None
+        self._resets: list[int] = []
+
+    def take(self, slot: int, request: Request) -> Seat:
+        """Seat a request, without any text yet, as the last row."""
+        self._generations[slot] += 1
+        seat = Seat(slot, self._generations[slot], request)
+        self._texts[slot].fill(POISON)
+        self.taken.append(seat)
+        self._view = None
+        self._resets.append(slot)
+        return seat
+
+    def leave(self, seat: Seat) -> None:
+        """Free a seat."""
+        self.taken.remove(seat)
+        self._view = None
+
+    def at(self, slot: int) -> Seat:
+        """Return who sits in a slot."""
+        return next(seat for seat in self.taken if seat.slot == slot)
+
+    def append(self, seat: Seat, tokens: Sequence[int] | Ids) -> None:
+        """Append to a text.
+
+        Raises:
+            EngineError: it does not fit.
+        """
+        stop = seat.length + len(tokens)
+        if stop > self._texts.shape[1]:
+            raise EngineError.build(
+                "the text does not fit",
+                who=repr(seat.request.request_id),
+                found=f"{stop} tokens",
+                expected=f"at most {self._texts.shape[1]}",
+            )
+        self._texts[seat.slot, seat.length : stop] = tokens
+        seat.length = stop
+
+    def view(self) -> View:
+        """Return the batch of everybody, up to date."""
+        if self._view is None:
+            self._view = View(self._table, self._vocab_size, self.taken)
+        return self._view.update()
+
+    def alone(self, seat: Seat) -> BatchView:
+        """Return the batch of one seat, with the reset of its slot where that has not been told."""
+        return View(self._table, self._vocab_size, [seat]).batch(self.pop_resets([seat]))
+
+    def pop_resets(self, seats: Sequence[Seat]) -> tuple[int, ...]:
+        """Return which of the seats' slots have a new tenant since this was last asked for them."""
+        if not self._resets:
+            return ()
+        here = {seat.slot for seat in seats}
+        popped = tuple(sorted(here.intersection(self._resets)))
+        self._resets = [slot for slot in self._resets if slot not in here]
+        return popped
+
+
+class View:
+    """The batch of some seats; tensors are made once, and what changes is written through numpy, which is cheaper."""
+
+    def __init__(self, table: Tensor, vocab_size: int, seats: Sequence[Seat]) -> None:
+        self._seats = list(seats)
+        count = len(self._seats)
+        slots = torch.tensor([seat.slot for seat in seats], dtype=torch.int64)
+        changing = torch.zeros(4, count, dtype=torch.int32)
+        self._numbers = changing.numpy()
+        self._outcome = Outcome(verified=changing[1], accepted=changing[2], emitted=changing[3])
+        self._batch = BatchView(
+            slots=slots,
+            generations=torch.tensor([seat.generation for seat in seats], dtype=torch.int64),
+            rows=slots,
+            tokens=table,
+            lengths=changing[0],
+            num_new=torch.zeros(count, dtype=torch.int32),  # counted by the pipeline
+            sampled=torch.ones(count, dtype=torch.bool),
+            room=torch.full((count,), PLENTY, dtype=torch.int32),
+            temperature=torch.zeros(count, dtype=torch.float32),
+            grammar=torch.zeros(count, dtype=torch.bool),
+            vocab_size=vocab_size,
+            residency=Residency.HOST,
+            request_ids=tuple(seat.request.request_id for seat in seats),
+            requests=tuple(seat.request for seat in seats),
+        )
+        self.update()
+
+    def update(self) -> View:
+        """Bring the lengths up to date."""
+        self._numbers[0] = [seat.length for seat in self._seats]
+        return self
+
+    def batch(self, reset_slots: tuple[int, ...]) -> BatchView:
+        """Return what the pipeline is shown; the tensors are the view's own."""
+        return replace(self._batch, reset_slots=reset_slots) if reset_slots else self._batch
+
+    def outcome(self, verified: Sequence[int], accepted: Sequence[int], emitted: Sequence[int]) -> Outcome:
+        """Return what became of the rows' drafts; the tensors are the view's own."""
+        numbers = self._numbers
+        numbers[1], numbers[2], numbers[3] = verified, accepted, emitted
+        return self._outcome
