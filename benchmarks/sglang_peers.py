@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.peers import BASELINE, arguments, report, run
 
-OURS = {"proposer": "ngram", "policy": "fixed", "faults": {"host_deadline_ms": None}}
+OURS = {"policy": "fixed", "faults": {"host_deadline_ms": None}}
 
 
 def answer(engine: Any, prompts: list[str], max_tokens: int) -> dict[str, Any]:
@@ -63,12 +63,15 @@ def arms(width: int, batch: int) -> dict[str, Any]:
     from tests.engines.sglang.launch import configuration
 
     same: dict[str, Any] = {"width": width, "disable_radix_cache": True, "max_running_requests": batch}
-    ours = {"SPECPLUG_CONFIG": json.dumps(OURS)}
+
+    def ours(proposer: str) -> dict[str, str]:
+        return {"SPECPLUG_CONFIG": json.dumps({**OURS, "proposer": proposer})}
+
     return {
         BASELINE: configuration(**same),
         "SGLang NGRAM, trees": configuration("NGRAM", topk=8, **same),
-        "specplug ngram, chains": configuration("SPECPLUG", environment=ours, **same),
-        "specplug ngram, tree mode": configuration("SPECPLUG", topk=8, environment=ours, **same),
+        "specplug ngram, chains": configuration("SPECPLUG", environment=ours("ngram"), **same),
+        "specplug ngram-tree": configuration("SPECPLUG", topk=8, environment=ours("ngram-tree"), **same),
     }
 
 

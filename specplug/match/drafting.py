@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from specplug.match.compiled import compiled
-from specplug.match.evidence import ask_for_context, confidence, context_key, evidence_key, vote_key
-from specplug.match.voting import best, follow, gather, gather_anew, token_at, vote
+from specplug.match.evidence import NEAR, OWN, ask_for_context, confidence, context_key, evidence_key, vote_key
+from specplug.match.voting import best, follow, gather, gather_anew, said, token_at, vote
 
 BRANCHES = 6
 """Tokens of a node that a tree considers."""
+
+AHEAD = 3
+"""So many tokens ahead a copy looks for what it will need."""
 
 
 @compiled
@@ -76,6 +79,9 @@ def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any) -
     _remember_ballots(state, slot, count)
     drafted, source, survival = 0, -1, 1.0
     while drafted < limit:
+        if count == 1 and drafted:
+            drafted = _copy_on(state, slot, drafted, limit, survival, ids, confidences)
+            break
         if count == 0 and drafted:
             count = gather_anew(state, slot, 0, drafted)
         tokens = vote(state, slot, 0, count)
@@ -99,6 +105,36 @@ def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any) -
     rows.num_considered[slot] = drafted
     rows.drafted_for[slot] = state.texts.lengths[slot]
     return drafted, source
+
+
+@compiled
+def _copy_on(state: Any, slot: int, drafted: int, limit: int, survival: float, ids: Any, confidences: Any) -> int:
+    """Draft what the only candidate says to the end, as voting on each token would; return how many are drafted.
+
+    Most tokens are drafted so.  The candidate's text tells early what will be asked about the tokens ahead.
+    """
+    texts, memory, rows, tables, bench = state.texts, state.memory, state.rows, state.tables, state.bench
+    text, n, responses, end, copied = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], bench.drafted
+    kind, at, length = bench.kind[0, 0], bench.at[0, 0], bench.length[0, 0]
+    owner, luck, sources, near = rows.owners[slot], rows.luck[slot], 1 << (kind % 2), int(kind >= NEAR)
+    stop = n if kind % 2 == OWN else end
+    last, least = copied[drafted - 1], state.least
+    while drafted < limit:
+        if at + AHEAD < stop:
+            ask_for_context(tables, said(text, n, responses, end, kind, at + AHEAD, copied), owner, length, 1.0)
+        token = said(text, n, responses, end, kind, at, copied)
+        if token < 0:
+            break
+        evidence, context = evidence_key(length, 1.0, 1, luck, sources, near), context_key(last, owner, length, 1.0)
+        chance = confidence(tables, evidence, context)
+        survival *= chance
+        if survival < least:
+            break
+        rows.tokens[slot, drafted], rows.parents[slot, drafted] = token, drafted - 1
+        rows.evidence[slot, drafted], rows.contexts[slot, drafted] = evidence, context
+        ids[drafted], confidences[drafted], copied[drafted] = token, chance, token
+        last, at, length, drafted = token, at + 1, length + 1, drafted + 1
+    return drafted
 
 
 @compiled
