@@ -31,12 +31,14 @@ KINDS = ("edit", "quote", "json")
 MODES = ("no speculation", "specplug", "specplug, with the reference")
 MODEL = "tiny"  # its name on both servers
 MAX_TOKENS = 400
+FORGETFUL = {"ngram": {"memory_tokens": 0}, "ngram-tree": {"memory_tokens": 0}}
+"""No response memory: everything is asked twice, and it would give the answer where the reference should."""
 START_SECONDS = 300
 NOTE = (
     "The reference of a request is the answer that it had before, which its prompt does not hold: the best case of a "
     "predicted output. Answers to 'edit' and 'quote' are copies from the prompt, where the n-gram proposer finds them "
-    "without a reference; those to 'json' are so in part. The time is that of a model of 4 M parameters on this "
-    "machine, HTTP included: on a CPU it shows the mechanism, not what a GPU gains."
+    "without a reference; those to 'json' are so in part. Earlier responses are not remembered. The time is that "
+    "of a model of 4 M parameters on this machine, HTTP included: on a CPU that shows the mechanism, not a GPU's gain."
 )
 QUIET = Console(stderr=True, highlight=False)
 
@@ -75,7 +77,7 @@ class Demo:
         options = _options(self.about)
         for remark in self.remarks:
             QUIET.print(remark, style="bold", soft_wrap=True)
-        settings = {"proposer": options.proposer, "policy": options.policy}
+        settings = {"proposer": options.proposer, "policy": options.policy, "options": FORGETFUL}
         tasks = {kind: make_tasks(kind, "held-out", options.tasks, options.seed) for kind in KINDS}
         launches = self.launches(settings, options.width)
         with ExitStack() as stack:
