@@ -11,6 +11,7 @@
     records     what kernels take as one argument; state is all of it
     steps       all of it for a batch
     addresses   the same for tensors
+    ahead       what the next row needs is asked for in time
     lookup      the class around it
 
 Kernels are compiled by numba, which is imported with these modules: only proposers import them.

@@ -63,7 +63,8 @@ def _lend(_typing: Any, record: Any) -> Any:
 lent: Any = intrinsic(_lend)
 """`lent(record)` is what a record lends, inside kernels: the same fields, without counting references to them.
 
-Whoever called the kernel keeps the record alive, and the fields of a record are never replaced.
+Whoever called the kernel keeps the record alive, and the fields of a record are never replaced.  No kernel may return a
+lent array: it has no owner.
 """
 
 

@@ -25,20 +25,22 @@ def ingest(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, leng
     texts, rows, starts = state.texts, state.rows, state.starts
     for row in range(slots.size):
         slot, begin = slots[row], lengths[row] - num_new[row]
+        new = _window(table, table_rows, first, row, begin, lengths[row])
         if row + 1 < slots.size:
             ask_for_lessons(state, slots[row + 1])
-        if num_new[row] > 0:
-            ask_for_tree(state, slot, _window(table, table_rows, first, row, begin, lengths[row])[0])
-        known = texts.lengths[slot] - starts[slot]
-        if num_new[row] > 0 and rows.drafted_for[slot] == texts.lengths[slot] and known == begin:
-            learn(state, slot, _window(table, table_rows, first, row, begin, lengths[row]))
+        if new.size:
+            ask_for_tree(state, slot, new[0])
+            known = texts.lengths[slot] - starts[slot]
+            if rows.drafted_for[slot] == texts.lengths[slot] and known == begin:
+                learn(state, slot, new)
     for row in range(slots.size):
         slot, begin = slots[row], lengths[row] - num_new[row]
-        if num_new[row] > 0:
-            ask_for_root(state, slot, _window(table, table_rows, first, row, begin, lengths[row])[0])
-        if num_new[row] > 0 and rows.drafted_for[slot] >= 0:
-            forget_slowly(state, slot)
-            rows.drafted_for[slot] = -1
+        new = _window(table, table_rows, first, row, begin, lengths[row])
+        if new.size:
+            ask_for_root(state, slot, new[0])
+            if rows.drafted_for[slot] >= 0:
+                forget_slowly(state, slot)
+                rows.drafted_for[slot] = -1
     for row in range(slots.size):
         slot, begin = slots[row], lengths[row] - num_new[row]
         if starts[slot] + lengths[row] > texts.text.shape[1]:
