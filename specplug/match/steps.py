@@ -87,11 +87,7 @@ def propose_chains(state: Any, slots: Any, limits: Any, ids: Any, confidences: A
         counts, sources: [B] int32, to be filled.
     """
     for row in range(slots.size):
-        ask_for_responses(state, slots[row])
-    for row in range(slots.size):
-        if row + 1 < slots.size:
-            ask_for_newest_response(state, slots[row + 1])
-        slot, limit = slots[row], _limit(state, slots[row], limits[row], ids.shape[1])
+        slot, limit = slots[row], _limit(state, slots, limits, row, ids.shape[1])
         if limit > 0:
             counts[row], sources[row] = draft_chain(state, slot, limit, ids[row], confidences[row])
 
@@ -102,18 +98,20 @@ def propose_trees(
 ) -> None:
     """Draft a tree for each row; see `propose_chains` and `draft_tree`.  `parents`: [B, N] int32, to be filled."""
     for row in range(slots.size):
-        ask_for_responses(state, slots[row])
-    for row in range(slots.size):
-        if row + 1 < slots.size:
-            ask_for_newest_response(state, slots[row + 1])
-        slot, limit = slots[row], _limit(state, slots[row], limits[row], ids.shape[1])
+        slot, limit = slots[row], _limit(state, slots, limits, row, ids.shape[1])
         if limit > 0:
             counts[row], sources[row] = draft_tree(state, slot, limit, ids[row], confidences[row], parents[row])
 
 
 @compiled
-def _limit(state: Any, slot: int, limit: int, width: int) -> int:
-    """Return how many tokens to draft for a slot: none before it has a text of its own."""
+def _limit(state: Any, slots: Any, limits: Any, row: int, width: int) -> int:
+    """Return how many tokens to draft for a row: none before it has a text of its own.  Ask for what rows need next."""
+    if row == 0:
+        for each in slots:
+            ask_for_responses(state, each)
+    if row + 1 < slots.size:
+        ask_for_newest_response(state, slots[row + 1])
+    slot = slots[row]
     if state.texts.lengths[slot] <= state.starts[slot]:
         return 0
-    return min(limit, width, state.bench.drafted.size - 1)  # type: ignore[no-any-return]
+    return min(limits[row], width, state.bench.drafted.size - 1)  # type: ignore[no-any-return]
