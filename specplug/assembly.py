@@ -107,7 +107,7 @@ def _starting(spec: PluginSpec) -> Iterator[None]:
 
 def _context_for(spec: PluginSpec, settings: Settings, context: PluginContext) -> PluginContext:
     """Give a plug-in the context with its own settings, parsed by the model that it registered."""
-    return replace(context, options=plugin_options(settings, spec))
+    return replace(context, options=plugin_options(settings, spec), corpora=settings.corpora)
 
 
 def _guard(settings: Settings, name: str, sink: FaultSink) -> FaultGuard:

@@ -41,6 +41,7 @@ class PluginContext:
         seed: for the plug-in's own random stream.  A draft must be independent of the verifier's random numbers, so
             never derive one from a request's seed or from positions.
         tokenizer: the target's tokenizer, where the adapter has it; None otherwise.
+        corpora: the server's settings of that name, an instance of `specplug.settings.CorporaSettings`; None: defaults.
     """
 
     caps: EngineCaps
@@ -52,6 +53,7 @@ class PluginContext:
     rank: int = 0
     seed: int = 0
     tokenizer: Any = None
+    corpora: Any = None
 
 
 class Proposer(abc.ABC):

@@ -46,6 +46,22 @@ class Limits(Section):
     )
 
 
+class CorporaSettings(Section):
+    """The corpora that proposers draft from; see `specplug.corpus`."""
+
+    store: str | None = Field(
+        default=None,
+        min_length=1,
+        description="folder of the corpus store to draft from, see `specplug corpus`; null: a temporary one, empty",
+    )
+    poll_seconds: float = Field(
+        default=1.0, gt=0, le=3600, description="seconds between two looks at whether the store was changed"
+    )
+    max_tokens: int = Field(
+        default=1_000_000_000, ge=1, description="most tokens of one tenant's corpora that this server adds to"
+    )
+
+
 class TraceSettings(Section):
     """The record of drafts and verdicts."""
 
@@ -90,6 +106,9 @@ class Settings(Section):
     )
     faults: Faults = Field(default_factory=Faults, description="containment of proposers that misbehave")
     limits: Limits = Field(default_factory=Limits, description="the most that one request may bring with it")
+    corpora: CorporaSettings = Field(
+        default_factory=CorporaSettings, description="the corpora that proposers draft from"
+    )
     trace: TraceSettings = Field(default_factory=TraceSettings, description="the record of drafts and verdicts")
     control: ControlSettings = Field(
         default_factory=ControlSettings, description="what an operator may change while the server runs"
