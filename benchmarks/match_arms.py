@@ -183,7 +183,7 @@ class Ours(Arm):
 
     def wrong(self) -> str | None:
         """Ask again, row by row: the drafts must not differ.  And what finished before must be remembered."""
-        if self.proposer._lookup.responses.num_tokens < sum(response.size - 1 for response in self.case.earlier):
+        if self.proposer.lookup.responses.num_tokens < sum(response.size - 1 for response in self.case.earlier):
             return "finished responses are not remembered"
         together = self.drafts()
         for row in sample(self.case.batch):
@@ -196,11 +196,11 @@ class Ours(Arm):
         return None
 
     def bytes_per_token(self) -> float | None:
-        texts = self.proposer._lookup.texts
+        texts = self.proposer.lookup.texts
         return sum(map(texts.num_bytes, range(self.case.batch))) / int(texts.lengths[: self.case.batch].sum())
 
     def bytes_per_remembered_token(self) -> float | None:
-        memory = self.proposer._lookup.responses
+        memory = self.proposer.lookup.responses
         return float(_bytes_of(memory.record)) / memory.capacity
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from specplug.match.lookup import Lookup, LookupOptions
 from specplug.match.reference_lookup import Draft, ReferenceLookup
+from specplug.match.shelves import Segment
+from specplug.match.sorting import sorted_places
+from specplug.match.texts import NO_TEXT
 
 POISON = 10**9 + 7
 
@@ -60,6 +64,21 @@ def both(
     return Client(fast, width, trees, wide=2), ReferenceLookup(slots, capacity, width, options, trees=trees)
 
 
+def segment_of(
+    documents: Sequence[tuple[str, Sequence[Sequence[int]]]], cap: int = 64, dead: Collection[int] = ()
+) -> Segment:
+    """Return a segment of documents, each a corpus's name and texts; those numbered in `dead` are removed."""
+    text, starts, corpora = [NO_TEXT], [], sorted({corpus for corpus, _ in documents})
+    for _, texts in documents:
+        starts.append(len(text))
+        for tokens in texts:
+            text += [*tokens, NO_TEXT]
+    ids, flags = np.array(text, np.int32), np.array([k in dead for k in range(len(documents))], np.uint8)
+    corpus_of = np.array([corpora.index(corpus) for corpus, _ in documents], np.int32)
+    places, bounds = sorted_places(ids, cap), np.array([*starts, len(text)], np.int64)
+    return Segment(ids, places, bounds, corpus_of, corpora, flags if dead else None)
+
+
 class Talk:
     """What clients do, by a seed: starts, steps in any batch, texts taken back, gaps, ends."""
 
@@ -99,3 +118,27 @@ class Talk:
     def references(self) -> list[list[int]]:
         """Return what a request may bring along."""
         return [self.lines() * 3 for _ in range(self.rng.choice([0, 0, 1, 3]))]
+
+    def segments(self, cap: int) -> dict[str, list[Segment]]:
+        """Return what a shelf may hold."""
+        rng = self.rng
+        return {
+            tenant: [
+                segment_of(
+                    [(rng.choice("xyz"), [self.lines() * rng.choice([1, 3]) for _ in range(rng.choice([1, 1, 2]))])
+                     for _ in range(documents)],
+                    cap,
+                    dead=[k for k in range(documents) if rng.random() < 0.2] if rng.random() < 0.5 else (),
+                )
+                for documents in rng.choices([1, 3, 9], k=rng.choice([1, 1, 2]))
+            ]
+            for tenant in rng.choice([[""], ["", "t"], ["t", "u", ""]])
+        }  # fmt: skip
+
+    def corpora(self) -> list[str]:
+        """Return the corpora that a request names."""
+        return self.rng.choice([[], [], ["x"], ["z", "nowhere", "x"]])
+
+    def tenant(self) -> str | None:
+        """Return whose corpora a request sees."""
+        return self.rng.choice(["", "", "t", "v", None])

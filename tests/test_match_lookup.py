@@ -22,10 +22,12 @@ OPTIONS = [
 ]
 
 
-def play(talk: Talk, players: tuple[Client, ReferenceLookup], steps: int) -> int:
+def play(talk: Talk, players: tuple[Client, ReferenceLookup], steps: int, *, shelves: bool = False) -> int:
     """Let both live through the same; return how many tokens were drafted."""
     client, plain = players
     drafted = 0
+    if shelves:
+        stock(talk, players)
     for slot in range(talk.slots):
         start(talk, players, slot)
     for _ in range(steps):
@@ -35,6 +37,8 @@ def play(talk: Talk, players: tuple[Client, ReferenceLookup], steps: int) -> int
         got, want = client.propose(slots, limits), plain.propose(slots, limits)
         assert got == want
         drafted += sum(len(draft.ids) for draft in got)
+        if shelves and talk.rng.random() < 0.1:
+            stock(talk, players)
         if talk.rng.random() < 0.15:
             slot, owner = talk.rng.randrange(talk.slots), talk.rng.choice(["a", "b", ""])
             begin = talk.rng.randrange(talk.length[slot] + 1)
@@ -49,10 +53,18 @@ def play(talk: Talk, players: tuple[Client, ReferenceLookup], steps: int) -> int
 
 def start(talk: Talk, players: tuple[Client, ReferenceLookup], slot: int) -> None:
     """Begin a request with both."""
-    owner, references = talk.owner(), talk.references()
-    players[0].lookup.start(slot, owner=owner, references=[np.array(it, np.int32) for it in references])
-    players[1].start(slot, owner=owner, references=references)
+    owner, references, tenant, corpora = talk.owner(), talk.references(), talk.tenant(), talk.corpora()
+    arrays = [np.array(it, np.int32) for it in references]
+    players[0].lookup.start(slot, owner=owner, references=arrays, tenant=tenant, corpora=corpora)
+    players[1].start(slot, owner=owner, references=references, tenant=tenant, corpora=corpora)
     talk.length[slot] = 0
+
+
+def stock(talk: Talk, players: tuple[Client, ReferenceLookup]) -> None:
+    """Give both another shelf."""
+    segments = talk.segments(players[1].options.cap)
+    players[0].lookup.stock(segments)
+    players[1].stock(segments)
 
 
 @pytest.mark.parametrize("trees", [False, True])
@@ -61,6 +73,14 @@ def start(talk: Talk, players: tuple[Client, ReferenceLookup], slot: int) -> Non
 def test_it_drafts_what_the_reference_drafts(trees: bool, seed: int, options: LookupOptions, width: int) -> None:
     talk = Talk(seed, slots=3, capacity=160)
     play(talk, both(3, 160, width, options, trees=trees), 30)
+
+
+@pytest.mark.parametrize("trees", [False, True])
+@given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), width=st.sampled_from([1, 4, 16]))
+@settings(max_examples=25, deadline=None)
+def test_with_shelves_that_come_and_go_too(trees: bool, seed: int, options: LookupOptions, width: int) -> None:
+    talk = Talk(seed, slots=3, capacity=160)
+    play(talk, both(3, 160, width, options, trees=trees), 30, shelves=True)
 
 
 @pytest.mark.parametrize("trees", [False, True])

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from specplug.host import HostDraft
 from specplug.interfaces import PluginContext
 from specplug.match.lookup import SOURCES
+from specplug.match.options import LookupSettings
 from specplug.registry import Owner, Registry
 from specplug.settings import load_settings
 from specplug.specs import ProposerSpec
@@ -29,7 +30,7 @@ from specplug.types.batch import BatchView
 from specplug.types.caps import EngineCaps
 from specplug.types.request import Reference, Request
 from specplug_ngram import plugin
-from specplug_ngram.options import LookupSettings, ReferenceSettings
+from specplug_ngram.options import ReferenceSettings
 from specplug_ngram.proposer import Ngram
 from specplug_ngram.reference import OWN_TEXT, REFERENCE, NgramReference
 
@@ -54,7 +55,7 @@ class Unlearning(Ngram):
 
     def __init__(self, context: PluginContext) -> None:
         super().__init__(context)
-        tables = self._lookup.tables
+        tables = self.lookup.tables
         self._learnt = (tables.votes, tables.evidence, tables.contexts)
         self._usual_counts = tuple(table.copy() for table in self._learnt)
 
@@ -62,7 +63,7 @@ class Unlearning(Ngram):
         super().ingest(batch)
         for table, usual in zip(self._learnt, self._usual_counts, strict=True):
             table[:] = usual
-        self._lookup.rows.luck[:] = 0.5
+        self.lookup.rows.luck[:] = 0.5
 
 
 class LookupContract(ProposerContract):
@@ -279,4 +280,4 @@ def test_the_documented_settings_are_valid() -> None:
 @pytest.mark.parametrize("name", ["ngram", "ngram-tree", "ngram-reference"])
 def test_every_proposer_and_source_is_documented(name: str) -> None:
     assert f"`{name}`" in PAGE
-    assert [source for source in SOURCES if f"`ngram/{source}`" not in PAGE] == []
+    assert [source for source in Ngram.sources if f"`ngram/{source}`" not in PAGE] == []

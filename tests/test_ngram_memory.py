@@ -125,7 +125,7 @@ def test_no_memory_keeps_nothing(make: Make) -> None:
 
 def test_old_responses_go(make: Make) -> None:
     driver = make(memory_tokens=1024, max_n=16)
-    capacity: int = driver.proposer._lookup.responses.capacity  # type: ignore[attr-defined]
+    capacity: int = driver.proposer.lookup.responses.capacity  # type: ignore[attr-defined]
     assert capacity == 1024
     serve(driver)
     for number in range(4):

@@ -17,7 +17,7 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             name="ngram",
             factory="specplug_ngram.proposer:Ngram",
             summary="drafts what followed earlier matches, in the text, its references and remembered responses",
-            options="specplug_ngram.options:LookupSettings",
+            options="specplug.match.options:LookupSettings",
             caps=ProposerCaps(needs_host=True, inline=True, incremental=True),
         )
     )
@@ -26,7 +26,7 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             name="ngram-tree",
             factory="specplug_ngram.proposer:Ngram",
             summary="the same, several continuations as one tree, for engines that verify trees",
-            options="specplug_ngram.options:LookupSettings",
+            options="specplug.match.options:LookupSettings",
             caps=ProposerCaps(needs_host=True, inline=True, incremental=True, trees=True),
         )
     )

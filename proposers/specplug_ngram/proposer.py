@@ -1,156 +1,17 @@
-"""The n-gram proposer: `specplug.match.lookup` behind the interface of proposers."""
+"""The n-gram proposer: own text, references and remembered responses."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
-
-from specplug.interfaces import PluginContext, Proposer
-from specplug.match.lookup import SOURCES, Lookup, LookupOptions
-from specplug.match.texts import NO_TEXT
-from specplug.types.batch import BatchView
-from specplug.types.draft import Draft
-from specplug.types.request import EngineEvent, Event, Lifecycle, Request, RequestEvent
-from specplug_ngram.options import LookupSettings
-
-_BEGINS = (Lifecycle.STARTED, Lifecycle.STARTED_DECODE_SIDE, Lifecycle.RESUMED, Lifecycle.UPDATED)
+from specplug.interfaces import PluginContext
+from specplug.match.lookup import SOURCES
+from specplug.match.options import LookupSettings
+from specplug.match.proposer import LookupProposer
 
 
-class _Tenant(NamedTuple):
-    """Who has a slot, and under which key its response is remembered; None where it is not."""
+class Ngram(LookupProposer):
+    """Drafts what followed earlier matches: in the request's own text and references, and in remembered responses."""
 
-    generation: int
-    request: Request
-    owner: str | None
-
-
-class Ngram(Proposer):
-    """Drafts what followed earlier matches: in the request's own text and references, and in remembered responses.
-
-    A response is remembered when its request finishes, as far as the client saw it, under the request's isolation key.
-    Requests that said `store: false`, and those with a seed and a temperature, neither read nor feed the memory.  The
-    latter neither use nor change what is learnt about matches either: else a seed's drafts, and its text with them,
-    would depend on what was served before.
-
-    References stand before a request's own text; together they may take as many tokens as the longest context.
-    """
-
-    sources = SOURCES
+    sources = SOURCES[:3]
 
     def __init__(self, context: PluginContext) -> None:
-        settings: LookupSettings = context.options or LookupSettings()
-        options = LookupOptions(
-            shortest=settings.min_n,
-            cap=settings.max_n,
-            least=settings.min_survival,
-            response_tokens=settings.memory_tokens,
-        )
-        self._everybody = settings.memory_scope == "server"
-        self._trees = context.caps.trees
-        width, capacity = max(1, context.caps.max_width), 2 * max(1, context.max_length)
-        self._lookup = Lookup(context.max_slots, capacity, width, options, trees=self._trees)
-        self._tenants: dict[int, _Tenant] = {}
-        self._seeded: set[int] = set()
-
-    def warmup(self) -> None:
-        """Compile the kernels, or load them."""
-        warm_up(trees=self._trees)
-
-    def ingest(self, batch: BatchView) -> None:
-        """Take in new tokens, and learn from them."""
-        if batch.reset_slots:
-            self._begin_untold(batch)
-        table = _without_barriers(batch) if batch.barriers else batch.tokens
-        if self._seeded:
-            self._lookup.rows.drafted_for[list(self._seeded)] = -1  # nothing is learnt from them
-        slots, rows = _wide(batch.slots), _wide(batch.rows)
-        self._lookup.ingest_tensors(slots, table, rows, batch.lengths, batch.num_new, batch.first)
-
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
-        """Fill in the drafts."""
-        slots = _wide(batch.slots)
-        if not self._seeded:
-            self._lookup.propose_tensors(slots, limits, draft, trees=self._trees)
-            return
-        seeded = torch.isin(slots, torch.tensor(list(self._seeded)))
-        self._lookup.propose_tensors(slots, limits * ~seeded, draft, trees=self._trees)
-        self._lookup.propose_tensors(slots, limits * seeded, draft, trees=self._trees, unlearnt=True)
-
-    def on_event(self, event: Event) -> None:
-        """Begin texts, and remember responses."""
-        if isinstance(event, EngineEvent):
-            if event.kind == "cache flushed":
-                self._lookup.responses.clear()
-            return
-        if event.kind in _BEGINS:
-            owner = self._owner(event.request)
-            self._tenants[event.slot] = _Tenant(event.generation, event.request, owner)
-            self._seeded.discard(event.slot)
-            if _is_seeded(event.request):
-                self._seeded.add(event.slot)
-            references = [reference.token_ids for reference in event.request.references]
-            self._lookup.start(event.slot, owner=owner, references=references)
-        elif event.kind is Lifecycle.FINISHED:
-            self._remember(event)
-
-    def _remember(self, event: RequestEvent) -> None:
-        tenant = self._tenants.get(event.slot)
-        if tenant is None or tenant.generation != event.generation:
-            return
-        del self._tenants[event.slot]
-        if tenant.owner is None or event.visible is None:
-            return
-        self._lookup.remember(event.slot, tenant.owner, tenant.request.prompt_length, event.visible)
-
-    def _owner(self, request: Request) -> str | None:
-        if not request.may_share:
-            return None
-        return "" if self._everybody else f"key:{request.isolation_key}"
-
-    def _begin_untold(self, batch: BatchView) -> None:
-        """Begin texts of which no event told: they have no references, and remember nothing."""
-        generations = dict(zip(batch.slots.tolist(), batch.generations.tolist(), strict=True))
-        for slot in batch.reset_slots:
-            tenant = self._tenants.get(slot)
-            if slot in generations and (tenant is None or tenant.generation != generations[slot]):
-                self._tenants.pop(slot, None)
-                self._seeded.discard(slot)
-                self._lookup.start(slot)
-
-
-def _is_seeded(request: Request) -> bool:
-    return request.sampling.seed is not None and request.sampling.temperature > 0
-
-
-def _wide(numbers: Tensor) -> Tensor:
-    """Return int64, without a call of torch's where they are."""
-    return numbers if numbers.dtype is torch.int64 else numbers.long()
-
-
-def _without_barriers(batch: BatchView) -> Tensor:
-    """Return the token table with spans that are no text marked as such, where they are among the new tokens."""
-    lengths, num_new = batch.lengths.tolist(), batch.num_new.tolist()
-    rows, first = batch.rows.tolist(), [0] * batch.batch_size if batch.first is None else batch.first.tolist()
-    table: Tensor | None = None
-    for barrier in batch.barriers:
-        row = barrier.row
-        start, stop = max(barrier.start, lengths[row] - num_new[row]), min(barrier.stop, lengths[row])
-        if start < stop:
-            table = batch.tokens.clone() if table is None else table
-            table[rows[row], start - first[row] : stop - first[row]] = NO_TEXT
-    return batch.tokens if table is None else table
-
-
-def warm_up(*, trees: bool) -> None:
-    """Run every kernel once on a toy text."""
-    lookup = Lookup(1, 64, 4, LookupOptions(response_tokens=256, cap=4), trees=trees)
-    lookup.start(0, owner="")
-    slots, lengths = torch.zeros(1, dtype=torch.int64), torch.tensor([6], dtype=torch.int32)
-    table = torch.tensor([[1, 2, 3, 1, 2, 3]], dtype=torch.int32)
-    lookup.ingest_tensors(slots, table, slots, lengths, lengths, None)
-    lookup.propose_tensors(slots, lengths, Draft.allocate(1, 4, trees=trees), trees=trees)
-    lookup.remember(0, "", 1, 6)
-    lookup.texts.truncate(0, 3)
-    lookup.responses.clear()
+        super().__init__(context, context.options or LookupSettings())

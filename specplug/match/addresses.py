@@ -9,28 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from numba import carray  # type: ignore[attr-defined]
-from numba.core import types
-from numba.extending import intrinsic
 
 from specplug.match.compiled import compiled
+from specplug.match.pointers import float32_at, int32_at, int64_at
 from specplug.match.records import lent
 from specplug.match.steps import ingest, propose_chains, propose_trees
-
-
-def _pointer_to(kind: Any) -> Any:
-    """Return what turns an address into a pointer to elements of a numba type, inside kernels."""
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def pointer(_typing: Any, _address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(kind)(types.int64), generate  # type: ignore[no-untyped-call]
-
-    return pointer
-
-
-_int32, _int64, _float32 = _pointer_to(types.int32), _pointer_to(types.int64), _pointer_to(types.float32)
 
 
 @compiled
@@ -49,12 +32,12 @@ def ingest_at(
     """Do as `steps.ingest` for addresses; `table` has `num_rows` rows, `stride` elements apart; `first` may be 0."""
     ingest(
         lent(state),
-        carray(_int64(slots), batch_size),
-        carray(_int32(table), (num_rows, stride)),
-        carray(_int64(table_rows), batch_size),
-        carray(_int32(first), batch_size if first else 0),
-        carray(_int32(lengths), batch_size),
-        carray(_int32(num_new), batch_size),
+        carray(int64_at(slots), batch_size),
+        carray(int32_at(table), (num_rows, stride)),
+        carray(int64_at(table_rows), batch_size),
+        carray(int32_at(first), batch_size if first else 0),
+        carray(int32_at(lengths), batch_size),
+        carray(int32_at(num_new), batch_size),
     )
 
 
@@ -76,11 +59,11 @@ def propose_at(
     Rows of `ids`, `confidences` and `parents` are `stride` elements apart.
     """
     state, grid = lent(state), (batch_size, stride)
-    all_slots, all_limits = carray(_int64(slots), batch_size), carray(_int32(limits), batch_size)
-    all_ids, all_confidences = carray(_int32(ids), grid), carray(_float32(confidences), grid)
-    all_counts, all_sources = carray(_int32(counts), batch_size), carray(_int32(sources), batch_size)
+    all_slots, all_limits = carray(int64_at(slots), batch_size), carray(int32_at(limits), batch_size)
+    all_ids, all_confidences = carray(int32_at(ids), grid), carray(float32_at(confidences), grid)
+    all_counts, all_sources = carray(int32_at(counts), batch_size), carray(int32_at(sources), batch_size)
     if parents:
-        all_parents = carray(_int32(parents), grid)
+        all_parents = carray(int32_at(parents), grid)
         propose_trees(state, all_slots, all_limits, all_ids, all_confidences, all_counts, all_sources, all_parents)
     else:
         propose_chains(state, all_slots, all_limits, all_ids, all_confidences, all_counts, all_sources)

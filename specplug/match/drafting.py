@@ -5,8 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from specplug.match.compiled import compiled
-from specplug.match.evidence import NEAR, OWN, ask_for_context, confidence, context_key, evidence_key, vote_key
-from specplug.match.voting import best, follow, gather, gather_anew, said, token_at, vote
+from specplug.match.evidence import (
+    FROM,
+    NEAR,
+    OWN,
+    RESPONSE,
+    ask_for_context,
+    confidence,
+    context_key,
+    evidence_key,
+    source_bit,
+    vote_key,
+)
+from specplug.match.gathering import gather, gather_anew
+from specplug.match.voting import best, follow, said, token_at, vote
 
 BRANCHES = 6
 """Tokens of a node that a tree considers."""
@@ -54,10 +66,10 @@ def _last(state: Any, slot: int, depth: int) -> int:
 
 @compiled
 def _source(state: Any, slot: int, t: int) -> int:
-    """Return which source stands behind a token: 0 own text, 1 a reference, 2 responses alone."""
+    """Return which source stands behind a token: 0 own text, 1 a reference, 2 responses, 3 corpora alone."""
     bench = state.bench
-    if bench.sources[t] == 2:
-        return 2
+    if bench.sources[t] & 1 == 0:
+        return 2 if bench.sources[t] & 2 else 3
     return int(bench.sources[t] == 1 and bench.origin[t] < state.starts[slot])
 
 
@@ -116,8 +128,9 @@ def _copy_on(state: Any, slot: int, drafted: int, limit: int, survival: float, i
     texts, memory, rows, tables, bench = state.texts, state.memory, state.rows, state.tables, state.bench
     text, n, responses, end, copied = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], bench.drafted
     kind, at, length = bench.kind[0, 0], bench.at[0, 0], bench.length[0, 0]
-    owner, luck, sources, near = rows.owners[slot], rows.luck[slot], 1 << (kind % 2), int(kind >= NEAR)
-    stop = n if kind % 2 == OWN else end
+    owner, luck, sources, near = rows.owners[slot], rows.luck[slot], source_bit(kind), int(kind >= NEAR)
+    source = kind & FROM
+    stop = n if source == OWN else (end if source == RESPONSE else 0)
     last, least = copied[drafted - 1], state.least
     while drafted < limit:
         if at + AHEAD < stop:

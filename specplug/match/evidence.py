@@ -25,13 +25,16 @@ from specplug.match.records import Record, RecordType, define
 
 Table = npt.NDArray[np.float32]
 
-OWN, RESPONSE = 0, 1
-"""Where a candidate lies; the kind of a candidate is that, plus `NEAR` or `ALIGNED`."""
+OWN, RESPONSE, CORPUS, NAMED = 0, 1, 2, 3
+"""Where a candidate lies, the last in a corpus that the request names; its kind is that, plus `NEAR` or `ALIGNED`."""
 
-NEAR, ALIGNED = 2, 4
+FROM = 3
+"""A kind without those two: `kind & FROM` is where it lies."""
+
+NEAR, ALIGNED = 4, 8
 """Close to where the text has been followed last; and just that place, whatever matches."""
 
-KINDS, LENGTHS, SHARES, SUPPORTS, LUCKS, SOURCES = 6, 14, 9, 3, 3, 4
+KINDS, LENGTHS, SHARES, SUPPORTS, LUCKS, SOURCES = 12, 14, 9, 3, 3, 8
 HASHES, COARSE = 16384, 6
 
 MOST_TRIES = 4000.0
@@ -85,6 +88,12 @@ def share_class(share: float) -> int:
 
 
 @compiled
+def source_bit(kind: int) -> int:
+    """Return what stands for a candidate's source where several are joined: 1 own text, 2 responses, 4 corpora."""
+    return 1 << min(kind & FROM, CORPUS)
+
+
+@compiled
 def vote_key(kind: int, length: int) -> int:
     """Return the row of `votes`."""
     return kind * LENGTHS + length_class(length)
@@ -99,7 +108,7 @@ def evidence_key(length: int, share: float, support: int, luck: float, sources: 
         share: its share of all votes.
         support: how many candidates speak for it.
         luck: how often the row's drafts began right of late, 0 to 1.
-        sources: 1 own text, 2 responses, 3 both.
+        sources: bits, see `source_bit`.
         near: 1 where one of them is near to, or aligned with, what was followed last.
     """
     supported = 0 if support == 1 else (1 if support <= 3 else 2)
@@ -157,7 +166,8 @@ _TYPICAL = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 14, 20, 32, 64.0])
 def _usual_votes() -> Table:
     own = np.clip((_TYPICAL * 0.9 + 0.15) / (_TYPICAL + 1.6), 0.02, 0.99)
     response = np.clip((_TYPICAL * 0.95 + 0.15) / (_TYPICAL + 1.4), 0.02, 0.99)
-    return _tries(np.tile(np.concatenate((own, response)), KINDS // 2), 20)
+    shelved = response  # what a corpus is worth differs most of all: it is learnt soon
+    return _tries(np.tile(np.concatenate((own, response, shelved, shelved)), KINDS // 4), 20)
 
 
 def _usual_evidence() -> Table:

@@ -1,8 +1,9 @@
-"""Lookup: own texts, references and remembered responses, drafted from by what their matches turned out to be worth."""
+"""Lookup: own texts, references, remembered responses and shelves, drafted from by what their matches turn out to be
+worth."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from specplug.match.addresses import ingest_at, propose_at
 from specplug.match.evidence import Tables
 from specplug.match.responses import Responses
 from specplug.match.rows import Bench, Rows, Tree
+from specplug.match.shelves import MOST_NAMED, Numbers, Segment, Shelf
 from specplug.match.state import State
 from specplug.match.steps import ingest, propose_chains, propose_trees
 from specplug.match.texts import NO_TEXT, Texts, Tokens
@@ -22,7 +24,7 @@ from specplug.types.draft import Draft
 Ints = npt.NDArray[np.int32]
 Slots = npt.NDArray[np.int64]
 
-SOURCES = ("own text", "reference", "response memory")
+SOURCES = ("own text", "reference", "response memory", "corpus")
 """What `Lookup.propose` reports as a draft's source."""
 
 _CONSIDERED_PER_NODE = 6
@@ -62,23 +64,43 @@ class Lookup:
         self.rows, self.tables, self._usual = Rows(max_slots, considered), Tables(), Tables()
         self._starts, self._from_start = np.zeros(max_slots, np.int32), np.zeros(0, np.int32)
         self._bench, self._tree = Bench(options.cap, width, trees=trees), Tree(width, considered)
+        self._numbers = Numbers()
+        self.stock({})
+
+    def stock(self, tenants: Mapping[str, Sequence[Segment]]) -> None:
+        """Draft from these segments, by tenant, instead of those before; between two steps.  Nothing is copied."""
+        self.shelf = Shelf(tenants, self._numbers)
+        self.rows.leave_shelf()
         self._state, self._unlearnt = self._state_with(self.tables), self._state_with(self._usual)
 
     def _state_with(self, tables: Tables) -> State:
-        records = [it.record for it in (self.texts, self.responses, self.rows, tables, self._bench, self._tree)]
+        parts = (self.texts, self.responses, self.shelf, self.rows, tables, self._bench, self._tree)
+        records = [it.record for it in parts]
         options = self._options
         return State(*records, self._starts, options.cap, options.shortest, options.least)  # type: ignore[no-untyped-call]
 
-    def start(self, slot: int, *, owner: str | None = None, references: Sequence[Tokens] = ()) -> None:
+    def start(
+        self,
+        slot: int,
+        *,
+        owner: str | None = None,
+        references: Sequence[Tokens] = (),
+        tenant: str | None = None,
+        corpora: Sequence[str] = (),
+    ) -> None:
         """Begin a text in a slot.
 
         Args:
             slot: whatever was in it is forgotten.
             owner: whose responses it may be drafted from; None for nobody's.
             references: [n] int32 each, further text to draft from; what leaves no room is left out, the last first.
+            tenant: whose segments it may be drafted from; None for nobody's.
+            corpora: of that tenant's, those to draft from first.  Tenants and corpora that were never stocked before,
+                and corpora beyond `MOST_NAMED`, are left out.
         """
         remembers = owner is not None and self._options.response_tokens > 0
-        self.rows.clear(slot, self.responses.owner(owner or "") if remembers else 0)
+        number, named = self._numbers.known(tenant, corpora)
+        self.rows.clear(slot, self.responses.owner(owner or "") if remembers else 0, number, named[:MOST_NAMED])
         self.texts.clear(slot)
         room = self.texts.capacity // 2
         parts = [part for reference in references for part in (reference, [NO_TEXT])]

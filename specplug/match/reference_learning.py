@@ -60,7 +60,7 @@ class Learnt:
         size = self.length_class(longest)
         shares = sum(share > bound for bound in (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.999))
         supports, lucks = (support > 1) + (support > 3), (spoken.luck >= 0.25) + (spoken.luck >= 0.6)
-        evidence = int(np.ravel_multi_index((size, shares, supports, lucks, sources, int(near)), (14, 9, 3, 3, 4, 2)))
+        evidence = int(np.ravel_multi_index((size, shares, supports, lucks, sources, int(near)), (14, 9, 3, 3, 8, 2)))
         mixed = (last + owner * 0x9E3779B97F4A7C15) * 0xD6E8FEB86659FD93 % 2**64
         row = (mixed >> 40) % 16384 * 6 + min(size // 2, 5)
         context = 3 * row + (share > 0.3) + (share > 0.85)

@@ -5,42 +5,31 @@ Sums are made in the same order and precision, so that drafts and confidences ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from specplug.match.lookup import LookupOptions
 from specplug.match.recency import GRANULE
-from specplug.match.reference import candidates, key_of
-from specplug.match.reference_learning import Learnt, Spoken
+from specplug.match.reference_gathering import NEAR, Gathering, Row, Voter
+from specplug.match.reference_learning import Learnt
 from specplug.match.reference_memory import Memory
-from specplug.match.texts import MOST_CANDIDATES, NO_TEXT
-from specplug.match.voting import BACK, FOLLOWED, FORGET_ANCHOR, WINDOW
-
-OWN, RESPONSE = 0, 1
-NEAR, ALIGNED = 2, 4
+from specplug.match.reference_shelves import ReferenceShelf
+from specplug.match.shelves import Segment
+from specplug.match.texts import NO_TEXT
 
 
 class Draft(NamedTuple):
     """A row's draft.  Parents are indices of its tokens, -1 for the context; of a chain each token's is the one before.
 
-    `source` is that of the first token: 0 own text, 1 a reference, 2 responses alone, -1 where nothing is drafted.
+    `source` is that of the first token: 0 own text, 1 a reference, 2 responses, 3 corpora alone, -1 for no draft.
     """
 
     ids: list[int]
     confidences: list[float]
     source: int
     parents: list[int]
-
-
-class Voter(NamedTuple):
-    """A candidate: the token at place `at` may come next, since `length` tokens before it match."""
-
-    at: int
-    length: int
-    kind: int
 
 
 class Say(NamedTuple):
@@ -73,20 +62,6 @@ class Offer(NamedTuple):
     source: int
 
 
-@dataclass
-class Row:
-    """A slot: its references, NO_TEXT after each, and its own text from `start` on."""
-
-    text: list[int]
-    start: int
-    owner: int
-    fits: bool = True
-    anchors: list[int] = field(default_factory=lambda: [0, 0])
-    ages: list[int] = field(default_factory=lambda: [0, 0])
-    drafted_for: int = -1
-    spoken: Spoken = field(default_factory=Spoken)
-
-
 class ReferenceLookup:
     """See `Lookup`.  Rows are lists of tokens; a slot's text takes at most `capacity` tokens."""
 
@@ -98,14 +73,33 @@ class ReferenceLookup:
         self.memory, self.learnt = Memory(1 << (least - 1).bit_length()), Learnt()
         self.rows = [Row([], 0, 0) for _ in range(max_slots)]
         self.names: list[str] = []
+        self.gathering = Gathering(options, self.memory)
+        self.stocked: set[tuple[str, str]] = set()
 
-    def start(self, slot: int, *, owner: str | None = None, references: Sequence[Sequence[int]] = ()) -> None:
+    def stock(self, tenants: Mapping[str, Sequence[Segment]]) -> None:
+        """Draft from these segments from now on."""
+        self.gathering.shelf = ReferenceShelf(tenants, self.options.cap)
+        self.stocked |= {(name, corpus) for name, own in tenants.items() for it in own for corpus in it.corpora}
+        for row in self.rows:
+            row.anchors[2], row.bounds = 0, (0, 0)
+
+    def start(
+        self,
+        slot: int,
+        *,
+        owner: str | None = None,
+        references: Sequence[Sequence[int]] = (),
+        tenant: str | None = None,
+        corpora: Sequence[str] = (),
+    ) -> None:
         """Begin a text in a slot."""
         text = [token for reference in references for token in (*reference, NO_TEXT)][: self.capacity // 2]
         if text:
             text[-1] = NO_TEXT
         remembers = owner is not None and self.options.response_tokens > 0
-        self.rows[slot] = Row(text, len(text), self._owner(owner or "") if remembers else 0)
+        named = [name for name in corpora if (tenant, name) in self.stocked]
+        self.rows[slot] = Row(text, len(text), self._owner(owner or "") if remembers else 0, tenant, named)
+        self.rows[slot].tenant = tenant if any(tenant == name for name, _ in self.stocked) else None
 
     def remember(self, slot: int, owner: str, begin: int, end: int) -> None:
         """Keep tokens `begin` to `end` of a slot's own text as a response of `owner`."""
@@ -138,7 +132,7 @@ class ReferenceLookup:
 
     def _append(self, row: Row, tokens: Sequence[int], begin: int) -> None:
         if begin < len(row.text):
-            row.anchors = [0, 0]
+            row.anchors = [0, 0, 0]
         row.text = row.text[:begin] + [NO_TEXT] * (begin - len(row.text)) + list(tokens)
         row.ages = [age + len(tokens) for age in row.ages]
         row.anchors = [anchor + len(tokens) if anchor else 0 for anchor in row.anchors]
@@ -152,68 +146,18 @@ class ReferenceLookup:
     def _propose(self, row: Row, limit: int) -> Draft:
         if limit <= 0 or len(row.text) == row.start:
             return Draft([], [], -1, [])
-        voters = self._align(row, self._voters(row, []))
-        row.spoken.begin([(self._said(row, voter, []), voter.kind, voter.length) for voter in voters])
+        voters = self.gathering.first(row)
+        row.spoken.begin([(self.gathering.said(row, voter, []), voter.kind, voter.length) for voter in voters])
         row.drafted_for = len(row.text)
         return self._tree(row, voters, limit) if self.trees else self._chain(row, voters, limit)
-
-    def _voters(self, row: Row, drafted: list[int]) -> list[Voter]:
-        """Return all earlier places that match the text with what is drafted behind it, its own first."""
-        text, cap, found = row.text + drafted, self.options.cap, []
-        if row.fits or drafted:
-            places = [p for p in range(1, len(row.text) + bool(drafted)) if row.text[p - 1] >= 0]
-            found = [(OWN, *c) for c in candidates(text, places, key_of(text, len(text), cap), cap)[-MOST_CANDIDATES:]]
-        if row.owner and self.memory.end:
-            context = key_of(text, len(text), cap)
-            places = self.memory.places_of(row.owner, cap)
-            remembered = candidates(self.memory.text, places, context, cap)[-MOST_CANDIDATES:]
-            found += [(RESPONSE, *c) for c in remembered]
-        return [Voter(place, length, kind) for kind, place, length in found if length >= self.options.shortest]
-
-    def _said(self, row: Row, voter: Voter, drafted: list[int]) -> int:
-        """Return the token at a voter's place."""
-        text = row.text + drafted if voter.kind % 2 == OWN else self.memory.text
-        return max(text[voter.at], NO_TEXT) if voter.at < len(text) else NO_TEXT
-
-    def _align(self, row: Row, voters: list[Voter]) -> list[Voter]:
-        """Follow a text past where it diverges from what it followed; see `voting`."""
-        voters, more = list(voters), []
-        for source in (OWN, RESPONSE):
-            text = row.text if source == OWN else self.memory.text
-            stop = len(text) if source == OWN else self.memory.end
-            mine = [voter for voter in voters if voter.kind % 2 == source]
-            longest = max((voter.length for voter in mine), default=0)
-            if longest >= FOLLOWED:
-                row.anchors[source] = [voter.at for voter in mine if voter.length == longest][-1]
-                row.ages[source] = 0
-                continue
-            anchor = row.anchors[source]
-            if not 0 < anchor < stop or row.ages[source] >= FORGET_ANCHOR:
-                continue
-            if source == RESPONSE and (row.owner == 0 or stop - anchor > self.memory.size // 2):
-                continue
-            around = [anchor]
-            for distance in range(1, WINDOW):
-                around += [anchor + distance] + [anchor - distance] * (distance <= BACK and anchor - distance > 1)
-            readable = [p for p in around if p < stop and (source == OWN or self.memory.owners[p] == row.owner)]
-            behind = [p for p in readable if text[p - 1] == row.text[-1] >= 0]
-            if not behind and anchor not in readable:
-                continue
-            row.anchors[source] = place = behind[0] if behind else anchor
-            near = [v.kind == source and abs(v.at - place) < WINDOW for v in voters]
-            seen = any(is_near and voter.at == place for is_near, voter in zip(near, voters, strict=True))
-            voters = [v._replace(kind=v.kind + NEAR * is_near) for is_near, v in zip(near, voters, strict=True)]
-            if not seen and bool(behind) >= self.options.shortest:
-                more.append(Voter(place, int(bool(behind)), source + ALIGNED))
-        return voters + more
 
     def _vote(self, row: Row, voters: list[Voter], drafted: list[int]) -> list[Say]:
         says: dict[int, Say] = {}
         rank, before = 0, -1
         for voter in voters:
-            source = voter.kind % 2
+            source = voter.kind & 3
             rank, before = rank + 1 if source == before else 0, source
-            token = self._said(row, voter, drafted)
+            token = self.gathering.said(row, voter, drafted)
             if token < 0:
                 continue
             weight = self.learnt.weight(voter.kind, voter.length)
@@ -225,7 +169,7 @@ class ReferenceLookup:
             says[token] = say._replace(
                 score=say.score + weight,
                 support=say.support + 1,
-                sources=say.sources | 1 << source,
+                sources=say.sources | 1 << min(source, 2),
                 near=say.near or voter.kind >= NEAR,
             )
         return list(says.values())
@@ -240,13 +184,13 @@ class ReferenceLookup:
         return self.learnt.consider(row.spoken, say.token, parent, last, row.owner, signs)
 
     def _source(self, row: Row, say: Say) -> int:
-        if say.sources == 2:
-            return 2
+        if say.sources & 1 == 0:
+            return 2 if say.sources & 2 else 3
         return int(say.sources == 1 and say.origin < row.start)
 
     def _follow(self, row: Row, voters: list[Voter], token: int, drafted: list[int]) -> list[Voter]:
         """Return those that said `token`, one token further on."""
-        agree = [voter for voter in voters if self._said(row, voter, drafted) == token]
+        agree = [voter for voter in voters if self.gathering.said(row, voter, drafted) == token]
         return [Voter(voter.at + 1, voter.length + 1, voter.kind) for voter in agree]
 
     def _chain(self, row: Row, voters: list[Voter], limit: int) -> Draft:
@@ -255,7 +199,7 @@ class ReferenceLookup:
         source, survival = -1, 1.0
         while len(ids) < limit:
             if not voters and ids:
-                voters = self._voters(row, ids)
+                voters = self.gathering.anew(row, ids)
             says = self._vote(row, voters, ids)
             if not says:
                 break
@@ -295,7 +239,7 @@ class ReferenceLookup:
     def _open(self, row: Row, node: Node, number: int, offers: list[Offer]) -> Node:
         """Add what may follow a node to the offers, the six with the most votes."""
         if node.path and not node.voters:
-            node = node._replace(voters=self._voters(row, node.path))
+            node = node._replace(voters=self.gathering.anew(row, node.path))
         says = self._vote(row, node.voters, node.path)
         ranked = sorted(says, key=lambda say: -say.score)[: min(6, self.most_considered - len(offers))]
         for say in ranked:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from specplug.match.evidence import CORPUS as SHELVED
 from specplug.match.records import Record, RecordType, define
+from specplug.match.shelves import MOST_NAMED
 from specplug.match.texts import MOST_CANDIDATES
 
-MOST_BALLOTS = 2 * MOST_CANDIDATES + 2
-"""Candidates of a row: those of both sources, and an aligned one of each."""
+MOST_BALLOTS = 3 * MOST_CANDIDATES + 3
+"""Candidates of a row: those of own text, responses and shelf, and an aligned one of each."""
 
 
 class RowsType(RecordType):
@@ -25,8 +29,11 @@ define(
     [
         "owners",
         "luck",
+        "tenants",
+        "named",
         "anchors",
         "ages",
+        "bounds",
         "drafted_for",
         "num_considered",
         "tokens",
@@ -49,8 +56,11 @@ class Rows:
     Attributes:
         owners: [S] int32, whose responses the slot may read; 0 for nobody's.
         luck: [S] float32, how often drafts began right of late.
-        anchors, ages: [S, 2] int32, by source: the place that the text follows there, 0 for none, and how many tokens
-            ago it did so last.
+        tenants: [S] int32, whose segments of the shelf the slot may read; 0 for nobody's.
+        named: [S, `MOST_NAMED`] int32, the corpora that its request names, then 0.
+        anchors, ages: [S, 3] int64 and int32, by source: the place that the text follows there, 0 for none, and how
+            many tokens ago it did so last.
+        bounds: [S, 2] int64, places of the shelf that its anchor lies between.
         drafted_for: [S] int32, the text's length when it was drafted for, -1 for never.
     """
 
@@ -59,18 +69,37 @@ class Rows:
             return np.zeros((max_slots, *shape), np.int32)
 
         self.owners, self.luck = table(), np.zeros(max_slots, np.float32)
-        self.anchors, self.ages = table(2), table(2)
+        self.tenants, self.named = table(), table(MOST_NAMED)
+        self.anchors, self.ages = np.zeros((max_slots, 3), np.int64), table(3)
+        self.bounds = np.zeros((max_slots, 2), np.int64)
         self.drafted_for = table() - 1
         considered = [table(most_considered) for _ in range(4)]
         ballots = [table(MOST_BALLOTS) for _ in range(2)]
         self.record = _Rows(  # type: ignore[no-untyped-call]
-            self.owners, self.luck, self.anchors, self.ages, self.drafted_for, table(), *considered, table(), *ballots
+            self.owners,
+            self.luck,
+            self.tenants,
+            self.named,
+            self.anchors,
+            self.ages,
+            self.bounds,
+            self.drafted_for,
+            table(),
+            *considered,
+            table(),
+            *ballots,
         )
 
-    def clear(self, slot: int, owner: int) -> None:
+    def clear(self, slot: int, owner: int, tenant: int = 0, named: Sequence[int] = ()) -> None:
         """Begin a new request in a slot."""
-        self.owners[slot], self.luck[slot] = owner, 0.5
+        self.owners[slot], self.luck[slot], self.tenants[slot] = owner, 0.5, tenant
         self.anchors[slot], self.ages[slot], self.drafted_for[slot] = 0, 0, -1
+        self.named[slot], self.bounds[slot] = 0, 0
+        self.named[slot, : len(named)] = named
+
+    def leave_shelf(self) -> None:
+        """Forget every place of a shelf: another one takes over."""
+        self.anchors[:, SHELVED], self.bounds[:] = 0, 0
 
 
 class BenchType(RecordType):
@@ -104,11 +133,12 @@ class Bench:
         def ints(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
             return np.zeros(shape, np.int32)
 
-        candidates = [ints(nodes, MOST_BALLOTS) for _ in range(3)]
+        candidates = [np.zeros((nodes, MOST_BALLOTS), np.int64), *(ints(nodes, MOST_BALLOTS) for _ in range(2))]
         found = [ints(MOST_CANDIDATES) for _ in range(2)]
-        tokens = [ints(MOST_BALLOTS) for _ in range(6)]
+        tokens = [ints(MOST_BALLOTS) for _ in range(5)]
+        score, origin = np.zeros(MOST_BALLOTS), np.zeros(MOST_BALLOTS, np.int64)
         self.record = _Bench(  # type: ignore[no-untyped-call]
-            *candidates, *found, tokens[0], np.zeros(MOST_BALLOTS), *tokens[1:], ints(cap + width + 1), ints(width + 1)
+            *candidates, *found, tokens[0], score, *tokens[1:], origin, ints(cap + width + 1), ints(width + 1)
         )
 
 

@@ -13,7 +13,8 @@ class State(Record):
     """What `specplug.match.lookup` holds; called with all of it, in this order.
 
     Attributes:
-        texts, memory, rows, tables, bench, tree: records, see `Texts`, `Responses`, `Rows`, `Tables`, `Bench`, `Tree`.
+        texts, memory, shelf, rows, tables, bench, tree: records, see `Texts`, `Responses`, `Shelf`, `Rows`, `Tables`,
+            `Bench`, `Tree`.
         starts: [S] int32, where each slot's own text begins, behind its references.
         cap: most tokens that a match is compared over.
         shortest: tokens that have to match.
@@ -21,4 +22,8 @@ class State(Record):
     """
 
 
-define(State, StateType, ["texts", "memory", "rows", "tables", "bench", "tree", "starts", "cap", "shortest", "least"])
+define(
+    State,
+    StateType,
+    ["texts", "memory", "shelf", "rows", "tables", "bench", "tree", "starts", "cap", "shortest", "least"],
+)

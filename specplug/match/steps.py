@@ -48,7 +48,7 @@ def ingest(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, leng
         elif num_new[row] > 0:
             _place(state, slot, starts[slot] + begin)
             extend(texts, slot, _window(table, table_rows, first, row, begin, lengths[row]), state.cap)
-            for source in range(2):
+            for source in range(rows.ages.shape[1]):
                 rows.ages[slot, source] += num_new[row]
                 if rows.anchors[slot, source] > 0:
                     rows.anchors[slot, source] += num_new[row]
@@ -68,7 +68,7 @@ def _place(state: Any, slot: int, length: int) -> None:
     if length < texts.lengths[slot]:
         texts.lengths[slot] = length
         replant(texts, slot, state.cap)
-        state.rows.anchors[slot, 0] = state.rows.anchors[slot, 1] = 0
+        state.rows.anchors[slot, :] = 0
     while texts.lengths[slot] < length:
         texts.text[slot, texts.lengths[slot]] = NO_TEXT
         texts.lengths[slot] += 1

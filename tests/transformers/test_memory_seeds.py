@@ -19,7 +19,7 @@ SAMPLES = 2048
 def everything_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant: whatever has a seed reads and feeds the memory, too, and teaches what matches are worth."""
     monkeypatch.setattr(Request, "may_share", property(lambda self: self.options.store))
-    monkeypatch.setattr("specplug_ngram.proposer._is_seeded", lambda request: False)
+    monkeypatch.setattr("specplug.match.proposer._is_seeded", lambda request: False)
 
 
 def ask(engine: Engine, prompt: Any, **params: Any) -> RequestOutput:

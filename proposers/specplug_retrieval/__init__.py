@@ -1,0 +1,1 @@
+"""Retrieval lookup: drafts from corpora beside own text, references and remembered responses."""

@@ -1,0 +1,32 @@
+"""Registers the retrieval proposers.  Imports neither torch nor numba."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specplug.hooks import hookimpl
+from specplug.specs import ProposerSpec
+from specplug.types.caps import ProposerCaps
+
+
+@hookimpl
+def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> None:
+    """Register chains and trees."""
+    register(
+        ProposerSpec(
+            name="retrieval",
+            factory="specplug_retrieval.proposer:Retrieval",
+            summary="drafts as ngram does, and from corpora that the server holds",
+            options="specplug.match.options:LookupSettings",
+            caps=ProposerCaps(needs_host=True, inline=True, incremental=True),
+        )
+    )
+    register(
+        ProposerSpec(
+            name="retrieval-tree",
+            factory="specplug_retrieval.proposer:Retrieval",
+            summary="the same, several continuations as one tree, for engines that verify trees",
+            options="specplug.match.options:LookupSettings",
+            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, trees=True),
+        )
+    )

@@ -1,0 +1,74 @@
+"""The retrieval proposer: one lookup over own text, references, remembered responses and corpora.
+
+All candidates vote on each token, by what candidates of their source and length turned out to be worth; so corpora
+that do not help are outvoted, and no budget is split among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from specplug.interfaces import PluginContext
+from specplug.match.lookup import SOURCES
+from specplug.match.options import LookupSettings
+from specplug.match.proposer import LookupProposer
+from specplug.types.batch import BatchView
+from specplug.types.request import Request
+from specplug_retrieval.library import Library
+
+SHARED = ""
+"""The tenant of requests that name none, and of corpora that come over an engine's own routes."""
+
+
+class Retrieval(LookupProposer):
+    """Drafts as `ngram` does, and from the corpora of the request's tenant.
+
+    Documents that a request names become references of it.  Corpora that it names are drafted from first; without
+    names, all of the tenant's are alike.  Implements `specplug.interfaces.HoldsCorpora`.
+    """
+
+    sources = SOURCES
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__(context, context.options or LookupSettings())
+        self.library = Library(context)
+
+    def warmup(self) -> None:
+        """Compile the kernels, or load them; open the store."""
+        super().warmup()
+        self.library.open()
+
+    def ingest(self, batch: BatchView) -> None:
+        """Take in new tokens, and learn from them; look into a changed store from now on."""
+        changed = self.library.changed()
+        if changed is not None:
+            self.lookup.stock(changed)
+        super().ingest(batch)
+
+    def begin(self, slot: int, request: Request, owner: str | None) -> None:
+        """Begin a request's text in a slot: named documents stand before its own references."""
+        tenant, options = request.tenant or SHARED, request.options
+        named = [self.library.document(tenant, name, corpus) for name, corpus in options.documents]
+        references = [text for text in named if text is not None]
+        references += [reference.token_ids for reference in request.references]
+        self.lookup.start(slot, owner=owner, references=references, tenant=tenant, corpora=options.corpora)
+
+    def add_corpus(self, name: str, documents: Sequence[npt.NDArray[np.int32]]) -> int:
+        """Add a corpus of the tenant `SHARED`; return its tokens."""
+        return self.library.add(SHARED, name, documents)
+
+    def remove_corpus(self, name: str) -> None:
+        """Remove a corpus of the tenant `SHARED`."""
+        self.library.remove(SHARED, name)
+
+    def list_corpora(self) -> dict[str, int]:
+        """Return how many tokens each corpus of the tenant `SHARED` has."""
+        return self.library.sizes(SHARED)
+
+    def close(self) -> None:
+        """Stop watching the store."""
+        self.library.close()
+        super().close()

@@ -1,0 +1,41 @@
+"""The settings that all proposers share which draft from earlier places of texts."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class LookupSettings(BaseModel):
+    """What is looked for, and what is remembered across requests."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min_n: int = Field(
+        default=0,
+        ge=0,
+        description="shortest match that is drafted from, in tokens; 0 also tries to go on where a copy has diverged",
+    )
+    max_n: int = Field(
+        default=64, ge=2, le=1024, description="longest match that is looked for; longer ones count as this long"
+    )
+    min_survival: float = Field(
+        default=0.001, ge=0, le=1, description="a draft ends where all of it would be accepted less likely than this"
+    )
+    memory_tokens: int = Field(
+        default=1 << 20,
+        ge=0,
+        le=1 << 28,
+        description="finished responses to draft from, in tokens, 13.25 bytes each; the oldest go first; 0 keeps none",
+    )
+    memory_scope: Literal["isolated", "server"] = Field(
+        default="isolated",
+        description="whose responses a request sees: those of its own isolation key, or everybody's on this server",
+    )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.min_n > self.max_n:
+            raise ValueError(f"min_n is {self.min_n}, more than max_n, {self.max_n}; expected min_n <= max_n")
+        return self

@@ -1,0 +1,26 @@
+"""Memory by address, inside kernels; whoever knows the address keeps what lies there alive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba.core import types
+from numba.extending import intrinsic
+
+
+def _pointer_to(kind: Any) -> Any:
+    """Return what turns an address into a pointer to elements of a numba type."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def pointer(_typing: Any, _address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.int64), generate  # type: ignore[no-untyped-call]
+
+    return pointer
+
+
+int32_at, int64_at = _pointer_to(types.int32), _pointer_to(types.int64)
+float32_at, uint8_at = _pointer_to(types.float32), _pointer_to(types.uint8)
+"""`carray(int32_at(address), shape)` is the array that lies there, inside kernels; the others alike."""

@@ -1,0 +1,306 @@
+"""Shelves: static texts that many requests draft from, sorted by `sorting`, told apart by tenant and by corpus.
+
+A shelf does not change.  What is added or removed makes a new one, which takes the old one's place between two steps;
+texts and places themselves are never copied, so they may be mapped from files.  Kernels know them by address: a place
+is the address of the token behind it, in units of a token, so that a candidate needs nothing but its place to be
+followed from one token to the next.  Every text ends with what is no text, which ends whatever is read from it.
+Numbers that come from files are brought into range before they lead anywhere: a damaged file costs drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import carray  # type: ignore[attr-defined]
+
+from specplug.errors import ContractError
+from specplug.match.compiled import compiled
+from specplug.match.pointers import int32_at, int64_at, uint8_at
+from specplug.match.records import Record, RecordType, define
+from specplug.match.texts import MOST_CANDIDATES, Tokens
+
+MOST_LOOKED_AT = 4 * MOST_CANDIDATES
+"""So many places of a segment are looked at; more only where those nearest to a context belong to removed documents."""
+
+MOST_NAMED = 16
+"""Corpora that a request may name."""
+
+_TOKEN = 4  # bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Static texts of one tenant, as they are searched.
+
+    Attributes:
+        text: [n] int32, NO_TEXT first, last, and behind each text.
+        places: [m] int32, as `sorting.sorted_places` returns them.
+        starts: [d + 1] int64, where the texts of each document begin, and the end.
+        corpus_of: [d] int32, which of `corpora` a document belongs to.
+        corpora: their names.
+        dead: [d] uint8, 1 for documents that are not to be drafted from; None where all are.
+    """
+
+    text: Tokens
+    places: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int64]
+    corpus_of: npt.NDArray[np.int32]
+    corpora: Sequence[str]
+    dead: npt.NDArray[np.uint8] | None = None
+
+    def __post_init__(self) -> None:
+        arrays = (self.text, self.places, self.starts, self.corpus_of)
+        fits = all(it.flags.c_contiguous for it in arrays) and len(self.starts) == len(self.corpus_of) + 1
+        if not fits or (self.dead is not None and len(self.dead) != len(self.corpus_of)):
+            raise ContractError.build(
+                "malformed segment", who="Segment", expected="contiguous arrays of fitting lengths"
+            )
+        if not len(self.text) or self.text[0] >= 0 or self.text[-1] >= 0:
+            raise ContractError.build("malformed segment", who="Segment", expected="NO_TEXT at both ends of its text")
+
+
+class ShelfType(RecordType):
+    """See `Shelf`."""
+
+
+class _Shelf(Record):
+    pass
+
+
+define(
+    _Shelf,
+    ShelfType,
+    ["texts", "lengths", "places", "counts", "starts", "documents", "corpus_of", "dead", "first_number", "numbers",
+     "first", "found", "matches", "named", "segments"],
+)  # fmt: skip
+
+
+class Shelf:
+    """The segments of all tenants.
+
+    Args:
+        tenants: their segments.
+        numbers: the number, from 1, of each tenant and of each (tenant, corpus); those that are new are added.
+
+    Attributes:
+        record: all of it, as kernels take it.
+    """
+
+    def __init__(self, tenants: Mapping[str, Sequence[Segment]], numbers: Numbers) -> None:
+        by_number = {numbers.tenant(name): (name, segments) for name, segments in tenants.items()}
+        self._kept: list[Segment] = []
+        first, first_number, corpora = [0, 0], [], []
+        for number in range(1, len(numbers.tenants) + 1):
+            name, segments = by_number.get(number, ("", ()))
+            for segment in segments:
+                first_number.append(len(corpora))
+                corpora += [numbers.corpus(name, corpus) for corpus in segment.corpora]
+            self._kept += segments
+            first.append(len(self._kept))
+        kept = self._kept
+        self.num_tokens = sum(len(segment.text) for segment in kept)
+        self.record = _Shelf(  # type: ignore[no-untyped-call]
+            _ints([_address(it.text) // _TOKEN for it in kept]),
+            _ints([len(it.text) for it in kept]),
+            _ints([_address(it.places) for it in kept]),
+            _ints([len(it.places) for it in kept]),
+            _ints([_address(it.starts) for it in kept]),
+            _ints([len(it.corpus_of) for it in kept]),
+            _ints([_address(it.corpus_of) for it in kept]),
+            _ints([0 if it.dead is None else _address(it.dead) for it in kept]),
+            _ints(first_number),
+            np.asarray(corpora, np.int32),
+            _ints(first),
+            np.zeros(MOST_CANDIDATES, np.int64),
+            np.zeros(MOST_CANDIDATES, np.int32),
+            np.zeros(MOST_CANDIDATES, np.int32),
+            np.zeros(MOST_CANDIDATES, np.int32),
+        )
+
+
+class Numbers:
+    """The numbers that kernels know tenants and corpora by; they are never given again."""
+
+    def __init__(self) -> None:
+        self.tenants: dict[str, int] = {}
+        self._corpora: dict[tuple[str, str], int] = {}
+
+    def tenant(self, name: str) -> int:
+        """Return a tenant's number, from 1."""
+        return self.tenants.setdefault(name, len(self.tenants) + 1)
+
+    def corpus(self, tenant: str, name: str) -> int:
+        """Return a corpus's number, from 1."""
+        return self._corpora.setdefault((tenant, name), len(self._corpora) + 1)
+
+    def known(self, tenant: str | None, corpora: Sequence[str]) -> tuple[int, list[int]]:
+        """Return the numbers of a tenant, 0 for one that has none, and of those of its corpora that have one.
+
+        Clients choose these names: none gets a number by being asked for.
+        """
+        if tenant is None or tenant not in self.tenants:
+            return 0, []
+        return self.tenants[tenant], [
+            self._corpora[tenant, name] for name in corpora if (tenant, name) in self._corpora
+        ]
+
+
+def _ints(values: Sequence[int]) -> npt.NDArray[np.int64]:
+    return np.asarray(values, np.int64)
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    return int(array.ctypes.data)
+
+
+@compiled
+def token_behind(place: int) -> int:
+    """Return the token at a place of a shelf, negative for no text."""
+    return carray(int32_at(place * _TOKEN), 1)[0]  # type: ignore[no-any-return]
+
+
+@compiled
+def common(place: int, context: Any, end: int, cap: int) -> int:
+    """Return how many tokens before a place equal those before `end` of `context`, at most `cap`.
+
+    It never reads past the beginning of the place's text: that is no text, and neither is what is compared with it.
+    """
+    n, most = 0, min(end, cap)
+    while n < most and context[end - 1 - n] >= 0 and token_behind(place - 1 - n) == context[end - 1 - n]:
+        n += 1
+    return n
+
+
+@compiled
+def insertion_point(shelf: Any, segment: int, context: Any, end: int, cap: int) -> int:
+    """Return how many places of a segment have a key below that of the context [E] int32, what lies before `end`.
+
+    Two places are known at any time, below and above; the keys between share what both share with the context, so that
+    needs no comparison (Manber and Myers).
+    """
+    text, places = shelf.texts[segment], carray(int32_at(shelf.places[segment]), shelf.counts[segment])
+    low, high, shared_low, shared_high = 0, places.size, 0, 0
+    while low < high:
+        middle = (low + high) // 2
+        place = text + _inside(places[middle], shelf.lengths[segment])
+        n = min(shared_low, shared_high)
+        a, b = 0, 0
+        while n < cap:
+            a, b = max(token_behind(place - 1 - n), -1), (max(context[end - 1 - n], -1) if n < end else -1)
+            if a != b or a < 0:
+                break
+            n += 1
+        if n < cap and a < b:
+            low, shared_low = middle + 1, n
+        else:
+            high, shared_high = middle, n
+    return low
+
+
+@compiled
+def nearest(shelf: Any, tenant: int, named: Any, context: Any, end: int, cap: int) -> int:
+    """Put the places of a tenant's segments whose text before them matches best on the shelf's own bench.
+
+    Of equal ones those of named corpora come first, then those of earlier segments.
+
+    Args:
+        tenant: its number; 0 has no segments.
+        named: [N] int32, the corpora that the request names, 0 for none.
+        context: [E] int32; the context is what lies before `end`, read backwards, at most `cap` tokens.
+
+    Returns:
+        how many there are, at most `MOST_CANDIDATES`: in `shelf.found`, `matches` (tokens), `named` (0 or 1).
+    """
+    count = 0
+    if tenant <= 0 or tenant + 1 >= shelf.first.size or end == 0 or context[end - 1] < 0:
+        return count
+    for segment in range(shelf.first[tenant], shelf.first[tenant + 1]):
+        right = insertion_point(shelf, segment, context, end, cap)
+        left, looked_at = right - 1, 0
+        n_left, n_right = (
+            _match(shelf, segment, left, context, end, cap),
+            _match(shelf, segment, right, context, end, cap),
+        )
+        while looked_at < MOST_LOOKED_AT and (n_left > 0 or n_right > 0):
+            looked_at += 1
+            if n_left >= n_right:
+                at, n, left = left, n_left, left - 1
+                n_left = _match(shelf, segment, left, context, end, cap)
+            else:
+                at, n, right = right, n_right, right + 1
+                n_right = _match(shelf, segment, right, context, end, cap)
+            if count == MOST_CANDIDATES and n < shelf.matches[count - 1]:
+                break
+            place = _place(shelf, segment, at)
+            is_named = _standing(shelf, segment, place, named)
+            if is_named >= 0:
+                count = _enter(shelf, count, shelf.texts[segment] + place, n, is_named, segment)
+    return count
+
+
+@compiled
+def _place(shelf: Any, segment: int, at: int) -> int:
+    """Return which place of a segment's text comes `at`-th by key."""
+    return _inside(carray(int32_at(shelf.places[segment]), shelf.counts[segment])[at], shelf.lengths[segment])
+
+
+@compiled
+def _inside(place: int, length: int) -> int:
+    return min(max(place, 1), length - 1)
+
+
+@compiled
+def _match(shelf: Any, segment: int, at: int, context: Any, end: int, cap: int) -> int:
+    """Return how many tokens match before the place of a segment that comes `at`-th by key; 0 where there is none."""
+    if at < 0 or at >= shelf.counts[segment]:
+        return 0
+    return common(shelf.texts[segment] + _place(shelf, segment, at), context, end, cap)
+
+
+@compiled
+def _standing(shelf: Any, segment: int, place: int, named: Any) -> int:
+    """Return 1 for a place of a named corpus, 0 for another's, -1 where its document is dead."""
+    if shelf.dead[segment] == 0 and named[0] == 0:
+        return 0
+    document = document_at(shelf, segment, place)
+    if shelf.dead[segment] != 0 and carray(uint8_at(shelf.dead[segment]), shelf.documents[segment])[document]:
+        return -1
+    own = carray(int32_at(shelf.corpus_of[segment]), shelf.documents[segment])[document]
+    number = shelf.numbers[min(max(shelf.first_number[segment] + own, 0), shelf.numbers.size - 1)]
+    for k in range(named.size):
+        if named[k] == number:
+            return 1
+    return 0
+
+
+@compiled
+def document_at(shelf: Any, segment: int, place: int) -> int:
+    """Return the document of the text that the token before a place of a segment belongs to."""
+    starts = carray(int64_at(shelf.starts[segment]), shelf.documents[segment] + 1)
+    low, high = 0, shelf.documents[segment]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if starts[middle] <= place - 1:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def _enter(shelf: Any, count: int, place: int, n: int, is_named: int, segment: int) -> int:
+    """Enter a candidate behind those that are as good; the last one goes where there are too many."""
+    at = count
+    while at > 0 and (n > shelf.matches[at - 1] or (n == shelf.matches[at - 1] and is_named > shelf.named[at - 1])):
+        at -= 1
+    if at == MOST_CANDIDATES:
+        return count
+    for k in range(min(count, MOST_CANDIDATES - 1), at, -1):
+        shelf.found[k], shelf.matches[k] = shelf.found[k - 1], shelf.matches[k - 1]
+        shelf.named[k], shelf.segments[k] = shelf.named[k - 1], shelf.segments[k - 1]
+    shelf.found[at], shelf.matches[at], shelf.named[at], shelf.segments[at] = place, n, is_named, segment
+    return min(count + 1, MOST_CANDIDATES)
