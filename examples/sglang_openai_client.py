@@ -32,6 +32,7 @@ chat = client.chat.completions.create(
     messages=[{"role": "user", "content": "Return the whole text of a file."}],
     max_tokens=20,
     temperature=0,
+    prediction={"type": "content", "content": code},  # OpenAI's own field does the same
     extra_body={"custom_params": {"specplug_num_speculative_tokens": 4, "specplug_tenant": "acme"}},
 )
 print("chat:", chat.choices[0].finish_reason)

@@ -57,6 +57,10 @@ class TraceError(SpecplugError):
     """A trace file is torn, foreign or of another version."""
 
 
+class CorpusError(SpecplugError):
+    """A corpus store, or a file of it, is torn, foreign, full or in use, or lacks what was asked for."""
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` when `name` is close to a known name, and then the whole list."""
     names = sorted(known)

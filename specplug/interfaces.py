@@ -110,6 +110,9 @@ class HoldsCorpora(Protocol):
     find the old corpora or the new one whole, so build aside and put in place last.  The others run between two steps,
     so they are to be quick; `list_corpora` may come while a corpus is being added, which does not count yet.  What they
     raise is told to the operator and costs nothing else.
+
+    With an attribute `shares_corpora` that is true, corpora lie where other processes look, too: then one of a server's
+    proposers, in one of its engines, is asked to change them, and the others are to find that by themselves.
     """
 
     def add_corpus(self, name: str, documents: Sequence[npt.NDArray[np.int32]]) -> int:
@@ -130,6 +133,15 @@ class HoldsCorpora(Protocol):
 
     def list_corpora(self) -> dict[str, int]:
         """Return how many tokens each corpus has, by name."""
+        ...
+
+
+@runtime_checkable
+class TellsStatus(Protocol):
+    """What a proposer implements besides if it has something to tell operators, on `/specplug/status`."""
+
+    def status(self) -> dict[str, Any]:
+        """Return plain data, as JSON has it; called between two steps, so to be quick.  What it raises is told."""
         ...
 
 
@@ -184,6 +196,7 @@ __all__ = [
     "Planner",
     "PluginContext",
     "Proposer",
+    "TellsStatus",
     "Trimmer",
     "Verifier",
 ]

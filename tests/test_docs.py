@@ -20,7 +20,18 @@ from specplug.settings import KINDS, Limits, RequestFields, Settings, leaves, lo
 from specplug.specs import CheckResult, PluginSpec
 
 DOCS = Path(__file__).parents[1] / "docs"
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def commands(group, before: str = "") -> dict:
+    """Return all commands by what is typed, those of groups included."""
+    found = {}
+    for name, command in group.commands.items():
+        inner = hasattr(command, "commands")
+        found |= commands(command, f"{before}{name} ") if inner else {f"{before}{name}": command}
+    return found
+
+
+COMMANDS = commands(typer.main.get_command(app))
 HOOKS = {name: hook for name, hook in vars(hooks).items() if name.startswith("specplug_register_")}
 SIGNATURES = {name: f"def {name}{inspect.signature(hook)}".replace("'", "") for name, hook in HOOKS.items()}
 SPECS = {spec.__name__: spec for spec in KINDS.values()}
@@ -132,23 +143,27 @@ def test_example_settings_are_valid():
     assert load_settings(env={"SPECPLUG_CONFIG": inline}).settings.num_speculative_tokens == 6
 
 
-def test_example_in_python_prints_what_it_says(monkeypatch, capsys):
+@pytest.mark.parametrize("page", ["settings.md", "corpus.md"])
+def test_example_in_python_prints_what_it_says(page: str, monkeypatch, capsys):
     monkeypatch.delenv("SPECPLUG_CONFIG", raising=False)
-    (example,) = code_blocks("settings.md", "python")
+    (example,) = code_blocks(page, "python")
     exec(example, {})
     assert capsys.readouterr().out.splitlines() == re.findall(r"# (.*)$", example, flags=re.MULTILINE)
 
 
 def test_example_requests_are_valid_and_the_three_forms_say_the_same():
-    forms, fields = code_blocks("settings.md", "json")
+    references, names, fields = code_blocks("settings.md", "json")
 
     def parse(text: str):
         return parse_request_fields(text, tokenize=lambda s: list(s.encode()), vocab_size=256, limits=Limits())
 
-    first, *others = [parse(line) for line in forms.splitlines()]
-    assert len(others) == 2
-    assert all(other == first for other in others)
-    assert parse(fields)[0].num_speculative_tokens == 16
+    for forms in (references, names):
+        first, *others = [parse(line) for line in forms.splitlines()]
+        assert len(others) == 2
+        assert all(other == first for other in others)
+        assert first != parse("{}")
+    options, _, _ = parse(fields)
+    assert (options.num_speculative_tokens, options.corpora) == (16, ("handbook", "letters"))
 
 
 def test_links_between_pages_lead_somewhere():

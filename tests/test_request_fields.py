@@ -15,7 +15,7 @@ from specplug.errors import ContractError, RequestError
 from specplug.settings import Limits, RequestFields, parse_request_fields
 from specplug.settings.request import CHARACTERS_PER_TOKEN
 from specplug.settings.token_ids import in_vocabulary, parsed_ids
-from specplug.types.request import Reference, RequestOptions
+from specplug.types.request import Reference, RequestOptions, StoredDocument
 
 VOCAB = 256
 
@@ -57,10 +57,20 @@ def test_every_field_arrives():
         "tenant": "acme",
         "references": [{"text": "ab", "name": "first"}, {"token_ids": [7, 255]}],
         "prediction": {"type": "content", "content": "cd"},
+        "documents": [{"name": "a.txt", "corpus": "notes"}, {"name": "b.txt"}],
+        "corpora": ["notes", "code"],
     }
     assert set(raw) == set(RequestFields.model_fields)
     expected = (
-        RequestOptions(enabled=False, num_speculative_tokens=0, proposer="ngram", verifier="reference", store=False),
+        RequestOptions(
+            enabled=False,
+            num_speculative_tokens=0,
+            proposer="ngram",
+            verifier="reference",
+            store=False,
+            corpora=("notes", "code"),
+            documents=(StoredDocument("a.txt", "notes"), StoredDocument("b.txt")),
+        ),
         (
             Reference.of(ids("cd"), "prediction"),
             Reference.of(ids("ab"), "first"),
@@ -99,6 +109,42 @@ def test_predicted_output_is_a_reference(content):
 
 
 @pytest.mark.parametrize(
+    ("field", "given", "expected"),
+    [
+        ("corpora", "notes", ("notes",)),
+        ("corpora", ["notes", "code"], ("notes", "code")),
+        ("corpora", ["b", "a", "b"], ("b", "a")),
+        ("corpora", [], ()),
+        ("corpora", None, ()),
+        ("documents", "a.txt", (StoredDocument("a.txt"),)),
+        ("documents", {"name": "a.txt"}, (StoredDocument("a.txt", None),)),
+        (
+            "documents",
+            ("a", {"name": "a", "corpus": "c"}, {"name": "a"}, {"corpus": "d", "name": "a"}),
+            (StoredDocument("a"), StoredDocument("a", "c"), StoredDocument("a", "d")),
+        ),
+        ("documents", None, ()),
+    ],
+)
+def test_names_come_in_short_and_long_forms_and_stay_in_order_each_once(field, given, expected):
+    options, references, _ = parse({field: given})
+    assert options == RequestOptions(**{field: expected})
+    assert hash(options) == hash(RequestOptions(**{field: expected}))
+    assert references == ()
+
+
+@pytest.mark.parametrize(("field", "limit"), [("corpora", "max_corpora"), ("documents", "max_documents")])
+def test_names_are_counted_before_they_are_read_and_have_a_longest(field: str, limit: str):
+    message = refusal({field: [3] * 3}, **{limit: 2})
+    assert message.startswith(f"too many {field} in request field {field!r}; found 3; expected at most 2.")
+    assert f"limits.{limit}" in message
+    assert "found 1;" in refusal({field: "a"}, **{limit: 0})
+    parse({field: [str(number) for number in range(getattr(Limits(), limit))]})
+    parse({field: "\u4e2d" * 256})
+    assert "at most 256 characters" in refusal({field: "a" * 257})
+
+
+@pytest.mark.parametrize(
     ("raw", "fragments"),
     [
         ('{"enabled"', ["malformed request fields", "expected a JSON object"]),
@@ -133,6 +179,19 @@ def test_predicted_output_is_a_reference(content):
         ({"references": [{"token_ids": [1, True]}]}, ["'references.0.token_ids'", "entry 1 is True"]),
         ({"references": [{"token_ids": [1.0]}]}, ["'references.0.token_ids'", "entry 0 is 1.0"]),
         ({"references": "a\ud800"}, ["'references.0.text'", "character 1 is a lone surrogate"]),
+        ({"references": {"text": "a", "name": "\ud800"}}, ["'references.0.name'", "character 0 is a lone surrogate"]),
+        ({"corpora": ""}, ["'corpora.0'", "at least 1 character"]),
+        ({"corpora": ["a", 3]}, ["'corpora.1'", "found 3", "a valid string"]),
+        ({"corpora": {"name": "a"}}, ["'corpora.0'", "a valid string"]),
+        ({"corpora": "a\ud800"}, ["'corpora.0'", "unicode"]),
+        ({"documents": ["a", ""]}, ["'documents.1.name'", "at least 1 character"]),
+        ({"documents": 3}, ["'documents.0'", "found 3", "expected a mapping"]),
+        ({"documents": {"corpus": "a"}}, ["'documents.0.name' is missing"]),
+        ({"documents": {"name": "a", "corpus": ""}}, ["'documents.0.corpus'", "at least 1 character"]),
+        (
+            {"documents": {"name": "a", "copus": "b"}},
+            ["unknown request field 'documents.0.copus'", "Did you mean 'documents.0.corpus'?"],
+        ),
         ({"prediction": "abc"}, ["'prediction'", "found 'abc'", "expected a mapping"]),
         ({"prediction": {"type": "text", "content": "a"}}, ["'prediction.type'", "expected 'content'"]),
         ({"prediction": {"type": "content"}}, ["'prediction.content' is missing"]),

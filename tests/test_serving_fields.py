@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.errors import RequestError
+from specplug.pieces import PIECE, pieces
 from specplug.serving import fields, wire
-from specplug.serving.tokenizing import PIECE, Tokenizer, pieces
+from specplug.serving.tokenizing import Tokenizer
 from specplug.settings import RequestFields
 from specplug.types.request import RequestOptions
 
@@ -70,6 +71,17 @@ def test_a_request_without_fields_is_left_alone(extra_args, given):
         ({"specplug_references": []}, {"references": []}),
         ({"specplug_references": '{"text": "a"}'}, {"references": {"text": "a"}}),
         ({"specplug_references": ' [ {"token_ids": [1]}, "a"]'}, {"references": [{"token_ids": [1]}, "a"]}),
+        ({"specplug_corpora": "notes"}, {"corpora": "notes"}),
+        ({"specplug_corpora": ["notes", "code"]}, {"corpora": ["notes", "code"]}),
+        ({"specplug_documents": "a.txt"}, {"documents": "a.txt"}),
+        ({"specplug_documents": ["a.txt", "[1].txt"]}, {"documents": ["a.txt", "[1].txt"]}),
+        ({"specplug_documents": [{"name": "a"}]}, {"documents": [{"name": "a"}]}),
+        ({"specplug_documents": '{"name": "a", "corpus": "b"}'}, {"documents": {"name": "a", "corpus": "b"}}),
+        (
+            {"specplug_documents": '[{"corpus": "b", "name": "a"}, "c"]'},
+            {"documents": [{"corpus": "b", "name": "a"}, "c"]},
+        ),
+        ({"specplug_documents": '{"title": "a"}'}, {"documents": '{"title": "a"}'}),
         # JSON that is a text to copy from, and not references
         ({"specplug_references": '{"title": "a", "text": "b"}'}, {"references": '{"title": "a", "text": "b"}'}),
         ({"specplug_references": "[1, 2]"}, {"references": "[1, 2]"}),
@@ -87,9 +99,56 @@ def test_every_field_can_be_given_flat():
         assert set(found) == {name}
 
 
-def test_every_key_is_documented_and_no_other():
-    page = (Path(__file__).parents[1] / "docs" / "vllm-requests.md").read_text(encoding="utf-8")
-    rows = set(re.findall(r"^\| `(specplug\w*)` \|", page, flags=re.MULTILINE))
+PREDICTION = {"type": "content", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "meant"),
+    [
+        (None, {}),
+        ({"other": 1}, {}),
+        ({"specplug": None}, {}),
+        ({"specplug": {"tenant": "a"}, "specplug_references": "b"}, {"tenant": "a", "references": "b"}),
+        ({"specplug": '{"tenant": "a"}'}, {"tenant": "a"}),
+    ],
+)
+def test_the_requests_own_prediction_is_one_of_the_fields(extra_args, meant):
+    before = repr(extra_args)
+    merged = fields.with_prediction(extra_args, PREDICTION)
+    assert fields.are_given(merged)
+    rest = {"other": 1} if extra_args and "other" in extra_args else {}
+    assert fields.split(merged) == ({**meant, "prediction": PREDICTION}, rest)
+    assert repr(extra_args) == before
+
+
+def test_a_prediction_beside_parsed_arguments_is_theirs_already():
+    parsed = {"specplug": wire.encode(RequestOptions(), (), None)}
+    assert fields.with_prediction(parsed, PREDICTION) == parsed
+    assert fields.with_prediction(wire.packed(parsed), PREDICTION) == wire.packed(parsed)
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "fragment"),
+    [
+        ({"specplug_prediction": "a"}, "and 'specplug_prediction'"),
+        ({"specplug": {"prediction": PREDICTION}}, "and 'prediction' inside 'specplug'"),
+        ({"specplug": {"prediction": None}}, "and 'prediction' inside 'specplug'"),
+        ({"specplug": "{"}, "malformed request fields"),
+        ({"specplug": [1]}, "malformed request fields"),
+    ],
+)
+def test_a_prediction_that_is_given_twice_is_refused(extra_args, fragment):
+    with pytest.raises(RequestError) as caught:
+        fields.with_prediction(extra_args, PREDICTION)
+    assert fragment in str(caught.value)
+    if "malformed" not in fragment:
+        assert "request field 'prediction' is given twice" in str(caught.value)
+
+
+@pytest.mark.parametrize("page", ["vllm-requests.md", "sglang-requests.md"])
+def test_every_key_is_documented_and_no_other(page: str):
+    text = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `(specplug\w*)` \|", text, flags=re.MULTILINE))
     assert rows == {"specplug", *(f"specplug_{name}" for name in RequestFields.model_fields)}
 
 
@@ -111,6 +170,7 @@ def test_every_key_is_documented_and_no_other():
         ({"specplug": 1}, ["malformed request fields", "found 1"]),
         ({"specplug_references": '{"text": "a"'}, ["malformed request fields", "expected references as JSON"]),
         ({"specplug_references": '{"text": "a"}, "enabled": false'}, ["malformed request fields"]),
+        ({"specplug_documents": '{"name": "a"'}, ["malformed request fields", "expected documents as JSON"]),
     ],
 )
 def test_wrong_spellings_are_refused_with_a_hint(spelled, fragments):

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from msgspec import msgpack
 
 from specplug.serving import wire
-from specplug.types.request import Reference, RequestOptions
+from specplug.types.request import Reference, RequestOptions, StoredDocument
 
 int32 = st.integers(-(2**31), 2**31 - 1)
 references = st.lists(st.builds(Reference.of, st.lists(int32, max_size=20), st.text(max_size=5)), max_size=3).map(tuple)
+names = st.text(min_size=1, max_size=5)
 options = st.builds(
     RequestOptions,
     enabled=st.booleans(),
@@ -24,6 +25,8 @@ options = st.builds(
     proposer=st.none() | st.text(max_size=5),
     verifier=st.none() | st.text(max_size=5),
     store=st.booleans(),
+    corpora=st.lists(names, max_size=3).map(tuple),
+    documents=st.lists(st.builds(StoredDocument, names, st.none() | names), max_size=3).map(tuple),
 )
 tenants = st.none() | st.text(min_size=1, max_size=5)
 
@@ -54,6 +57,18 @@ def test_the_packed_form_survives_a_transport_of_texts(given_options, given_refe
         assert wire.decode(arrived) == (given_options, given_references, tenant)
         assert arrived["other"] == 1
     assert extra_args[wire.WIRE_KEY] == wire.encode(given_options, given_references, tenant)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_names_are_tuples_again_behind_the_way(packed: bool):
+    """They are hashed and compared there."""
+    given_options = RequestOptions(corpora=("a",), documents=(StoredDocument("b", "c"), StoredDocument("d")))
+    extra_args = {wire.WIRE_KEY: wire.encode(given_options, (), None)}
+    sent = wire.packed(extra_args) if packed else extra_args
+    arrived, _, _ = wire.decode(msgpack.decode(msgpack.encode(sent)))
+    assert hash(arrived) == hash(given_options)
+    assert arrived.documents[0].corpus == "c"
+    assert arrived.documents[1].corpus is None
 
 
 def test_only_what_was_packed_here_counts_as_parsed():

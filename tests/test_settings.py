@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from specplug.errors import SettingsError
 from specplug.hooks import hookimpl
 from specplug.registry import Owner, Registry
-from specplug.settings import Limits, Settings, leaves, load_settings, plugin_options
+from specplug.settings import CorporaSettings, Limits, Settings, leaves, load_settings, plugin_options
 from specplug.settings.mistakes import flatten
 from specplug.specs import PolicySpec, ProposerSpec, VerifierSpec
 from specplug.types.caps import ProposerCaps
@@ -213,6 +213,11 @@ def test_all_mistakes_are_told_each_with_its_layer(registry):
         ({"faults": {"host_deadline_ms": float("inf")}}, "faults.host_deadline_ms", "a finite number"),
         ({"limits": {"max_reference_tokens": 0}}, "limits.max_reference_tokens", "greater than or equal to 1"),
         ({"limits": {"max_references": -1}}, "limits.max_references", "greater than or equal to 0"),
+        ({"limits": {"max_documents": -1}}, "limits.max_documents", "greater than or equal to 0"),
+        ({"limits": {"max_corpora": "1"}}, "limits.max_corpora", "a valid integer"),
+        ({"corpora": {"store": ""}}, "corpora.store", "at least 1 character"),
+        ({"corpora": {"poll_seconds": 0}}, "corpora.poll_seconds", "greater than 0"),
+        ({"corpora": {"max_tokens": 0}}, "corpora.max_tokens", "greater than or equal to 1"),
         ({"trace": {"path": ""}}, "trace.path", "at least 1 character"),
         ({3: 4}, "3", "a string as key"),
     ],
@@ -296,6 +301,7 @@ def test_every_setting_has_a_default_and_a_description():
     for leaf in leaves():
         assert leaf.description, leaf.key
     assert Limits() == Settings().limits
+    assert CorporaSettings() == Settings().corpora
 
 
 trees = st.recursive(

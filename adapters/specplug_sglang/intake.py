@@ -2,7 +2,8 @@
 
 There are two.  `TokenizerManager.generate_request` is where every request passes.  ``/generate`` begins its streams
 before that, so it is checked in the endpoint: a mistake is a status 400 for streams, too.  Whoever comes first leaves
-the wire form, which the other lets pass.
+the wire form, which the other lets pass.  OpenAI's `prediction` is dropped before either: OpenAI's endpoints take it
+from the body.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ def open_doors() -> None:
     if _HTTP in sys.modules:
         seams.require("http")
         _wrap(sys.modules[_HTTP], "serve_generate_request", _answering)
+        from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
+
+        _wrap(OpenAIServingBase, "handle_request", _taking_predictions)
 
 
 def _wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
@@ -121,6 +125,27 @@ def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
         return await original(obj, request)
 
     return serve_generate_request
+
+
+def _taking_predictions(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Take OpenAI's `prediction` from the body: SGLang's models of requests leave it out."""
+    from specplug_sglang.refusal import RefusedRequest
+
+    @functools.wraps(original)
+    async def handle_request(self: Any, request: Any, raw_request: Any) -> Any:
+        parser = getattr(self.tokenizer_manager, _PARSER, None)
+        # What comes through SGLang's gRPC bridge has no body to look at.
+        if parser is not None and hasattr(request, "custom_params") and hasattr(raw_request, "json"):
+            body = await raw_request.json()  # kept since the model was made of it
+            prediction = body.get("prediction") if isinstance(body, dict) else None
+            if prediction is not None:
+                try:
+                    request.custom_params = parser.with_prediction(request.custom_params, prediction)
+                except RefusedRequest as error:
+                    return self.create_error_response(str(error), err_type="BadRequest")
+        return await original(self, request, raw_request)
+
+    return handle_request
 
 
 class _Information(dict[str, Any]):

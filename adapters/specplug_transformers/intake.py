@@ -29,7 +29,7 @@ class GenerateRequest:
         prompt: text, or token ids.
         params: how it is sampled and when it ends.
         specplug: per-request fields (see the settings documentation): enabled, num_speculative_tokens, proposer,
-            references, prediction, tenant, store, verifier.
+            references, prediction, documents, corpora, tenant, store, verifier.
         request_id: chosen by the engine when None.
         processors: Hugging Face logits processors to apply instead of those that `params` calls for.  They must be
             functions of (input_ids, scores), without a memory: they see drafts that may be rejected.

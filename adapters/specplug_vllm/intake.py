@@ -138,6 +138,9 @@ def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
             if not hasattr(request, "to_sampling_params"):
                 holder, name = getattr(request, "sampling_params", None), "extra_args"
             given: Any = getattr(holder, name, None)
+            prediction = getattr(request, "prediction", None)  # OpenAI's field: vLLM keeps it, and makes no use of it
+            if prediction is not None and holder is request:
+                given = parser.with_prediction(given, prediction)
             if fields.are_given(given):
                 setattr(holder, name, await parser.parsed_beside(given))
         return refusal

@@ -6,11 +6,11 @@ A thread looks whether the store was changed, by whomever; the proposer takes wh
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +18,26 @@ import numpy.typing as npt
 from specplug.corpus.documents import Document
 from specplug.corpus.fingerprint import Fingerprint, fingerprint
 from specplug.corpus.store import Store
-from specplug.corpus.view import Snapshot, View
+from specplug.corpus.view import LiveSegment, Snapshot, View
 from specplug.interfaces import PluginContext
 from specplug.match.shelves import Segment
 from specplug.settings.model import CorporaSettings
+from specplug_retrieval.beginnings import Beginnings
+from specplug_retrieval.temporary import TemporaryFolder
 
 Tokens = npt.NDArray[np.int32]
 Tenants = Mapping[str, Sequence[Segment]]
+
+UNKNOWN = Fingerprint("unknown", "unknown", 2**31 - 1)
+"""Of a store that a server without a tokenizer makes: ids are all that is known."""
 
 _log = logging.getLogger("specplug")
 
 
 class Library:
     """One process's corpora.
+
+    All that reads or writes files runs on other threads than the engine's steps, but for `open`.
 
     Args:
         context: `context.corpora` names the store; without one, corpora that are added lie in a temporary folder.
@@ -39,13 +46,18 @@ class Library:
     def __init__(self, context: PluginContext) -> None:
         self._settings: CorporaSettings = context.corpora or CorporaSettings()
         self._tokenizer = _told(context)
-        self._own: Path | None = None
+        self._beginnings = None if context.tokenizer is None else Beginnings(context.tokenizer)
+        self._own: TemporaryFolder | None = None
         self._store: Store | None = None
         self._view: View | None = None
-        self._snapshot: Snapshot | None = None
-        self._waiting: Tenants | None = None
-        self._looking = threading.Lock()
-        self._ended, self._thread = threading.Event(), threading.Thread(target=self._watch, daemon=True)
+        self._seen: Snapshot | None = None
+        self._sizes: dict[str, dict[str, int]] = {}
+        self._newest: Tenants | None = None
+        self._taken: Tenants | None = None
+        self._looking, self._ended = threading.Lock(), threading.Event()
+        self._removing: set[tuple[str, str]] = set()
+        self._watcher = threading.Thread(target=self._watch, name="specplug-corpora", daemon=True)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="specplug-corpora")
         self.unknown_documents = 0
 
     def open(self) -> None:
@@ -57,28 +69,29 @@ class Library:
         if self._view is not None:
             return
         if self._settings.store is None:
-            self._own = Path(tempfile.mkdtemp(prefix="specplug-corpora-"))
-        path = self._own or Path(self._settings.store or "").expanduser()
-        if path.exists() and any(path.iterdir()):
-            self._store = Store.open(path, self._tokenizer)
-        else:
-            self._store = Store.create(path, self._tokenizer or Fingerprint("unknown", "", 0))
+            self._own = TemporaryFolder("specplug-corpora-")
+        path = self._own.path if self._own is not None else Path(self._settings.store or "").expanduser()
+        if self._tokenizer is None and path.exists():
+            self._store = Store.open(path)
+        else:  # another process of the server may be making it just now
+            self._store = Store.create(path, self._tokenizer or UNKNOWN)
         self._view = View(path, self._tokenizer)
         self._look()
         if self._own is None:
-            self._thread.start()
+            self._watcher.start()
 
     def changed(self) -> Tenants | None:
         """Return all segments if they are others than last time, else None.  For the thread of the steps."""
-        waiting = self._waiting
-        if waiting is not None:
-            self._waiting = None
-        return waiting
+        newest = self._newest
+        if newest is self._taken:
+            return None
+        self._taken = newest
+        return newest
 
     def document(self, tenant: str, name: str, corpus: str | None) -> Tokens | None:
-        """Return the tokens of a stored document, the newest of several; None where there is none, which is counted."""
-        snapshot = self._snapshot
-        for live in reversed(snapshot.tenants.get(tenant, ()) if snapshot else ()):
+        """Return a stored document's tokens, of several the newest's; None where there is none, which is counted."""
+        seen = self._seen
+        for live in reversed(seen.tenants.get(tenant, ()) if seen else ()):
             for found in reversed(live.segment.find(name, corpus)):
                 if live.dead is None or not live.dead[found]:
                     return live.segment.document(found)
@@ -86,32 +99,72 @@ class Library:
         return None
 
     def add(self, tenant: str, name: str, documents: Sequence[Tokens]) -> int:
-        """Add a corpus to the store; return its tokens."""
-        named = (Document(str(index), ids) for index, ids in enumerate(documents))
-        added = self._required().add(name, named, tenant=tenant, max_tokens=self._settings.max_tokens)
+        """Add a corpus to the store, on the thread that asks; return its tokens."""
+        if (tenant, name) in self._removing:
+            self.settle()
+        named = (self._document(str(number), ids) for number, ids in enumerate(documents))
+        added = self._opened().add(name, named, tenant=tenant, max_tokens=self._settings.max_tokens)
         self._look()
+        self._worker.submit(self._merge)
         return added.tokens
 
     def remove(self, tenant: str, name: str) -> None:
-        """Remove a corpus from the store."""
-        self._required().remove(name, tenant=tenant)
-        self._look()
+        """Draft no more from a corpus, and remove it from the store, on another thread: this one serves."""
+        self._removing.add((tenant, name))
+        self._worker.submit(self._remove, tenant, name)
 
     def sizes(self, tenant: str) -> dict[str, int]:
         """Return how many tokens each corpus of a tenant has."""
-        return {corpus.name: corpus.tokens for corpus in self._required().list(tenant)}
+        sizes = self._sizes.get(tenant, {})
+        return {name: tokens for name, tokens in sizes.items() if (tenant, name) not in self._removing}
+
+    def status(self) -> dict[str, Any]:
+        """Return what there is, for operators."""
+        seen = self._seen
+        tenants = {} if seen is None else seen.tenants
+        return {
+            "store": self._settings.store,
+            "tenants": {name: self.sizes(name) for name in tenants},
+            "segments": sum(map(len, tenants.values())),
+            "problems": [] if seen is None else list(seen.problems),
+            "unknown_documents": self.unknown_documents,
+        }
+
+    def settle(self) -> None:
+        """Wait until what was begun in the background is done."""
+        self._worker.submit(lambda: None).result()
 
     def close(self) -> None:
         """Stop watching; forget corpora that lie in a temporary folder."""
         self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._worker.shutdown(cancel_futures=False)
+        if self._watcher.is_alive():
+            self._watcher.join()
         if self._own is not None:
-            shutil.rmtree(self._own, ignore_errors=True)
+            self._own.close()
 
-    def _required(self) -> Store:
-        assert self._store is not None, "warmup() opens it"
+    def _document(self, name: str, ids: Tokens) -> Document:
+        return Document(name, ids, () if self._beginnings is None else self._beginnings.of(ids))
+
+    def _opened(self) -> Store:
+        assert self._store is not None, "open() comes first"
         return self._store
+
+    def _remove(self, tenant: str, name: str) -> None:
+        try:
+            self._opened().remove(name, tenant=tenant)
+        except Exception:
+            _log.exception("retrieval: corpus %r was not removed; it serves on", name)
+        self._look()
+        self._removing.discard((tenant, name))
+        self._merge()
+
+    def _merge(self) -> None:
+        try:
+            self._opened().merge()
+        except Exception:
+            _log.exception("retrieval: the corpus store could not be merged; nothing is lost")
+        self._look()
 
     def _watch(self) -> None:
         while not self._ended.wait(self._settings.poll_seconds):
@@ -123,19 +176,24 @@ class Library:
     def _look(self) -> None:
         """Have the newest state of the store ready for the next step, if it changed."""
         with self._looking:
-            snapshot = None if self._view is None else self._view.refresh()
-            if snapshot is None:
+            if self._view is None:
                 return
-            self._snapshot = snapshot
-            self._waiting = {
-                tenant: [
-                    Segment(it.segment.text, it.segment.places, it.segment.starts, it.segment.corpus_of,
-                            it.segment.corpora, it.dead)
-                    for it in segments
-                ]
-                for tenant, segments in snapshot.tenants.items()
-            }  # fmt: skip
+            self._view.refresh()
+            seen = self._view.snapshot
+            if seen is self._seen:
+                return
+            sizes: dict[str, dict[str, int]] = {}
+            for corpus in self._opened().list():
+                sizes.setdefault(corpus.tenant, {})[corpus.name] = corpus.tokens
+            self._sizes, self._seen = sizes, seen
+            self._newest = {tenant: [_searched(live) for live in all_live] for tenant, all_live in seen.tenants.items()}
+
+
+def _searched(live: LiveSegment) -> Segment:
+    """Return a segment as kernels search it."""
+    it = live.segment
+    return Segment(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
 
 
 def _told(context: PluginContext) -> Fingerprint | None:
-    return None if context.tokenizer is None else fingerprint(context.tokenizer, "the served model's")
+    return None if context.tokenizer is None else fingerprint(context.tokenizer)

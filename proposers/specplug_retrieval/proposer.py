@@ -7,6 +7,7 @@ that do not help are outvoted, and no budget is split among them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,10 @@ class Retrieval(LookupProposer):
     """Drafts as `ngram` does, and from the corpora of the request's tenant.
 
     Documents that a request names become references of it.  Corpora that it names are drafted from first; without
-    names, all of the tenant's are alike.  Implements `specplug.interfaces.HoldsCorpora`.
+    names, all of the tenant's are alike.  Implements `specplug.interfaces.HoldsCorpora` and `TellsStatus`.
+
+    Attributes:
+        shares_corpora: whether they lie in a store that other processes may have open, too.
     """
 
     sources = SOURCES
@@ -35,6 +39,7 @@ class Retrieval(LookupProposer):
     def __init__(self, context: PluginContext) -> None:
         super().__init__(context, context.options or LookupSettings())
         self.library = Library(context)
+        self.shares_corpora = context.corpora is not None and context.corpora.store is not None
 
     def warmup(self) -> None:
         """Compile the kernels, or load them; open the store."""
@@ -43,17 +48,16 @@ class Retrieval(LookupProposer):
 
     def ingest(self, batch: BatchView) -> None:
         """Take in new tokens, and learn from them; look into a changed store from now on."""
-        changed = self.library.changed()
-        if changed is not None:
-            self.lookup.stock(changed)
+        self._restock()
         super().ingest(batch)
 
     def begin(self, slot: int, request: Request, owner: str | None) -> None:
-        """Begin a request's text in a slot: named documents stand before its own references."""
+        """Begin a request's text in a slot: documents that it names stand behind its own references."""
+        self._restock()  # else a tenant that is new in the store is not known yet
         tenant, options = request.tenant or SHARED, request.options
         named = [self.library.document(tenant, name, corpus) for name, corpus in options.documents]
-        references = [text for text in named if text is not None]
-        references += [reference.token_ids for reference in request.references]
+        references = [reference.token_ids for reference in request.references]
+        references += [text for text in named if text is not None]
         self.lookup.start(slot, owner=owner, references=references, tenant=tenant, corpora=options.corpora)
 
     def add_corpus(self, name: str, documents: Sequence[npt.NDArray[np.int32]]) -> int:
@@ -68,7 +72,20 @@ class Retrieval(LookupProposer):
         """Return how many tokens each corpus of the tenant `SHARED` has."""
         return self.library.sizes(SHARED)
 
+    def status(self) -> dict[str, Any]:
+        """Return which corpora are drafted from; see `Library.status`."""
+        return self.library.status()
+
+    def settle(self) -> None:
+        """Wait until merges and removals that were begun are done; for tests and replays."""
+        self.library.settle()
+
     def close(self) -> None:
         """Stop watching the store."""
         self.library.close()
         super().close()
+
+    def _restock(self) -> None:
+        changed = self.library.changed()
+        if changed is not None:
+            self.lookup.stock(changed)

@@ -102,12 +102,21 @@ class Lookup:
         number, named = self._numbers.known(tenant, corpora)
         self.rows.clear(slot, self.responses.owner(owner or "") if remembers else 0, number, named[:MOST_NAMED])
         self.texts.clear(slot)
-        room = self.texts.capacity // 2
-        parts = [part for reference in references for part in (reference, [NO_TEXT])]
-        text = np.concatenate([np.asarray(part, np.int32) for part in parts])[:room] if parts else self._from_start
-        text[-1:] = NO_TEXT
+        text = self._before(references)
         self.texts.extend(slot, text)
         self._starts[slot] = text.size
+
+    def _before(self, references: Sequence[Tokens]) -> Tokens:
+        """Return what stands before a slot's own text: references, NO_TEXT behind each, as far as there is room."""
+        room, parts = self.texts.capacity // 2, [self._from_start]
+        for reference in references:  # cut before they are copied: they may be parts of a large corpus
+            parts += [np.asarray(reference[:room], np.int32), np.asarray([NO_TEXT], np.int32)]
+            room -= len(reference[:room]) + 1
+            if room <= 0:
+                break
+        text = np.concatenate(parts)[: self.texts.capacity // 2]
+        text[-1:] = NO_TEXT
+        return text
 
     def ingest(
         self, slots: Slots, table: Tokens, table_rows: Slots, lengths: Ints, num_new: Ints, first: Ints | None = None

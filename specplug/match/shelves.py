@@ -93,7 +93,7 @@ class Shelf:
     def __init__(self, tenants: Mapping[str, Sequence[Segment]], numbers: Numbers) -> None:
         by_number = {numbers.tenant(name): (name, segments) for name, segments in tenants.items()}
         self._kept: list[Segment] = []
-        first, first_number, corpora = [0, 0], [], []
+        first, first_number, corpora = [0, 0], list[int](), list[int]()
         for number in range(1, len(numbers.tenants) + 1):
             name, segments = by_number.get(number, ("", ()))
             for segment in segments:

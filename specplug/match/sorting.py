@@ -39,6 +39,7 @@ def sorted_places(text: Tokens, cap: int = KEY_TOKENS) -> npt.NDArray[np.int32]:
     text = np.ascontiguousarray(text, np.int32)
     if text.size < 3:
         return np.zeros(0, np.int32)
+    places: npt.NDArray[np.int32]
     places, ends = _by_last_token(text, int(text.max()) + 1)
     _sort_groups(text, places, ends, cap)
     return places

@@ -14,12 +14,16 @@ from typing import Any
 from specplug.errors import RequestError, suggest
 from specplug.serving.wire import WIRE_KEY, is_encoded
 from specplug.settings.mistakes import shown
-from specplug.settings.request import RequestFields, as_mapping, from_json
+from specplug.settings.request import as_mapping, from_json
+from specplug.settings.request_fields import RequestFields
 
 PREFIX = f"{WIRE_KEY}_"
 _FIELDS = tuple(RequestFields.model_fields)
 _BOOLEANS: dict[object, bool] = {0: False, 1: True, "0": False, "1": True, "false": False, "true": True}
-_LONG_FORM = re.compile(r'\s*(?:\[\s*)?\{\s*"(?:text|token_ids|name)"\s*:')
+_LONG_FORM = {
+    "references": re.compile(r'\s*(?:\[\s*)?\{\s*"(?:text|token_ids|name)"\s*:'),
+    "documents": re.compile(r'\s*(?:\[\s*)?\{\s*"(?:name|corpus)"\s*:'),
+}
 
 
 def are_given(extra_args: Mapping[str, Any] | None) -> bool:
@@ -46,6 +50,27 @@ def split(extra_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, A
                 )
             fields[name] = _value(name, extra_args[key])
     return fields, rest
+
+
+def with_prediction(extra_args: Mapping[str, Any] | None, prediction: object) -> dict[str, Any]:
+    """Return arguments in which OpenAI's own `prediction`, a field of the request beside them, is one of specplug's.
+
+    Arguments that are parsed already stay as they are.
+
+    Raises:
+        RequestError: specplug's fields hold one, too, or are malformed.
+    """
+    given = dict(extra_args or {})
+    if is_encoded(given):
+        return given
+    inside = as_mapping(given.get(WIRE_KEY))
+    flat = f"{PREFIX}prediction"
+    if flat in given or "prediction" in inside:
+        other = repr(flat) if flat in given else f"'prediction' inside {WIRE_KEY!r}"
+        raise RequestError.build(
+            "request field 'prediction' is given twice", found=f"the request's own 'prediction', and {other}"
+        )
+    return {**given, WIRE_KEY: {**inside, "prediction": prediction}}
 
 
 def characters(extra_args: Mapping[str, Any]) -> int:
@@ -85,15 +110,8 @@ def _value(name: str, value: Any) -> Any:
         return int(value)
     if name == "prediction" and isinstance(value, str):
         return {"type": "content", "content": value}
-    if name == "references":
-        return _references(value)
-    return value
-
-
-def _references(value: Any) -> Any:
-    """Tell a text from the long form as JSON, and a list of ids from a list of texts."""
-    if isinstance(value, str) and _LONG_FORM.match(value):
-        return from_json(value, "references as JSON; to give a text that begins like them, use the long form")
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], (int, float)):
-        return {"token_ids": value}
+    if isinstance(value, str) and name in _LONG_FORM and _LONG_FORM[name].match(value):
+        return from_json(value, f"{name} as JSON; to give a text that begins like them, use the long form")
+    if name == "references" and isinstance(value, (list, tuple)) and value and isinstance(value[0], (int, float)):
+        return {"token_ids": value}  # a list of ids, and not of texts
     return value

@@ -46,6 +46,17 @@ class Parser:
         """Do now what would hold up other requests later."""
         self._tokenizer.copy()
 
+    def with_prediction(self, extra_args: Mapping[str, Any] | None, prediction: object) -> dict[str, Any]:
+        """Return extra arguments to which a request's own `prediction` is added, not parsed yet.
+
+        Raises:
+            RequestError: it is given twice; of the kind `refusal`.
+        """
+        try:
+            return fields.with_prediction(extra_args, prediction)
+        except RequestError as error:
+            raise self._refusal(str(error)) from None
+
     def parsed(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
         """Return a request's extra arguments with specplug's fields in their wire form.
 

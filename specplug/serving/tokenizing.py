@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import copy
-import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from specplug.errors import RequestError
-
-PIECE = 1 << 16
-_SEARCHED = 1 << 12
-_LINE = re.compile(r"\n(?=\S)")
-_WORD = re.compile(r"(?<=\S)(?=\s)")
+from specplug.pieces import pieces
 
 
 class Tokenizer:
@@ -42,8 +37,8 @@ class Tokenizer:
     def __call__(self, text: str) -> npt.NDArray[np.int32]:
         """Return [n] int32.
 
-        A long text is cut at ends of lines into pieces of about `PIECE` characters.  The tokens at a cut may be others
-        than those of the whole text, which costs a draft token or two there.
+        A long text is cut at ends of lines (see `specplug.pieces`).  The tokens at a cut may be others than those of
+        the whole text, which costs a draft token or two there.
 
         Raises:
             RequestError: the server runs without a tokenizer.
@@ -55,23 +50,3 @@ class Tokenizer:
             )
         ids = [np.array(tokenizer.encode(piece, add_special_tokens=False), dtype=np.int32) for piece in pieces(text)]
         return np.concatenate(ids) if ids else np.empty(0, dtype=np.int32)
-
-
-def pieces(text: str, size: int = PIECE) -> Iterator[str]:
-    """Yield a text in order, in pieces of at most `size` characters, cut where a line ends, or else a word, if any."""
-    start = 0
-    while len(text) - start > size:
-        stop = _cut(text, start, start + size)
-        yield text[start:stop]
-        start = stop
-    if start < len(text):
-        yield text[start:]
-
-
-def _cut(text: str, start: int, stop: int) -> int:
-    low = max(start, stop - _SEARCHED)
-    for pattern in (_LINE, _WORD):
-        ends = [match.end() for match in pattern.finditer(text, low, stop)]
-        if ends and ends[-1] > start:
-            return ends[-1]
-    return stop

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from specplug.types.request import Reference, RequestOptions
+from specplug.types.request import Reference, RequestOptions, StoredDocument
 
 WIRE_KEY = "specplug"
 _VERSION_KEY = "wire"
@@ -24,6 +24,7 @@ _IDS = np.dtype("<i4")
 
 DEFAULTS = RequestOptions()
 _OPTIONS = tuple(field.name for field in dataclasses.fields(RequestOptions))
+_NAMES = {"corpora", "documents"}  # tuples, which msgpack and JSON would turn into lists
 
 
 class Packed(dict[str, Any]):
@@ -36,6 +37,8 @@ class Packed(dict[str, Any]):
 def encode(options: RequestOptions, references: tuple[Reference, ...], tenant: str | None) -> dict[str, Any]:
     """Return what stands under `WIRE_KEY`: the options that differ from the defaults, references and tenant if any."""
     changed = {name: value for name in _OPTIONS if (value := getattr(options, name)) != getattr(DEFAULTS, name)}
+    for name in _NAMES & changed.keys():
+        changed[name] = [list(each) if isinstance(each, tuple) else each for each in changed[name]]
     wire: dict[str, Any] = {_VERSION_KEY: _VERSION, "options": changed}
     if references:
         wire["references"] = [[ref.name, ref.token_ids.astype(_IDS, copy=False).tobytes()] for ref in references]
@@ -78,12 +81,18 @@ def decode(extra_args: Mapping[str, Any] | None) -> tuple[RequestOptions, tuple[
         wire = _unpacked(wire)
     elif version != _VERSION:
         return DEFAULTS, (), None
-    options = RequestOptions(**wire["options"]) if wire["options"] else DEFAULTS
+    options = _options(wire["options"]) if wire["options"] else DEFAULTS
     references = tuple(
         Reference(np.frombuffer(ids, dtype=_IDS).astype(np.int32, copy=False), name)
         for name, ids in wire.get("references", ())
     )
     return options, references, wire.get("tenant")
+
+
+def _options(changed: Mapping[str, Any]) -> RequestOptions:
+    corpora = tuple(changed.get("corpora", ()))
+    documents = tuple(StoredDocument(*each) for each in changed.get("documents", ()))
+    return RequestOptions(**{**changed, "corpora": corpora, "documents": documents})
 
 
 def _unpacked(wire: Mapping[str, Any]) -> dict[str, Any]:

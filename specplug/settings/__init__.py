@@ -4,9 +4,18 @@
 fields of one request.  pydantic is imported here and in plug-ins' own option models, never by hot-path modules.
 """
 
-from specplug.settings.model import MAX_SPECULATIVE_TOKENS, Faults, Limits, Settings, TraceSettings, leaves
+from specplug.settings.model import (
+    MAX_SPECULATIVE_TOKENS,
+    CorporaSettings,
+    Faults,
+    Limits,
+    Settings,
+    TraceSettings,
+    leaves,
+)
 from specplug.settings.plugins import KINDS, plugin_options
-from specplug.settings.request import RequestFields, parse_request_fields
+from specplug.settings.request import parse_request_fields
+from specplug.settings.request_fields import RequestFields
 from specplug.settings.sources import CONFIG_VARIABLE, DEFAULT_ORIGIN, ResolvedSettings, load_settings
 
 __all__ = [
@@ -14,6 +23,7 @@ __all__ = [
     "DEFAULT_ORIGIN",
     "KINDS",
     "MAX_SPECULATIVE_TOKENS",
+    "CorporaSettings",
     "Faults",
     "Limits",
     "RequestFields",

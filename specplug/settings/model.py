@@ -44,6 +44,10 @@ class Limits(Section):
     max_reference_tokens: int = Field(
         default=1_000_000, ge=1, description="tokens of all reference texts of one request together"
     )
+    max_documents: int = Field(
+        default=64, ge=0, description="stored documents that one request may name; 0 refuses them"
+    )
+    max_corpora: int = Field(default=16, ge=0, description="corpora that one request may name; 0 refuses them")
 
 
 class CorporaSettings(Section):
@@ -59,6 +63,9 @@ class CorporaSettings(Section):
     )
     max_tokens: int = Field(
         default=1_000_000_000, ge=1, description="most tokens of one tenant's corpora that this server adds to"
+    )
+    max_request_bytes: int = Field(
+        default=64 << 20, ge=1, description="bytes of one request that adds documents over specplug's own HTTP routes"
     )
 
 

@@ -7,105 +7,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, model_validator
+from pydantic import ValidationError
 
 from specplug.errors import RequestError, SpecplugError, suggest
 from specplug.settings.mistakes import from_pydantic, no_duplicates, shown, together
-from specplug.settings.model import MAX_SPECULATIVE_TOKENS, Limits, Section
-from specplug.settings.token_ids import Ids, in_vocabulary, parsed_ids
-from specplug.types.request import Reference, RequestOptions
+from specplug.settings.model import Limits
+from specplug.settings.request_fields import RequestFields, as_list
+from specplug.settings.token_ids import Ids, in_vocabulary
+from specplug.types.request import Reference, RequestOptions, StoredDocument
 
 CHARACTERS_PER_TOKEN = 16
 """Texts longer than this, times the tokens still allowed, are refused without being tokenised.  Prose and code have 3
 to 5 characters a token in today's vocabularies."""
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a string")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"valid Unicode; character {error.start} is a lone surrogate") from None
-    return value
-
-
-def _as_list(value: object) -> list[object]:
-    if isinstance(value, (list, tuple)):
-        return list(value)
-    return [] if value is None else [value]
-
-
-def _references(value: object) -> object:
-    """Bring the short forms, a text or a list of texts, to the long one."""
-    entries = _as_list(value)
-    return [{"text": entry} if isinstance(entry, str) else entry for entry in entries]
-
-
-def _parts(value: object) -> object:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-Text = Annotated[str, PlainValidator(_text)]
-
-
-class ReferenceField(Section):
-    """One reference: its text or its token ids."""
-
-    text: Text | None = Field(default=None, description="the text, tokenised by the server")
-    token_ids: Annotated[Ids, PlainValidator(parsed_ids)] | None = Field(
-        default=None, description="the text as ids of the target's vocabulary: a list, or base64 of 32-bit integers"
-    )
-    name: str | None = Field(default=None, description="what traces call it")
-
-    @model_validator(mode="after")
-    def _either(self) -> ReferenceField:
-        if (self.text is None) == (self.token_ids is None):
-            raise ValueError("either 'text' or 'token_ids'")
-        return self
-
-
-class ContentPart(Section):
-    """One part of a prediction."""
-
-    type: Literal["text"]
-    text: Text
-
-
-class Prediction(Section):
-    """OpenAI's predicted output: text that the answer will mostly repeat."""
-
-    type: Literal["content"]
-    content: Annotated[tuple[ContentPart, ...], BeforeValidator(_parts)] = Field(strict=False)
-
-
-class RequestFields(Section):
-    """What one request may say, as it comes over HTTP."""
-
-    enabled: bool = Field(default=True, description="false switches drafting off for this request")
-    num_speculative_tokens: int | None = Field(
-        default=None,
-        ge=0,
-        le=MAX_SPECULATIVE_TOKENS,
-        description="most draft tokens per step for this request; it can lower the server's width, not raise it",
-    )
-    proposer: str | None = Field(default=None, description="one of the server's extra proposers, to draft with instead")
-    verifier: str | None = Field(
-        default=None,
-        description="the server's verifier, by name: one that is not lossless serves only requests that ask for it",
-    )
-    references: Annotated[tuple[ReferenceField, ...], BeforeValidator(_references)] = Field(
-        default=(), strict=False, description="texts that the answer is likely to copy from"
-    )
-    prediction: Prediction | None = Field(
-        default=None, description="OpenAI's predicted output; the same as one more reference, looked at first"
-    )
-    tenant: str | None = Field(
-        default=None, min_length=1, max_length=256, description="whatever is remembered is kept apart by tenant"
-    )
-    store: bool = Field(default=True, description="false keeps the finished response out of any response memory")
 
 
 def parse_request_fields(
@@ -154,6 +69,8 @@ def parse_request_fields(
         proposer=fields.proposer,
         verifier=fields.verifier,
         store=fields.store,
+        corpora=tuple(dict.fromkeys(fields.corpora)),
+        documents=tuple(dict.fromkeys(StoredDocument(each.name, each.corpus) for each in fields.documents)),
     )
     return options, _tokenized(_sources(fields), tokenize, vocab_size, limits.max_reference_tokens), fields.tenant
 
@@ -186,20 +103,26 @@ def from_json(text: str, expected: str) -> Any:
 
 
 def _fields(raw: Mapping[str, Any], limits: Limits) -> RequestFields:
-    """Validate, the number of references before anything in them."""
-    count = len(_as_list(raw.get("references"))) + (raw.get("prediction") is not None)
-    if count > limits.max_references:
-        raise RequestError.build(
-            "too many references in request field 'references'",
-            found=f"{count}, the prediction included",
-            expected=f"at most {limits.max_references}",
-            remedy="Send fewer, or raise the server's limits.max_references",
-        )
+    """Validate, the numbers of references and names before anything in them."""
+    predictions = raw.get("prediction") is not None
+    _count("references", len(as_list(raw.get("references"))) + predictions, limits.max_references)
+    _count("documents", len(as_list(raw.get("documents"))), limits.max_documents)
+    _count("corpora", len(as_list(raw.get("corpora"))), limits.max_corpora)
     try:
         return RequestFields.model_validate(dict(raw))
     except ValidationError as error:
         mistakes = from_pydantic(error, RequestFields, "request field")
         raise RequestError(together([mistake.line() for mistake in mistakes], "request field")) from None
+
+
+def _count(field: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise RequestError.build(
+            f"too many {field} in request field {field!r}",
+            found=f"{count}, the prediction included" if field == "references" else str(count),
+            expected=f"at most {limit}",
+            remedy=f"Send fewer, or raise the server's limits.max_{field}",
+        )
 
 
 def _sources(fields: RequestFields) -> list[tuple[str, str, str | Ids]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,13 @@ class Reference:
         return hash((self.name, self.token_ids.size))
 
 
+class StoredDocument(NamedTuple):
+    """A document of the server's corpora, by name; corpus None looks in all corpora of the request's tenant."""
+
+    name: str
+    corpus: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
     """The per-request settings that plug-ins read, already parsed and checked.
@@ -63,6 +70,9 @@ class RequestOptions:
         proposer: name of the proposer to use; None is the server's.
         verifier: the server's verifier, which the request asks for by name: a lossy one serves no other requests.
         store: whether the finished response may enter a response memory.
+        corpora: names of stored corpora to draft from first.
+        documents: stored documents that the answer is likely to copy from.  These and `corpora` are names only, each
+            once and in the order given: the store may not have them, now or any more, which is no error.
     """
 
     enabled: bool = True
@@ -70,6 +80,8 @@ class RequestOptions:
     proposer: str | None = None
     verifier: str | None = None
     store: bool = True
+    corpora: tuple[str, ...] = ()
+    documents: tuple[StoredDocument, ...] = ()
 
     @property
     def cap(self) -> int | None:

@@ -54,7 +54,7 @@ def listen(scheduler: Any) -> None:
             {
                 "options": {
                     key: value
-                    for key in ("enabled", "num_speculative_tokens", "proposer", "store")
+                    for key in ("enabled", "num_speculative_tokens", "proposer", "store", "corpora", "documents")
                     if (value := getattr(options, key)) != getattr(wire.DEFAULTS, key)
                 },
                 "references": {reference.name: reference.token_ids.tolist()[:64] for reference in references},
@@ -244,6 +244,12 @@ def arrived(engine: Engine, custom: Any, **sampling: Any) -> list[dict[str, Any]
             None,
         ),
         ({"specplug_num_speculative_tokens": 200}, {"num_speculative_tokens": 8}, {}, None),
+        (
+            {"specplug_documents": [{"name": "a.txt", "corpus": "notes"}, "b.txt"], "specplug_corpora": "notes"},
+            {"documents": [["a.txt", "notes"], ["b.txt", None]], "corpora": ["notes"]},
+            {},
+            None,
+        ),
     ],
 )
 def test_fields_arrive_parsed_and_other_parameters_as_they_are(zoo, custom, options, references, tenant):
@@ -325,6 +331,8 @@ def test_streams_carry_fields(zoo):
         ({"specplug_references": [5, 2048]}, ["found 2048 as entry 1", "expected 0 to 2047"]),
         ({"specplug_references": "x " * 10_000_000}, ["too large", "limits.max_reference_tokens"]),
         ({"specplug_references": ["r"] * 9}, ["too many references", "limits.max_references"]),
+        ({"specplug_documents": ["d"] * 65}, ["too many documents", "limits.max_documents"]),
+        ({"specplug_corpora": ["c" * 257]}, ["'corpora.0'", "at most 256 characters"]),
         ({"specplug_references": {"text": {"text": {}}}}, ["'references.0.text'", "expected a string"]),
     ],
 )
@@ -371,3 +379,22 @@ def patched(engine: Any) -> list[str]:
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
     return [name for name in vars(TokenizerManager) if hasattr(getattr(TokenizerManager, name), "_specplug_intake")]
+
+
+# Without an engine.
+
+
+def test_requests_without_a_body_keep_their_fields():
+    """Those of SGLang's gRPC bridge, where OpenAI's `prediction` is lost."""
+    from types import SimpleNamespace
+
+    from specplug_sglang import intake
+
+    async def handle_request(self: Any, request: Any, raw_request: Any) -> Any:
+        return request.custom_params
+
+    wrapped = intake._taking_predictions(handle_request)
+    serving = SimpleNamespace(tokenizer_manager=SimpleNamespace(**{intake._PARSER: object()}))
+    given = {"specplug_tenant": "a"}
+    found = asyncio.run(wrapped(serving, SimpleNamespace(custom_params=given), SimpleNamespace()))
+    assert found is given

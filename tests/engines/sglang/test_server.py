@@ -55,6 +55,19 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"specplug_references": ["a", "b", "c"]}, "too many references"),
 ]
 
+PREDICTION = {"type": "content", "content": REFERENCE}
+PREDICTIONS: list[tuple[Any, dict[str, Any], str]] = [
+    ("a text", {}, "'prediction'"),
+    ({"type": "text", "content": "a"}, {}, "'prediction.type'"),
+    ({"type": "content"}, {}, "'prediction.content' is missing"),
+    ({"type": "content", "content": [{"type": "text", "txet": "a"}]}, {}, "'prediction.content.0.text'"),
+    ({"type": "content", "content": "x " * 40000}, {}, "too large"),
+    (PREDICTION, {"specplug_prediction": "a"}, "given twice"),
+    (PREDICTION, {"specplug": json.dumps({"prediction": PREDICTION})}, "given twice"),
+    (PREDICTION, {"specplug_references": ["a", "b"]}, "too many references"),
+]
+"""OpenAI's own field, what is said to specplug beside it, and what the refusal says."""
+
 Answer = list[tuple[str, str | None]]
 """Text and finish reason of each choice."""
 
@@ -96,9 +109,11 @@ async def ask(client: Any, given: dict[str, Any]) -> Answer:
     """Ask one request."""
     if given["kind"] == "generate":
         return await ask_generate(client, given)
-    fields = {name: value for name, value in given.items() if name not in ("text", "said", "kind")}
-    fields |= {"model": MODEL, "extra_body": {"custom_params": given["said"]} if given["said"] else None}
+    fields = {name: value for name, value in given.items() if name not in ("text", "said", "kind", "prediction")}
+    fields |= {"model": MODEL, "extra_body": {"custom_params": given["said"]} if given["said"] else {}}
     chat = given["kind"] == "chat"
+    if given.get("prediction") is not None:
+        (fields if chat else fields["extra_body"])["prediction"] = given["prediction"]
     if chat:
         answer = await client.chat.completions.create(messages=[{"role": "user", "content": given["text"]}], **fields)
     else:
@@ -214,6 +229,52 @@ def test_a_hundred_mixed_requests_at_once(server, stock):
 @pytest.mark.parametrize(("said", "message"), MISTAKES)
 def test_bad_fields_are_a_400_that_says_why(server, said, message, stream):
     assert_refused(server, said, message, stream)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_openais_own_prediction_is_a_reference(server, stock, kind, stream):
+    """The oracle drafts from references and from nothing else."""
+    plain = {**request(1), "said": {}, "kind": kind, "stream": stream, "max_tokens": 24, "stop": None}
+    [expected] = answers(stock, [plain])
+    oracle = {**plain, "said": {"specplug_proposer": "oracle"}}
+    predictions: list[Any] = [
+        None,
+        PREDICTION,
+        {"type": "content", "content": [{"type": "text", "text": expected[0][0]}]},
+    ]
+    drafted = []
+    for prediction in predictions:
+        before = drafts(server)
+        assert answers(server, [{**oracle, "prediction": prediction}]) == [expected]
+        drafted.append(drafts(server) - before)
+    assert drafted[0] == 0
+    assert min(drafted[1:]) > 0
+
+
+def drafts(server: Server) -> int:
+    """Return how many tokens have been drafted."""
+    [worker] = json.loads(server.get("/specplug/status"))["engines"][0]["workers"]
+    return worker["metrics"]["total"]["proposed"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("prediction", "said", "message"), PREDICTIONS)
+def test_a_bad_prediction_is_a_400_that_says_why(server, prediction, said, message, stream):
+    given = {"model": MODEL, "stream": stream, "prediction": prediction, "custom_params": said}
+    for path, body in (
+        ("/v1/completions", {"prompt": "x", "max_tokens": 4}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}),
+    ):
+        code, text = raw(server, path, {**given, **body})
+        assert code == 400, text
+        found = json.loads(text)
+        assert message in found.get("error", found)["message"]
+
+
+def test_a_server_without_specplug_does_not_look_at_predictions(stock):
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "prediction": "a text"}
+    assert raw(stock, "/v1/chat/completions", body)[0] == 200
 
 
 def test_the_openai_client_raises_its_own_error(server):

@@ -43,7 +43,7 @@ def arrival(llm: Any, extra_args: dict[str, Any], **sampling: Any) -> dict[str, 
                 {
                     "options": {
                         key: value
-                        for key in ("enabled", "num_speculative_tokens", "proposer", "store")
+                        for key in ("enabled", "num_speculative_tokens", "proposer", "store", "corpora", "documents")
                         if (value := getattr(options, key)) != getattr(wire.DEFAULTS, key)
                     },
                     "references": {reference.name: reference.token_ids.tolist() for reference in references},
@@ -111,6 +111,15 @@ def drafts_without_bias(llm: Any, on: bool) -> None:
             None,
         ),
         ({"specplug_num_speculative_tokens": 200}, {"num_speculative_tokens": 8}, {}, None),
+        (
+            {
+                "specplug_documents": json.dumps([{"name": "a.txt", "corpus": "notes"}, "b.txt"]),
+                "specplug_corpora": "notes",
+            },
+            {"documents": [["a.txt", "notes"], ["b.txt", None]], "corpora": ["notes"]},
+            {},
+            None,
+        ),
     ],
 )
 def test_fields_arrive_parsed_and_the_callers_parameters_stay_as_they_are(
@@ -142,6 +151,8 @@ def test_every_child_of_a_request_carries_its_fields(engine):
         ({"specplug_references": [5, 2048]}, ["found 2048 as entry 1", "expected 0 to 2047"]),
         ({"specplug_references": "x " * 10_000_000}, ["too large", "limits.max_reference_tokens"]),
         ({"specplug_references": ["r"] * 9}, ["too many references", "limits.max_references"]),
+        ({"specplug_documents": ["d"] * 65}, ["too many documents", "limits.max_documents"]),
+        ({"specplug_corpora": ["c" * 257]}, ["'corpora.0'", "at most 256 characters"]),
     ],
 )
 def test_mistakes_are_value_errors_and_never_reach_the_engine(engine, extra_args, fragments):

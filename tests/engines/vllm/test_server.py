@@ -42,6 +42,18 @@ SAMPLED: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 7},
     {"temperature": 0.7},
 ]
+PREDICTION = {"type": "content", "content": REFERENCE}
+PREDICTIONS: list[tuple[Any, dict[str, Any], str]] = [
+    ("a text", {}, "'prediction'"),
+    ({"type": "text", "content": "a"}, {}, "'prediction.type'"),
+    ({"type": "content"}, {}, "'prediction.content' is missing"),
+    ({"type": "content", "content": [{"type": "text", "txet": "a"}]}, {}, "'prediction.content.0.text'"),
+    ({"type": "content", "content": "x " * 40000}, {}, "too large"),
+    (PREDICTION, {"specplug_prediction": "a"}, "given twice"),
+    (PREDICTION, {"specplug": json.dumps({"prediction": PREDICTION})}, "given twice"),
+    (PREDICTION, {"specplug_references": ["a", "b"]}, "too many references"),
+]
+"""OpenAI's own field, what is said to specplug beside it, and what the refusal says."""
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +82,10 @@ def request(number: int) -> dict[str, Any]:
 
 async def ask(client: Any, given: dict[str, Any]) -> tuple[str, str, int | None]:
     """Return text, finish reason and the number of tokens that the server counts, of one request."""
-    fields = {name: value for name, value in given.items() if name not in ("text", "said", "chat")}
-    fields |= {"model": MODEL, "extra_body": {"vllm_xargs": given["said"]} if given["said"] else None}
+    fields = {name: value for name, value in given.items() if name not in ("text", "said", "chat", "prediction")}
+    fields |= {"model": MODEL, "extra_body": {"vllm_xargs": given["said"]} if given["said"] else {}}
+    if given.get("prediction") is not None:
+        (fields if given["chat"] else fields["extra_body"])["prediction"] = given["prediction"]
     if given["stream"]:
         fields["stream_options"] = {"include_usage": True}
     if given["chat"]:
@@ -163,6 +177,49 @@ def test_bad_fields_are_a_400_that_says_why(server, said, message, stream):
         code, text = raw(server, path, {"model": MODEL, "stream": stream, "max_tokens": 4, "vllm_xargs": said, **body})
         assert code == 400, text
         assert message in json.loads(text)["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+def test_openais_own_prediction_is_a_reference(server, stock, chat, stream):
+    """The oracle drafts from references and from nothing else."""
+    plain = {**request(1), "said": {}, "chat": chat, "stream": stream, "max_tokens": 24, "stop": None}
+    [expected] = answers(stock, [plain])
+    oracle = {**plain, "said": {"specplug_proposer": "oracle"}}
+    predictions: list[Any] = [None, PREDICTION, {"type": "content", "content": [{"type": "text", "text": expected[0]}]}]
+    drafted = []
+    for prediction in predictions:
+        before = drafts(server)
+        assert answers(server, [{**oracle, "prediction": prediction}]) == [expected]
+        drafted.append(drafts(server) - before)
+    assert drafted[0] == 0
+    assert min(drafted[1:]) > 0
+
+
+def drafts(server: Server) -> int:
+    """Return how many tokens have been drafted."""
+    [worker] = json.loads(server.get("/specplug/status"))["engines"][0]["workers"]
+    return worker["metrics"]["total"]["proposed"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("prediction", "said", "message"), PREDICTIONS)
+def test_a_bad_prediction_is_a_400_that_says_why(server, prediction, said, message, stream):
+    given = {"model": MODEL, "stream": stream, "prediction": prediction, "vllm_xargs": said}
+    for path, body in (
+        ("/v1/completions", {"prompt": "x", "max_tokens": 4}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 4}),
+    ):
+        code, text = raw(server, path, {**given, **body})
+        assert code == 400, text
+        found = json.loads(text)
+        assert message in found.get("error", found)["message"]
+
+
+def test_a_server_without_specplug_does_not_look_at_predictions(stock):
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "prediction": "a text"}
+    assert raw(stock, "/v1/chat/completions", body)[0] == 200
 
 
 def test_a_client_that_leaves_does_not_disturb_the_others(server):

@@ -1,0 +1,69 @@
+"""Documents as a store takes them: token ids, and how they begin after other text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from specplug.corpus.openings import HEAD, headed, openings
+from specplug.pieces import pieces
+
+Tokens = npt.NDArray[np.int32]
+Tokenize = Callable[[str], Sequence[int]]
+TokenizeMany = Callable[[list[str]], Sequence[Sequence[int]]]
+
+
+class Document(NamedTuple):
+    """A document to store.
+
+    Attributes:
+        name: what it is found and removed by, within its corpus.
+        token_ids: [n] int32, its text.
+        openings: [n] int32 each, the other ways in which it may begin.
+    """
+
+    name: str
+    token_ids: Tokens
+    openings: tuple[Tokens, ...] = ()
+
+
+def tokenized(name: str, text: str, tokenize: Tokenize) -> Document:
+    """Return a text as a document with its openings.
+
+    Args:
+        name: of the document.
+        text: of any length; a long one is tokenised in pieces.
+        tokenize: text -> token ids, without special tokens; see `specplug.corpus.fingerprint.encoder`.
+    """
+    (document,) = tokenized_many([(name, text)], lambda texts: [tokenize(each) for each in texts])
+    return document
+
+
+def tokenized_many(named: Iterable[tuple[str, str]], tokenize: TokenizeMany) -> list[Document]:
+    """Return (name, text) pairs as documents, all their texts tokenised in one call."""
+    texts: list[str] = []
+    plan: list[tuple[str, int, int, bool]] = []
+    for name, text in named:
+        body, heads = list(pieces(text)), headed(text)
+        texts += body
+        texts += heads
+        plan.append((name, len(body), len(heads), len(text) > HEAD))
+    found = iter(tokenize(texts))
+    return [_document(name, _next(found, bodies), _next(found, heads), cut) for name, bodies, heads, cut in plan]
+
+
+def _next(found: Iterator[Sequence[int]], count: int) -> list[list[int]]:
+    return [list(next(found)) for _ in range(count)]
+
+
+def _document(name: str, bodies: list[list[int]], heads: list[list[int]], cut: bool) -> Document:
+    others = openings(bodies[0], heads, cut=cut) if bodies else []
+    body = np.concatenate([_array(each) for each in bodies]) if bodies else _array(())
+    return Document(name, body, tuple(map(_array, others)))
+
+
+def _array(ids: Sequence[int]) -> Tokens:
+    return np.asarray(ids, dtype=np.int32)

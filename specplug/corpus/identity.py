@@ -1,0 +1,80 @@
+"""What makes a folder a store: store.json, which names the tokenizer of all that is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specplug.corpus.fingerprint import Fingerprint
+from specplug.corpus.layout import LOCK_FILE, STORE_FILE, STORE_FORMAT, TENANTS
+from specplug.corpus.locking import held
+from specplug.corpus.sealed import opened, sealed, torn
+from specplug.corpus.writing import fsync_folder, told, write_file
+from specplug.errors import CorpusError
+
+
+def create_store(root: Path, tokenizer: Fingerprint, lock_seconds: float) -> None:
+    """Make a store; do nothing if one of the same tokenizer is there.
+
+    Raises:
+        CorpusError: something else is there, or nothing can be written there.
+    """
+    if (root / STORE_FILE).exists():
+        read_store(root, tokenizer)
+        return
+    with told(root):
+        root.mkdir(parents=True, exist_ok=True)
+        # Another process may be making it just now, or was killed while it did.
+        ours = {STORE_FILE, LOCK_FILE, TENANTS, "store.tmp"}
+        if others := sorted(path.name for path in root.iterdir() if path.name not in ours):
+            raise CorpusError.build(
+                "a folder with something else in it cannot become a corpus store",
+                who=str(root),
+                found=", ".join(others[:5]),
+                expected="an empty folder, or none",
+            )
+        with held(root / LOCK_FILE, lock_seconds):
+            if (root / STORE_FILE).exists():
+                read_store(root, tokenizer)
+                return
+            (root / TENANTS).mkdir(exist_ok=True)
+            data = sealed(lambda head: {**head, "tokenizer": tokenizer._asdict()}, STORE_FORMAT)
+            write_file(root / STORE_FILE, [data])
+            fsync_folder(root)
+
+
+def read_store(root: Path, tokenizer: Fingerprint | None) -> Fingerprint:
+    """Return the tokenizer of a store.
+
+    Args:
+        root: its folder.
+        tokenizer: what it is to be, None: any.
+
+    Raises:
+        CorpusError: there is no store, it is torn or of another version, or of another tokenizer.
+    """
+    path = root / STORE_FILE
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CorpusError.build(
+            "no corpus store",
+            who=str(root),
+            found=error.strerror,
+            expected=f"a folder with a {STORE_FILE}",
+            remedy="`specplug corpus build` makes one",
+        ) from error
+    content = opened(data, STORE_FORMAT, path)
+    try:
+        about = content["tokenizer"]
+        found = Fingerprint(str(about["name"]), str(about["digest"]), int(about["vocab_size"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise torn(path, STORE_FORMAT, f"{type(error).__name__}: {error}") from error
+    if tokenizer is not None and tokenizer.digest != found.digest:
+        raise CorpusError.build(
+            "the corpus store is of another tokenizer",
+            who=str(root),
+            found=f"{found.name!r} ({found.digest})",
+            expected=f"{tokenizer.name!r} ({tokenizer.digest})",
+            remedy="Build a store with the target's own tokenizer",
+        )
+    return found

@@ -1,0 +1,137 @@
+"""One process at a time changes a tenant: flock, which the system releases when its holder dies, however it does."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from specplug.corpus.layout import BUILDING_ENDING, OWN_FILE, SEGMENT_ENDING
+from specplug.corpus.manifest import load
+from specplug.corpus.writing import new_id, told
+from specplug.errors import CorpusError
+
+_POLL_SECONDS = 0.01
+
+
+@contextmanager
+def held(path: Path, seconds: float) -> Iterator[None]:
+    """Hold a lock file, alone among processes and threads.
+
+    Raises:
+        CorpusError: another one still held it after `seconds`; the message has the process id that it left there.
+    """
+    with told(path):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        deadline = time.monotonic() + seconds
+        while not _taken(handle):
+            if time.monotonic() >= deadline:
+                holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
+                raise CorpusError.build(
+                    "the corpus store is being changed by another process",
+                    who=str(path),
+                    found=f"process {holder or 'unknown'} still at it after {seconds:g} s",
+                    remedy="Try again when it is done",
+                )
+            time.sleep(_POLL_SECONDS)
+        with suppress(OSError):  # it is for messages only, and the disk may be full
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+class Building:
+    """Files that are written for a change that is not committed yet.
+
+    A marker that its maker holds locked says that they are in the making; without it, or once its maker is dead, they
+    are anybody's to delete.  As a context manager: those that no manifest names are gone at the end, however it came.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.paths: list[Path] = []
+
+    def next_path(self) -> Path:
+        """Return where to write the next segment."""
+        self.paths.append(self._folder / f"{self._id}-{len(self.paths)}{SEGMENT_ENDING}")
+        return self.paths[-1]
+
+    def __enter__(self) -> Building:
+        self._id = new_id()
+        self._marker = self._folder / f"{self._id}{BUILDING_ENDING}"
+        with told(self._marker):
+            self._handle = _locked_file(self._marker)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            with suppress(CorpusError):  # a manifest that cannot be read may name them
+                named = load(self._folder).files()
+                for path in self.paths:
+                    if path.name not in named:
+                        path.unlink(missing_ok=True)
+            self._marker.unlink()
+        except OSError:
+            pass  # the next writer clears them away
+        finally:
+            os.close(self._handle)
+
+
+def clean(folder: Path, named: set[str]) -> None:
+    """Delete what killed writers left, and segments that are no longer named.  To be called with the lock held.
+
+    Args:
+        folder: a tenant's.
+        named: the files that its manifest names.
+    """
+    buildings: dict[str | None, list[Path]] = {}
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if (own := OWN_FILE.fullmatch(name)) and name not in named:
+                buildings.setdefault(own[1], []).append(folder / name)
+    for building, paths in buildings.items():
+        with suppress(OSError), _abandoned(folder / f"{building}{BUILDING_ENDING}") as abandoned:
+            for path in paths if abandoned else []:
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _abandoned(marker: Path) -> Iterator[bool]:
+    """Say whether nobody is at work there any more; nobody begins to be meanwhile."""
+    try:
+        handle = os.open(marker, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        yield _taken(handle)
+    finally:
+        os.close(handle)
+
+
+def _locked_file(path: Path) -> int:
+    """Create a file and lock it; whoever cleans up may have deleted it in between."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if os.fstat(handle).st_nlink:
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _taken(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

@@ -1,0 +1,242 @@
+"""A tenant's manifest: which segments there are, and what in them was removed.  Replacing it commits a change."""
+
+from __future__ import annotations
+
+import base64
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from specplug.corpus.layout import BEFORE_ENDING, BUILDING_ENDING, MANIFEST_FILE, MANIFEST_FORMAT, SEGMENT_FILE
+from specplug.corpus.names import folder_name
+from specplug.corpus.sealed import opened, sealed, torn
+from specplug.corpus.writing import fsync_folder, told, write_file
+from specplug.errors import CorpusError
+
+Mask = npt.NDArray[np.uint8]
+
+
+class Part(NamedTuple):
+    """What of a corpus lives in one segment."""
+
+    corpus: str
+    documents: int
+    tokens: int
+
+
+class Entry(NamedTuple):
+    """One segment.
+
+    Attributes:
+        file: its name in the tenant's folder.
+        size: bytes of the file.
+        documents, tokens: all in the file, dead ones included; tokens of bodies.
+        text: of the file, openings and what stands between included.
+        live: what lives, by corpus.
+        dead_corpora: corpora of the file of which nothing lives.
+        dead_documents: a packed mask of the others that were removed, see `unpacked`; "" if there are none.
+    """
+
+    file: str
+    size: int
+    documents: int
+    tokens: int
+    text: int
+    live: tuple[Part, ...]
+    dead_corpora: tuple[str, ...] = ()
+    dead_documents: str = ""
+
+    @property
+    def live_tokens(self) -> int:
+        """Tokens of the bodies that live."""
+        return sum(part.tokens for part in self.live)
+
+    def dead(self, corpora: Sequence[str], corpus_of: npt.NDArray[np.int32]) -> Mask | None:
+        """Return [d] uint8, 1 where a document was removed; None if all live.
+
+        Args:
+            corpora, corpus_of: the segment's.
+        """
+        if not (self.dead_corpora or self.dead_documents):
+            return None
+        mask = unpacked(self.dead_documents, len(corpus_of))
+        gone = np.array([name in self.dead_corpora for name in corpora], np.uint8)
+        return np.asarray(mask | gone[corpus_of])
+
+    def without(
+        self, dead: Mask, corpora: Sequence[str], corpus_of: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64]
+    ) -> Entry:
+        """Return the entry with `dead` for the documents that do not live.
+
+        Args:
+            dead: [d] uint8, all that is dead, what was before included.
+            corpora, corpus_of, lengths: the segment's.
+        """
+        which = np.flatnonzero(dead == 0)
+        owners = corpus_of[which]
+        counts = np.bincount(owners, minlength=len(corpora)).tolist()
+        tokens = np.bincount(owners, lengths[which], len(corpora)).tolist()
+        live = tuple(Part(name, n, int(size)) for name, n, size in zip(corpora, counts, tokens, strict=True) if n)
+        gone = tuple(name for name, n in zip(corpora, counts, strict=True) if not n)
+        whole = np.array([name in gone for name in corpora], np.uint8)[corpus_of]
+        return self._replace(live=live, dead_corpora=gone, dead_documents=packed(np.where(whole, np.uint8(0), dead)))
+
+
+class Manifest(NamedTuple):
+    """What a tenant has.
+
+    Attributes:
+        tenant: its name.
+        generation: 0 where nothing was ever added; grows at each change.
+        entries: its segments, older documents before newer ones.
+        changed: when the file was written, in nanoseconds: another for each generation.
+    """
+
+    tenant: str
+    generation: int = 0
+    entries: tuple[Entry, ...] = ()
+    changed: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that live."""
+        return sum(entry.live_tokens for entry in self.entries)
+
+    def corpora(self) -> list[str]:
+        """Return the corpora of which something lives, older ones first."""
+        return list(dict.fromkeys(part.corpus for entry in self.entries for part in entry.live))
+
+    def files(self) -> set[str]:
+        """Return the names of all segments' files."""
+        return {entry.file for entry in self.entries}
+
+
+def load(folder: Path, tenant: str | None = None) -> Manifest:
+    """Read a tenant's manifest.
+
+    Args:
+        folder: the tenant's.
+        tenant: what it is called, None: what the manifest says.
+
+    Raises:
+        CorpusError: it is torn, foreign, of another version or another tenant's, or cannot be read.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        while (read := _read(path)) is None:
+            if _never_written(folder):
+                return Manifest(tenant or "")
+    except OSError as error:
+        raise CorpusError.build("a manifest cannot be read", who=str(path), found=error.strerror) from error
+    data, changed = read
+    content = opened(data, MANIFEST_FORMAT, path)
+    try:
+        manifest = _parsed(content, changed)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise torn(path, MANIFEST_FORMAT, f"{type(error).__name__}: {error}") from error
+    if folder_name(manifest.tenant) != folder.name or tenant not in (None, manifest.tenant):
+        raise CorpusError.build("the manifest of another tenant", who=str(path), found=repr(manifest.tenant))
+    return manifest
+
+
+def commit(folder: Path, before: Manifest, entries: Iterable[Entry]) -> Manifest:
+    """Put a manifest with these entries in place of `before`; return it.  To be called with the lock held.
+
+    Raises:
+        CorpusError: it could not be written; then `before` is still in place.
+    """
+    path, old = folder / MANIFEST_FILE, (folder / MANIFEST_FILE).with_suffix(BEFORE_ENDING)
+    manifest = before._replace(generation=before.generation + 1, entries=tuple(entries))
+    with told(path):
+        fsync_folder(folder)  # the segments' names must last before the manifest's
+        _set_aside(path, old)
+        try:
+            data = sealed(lambda head: _content(head, manifest), MANIFEST_FORMAT)
+            write_file(path, [data], newer_than=before.changed)
+            fsync_folder(folder)
+        except BaseException:
+            with suppress(OSError):
+                os.replace(old, path) if before.generation else path.unlink()
+            raise
+        finally:
+            with suppress(OSError):
+                old.unlink()
+    return manifest
+
+
+def packed(mask: Mask) -> str:
+    """Return a mask as a short string, "" if nothing is in it."""
+    return base64.b64encode(zlib.compress(np.packbits(mask).tobytes(), 1)).decode() if mask.any() else ""
+
+
+def unpacked(text: str, size: int) -> Mask:
+    """Return the mask that was `packed`, [size] uint8 of 0 and 1."""
+    if not text:
+        return np.zeros(size, np.uint8)
+    bits = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
+    return np.unpackbits(bits, count=size)
+
+
+def _read(path: Path) -> tuple[bytes, int] | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(), os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def _never_written(folder: Path) -> bool:
+    """Say whether nothing was ever committed there; False if it was since the manifest was looked for.
+
+    Raises:
+        CorpusError: a segment was, and the manifest is gone.
+    """
+    try:
+        names = set(os.listdir(folder))
+    except FileNotFoundError:
+        return True
+    segments = [own for name in names if (own := SEGMENT_FILE.fullmatch(name))]
+    if all(f"{own[1]}{BUILDING_ENDING}" in names for own in segments):
+        return True
+    if not (folder / MANIFEST_FILE).exists():
+        raise CorpusError.build(
+            "the manifest is missing, though segments are there",
+            who=str(folder),
+            remedy="Restore it, or delete the folder and add its corpora anew",
+        )
+    return False
+
+
+def _set_aside(path: Path, old: Path) -> None:
+    """Give the manifest a second name, to have it back if the folder cannot be fsynced."""
+    with suppress(FileNotFoundError):
+        old.unlink()
+    with suppress(OSError):  # none yet, or a file system without links: then there is no way back
+        os.link(path, old)
+
+
+def _content(head: Any, manifest: Manifest) -> dict[str, Any]:
+    return {
+        **head,
+        "tenant": manifest.tenant,
+        "generation": manifest.generation,
+        "segments": [
+            {**entry._asdict(), "live": [part._asdict() for part in entry.live]} for entry in manifest.entries
+        ],
+    }
+
+
+def _parsed(content: dict[str, Any], changed: int) -> Manifest:
+    entries = []
+    for about in content["segments"]:
+        live, gone = tuple(Part(**part) for part in about["live"]), tuple(about["dead_corpora"])
+        entries.append(Entry(**{**about, "live": live, "dead_corpora": gone}))
+        if not SEGMENT_FILE.fullmatch(entries[-1].file):
+            raise ValueError(f"{entries[-1].file!r} is no name of a segment")
+    return Manifest(str(content["tenant"]), int(content["generation"]), tuple(entries), changed)

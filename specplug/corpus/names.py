@@ -1,0 +1,84 @@
+"""Names of tenants, corpora and documents: which ones are allowed, and how a tenant's becomes that of a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import string
+import unicodedata
+from collections.abc import Iterable
+from itertools import islice
+
+from specplug.errors import CorpusError, SpecplugError, suggest
+
+MAX_NAME = 256
+"""Characters of a tenant's or corpus's name."""
+
+MAX_DOCUMENT_NAME = 1024
+"""Characters of a document's: those are often paths or addresses."""
+
+_PLAIN = frozenset((string.ascii_lowercase + string.digits + "_-").encode())
+_LONGEST = 200  # bytes; file systems take 255
+_HEAD = 64
+_LOOKED_AT, _SHOWN = 2000, 20
+
+
+def check_name(kind: str, name: object, *, most: int = MAX_NAME, empty: bool = False) -> str:
+    """Return the name if it may be one.
+
+    Args:
+        kind: "tenant", "corpus" or "document", for the message.
+        name: what somebody gave.
+        most: characters that it may have.
+        empty: whether it may have none.
+
+    Raises:
+        CorpusError: it is no string, too long or empty, has control characters, or is no valid Unicode.
+    """
+    if not isinstance(name, str):
+        raise _refused(kind, f"{type(name).__name__}", "a string")
+    if len(name) > most or not (name or empty):
+        raise _refused(kind, f"{len(name)} characters: {shortened(name)}", f"{0 if empty else 1} to {most}")
+    for place, character in enumerate(name):
+        category = unicodedata.category(character)
+        if category in ("Cc", "Cs", "Zl", "Zp"):
+            raise _refused(kind, f"{shortened(name)}, with {character!r} at {place}", "no control character")
+    return name
+
+
+def folder_name(name: str) -> str:
+    """Return a name that is safe for a folder on any file system, another for each `name`.
+
+    Bytes of the UTF-8 name that are no lower-case letter, digit, "_" or "-" become "%" and two digits; "t-" stands in
+    front, so that nothing is empty, hidden, or "..".  A name too long for that keeps its beginning, and ends with a
+    digest of the whole: the manifest inside says what it is.
+    """
+    data = name.encode()
+    plain = "t-" + _percent(data)
+    if len(plain) <= _LONGEST:
+        return plain
+    return f"l-{_percent(data[:_HEAD])[:_HEAD]}-{hashlib.blake2b(data, digest_size=16).hexdigest()}"
+
+
+def name_hash(name: bytes) -> int:
+    """Return 64 bits that documents are found by."""
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
+
+def shortened(name: str) -> str:
+    """Return a name as messages show it."""
+    return repr(name) if len(name) <= 80 else f"{name[:80]!r}..."
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return what to say of a name that is not there: names like it, of the first 2000, and what there is if little."""
+    some = sorted(set(islice(known, _LOOKED_AT)))
+    said = suggest(name, some)
+    return said if len(some) <= _SHOWN else said.split("Known: ")[0].strip() or f"{len(some)} or more are there"
+
+
+def _percent(data: bytes) -> str:
+    return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02x}" for byte in data)
+
+
+def _refused(kind: str, found: str, expected: str) -> SpecplugError:
+    return CorpusError.build(f"not a name for a {kind}", found=found, expected=expected)

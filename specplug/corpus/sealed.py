@@ -1,0 +1,76 @@
+"""JSON that carries a checksum of itself: store.json, manifests and the headers of segments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from specplug.corpus.layout import VERSION
+from specplug.corpus.writing import checksum
+from specplug.errors import CorpusError, SpecplugError
+
+_MARK = b'"checksum":"'
+_BLANK = b"0" * 64
+
+
+def sealed(make: Callable[[Mapping[str, Any]], Any], kind: str, *, align: int = 1, behind: int = 0) -> bytes:
+    """Return JSON with a checksum over all its bytes, in which the checksum itself is zeros.
+
+    Args:
+        make: gets the fields that every such thing begins with and returns what to write.  Nothing before them may
+            have a key "checksum".
+        kind: the format's name.
+        align, behind: with the bytes that it stands behind, the size is a multiple of `align`: blanks fill it up.
+    """
+    head = {"checksum": _BLANK.decode(), "format": kind, "version": str(VERSION)}
+    data = json.dumps(make(head), separators=(",", ":")).encode()
+    data += b" " * (-(behind + len(data)) % align)
+    at = data.index(_MARK) + len(_MARK)
+    return data[:at] + checksum(data).encode() + data[at + len(_BLANK) :]
+
+
+def opened(data: bytes, kind: str, path: Path, *, within: str | None = None) -> dict[str, Any]:
+    """Return what `sealed` was given.
+
+    Args:
+        data: all of its bytes.
+        kind: the format that it must be of.
+        path: its file, for the message.
+        within: the key under which the common fields are, None for the top.
+
+    Raises:
+        CorpusError: it is torn, of another format, or of a newer version.
+    """
+    try:
+        content: dict[str, Any] = json.loads(data)
+        head = content[within] if within else content
+        found, version = head["format"], int(head["version"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise torn(path, kind, f"no readable header ({type(error).__name__}: {str(error)[:100]})") from error
+    if found != kind:
+        raise CorpusError.build("not a file of a corpus store", who=str(path), found=repr(found)[:100], expected=kind)
+    if version != VERSION:
+        raise CorpusError.build(
+            "a file of another version of the corpus store",
+            who=str(path),
+            found=f"version {version}",
+            expected=f"{VERSION}",
+            remedy="Update specplug" if version > VERSION else "Build the store anew",
+        )
+    at = data.find(_MARK) + len(_MARK)
+    if checksum(data[:at] + _BLANK + data[at + len(_BLANK) :]).encode() != data[at : at + len(_BLANK)]:
+        raise torn(path, kind, "another checksum than it says")
+    return content
+
+
+def torn(path: Path, kind: str, found: str) -> SpecplugError:
+    """Make the error of a file that was not written so."""
+    return CorpusError.build(
+        "a torn or foreign file in a corpus store",
+        who=str(path),
+        found=found,
+        expected=f"a whole {kind}",
+        remedy="The rest of the store still serves; `specplug corpus verify` finds all such files",
+    )

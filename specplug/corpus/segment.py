@@ -1,0 +1,193 @@
+"""A segment: the documents of one immutable file, mapped into memory.  The file is of the safetensors format."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specplug.corpus.building import Sections
+from specplug.corpus.documents import Tokens
+from specplug.corpus.fingerprint import Fingerprint
+from specplug.corpus.layout import DTYPES, NO_TEXT, SECTIONS, SEGMENT_ENDING, SEGMENT_FORMAT
+from specplug.corpus.names import name_hash
+from specplug.corpus.sealed import opened, sealed, torn
+from specplug.corpus.writing import PIECE, checksum, write_file
+from specplug.errors import CorpusError
+
+_ALIGNED = 64
+_HEADER_MOST = 100_000_000  # safetensors reads none longer
+_METADATA = "__metadata__"
+
+
+def write_segment(path: Path, sections: Sections, corpora: Sequence[str], tokenizer: Fingerprint) -> int:
+    """Write a segment and fsync it; return the file's size in bytes.
+
+    Raises:
+        CorpusError: it could not be written; then nothing is left of it.
+    """
+    arrays = {name: np.ascontiguousarray(sections[name], DTYPES[kind]) for name, kind in SECTIONS.items()}
+    about = {f"checksum {name}": checksum(array) for name, array in arrays.items()}
+    about |= {"tokenizer": tokenizer.digest, "tokenizer_name": tokenizer.name, "corpora": json.dumps(list(corpora))}
+
+    def header(head: Mapping[str, Any]) -> dict[str, Any]:
+        content: dict[str, Any] = {_METADATA: {**head, **about}}
+        start = 0
+        for name, array in arrays.items():
+            offsets = [start, start + array.nbytes]
+            content[name] = {"dtype": SECTIONS[name], "shape": [array.size], "data_offsets": offsets}
+            start += array.nbytes
+        return content
+
+    head = sealed(header, SEGMENT_FORMAT, align=_ALIGNED, behind=8)
+    return write_file(path, [len(head).to_bytes(8, "little"), head, *arrays.values()])
+
+
+class Segment:
+    """A segment's arrays, read-only and mapped: they are in memory as far as they are used, once for all processes.
+
+    The file may be deleted while it is open.
+
+    Attributes:
+        id, path: what and where it is.
+        size: bytes of the file.
+        corpora: names of the corpora that its documents are of.
+        checksums: by section, as the file says them.
+        starts, lengths, corpus_of, text, places, name_ends, name_hashes, name_order, names: see `layout.SECTIONS`.
+    """
+
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    name_ends: npt.NDArray[np.int64]
+    name_hashes: npt.NDArray[np.uint64]
+    text: npt.NDArray[np.int32]
+    places: npt.NDArray[np.int32]
+    corpus_of: npt.NDArray[np.int32]
+    name_order: npt.NDArray[np.int32]
+    names: npt.NDArray[np.uint8]
+
+    def __init__(self, path: Path, tokenizer: Fingerprint | None = None, *, ahead: bool = False) -> None:
+        """Open a segment; takes a millisecond, however large it is, and reads the header only.
+
+        Args:
+            path: its file.
+            tokenizer: the one that its tokens must be of; None: any.
+            ahead: ask the system to have all of it in memory soon.
+
+        Raises:
+            CorpusError: the file cannot be read, is torn, foreign, of another version or tokenizer.
+        """
+        self.path, self.id = path, path.name.removesuffix(SEGMENT_ENDING)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                self._open(handle, tokenizer)
+                if ahead:
+                    _ask_ahead(handle, self.size)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise CorpusError.build("a segment cannot be read", who=str(path), found=error.strerror) from error
+
+    def __len__(self) -> int:
+        """Return the number of documents."""
+        return self.lengths.size
+
+    def document(self, index: int) -> Tokens:
+        """Return the tokens of a document's body, [n] int32, read-only."""
+        start = self.starts[index]
+        return self.text[start : start + self.lengths[index]]
+
+    def name(self, index: int) -> str:
+        """Return a document's name."""
+        return self.name_bytes(index).decode()
+
+    def name_bytes(self, index: int) -> bytes:
+        """Return a document's name, UTF-8."""
+        return self.names[self.name_ends[index - 1] if index else 0 : self.name_ends[index]].tobytes()
+
+    def find(self, name: str, corpus: str | None = None) -> list[int]:
+        """Return the documents of a name, in the order of the segment; with `corpus` those of that corpus only."""
+        data = name.encode()
+        wanted = np.uint64(name_hash(data))
+        first, end = (int(np.searchsorted(self.name_hashes, wanted, side)) for side in ("left", "right"))  # type: ignore[call-overload]
+        found = (int(index) for index in self.name_order[first:end])
+        return [
+            index
+            for index in found
+            if self.name_bytes(index) == data and corpus in (None, self.corpora[self.corpus_of[index]])
+        ]
+
+    def _open(self, handle: int, tokenizer: Fingerprint | None) -> None:
+        about = os.fstat(handle)
+        self.size = about.st_size
+        if not stat.S_ISREG(about.st_mode):
+            raise torn(self.path, SEGMENT_FORMAT, "no regular file")
+        start = int.from_bytes(os.pread(handle, 8, 0), "little") + 8
+        if not 8 < start <= min(self.size, _HEADER_MOST):
+            raise torn(self.path, SEGMENT_FORMAT, f"{self.size} bytes with a header of {start - 8}")
+        content = opened(os.pread(handle, start - 8, 8), SEGMENT_FORMAT, self.path, within=_METADATA)
+        self._map(mmap.mmap(handle, 0, access=mmap.ACCESS_READ), start, content)
+        self._describe(content[_METADATA], tokenizer)
+        if fault := self._misfit():
+            raise torn(self.path, SEGMENT_FORMAT, fault)
+
+    def _map(self, mapped: mmap.mmap, start: int, content: Mapping[str, Any]) -> None:
+        end = start
+        for name, kind in SECTIONS.items():
+            try:
+                (size,), (first, last) = content[name]["shape"], content[name]["data_offsets"]
+                fits = content[name]["dtype"] == kind and start + first == end and last <= self.size
+                values = np.frombuffer(mapped, DTYPES[kind], size, start + first)
+            except (KeyError, ValueError, TypeError) as error:
+                raise torn(self.path, SEGMENT_FORMAT, f"section {name!r}: {error}") from error
+            if not fits or values.nbytes != last - first:
+                raise torn(self.path, SEGMENT_FORMAT, f"a misplaced section {name!r}")
+            setattr(self, name, values)
+            end = start + last
+        if end != self.size:
+            raise torn(self.path, SEGMENT_FORMAT, f"{self.size} bytes instead of {end}")
+
+    def _describe(self, metadata: Mapping[str, str], tokenizer: Fingerprint | None) -> None:
+        try:
+            self.corpora = tuple(map(str, json.loads(metadata["corpora"])))
+            self.checksums = {name: metadata[f"checksum {name}"] for name in SECTIONS}
+            digest, name = metadata["tokenizer"], metadata["tokenizer_name"]
+        except (KeyError, ValueError, TypeError) as error:
+            raise torn(self.path, SEGMENT_FORMAT, f"{type(error).__name__}: {error}") from error
+        if tokenizer is not None and digest != tokenizer.digest:
+            raise CorpusError.build(
+                "a segment of another tokenizer",
+                who=str(self.path),
+                found=f"{name!r} ({digest})",
+                expected=f"{tokenizer.name!r} ({tokenizer.digest})",
+            )
+
+    def _misfit(self) -> str | None:
+        """Return what does not fit together, as far as a glance tells."""
+        d, n = self.lengths.size, self.text.size
+        sizes = [self.starts.size - 1, self.name_ends.size, self.name_hashes.size, self.corpus_of.size]
+        if not d or any(size != d for size in [*sizes, self.name_order.size]):
+            return f"sections for {d} and {sizes} documents"
+        if n < 3 or self.places.size > n - 2:
+            return f"{self.places.size} places in a text of {n}"
+        if (self.text[0], self.text[-1]) != (NO_TEXT, NO_TEXT):
+            return f"a text from {self.text[0]} to {self.text[-1]}"
+        if (self.starts[0], self.starts[-1], self.name_ends[-1]) != (1, n, self.names.size):
+            return "documents that do not fill the text"
+        return None
+
+
+def _ask_ahead(handle: int, size: int) -> None:
+    """Have a file read into the page cache; returns as soon as that is asked for."""
+    with suppress(OSError, AttributeError):  # AttributeError: systems without this call
+        for start in range(0, size, PIECE):
+            os.posix_fadvise(handle, start, PIECE, os.POSIX_FADV_WILLNEED)

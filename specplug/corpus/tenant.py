@@ -1,0 +1,128 @@
+"""A tenant's folder: reading what it has, and changing it alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from specplug.corpus.fingerprint import Fingerprint
+from specplug.corpus.layout import LOCK_FILE, MERGE_LOCK_FILE, TENANTS
+from specplug.corpus.locking import clean, held
+from specplug.corpus.manifest import Entry, Manifest, commit, load
+from specplug.corpus.names import check_name, folder_name
+from specplug.corpus.segment import Segment
+from specplug.corpus.told import CorpusInfo
+from specplug.corpus.writing import fsync_folder, told
+from specplug.errors import CorpusError
+
+T = TypeVar("T")
+
+_TRIES = 8
+
+
+class Tenant:
+    """One tenant of a store.
+
+    Args:
+        folder: its own.
+        tokenizer: the store's.
+        lock_seconds: waited for whoever else changes it.
+        name: what it is called; None: what its manifest says.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Fingerprint, lock_seconds: float, name: str | None = None) -> None:
+        self.folder, self.tokenizer, self._lock_seconds, self._name = folder, tokenizer, lock_seconds, name
+
+    @classmethod
+    def named(cls, root: Path, name: str, tokenizer: Fingerprint, lock_seconds: float) -> Tenant:
+        """Return the tenant of a name, whether it has anything or not.
+
+        Raises:
+            CorpusError: that cannot be a name.
+        """
+        folder = root / TENANTS / folder_name(check_name("tenant", name, empty=True))
+        return cls(folder, tokenizer, lock_seconds, name)
+
+    def manifest(self) -> Manifest:
+        """Return what it has now; raises CorpusError as `manifest.load` does."""
+        return load(self.folder, self._name)
+
+    def segment(self, entry: Entry) -> Segment:
+        """Open a segment; raises CorpusError as `Segment` does."""
+        return opened_entry(self.folder, entry, self.tokenizer)
+
+    def reading(self, read: Callable[[Manifest], T]) -> T:
+        """Return what `read` makes of the manifest; anew if segments went away meanwhile, as merged ones do."""
+        for _ in range(_TRIES):
+            manifest = self.manifest()
+            try:
+                return read(manifest)
+            except CorpusError:
+                if self.manifest().generation == manifest.generation:
+                    raise
+        return read(self.manifest())
+
+    def prepare(self) -> None:
+        """Make its folder."""
+        with told(self.folder):
+            if not self.folder.exists():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                fsync_folder(self.folder.parent)
+
+    @contextmanager
+    def alone(self) -> Iterator[Manifest]:
+        """Keep all others from changing it; gives what it has.  Raises CorpusError where it takes too long to get."""
+        with held(self.folder / LOCK_FILE, self._lock_seconds):
+            yield self.manifest()
+
+    @contextmanager
+    def merging(self) -> Iterator[None]:
+        """Keep all others from merging its segments."""
+        with held(self.folder / MERGE_LOCK_FILE, self._lock_seconds):
+            yield
+
+    def commit(self, before: Manifest, entries: Iterable[Entry]) -> None:
+        """Let it have these segments; delete those that it has no longer.  To be called while `alone`."""
+        manifest = commit(self.folder, before, entries)
+        clean(self.folder, manifest.files())
+
+    def infos(self) -> list[CorpusInfo]:
+        """Return what lives, a line per corpus, older ones first."""
+        manifest = self.manifest()
+        counts: dict[str, list[float]] = {name: [0, 0, 0] for name in manifest.corpora()}
+        for entry in manifest.entries:
+            for part in entry.live:
+                share = entry.size * part.tokens / max(entry.tokens, 1)
+                for at, more in enumerate((part.documents, part.tokens, share)):
+                    counts[part.corpus][at] += more
+        return [
+            CorpusInfo(manifest.tenant, name, int(documents), int(tokens), round(size))
+            for name, (documents, tokens, size) in counts.items()
+        ]
+
+
+def opened_entry(folder: Path, entry: Entry, tokenizer: Fingerprint | None, *, ahead: bool = False) -> Segment:
+    """Open the segment that a manifest names.
+
+    Raises:
+        CorpusError: as `Segment` does, or the manifest says something else of it.
+    """
+    segment = Segment(folder / entry.file, tokenizer, ahead=ahead)
+    known = {part.corpus for part in entry.live} | set(entry.dead_corpora)
+    if (len(segment), segment.size, set(segment.corpora)) != (entry.documents, entry.size, known):
+        raise CorpusError.build(
+            "a segment is not the one that its manifest means",
+            who=str(segment.path),
+            found=f"{len(segment)} documents, {segment.size} bytes",
+            expected=f"{entry.documents} documents, {entry.size} bytes",
+        )
+    return segment
+
+
+def folders(root: Path) -> list[Path]:
+    """Return the folders of all tenants, sorted by name; raises OSError."""
+    with os.scandir(root / TENANTS) as found:
+        return sorted(Path(entry.path) for entry in found if entry.is_dir() and entry.name[:2] in ("t-", "l-"))

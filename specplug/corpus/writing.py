@@ -1,0 +1,114 @@
+"""Files that are there whole or not at all: written aside, fsynced, renamed.
+
+Everything is written and hashed in pieces, without the GIL, so that an engine's process can do it beside its steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from specplug.corpus.layout import ASIDE_ENDING
+from specplug.errors import CorpusError
+
+Bytes: TypeAlias = Any
+"""Whatever has a contiguous buffer."""
+
+PIECE = 1 << 20  # bytes
+
+
+def breathe() -> None:
+    """Let other threads have the interpreter: a loop in Python gives it up only every 5 ms otherwise."""
+    time.sleep(0)
+
+
+def new_id() -> str:
+    """Return 16 digits that no other writer has."""
+    return secrets.token_hex(8)
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Turn what the system says of a write into an error that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise CorpusError.build(
+            "a file of the corpus store could not be written",
+            who=str(path),
+            found=error.strerror or str(error),
+            remedy="What was there before is still there, and nothing of the change is",
+        ) from error
+
+
+def write_file(path: Path, parts: Iterable[Bytes], *, newer_than: int = 0) -> int:
+    """Write a file aside, fsync it and put it in place; return its size.  The folder is not fsynced.
+
+    Args:
+        path: what it will be called; whatever is called so is replaced.
+        parts: its bytes, one after another.
+        newer_than: nanoseconds that its time of change will lie above, so that each version has another.
+
+    Raises:
+        CorpusError: it could not be written; then nothing is left of it.
+    """
+    aside = path.with_name(path.name.removesuffix(path.suffix) + ASIDE_ENDING)
+    with told(path):
+        try:
+            size = _write(aside, parts, newer_than)
+            os.replace(aside, path)
+        except BaseException:
+            with suppress(OSError):
+                aside.unlink()
+            raise
+    return size
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the names in a folder last."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def checksum(data: Bytes) -> str:
+    """Return 64 hexadecimal digits of blake2b."""
+    digest = hashlib.blake2b(digest_size=32)
+    for piece in pieces(data):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def pieces(data: Bytes) -> Iterator[memoryview]:
+    """Cut a buffer into parts that take no longer than a millisecond each."""
+    view = memoryview(data)
+    if view.nbytes:  # an empty one of several bytes an item cannot be cast
+        view = view.cast("B")
+        for start in range(0, len(view), PIECE):
+            yield view[start : start + PIECE]
+
+
+def _write(path: Path, parts: Iterable[Bytes], newer_than: int) -> int:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        size = 0
+        for part in parts:
+            for piece in pieces(part):
+                size += len(piece)
+                while piece:
+                    piece = piece[os.write(handle, piece) :]
+        if newer_than:
+            now = max(time.time_ns(), newer_than + 1)
+            os.utime(handle, ns=(now, now))
+        os.fsync(handle)
+        return size
+    finally:
+        os.close(handle)
