@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from specplug import __version__
+from specplug.cli.corpus import corpus
 from specplug.cli.demo import demo
 from specplug.cli.doctor import doctor
 from specplug.cli.generate import generate
@@ -66,3 +67,4 @@ app.command("doctor")(doctor)
 app.command("generate")(generate)
 app.command("demo")(demo)
 app.command("replay")(replay)
+app.add_typer(corpus, name="corpus")

@@ -41,3 +41,13 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str 
 def print_error(message: str) -> None:
     """Print an error in red on stderr, its lines unbroken."""
     console(stderr=True).print(Text(f"error: {message}", style="red"), soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """Return a text without what a terminal would obey: names of files may hold anything."""
+    return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
+
+
+def print_line(line: str) -> None:
+    """Print a line, unbroken, without what a terminal would obey."""
+    console().print(Text(printable(line)), soft_wrap=True)

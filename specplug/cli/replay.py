@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from specplug.cli.launch import Policy, flags
 from specplug.cli.output import AsJson, console, print_json, print_table
+from specplug.cli.replay_inputs import progress, read
 from specplug.errors import SettingsError, suggest
 
 SHIPPED = Path(__file__).parents[1] / "replay" / "traces"
@@ -67,6 +66,16 @@ def replay(
     references: Annotated[
         bool, typer.Option("--references", help="Give each request its documents as references.")
     ] = False,
+    corpus: Annotated[
+        bool,
+        typer.Option("--corpus", help="Give proposers that hold corpora the documents of all requests as a corpus."),
+    ] = False,
+    distractors: Annotated[
+        int, typer.Option("--distractors", min=0, help="Give them N corpora of other workloads' prompts, too.")
+    ] = 0,
+    cut_documents: Annotated[
+        bool, typer.Option("--cut-documents", help="Cut each request's documents out of its prompt.")
+    ] = False,
     saturation: Annotated[
         float, typer.Option("--saturation", min=1, help="Tokens up to which a step costs the same.")
     ] = 256,
@@ -93,6 +102,8 @@ def replay(
 
     `specplug replay --workloads agentic --mode both --in-flight 8 --json`
 
+    `specplug replay traces/ --workloads rag --proposer retrieval --corpus --cut-documents --distractors 16`
+
     `specplug replay --peer my_module:my_factory --gamma 8`
     """
     from specplug.replay.matrix import execute, plan_runs
@@ -108,21 +119,36 @@ def replay(
         *_proposers(
             proposers or ([] if peers else [None]),
             flags(policy=policy, options=_options(options or []), num_speculative_tokens=gamma),
-            {"lag": lag, "references": references, "trees": trees},
+            {"lag": lag, "references": references, "corpus": corpus, "trees": trees},
         ),
         *(_peer(path) for path in dict.fromkeys(peers or ())),
     ]
     runs = plan_runs(contenders, modes, sizes, gamma, in_flight)
-    items, vocabulary, name = _read(traces or [SHIPPED], workloads or [], limit, tokenizer, quiet=as_json)
-    with _progress(quiet=as_json) as bar:
-        task = bar.add_task("replaying", total=len(runs) * sum(map(len, items.values())))
-        found = execute(runs, items, vocab_size=vocabulary, jobs=jobs, advance=lambda count: bar.advance(task, count))
+    inputs = read(
+        traces or [SHIPPED],
+        workloads or [],
+        tokenizer,
+        limit=limit,
+        cut_documents=cut_documents,
+        distractors=distractors,
+        quiet=as_json,
+    )
+    with progress(quiet=as_json) as bar:
+        task = bar.add_task("replaying", total=len(runs) * sum(map(len, inputs.items.values())))
+        found = execute(
+            runs,
+            inputs.items,
+            vocab_size=inputs.vocab_size,
+            distractors=inputs.distractors,
+            jobs=jobs,
+            advance=lambda count: bar.advance(task, count),
+        )
     report = Report(found, Roofline(saturation, overhead))
     written = _plot(report, plot)
     if as_json:
-        print_json({"tokenizer": name, **report.as_dict(), "plots": [str(path) for path in written]})
+        print_json({"tokenizer": inputs.tokenizer, **report.as_dict(), "plots": [str(path) for path in written]})
     else:
-        _print(report, name, written)
+        _print(report, inputs.tokenizer, written)
     if report.faults():
         raise typer.Exit(1)
 
@@ -193,40 +219,6 @@ def _options(given: Iterable[str]) -> dict[str, Any]:
         except ValueError:
             place[key] = value
     return nested
-
-
-def _read(
-    paths: Sequence[Path], wanted: Sequence[str], limit: int | None, tokenizer: str | None, *, quiet: bool
-) -> tuple[dict[str, list[Any]], int, str]:
-    """Return the tokenised requests of each workload, the vocabulary's size and the tokenizer's name."""
-    from specplug.replay.tokenizers import load_tokenizer, tokenize, vocab_size_for
-    from specplug.replay.traces_io import read_traces
-
-    texts: dict[str, list[Any]] = {}
-    for path in paths:
-        for workload, found in read_traces(path).items():
-            texts.setdefault(workload, []).extend(found)
-    names = [name.strip() for each in wanted for name in each.split(",")] or list(texts)
-    for name in names:
-        if name not in texts:
-            raise SettingsError.build(f"unknown workload {name!r}", who="--workloads", remedy=suggest(name, texts))
-    texts = {name: found[:limit] for name, found in texts.items() if name in names}
-    loaded = load_tokenizer(tokenizer or _default_tokenizer())
-    with _progress(quiet=quiet) as bar:
-        task = bar.add_task(f"tokenising ({loaded.name})", total=sum(map(len, texts.values())))
-        advance: Callable[[int], None] = lambda done: bar.advance(task)  # noqa: E731
-        items = {name: tokenize(found, loaded, advance) for name, found in texts.items()}
-    size = max(vocab_size_for(found, loaded) for found in items.values())
-    return items, size, loaded.name
-
-
-def _default_tokenizer() -> str:
-    return "tiny" if importlib.util.find_spec("mistral_common") is None else "tekken"
-
-
-def _progress(*, quiet: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console(stderr=True), disable=quiet)
 
 
 def _plot(report: Any, path: Path | None) -> list[Path]:

@@ -101,9 +101,7 @@ def _content(line: bytes, where: str, default: str, fields: Fields) -> Content:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _wrong(
-            "no valid Unicode", where, f"half a surrogate at {error.start}", "characters"
-        ) from error
+        raise _wrong("no valid Unicode", where, f"half a surrogate at {error.start}", "characters") from error
     return Content(name, text)
 
 

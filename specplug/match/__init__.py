@@ -4,7 +4,12 @@
     reference   what it must find, in plain Python
     texts       one tree per running request
     responses   one tree over finished responses, told apart by owner
+    sorting     places of a static text by the text before them
+    shelves     static texts of many tenants, searched by that
+    searching   a batch's rows searched in these side by side
     evidence    what matches are worth, learnt online; confidences
+    gathering   the candidates of all sources
+    aligning    following a text past where it diverges
     voting      candidates vote on the next token
     drafting    chains and trees of the likeliest tokens
     learning    emitted tokens against what was said
@@ -13,6 +18,7 @@
     addresses   the same for tensors
     ahead       what the next row needs is asked for in time
     lookup      the class around it
+    proposer    that as a proposer; options are its settings
 
 Kernels are compiled by numba, which is imported with these modules: only proposers import them.
 """

@@ -23,7 +23,8 @@ def gather(state: Any, slot: int) -> int:
     count = align(state, slot, count, OWN)
     count = align(state, slot, count, RESPONSE)
     begin = count
-    count = _put_shelved(state, slot, 0, count, texts.text[slot], texts.lengths[slot])
+    points = state.rows.points[slot]
+    count = _put_shelved(state, slot, 0, count, points, texts.text[slot], texts.lengths[slot])
     return align_shelved(state, slot, begin, count)
 
 
@@ -57,7 +58,7 @@ def gather_anew(state: Any, slot: int, node: int, depth: int) -> int:
         if bench.lengths[k] >= shortest:
             count = put(bench, node, count, bench.places[k], bench.lengths[k], OWN)
     count = _put_responses(state, slot, node, count, bench.context, known + depth)
-    return _put_shelved(state, slot, node, count, bench.context, known + depth)
+    return _put_shelved(state, slot, node, count, state.rows.points[slot, :0], bench.context, known + depth)
 
 
 @compiled
@@ -89,12 +90,12 @@ def _put_responses(state: Any, slot: int, node: int, count: int, context: Any, e
 
 
 @compiled
-def _put_shelved(state: Any, slot: int, node: int, count: int, context: Any, end: int) -> int:
-    """Add what the shelf has for the `end` tokens of `context`."""
+def _put_shelved(state: Any, slot: int, node: int, count: int, points: Any, context: Any, end: int) -> int:
+    """Add what the shelf has for the `end` tokens of `context`; `points`: see `nearest`."""
     shelf, rows, bench = state.shelf, state.rows, state.bench
     if rows.tenants[slot] == 0:
         return count
-    found = nearest(shelf, rows.tenants[slot], rows.named[slot], context, end, state.cap)
+    found = nearest(shelf, rows.tenants[slot], rows.named[slot], points, context, end, state.cap)
     for k in range(found):
         if shelf.matches[k] >= state.shortest:
             count = put(bench, node, count, shelf.found[k], shelf.matches[k], NAMED if shelf.named[k] else CORPUS)

@@ -14,6 +14,9 @@ from specplug.match.texts import MOST_CANDIDATES
 MOST_BALLOTS = 3 * MOST_CANDIDATES + 3
 """Candidates of a row: those of own text, responses and shelf, and an aligned one of each."""
 
+POINTS = 4
+"""Segments of a tenant that the rows of a batch are searched in side by side; merging keeps their number low."""
+
 
 class RowsType(RecordType):
     """See `Rows`."""
@@ -34,6 +37,7 @@ define(
         "anchors",
         "ages",
         "bounds",
+        "points",
         "drafted_for",
         "num_considered",
         "tokens",
@@ -61,6 +65,7 @@ class Rows:
         anchors, ages: [S, 3] int64 and int32, by source: the place that the text follows there, 0 for none, and how
             many tokens ago it did so last.
         bounds: [S, 2] int64, places of the shelf that its anchor lies between.
+        points: [S, `POINTS`] int64, where the text would stand in the first segments of its tenant; -1 for unknown.
         drafted_for: [S] int32, the text's length when it was drafted for, -1 for never.
     """
 
@@ -83,6 +88,7 @@ class Rows:
             self.anchors,
             self.ages,
             self.bounds,
+            np.full((max_slots, POINTS), -1, np.int64),
             self.drafted_for,
             table(),
             *considered,

@@ -29,6 +29,9 @@ MOST_LOOKED_AT = 4 * MOST_CANDIDATES
 MOST_NAMED = 16
 """Corpora that a request may name."""
 
+LANES = 16
+"""Searches that go on side by side."""
+
 _TOKEN = 4  # bytes
 
 
@@ -75,7 +78,7 @@ define(
     _Shelf,
     ShelfType,
     ["texts", "lengths", "places", "counts", "starts", "documents", "corpus_of", "dead", "first_number", "numbers",
-     "first", "found", "matches", "named", "segments"],
+     "first", "found", "matches", "named", "segments", "lanes"],
 )  # fmt: skip
 
 
@@ -116,9 +119,8 @@ class Shelf:
             np.asarray(corpora, np.int32),
             _ints(first),
             np.zeros(MOST_CANDIDATES, np.int64),
-            np.zeros(MOST_CANDIDATES, np.int32),
-            np.zeros(MOST_CANDIDATES, np.int32),
-            np.zeros(MOST_CANDIDATES, np.int32),
+            *(np.zeros(MOST_CANDIDATES, np.int32) for _ in range(3)),
+            np.zeros((LANES, 6), np.int64),
         )
 
 
@@ -177,32 +179,43 @@ def common(place: int, context: Any, end: int, cap: int) -> int:
 
 @compiled
 def insertion_point(shelf: Any, segment: int, context: Any, end: int, cap: int) -> int:
-    """Return how many places of a segment have a key below that of the context [E] int32, what lies before `end`.
-
-    Two places are known at any time, below and above; the keys between share what both share with the context, so that
-    needs no comparison (Manber and Myers).
-    """
-    text, places = shelf.texts[segment], carray(int32_at(shelf.places[segment]), shelf.counts[segment])
-    low, high, shared_low, shared_high = 0, places.size, 0, 0
+    """Return how many places of a segment have a key below that of the context [E] int32, what lies before `end`."""
+    low, high, shared_low, shared_high = 0, shelf.counts[segment], 0, 0
     while low < high:
-        middle = (low + high) // 2
-        place = text + _inside(places[middle], shelf.lengths[segment])
-        n = min(shared_low, shared_high)
-        a, b = 0, 0
-        while n < cap:
-            a, b = max(token_behind(place - 1 - n), -1), (max(context[end - 1 - n], -1) if n < end else -1)
-            if a != b or a < 0:
-                break
-            n += 1
-        if n < cap and a < b:
-            low, shared_low = middle + 1, n
-        else:
-            high, shared_high = middle, n
+        low, high, shared_low, shared_high = halved(
+            shelf, segment, context, end, cap, low, high, shared_low, shared_high
+        )
     return low
 
 
 @compiled
-def nearest(shelf: Any, tenant: int, named: Any, context: Any, end: int, cap: int) -> int:
+def halved(
+    shelf: Any, segment: int, context: Any, end: int, cap: int, low: int, high: int, shared_low: int, shared_high: int
+) -> tuple[int, int, int, int]:
+    """Halve where an insertion point may lie: between `low` and `high`.
+
+    The places just below and at these share that many tokens with the context; all between them share what both do,
+    which needs no comparison (Manber and Myers).
+
+    Returns:
+        the four numbers then.
+    """
+    middle = (low + high) // 2
+    place = shelf.texts[segment] + place_at(shelf, segment, middle)
+    n = min(shared_low, shared_high)
+    a, b = 0, 0
+    while n < cap:
+        a, b = max(token_behind(place - 1 - n), -1), (max(context[end - 1 - n], -1) if n < end else -1)
+        if a != b or a < 0:
+            break
+        n += 1
+    if n < cap and a < b:
+        return middle + 1, high, n, shared_high
+    return low, middle, shared_low, n
+
+
+@compiled
+def nearest(shelf: Any, tenant: int, named: Any, points: Any, context: Any, end: int, cap: int) -> int:
     """Put the places of a tenant's segments whose text before them matches best on the shelf's own bench.
 
     Of equal ones those of named corpora come first, then those of earlier segments.
@@ -210,6 +223,7 @@ def nearest(shelf: Any, tenant: int, named: Any, context: Any, end: int, cap: in
     Args:
         tenant: its number; 0 has no segments.
         named: [N] int32, the corpora that the request names, 0 for none.
+        points: [P] int64, the insertion points in the first P segments, as far as they are known, else -1.
         context: [E] int32; the context is what lies before `end`, read backwards, at most `cap` tokens.
 
     Returns:
@@ -219,7 +233,10 @@ def nearest(shelf: Any, tenant: int, named: Any, context: Any, end: int, cap: in
     if tenant <= 0 or tenant + 1 >= shelf.first.size or end == 0 or context[end - 1] < 0:
         return count
     for segment in range(shelf.first[tenant], shelf.first[tenant + 1]):
-        right = insertion_point(shelf, segment, context, end, cap)
+        rank = segment - shelf.first[tenant]
+        right = points[rank] if rank < points.size else -1
+        if right < 0:
+            right = insertion_point(shelf, segment, context, end, cap)
         left, looked_at = right - 1, 0
         n_left, n_right = (
             _match(shelf, segment, left, context, end, cap),
@@ -235,7 +252,7 @@ def nearest(shelf: Any, tenant: int, named: Any, context: Any, end: int, cap: in
                 n_right = _match(shelf, segment, right, context, end, cap)
             if count == MOST_CANDIDATES and n < shelf.matches[count - 1]:
                 break
-            place = _place(shelf, segment, at)
+            place = place_at(shelf, segment, at)
             is_named = _standing(shelf, segment, place, named)
             if is_named >= 0:
                 count = _enter(shelf, count, shelf.texts[segment] + place, n, is_named, segment)
@@ -243,7 +260,7 @@ def nearest(shelf: Any, tenant: int, named: Any, context: Any, end: int, cap: in
 
 
 @compiled
-def _place(shelf: Any, segment: int, at: int) -> int:
+def place_at(shelf: Any, segment: int, at: int) -> int:
     """Return which place of a segment's text comes `at`-th by key."""
     return _inside(carray(int32_at(shelf.places[segment]), shelf.counts[segment])[at], shelf.lengths[segment])
 
@@ -258,7 +275,7 @@ def _match(shelf: Any, segment: int, at: int, context: Any, end: int, cap: int) 
     """Return how many tokens match before the place of a segment that comes `at`-th by key; 0 where there is none."""
     if at < 0 or at >= shelf.counts[segment]:
         return 0
-    return common(shelf.texts[segment] + _place(shelf, segment, at), context, end, cap)
+    return common(shelf.texts[segment] + place_at(shelf, segment, at), context, end, cap)
 
 
 @compiled

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specplug.match.compiled import compiled
-from specplug.match.texts import Tokens
+from specplug.match.texts import NO_TEXT, Tokens
 
 KEY_TOKENS = 64
 """Tokens of a key, unless told otherwise: longer matches count as this long."""
@@ -39,6 +39,8 @@ def sorted_places(text: Tokens, cap: int = KEY_TOKENS) -> npt.NDArray[np.int32]:
     text = np.ascontiguousarray(text, np.int32)
     if text.size < 3:
         return np.zeros(0, np.int32)
+    if text.min() < NO_TEXT:
+        text = np.maximum(text, NO_TEXT)  # what is no text is all the same
     places: npt.NDArray[np.int32]
     places, ends = _by_last_token(text, int(text.max()) + 1)
     _sort_groups(text, places, ends, cap)

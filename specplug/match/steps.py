@@ -8,6 +8,7 @@ from specplug.match.ahead import ask_for_lessons, ask_for_newest_response, ask_f
 from specplug.match.compiled import compiled
 from specplug.match.drafting import draft_chain, draft_tree
 from specplug.match.learning import forget_slowly, learn
+from specplug.match.searching import find_points
 from specplug.match.texts import NO_TEXT, extend, replant
 
 
@@ -86,6 +87,7 @@ def propose_chains(state: Any, slots: Any, limits: Any, ids: Any, confidences: A
         ids, confidences: [B, N] int32 and float32, to be filled.
         counts, sources: [B] int32, to be filled.
     """
+    find_points(state, slots, limits)
     for row in range(slots.size):
         slot, limit = slots[row], _limit(state, slots, limits, row, ids.shape[1])
         if limit > 0:
@@ -97,6 +99,7 @@ def propose_trees(
     state: Any, slots: Any, limits: Any, ids: Any, confidences: Any, counts: Any, sources: Any, parents: Any
 ) -> None:
     """Draft a tree for each row; see `propose_chains` and `draft_tree`.  `parents`: [B, N] int32, to be filled."""
+    find_points(state, slots, limits)
     for row in range(slots.size):
         slot, limit = slots[row], _limit(state, slots, limits, row, ids.shape[1])
         if limit > 0:

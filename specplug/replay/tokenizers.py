@@ -39,12 +39,14 @@ class Tokenizer:
         encode: text -> [n] int32, without special tokens around it.
         eos_id: what the recorded outputs end with.
         vocab_size: ids lie in [0, vocab_size).
+        library: the library's own object.
     """
 
     name: str
     encode: Callable[[str], Ids]
     eos_id: int
     vocab_size: int
+    library: Any = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,7 +164,11 @@ def _mistral(name: str, path: Path) -> Tokenizer:
             expected="a tokenizer.json, or a file that mistral_common reads",
         ) from error
     return Tokenizer(
-        name, lambda text: _array(found.encode(text, bos=False, eos=False)), int(found.eos_id), int(found.n_words)
+        name,
+        lambda text: _array(found.encode(text, bos=False, eos=False)),
+        int(found.eos_id),
+        int(found.n_words),
+        found,
     )
 
 
@@ -181,6 +187,7 @@ def _hugging_face(name: str, path: Path) -> Tokenizer:
         lambda text: _array(found.encode(text, add_special_tokens=False).ids),
         _eos_id(path, found),
         int(found.get_vocab_size()),
+        found,
     )
 
 

@@ -1,0 +1,288 @@
+"""`specplug corpus`: build a store of texts to draft from, change it, look into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specplug.cli.output import AsJson, print_json, print_line, print_table, printable
+
+corpus = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
+
+Root = Annotated[Path, typer.Argument(metavar="STORE", help="The store's folder.")]
+Sources = Annotated[
+    list[str],
+    typer.Argument(metavar="SOURCE...", help="Text files, folders, .jsonl files, or - for JSON lines on stdin."),
+]
+Tenant = Annotated[str, typer.Option("--tenant", help="Whose it is: other tenants' requests never draft from it.")]
+Name = Annotated[
+    str | None, typer.Option("--name", help="The corpus's name; without it each SOURCE is one, called by its stem.")
+]
+Globs = Annotated[
+    list[str] | None, typer.Option("--glob", metavar="PATTERN", help="Of folders only such files, as '*.md'; repeat.")
+]
+TextField = Annotated[str, typer.Option("--text-field", help="What JSON lines call the text.")]
+NameField = Annotated[
+    str | None, typer.Option("--name-field", help="What they call the document's name; by default name, or else id.")
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Count what cannot be read, and go on.")]
+Extend = Annotated[bool, typer.Option("--extend", help="Add to the corpus if one of this name is there.")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, help="Refuse what would give the tenant more tokens than this.")
+]
+NoMerge = Annotated[bool, typer.Option("--no-merge", help="Leave small segments as they are.")]
+
+
+@corpus.callback()
+def about() -> None:
+    """Keep texts that answers are likely to quote, for a server to draft from.
+
+    A store is a folder. It holds the texts as tokens of one model, in corpora, for one or several tenants. Processes
+    that serve from it see each change within a second or so, and go on meanwhile.
+
+    Example: `specplug corpus build ./store ./docs --tokenizer ./my-model`
+    """
+
+
+@corpus.command()
+def build(
+    store: Root,
+    sources: Sources,
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            "--tokenizer",
+            help="The target's: its folder or Hugging Face id, a tokenizer.json, or tekken, spm1, spm3, tiny.",
+        ),
+    ],
+    name: Name = None,
+    tenant: Tenant = "",
+    globs: Globs = None,
+    text_field: TextField = "text",
+    name_field: NameField = None,
+    skip_bad: SkipBad = False,
+    extend: Extend = False,
+    max_tokens: MaxTokens = None,
+    no_merge: NoMerge = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a store, if there is none, and add corpora to it.
+
+    A folder is read with all its folders; hidden and binary files, and symbolic links that lead out of it, are left out
+    and counted. JSON lines have a `text` or `token_ids`, and a `name` or `id`. A corpus is added whole or not at all.
+
+    Examples:
+
+    `specplug corpus build ./store ./docs --tokenizer ./my-model --glob '*.md' --glob '*.py'`
+
+    `zcat chunks.jsonl.gz | specplug corpus build ./store - --name chunks --tokenizer ./my-model --text-field body`
+    """
+    from specplug.cli.corpus_intake import Intake, take_in
+    from specplug.corpus.lines import Fields
+    from specplug.corpus.sources import Reading
+    from specplug.corpus.store import Store
+    from specplug.corpus.tokenizers import load
+
+    fields = Fields(text=text_field, name=name_field)
+    reading = Reading(globs=tuple(globs or ()), fields=fields, skip_bad=skip_bad)
+    intake = Intake(sources, name, reading, tenant=tenant, extend=extend, max_tokens=max_tokens, merge=not no_merge)
+    intake.corpora()  # mistakes are told before anything is made
+    loaded = load(tokenizer)
+    outcome = take_in(Store.create(store, loaded.fingerprint), loaded, intake, quiet=as_json)
+    print_json(outcome.as_dict()) if as_json else outcome.print()
+
+
+@corpus.command()
+def add(
+    store: Root,
+    sources: Sources,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Where the store's tokenizer is, if not where it was.")
+    ] = None,
+    name: Name = None,
+    tenant: Tenant = "",
+    globs: Globs = None,
+    text_field: TextField = "text",
+    name_field: NameField = None,
+    skip_bad: SkipBad = False,
+    extend: Extend = False,
+    max_tokens: MaxTokens = None,
+    no_merge: NoMerge = False,
+    as_json: AsJson = False,
+) -> None:
+    """Add corpora to a store that is there, also while servers draft from it.
+
+    Sources are read as by `specplug corpus build`. The store knows its tokenizer.
+
+    Examples:
+
+    `specplug corpus add ./store ./handbook --tenant acme`
+
+    `specplug corpus add ./store new-chunks.jsonl --name chunks --extend`
+    """
+    from specplug.cli.corpus_intake import Intake, take_in
+    from specplug.corpus.lines import Fields
+    from specplug.corpus.sources import Reading
+    from specplug.corpus.store import Store
+    from specplug.corpus.tokenizers import for_store
+
+    fields = Fields(text=text_field, name=name_field)
+    reading = Reading(globs=tuple(globs or ()), fields=fields, skip_bad=skip_bad)
+    intake = Intake(sources, name, reading, tenant=tenant, extend=extend, max_tokens=max_tokens, merge=not no_merge)
+    intake.corpora()
+    found = Store.open(store)
+    outcome = take_in(found, for_store(found, tokenizer), intake, quiet=as_json)
+    print_json(outcome.as_dict()) if as_json else outcome.print()
+
+
+@corpus.command()
+def remove(
+    store: Root,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The corpus.")],
+    documents: Annotated[
+        list[str] | None, typer.Option("--document", help="Only the documents of this name; repeat.")
+    ] = None,
+    tenant: Tenant = "",
+    no_merge: NoMerge = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a corpus, or documents of it.
+
+    Nothing is drafted from it any more as soon as servers have seen that. Its tokens leave the disk with the last of
+    their segment, or when the segment is merged; `specplug corpus merge --whole` does that at once.
+
+    Examples:
+
+    `specplug corpus remove ./store handbook --tenant acme`
+
+    `specplug corpus remove ./store docs --document guide/old.md`
+    """
+    from specplug.corpus.store import Store
+
+    found = Store.open(store)
+    removed = found.remove(name, documents=documents or None, tenant=tenant)
+    merged = 0 if no_merge else found.merge(tenant).read
+    if as_json:
+        print_json({"store": str(store), "corpus": name, **removed._asdict(), "merged_segments": merged})
+    else:
+        print_line(f"Removed {removed.documents:,} documents, {removed.tokens:,} tokens, from {printable(name)}.")
+
+
+@corpus.command("list")
+def list_corpora(
+    store: Root,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what a store holds: tenants, their corpora, and how large these are.
+
+    Bytes are a corpus's share of files that it may have in common with others.
+
+    Example: `specplug corpus list ./store`
+    """
+    from specplug.corpus.store import Store
+
+    found = Store.open(store)
+    infos = found.list(tenant)
+    if as_json:
+        about = {"store": str(store), "tokenizer": found.tokenizer._asdict()}
+        print_json({**about, "corpora": [info._asdict() for info in infos]})
+        return
+    print_table(
+        f"{store} (tokens of {printable(found.tokenizer.name)})",
+        ("tenant", "corpus", "documents", "tokens", "bytes"),
+        ((printable(one.tenant), printable(one.name), *(f"{count:,}" for count in one[2:])) for one in infos),
+    )
+
+
+@corpus.command()
+def inspect(
+    store: Root,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A corpus; without it all.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
+    document: Annotated[
+        str | None, typer.Option("--document", metavar="NAME", help="Show the beginning of this document.")
+    ] = None,
+    continues: Annotated[
+        str | None, typer.Option("--continues", metavar="TEXT", help="Show what follows the end of this text, exactly.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Most documents, and continuations, to list.")] = 20,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Where the store's tokenizer is, if not where it was.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look into a store: its segments, what in them is dead, documents, and what follows a text.
+
+    Examples:
+
+    `specplug corpus inspect ./store docs`
+
+    `specplug corpus inspect ./store docs --document guide/start.md`
+
+    `specplug corpus inspect ./store --continues "the terms of this"`
+    """
+    from specplug.cli.corpus_shown import Looking
+
+    looking = Looking(store, name, tenant, tokenizer, limit)
+    if document is not None:
+        parts = looking.document(document)
+    elif continues is not None:
+        parts = looking.continuations(continues)
+    else:
+        parts = looking.overview()
+    if as_json:
+        print_json({part.key: part.data for part in parts})
+        return
+    for part in parts:
+        part.print()
+
+
+@corpus.command()
+def verify(store: Root, as_json: AsJson = False) -> None:
+    """Read all of a store and check it: checksums, order, and what files say of each other.
+
+    The exit code is 1 when something is wrong; whatever is right still serves.
+
+    Example: `specplug corpus verify ./store`
+    """
+    from specplug.cli.corpus_intake import counting
+    from specplug.corpus.store import Store
+
+    found = Store.open(store)
+    with counting(quiet=as_json) as tell:
+        problems = found.verify(lambda done, of: tell(f"{done} of {of} segments"))
+    if as_json:
+        print_json({"ok": not problems, "problems": [problem._asdict() for problem in problems]})
+    elif problems:
+        print_table("Problems", ("file", "what"), ((printable(one.path), printable(one.what)) for one in problems))
+    else:
+        print_line(f"{store} is whole: {sum(info.tokens for info in found.list()):,} tokens.")
+    if problems:
+        raise typer.Exit(1)
+
+
+@corpus.command()
+def merge(
+    store: Root,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's segments.")] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Into as few segments as can be, and nothing that was removed.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Merge small segments, and those with much that was removed; servers go on meanwhile.
+
+    `build`, `add` and `remove` do what is worth it by themselves.
+
+    Example: `specplug corpus merge ./store --whole`
+    """
+    from specplug.corpus.store import Store
+
+    merged = Store.open(store).merge(tenant, whole=whole)
+    if as_json:
+        print_json(merged._asdict())
+    else:
+        print_line(f"Read {merged.read} segments, and wrote {merged.written} in their place.")
