@@ -9,8 +9,8 @@ PINS   := .ci/environments
 PIP     = pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang demo demo-vllm demo-sglang test test-vllm test-vllm-all \
-  test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
+.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang demo demo-vllm demo-sglang demo-rag test test-core test-vllm \
+  test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -82,6 +82,10 @@ demo-vllm: setup-vllm ## a vLLM server on the shipped model, with and without re
 demo-sglang: setup-sglang ## an SGLang server on the shipped model, with and without reference texts
 	$(SGLANG)/bin/python examples/sglang_demo.py
 
+demo-rag: setup-vllm setup-sglang ## what a retriever finds as reference texts, on a vLLM and then on an SGLang server
+	$(VLLM)/bin/python examples/rag_demo.py vllm
+	$(SGLANG)/bin/python examples/rag_demo.py sglang
+
 lint: setup ## ruff, mypy and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -89,10 +93,13 @@ lint: setup ## ruff, mypy and import-linter
 	$(BIN)/lint-imports
 
 test: lint ## lint, and all tests, those with vLLM and SGLang too where they run
-	$(BIN)/python -m pytest
-	@$(MAKE) --no-print-directory setup-engines
+	@echo "The tests without an engine, and meanwhile the engines' environments; what they say comes when they end."
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-core setup-engines
 	@echo "The tests with the real engines, both at once; what they say comes when they end."
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-vllm test-sglang
+
+test-core: setup ## the tests without an engine
+	$(BIN)/python -m pytest
 
 ifeq ($(shell uname -sm),Linux x86_64)
 setup-engines: setup-vllm

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 
 from specplug.errors import SpecplugError
 from specplug.serving.control import Order, parse_order
-from specplug_vllm import status
+from specplug_vllm import corpora_routes, status
 from specplug_vllm.asked import is_asked
 
 _EXAMPLES = {
@@ -23,7 +23,7 @@ _EXAMPLES = {
 
 
 class SpecplugEndpoints:
-    """Adds `GET /specplug/status` and `POST /specplug/mode`."""
+    """Adds `GET /specplug/status`, `POST /specplug/mode`, and those of `corpora_routes`."""
 
     name = "specplug_http"
     required_tasks = ("generate",)
@@ -45,13 +45,16 @@ class SpecplugEndpoints:
             summary="Switch speculation off or on, or limit the draft length; what is left out stays as it is",
             openapi_extra={"requestBody": {"required": True, "content": {"application/json": body}}},
         )
+        corpora_routes.attach(router)
         app.include_router(router)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Keep the engine client for the routes, and the keys that clients must show."""
+        """Keep the engine client for the routes, the corpora, and the keys that clients must show."""
         import vllm.envs as envs
 
         state.specplug_engine = engine_client
+        asked = engine_client is not None and is_asked(engine_client.vllm_config)
+        state.specplug_corpora = corpora_routes.Corpora(engine_client.vllm_config) if asked else None
         keys = [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
         state.specplug_keys = [_digest(key) for key in keys]
 

@@ -11,7 +11,7 @@ import asyncio
 from importlib.metadata import version
 from typing import Any
 
-from specplug.serving.telling import by_plugin, settings_told
+from specplug.serving.telling import by_plugin, details_told, settings_told
 from specplug_vllm.asked import engine_caps, runner_of
 from specplug_vllm.lifecycle import drafting_of
 
@@ -44,6 +44,7 @@ def worker_status(worker: Any) -> dict[str, Any]:
             "device": str(drafting.device),
             "proposers": [settings.proposer, *settings.extra_proposers],
             "sources": list(drafting.stage.sources),
+            "details": details_told(drafting.stage.proposers),
             "metrics": drafting.stage.metrics.snapshot().as_dict(),
         }
     return status

@@ -66,11 +66,11 @@ def _last(state: Any, slot: int, depth: int) -> int:
 
 @compiled
 def _source(state: Any, slot: int, t: int) -> int:
-    """Return which source stands behind a token: 0 own text, 1 a reference, 2 responses, 3 corpora alone."""
+    """Return the first source that stands behind a token: 0 own text, 1 a reference, 2 responses, 3 corpora."""
     bench = state.bench
     if bench.sources[t] & 1 == 0:
         return 2 if bench.sources[t] & 2 else 3
-    return int(bench.sources[t] == 1 and bench.origin[t] < state.starts[slot])
+    return int(bench.origin[t] < state.starts[slot])
 
 
 @compiled

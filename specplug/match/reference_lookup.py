@@ -12,7 +12,7 @@ import numpy as np
 
 from specplug.match.lookup import LookupOptions
 from specplug.match.recency import GRANULE
-from specplug.match.reference_gathering import NEAR, Gathering, Row, Voter
+from specplug.match.reference_gathering import NEAR, OWN, Gathering, Row, Voter
 from specplug.match.reference_learning import Learnt
 from specplug.match.reference_memory import Memory
 from specplug.match.reference_shelves import ReferenceShelf
@@ -23,7 +23,7 @@ from specplug.match.texts import NO_TEXT
 class Draft(NamedTuple):
     """A row's draft.  Parents are indices of its tokens, -1 for the context; of a chain each token's is the one before.
 
-    `source` is that of the first token: 0 own text, 1 a reference, 2 responses, 3 corpora alone, -1 for no draft.
+    `source` is that of the first token: 0 own text, 1 a reference, 2 responses, 3 corpora, -1 for no draft.
     """
 
     ids: list[int]
@@ -33,7 +33,7 @@ class Draft(NamedTuple):
 
 
 class Say(NamedTuple):
-    """A token that voters speak for."""
+    """A token that voters speak for; `origin` is the place of the best of them in the row's own text, if any."""
 
     token: int
     score: float
@@ -164,10 +164,11 @@ class ReferenceLookup:
             if voter.kind < NEAR:
                 weight /= 1.0 + 0.05 * rank
             say = says.get(token, Say(token, 0.0, -1, 0, 0, 0, False))
-            if voter.length > say.longest:
-                say = say._replace(longest=voter.length, origin=voter.at)
+            if source == OWN and (voter.length > say.longest or not say.sources & 1):
+                say = say._replace(origin=voter.at)
             says[token] = say._replace(
                 score=say.score + weight,
+                longest=max(say.longest, voter.length),
                 support=say.support + 1,
                 sources=say.sources | 1 << min(source, 2),
                 near=say.near or voter.kind >= NEAR,
@@ -186,7 +187,7 @@ class ReferenceLookup:
     def _source(self, row: Row, say: Say) -> int:
         if say.sources & 1 == 0:
             return 2 if say.sources & 2 else 3
-        return int(say.sources == 1 and say.origin < row.start)
+        return int(say.origin < row.start)
 
     def _follow(self, row: Row, voters: list[Voter], token: int, drafted: list[int]) -> list[Voter]:
         """Return those that said `token`, one token further on."""

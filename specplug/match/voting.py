@@ -72,10 +72,11 @@ def vote(state: Any, slot: int, node: int, count: int) -> int:
             sources[t], near[t] = 0, 0
         score[t] += weight
         support[t] += 1
-        sources[t] |= source_bit(kind)
         near[t] |= int(kind >= NEAR)
-        if length > longest[t]:
-            longest[t], origin[t] = length, at
+        if kind & FROM == OWN and (length > longest[t] or sources[t] & 1 == 0):
+            origin[t] = at
+        longest[t] = max(longest[t], length)
+        sources[t] |= source_bit(kind)
     return tokens
 
 

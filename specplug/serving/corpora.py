@@ -30,40 +30,54 @@ class Corpora:
         proposers: by name, the server's default first.
         max_tokens: of all corpora together.
         raise_limit: what to do when they are too many, for the message.
+        leads: whether this process is the one of its server that changes corpora which processes share.
+
+    Attributes:
+        max_tokens, raise_limit: as given.
+        follows: whether there are such corpora, and another process changes them.
     """
 
-    def __init__(self, proposers: Mapping[str, Proposer], max_tokens: int, raise_limit: str) -> None:
-        self._raise_limit = raise_limit
+    def __init__(
+        self, proposers: Mapping[str, Proposer], max_tokens: int, raise_limit: str, *, leads: bool = True
+    ) -> None:
+        self.raise_limit = raise_limit
         self._names = tuple(proposers)
-        self._holders: dict[str, HoldsCorpora] = {
+        holders: dict[str, HoldsCorpora] = {
             name: own for name, own in proposers.items() if isinstance(own, HoldsCorpora)
         }
-        self._max_tokens = max_tokens
+        sharing = [name for name, own in holders.items() if _shares(own)]
+        # What one of them changes the others find by themselves.
+        self._holders = {name: own for name, own in holders.items() if name not in sharing[1:]}
+        self.follows = bool(sharing) and not leads
+        self._changed = {name: own for name, own in self._holders.items() if leads or name not in sharing}
+        self.max_tokens = max_tokens
         self._changing = threading.Lock()
 
     def add(self, name: str, documents: Sequence[Document]) -> int:
         """Hand a corpus to the proposers; return its size as the first of them counts it.
 
+        Those that share corpora find it by themselves where another process adds it.
+
         Raises:
             SpecplugError: it was not added, and none of the proposers holds it.
         """
-        holders = self._required()
+        self._required()
         with self._alone():
-            held, size = self.sizes(), sum(map(len, documents))
+            held, size = self._sizes(self._changed), sum(map(len, documents))
             if name in held:
                 raise refused("a corpus of this name is there already", repr(name), "a new name", "Remove it first")
-            if sum(held.values()) + size > self._max_tokens:
+            if sum(held.values()) + size > self.max_tokens:
                 found = f"{size} tokens beside {sum(held.values())} held"
-                raise refused("too much text", found, f"{self._max_tokens} at most", self._raise_limit)
+                raise refused("too much text", found, f"{self.max_tokens} at most", self.raise_limit)
             try:
                 counts = [
                     _asked(who, "add_corpus", partial(_add_to, holder, name, documents))
-                    for who, holder in holders.items()
+                    for who, holder in self._changed.items()
                 ]
             except SpecplugError:
                 self._take_back(name)
                 raise
-            return counts[0]
+            return counts[0] if counts else size
 
     def remove(self, name: str) -> None:
         """Let all proposers forget a corpus.
@@ -72,10 +86,11 @@ class Corpora:
             SpecplugError: there is none of this name, or a proposer failed to remove it.
         """
         with self._alone():
-            held = self.sizes()
-            if name not in held:
+            self._required()
+            held = self._sizes(self._changed)
+            if name not in held and not self.follows:
                 raise refused("no corpus of this name", repr(name), f"one of {sorted(held)}")
-            for who, holder in self._holders.items():
+            for who, holder in self._changed.items():
                 self._remove_from(who, holder, name)
 
     def sizes(self) -> dict[str, int]:
@@ -84,8 +99,12 @@ class Corpora:
         Raises:
             SpecplugError: no proposer can hold any, or one failed to say.
         """
+        self._required()
+        return self._sizes(self._holders)
+
+    def _sizes(self, holders: Mapping[str, HoldsCorpora]) -> dict[str, int]:
         sizes: dict[str, int] = {}
-        for who, holder in self._required().items():
+        for who, holder in holders.items():
             sizes = {**self._sizes_of(who, holder), **sizes}
         return sizes
 
@@ -95,7 +114,7 @@ class Corpora:
 
         return _asked(who, "list_corpora", told)
 
-    def _required(self) -> dict[str, HoldsCorpora]:
+    def _required(self) -> None:
         if not self._holders:
             raise EngineError.build(
                 "no proposer of this server holds corpora",
@@ -104,7 +123,6 @@ class Corpora:
                 expected="one that implements specplug.interfaces.HoldsCorpora",
                 remedy="Name one as proposer, or in extra_proposers, in SPECPLUG_CONFIG",
             )
-        return self._holders
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -121,9 +139,13 @@ class Corpora:
             _asked(who, "remove_corpus", partial(holder.remove_corpus, name))
 
     def _take_back(self, name: str) -> None:
-        for who, holder in self._holders.items():
+        for who, holder in self._changed.items():
             with suppress(SpecplugError):  # logged, and the first error is the one to tell
                 self._remove_from(who, holder, name)
+
+
+def _shares(holder: HoldsCorpora) -> bool:
+    return bool(getattr(holder, "shares_corpora", False))
 
 
 def _add_to(holder: HoldsCorpora, name: str, documents: Sequence[Document]) -> int:

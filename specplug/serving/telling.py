@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
+from specplug.interfaces import TellsStatus
 from specplug.settings.sources import ResolvedSettings
+
+_log = logging.getLogger("specplug")
 
 
 def settings_told(resolved: ResolvedSettings) -> dict[str, dict[str, Any]]:
@@ -22,6 +26,19 @@ def by_plugin(faults: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]
     told: dict[str, dict[str, int]] = {}
     for (name, kind), count in faults.items():
         told.setdefault(name, {})[kind] = count
+    return told
+
+
+def details_told(proposers: Mapping[str, object]) -> dict[str, Any]:
+    """Return what proposers that tell something say, by name; {"error": ...} of one that cannot."""
+    told: dict[str, Any] = {}
+    for name, proposer in proposers.items():
+        if isinstance(proposer, TellsStatus):
+            try:
+                told[name] = proposer.status()
+            except Exception as error:  # it costs nobody the rest
+                _log.warning("proposer %r: status failed", name, exc_info=error)
+                told[name] = {"error": f"{type(error).__name__}: {error}"}
     return told
 
 

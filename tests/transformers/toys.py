@@ -25,6 +25,7 @@ import specplug.builtin
 import specplug_batch.plugin
 import specplug_fixed.plugin
 import specplug_ngram.plugin
+import specplug_retrieval.plugin
 from specplug.hooks import hookimpl
 from specplug.host import HostProposer
 from specplug.interfaces import PluginContext, Proposer
@@ -243,6 +244,7 @@ def make_registry(more: Sequence[ProposerSpec] = ()) -> Registry:
         "batch": specplug_batch.plugin,
         "fixed": specplug_fixed.plugin,
         "ngram": specplug_ngram.plugin,
+        "retrieval": specplug_retrieval.plugin,
         "toys": ToyPlugin(more),
     }
     for name, module in plugins.items():

@@ -1,0 +1,131 @@
+"""The embedded engine drafts from a corpus store: other processes may change it, and tenants see their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specplug.corpus.documents import Document, tokenized
+from specplug.corpus.fingerprint import encoder, fingerprint
+from specplug.corpus.store import Store
+from specplug.errors import SpecplugError
+from specplug_transformers import Engine, GenerateRequest, SamplingParams
+from tests.corpus_tools import OTHER
+from tests.transformers.conftest import greedy
+from tests.transformers.test_stopping import byte_tokenizer, spell
+
+PROMPT = [5, 9, 33]
+MAX_TOKENS = 48
+SOURCE = "retrieval/corpus"
+
+Make = Callable[..., Engine]
+
+
+@pytest.fixture
+def answer(llama: Any) -> list[int]:
+    return greedy(llama, PROMPT, MAX_TOKENS, eos_token_id=None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store", fingerprint(byte_tokenizer()))
+
+
+@pytest.fixture
+def make(make_engine: Make, store: Store) -> Callable[[], Engine]:
+    def made() -> Engine:
+        corpora = {"store": str(store.root), "poll_seconds": 0.01}
+        return make_engine(tokenizer=byte_tokenizer(), proposer="retrieval", policy="fixed", corpora=corpora)
+
+    return made
+
+
+def document(ids: list[int], name: str = "answer") -> Document:
+    return Document(name, np.array(ids, np.int32))
+
+
+def counted(engine: Engine, **said: Any) -> tuple[list[int], int, dict[str, int]]:
+    """Ask the prompt; return the answer, its steps, and what was accepted by source.  Nothing is remembered."""
+    before = engine.metrics.snapshot()
+    params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+    [output] = engine.generate([GenerateRequest(prompt=PROMPT, params=params, specplug={"store": False, **said})])
+    counts = (engine.metrics.snapshot() - before).as_dict()
+    assert counts["faults"] == {}
+    found = {name.removeprefix("retrieval/"): count["accepted"] for name, count in counts["by_source"].items()}
+    return list(output.token_ids), output.steps, found
+
+
+def test_a_tenants_corpora_are_drafted_from_by_its_own_requests_only(make, store, answer):
+    store.add("answers", [document(answer)], tenant="a")
+    store.add("answers", [document(list(range(40, 90)))], tenant="b")
+    engine = make()
+    plain, plain_steps, _ = counted(engine)
+    helped, steps, found = counted(engine, tenant="a")
+    assert plain == helped == answer
+    assert found["corpus"] > 0
+    assert steps < plain_steps
+    for said in ({}, {"tenant": "b"}, {"tenant": "b", "corpora": "answers", "documents": "answer"}):
+        text, _, found = counted(engine, **said)
+        assert (text, found["corpus"]) == (answer, 0)
+
+
+def test_documents_and_corpora_are_named_by_requests(make, store, answer):
+    """What a named document says is no longer said by corpora alone."""
+    store.add("mixed", [document(answer, "mine.txt"), document([7, 8, 9], "other.txt")])
+    store.add("aside", [document([50, 51, 52])])
+    engine = make()
+    for said in ("mine.txt", {"name": "mine.txt", "corpus": "mixed"}, ["other.txt", "mine.txt"]):
+        text, _, found = counted(engine, documents=said)
+        assert (text, found["corpus"]) == (answer, 0)
+        assert found["own text"] + found["reference"] > 24
+    for said in (
+        {"corpora": ["mixed"]},
+        {"documents": ["none", {"name": "mine.txt", "corpus": "aside"}], "corpora": "x"},
+    ):
+        text, _, found = counted(engine, **said)
+        assert text == answer
+        assert found["corpus"] > 24
+    assert engine._drafts.proposers["retrieval"].status()["unknown_documents"] == 2
+
+
+def test_text_is_stored_as_the_engines_tokenizer_has_it(make, store):
+    tokenizer = byte_tokenizer()
+    text = tokenizer.decode(spell("def area(r): return 3 * r"))
+    store.add("texts", [tokenized("area", text, encoder(tokenizer))])
+    assert store.document("area").tolist() == spell(text)
+    assert counted(make(), documents="area")[0]
+
+
+def test_a_change_by_somebody_else_is_seen_while_serving(make, store, answer, monkeypatch):
+    engine = make()
+    library = engine._drafts.proposers["retrieval"].library
+    look, changed = library._look, threading.Event()
+
+    def looking() -> None:
+        before = library.status()["tenants"]
+        look()
+        if library.status()["tenants"] != before:
+            changed.set()
+
+    monkeypatch.setattr(library, "_look", looking)
+    assert counted(engine)[2]["corpus"] == 0
+    changes = (lambda: store.add("answers", [document(answer)]), lambda: store.remove("answers"))
+    for change, helps in zip(changes, (True, False), strict=True):
+        changed.clear()
+        change()
+        assert changed.wait(60)
+        text, _, found = counted(engine)
+        assert (text, found["corpus"] > 0) == (answer, helps)
+
+
+def test_a_store_of_another_tokenizer_stops_the_start(make_engine, tmp_path):
+    Store.create(tmp_path / "store", OTHER)
+    with pytest.raises(SpecplugError, match="of another tokenizer") as caught:
+        make_engine(tokenizer=byte_tokenizer(), proposer="retrieval", corpora={"store": str(tmp_path / "store")})
+    assert OTHER.name in str(caught.value)
+    assert type(byte_tokenizer()).__name__ in str(caught.value)
