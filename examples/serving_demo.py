@@ -1,26 +1,19 @@
-"""What the demos of serving engines share: two servers of one engine, without specplug and with it, asked the same.
+"""What the demos of serving engines share: servers of one engine, without specplug and with it, asked the same.
 
-See `vllm_demo.py` and `sglang_demo.py`, which say how their engine is launched.
+See `vllm_demo.py` and `sglang_demo.py`, which say how their engine is launched, and `rag_demo.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import socket
-import subprocess
-import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from statistics import median
 from typing import Any
 
+from demo_servers import MODEL, QUIET, Launch, Server, servers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -29,31 +22,15 @@ from specplug.demo.tasks import Task, make_tasks
 
 KINDS = ("edit", "quote", "json")
 MODES = ("no speculation", "specplug", "specplug, with the reference")
-MODEL = "tiny"  # its name on both servers
 MAX_TOKENS = 400
-FORGETFUL = {"ngram": {"memory_tokens": 0}, "ngram-tree": {"memory_tokens": 0}}
+FORGETFUL = {name: {"memory_tokens": 0} for name in ("ngram", "ngram-tree", "retrieval", "retrieval-tree")}
 """No response memory: everything is asked twice, and it would give the answer where the reference should."""
-START_SECONDS = 300
 NOTE = (
     "The reference of a request is the answer that it had before, which its prompt does not hold: the best case of a "
     "predicted output. Answers to 'edit' and 'quote' are copies from the prompt, where the n-gram proposer finds them "
     "without a reference; those to 'json' are so in part. Earlier responses are not remembered. The time is that "
     "of a model of 4 M parameters on this machine, HTTP included: on a CPU that shows the mechanism, not a GPU's gain."
 )
-QUIET = Console(stderr=True, highlight=False)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How a server is started.
-
-    Attributes:
-        command: that serves the shipped model; host, port and the model's name are added.
-        environment: variables beside this process's own.
-    """
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -74,28 +51,26 @@ class Demo:
 
     def run(self) -> None:
         """Start both servers, compare, print; exit with 1 if any text differs."""
-        options = _options(self.about)
-        for remark in self.remarks:
-            QUIET.print(remark, style="bold", soft_wrap=True)
+        options = parser(self.about).parse_args()
+        remark(self.remarks)
         settings = {"proposer": options.proposer, "policy": options.policy, "options": FORGETFUL}
         tasks = {kind: make_tasks(kind, "held-out", options.tasks, options.seed) for kind in KINDS}
-        launches = self.launches(settings, options.width)
-        with ExitStack() as stack:
-            plain, fast = (stack.enter_context(Server(*one)) for one in zip(MODES[:2], launches, strict=True))
-            with QUIET.status("starting two servers; this takes half a minute or so"):
-                plain.wait()
-                fast.wait()
-            rows = report(compare(plain, fast, tasks, self.with_prediction))
-        if options.json:
-            said = {"width": options.width, "specplug": settings, "remarks": list(self.remarks), "rows": rows}
-            print(json.dumps(said, indent=2))
-        else:
-            show(rows)
-        if any(row["identical"] < row["tasks"] for row in rows):
-            raise SystemExit("texts differ from those without speculation")
+        launches = dict(zip(MODES[:2], self.launches(settings, options.width), strict=True))
+        with servers(launches) as (plain, fast):
+            last = Arm(MODES[2], fast, lambda _, expected: self.with_prediction(expected))
+            rows = report(compare([Arm(MODES[0], plain), Arm(MODES[1], fast), last], tasks))
+        said = {"width": options.width, "specplug": settings, "remarks": list(self.remarks), "rows": rows}
+        finish(said, NOTE, as_json=options.json)
 
 
-def _options(about: str) -> argparse.Namespace:
+def remark(lines: Sequence[str]) -> None:
+    """Print what is to be known first, on standard error."""
+    for line in lines:
+        QUIET.print(line, style="bold", soft_wrap=True)
+
+
+def parser(about: str) -> argparse.ArgumentParser:
+    """Return a parser of the options that the demos share."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=6, help="tasks of each kind (default: %(default)s)")
     parser.add_argument("--proposer", default="ngram", help="see `specplug list` (default: %(default)s)")
@@ -103,80 +78,30 @@ def _options(about: str) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=8, help="most draft tokens per step (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="chooses the tasks (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    return parser.parse_args()
+    return parser
 
 
-class Server:
-    """One server and the processes that it starts; ends with the `with` block."""
+@dataclass(frozen=True)
+class Arm:
+    """One way to ask.
 
-    def __init__(self, name: str, launch: Launch) -> None:
-        self.name = name
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = Path(tempfile.mkstemp(prefix=f"{name.replace(' ', '-')}-", suffix=".log")[1])
-        where = ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", MODEL]
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*launch.command, *where],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **launch.environment},
-                start_new_session=True,
-            )
+    Attributes:
+        name: as the table has it.
+        server: whom.
+        extra: makes a request's `extra_body` from the task and the first arm's answer; None sends none.
+    """
 
-    def wait(self) -> None:
-        """Return when the server answers."""
-        deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
-                raise SystemExit(f"{tail}\n\nthe server {self.name!r} did not come up; its whole log: {self.log}")
-            time.sleep(0.3)
-
-    def _answers(self) -> bool:
-        try:
-            urllib.request.urlopen(f"{self.url}/health", timeout=5)
-        except (urllib.error.URLError, OSError):
-            return False
-        return True
-
-    def counts(self) -> dict[str, int]:
-        """Return what the server has drafted so far."""
-        with urllib.request.urlopen(f"{self.url}/specplug/status", timeout=60) as answer:
-            (engine,) = json.load(answer)["engines"]
-        total: dict[str, Any] = engine["workers"][0]["metrics"]["total"]
-        return {name: total[name] for name in ("target_steps", "proposed", "accepted", "emitted", "after_stop")}
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, error: Any, *_: object) -> None:
-        """End the server and its children; keep the log when something went wrong."""
-        self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(15)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # children that it left behind
-        self._process.wait()
-        if error is None or error is KeyboardInterrupt:
-            self.log.unlink()
-        else:
-            QUIET.print(f"log of the server {self.name!r}: {self.log}")
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    name: str
+    server: Server
+    extra: Callable[[Any, str], dict[str, Any]] | None = None
 
 
 @dataclass
 class Total:
-    """What one mode did with the tasks of one kind."""
+    """What one arm did with the tasks of one kind."""
 
     tokens: int = 0
-    seconds: float = 0.0
+    seconds: list[float] = field(default_factory=list)
     same: int = 0
     right: int = 0
     counts: dict[str, int] = field(default_factory=dict)
@@ -213,54 +138,54 @@ def ask(server: Server, prompt: str, *, stream: bool, extra: dict[str, Any] | No
     return text, tokens, time.perf_counter() - began
 
 
-def compare(
-    plain: Server, fast: Server, tasks: dict[str, list[Task]], with_prediction: Callable[[str], dict[str, Any]]
-) -> dict[str, dict[str, Total]]:
-    """Send every task in every mode; return the totals by kind and mode."""
-    for server in (plain, fast):  # what is set up once is not counted
-        ask(server, tasks["quote"][-1].prompt, stream=True)
-    found = {kind: {mode: Total() for mode in MODES} for kind in tasks}
+def compare(arms: Sequence[Arm], tasks: Mapping[str, Sequence[Task]]) -> dict[str, dict[str, Total]]:
+    """Send every task in every arm, the first of which does not speculate; return the totals by kind and arm."""
+    for arm in arms:  # what is set up once is not counted
+        ask(arm.server, next(iter(tasks.values()))[-1].prompt, stream=True)
+    found = {kind: {arm.name: Total() for arm in arms} for kind in tasks}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=QUIET) as progress:
         bar = progress.add_task("asking", total=sum(map(len, tasks.values())))
         for kind, items in tasks.items():
-            progress.update(bar, description=f"{kind}: {len(MODES)} requests each")
+            progress.update(bar, description=f"{kind}: {len(arms)} requests each")
             for number, task in enumerate(items):
-                _one(plain, fast, task, found[kind], with_prediction, stream=bool(number % 2))
+                turn = [arms[0], *(arms[1:] if number % 4 < 2 else arms[:0:-1])]  # no arm always comes behind the same
+                _one(turn, task, found[kind], stream=bool(number % 2))
                 progress.advance(bar)
     return found
 
 
-def _one(
-    plain: Server,
-    fast: Server,
-    task: Task,
-    totals: dict[str, Total],
-    with_prediction: Callable[[str], dict[str, Any]],
-    *,
-    stream: bool,
-) -> None:
-    expected = None
-    for mode, server in zip(MODES, (plain, fast, fast), strict=True):
-        total, before = totals[mode], fast.counts()
-        extra = with_prediction(expected) if mode == MODES[2] and expected is not None else None
-        text, tokens, seconds = ask(server, task.prompt, stream=stream, extra=extra)
-        expected = text if expected is None else expected
-        total.tokens, total.seconds = total.tokens + tokens, total.seconds + seconds
-        total.same += text == expected
-        total.right += bool(task.is_correct(text))
-        if server is fast:
-            for name, count in fast.counts().items():
-                total.counts[name] = total.counts.get(name, 0) + count - before[name]
+def _one(arms: Sequence[Arm], task: Task, totals: dict[str, Total], *, stream: bool) -> None:
+    plain, *others = arms
+    expected, tokens, seconds = ask(plain.server, task.prompt, stream=stream)
+    _add(totals[plain.name], task, expected, expected, tokens, seconds)
+    for arm in others:
+        total, before = totals[arm.name], arm.server.counts()
+        extra = arm.extra(task, expected) if arm.extra else None
+        text, tokens, seconds = ask(arm.server, task.prompt, stream=stream, extra=extra)
+        _add(total, task, text, expected, tokens, seconds)
+        for name, count in arm.server.counts().items():
+            total.counts[name] = total.counts.get(name, 0) + count - before[name]
+
+
+def _add(total: Total, task: Task, text: str, expected: str, tokens: int, seconds: float) -> None:
+    total.tokens += tokens
+    total.seconds.append(seconds)
+    total.same += text == expected
+    total.right += bool(task.is_correct(text))
 
 
 def report(found: dict[str, dict[str, Total]]) -> list[dict[str, Any]]:
-    """Return one row per kind and mode; no ratio where texts differ."""
+    """Return one row per kind and arm; no ratio where texts differ.
+
+    The ratio of tokens per second is that to the first arm, the median of the tasks: other work on the machine slows
+    single requests.
+    """
     rows = []
     for kind, totals in found.items():
-        base = totals[MODES[0]]
+        base = next(iter(totals.values()))
         for mode, total in totals.items():
-            ratio = (total.tokens / total.seconds) / (base.tokens / base.seconds)
+            ratio = median(slow / fast for slow, fast in zip(base.seconds, total.seconds, strict=True))
             rows.append(
                 {
                     "task": kind,
@@ -277,14 +202,24 @@ def report(found: dict[str, dict[str, Total]]) -> list[dict[str, Any]]:
     return rows
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def finish(said: dict[str, Any], note: str, *, as_json: bool) -> None:
+    """Print what there is to say, its rows as a table or all of it as JSON; exit with 1 if any text differs."""
+    if as_json:
+        print(json.dumps(said, indent=2))
+    else:
+        show(said["rows"], note)
+    if any(row["identical"] < row["tasks"] for row in said["rows"]):
+        raise SystemExit("texts differ from those without speculation")
+
+
+def show(rows: list[dict[str, Any]], note: str) -> None:
     """Print the table and what it means."""
     header = ("task", "server", "tokens", "tokens per step", "accepted", "tokens per second", "identical", "correct")
     table = Table(*header, title="One request at a time, by the openai client; half of them streamed")
     for row in rows:
         rate, ratio = row["acceptance_rate"], row["tokens_per_second_ratio"]
         table.add_row(
-            row["task"] if row["mode"] == MODES[0] else "",
+            row["task"] if row["mode"] == rows[0]["mode"] else "",
             row["mode"],
             str(row["tokens"]),
             "" if row["tokens_per_step"] is None else f"{row['tokens_per_step']:.2f}",
@@ -292,10 +227,10 @@ def show(rows: list[dict[str, Any]]) -> None:
             "outputs differ" if ratio is None else f"{ratio:.2f}x",
             f"{row['identical']} of {row['tasks']}",
             f"{row['correct']} of {row['tasks']}",
-            end_section=row["mode"] == MODES[-1],
+            end_section=row["mode"] == rows[-1]["mode"],
         )
     out = Console(highlight=False)
     if not out.is_terminal:
         out.width = 130
     out.print(table)
-    out.print(NOTE, style="dim")
+    out.print(note, style="dim")

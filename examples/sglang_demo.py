@@ -29,7 +29,8 @@ import sys
 from typing import Any
 
 import sglang_stand_ins
-from serving_demo import Demo, Launch
+from demo_servers import Launch
+from serving_demo import Demo
 
 from specplug.demo import model_path
 

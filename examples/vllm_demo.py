@@ -26,7 +26,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from serving_demo import Demo, Launch
+from demo_servers import Launch
+from serving_demo import Demo
 
 from specplug.demo import model_path
 

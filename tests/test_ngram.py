@@ -19,7 +19,6 @@ from pydantic import BaseModel, ValidationError
 
 from specplug.host import HostDraft
 from specplug.interfaces import PluginContext
-from specplug.match.lookup import SOURCES
 from specplug.match.options import LookupSettings
 from specplug.registry import Owner, Registry
 from specplug.settings import load_settings

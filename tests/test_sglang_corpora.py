@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +17,11 @@ from hypothesis import strategies as st
 from specplug.errors import EngineError, PluginError, RequestError
 from specplug.interfaces import HoldsCorpora
 from specplug.serving.corpora import Corpora
+from specplug.serving.telling import details_told
+from specplug.settings.model import CorporaSettings, Settings
 from specplug_ngram.reference import NgramReference
-from specplug_sglang.corpora import SEPARATOR, documents_of
+from specplug_sglang import corpora as adapter
+from specplug_sglang.corpus_texts import SEPARATOR, documents_of, handed_over, read_documents, taken
 
 TEXT = np.arange(10, dtype=np.int32)
 
@@ -135,15 +141,135 @@ def test_nothing_waits_for_a_corpus_that_is_being_added():
     slow.remove("texts")
 
 
-@given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=9), max_size=5), st.integers(1, 4))
+class Sharing(Holder):
+    """Holds what lies where others look, too."""
+
+    shares_corpora = True
+
+    def __init__(self, shelf: dict[str, list[Any]]) -> None:
+        super().__init__()
+        self.held = shelf
+
+    def add_corpus(self, name: str, documents: Sequence[Any]) -> int:
+        assert name not in self.held, "a store refuses names that it has"
+        return super().add_corpus(name, documents)
+
+
+def engines(shelf: dict[str, list[Any]], *own: Holder) -> list[Corpora]:
+    """Return the corpora of two engines of one server, each with two proposers that share, and one of its own."""
+    return [
+        Corpora({"a": Sharing(shelf), "own": holder, "b": Sharing(shelf)}, 100, "Set the limit", leads=not rank)
+        for rank, holder in enumerate(own)
+    ]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_what_engines_share_is_changed_by_one_of_them(order):
+    """SGLang tells all of them, in any order; each answers as if it had done it."""
+    shelf: dict[str, list[Any]] = {}
+    own = Holder(), Holder()
+    both = engines(shelf, *own)
+    assert [both[rank].add("texts", [TEXT, TEXT[:5]]) for rank in order] == [15, 15]
+    assert [*own[0].held] == [*own[1].held] == [*shelf] == ["texts"]
+    assert [corpora.sizes() for corpora in both] == [{"texts": 15}] * 2
+    for rank in order:
+        both[rank].remove("texts")
+    assert own[0].held == own[1].held == shelf == {}
+    with pytest.raises(RequestError, match="no corpus of this name"):
+        both[0].remove("texts")
+
+
+def test_an_engine_that_follows_changes_nothing():
+    shelf: dict[str, list[Any]] = {"theirs": [TEXT]}
+    follower = Corpora({"a": Sharing(shelf)}, 15, "Set the limit", leads=False)
+    assert follower.follows
+    assert follower.add("texts", [TEXT]) == 10
+    follower.remove("theirs")
+    assert [*shelf] == ["theirs"]
+    assert follower.sizes() == {"theirs": 10}
+
+
+def test_a_failed_addition_leaves_nothing_where_others_look():
+    shelf: dict[str, list[Any]] = {}
+    (leader,) = engines(shelf, Holder(add=ValueError("no")))
+    with pytest.raises(PluginError, match="add_corpus failed"):
+        leader.add("texts", [TEXT])
+    assert shelf == {}
+
+
+def test_specplugs_limit_counts_unless_sglangs_is_set(monkeypatch):
+    monkeypatch.setattr(adapter, "_flag_default", lambda: 1000)
+    settings = Settings(corpora=CorporaSettings(max_tokens=5000))
+    for said, expected in ((1000, (5000, "corpora.max_tokens")), (10, (10, "--speculative-ngram"))):
+        most, remedy = adapter.limit(SimpleNamespace(speculative_ngram_external_corpus_max_tokens=said), settings)
+        assert (most, expected[1] in remedy) == (expected[0], True)
+
+
+class Telling:
+    """Tells what it is told to."""
+
+    def __init__(self, said: Any) -> None:
+        self.said = said
+
+    def status(self) -> Any:
+        if isinstance(self.said, Exception):
+            raise self.said
+        return self.said
+
+
+def test_what_proposers_tell(caplog):
+    proposers = {"a": Telling({"x": 1}), "silent": object(), "b": Telling(ValueError("no"))}
+    assert details_told(proposers) == {"a": {"x": 1}, "b": {"error": "ValueError: no"}}
+    assert "'b': status failed" in caplog.text
+
+
+some_texts = st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=9), max_size=5)
+
+
+@given(some_texts, st.integers(1, 4))
 def test_documents_come_whole(texts, size):
     """SGLang cuts a file's documents to chunks, and puts a separator before all but the first."""
     chunks = []
     for number, text in enumerate(texts):
         whole = [SEPARATOR, *text] if number else text
         chunks += [whole[place : place + size] for place in range(0, len(whole), size)]
-    documents = documents_of(chunks)
+    documents = documents_of(taken(chunks))
     assert [document.tolist() for document in documents] == texts
     for document in documents:
         assert document.dtype == np.int32
         assert not document.flags.writeable
+
+
+def letters(text: str) -> Any:
+    return np.array([ord(letter) for letter in text], np.int32)
+
+
+@pytest.mark.parametrize("one_host", [True, False])
+@given(texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=9), max_size=6), most=st.integers(0, 60))
+def test_texts_pass_from_process_to_process(one_host, texts, most):
+    reading = read_documents(texts, letters, most)
+    kept, size = [], 0
+    for text in filter(None, texts):
+        size += len(text) + bool(kept)
+        if size > most:
+            break
+        kept.append([ord(letter) for letter in text])
+    with handed_over(reading.ids, one_host=one_host) as chunks:
+        found = [document.tolist() for document in documents_of(taken(json.loads(json.dumps(chunks))))]
+    assert found == kept
+    assert reading.truncated == (len(kept) < len([*filter(None, texts)]))
+
+
+def test_a_long_text_passes_in_a_file_that_is_gone_then(tmp_path, monkeypatch):
+    """What is unpacked between two steps is a name."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ids = np.arange(100_000, dtype=np.int32)
+    with handed_over(ids, one_host=True) as chunks:
+        assert sum(map(len, chunks)) < 500
+        assert len([*tmp_path.iterdir()]) == 1
+        assert np.array_equal(taken(chunks), ids)
+    assert [*tmp_path.iterdir()] == []
+    with handed_over(ids, one_host=False) as chunks:
+        assert max(map(len, chunks)) <= 4096
+        assert np.array_equal(taken(chunks), ids)
+    assert np.array_equal(taken([ids.tolist()]), ids)

@@ -1,28 +1,31 @@
 """Texts to draft from that operators add and remove while serving: SGLang's own routes for them, and where they end.
 
 SGLang keeps ``/add_external_corpus`` and its fellows for its own n-gram speculation.  Its code for them serves specplug
-too, told so: it reads, tokenises, bounds and truncates, and loads on a thread of the scheduler's process.  There the
-corpora reach the proposers that implement `HoldsCorpora`.
+too, told so, but for how texts are read: see `corpus_texts`.  It loads on a thread of the scheduler's process; there
+the corpora reach the proposers that implement `HoldsCorpora`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import inspect
 import logging
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from specplug.serving.corpora import Corpora, Document, refused
-from specplug_sglang.asked import is_asked
-
-SEPARATOR = -(2**31)
-"""What SGLang puts before every document but the first; no token."""
+from specplug.serving.corpora import Corpora, refused
+from specplug.settings.model import Settings
+from specplug_sglang.asked import is_asked, resolved
+from specplug_sglang.corpus_texts import Reading, Tokenize, documents_of, handed_over, read_documents, read_file, taken
+from specplug_sglang.intake import PARSER
 
 LIMIT_FLAG = "--speculative-ngram-external-corpus-max-tokens"
 
+_FLAG = LIMIT_FLAG.removeprefix("--").replace("-", "_")
 _MODULE = "sglang.srt.managers.tokenizer_control_mixin"
 _NGRAM = "NGRAM"
 
@@ -43,14 +46,17 @@ class ExternalCorpora:
     @functools.cached_property
     def corpora(self) -> Corpora | None:
         """The corpora; None on ranks that draft nothing."""
-        from sglang.srt.runtime_context import get_spec
+        from sglang.srt.runtime_context import get_parallel, get_spec
 
         stage = self.drafting.stage
-        most = int(get_spec().speculative_ngram_external_corpus_max_tokens)
-        return None if stage is None else Corpora(stage.proposers, most, f"Set {LIMIT_FLAG}")
+        most, remedy = limit(get_spec(), self.drafting.resolved.settings)
+        leads = not get_parallel().dp_rank
+        return None if stage is None else Corpora(stage.proposers, most, remedy, leads=leads)
 
     def load_first_corpus(self) -> None:
         """Add the corpus that the server was started with, if any; for the end of a worker's start.
+
+        One of its name that is there already, as it is in a store that outlives servers, is left as it is.
 
         Raises:
             ValueError: its file is not as SGLang wants it.
@@ -62,8 +68,11 @@ class ExternalCorpora:
         corpora, path = self.corpora, get_spec().speculative_ngram_external_corpus_path
         if corpora is None or path is None:
             return
-        corpora.sizes()  # refuses before anything is read
-        most, tokenizer = get_spec().speculative_ngram_external_corpus_max_tokens, self.target_worker.tokenizer
+        held = corpora.sizes()  # refuses before anything is read
+        if path in held:
+            _log.info("specplug: corpus %s is there already, with %d tokens; its file is not read", path, held[path])
+            return
+        most, tokenizer = limit(get_spec(), self.drafting.resolved.settings)[0], self.target_worker.tokenizer
         count = self.add_external_corpus(path, iter_external_corpus_chunks(path, tokenizer, most))
         _log.info("specplug: corpus %s has %d tokens", path, count)
 
@@ -71,7 +80,10 @@ class ExternalCorpora:
         """Add a corpus; SGLang calls this on a thread of its own, and tells what is raised to who asked."""
         if self.corpora is None:
             return 0
-        documents = documents_of(token_chunks)
+        documents = documents_of(taken(token_chunks))
+        if not documents:  # SGLang stops before a document that is too long
+            most = f"a text, {self.corpora.max_tokens} tokens at most"
+            raise refused("nothing to add", "no text, or one that is too long", most, self.corpora.raise_limit)
         if self.device.type == "cpu":
             return self.corpora.add(corpus_id, documents)
         with torch.get_device_module(self.device).device(self.model_runner.gpu_id):  # a thread begins on device 0
@@ -90,14 +102,27 @@ class ExternalCorpora:
         return {} if self.corpora is None else self.corpora.sizes()
 
 
-def documents_of(token_chunks: Iterable[Sequence[int]]) -> list[Document]:
-    """Return the documents of a corpus, whole, as SGLang cuts it: in chunks, separators between documents."""
-    chunks = [np.asarray(chunk, dtype=np.int32) for chunk in token_chunks]
-    text = np.concatenate(chunks) if chunks else np.zeros(0, dtype=np.int32)
-    text.flags.writeable = False
-    separators = np.flatnonzero(text == SEPARATOR)
-    starts, ends = [0, *(separators + 1).tolist()], [*separators.tolist(), len(text)]
-    return [text[start:end] for start, end in zip(starts, ends, strict=True) if end > start]
+def limit(spec: Any, settings: Settings) -> tuple[int, str]:
+    """Return how many tokens all corpora may have together, and what to do when they are more.
+
+    SGLang's flag bounds memory that its own n-gram would take.  specplug's setting counts in its place unless the flag
+    has been set.
+
+    Args:
+        spec: SGLang's settings of speculation.
+        settings: specplug's.
+    """
+    said = int(getattr(spec, _FLAG))
+    if said != _flag_default():
+        return said, f"Set {LIMIT_FLAG}"
+    return settings.corpora.max_tokens, "Set corpora.max_tokens in SPECPLUG_CONFIG"
+
+
+@functools.cache
+def _flag_default() -> int:
+    from sglang.srt.server_args import ServerArgs
+
+    return int(inspect.signature(ServerArgs).parameters[_FLAG].default)
 
 
 # -- in the processes that serve requests ----------------------------------------------------------------------------
@@ -113,22 +138,51 @@ def install() -> None:
 
 
 async def _add(original: Callable[..., Any], manager: Any, obj: Any) -> Any:
-    if is_asked(manager.server_args):
-        from sglang.srt.managers.io_struct import AddExternalCorpusReqOutput
+    if not is_asked(manager.server_args):
+        return await original(manager, obj)
+    from sglang.srt.managers.io_struct import AddExternalCorpusReqOutput
 
-        _open()
-        wrong = _wrong(obj)
-        if wrong:
-            return AddExternalCorpusReqOutput(success=False, message=wrong)
-        able = await manager.list_external_corpora()  # before anything is read and tokenised
-        if not able.success:
-            return AddExternalCorpusReqOutput(success=False, message=able.message)
-    return await original(manager, obj)
+    _open(manager.server_args)
+    wrong = _wrong(obj)
+    if wrong:
+        return AddExternalCorpusReqOutput(success=False, message=wrong)
+    able = await manager.list_external_corpora()  # before anything is read and tokenised
+    if not able.success:
+        return AddExternalCorpusReqOutput(success=False, message=able.message)
+    try:
+        return await _added(manager, obj)
+    except Exception as error:  # a file that is not as it should be, a full disk, no tokenizer
+        return AddExternalCorpusReqOutput(success=False, message=str(error))
+
+
+async def _added(manager: Any, obj: Any) -> Any:
+    """Read a corpus and let every scheduler add it; the answer is worded as SGLang's."""
+    from sglang.srt.managers.io_struct import AddExternalCorpusReqInput, AddExternalCorpusReqOutput
+    from sglang.srt.runtime_context import get_spec
+
+    most = limit(get_spec(), resolved(manager.server_args).settings)[0]
+    reading = await asyncio.to_thread(_read, obj, getattr(manager, PARSER).tokenizer, most)
+    name, call = obj.corpus_id or uuid.uuid4().hex, manager.add_external_corpus_communicator
+    with handed_over(reading.ids, one_host=manager.server_args.nnodes == 1) as chunks:
+        answers = await call(AddExternalCorpusReqInput(corpus_id=name, token_chunks=chunks))
+    done, message = call.merge_results(answers)
+    if not done:
+        return AddExternalCorpusReqOutput(success=False, message=message)
+    if reading.truncated:
+        message += f" (truncated: exceeded {most} token limit)"
+    count = answers[0].loaded_token_count
+    return AddExternalCorpusReqOutput(success=True, corpus_id=name, message=message, loaded_token_count=count)
+
+
+def _read(obj: Any, tokenize: Tokenize, most: int) -> Reading:
+    if obj.file_path is not None:
+        return read_file(obj.file_path, tokenize, most)
+    return read_documents(obj.documents, tokenize, most)
 
 
 async def _remove(original: Callable[..., Any], manager: Any, corpus_id: Any) -> Any:
     if is_asked(manager.server_args):
-        _open()
+        _open(manager.server_args)
         if not isinstance(corpus_id, str):
             from sglang.srt.managers.io_struct import RemoveExternalCorpusReqOutput
 
@@ -139,7 +193,7 @@ async def _remove(original: Callable[..., Any], manager: Any, corpus_id: Any) ->
 
 async def _list(original: Callable[..., Any], manager: Any) -> Any:
     if is_asked(manager.server_args):
-        _open()
+        _open(manager.server_args)
     return await original(manager)
 
 
@@ -150,34 +204,40 @@ def _wrong(obj: Any) -> str:
         if value is not None and not isinstance(value, str):
             return str(refused(f"{name} is wrong", repr(value)[:80], "a string"))
     documents = obj.documents
+    if documents is None and obj.file_path is None:
+        return "Either file_path or documents must be provided."
     if documents is not None and not (isinstance(documents, list) and all(isinstance(own, str) for own in documents)):
         return str(refused("documents is wrong", repr(documents)[:80], "a list of strings"))
     return ""
 
 
-def _open() -> None:
-    """Let the functions behind the routes, which ask by name, take specplug for SGLang's n-gram."""
+def _open(server_args: Any) -> None:
+    """Let the functions behind the routes, which ask by name, take specplug for SGLang's n-gram, with its own limit."""
     import sglang.srt.managers.tokenizer_control_mixin as module
 
     original = module.get_spec
     if hasattr(original, "_specplug"):
         return
 
+    settings = resolved(server_args).settings
+
     @functools.wraps(original)
     def get_spec() -> Any:
-        return _AsNgram(original())
+        spec = original()
+        return _AsNgram(spec, {_FLAG: limit(spec, settings)[0]})
 
     get_spec._specplug = True  # type: ignore[attr-defined]
     module.get_spec = get_spec
 
 
 class _AsNgram:
-    """The settings of a server's speculation, under the name of SGLang's n-gram."""
+    """The settings of a server's speculation, under the name of SGLang's n-gram, some of them others."""
 
     speculative_algorithm = _NGRAM
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: Any, others: dict[str, Any]) -> None:
         self._settings = settings
+        self.__dict__.update(others)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._settings, name)

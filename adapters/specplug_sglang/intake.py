@@ -16,7 +16,7 @@ from typing import Any
 from specplug_sglang import seams
 from specplug_sglang.asked import is_asked
 
-_PARSER = "_specplug_parser"  # on a TokenizerManager whose server asked for specplug
+PARSER = "_specplug_parser"  # on a TokenizerManager whose server asked for specplug
 _MARK = "_specplug_intake"
 _HTTP = "sglang.srt.entrypoints.http_server"
 _SHARES_ARGUMENTS = "sglang.srt.managers.multi_tokenizer_mixin.write_data_for_multi_tokenizer"
@@ -77,7 +77,7 @@ def _with_parser(original: Callable[..., None]) -> Callable[..., None]:
         from specplug_sglang.parsing import parser_of
 
         parser = parser_of(self)
-        setattr(self, _PARSER, parser)
+        setattr(self, PARSER, parser)
         self.preferred_sampling_params = parser.preferred(self.preferred_sampling_params)
         if _HTTP in sys.modules:
             parser.prepare_for_serving()
@@ -91,7 +91,7 @@ def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def generate_request(self: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        parser = getattr(self, _PARSER, None)
+        parser = getattr(self, PARSER, None)
         if parser is None or not says_something(obj):
             return original(self, obj, *args, **kwargs)
         return _after_parsing(parser, obj, lambda: original(self, obj, *args, **kwargs))
@@ -116,7 +116,7 @@ def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def serve_generate_request(obj: Any, request: Any) -> Any:
         module = sys.modules[_HTTP]
-        parser = getattr(module.get_global_state().tokenizer_manager, _PARSER, None)
+        parser = getattr(module.get_global_state().tokenizer_manager, PARSER, None)
         if parser is not None and says_something(obj):
             try:
                 await parser.parse(obj)
@@ -133,7 +133,7 @@ def _taking_predictions(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     async def handle_request(self: Any, request: Any, raw_request: Any) -> Any:
-        parser = getattr(self.tokenizer_manager, _PARSER, None)
+        parser = getattr(self.tokenizer_manager, PARSER, None)
         # What comes through SGLang's gRPC bridge has no body to look at.
         if parser is not None and hasattr(request, "custom_params") and hasattr(raw_request, "json"):
             body = await raw_request.json()  # kept since the model was made of it

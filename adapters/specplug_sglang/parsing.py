@@ -20,6 +20,11 @@ CUSTOM = "custom_params"
 class Parser(parsing.Parser):
     """Parses the fields of one server's requests; what it makes of them passes through SGLang's transport."""
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The server's, for texts of any length, on any thread."""
+        return self._tokenizer
+
     def parsed(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
         """Return custom parameters with specplug's fields in their packed form.
 

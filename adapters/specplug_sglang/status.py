@@ -13,7 +13,7 @@ from typing import Any
 
 from specplug.errors import SettingsError
 from specplug.serving.control import parse_order
-from specplug.serving.telling import by_plugin, settings_told
+from specplug.serving.telling import by_plugin, details_told, settings_told
 
 logger = logging.getLogger("specplug")
 
@@ -74,6 +74,7 @@ def worker_status(scheduler: Any) -> dict[str, Any]:
             "device": str(drafting.device),
             "proposers": [settings.proposer, *settings.extra_proposers],
             "sources": list(drafting.stage.sources),
+            "details": details_told(drafting.stage.proposers),
             "metrics": drafting.stage.metrics.snapshot().as_dict(),
         }
     return status

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from specplug.corpus.building import Builder
 from specplug.corpus.documents import Document
 from specplug.corpus.fingerprint import Fingerprint, fingerprint
 from specplug.corpus.store import Store
 from specplug.corpus.view import LiveSegment, Snapshot, View
+from specplug.corpus.writing import breathe
 from specplug.interfaces import PluginContext
-from specplug.match.shelves import Segment
+from specplug.match.shelves import Segment, Shelf
 from specplug.settings.model import CorporaSettings
 from specplug_retrieval.beginnings import Beginnings
 from specplug_retrieval.temporary import TemporaryFolder
 
 Tokens = npt.NDArray[np.int32]
 Tenants = Mapping[str, Sequence[Segment]]
+
+SEGMENT_TOKENS = 1 << 22
+"""Of segments that a server writes: the system takes large arrays back with the interpreter held, 16 MB in 4 ms."""
 
 UNKNOWN = Fingerprint("unknown", "unknown", 2**31 - 1)
 """Of a store that a server without a tokenizer makes: ids are all that is known."""
@@ -41,9 +46,11 @@ class Library:
 
     Args:
         context: `context.corpora` names the store; without one, corpora that are added lie in a temporary folder.
+        shelf_of: makes of all segments, by tenant, what is drafted from.
     """
 
-    def __init__(self, context: PluginContext) -> None:
+    def __init__(self, context: PluginContext, shelf_of: Callable[[Tenants], Shelf]) -> None:
+        self._shelf_of = shelf_of
         self._settings: CorporaSettings = context.corpora or CorporaSettings()
         self._tokenizer = _told(context)
         self._beginnings = None if context.tokenizer is None else Beginnings(context.tokenizer)
@@ -52,8 +59,8 @@ class Library:
         self._view: View | None = None
         self._seen: Snapshot | None = None
         self._sizes: dict[str, dict[str, int]] = {}
-        self._newest: Tenants | None = None
-        self._taken: Tenants | None = None
+        self._newest: Shelf | None = None
+        self._taken: Shelf | None = None
         self._looking, self._ended = threading.Lock(), threading.Event()
         self._removing: set[tuple[str, str]] = set()
         self._watcher = threading.Thread(target=self._watch, name="specplug-corpora", daemon=True)
@@ -72,16 +79,17 @@ class Library:
             self._own = TemporaryFolder("specplug-corpora-")
         path = self._own.path if self._own is not None else Path(self._settings.store or "").expanduser()
         if self._tokenizer is None and path.exists():
-            self._store = Store.open(path)
+            self._store = Store.open(path, segment_tokens=SEGMENT_TOKENS)
         else:  # another process of the server may be making it just now
-            self._store = Store.create(path, self._tokenizer or UNKNOWN)
+            self._store = Store.create(path, self._tokenizer or UNKNOWN, segment_tokens=SEGMENT_TOKENS)
         self._view = View(path, self._tokenizer)
         self._look()
+        _warm_up()
         if self._own is None:
             self._watcher.start()
 
-    def changed(self) -> Tenants | None:
-        """Return all segments if they are others than last time, else None.  For the thread of the steps."""
+    def changed(self) -> Shelf | None:
+        """Return what to draft from if it is another than last time, else None.  For the thread of the steps."""
         newest = self._newest
         if newest is self._taken:
             return None
@@ -144,7 +152,10 @@ class Library:
             self._own.close()
 
     def _document(self, name: str, ids: Tokens) -> Document:
-        return Document(name, ids, () if self._beginnings is None else self._beginnings.of(ids))
+        if self._beginnings is None:
+            return Document(name, ids)
+        breathe()  # reading takes half a millisecond, much of it with the interpreter held
+        return Document(name, ids, self._beginnings.of(ids))
 
     def _opened(self) -> Store:
         assert self._store is not None, "open() comes first"
@@ -186,13 +197,20 @@ class Library:
             for corpus in self._opened().list():
                 sizes.setdefault(corpus.tenant, {})[corpus.name] = corpus.tokens
             self._sizes, self._seen = sizes, seen
-            self._newest = {tenant: [_searched(live) for live in all_live] for tenant, all_live in seen.tenants.items()}
+            self._newest = self._shelf_of({name: [*map(_searched, live)] for name, live in seen.tenants.items()})
 
 
 def _searched(live: LiveSegment) -> Segment:
     """Return a segment as kernels search it."""
     it = live.segment
     return Segment(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
+
+
+def _warm_up() -> None:
+    """Compile what sorts texts, or load it: in the middle of serving that would hold steps up."""
+    builder = Builder()
+    builder.append("toy", b"toy", [np.array([1, 2, 1, 2], np.int32)])
+    builder.sections()
 
 
 def _told(context: PluginContext) -> Fingerprint | None:

@@ -38,7 +38,7 @@ class Retrieval(LookupProposer):
 
     def __init__(self, context: PluginContext) -> None:
         super().__init__(context, context.options or LookupSettings())
-        self.library = Library(context)
+        self.library = Library(context, self.lookup.shelf_of)
         self.shares_corpora = context.corpora is not None and context.corpora.store is not None
 
     def warmup(self) -> None:

@@ -24,13 +24,16 @@ class TemporaryFolder:
 
     def __init__(self, prefix: str) -> None:
         _sweep(prefix)
+        self._handle: int | None
         self._folder, self._handle = _made(prefix)
         self.path = self._folder / "store"
 
     def close(self) -> None:
-        """Delete all."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        os.close(self._handle)
+        """Delete all; do nothing if that was done."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(handle)
 
 
 def _made(prefix: str) -> tuple[Path, int]:

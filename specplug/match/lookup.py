@@ -67,9 +67,13 @@ class Lookup:
         self._numbers = Numbers()
         self.stock({})
 
-    def stock(self, tenants: Mapping[str, Sequence[Segment]]) -> None:
-        """Draft from these segments, by tenant, instead of those before; between two steps.  Nothing is copied."""
-        self.shelf = Shelf(tenants, self._numbers)
+    def shelf_of(self, tenants: Mapping[str, Sequence[Segment]]) -> Shelf:
+        """Return a shelf of these segments, by tenant, for `stock`; on any thread, but one at a time."""
+        return Shelf(tenants, self._numbers)
+
+    def stock(self, shelf: Shelf | Mapping[str, Sequence[Segment]]) -> None:
+        """Draft from these segments instead of those before; between two steps.  No text is copied."""
+        self.shelf = shelf if isinstance(shelf, Shelf) else self.shelf_of(shelf)
         self.rows.leave_shelf()
         self._state, self._unlearnt = self._state_with(self.tables), self._state_with(self._usual)
 

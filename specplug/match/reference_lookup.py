@@ -12,7 +12,7 @@ import numpy as np
 
 from specplug.match.lookup import LookupOptions
 from specplug.match.recency import GRANULE
-from specplug.match.reference_gathering import NEAR, OWN, Gathering, Row, Voter
+from specplug.match.reference_gathering import CORPUS, NEAR, OWN, Gathering, Row, Voter
 from specplug.match.reference_learning import Learnt
 from specplug.match.reference_memory import Memory
 from specplug.match.reference_shelves import ReferenceShelf
@@ -162,7 +162,7 @@ class ReferenceLookup:
                 continue
             weight = self.learnt.weight(voter.kind, voter.length)
             if voter.kind < NEAR:
-                weight /= 1.0 + 0.05 * rank
+                weight /= 1.0 + (0.3 if source >= CORPUS else 0.05) * rank
             say = says.get(token, Say(token, 0.0, -1, 0, 0, 0, False))
             if source == OWN and (voter.length > say.longest or not say.sources & 1):
                 say = say._replace(origin=voter.at)

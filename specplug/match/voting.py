@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from specplug.match.compiled import compiled
-from specplug.match.evidence import FROM, NEAR, OWN, RESPONSE, length_class, odds, source_bit, vote_key
+from specplug.match.evidence import CORPUS, FROM, NEAR, OWN, RESPONSE, length_class, odds, source_bit, vote_key
 from specplug.match.shelves import token_behind
 
 _AGE = 0.05
+_CROWD = 0.3  # a corpus has its places in no order of age; many of the same are often copies of one
 _LENGTH_BONUS = 1.0  # a longer match promises more beyond the next token
 
 
@@ -62,7 +63,7 @@ def vote(state: Any, slot: int, node: int, count: int) -> int:
         chance = odds(votes, vote_key(kind, length))
         weight = chance * chance
         if kind < NEAR:
-            weight /= 1.0 + _AGE * rank
+            weight /= 1.0 + (_CROWD if kind & FROM >= CORPUS else _AGE) * rank
         t = 0
         while t < tokens and token_of[t] != token:
             t += 1

@@ -11,6 +11,7 @@ import importlib
 from typing import Any
 
 _PUBLIC = {
+    "specplug.replay.corpora": ("distractors",),
     "specplug.replay.foreign": ("load_factory", "replay_foreign"),
     "specplug.replay.harness": ("harness_factory",),
     "specplug.replay.interleaved": ("replay_interleaved",),
@@ -18,7 +19,7 @@ _PUBLIC = {
     "specplug.replay.score": ("BATCHES", "Calibration", "Counts", "Roofline", "mean_speedup", "pool"),
     "specplug.replay.setup": ("Result", "Setup"),
     "specplug.replay.tokenizers": ("TokenItem", "Tokenizer", "load_tokenizer", "tokenize"),
-    "specplug.replay.traces_io": ("Item", "read_traces"),
+    "specplug.replay.traces_io": ("Item", "read_traces", "without_documents"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
+from types import MappingProxyType
 from typing import TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from specplug.errors import EngineError
 from specplug.interfaces import PluginContext, Trimmer
 from specplug.pipeline.stages import DraftStage
 from specplug.registry import Registry, default_registry
+from specplug.replay.corpora import Corpora, hand_over
 from specplug.replay.late import EarlyPlans, LateVerdicts
 from specplug.replay.lean import LeanStage, can_stand_in
 from specplug.replay.loop import Offer
@@ -40,6 +42,8 @@ from specplug.types.request import Lifecycle, Reference, Request, RequestEvent
 
 S = TypeVar("S", bound=PluginSpec)
 
+NO_CORPORA: Corpora = MappingProxyType({})
+
 
 class ReplayEngine:
     """Runs a proposer and a policy over requests whose output somebody else knows.
@@ -50,6 +54,7 @@ class ReplayEngine:
         max_length: L, the longest prompt and output.
         vocab_size: ids lie in [0, vocab_size).
         told: B, the identical requests that a single one stands for (see `specplug.replay.told`); with several seats 1.
+        corpora: handed to a proposer that holds some whenever it is built.
         registry: of plug-ins; the installed ones by default.
 
     Attributes:
@@ -67,11 +72,12 @@ class ReplayEngine:
         vocab_size: int,
         seats: int = 1,
         told: int = 1,
+        corpora: Corpora = NO_CORPORA,
         registry: Registry | None = None,
     ) -> None:
         registry = registry or default_registry()
         self._settings = load_settings(setup.as_settings(), flags_origin="specplug replay", registry=registry).settings
-        self._setup, self._told = setup, told
+        self._setup, self._told, self._corpora = setup, told, corpora
         self._registry = _Dressed(registry, self._dress)
         self._context = PluginContext(
             EngineCaps(max_width=setup.gamma, trees=setup.trees, decision_lag=setup.lag),
@@ -97,6 +103,11 @@ class ReplayEngine:
         is_lean = self._setup.lean and can_stand_in(self._settings)
         self._drafts = LeanStage(stage, self._context.max_slots) if is_lean else stage
         self._plans = build_plan_stage(self._settings, self._registry, self._context, self._drafts.metrics.fault)
+        self.add_corpora(self._corpora)
+
+    def add_corpora(self, corpora: Corpora) -> None:
+        """Hand corpora to a proposer that holds some; others draft without.  They are gone at the next `reset`."""
+        hand_over(self._stage.proposers, corpora)
 
     def close(self) -> None:
         """Release the proposer; its faults stay counted."""

@@ -7,6 +7,8 @@ Its configuration comes from the environment:
     SPECPLUG_REPLAY_BATCH       batch size that the policy is told, else 1
     SPECPLUG_REPLAY_TREES       1: the target verifies trees
     SPECPLUG_REPLAY_REFERENCES  1: documents become the request's references; else they are ignored
+    SPECPLUG_REPLAY_CORPUS      1: documents become a corpus: in serving mode all of them before the first request, by
+                                `preload`; in cold mode each request's own when it starts
     SPECPLUG_REPLAY_LENGTH      longest context, else 131072
     SPECPLUG_CONFIG             everything else, options of plug-ins too
 """
@@ -20,6 +22,7 @@ from typing import Any
 
 from specplug.errors import SettingsError
 from specplug.registry import Registry
+from specplug.replay.corpora import DOCUMENTS, distinct
 from specplug.replay.engine import ReplayEngine
 from specplug.replay.loop import Offer
 from specplug.replay.run import VOCAB_SIZE
@@ -47,7 +50,7 @@ def harness_factory(gamma: int, mode: str) -> HarnessProposer:
     Raises:
         SettingsError, PluginError: the environment names what is not there.
     """
-    return HarnessProposer.from_environment(gamma, os.environ)
+    return HarnessProposer.from_environment(gamma, os.environ, mode=mode)
 
 
 class HarnessProposer:
@@ -57,20 +60,32 @@ class HarnessProposer:
         setup: what runs.
         batch: the batch size that the policy is told.
         max_length: longest context.
+        mode: "cold" or "serving".  Where `setup.corpus` says that documents become a corpus, these are a request's own
+            in cold mode, and in serving mode those that `preload` is handed.
     """
 
     def __init__(
-        self, setup: Setup, *, batch: int = 1, max_length: int = _MAX_LENGTH, registry: Registry | None = None
+        self,
+        setup: Setup,
+        *,
+        batch: int = 1,
+        max_length: int = _MAX_LENGTH,
+        mode: str = "serving",
+        registry: Registry | None = None,
     ) -> None:
         self.tree = setup.trees
         """Whether drafts may be trees, which harnesses do not hold to gamma nodes."""
         self._engine = ReplayEngine(setup, max_length=max_length, vocab_size=VOCAB_SIZE, told=batch, registry=registry)
+        self._preloads = setup.corpus and mode != "cold"
+        self._adds_own = setup.corpus and mode == "cold"
         self._is_fresh = True
         self._offer: Offer | None = None
         self._running: str | None = None
 
     @classmethod
-    def from_environment(cls, gamma: int, env: Mapping[str, str], registry: Registry | None = None) -> HarnessProposer:
+    def from_environment(
+        cls, gamma: int, env: Mapping[str, str], registry: Registry | None = None, *, mode: str = "serving"
+    ) -> HarnessProposer:
         """Read the module's variables from `env`."""
         setup = Setup(
             proposer=env.get("SPECPLUG_REPLAY_PROPOSER") or "ngram",
@@ -78,10 +93,11 @@ class HarnessProposer:
             gamma=gamma,
             trees=_number(env, "SPECPLUG_REPLAY_TREES", 0, 0) == 1,
             references=_number(env, "SPECPLUG_REPLAY_REFERENCES", 0, 0) == 1,
+            corpus=_number(env, "SPECPLUG_REPLAY_CORPUS", 0, 0) == 1,
         )
         batch = _number(env, "SPECPLUG_REPLAY_BATCH", 1, 1)
         max_length = _number(env, "SPECPLUG_REPLAY_LENGTH", _MAX_LENGTH, 2)
-        return cls(setup, batch=batch, max_length=max_length, registry=registry)
+        return cls(setup, batch=batch, max_length=max_length, mode=mode, registry=registry)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -89,11 +105,19 @@ class HarnessProposer:
             self._engine.reset()
         self._is_fresh, self._running = True, None
 
+    def preload(self, documents: Sequence[Ids]) -> None:
+        """Draft from the documents of all requests, if the setup has them as a corpus; once, behind `reset`."""
+        if self._preloads:
+            self._is_fresh = False
+            self._add(documents)
+
     def start(self, request_id: str, prompt: Ids, documents: Sequence[Ids]) -> None:
-        """Begin a request."""
+        """Begin a request, in cold mode behind a `reset`."""
         if self._running is not None:
             raise ValueError(f"{self._running!r} still runs; finish it before {request_id!r} starts")
         self._is_fresh, self._running, self._offer = False, request_id, None
+        if self._adds_own:
+            self._add(documents)
         self._engine.start(0, request_id, prompt, documents)
 
     def update(self, request_id: str, new_tokens: Sequence[int]) -> None:
@@ -121,6 +145,11 @@ class HarnessProposer:
     def memory(self) -> int | None:
         """Return the bytes that the proposer says it holds."""
         return self._engine.memory()
+
+    def _add(self, documents: Sequence[Ids]) -> None:
+        texts = distinct(documents)
+        if texts:
+            self._engine.add_corpora({DOCUMENTS: texts})
 
 
 def _tree_type() -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from specplug.errors import SettingsError
 from specplug.registry import Registry
+from specplug.replay.corpora import corpora_of
 from specplug.replay.engine import ReplayEngine
 from specplug.replay.loop import drive, longest
 from specplug.replay.run import VOCAB_SIZE
@@ -34,5 +35,12 @@ def replay_interleaved(
     """
     if mode == "cold" and batch > 1:
         raise SettingsError.build("cold mode runs one request at a time", found=f"{batch} in flight", expected="1")
-    engine = ReplayEngine(setup, seats=batch, max_length=longest(items), vocab_size=vocab_size, registry=registry)
+    engine = ReplayEngine(
+        setup,
+        seats=batch,
+        max_length=longest(items),
+        vocab_size=vocab_size,
+        corpora=corpora_of(items, documents=setup.corpus, distractors=setup.distractors),
+        registry=registry,
+    )
     return drive(engine, items, seats=batch, cold=mode == "cold", progress=progress)

@@ -10,12 +10,18 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from specplug.replay.setup import Mode, Progress, Result, Setup
-from specplug.replay.tokenizers import TokenItem
+from specplug.replay.tokenizers import Ids, TokenItem
 
 Traces = Mapping[str, Sequence[TokenItem]]
 """Tokenised requests by workload."""
+
+Distractors = Mapping[str, Sequence[Sequence[Ids]]]
+"""Corpora by workload, the documents of each; see `specplug.replay.corpora.distractors`."""
+
+NO_DISTRACTORS: Distractors = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,7 @@ def execute(
     traces: Traces,
     *,
     vocab_size: int,
+    distractors: Distractors = NO_DISTRACTORS,
     jobs: int = 1,
     advance: Callable[[int], None] = lambda items: None,
 ) -> list[Found]:
@@ -111,18 +118,25 @@ def execute(
 
     Args:
         vocab_size: of the tokenizer that made the traces.
+        distractors: handed to proposers that hold corpora, beside what their setup hands them.
         jobs: processes; 1 stays in this one.
         advance: called with the number of requests replayed since the last call.
     """
     results: list[dict[str, Result]] = [{} for _ in runs]
+
+    def one(index: int, workload: str, progress: Progress) -> Result:
+        return _one(runs[index], traces[workload], vocab_size, distractors.get(workload, ()), progress)
+
     tasks = [(index, workload) for index in range(len(runs)) for workload in traces]
     if jobs == 1 or len(tasks) == 1:
         for index, workload in tasks:
-            results[index][workload] = _one(runs[index], traces[workload], vocab_size, lambda done, of: advance(1))
+            results[index][workload] = one(index, workload, lambda done, of: advance(1))
     else:
         context = multiprocessing.get_context("spawn")  # threads of torch and numba do not survive a fork
         with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_single_thread) as pool:
-            futures = {pool.submit(_one, runs[i], traces[w], vocab_size): (i, w) for i, w in tasks}
+            futures = {
+                pool.submit(_one, runs[i], traces[w], vocab_size, distractors.get(w, ())): (i, w) for i, w in tasks
+            }
             try:
                 for future in as_completed(futures):
                     index, workload = futures[future]
@@ -141,7 +155,13 @@ def _single_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _one(run: Run, items: Sequence[TokenItem], vocab_size: int, progress: Progress | None = None) -> Result:
+def _one(
+    run: Run,
+    items: Sequence[TokenItem],
+    vocab_size: int,
+    distractors: Sequence[Sequence[Ids]] = (),
+    progress: Progress | None = None,
+) -> Result:
     """Replay one workload."""
     contender = run.contender
     if contender.setup is None:
@@ -151,7 +171,7 @@ def _one(run: Run, items: Sequence[TokenItem], vocab_size: int, progress: Progre
         return replay_foreign(
             items, contender.peer, gamma=run.gamma, mode=run.mode, in_flight=run.in_flight, progress=progress
         )
-    setup = replace(contender.setup, gamma=run.gamma)
+    setup = replace(contender.setup, gamma=run.gamma, distractors=(*contender.setup.distractors, *distractors))
     if run.in_flight > 1:
         from specplug.replay.interleaved import replay_interleaved
 

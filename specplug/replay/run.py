@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specplug.registry import Registry
+from specplug.replay.corpora import corpora_of
 from specplug.replay.engine import ReplayEngine
 from specplug.replay.loop import drive, longest
 from specplug.replay.setup import Mode, Progress, Result, Setup
@@ -37,5 +38,12 @@ def replay(
     Raises:
         SettingsError, PluginError: the setup names what is not there, or its options are wrong.
     """
-    engine = ReplayEngine(setup, max_length=longest(items), vocab_size=vocab_size, told=batch, registry=registry)
+    engine = ReplayEngine(
+        setup,
+        max_length=longest(items),
+        vocab_size=vocab_size,
+        told=batch,
+        corpora=corpora_of(items, documents=setup.corpus, distractors=setup.distractors),
+        registry=registry,
+    )
     return drive(engine, items, cold=mode == "cold", progress=progress)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specplug.replay.score import Calibration, Counts
+from specplug.replay.tokenizers import Ids
 
 Mode = Literal["cold", "serving"]
 """cold: nothing is kept between requests; serving: one after another, all state kept."""
@@ -25,6 +26,8 @@ class Setup:
         options: of plug-ins, by plug-in name, as in `Settings.options`.
         lag: 0, 1 or 2 steps that decisions are late: see `specplug.replay.engine`.
         references: hand the items' documents over as references of their requests.
+        corpus: hand the documents of all items over as one corpus before the first, to proposers that hold corpora.
+        distractors: further corpora for them, the documents of each; see `specplug.replay.corpora.distractors`.
         trees: the target verifies trees.
         settings: further settings, as `SPECPLUG_CONFIG` takes them.
         lean: drafts pass through `specplug.replay.lean`, which is several times faster than the stage that engines use
@@ -37,6 +40,8 @@ class Setup:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     lag: int = 0
     references: bool = False
+    corpus: bool = False
+    distractors: Sequence[Sequence[Ids]] = field(default=(), compare=False, repr=False)
     trees: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     lean: bool = True

@@ -47,6 +47,27 @@ def read_traces(path: Path | str) -> dict[str, list[Item]]:
     return workloads
 
 
+def without_documents(item: Item) -> Item:
+    """Return an item without the text of its documents in its prompt: references or corpora are all there is of it.
+
+    Raises:
+        TraceError: a document does not stand in the prompt as it is, but for space around it.
+    """
+    prompt = item.prompt
+    for number, document in sorted(enumerate(item.documents), key=lambda each: -len(each[1])):
+        text = document if document in item.prompt else document.strip()
+        if text not in item.prompt:
+            raise TraceError.build(
+                "a document cannot be cut out of its prompt",
+                who=f"item {item.id!r}, document {number}",
+                found="other text in the prompt",
+                expected="the document as it is",
+            )
+        if text:
+            prompt = prompt.replace(text, "")
+    return item.model_copy(update={"prompt": prompt})
+
+
 def _read_file(file: Path) -> Iterator[Item]:
     seen: dict[str, int] = {}
     try:

@@ -394,7 +394,7 @@ def test_requests_without_a_body_keep_their_fields():
         return request.custom_params
 
     wrapped = intake._taking_predictions(handle_request)
-    serving = SimpleNamespace(tokenizer_manager=SimpleNamespace(**{intake._PARSER: object()}))
+    serving = SimpleNamespace(tokenizer_manager=SimpleNamespace(**{intake.PARSER: object()}))
     given = {"specplug_tenant": "a"}
     found = asyncio.run(wrapped(serving, SimpleNamespace(custom_params=given), SimpleNamespace()))
     assert found is given

@@ -1,0 +1,194 @@
+"""The arms of `benchmarks.corpus_cost`: who is asked what follows a context, in batches, and what memory that takes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from specplug.corpus.documents import Document
+from specplug.corpus.view import LiveSegment
+from specplug.match.compiled import compiled
+from specplug.match.lookup import Lookup, LookupOptions
+from specplug.match.records import lent
+from specplug.match.searching import find_points
+from specplug.match.shelves import Segment, nearest
+from specplug.match.texts import MOST_CANDIDATES
+
+Ids = npt.NDArray[np.int32]
+
+KEY = 64
+"""Tokens of a context that specplug compares at most."""
+
+MOST = 512
+"""Contexts of a batch at most."""
+
+DEPTH = 18
+"""Tokens of a context that SGLang compares, by default (`--speculative-ngram-max-trie-depth`)."""
+
+
+class Contexts(NamedTuple):
+    """Where contexts end: `text[: at[i]]`.
+
+    Attributes:
+        text: [n] int32.
+        at: [m] int64.
+    """
+
+    text: Ids
+    at: npt.NDArray[np.int64]
+
+    def tails(self, chosen: slice) -> list[list[int]]:
+        """Return the last tokens of some contexts, as SGLang's worker hands them over."""
+        return [self.text[end - DEPTH : end].tolist() for end in self.at[chosen]]
+
+
+def contexts(text: Ids, count: int, seed: int) -> Contexts:
+    """Return random contexts of a text, in the middle of its documents."""
+    draw = np.random.default_rng(seed)
+    inside = np.convolve(text < 0, np.ones(DEPTH), "valid") == 0  # no document ends in the last tokens
+    at = np.flatnonzero(inside) + DEPTH
+    return Contexts(text, draw.choice(at[at >= KEY], count).astype(np.int64))
+
+
+class Ours:
+    """specplug's search of a store's segments: the kernels that its proposer calls, for a batch at a time.
+
+    Attributes:
+        first: the address of the first segment's text, in tokens.
+    """
+
+    name = "specplug"
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._lookup = Lookup(MOST, 2 * KEY, 1, LookupOptions(response_tokens=0), trees=False)
+        self._matches, self._found = np.zeros(MOST_CANDIDATES, np.int32), np.zeros(MOST_CANDIDATES, np.int64)
+        self._slots, self._limits = np.arange(MOST), np.ones(MOST, np.int32)
+        self.stock(segments)
+        for slot in range(MOST):
+            self._lookup.start(slot, tenant="")
+
+    def stock(self, segments: Sequence[Segment]) -> None:
+        """Search these segments from now on."""
+        self._lookup.stock({"": segments})
+        self.first = segments[0].text.ctypes.data // 4 if segments else 0
+
+    def prepare(self, asked: Contexts, chosen: slice) -> Any:
+        """Make what an engine has at hand: the texts' last tokens."""
+        ends = asked.at[chosen]
+        return np.stack([asked.text[end - KEY : end] for end in ends])
+
+    def place(self, prepared: Any) -> None:
+        """Have the contexts as the requests' texts."""
+        texts, count = self._lookup.texts, len(prepared)
+        texts.text[:count, :KEY] = prepared
+        texts.lengths[:count] = KEY
+        self._asked = self._slots[:count], self._limits[:count]
+
+    def ask(self) -> None:
+        """Find the places that match each context best."""
+        self._count = _ask(self._lookup._state, *self._asked, self._matches, self._found)
+
+    def best(self, context: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the places that match a context best, how many tokens each and its address in tokens."""
+        texts, last = self._lookup.texts, np.asarray(context[-KEY:], np.int32)
+        texts.text[0, : last.size], texts.lengths[0] = last, last.size
+        self._asked = self._slots[:1], self._limits[:1]
+        self.ask()
+        return list(zip(self._matches[: self._count].tolist(), self._found.tolist(), strict=False))
+
+
+class Theirs:
+    """SGLang's suffix automaton behind its `NgramCorpus`, asked for the smallest draft: one token."""
+
+    name = "SGLang"
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        stand_in_for_triton()
+        from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
+
+        self._corpus = NgramCorpus(
+            max_trie_depth=DEPTH,
+            min_bfs_breadth=1,
+            max_bfs_breadth=10,
+            draft_token_num=2,
+            match_type="BFS",
+            capacity=100_000,
+            external_sam_budget=1,
+            external_corpus_max_tokens=1 << 30,  # 10 million by default
+        )
+        self.seconds_of_lists = 0.0
+        began = time.perf_counter()
+        self.tokens = self._corpus.load_external_corpus_named("all", self._chunks(documents))
+        self._corpus.commit_external_corpus_load("all", self.tokens)
+        self.seconds = time.perf_counter() - began - self.seconds_of_lists
+
+    def _chunks(self, documents: Sequence[Document]) -> Iterator[list[int]]:
+        from sglang.srt.speculative.cpp_ngram.external_corpus import SEPARATOR_TOKEN
+
+        for number, document in enumerate(documents):
+            began = time.perf_counter()
+            chunk = [SEPARATOR_TOKEN] * (number > 0) + document.token_ids.tolist()
+            self.seconds_of_lists += time.perf_counter() - began
+            yield chunk
+
+    def prepare(self, asked: Contexts, chosen: slice) -> Any:
+        """Make what an engine has at hand."""
+        tails = asked.tails(chosen)
+        return [str(row) for row in range(len(tails))], tails, asked.at[chosen].tolist()
+
+    def place(self, prepared: Any) -> None:
+        """Have the contexts at hand."""
+        self._asked = prepared
+
+    def ask(self) -> None:
+        """Find what follows each context."""
+        self._corpus.batch_get(*self._asked)
+
+
+def searched(live: LiveSegment) -> Segment:
+    """Return a segment of a store as kernels search it."""
+    it = live.segment
+    return Segment(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
+
+
+def stand_in_for_triton() -> None:
+    """Let SGLang be imported where there is no GPU, as the tests do."""
+    from tests.engines.sglang.launch import Configuration
+
+    given = dict(Configuration.always)
+    sys.path[:0] = given.pop("PYTHONPATH").split(os.pathsep)
+    os.environ.update(given)
+
+
+def memory() -> dict[str, float]:
+    """Return what this process holds, in MB: resident, its fair share of it, and what only it can have."""
+    found = {}
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
+        name, _, rest = line.partition(":")
+        found[name] = int(rest.split()[0]) / 1e3 * 1.024
+    private = found["Private_Clean"] + found["Private_Dirty"]
+    shared = found["Shared_Clean"] + found["Shared_Dirty"]
+    return {"rss": found["Rss"], "pss": found["Pss"], "private": private, "shared": shared,
+            "anonymous": found["Anonymous"]}  # fmt: skip
+
+
+@compiled
+def _ask(state: Any, slots: Any, limits: Any, matches: Any, found: Any) -> int:
+    """Search for all slots; return how many places the last one has, and note them."""
+    own, count = lent(state), 0
+    find_points(own, slots, limits)
+    for slot in slots:
+        text, length = own.texts.text[slot], own.texts.lengths[slot]
+        count = nearest(
+            own.shelf, own.rows.tenants[slot], own.rows.named[slot], own.rows.points[slot], text, length, KEY
+        )
+        matches[:] = own.shelf.matches
+        found[:] = own.shelf.found
+    return count

@@ -1,0 +1,51 @@
+"""Whether what `benchmarks.corpus_cost` times is right: held against plain Python, on samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.corpus_arms import KEY, Contexts, Ours
+from specplug.corpus.counting import continuations
+from specplug.corpus.view import LiveSegment
+from specplug.match.reference import key_of
+from specplug.match.reference_shelves import ReferenceShelf
+from specplug.match.shelves import Segment, token_behind
+from specplug.match.sorting import sorted_places
+from specplug.match.texts import NO_TEXT
+
+PART = 4000
+"""Tokens of the text that the plain search is asked about: it sorts, and searches, in Python."""
+
+
+def unlike_the_reference(live: LiveSegment, asked: Contexts, count: int) -> list[str]:
+    """Return what the kernel finds other than the plain search, in a part of a segment's text."""
+    text = live.segment.text[:PART].copy()
+    text[-1] = NO_TEXT
+    starts, only = np.array([1, text.size], np.int64), np.zeros(1, np.int32)
+    part = Segment(text, sorted_places(text, KEY), starts, only, ("all",))
+    plain, ours = ReferenceShelf({"": [part]}, KEY), Ours([part])
+    inside = Contexts(text, np.random.default_rng(0).integers(1, PART, count))
+    wrong = []
+    for each in (inside, asked):
+        for end in each.at[:count].tolist():
+            last = each.text[max(0, end - KEY) : end].tolist()
+            expected = [(it.length, it.at) for it in plain.nearest("", (), key_of(last, len(last), KEY), KEY)]
+            found = [(length, place - ours.first) for length, place in ours.best(last)]
+            if found != expected:
+                wrong.append(f"place {end}: found {found[:3]}..., expected {expected[:3]}...")
+    return wrong
+
+
+def unlike_the_counts(live: Sequence[LiveSegment], ours: Ours, asked: Contexts, count: int) -> list[str]:
+    """Return where the longest match, or what follows it, is not what plain counting says, in the whole store."""
+    wrong = []
+    for at in asked.at[:count]:
+        context = asked.text[at - KEY : at].tolist()
+        counted, found = continuations(live, context), ours.best(context)
+        longest = found[0][0] if found else 0
+        follow = {int(token_behind(place)) for n, place in found if n == longest}
+        if longest != counted.length or (found and not follow & set(counted.counts)):
+            wrong.append(f"place {at}: {longest} tokens, then {follow}; counted {counted}")
+    return wrong

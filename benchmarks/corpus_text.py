@@ -1,0 +1,87 @@
+"""A corpus of what is installed: sources and documentation of Python packages, as documents of a store."""
+
+from __future__ import annotations
+
+import random
+import sysconfig
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from specplug.corpus.documents import Document
+    from specplug.corpus.fingerprint import Fingerprint
+
+ENDINGS = (".py", ".pyi", ".md", ".rst", ".txt", ".h", ".hpp", ".cpp", ".cu", ".json")
+
+MOST_CHARACTERS = 400_000
+"""Of one file; larger ones are data, mostly."""
+
+FOREIGN = 50
+"""One file in so many is kept out of the corpus, to ask for text that is not in it."""
+
+
+class Texts(NamedTuple):
+    """What was read.
+
+    Attributes:
+        documents: with their openings.
+        foreign: [n] int32, the text of other files.
+        tokens: of the documents' bodies.
+        seconds: it took to tokenise the documents.
+        tokenizer: its fingerprint.
+    """
+
+    documents: list[Document]
+    foreign: npt.NDArray[np.int32]
+    tokens: int
+    seconds: float
+    tokenizer: Fingerprint
+
+
+def read(tokens: int, tokenizer: str, roots: Sequence[Path]) -> Texts:
+    """Return documents of at least so many tokens, if there are, in an order that is the same each time."""
+    import numpy as np
+
+    from specplug.corpus.documents import tokenized
+    from specplug.corpus.fingerprint import fingerprint
+    from specplug.replay.tokenizers import load_tokenizer
+
+    loaded = load_tokenizer(tokenizer)
+    documents, foreign, total, seconds = [], [], 0, 0.0
+    for number, (name, text) in enumerate(_files(roots)):
+        if number % FOREIGN == 0:
+            foreign.append(loaded.encode(text))
+        elif total < tokens:
+            began = time.perf_counter()
+            documents.append(tokenized(name, text, lambda part: loaded.encode(part).tolist()))
+            seconds += time.perf_counter() - began
+            total += documents[-1].token_ids.size
+        else:
+            break
+    return Texts(documents, np.concatenate(foreign), total, seconds, fingerprint(loaded.library, loaded.name))
+
+
+def installed() -> list[Path]:
+    """Return where this environment's packages and Python's own library are."""
+    paths = sysconfig.get_paths()
+    return [Path(paths["purelib"]), Path(paths["stdlib"])]
+
+
+def _files(roots: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """Give names and texts of files, each text once."""
+    found = sorted({path for root in roots for path in root.rglob("*") if path.suffix in ENDINGS})
+    random.Random(0).shuffle(found)
+    seen: set[str] = set()
+    for path in found:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            continue
+        if text.strip() and len(text) <= MOST_CHARACTERS and text not in seen:
+            seen.add(text)
+            yield str(path), text

@@ -1,0 +1,26 @@
+"""The retrieval examples run as they stand, against a real SGLang."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engines import rag
+from tests.engines.sglang.test_examples import run
+
+
+@pytest.fixture
+def server(serve):
+    return serve("SPECPLUG", chat_template="chatml", name="examples")
+
+
+def test_the_client_quotes_what_it_found(server, tmp_path):
+    rag.client_answers(lambda *asked: run(*asked)[0], server.url, server.model, "sglang", tmp_path)
+
+
+def test_records_come_in_fewer_steps_with_references(server):
+    rag.references_gain(server, "sglang")
+
+
+@pytest.mark.slow  # three servers
+def test_the_demo_shows_what_retrieved_texts_gain():
+    rag.demo_compares(run("rag_demo.py", "sglang", "--tasks", "2", "--json")[0], "sglang", 2)
