@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from specplug.corpus.documents import Document
 from specplug.corpus.view import LiveSegment
+from specplug.match.abreast import find_points
 from specplug.match.compiled import compiled
 from specplug.match.lookup import Lookup, LookupOptions
 from specplug.match.records import lent
-from specplug.match.searching import find_points
-from specplug.match.shelves import Segment, nearest
+from specplug.match.searching import nearest
+from specplug.match.shelves import Segment
 from specplug.match.texts import MOST_CANDIDATES
 
 Ids = npt.NDArray[np.int32]

@@ -11,7 +11,8 @@ from specplug.corpus.counting import continuations
 from specplug.corpus.view import LiveSegment
 from specplug.match.reference import key_of
 from specplug.match.reference_shelves import ReferenceShelf
-from specplug.match.shelves import Segment, token_behind
+from specplug.match.searching import token_behind
+from specplug.match.shelves import Segment
 from specplug.match.sorting import sorted_places
 from specplug.match.texts import NO_TEXT
 

@@ -5,8 +5,9 @@
     texts       one tree per running request
     responses   one tree over finished responses, told apart by owner
     sorting     places of a static text by the text before them
-    shelves     static texts of many tenants, searched by that
-    searching   a batch's rows searched in these side by side
+    shelves     static texts of many tenants, as kernels know them
+    searching   the places in them that match a context best
+    abreast     a batch's rows searched side by side
     evidence    what matches are worth, learnt online; confidences
     gathering   the candidates of all sources
     aligning    following a text past where it diverges

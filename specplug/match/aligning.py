@@ -14,7 +14,7 @@ from specplug.match.compiled import compiled
 from specplug.match.evidence import ALIGNED, CORPUS, FROM, NEAR, OWN, RESPONSE
 from specplug.match.pointers import int64_at
 from specplug.match.recency import owner_of
-from specplug.match.shelves import document_at, token_behind
+from specplug.match.searching import document_at, token_behind
 from specplug.match.voting import token_at
 
 WINDOW, BACK = 12, 4

@@ -8,7 +8,7 @@ from specplug.match.aligning import align, align_shelved, put
 from specplug.match.compiled import compiled
 from specplug.match.evidence import CORPUS, NAMED, OWN, RESPONSE
 from specplug.match.recency import search
-from specplug.match.shelves import nearest
+from specplug.match.searching import nearest
 
 
 @compiled

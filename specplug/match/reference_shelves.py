@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from specplug.match.reference import Key, common, key_of
-from specplug.match.shelves import MOST_LOOKED_AT, Segment
+from specplug.match.searching import MOST_LOOKED_AT
+from specplug.match.shelves import Segment
 from specplug.match.texts import MOST_CANDIDATES, NO_TEXT
 
 _APART = 1 << 32

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from specplug.match.abreast import find_points
 from specplug.match.ahead import ask_for_lessons, ask_for_newest_response, ask_for_responses, ask_for_root, ask_for_tree
 from specplug.match.compiled import compiled
 from specplug.match.drafting import draft_chain, draft_tree
 from specplug.match.learning import forget_slowly, learn
-from specplug.match.searching import find_points
 from specplug.match.texts import NO_TEXT, extend, replant
 
 

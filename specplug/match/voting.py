@@ -10,7 +10,7 @@ from typing import Any
 
 from specplug.match.compiled import compiled
 from specplug.match.evidence import CORPUS, FROM, NEAR, OWN, RESPONSE, length_class, odds, source_bit, vote_key
-from specplug.match.shelves import token_behind
+from specplug.match.searching import token_behind
 
 _AGE = 0.05
 _CROWD = 0.3  # a corpus has its places in no order of age; many of the same are often copies of one
