@@ -166,7 +166,7 @@ _TYPICAL = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 14, 20, 32, 64.0])
 def _usual_votes() -> Table:
     own = np.clip((_TYPICAL * 0.9 + 0.15) / (_TYPICAL + 1.6), 0.02, 0.99)
     response = np.clip((_TYPICAL * 0.95 + 0.15) / (_TYPICAL + 1.4), 0.02, 0.99)
-    shelved = response  # what a corpus is worth differs most of all: it is learnt soon
+    shelved = np.clip(_TYPICAL / (_TYPICAL + 4.0), 0.02, 0.99)  # a large text has a short match of anything
     return _tries(np.tile(np.concatenate((own, response, shelved, shelved)), KINDS // 4), 20)
 
 
