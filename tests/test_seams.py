@@ -335,7 +335,7 @@ class Wrong(EngineError):
 
 def hook(runner, register):
     machine.conditional(runner.private)
-    getattr(runner, "hidden")
+    getattr(runner, "concealed")
     for name in ("late", "static"):
         register(f"{WHERE}.{name}")
     hooks = {"made": 1, "wrapped": 2}
@@ -345,7 +345,7 @@ def hook(runner, register):
 LISTED = [
     a_seam("engine.runner", "worker", holds="conditional"),
     a_seam("engine.parts:Base.inherited", "worker"),
-    a_seam("engine.parts:Row", "worker", holds="private hidden"),
+    a_seam("engine.parts:Row", "worker", holds="private concealed"),
     a_seam("engine.runner:Runner.late", "worker"),
     a_seam("engine.runner:Runner", "worker", holds="made static"),
     a_seam("engine.runner:Runner.wrapped", "worker"),
@@ -358,7 +358,7 @@ LISTED = [
         ((), {}),
         ((0,), {"names": ["engine.runner:.conditional"], "attributes": ["conditional"]}),
         ((1,), {"imports": ["engine.parts:Base"], "supers": ["inherited"]}),
-        ((2,), {"imports": ["engine.parts:Row"], "attributes": ["hidden", "private"]}),
+        ((2,), {"imports": ["engine.parts:Row"], "attributes": ["concealed", "private"]}),
         ((3,), {"paths": ["engine.runner.Runner.late"]}),
         ((4,), {"paths": ["engine.runner.Runner.made", "engine.runner.Runner.static"]}),
         ((5,), {"paths": ["engine.runner.Runner.wrapped"]}),

@@ -28,6 +28,7 @@ LIMIT_FLAG = "--speculative-ngram-external-corpus-max-tokens"
 _FLAG = LIMIT_FLAG.removeprefix("--").replace("-", "_")
 _MODULE = "sglang.srt.managers.tokenizer_control_mixin"
 _NGRAM = "NGRAM"
+_ADDITIONS = "add_external_corpus"
 
 _log = logging.getLogger("specplug")
 
@@ -162,7 +163,8 @@ async def _added(manager: Any, obj: Any) -> Any:
 
     most = limit(get_spec(), resolved(manager.server_args).settings)[0]
     reading = await asyncio.to_thread(_read, obj, getattr(manager, PARSER).tokenizer, most)
-    name, call = obj.corpus_id or uuid.uuid4().hex, manager.add_external_corpus_communicator
+    name = obj.corpus_id or uuid.uuid4().hex
+    call = getattr(manager, f"{_ADDITIONS}_communicator")  # SGLang makes these by a list of names
     with handed_over(reading.ids, one_host=manager.server_args.nnodes == 1) as chunks:
         answers = await call(AddExternalCorpusReqInput(corpus_id=name, token_chunks=chunks))
     done, message = call.merge_results(answers)
