@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -25,13 +24,13 @@ from specplug.settings import load_settings
 from specplug.specs import ProposerSpec
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
-from specplug.types.batch import BatchView
 from specplug.types.caps import EngineCaps
 from specplug.types.request import Reference, Request
 from specplug_ngram import plugin
 from specplug_ngram.options import ReferenceSettings
 from specplug_ngram.proposer import Ngram
 from specplug_ngram.reference import OWN_TEXT, REFERENCE, NgramReference
+from tests.lookup_contract import LookupContract
 
 
 def spec(name: str) -> ProposerSpec:
@@ -49,43 +48,18 @@ class TestReferenceContractShortestMatches(ProposerContract):
     options = MappingProxyType({"min_n": 1, "max_n": 1})
 
 
-class Unlearning(Ngram):
-    """Forgets at each step what it learnt: what it does not draft for teaches nothing, so that confidences differ."""
-
-    def __init__(self, context: PluginContext) -> None:
-        super().__init__(context)
-        tables = self.lookup.tables
-        self._learnt = (tables.votes, tables.evidence, tables.contexts)
-        self._usual_counts = tuple(table.copy() for table in self._learnt)
-
-    def ingest(self, batch: BatchView) -> None:
-        super().ingest(batch)
-        for table, usual in zip(self._learnt, self._usual_counts, strict=True):
-            table[:] = usual
-        self.lookup.rows.luck[:] = 0.5
-
-
-class LookupContract(ProposerContract):
-    """Two clauses let one of two proposers draft at other steps, and compare confidences: these learn nothing there."""
-
-    def test_ingests_at_width_zero(self) -> None:
-        self.spec = replace(self.spec, factory=Unlearning)
-        super().test_ingests_at_width_zero()
-
-    def test_starts_over_with_a_whole_text(self) -> None:
-        self.spec = replace(self.spec, factory=Unlearning)
-        super().test_starts_over_with_a_whole_text()
-
-
 class TestContract(LookupContract):
+    proposer = Ngram
     spec = spec("ngram")
 
 
 class TestTreeContract(LookupContract):
+    proposer = Ngram
     spec = spec("ngram-tree")
 
 
 class TestContractLongerMatches(LookupContract):
+    proposer = Ngram
     spec = spec("ngram")
     options = MappingProxyType({"min_n": 2, "max_n": 4, "memory_tokens": 0})
 

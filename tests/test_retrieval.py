@@ -23,12 +23,12 @@ from specplug.interfaces import HoldsCorpora, PluginContext, TellsStatus
 from specplug.registry import Owner, Registry
 from specplug.settings.model import CorporaSettings
 from specplug.specs import ProposerSpec
-from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver, RowDraft
 from specplug.types.request import RequestOptions, StoredDocument
 from specplug_retrieval.beginnings import Beginnings
 from specplug_retrieval.proposer import Retrieval
 from specplug_retrieval.temporary import TemporaryFolder
+from tests.lookup_contract import LookupContract
 
 NAMES = ("retrieval", "retrieval-tree")
 TEXT = list(range(10, 30))
@@ -66,32 +66,9 @@ def spec(name: str = "retrieval") -> ProposerSpec:
     return registry.get(ProposerSpec, name)
 
 
-class Unlearning(Retrieval):
-    """Forgets at each step what it learnt: what it does not draft for teaches nothing, so that confidences differ."""
-
-    def __init__(self, context: PluginContext) -> None:
-        super().__init__(context)
-        tables = self.lookup.tables
-        self._learnt = (tables.votes, tables.evidence, tables.contexts)
-        self._usual_counts = tuple(table.copy() for table in self._learnt)
-
-    def ingest(self, batch: Any) -> None:
-        super().ingest(batch)
-        for table, usual in zip(self._learnt, self._usual_counts, strict=True):
-            table[:] = usual
-        self.lookup.rows.luck[:] = 0.5
-
-
-class TestContract(ProposerContract):
+class TestContract(LookupContract):
     spec = spec("retrieval")
-
-    def test_ingests_at_width_zero(self) -> None:
-        self.spec = replace(self.spec, factory=Unlearning)
-        super().test_ingests_at_width_zero()
-
-    def test_starts_over_with_a_whole_text(self) -> None:
-        self.spec = replace(self.spec, factory=Unlearning)
-        super().test_starts_over_with_a_whole_text()
+    proposer = Retrieval
 
 
 class TestTreeContract(TestContract):

@@ -76,13 +76,13 @@ def _sort_groups(text: Any, places: Any, ends: Any, cap: int) -> None:
 
 
 @compiled
-def _sort(text: Any, places: Any, keys: Any, begin: int, end: int, cap: int, todo: Any) -> Any:
-    """Sort places `begin` to `end`, whose keys agree in one token; return `todo`, the stack, which may have grown."""
-    todo[0, 0], todo[0, 1], todo[0, 2], todo[0, 3] = begin, end, 1, 0
+def _sort(text: Any, places: Any, keys: Any, begin: int, end: int, cap: int, stack: Any) -> Any:
+    """Sort places `begin` to `end`, whose keys agree in one token; return `stack`, which may have grown."""
+    stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = begin, end, 1, 0
     waiting, random = 1, np.uint64(begin + 1)
     while waiting:
         waiting -= 1
-        low, high, depth, has_keys = todo[waiting]
+        low, high, depth, has_keys = stack[waiting]
         if depth >= cap:
             places[low:high].sort()
             continue
@@ -95,27 +95,27 @@ def _sort(text: Any, places: Any, keys: Any, begin: int, end: int, cap: int, tod
         random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
         pivot = _median(keys, low, high, random)
         left, right = _part(places, keys, low, high, pivot)
-        if waiting + 3 > len(todo):
-            larger = np.empty((2 * len(todo), 4), np.int64)
-            larger[:waiting] = todo[:waiting]
-            todo = larger
+        if waiting + 3 > len(stack):
+            larger = np.empty((2 * len(stack), 4), np.int64)
+            larger[:waiting] = stack[:waiting]
+            stack = larger
         if pivot < 0:
             places[left:right].sort()  # all that is left of these keys is the same
         else:
-            waiting = _push(todo, waiting, left, right, depth + 1, 0)
+            waiting = _push(stack, waiting, left, right, depth + 1, 0)
         first, second = (low, left), (right, high)
         if left - low < high - right:
             first, second = second, first
-        waiting = _push(todo, waiting, first[0], first[1], depth, 1)  # the smaller one is done first: a short stack
-        waiting = _push(todo, waiting, second[0], second[1], depth, 1)
-    return todo
+        waiting = _push(stack, waiting, first[0], first[1], depth, 1)  # the smaller one is done first: a short stack
+        waiting = _push(stack, waiting, second[0], second[1], depth, 1)
+    return stack
 
 
 @compiled
-def _push(todo: Any, waiting: int, low: int, high: int, depth: int, has_keys: int) -> int:
+def _push(stack: Any, waiting: int, low: int, high: int, depth: int, has_keys: int) -> int:
     if high - low < 2:
         return waiting
-    todo[waiting, 0], todo[waiting, 1], todo[waiting, 2], todo[waiting, 3] = low, high, depth, has_keys
+    stack[waiting, 0], stack[waiting, 1], stack[waiting, 2], stack[waiting, 3] = low, high, depth, has_keys
     return waiting + 1
 
 
