@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.match import recency
-from specplug.match.reference import candidates, key_of, longest
+from specplug.match.reference import candidates, kept, key_of, longest
+from specplug.match.texts import Texts
 
 Found = list[tuple[int, int]]
 
@@ -74,6 +75,32 @@ def test_the_longest_of_too_many_candidates_are_kept() -> None:
     added = list(range(1, len(text)))
     assert found == candidates(text, added, key_of(text, len(text), 64), 64)[-3:]
     assert found[-1][1] == longest(text, added, key_of(text, len(text), 64), 64)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 40), st.sampled_from([1, 3, 16]))
+@settings(max_examples=100, deadline=None)
+def test_older_short_matches_do_not_evict_the_longest(seed: int, run: int, entries: int) -> None:
+    rng = random.Random(seed)
+    phrase = [rng.randrange(60) for _ in range(rng.randrange(2, 30))]
+    common = rng.choice(phrase)
+    repeated = phrase[: rng.choice([n for n, token in enumerate(phrase, 1) if token == common])]
+    text = [61, *[common] * run, rng.randrange(60), *phrase, 62, *repeated]
+    tree = Tree(text, 64, 64, kept=entries)
+    for place in range(1, len(text)):
+        tree.insert(place)
+    earlier, key = list(range(1, len(text))), key_of(text, len(text), 64)
+    want = kept(candidates(text, earlier, key, 64), entries)
+    assert tree.search(text) == want
+    assert tree.insert(len(text)) == want
+    assert max(length for _, length in want) == longest(text, earlier, key, 64) >= len(repeated)
+
+
+def test_a_run_of_one_token_leaves_the_longest_match() -> None:
+    phrase = [*range(8, 29), 30, *range(100, 120)]
+    for n in (16, 17, 500):
+        texts = Texts(1, 1024, 64)
+        texts.extend(0, [1, *[30] * n, 5, *phrase, 6, *phrase[:22]])
+        assert texts.match_lengths[0, : texts.candidates[0]].max() == 22
 
 
 def test_a_walk_ends_also_in_a_text_made_to_lead_it_deep() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specplug.match import reference_memory, responses
 from specplug.match.recency import search
-from specplug.match.reference import candidates, key_of
+from specplug.match.reference import candidates, kept, key_of
 from specplug.match.reference_memory import Memory
 from specplug.match.responses import FEW_OWNERS, Responses
 from specplug.match.texts import MOST_CANDIDATES, NO_TEXT
@@ -43,7 +43,8 @@ class Both:
         ) if end else 0  # fmt: skip
         got: Found = list(zip(places[:n].tolist(), lengths[:n].tolist(), strict=True))
         key = key_of(context, len(context), self.cap)
-        want = candidates(self.plain.text, self.plain.places_of(owner, self.cap), key, self.cap)[-MOST_CANDIDATES:]
+        places_of_owner = self.plain.places_of(owner, self.cap)
+        want = kept(candidates(self.plain.text, places_of_owner, key, self.cap), MOST_CANDIDATES)
         assert got == [tuple(candidate) for candidate in want]
         assert all(self.plain.owners[place] == owner for place, _ in got)
         assert [int(memory.text[place & (size - 1)]) for place, _ in got] == [self.plain.text[p] for p, _ in got]

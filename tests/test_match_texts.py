@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.errors import ContractError
-from specplug.match.reference import candidates, key_of
+from specplug.match.reference import candidates, kept, key_of
 from specplug.match.texts import MOST_CANDIDATES, Texts, Tokens
 
 CAPACITY, CAP = 1500, 12
@@ -25,7 +25,8 @@ def found(texts: Texts, slot: int) -> list[tuple[int, int]]:
 def expected(text: list[int]) -> list[tuple[int, int]]:
     """Return what the plain reference finds."""
     places = [p for p in range(1, len(text)) if text[p - 1] >= 0]
-    return [tuple(c) for c in candidates(text, places, key_of(text, len(text), CAP), CAP)[-MOST_CANDIDATES:]]
+    found = candidates(text, places, key_of(text, len(text), CAP), CAP)
+    return [tuple(candidate) for candidate in kept(found, MOST_CANDIDATES)]
 
 
 def some_text(seed: int, n: int) -> list[int]:

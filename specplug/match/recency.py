@@ -91,7 +91,7 @@ def insert(
         place: above all places added so far, its tokens are there.
         cap: tokens of a key.
         places, lengths: [K] int32, filled with the candidates, newest first, and the tokens that match.  When there are
-            more than K, the newest are left out.
+            more than K, the shortest matches are left out, and the newest of equally long ones.
 
     Returns:
         how many candidates there are, at most K.
@@ -191,11 +191,17 @@ def search(
 
 @compiled
 def _note(places: Any, lengths: Any, found: int, place: int, length: int) -> int:
-    """Append a candidate; when all entries are taken, drop the first; without entries, none."""
+    """Append a candidate; when all entries are taken, the shortest goes, the newest of those; without entries, none."""
     if places.size == 0:
         return 0
     if found == places.size:
-        for k in range(found - 1):
+        shortest = 0
+        for k in range(1, found):
+            if lengths[k] < lengths[shortest]:
+                shortest = k
+        if length < lengths[shortest]:
+            return found
+        for k in range(shortest, found - 1):
             places[k], lengths[k] = places[k + 1], lengths[k + 1]
         found -= 1
     places[found], lengths[found] = place, length

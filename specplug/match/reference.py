@@ -65,6 +65,12 @@ def candidates(text: Sequence[int], places: Iterable[int], context: Key, cap: in
     return found
 
 
+def kept(found: Sequence[Candidate], most: int) -> list[Candidate]:
+    """Return the candidates with the longest matches, at most `most`, the oldest of equally long ones; newest first."""
+    best = sorted(found, key=lambda candidate: (-candidate.length, candidate.place))[:most]
+    return sorted(best, key=lambda candidate: -candidate.place)
+
+
 def _is_nearer(older: Key, newer: Key, below: bool, cap: int) -> bool:
     """Whether an older key lies strictly between a newer one and the context that both lie below, or above."""
     if older == newer and len(older) == cap:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from specplug.match.aligning import BACK, FOLLOWED, FORGET_ANCHOR, WINDOW
 from specplug.match.lookup import LookupOptions
-from specplug.match.reference import candidates, key_of
+from specplug.match.reference import candidates, kept, key_of
 from specplug.match.reference_learning import Spoken
 from specplug.match.reference_memory import Memory
 from specplug.match.reference_shelves import ReferenceShelf
@@ -72,12 +72,13 @@ class Gathering:
         text, cap, found = row.text + drafted, self.options.cap, []
         if row.fits or drafted:
             places = [p for p in range(1, len(row.text) + bool(drafted)) if row.text[p - 1] >= 0]
-            found = [(OWN, *c) for c in candidates(text, places, key_of(text, len(text), cap), cap)[-MOST_CANDIDATES:]]
+            own = candidates(text, places, key_of(text, len(text), cap), cap)
+            found = [(OWN, *candidate) for candidate in kept(own, MOST_CANDIDATES)]
         if row.owner and self.memory.end:
             context = key_of(text, len(text), cap)
             places = self.memory.places_of(row.owner, cap)
-            remembered = candidates(self.memory.text, places, context, cap)[-MOST_CANDIDATES:]
-            found += [(RESPONSE, *c) for c in remembered]
+            remembered = candidates(self.memory.text, places, context, cap)
+            found += [(RESPONSE, *candidate) for candidate in kept(remembered, MOST_CANDIDATES)]
         return [Voter(place, length, kind) for kind, place, length in found if length >= self.options.shortest]
 
     def _shelved(self, row: Row, drafted: list[int]) -> list[Voter]:

@@ -19,7 +19,7 @@ NO_TEXT = -1
 """Stands for a token that is no text, and between texts: it matches nothing."""
 
 MOST_CANDIDATES = 16
-"""Kept per slot: those with the longest matches."""
+"""Kept per slot: those with the longest matches, the oldest of equally long ones."""
 
 _FEWEST_TREES, _CROWDED = 64, 8
 
