@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from specplug import __version__
+from specplug.cli.bench import bench
 from specplug.cli.corpus import corpus
 from specplug.cli.demo import demo
 from specplug.cli.doctor import doctor
@@ -67,4 +68,5 @@ app.command("doctor")(doctor)
 app.command("generate")(generate)
 app.command("demo")(demo)
 app.command("replay")(replay)
+app.command("bench")(bench)
 app.add_typer(corpus, name="corpus")

@@ -1,0 +1,102 @@
+"""The run of a benchmark: blocks one after another, each with its mode switched and its requests in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from specplug.bench.prompts import Block, Mode, Prompt
+from specplug.bench.server import Answer, Server
+from specplug.errors import EngineError
+
+WARM_UP = Prompt("The quick brown fox")
+"""A request before each block, which is not timed: the switch of the mode has taken effect when it is answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one block gave.
+
+    Attributes:
+        seconds: from the first request sent to the last one answered.
+        counts: of `/specplug/status`, the difference over the block.
+    """
+
+    block: Block
+    answers: tuple[Answer, ...]
+    seconds: float
+    counts: dict[str, int]
+
+
+@asynccontextmanager
+async def keeping_mode(server: Server) -> AsyncIterator[None]:
+    """Put the server back into the mode that it was in, however the body ends."""
+    before = await server.mode()
+    try:
+        yield
+    finally:
+        await server.set_mode(before)
+
+
+async def measure(
+    server: Server, model: str, blocks: Sequence[Block], max_tokens: int, advance: Callable[[Block], None]
+) -> list[Measured]:
+    """Run the blocks in order; `advance` is called with its block whenever a request has been answered.
+
+    Raises:
+        EngineError: the server's routes do not answer, or a whole block of requests came back without a token.
+    """
+    found = []
+    for block in blocks:
+        await server.set_mode(block.mode)
+        await server.send(WARM_UP, model, 4)
+        before = await server.counts()
+        began = time.perf_counter()
+        answers = await _in_flight(server, model, block, max_tokens, lambda block=block: advance(block))  # type: ignore[misc]
+        seconds = time.perf_counter() - began
+        after = await server.counts()
+        if not any(answer.tokens for answer in answers):
+            raise _unanswered(block, answers)
+        counts = {name: after[name] - before[name] for name in after}
+        found.append(Measured(block, tuple(answers), seconds, counts))
+    return found
+
+
+async def same_texts(server: Server, model: str, prompts: Sequence[Prompt], max_tokens: int) -> int:
+    """Return how many prompts have the same greedy answer in both modes, each asked alone."""
+    answers: dict[Mode, list[Answer]] = {}
+    modes: tuple[Mode, Mode] = ("off", "on")
+    for mode in modes:
+        await server.set_mode(mode)
+        answers[mode] = [await server.send(prompt, model, max_tokens) for prompt in prompts]
+    pairs = zip(answers["off"], answers["on"], strict=True)
+    return sum(off.error is None and on.error is None and off.text == on.text for off, on in pairs)
+
+
+async def _in_flight(
+    server: Server, model: str, block: Block, max_tokens: int, done: Callable[[], None]
+) -> list[Answer]:
+    """Send a block's prompts, `concurrency` of them at a time: whoever has an answer sends the next one."""
+    left: Iterator[tuple[int, Prompt]] = iter(enumerate(block.prompts))
+    answers: dict[int, Answer] = {}
+
+    async def client() -> None:
+        for place, prompt in left:
+            answers[place] = await server.send(prompt, model, max_tokens)
+            done()
+
+    await asyncio.gather(*(client() for _ in range(block.concurrency)))
+    return [answers[place] for place in range(len(block.prompts))]
+
+
+def _unanswered(block: Block, answers: Sequence[Answer]) -> Exception:
+    errors = dict.fromkeys(answer.error or "an answer without tokens" for answer in answers)
+    return EngineError.build(
+        "no request of a block was answered",
+        who=f"speculation {block.mode}, {block.concurrency} in flight",
+        found="; ".join(errors),
+        remedy="Send one of the prompts by hand to see what the server says",
+    )

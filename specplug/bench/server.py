@@ -1,0 +1,158 @@
+"""The server that is measured: its OpenAI API for requests, and specplug's operator routes for the switch."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from specplug.bench.prompts import Mode, Prompt
+from specplug.errors import EngineError
+
+COUNTS = ("target_steps", "proposed", "accepted", "emitted", "after_stop")
+"""Counters of `/specplug/status` that a block's tokens per step are made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answered request.  Times are in seconds since it was sent.
+
+    Attributes:
+        tokens: that the server counted in its answer.
+        first: when the first text came.
+        last: when the last text came.
+        error: what went wrong; the other fields then say nothing.
+    """
+
+    text: str = ""
+    tokens: int = 0
+    first: float = 0.0
+    last: float = 0.0
+    error: str | None = None
+
+
+class Server:
+    """A vLLM or SGLang server that was started with specplug.
+
+    Args:
+        url: without "/v1".
+        api_key: for requests; None sends none.
+        operator_key: for specplug's routes; None sends `api_key`.
+        timeout: seconds that a server may be silent.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None, operator_key: str | None, timeout: float = 600.0) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._requests = _bearer(api_key)
+        self._operator = _bearer(operator_key or api_key)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._http = httpx.AsyncClient(base_url=self.url, timeout=timeout, limits=limits, trust_env=False)
+
+    async def __aenter__(self) -> Server:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def model(self) -> str:
+        """Return the name of the first model that the server lists."""
+        answer = await self._call("GET", "/v1/models", self._requests)
+        return str(answer["data"][0]["id"])
+
+    async def status(self) -> dict[str, Any]:
+        """Return what `GET /specplug/status` says."""
+        found: dict[str, Any] = await self._call("GET", "/specplug/status", self._operator)
+        return found
+
+    async def mode(self) -> Mode:
+        """Return the mode that the server's engines are in; "off" if any is."""
+        engines = (await self.status())["engines"]
+        return "off" if any(engine["scheduler"]["control"]["mode"] == "off" for engine in engines) else "on"
+
+    async def set_mode(self, mode: Mode) -> None:
+        """Switch speculation off or on for all requests."""
+        await self._call("POST", "/specplug/mode", self._operator, json={"mode": mode})
+
+    async def counts(self) -> dict[str, int]:
+        """Return what the server's drafting workers have counted so far, summed over its engines."""
+        workers = [worker for engine in (await self.status())["engines"] for worker in engine["workers"]]
+        totals = [worker["metrics"]["total"] for worker in workers if "metrics" in worker]
+        return {name: sum(int(total[name]) for total in totals) for name in COUNTS}
+
+    async def send(self, prompt: Prompt, model: str, max_tokens: int) -> Answer:
+        """Send a request, greedily decoded and streamed; one that fails is an answer with an `error`."""
+        body = {
+            **prompt.body(),
+            "model": model,
+            "max_tokens": max_tokens,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        began = time.perf_counter()
+        try:
+            async with self._http.stream("POST", prompt.path, headers=self._requests, json=body) as answer:
+                if answer.status_code != 200:
+                    text = (await answer.aread()).decode(errors="replace")
+                    return Answer(error=f"HTTP {answer.status_code}: {text[:200]}")
+                return await _collected(answer, began)
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            return Answer(error=f"{type(error).__name__}: {error}")
+
+    async def _call(self, method: str, path: str, headers: dict[str, str], **body: Any) -> Any:
+        """Call a route that must answer.
+
+        Raises:
+            EngineError: it does not; the message says which route, what came instead, and what to do.
+        """
+        try:
+            answer = await self._http.request(method, path, headers=headers, **body)
+        except httpx.HTTPError as error:
+            raise _failed(f"{method} {path}", f"{type(error).__name__}: {error}", None) from error
+        if answer.status_code != 200:
+            found = f"HTTP {answer.status_code}: {answer.text[:200]}"
+            raise _failed(f"{method} {self.url}{path}", found, _REMEDIES.get(answer.status_code))
+        return answer.json()
+
+
+async def _collected(answer: httpx.Response, began: float) -> Answer:
+    """Read a stream of server-sent events to its end."""
+    text, tokens, first, last = "", 0, 0.0, 0.0
+    async for event in _events(answer):
+        if "error" in event:
+            return Answer(error=str(event["error"])[:200])
+        piece = "".join(_text_of(choice) for choice in event.get("choices", ()))
+        if piece:
+            last = time.perf_counter() - began
+            first, text = first or last, text + piece
+        tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    return Answer(text, tokens, first, last)
+
+
+async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    async for line in answer.aiter_lines():
+        if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
+            yield json.loads(data)
+
+
+def _text_of(choice: dict[str, Any]) -> str:
+    return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+_REMEDIES = {
+    401: "Give the key with --api-key, or the operator's with --operator-key",
+    403: "Give the operator's key with --operator-key, or run the benchmark on the server's own machine",
+    404: "Start the server with specplug and its routes; docs/vllm-operations.md and docs/sglang-operations.md say how",
+}
+
+
+def _failed(who: str, found: str, remedy: str | None) -> Exception:
+    return EngineError.build("the server does not answer as expected", who=who, found=found, remedy=remedy)

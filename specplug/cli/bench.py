@@ -1,0 +1,169 @@
+"""`specplug bench`: whether speculation helps a running server with its own traffic."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specplug.cli.output import AsJson, console, print_error, print_json, print_table
+from specplug.errors import EngineError, SettingsError
+
+SHIPPED = Path(__file__).parents[1] / "replay" / "traces"
+NOTE = (
+    "Ratios compare speculation on with off on the same server, pair by pair, with 95 % intervals; above 1 is faster. "
+    "A server started without specplug can be faster still than one with speculation off. No prompt was sent twice "
+    "in what was timed; those of the check were."
+)
+
+
+def bench(
+    url: Annotated[str, typer.Argument(help="The server, such as http://127.0.0.1:8000.")],
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files or folders of .jsonl with prompts or chat logs; by default the shipped traces."),
+    ] = None,
+    concurrency: Annotated[
+        str, typer.Option("--concurrency", help="Requests in flight, one row each, separated by commas.")
+    ] = "1,4",
+    pairs: Annotated[int, typer.Option("--pairs", min=1, help="Pairs of blocks, off and on, at each concurrency.")] = 3,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Most tokens per answer.")] = 128,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N different prompts.")] = None,
+    check: Annotated[
+        int, typer.Option("--check", min=0, help="Prompts asked in both modes at the end, to compare the texts.")
+    ] = 4,
+    model: Annotated[str | None, typer.Option("--model", help="The model's name; by default the first one.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="The server's API key.")
+    ] = None,
+    operator_key: Annotated[
+        str | None,
+        typer.Option("--operator-key", envvar="SPECPLUG_OPERATOR_KEY", help="The operator's key, if another."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Deals the prompts to blocks.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure whether speculation helps a running vLLM or SGLang server, with your own prompts.
+
+    Switches speculation off and on through the operator's route, in interleaved blocks of different prompts, and prints
+    tokens per second, time per token, and tokens per step at each concurrency, with intervals. The server needs to have
+    been started with specplug, and serves others meanwhile, whom the switch concerns, too. It is put back into the mode
+    that it was in. Ends with exit code 1 when requests failed or texts differ.
+
+    A line of PROMPTS is a JSON object with "prompt", or with "messages" as in OpenAI chat requests and logs.
+
+    Examples:
+
+    `specplug bench http://127.0.0.1:8000`
+
+    `specplug bench http://127.0.0.1:8000 logs.jsonl --concurrency 1,8,32 --pairs 5 --json`
+    """
+    for package in ("httpx", "scipy"):
+        if importlib.util.find_spec(package) is None:
+            raise EngineError.build(
+                f"{package} is not installed", who="specplug bench", remedy="Install it: pip install 'specplug[bench]'"
+            )
+    from specplug.bench.prompts import deal, read_prompts
+    from specplug.bench.report import errors, rows
+    from specplug.bench.server import Server
+
+    found = read_prompts(prompts or [SHIPPED])[:limit]
+    blocks = deal(found, _concurrencies(concurrency), pairs, seed)
+    server = Server(url, api_key=api_key, operator_key=operator_key)
+    measured, same, about = asyncio.run(
+        _run(server, model, blocks, found[:check], max_tokens=max_tokens, quiet=as_json)
+    )
+    compared, failures = rows(measured), errors(measured)
+    checked = {"identical": same, "asked": len(found[:check])}
+    if as_json:
+        table = [row.as_dict() for row in compared]
+        print_json({**about, "check": checked, "rows": table, "errors": failures, "note": NOTE})
+    else:
+        _print(compared, about, checked, failures)
+    if failures or same < checked["asked"]:
+        raise typer.Exit(1)
+
+
+async def _run(
+    server: Any,
+    model: str | None,
+    blocks: Sequence[Any],
+    check: Sequence[Any],
+    *,
+    max_tokens: int,
+    quiet: bool,
+) -> tuple[list[Any], int, dict[str, Any]]:
+    """Return what the blocks gave, how many texts were the same in both modes, and what the server is."""
+    from specplug.bench.run import keeping_mode, measure, same_texts
+    from specplug.cli.replay_inputs import progress
+
+    async with server:
+        status = await server.status()
+        name = model or await server.model()
+        with progress(quiet=quiet) as bar:
+            task = bar.add_task("asking", total=sum(len(block.prompts) for block in blocks))
+
+            def advance(block: Any) -> None:
+                said = f"{block.concurrency} in flight, pair {block.pair + 1}, speculation {block.mode}"
+                bar.update(task, description=said, advance=1)
+
+            async with keeping_mode(server):
+                measured = await measure(server, name, blocks, max_tokens, advance)
+                bar.update(task, description="comparing texts")
+                same = await same_texts(server, name, check, max_tokens)
+    return measured, same, {"url": server.url, "model": name, "versions": status["versions"]}
+
+
+def _concurrencies(text: str) -> list[int]:
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or numbers[0] < 1:
+        raise SettingsError.build("bad numbers", who="--concurrency", found=repr(text), expected="such as 1,8,32")
+    return numbers
+
+
+def _print(rows: Sequence[Any], about: dict[str, Any], checked: dict[str, int], failures: Sequence[str]) -> None:
+    columns = (
+        "in flight",
+        "tokens per second: off",
+        "on",
+        "ratio",
+        "ms per token: off",
+        "on",
+        "ratio",
+        "ms to first: off",
+        "on",
+        "tokens per step",
+        "accepted",
+        "verdict",
+    )
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    print_table(f"{about['model']} at {about['url']} ({versions})", columns, map(_cells, rows))
+    out = console()
+    out.print(f"Texts identical in both modes: {checked['identical']} of {checked['asked']}.")
+    out.print(NOTE, style="dim")
+    for failure in failures[:5]:
+        print_error(f"a request failed: {failure}")
+
+
+def _cells(row: Any) -> list[str]:
+    return [
+        str(row.concurrency),
+        f"{row.off.tokens_per_second:.1f}",
+        f"{row.on.tokens_per_second:.1f}",
+        str(row.throughput),
+        f"{row.off.ms_per_token:.2f}",
+        f"{row.on.ms_per_token:.2f}",
+        "" if row.time_per_token is None else str(row.time_per_token),
+        f"{row.off.ms_to_first:.1f}",
+        f"{row.on.ms_to_first:.1f}",
+        "" if row.tokens_per_step is None else f"{row.tokens_per_step:.2f}",
+        "" if row.acceptance_rate is None else f"{row.acceptance_rate:.0%}",
+        row.throughput.verdict,
+    ]

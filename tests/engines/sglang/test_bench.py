@@ -1,0 +1,14 @@
+"""`specplug bench` measures a real SGLang server, and leaves it as it was."""
+
+from __future__ import annotations
+
+import json
+
+from tests.engines.benchmark import assert_measured, bench
+
+
+def test_a_server_is_measured_in_both_modes_and_put_back(serve, tmp_path):
+    server = serve("SPECPLUG", chat_template="chatml", name="examples")
+    assert_measured(bench(server, tmp_path))
+    (engine,) = json.loads(server.get("/specplug/status"))["engines"]
+    assert engine["scheduler"]["control"]["mode"] == "on"
