@@ -89,6 +89,17 @@ def test_greedy_rows_are_one_hot_on_the_first_largest_whatever_else_is_set():
     assert probs[1].min() > 0
 
 
+@pytest.mark.parametrize("temperature", [1e-20, 1e-37, 1e-38, 1e-40, 1e-44])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_tiny_temperatures_leave_the_largest_logits(temperature, dtype):
+    logits = torch.tensor([[-7.0, 2.0, -torch.inf, 3.0, 300.0, 300.0], [-9.0, -8.0, -torch.inf, -90.0, -7.0, -8.0]])
+    expected = torch.tensor([[0, 0, 0, 0, 0.5, 0.5], [0, 0, 0, 0, 1, 0]])
+    filters = torch.tensor([3, 0]), torch.tensor([1.0, 0.9]), torch.tensor([0.0, 0.1])
+    for chosen in ((), filters):
+        probs = target_probs(logits.to(dtype), torch.full((2,), temperature), *chosen)
+        torch.testing.assert_close(probs, expected.to(probs.dtype))
+
+
 def test_masked_tokens_have_no_probability():
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 1.0]]).expand(3, 4)
     parameters = torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 3, 0]), torch.tensor([1.0, 0.99, 0.5])

@@ -25,6 +25,7 @@ from specplug_transformers.engine import Engine
 from specplug_transformers.intake import GenerateRequest
 from specplug_transformers.params import SamplingParams
 
+_LOWEST_TEMPERATURE = 1e-30
 _UNUSED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position", "logits_to_keep"}
 
 
@@ -61,6 +62,7 @@ def speculative_generate(
     engine = Engine(model, settings=specplug, max_num_seqs=len(prompts))
     try:
         _refuse(generation_config, logits_processor, model_kwargs, prompts, specplug_streamer)
+        _check_temperature(generation_config)
         _check_lengths(generation_config.max_length - input_ids.shape[1], prompts, engine.max_length)
         requests = []
         for row, prompt in enumerate(prompts):
@@ -131,6 +133,18 @@ def _refuse(
             found=", ".join(found),
             expected="greedy search or sampling of token ids",
             remedy="Call model.generate without custom_generate",
+        )
+
+
+def _check_temperature(config: Any) -> None:
+    """Refuse what takes logits to infinity in the warper, where `generate` would raise as well."""
+    if config.do_sample and config.temperature is not None and config.temperature < _LOWEST_TEMPERATURE:
+        raise EngineError.build(
+            "the temperature is too low to divide logits by",
+            who="speculative_generate",
+            found=config.temperature,
+            expected=f"at least {_LOWEST_TEMPERATURE}",
+            remedy="Set do_sample=False for greedy search",
         )
 
 

@@ -127,14 +127,14 @@ class RequestState:
             self._flush()
             self.finish_reason = "stop"
         elif self.stop_when is not None and self.stop_when(self.tokens):
-            self._push(token)
+            self.cut = self._push(token)
             self._flush()
             self.finish_reason = "stop"
         elif self._push(token):
             self.cut, self.finish_reason = True, "stop"
         elif self.room <= 0:
             self._flush()
-            self.finish_reason = "length"
+            self.finish_reason = "stop" if self.cut else "length"
         return self.finish_reason is not None
 
     def _push(self, token: int) -> bool:
@@ -146,8 +146,11 @@ class RequestState:
         return stopped
 
     def _flush(self) -> None:
+        """Hand out the text that was held back, and note whether a stop string ends it."""
         if self.stream is not None:
-            self._add_text(self.stream.finish())
+            text, stopped = self.stream.finish()
+            self.cut = self.cut or stopped
+            self._add_text(text)
 
     def _add_text(self, text: str) -> None:
         self.text += text

@@ -30,19 +30,30 @@ class TextStream:
         """
         self._ids.append(token)
         self._held += self._decode_new()
-        found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
-        if found:
-            text, self._held = self._held[: min(found)], ""
+        if (text := self._cut()) is not None:
             return text, True
         keep = self._undecided()
         text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return text, False
 
-    def finish(self) -> str:
-        """Return the text still held back."""
-        tail = self._decode(self._ids[self._start :])[len(self._decode(self._ids[self._start : self._read])) :]
-        text, self._held = self._held + tail, ""
+    def finish(self) -> tuple[str, bool]:
+        """Return the text still held back, and whether a stop string has appeared in it, as `push` does.
+
+        Half a character at the end is text now, and may be what a stop string ends in.
+        """
+        self._held += self._decode(self._ids[self._start :])[len(self._decode(self._ids[self._start : self._read])) :]
         self._read = self._start = len(self._ids)
+        if (text := self._cut()) is not None:
+            return text, True
+        text, self._held = self._held, ""
+        return text, False
+
+    def _cut(self) -> str | None:
+        """Return the held text before the first stop string, and hold nothing any more; None where there is none."""
+        found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        if not found:
+            return None
+        text, self._held = self._held[: min(found)], ""
         return text
 
     def _decode(self, ids: list[int]) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 OFF = -torch.inf  # the logit of a token that cannot be drawn
+_TINY = 1e-20  # temperatures below this take float32 logits beyond the largest number
 
 
 def target_probs(
@@ -41,7 +42,7 @@ def target_probs(
         return parameter.reshape(-1, *[1] * (logits.ndim - 1))
 
     greedy = per_row(temperature) == 0
-    scaled = logits / torch.where(greedy, 1.0, per_row(temperature)).to(logits.dtype)
+    scaled = _scaled(logits, torch.where(greedy, 1.0, per_row(temperature)).to(logits.dtype))
     if top_k is not None or top_p is not None:
         scaled = _keep_largest(
             scaled,
@@ -53,6 +54,15 @@ def target_probs(
         floor = per_row(min_p).to(probs.dtype) * probs.amax(-1, keepdim=True)
         probs = scaled.masked_fill(probs < floor, OFF).softmax(-1)
     return torch.where(greedy, _one_hot_of_largest(logits), probs)
+
+
+def _scaled(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Divide by the temperature; at tiny ones only what a logit lacks of the largest, which then stays finite.
+
+    Other rows are divided as they are, as the warper does it: a difference is rounded, and may tie where logits do not.
+    """
+    largest = logits.amax(-1, keepdim=True)
+    return (logits - torch.where(temperature < _TINY, largest, 0.0)) / temperature
 
 
 def _keep_largest(scaled: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:

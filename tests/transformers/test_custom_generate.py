@@ -198,6 +198,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a grammar per row": ({"prefix_allowed_tokens_fn": lambda row, ids: [row + 5]}, "prefix_allowed_tokens_fn"),
     "streaming a batch": ({"specplug_streamer": _Ends()}, "streamer"),
     "a context in the cache": ({"past_key_values": _holding_a_context()}, "past_key_values"),
+    "tiny temperature": ({"do_sample": True, "temperature": 1e-38}, "found 1e-38.*do_sample=False"),
     "too long": ({"max_new_tokens": 500}, "Lower max_new_tokens"),
     "right padding": ({"attention_mask": batch()["attention_mask"].flip(1)}, "padding_side"),
 }

@@ -74,6 +74,20 @@ def test_half_a_character_at_the_end_is_shown_as_such(say):
     assert outputs[-1].finish_reason == "length"
 
 
+@pytest.mark.parametrize("width", [0, 8])
+def test_a_stop_string_of_half_a_character_at_the_end_cuts(say, width):
+    """Only the end of the output tells that the character will not be whole."""
+    outputs = say(TEXT, width=width, max_tokens=len(spell("Gr")) + 1, stop=["r\ufffd"])
+    assert "".join(output.new_text for output in outputs) == outputs[-1].text == "G"
+    assert outputs[-1].finish_reason == "stop"
+
+
+def test_half_a_character_that_becomes_whole_ends_nothing(say):
+    outputs = say(TEXT, stop=["Gr\ufffd", "\ufffd"])
+    assert outputs[-1].text == TEXT
+    assert outputs[-1].finish_reason == "length"
+
+
 @pytest.mark.parametrize("width", [0, 1, 3, 8])
 @pytest.mark.parametrize("stop", ["naïve", "京!", "½", "G", " end. "])
 def test_text_is_cut_before_a_stop_string(say, stop, width):
@@ -179,4 +193,4 @@ def test_skipped_tokens_do_not_stall_the_stream():
     """Special tokens have no text; what follows them is handed out."""
     stream = TextStream(byte_tokenizer())
     ids = [0, *spell("end"), EOS, 0, *spell(". ")]
-    assert "".join(stream.push(token)[0] for token in ids) + stream.finish() == "end. "
+    assert "".join(stream.push(token)[0] for token in ids) + stream.finish()[0] == "end. "
