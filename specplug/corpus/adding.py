@@ -127,7 +127,7 @@ def write_segments(items: Iterable[Item], building: Building, tokenizer: Fingerp
         if item.size + 1 > limit:
             raise CorpusError.build(
                 "a document is too large",
-                who=f"document {shortened(item.name.decode())}",
+                who=f"document {shortened(item.name.decode(errors='replace'))}",
                 found=f"{item.size} tokens with its openings",
                 expected=f"fewer than {limit}",
                 remedy="Split it",

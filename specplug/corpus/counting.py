@@ -65,7 +65,8 @@ def _places(segment: Segment, backwards: tuple[int, ...]) -> npt.NDArray[np.int3
         return tuple(before[: before.index(NO_TEXT) + 1] if NO_TEXT in before else before)
 
     first = bisect_left(segment.places, backwards, key=key)
-    return segment.places[first : bisect_right(segment.places, backwards, lo=first, key=key)]
+    found = segment.places[first : bisect_right(segment.places, backwards, lo=first, key=key)]
+    return found[(found > 0) & (found < segment.text.size)]  # others are of a damaged file
 
 
 def _counted(live: LiveSegment, places: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from specplug.corpus.probes import probes
 
@@ -21,9 +22,9 @@ class Fingerprint(NamedTuple):
         vocab_size: token ids lie in [0, vocab_size).
     """
 
-    name: str
-    digest: str
-    vocab_size: int
+    name: Annotated[str, Field(strict=True)]
+    digest: Annotated[str, Field(strict=True)]
+    vocab_size: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 
 
 def fingerprint(tokenizer: Any, name: str = "") -> Fingerprint:

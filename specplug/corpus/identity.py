@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
+from specplug.corpus.checks import parsed
 from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.layout import LOCK_FILE, STORE_FILE, STORE_FORMAT, TENANTS
 from specplug.corpus.locking import held
-from specplug.corpus.sealed import opened, sealed, torn
+from specplug.corpus.sealed import opened, sealed
 from specplug.corpus.writing import fsync_folder, told, write_file
 from specplug.errors import CorpusError
+
+_TOKENIZER = TypeAdapter(Fingerprint)
 
 
 def create_store(root: Path, tokenizer: Fingerprint, lock_seconds: float) -> None:
@@ -63,12 +68,7 @@ def read_store(root: Path, tokenizer: Fingerprint | None) -> Fingerprint:
             expected=f"a folder with a {STORE_FILE}",
             remedy="`specplug corpus build` makes one",
         ) from error
-    content = opened(data, STORE_FORMAT, path)
-    try:
-        about = content["tokenizer"]
-        found = Fingerprint(str(about["name"]), str(about["digest"]), int(about["vocab_size"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise torn(path, STORE_FORMAT, f"{type(error).__name__}: {error}") from error
+    found = parsed(_TOKENIZER, opened(data, STORE_FORMAT, path).get("tokenizer"), path, STORE_FORMAT)
     if tokenizer is not None and tokenizer.digest != found.digest:
         raise CorpusError.build(
             "the corpus store is of another tokenizer",

@@ -8,14 +8,16 @@ import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import AfterValidator, Field, TypeAdapter
 
+from specplug.corpus.checks import CorpusName, Count, Generation, Offset, SegmentName, String, TenantName, parsed
 from specplug.corpus.layout import BEFORE_ENDING, BUILDING_ENDING, MANIFEST_FILE, MANIFEST_FORMAT, SEGMENT_FILE
-from specplug.corpus.names import folder_name
-from specplug.corpus.sealed import opened, sealed, torn
+from specplug.corpus.names import folder_name, shortened
+from specplug.corpus.sealed import opened, sealed
 from specplug.corpus.writing import fsync_folder, told, write_file
 from specplug.errors import CorpusError
 
@@ -25,9 +27,9 @@ Mask = npt.NDArray[np.uint8]
 class Part(NamedTuple):
     """What of a corpus lives in one segment."""
 
-    corpus: str
-    documents: int
-    tokens: int
+    corpus: CorpusName
+    documents: Count
+    tokens: Count
 
 
 class Entry(NamedTuple):
@@ -43,14 +45,14 @@ class Entry(NamedTuple):
         dead_documents: a packed mask of the others that were removed, see `unpacked`; "" if there are none.
     """
 
-    file: str
-    size: int
-    documents: int
-    tokens: int
-    text: int
-    live: tuple[Part, ...]
-    dead_corpora: tuple[str, ...] = ()
-    dead_documents: str = ""
+    file: SegmentName
+    size: Offset
+    documents: Count
+    tokens: Count
+    text: Count
+    live: Annotated[tuple[Part, ...], Field(min_length=1)]
+    dead_corpora: tuple[CorpusName, ...] = ()
+    dead_documents: String = ""
 
     @property
     def live_tokens(self) -> int:
@@ -62,10 +64,22 @@ class Entry(NamedTuple):
 
         Args:
             corpora, corpus_of: the segment's.
+
+        Raises:
+            CorpusError: `dead_documents` is no mask of so many documents.
         """
         if not (self.dead_corpora or self.dead_documents):
             return None
-        mask = unpacked(self.dead_documents, len(corpus_of))
+        try:
+            mask = unpacked(self.dead_documents, len(corpus_of))
+        except ValueError as error:
+            raise CorpusError.build(
+                "a manifest that does not say which documents were removed",
+                who=self.file,
+                found=str(error),
+                expected=f"a mask of {len(corpus_of)} documents",
+                remedy="Remove its corpora and add them anew, or restore the manifest",
+            ) from error
         gone = np.array([name in self.dead_corpora for name in corpora], np.uint8)
         return np.asarray(mask | gone[corpus_of])
 
@@ -135,13 +149,10 @@ def load(folder: Path, tenant: str | None = None) -> Manifest:
     except OSError as error:
         raise CorpusError.build("a manifest cannot be read", who=str(path), found=error.strerror) from error
     data, changed = read
-    content = opened(data, MANIFEST_FORMAT, path)
-    try:
-        manifest = _parsed(content, changed)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise torn(path, MANIFEST_FORMAT, f"{type(error).__name__}: {error}") from error
+    saved = parsed(_SAVED, opened(data, MANIFEST_FORMAT, path), path, MANIFEST_FORMAT)
+    manifest = Manifest(saved.tenant, saved.generation, saved.segments, changed)
     if folder_name(manifest.tenant) != folder.name or tenant not in (None, manifest.tenant):
-        raise CorpusError.build("the manifest of another tenant", who=str(path), found=repr(manifest.tenant))
+        raise CorpusError.build("the manifest of another tenant", who=str(path), found=shortened(manifest.tenant))
     return manifest
 
 
@@ -176,11 +187,17 @@ def packed(mask: Mask) -> str:
 
 
 def unpacked(text: str, size: int) -> Mask:
-    """Return the mask that was `packed`, [size] uint8 of 0 and 1."""
+    """Return the mask that was `packed`, [size] uint8 of 0 and 1; raises ValueError if that was no such mask."""
     if not text:
         return np.zeros(size, np.uint8)
-    bits = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
-    return np.unpackbits(bits, count=size)
+    reader, most = zlib.decompressobj(), (size + 7) // 8
+    try:
+        bits = reader.decompress(base64.b64decode(text, validate=True), most + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if len(bits) != most or not reader.eof:
+        raise ValueError(f"{len(bits)} bytes{'' if reader.eof else ' and more'} instead of {most}")
+    return np.unpackbits(np.frombuffer(bits, np.uint8), count=size)
 
 
 def _read(path: Path) -> tuple[bytes, int] | None:
@@ -232,11 +249,34 @@ def _content(head: Any, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _parsed(content: dict[str, Any], changed: int) -> Manifest:
-    entries = []
-    for about in content["segments"]:
-        live, gone = tuple(Part(**part) for part in about["live"]), tuple(about["dead_corpora"])
-        entries.append(Entry(**{**about, "live": live, "dead_corpora": gone}))
-        if not SEGMENT_FILE.fullmatch(entries[-1].file):
-            raise ValueError(f"{entries[-1].file!r} is no name of a segment")
-    return Manifest(str(content["tenant"]), int(content["generation"]), tuple(entries), changed)
+def _consistent(entry: Entry) -> Entry:
+    """Return a segment's entry if its figures can be true; raises ValueError."""
+    names = [*(part.corpus for part in entry.live), *entry.dead_corpora]
+    if len(set(names)) < len(names):
+        raise ValueError("a corpus is named twice")
+    documents, tokens = (sum(each) for each in list(zip(*entry.live, strict=True))[1:])
+    if documents > entry.documents or tokens > entry.tokens:
+        raise ValueError("more lives than is there")
+    if entry.documents > entry.tokens or entry.tokens + entry.documents >= entry.text or entry.text * 4 > entry.size:
+        raise ValueError("sizes that cannot be")
+    return entry
+
+
+def _once(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    if len({entry.file for entry in entries}) < len(entries):
+        raise ValueError("a segment is named twice")
+    return entries
+
+
+class _Saved(NamedTuple):
+    """What stands in the file."""
+
+    checksum: String
+    format: String
+    version: String
+    tenant: TenantName
+    generation: Generation
+    segments: Annotated[tuple[Annotated[Entry, AfterValidator(_consistent)], ...], AfterValidator(_once)]
+
+
+_SAVED = TypeAdapter(_Saved)

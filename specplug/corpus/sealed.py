@@ -46,7 +46,7 @@ def opened(data: bytes, kind: str, path: Path, *, within: str | None = None) -> 
     try:
         content: dict[str, Any] = json.loads(data)
         head = content[within] if within else content
-        found, version = head["format"], int(head["version"])
+        found, version = head["format"], int(str(head["version"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise torn(path, kind, f"no readable header ({type(error).__name__}: {str(error)[:100]})") from error
     if found != kind:

@@ -9,12 +9,14 @@ import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from specplug.corpus.building import Sections
+from specplug.corpus.checks import CorpusName, Offset, String, parsed
 from specplug.corpus.documents import Tokens
 from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.layout import DTYPES, NO_TEXT, SECTIONS, SEGMENT_ENDING, SEGMENT_FORMAT
@@ -22,10 +24,24 @@ from specplug.corpus.names import name_hash
 from specplug.corpus.sealed import opened, sealed, torn
 from specplug.corpus.writing import PIECE, checksum, write_file
 from specplug.errors import CorpusError
+from specplug.settings.mistakes import shown
 
 _ALIGNED = 64
 _HEADER_MOST = 100_000_000  # safetensors reads none longer
 _METADATA = "__metadata__"
+_LOOKED_AT = 1 << 11  # documents at once: their arrays are small, so that opening takes next to no memory
+
+
+class _Section(NamedTuple):
+    """What a header says of an array."""
+
+    dtype: String
+    shape: tuple[Offset]
+    data_offsets: tuple[Offset, Offset]
+
+
+_SECTIONS, _STRINGS = TypeAdapter(dict[str, _Section]), TypeAdapter(dict[str, String])
+_CORPORA: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[CorpusName, ...])
 
 
 def write_segment(path: Path, sections: Sections, corpora: Sequence[str], tokenizer: Fingerprint) -> int:
@@ -75,7 +91,7 @@ class Segment:
     names: npt.NDArray[np.uint8]
 
     def __init__(self, path: Path, tokenizer: Fingerprint | None = None, *, ahead: bool = False) -> None:
-        """Open a segment; takes a millisecond, however large it is, and reads the header only.
+        """Open a segment; takes a millisecond, and some nanoseconds a document.  Text is not read.
 
         Args:
             path: its file.
@@ -107,8 +123,8 @@ class Segment:
         return self.text[start : start + self.lengths[index]]
 
     def name(self, index: int) -> str:
-        """Return a document's name."""
-        return self.name_bytes(index).decode()
+        """Return a document's name; what is no UTF-8 in it, as in a damaged file, is replaced."""
+        return self.name_bytes(index).decode(errors="replace")
 
     def name_bytes(self, index: int) -> bytes:
         """Return a document's name, UTF-8."""
@@ -134,40 +150,44 @@ class Segment:
         start = int.from_bytes(os.pread(handle, 8, 0), "little") + 8
         if not 8 < start <= min(self.size, _HEADER_MOST):
             raise torn(self.path, SEGMENT_FORMAT, f"{self.size} bytes with a header of {start - 8}")
+        if start % 8:
+            raise torn(self.path, SEGMENT_FORMAT, f"arrays that begin at byte {start}")
         content = opened(os.pread(handle, start - 8, 8), SEGMENT_FORMAT, self.path, within=_METADATA)
-        self._map(mmap.mmap(handle, 0, access=mmap.ACCESS_READ), start, content)
-        self._describe(content[_METADATA], tokenizer)
+        metadata = parsed(_STRINGS, content.pop(_METADATA), self.path, SEGMENT_FORMAT)
+        sections = parsed(_SECTIONS, content, self.path, SEGMENT_FORMAT)
+        self._map(mmap.mmap(handle, 0, access=mmap.ACCESS_READ), start, sections)
+        self._describe(metadata, tokenizer)
         if fault := self._misfit():
             raise torn(self.path, SEGMENT_FORMAT, fault)
 
-    def _map(self, mapped: mmap.mmap, start: int, content: Mapping[str, Any]) -> None:
+    def _map(self, mapped: mmap.mmap, start: int, sections: Mapping[str, _Section]) -> None:
         end = start
         for name, kind in SECTIONS.items():
-            try:
-                (size,), (first, last) = content[name]["shape"], content[name]["data_offsets"]
-                fits = content[name]["dtype"] == kind and start + first == end and last <= self.size
-                values = np.frombuffer(mapped, DTYPES[kind], size, start + first)
-            except (KeyError, ValueError, TypeError) as error:
-                raise torn(self.path, SEGMENT_FORMAT, f"section {name!r}: {error}") from error
-            if not fits or values.nbytes != last - first:
+            if name not in sections:
+                raise torn(self.path, SEGMENT_FORMAT, f"no section {name!r}")
+            dtype, (size,), (first, last) = sections[name]
+            fits = dtype == kind and start + first == end and last <= self.size - start
+            if not fits or size * np.dtype(DTYPES[kind]).itemsize != last - first:
                 raise torn(self.path, SEGMENT_FORMAT, f"a misplaced section {name!r}")
-            setattr(self, name, values)
+            setattr(self, name, np.frombuffer(mapped, DTYPES[kind], size, start + first))
             end = start + last
         if end != self.size:
             raise torn(self.path, SEGMENT_FORMAT, f"{self.size} bytes instead of {end}")
 
     def _describe(self, metadata: Mapping[str, str], tokenizer: Fingerprint | None) -> None:
         try:
-            self.corpora = tuple(map(str, json.loads(metadata["corpora"])))
+            self.corpora = parsed(_CORPORA, json.loads(metadata["corpora"]), self.path, SEGMENT_FORMAT)
             self.checksums = {name: metadata[f"checksum {name}"] for name in SECTIONS}
             digest, name = metadata["tokenizer"], metadata["tokenizer_name"]
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, RecursionError) as error:
             raise torn(self.path, SEGMENT_FORMAT, f"{type(error).__name__}: {error}") from error
+        if len(set(self.corpora)) < len(self.corpora):
+            raise torn(self.path, SEGMENT_FORMAT, "a corpus that is named twice")
         if tokenizer is not None and digest != tokenizer.digest:
             raise CorpusError.build(
                 "a segment of another tokenizer",
                 who=str(self.path),
-                found=f"{name!r} ({digest})",
+                found=f"{shown(name)} ({digest[:64]})",
                 expected=f"{tokenizer.name!r} ({tokenizer.digest})",
             )
 
@@ -183,6 +203,29 @@ class Segment:
             return f"a text from {self.text[0]} to {self.text[-1]}"
         if (self.starts[0], self.starts[-1], self.name_ends[-1]) != (1, n, self.names.size):
             return "documents that do not fill the text"
+        return self._misled()
+
+    def _misled(self) -> str | None:
+        """Return which number of a document leads out of the file: others are brought into range where they are used.
+
+        Reads all that there is of each document, some 36 bytes, and no text.
+        """
+        n, names = self.text.size, self.names.size
+        for at in range(0, len(self), _LOOKED_AT):
+            end = min(at + _LOOKED_AT, len(self))
+            starts, ends = self.starts[at : end + 1], self.name_ends[max(at - 1, 0) : end]
+            if starts.min() < 1 or starts.max() > n or ends.min() < 1 or ends.max() > names:
+                return "documents or names that begin elsewhere than in the file"
+            lengths = self.lengths[at:end]
+            if lengths.min() < 1 or (lengths >= np.diff(starts)).any():
+                return "documents that are empty, out of order, or longer than their place"
+            if (np.diff(ends) < 1).any():
+                return "names that are empty or out of order"
+            owners, order = self.corpus_of[at:end], self.name_order[at:end]
+            if owners.min() < 0 or owners.max() >= len(self.corpora):
+                return "documents of no corpus"
+            if order.min() < 0 or order.max() >= len(self):
+                return "names of no document"
         return None
 
 

@@ -112,7 +112,8 @@ def opened_entry(folder: Path, entry: Entry, tokenizer: Fingerprint | None, *, a
     """
     segment = Segment(folder / entry.file, tokenizer, ahead=ahead)
     known = {part.corpus for part in entry.live} | set(entry.dead_corpora)
-    if (len(segment), segment.size, set(segment.corpora)) != (entry.documents, entry.size, known):
+    found = (len(segment), segment.size, segment.text.size, set(segment.corpora))
+    if found != (entry.documents, entry.size, entry.text, known):
         raise CorpusError.build(
             "a segment is not the one that its manifest means",
             who=str(segment.path),

@@ -122,15 +122,15 @@ class View:
     def _read(self, folder: Path, stamp: tuple[int, ...] | None, before: _Seen) -> _Seen:
         try:
             manifest = load(folder)
-        except SpecplugError as error:
-            return _Seen(stamp, problems=(str(error),))
+        except Exception as error:
+            return _Seen(stamp, problems=(_problem(folder / MANIFEST_FILE, error),))
         opened = {entry.file: (entry, live) for entry, live in before.live}
         found, problems = [], []
         for entry in manifest.entries:
             try:
                 found.append((entry, self._live(folder, entry, opened.get(entry.file))))
-            except SpecplugError as error:
-                problems.append(str(error))
+            except Exception as error:  # one segment's alone, whatever it is
+                problems.append(_problem(folder / entry.file, error))
         return _Seen(stamp, manifest.tenant, tuple(found), tuple(problems))
 
     def _live(self, folder: Path, entry: Entry, opened: tuple[Entry, LiveSegment] | None) -> LiveSegment:
@@ -144,6 +144,12 @@ class View:
             if problem not in self._logged:
                 _log.warning("corpus store: %s", problem)
         self._logged = frozenset(problems)
+
+
+def _problem(path: Path, error: Exception) -> str:
+    """Return what is wrong with a file; what is no error of ours names neither the file nor what it means."""
+    text = str(error) if isinstance(error, SpecplugError) else f"{type(error).__name__}: {error}"
+    return text if str(path) in text else f"{path}: {text}"
 
 
 def _stamp(folder: Path) -> tuple[int, ...] | None:
