@@ -59,6 +59,16 @@ def test_what_a_launch_refuses_and_costs_is_said_where_it_applies():
     assert "deadlock" not in summaries(SOUND)
 
 
+def test_steps_beyond_the_largest_cuda_graph_are_warned_of():
+    graphs = ((7, 64), (3, 64), (1, 64), (0, 64))
+    assert {result.status for result in advise(replace(SOUND, captured=graphs))} == {"ok"}
+    assert "full CUDA graphs for 7 draft tokens up to 64 requests, 3 draft" in summaries(replace(SOUND, captured=graphs))
+    large = replace(SOUND, max_num_seqs=128, max_num_batched_tokens=8192, captured=((7, 64), (3, 128), (0, 128)))
+    (warning,) = [result for result in advise(large) if result.status == "warn"]
+    assert "7 draft tokens up to 64 requests, 3 draft tokens up to 128 requests" in warning.summary
+    assert "--max-cudagraph-capture-size to 1024" in warning.remedy
+
+
 def test_a_warning_is_logged_once(monkeypatch, caplog):
     monkeypatch.setattr(advice, "launch_of", lambda config: replace(SOUND, max_num_seqs=70))
     advice._log_once.cache_clear()

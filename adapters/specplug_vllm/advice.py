@@ -10,6 +10,7 @@ from typing import Any
 from specplug.registry import default_registry
 from specplug.serving.launches import differing, host_proposers
 from specplug.specs import CheckResult
+from specplug_vllm import graphs
 from specplug_vllm.asked import resolved, runner_of
 
 logger = logging.getLogger("specplug")
@@ -25,6 +26,7 @@ class Launch:
         max_num_batched_tokens: most tokens of all requests in one step.
         settings: specplug's, those that are not at their defaults.
         host_proposers: those in force that draft on the host.
+        captured: (draft length, most requests) of the steps that have full CUDA graphs, longest drafts first.
     """
 
     runner: str
@@ -35,6 +37,7 @@ class Launch:
     data_parallel_size: int
     settings: dict[str, Any]
     host_proposers: tuple[str, ...]
+    captured: tuple[tuple[int, int], ...] = ()
 
 
 def launch_of(vllm_config: Any) -> Launch:
@@ -51,6 +54,7 @@ def launch_of(vllm_config: Any) -> Launch:
         data_parallel_size=vllm_config.parallel_config.data_parallel_size,
         settings=differing(found.settings),
         host_proposers=host_proposers(found.settings, default_registry()),
+        captured=tuple(graphs.captured(vllm_config).items()),
     )
 
 
@@ -59,6 +63,8 @@ def advise(launch: Launch) -> list[CheckResult]:
     scheduling = "async" if launch.async_scheduling else "synchronous"
     head = f"runs on the {launch.runner.upper()} runner, {scheduling} scheduling, up to {launch.width} draft tokens"
     results = [CheckResult("ok", head), _token_budget(launch)]
+    if launch.captured:
+        results.append(_graphs(launch))
     if launch.runner == "v1":
         results.append(CheckResult("ok", REFUSED_ON_V1))
     if launch.runner == "v2" and launch.host_proposers:
@@ -107,6 +113,20 @@ def _token_budget(launch: Launch) -> CheckResult:
         f"{sum_} exceeds max_num_batched_tokens = {launch.max_num_batched_tokens}: "
         "a full batch at the widest draft leaves requests and prompts waiting",
         f"Raise --max-num-batched-tokens to {wanted} or more, or lower --max-num-seqs{narrower}",
+    )
+
+
+def _graphs(launch: Launch) -> CheckResult:
+    """Compare the steps that have CUDA graphs with the largest batch."""
+    reach = ", ".join(f"{length} draft tokens up to {requests} requests" for length, requests in launch.captured)
+    longest, requests = launch.captured[0]
+    if requests >= launch.max_num_seqs:
+        return CheckResult("ok", f"full CUDA graphs for {reach}")
+    return CheckResult(
+        "warn",
+        f"full CUDA graphs for {reach} only, of max_num_seqs = {launch.max_num_seqs}: longer steps run without",
+        f"Raise --max-cudagraph-capture-size to {launch.max_num_seqs * (longest + 1)}, which takes memory, lower "
+        "--max-num-seqs, or leave it to a policy that drafts less for more requests, as 'batch' does",
     )
 
 

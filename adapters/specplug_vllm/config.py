@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
-from specplug_vllm import adaptive, advice, seams
+from specplug_vllm import adaptive, advice, graphs, seams
 from specplug_vllm.asked import METHOD, is_asked, refuse_unsupported, resolved, runner_of
 
 SCHEDULERS = {
@@ -30,6 +30,7 @@ def install() -> None:
         unsupported = cls._get_v2_model_runner_unsupported_features
         cls._get_v2_model_runner_unsupported_features = _supporting_specplug(unsupported)
         adaptive.install_checks(cls)
+        graphs.install(cls)
 
 
 def _supporting_specplug(original: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:

@@ -28,7 +28,10 @@ def ask(line: str, patience: float = launches.PATIENCE) -> Launch | None:
     variables, arguments = parsed(line)
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR", **variables}
     found = launches.ask(__spec__.name, arguments, quiet, engine="vLLM", patience=patience)
-    return None if found is None else Launch(**{**found, "host_proposers": tuple(found["host_proposers"])})
+    if found is None:
+        return None
+    captured = tuple((length, requests) for length, requests in found["captured"])
+    return Launch(**{**found, "host_proposers": tuple(found["host_proposers"]), "captured": captured})
 
 
 def parsed(line: str) -> tuple[dict[str, str], list[str]]:

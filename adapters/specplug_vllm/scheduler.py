@@ -32,6 +32,7 @@ class _Planned:
 
     vllm_config: Any
     num_spec_tokens: int
+    dynamic_sd_lookup: Any
     running: list[Any]
     waiting: Any
     requests: dict[str, Any]
@@ -41,6 +42,7 @@ class _Planned:
         super().__init__(*args, **kwargs)
         self.planning = planning_of(self.vllm_config)
         status.install_engine_core()
+        self.dynamic_sd_lookup = None  # vLLM's choice by batch size; its list says here what is captured
         self._may_narrow = self.planning.caps.width_change is not WidthChange.FIXED
         # vLLM pads some new requests with as many placeholders, and fails when they exceed what a prompt may advance.
         chunk = self.vllm_config.scheduler_config.long_prefill_token_threshold

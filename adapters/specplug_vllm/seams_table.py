@@ -27,6 +27,7 @@ _CONFIG = (
     seam("vllm.config.vllm", "config", holds="VllmConfig NgramGPUTypes"),
     seam("vllm.config.vllm:VllmConfig.__post_init__", "config"),
     seam("vllm.config.vllm:VllmConfig._get_v2_model_runner_unsupported_features", "config"),
+    seam("vllm.config.vllm:VllmConfig._set_cudagraph_sizes", "config"),
     seam(
         "vllm.config.vllm:VllmConfig",
         "config",
@@ -79,7 +80,7 @@ _SCHEDULER = (
     seam(
         "vllm.v1.core.sched.scheduler:Scheduler",
         "scheduler",
-        holds="num_spec_tokens requests running structured_output_manager vllm_config waiting",
+        holds="dynamic_sd_lookup num_spec_tokens requests running structured_output_manager vllm_config waiting",
     ),
     seam(
         "vllm.v1.core.sched.async_scheduler:AsyncScheduler",

@@ -135,8 +135,13 @@ _ADAPTIVE = (
     seam("vllm.config.speculative:SpeculativeConfig", "config", holds="enable_adaptive_verification"),
     seam("vllm.config.vllm:VllmConfig._validate_adaptive_verification", "config"),
     seam("vllm.config.vllm:VllmConfig", "config", "adaptive", holds="compilation_config"),
-    seam("vllm.config.compilation:CompilationConfig", "config", "adaptive", holds="cudagraph_mode"),
-    seam("vllm.config.compilation:CUDAGraphMode", "config", "adaptive", holds="has_full_cudagraphs"),
+    seam(
+        "vllm.config.compilation:CompilationConfig",
+        "config",
+        "adaptive",
+        holds="cudagraph_mode max_cudagraph_capture_size",
+    ),
+    seam("vllm.config.compilation:CUDAGraphMode", "config", "adaptive", holds="has_full_cudagraphs separate_routine"),
     seam(
         "vllm.v1.worker.gpu.model_runner",
         "adaptive",

@@ -1,0 +1,107 @@
+"""Which steps find a CUDA graph: vLLM's own dispatcher is asked, with the sizes that it captures on Hopper."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from vllm.config.compilation import CUDAGraphMode
+from vllm.config.vllm import VllmConfig
+
+from specplug.types.caps import WidthChange
+from specplug_vllm import graphs
+from specplug_vllm.asked import engine_caps
+from tests.engines.vllm.graphs import dispatcher, mode_of, vllm_config
+
+
+@pytest.fixture(autouse=True, scope="module")
+def installed():
+    """The patch, as vLLM's plug-ins make it."""
+    graphs.install(VllmConfig)
+
+
+def sized(*args, **kwargs):
+    """Return a configuration whose capture sizes vLLM has chosen."""
+    found = vllm_config(*args, **kwargs)
+    found._set_cudagraph_sizes()
+    return found
+
+
+@pytest.mark.parametrize(("asked", "lengths"), [(8, [0, 1, 3, 7]), (16, [0, 1, 3, 7, 15]), (7, [0, 1, 3, 7])])
+@pytest.mark.parametrize("max_num_seqs", [64, 256, 1024])
+def test_every_planned_length_finds_a_full_graph_at_every_batch_size(monkeypatch, asked, lengths, max_num_seqs):
+    found = sized(asked, max_num_seqs)
+    caps = engine_caps(found)
+    assert list(caps.captured_widths) == lengths
+    assert (caps.max_width, caps.width_change) == (lengths[-1], WidthChange.CAPTURED)
+    manager = dispatcher(monkeypatch, found)
+    reach = graphs.captured(found)
+    assert reach == {length: min(512 // (length + 1), max_num_seqs) for length in reversed(lengths)}
+    for length, requests in reach.items():
+        for batch_size in range(1, requests + 1):
+            assert mode_of(manager, [length] * batch_size) == "FULL", (batch_size, length)
+        if requests < max_num_seqs:
+            assert mode_of(manager, [length] * (requests + 1)) == "NONE"
+
+
+def test_what_the_lengths_are_named_for(monkeypatch):
+    found = vllm_config(8, 256)
+    with monkeypatch.context() as without:
+        without.setattr(graphs, "name_lengths", lambda config: None)
+        found._set_cudagraph_sizes()
+    manager = dispatcher(monkeypatch, found)
+    assert mode_of(manager, [8] * 28) == "FULL"
+    assert {mode_of(manager, [length] * 32) for length in (0, 1, 3, 7)} == {"PIECEWISE"}
+
+
+def test_what_was_asked_for_and_what_became_of_it_is_logged_in_one_line(caplog):
+    with caplog.at_level(logging.WARNING, logger="specplug"):
+        sized(7, 64)
+        assert not caplog.records
+        sized(8, 64)
+    (record,) = caplog.records
+    assert "num_speculative_tokens is 7 instead of 8" in record.getMessage()
+    assert "7, 3, 1, 0" in record.getMessage()
+
+
+def test_settings_that_repeat_the_number_follow_it():
+    found = sized(8, 64, additional_config={"specplug": {"proposer": "ngram", "num_speculative_tokens": 8}, "x": 1})
+    assert found.additional_config == {"specplug": {"proposer": "ngram", "num_speculative_tokens": 7}, "x": 1}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"v2": False},
+        {"data_parallel": 2},
+        {"cuts": True},
+        {"mode": CUDAGraphMode.NONE},
+        {"mode": CUDAGraphMode.PIECEWISE},
+        {"mode": CUDAGraphMode.FULL},
+        {"max_num_seqs": 3},
+        {"lengths": [[1, 4, 8], [5, 64, 2]]},
+    ],
+    ids=str,
+)
+def test_other_launches_are_left_alone(others):
+    found = sized(8, **{"max_num_seqs": 64, **others})
+    assert found.speculative_config.num_speculative_tokens == 8
+    assert found.speculative_config.num_speculative_tokens_per_batch_size == others.get("lengths")
+    assert engine_caps(found).captured_widths == ((2, 8) if "lengths" in others else ())
+
+
+def test_one_length_is_captured_where_ranks_must_not_choose():
+    assert graphs.captured(sized(8, 64, data_parallel=2)) == {8: 512 // 9}
+    assert graphs.captured(sized(8, 64, mode=CUDAGraphMode.NONE)) == {}
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 8, 15, 30, 31, 32])
+@pytest.mark.parametrize("max_num_seqs", [6, 7, 8, 64])
+def test_vllm_reads_the_list_as_it_is_meant(most, max_num_seqs):
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+    lengths = graphs.lengths_up_to(most)
+    assert lengths == tuple(n for n in range(most, -1, -1) if n & (n + 1) == 0)
+    named = graphs.schedule(lengths, max_num_seqs)
+    by_batch_size = build_dynamic_sd_schedule_lookup(named, max_num_seqs, lengths[0])
+    assert list(dict.fromkeys(by_batch_size[1:])) == list(lengths)
