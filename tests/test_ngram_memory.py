@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from specplug.testing.driver import Driver
-from specplug.types.request import Lifecycle
+from specplug.types.request import EngineEventKind, Lifecycle
 from tests.ngram_tools import BEGIN, MEMORY, PROMPT, REFERENCE, SAID, Make, ask, remembers, serve, source, spec
 
 
@@ -149,12 +149,14 @@ def test_a_response_longer_than_the_memory_keeps_its_end(make: Make) -> None:
     assert ask(driver, said[-6:-2], width=2).token_ids == tuple(said[-2:])
 
 
-def test_a_flushed_cache_is_forgotten(make: Make) -> None:
+@pytest.mark.parametrize("event", ["cache flushed", "weights changed"])
+def test_responses_are_forgotten_with_the_cache_and_with_the_weights(make: Make, event: EngineEventKind) -> None:
     driver = make()
     serve(driver)
     driver.announce("sleep")
+    driver.announce("wake")
     assert remembers(driver)
-    driver.announce("cache flushed")
+    driver.announce(event)
     assert not remembers(driver)
     serve(driver)
     assert remembers(driver), "and fills again"

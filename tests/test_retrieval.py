@@ -336,6 +336,7 @@ def test_a_status_says_what_is_drafted_from(store: Store) -> None:
             "segments": 2,
             "problems": [],
             "unknown_documents": 1,
+            "unreadable_documents": 0,
         }
 
 
@@ -430,8 +431,11 @@ def test_removing_and_merging_are_another_threads(server: Server, monkeypatch: p
 
 def test_steps_see_each_change_whole_and_once(server: Server) -> None:
     """Whatever is changed while steps run: the thread of the steps takes what there is, and nothing gets lost."""
-    assert server.library.changed() is not None
-    assert server.library.changed() is None
+    lookup = server.proposer.lookup
+    newest = server.library.changed(lookup.shelf)
+    assert newest is not None
+    lookup.stock(newest)
+    assert server.library.changed(lookup.shelf) is None
     rounds = 30
 
     def change() -> None:

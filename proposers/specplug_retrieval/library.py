@@ -60,12 +60,13 @@ class Library:
         self._seen: Snapshot | None = None
         self._sizes: dict[str, dict[str, int]] = {}
         self._newest: Shelf | None = None
-        self._taken: Shelf | None = None
+        self._unsearchable: tuple[str, ...] = ()
         self._looking, self._ended = threading.Lock(), threading.Event()
         self._removing: set[tuple[str, str]] = set()
         self._watcher = threading.Thread(target=self._watch, name="specplug-corpora", daemon=True)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="specplug-corpora")
-        self.unknown_documents = 0
+        self.unknown_documents = self.unreadable_documents = 0
+        self._reported = False
 
     def open(self) -> None:
         """Open the store, and watch it.
@@ -88,22 +89,28 @@ class Library:
         if self._own is None:
             self._watcher.start()
 
-    def changed(self) -> Shelf | None:
-        """Return what to draft from if it is another than last time, else None.  For the thread of the steps."""
+    def changed(self, current: Shelf) -> Shelf | None:
+        """Return what to draft from if it is not the `current` shelf, else None.  For the thread of the steps."""
         newest = self._newest
-        if newest is self._taken:
-            return None
-        self._taken = newest
-        return newest
+        return None if newest is current else newest
 
     def document(self, tenant: str, name: str, corpus: str | None) -> Tokens | None:
-        """Return a stored document's tokens, of several the newest's; None where there is none, which is counted."""
-        seen = self._seen
+        """Return a stored document's tokens, of several the newest's.
+
+        None where there is none, or none in what can be read of a damaged store: both are counted.
+        """
+        seen, failed = self._seen, False
         for live in reversed(seen.tenants.get(tenant, ()) if seen else ()):
-            for found in reversed(live.segment.find(name, corpus)):
-                if live.dead is None or not live.dead[found]:
-                    return live.segment.document(found)
-        self.unknown_documents += 1
+            try:
+                found = _found(live, name, corpus)
+            except Exception:  # whatever a damaged file leads to
+                self._report(live, name, tenant)
+                failed = True
+            else:
+                if found is not None:
+                    return found
+        self.unreadable_documents += failed
+        self.unknown_documents += not failed
         return None
 
     def add(self, tenant: str, name: str, documents: Sequence[Tokens]) -> int:
@@ -134,8 +141,9 @@ class Library:
             "store": self._settings.store,
             "tenants": {name: self.sizes(name) for name in tenants},
             "segments": sum(map(len, tenants.values())),
-            "problems": [] if seen is None else list(seen.problems),
+            "problems": [*(() if seen is None else seen.problems), *self._unsearchable],
             "unknown_documents": self.unknown_documents,
+            "unreadable_documents": self.unreadable_documents,
         }
 
     def settle(self) -> None:
@@ -150,6 +158,17 @@ class Library:
             self._watcher.join()
         if self._own is not None:
             self._own.close()
+
+    def _report(self, live: LiveSegment, name: str, tenant: str) -> None:
+        """Log the first document that cannot be read; a client could ask for it again and again."""
+        if not self._reported:
+            self._reported = True
+            _log.exception(
+                "retrieval: document %r of tenant %r cannot be read in %s, so it is left out (logged once)",
+                name,
+                tenant,
+                live.segment.path,
+            )
 
     def _document(self, name: str, ids: Tokens) -> Document:
         if self._beginnings is None:
@@ -166,7 +185,7 @@ class Library:
             self._opened().remove(name, tenant=tenant)
         except Exception:
             _log.exception("retrieval: corpus %r was not removed; it serves on", name)
-        self._look()
+        self._look_again()
         self._removing.discard((tenant, name))
         self._merge()
 
@@ -175,17 +194,20 @@ class Library:
             self._opened().merge()
         except Exception:
             _log.exception("retrieval: the corpus store could not be merged; nothing is lost")
-        self._look()
+        self._look_again()
 
     def _watch(self) -> None:
         while not self._ended.wait(self._settings.poll_seconds):
-            try:
-                self._look()
-            except Exception:
-                _log.exception("retrieval: the corpus store cannot be looked at; what was there before serves on")
+            self._look_again()
+
+    def _look_again(self) -> None:
+        try:
+            self._look()
+        except Exception:
+            _log.exception("retrieval: the corpus store cannot be looked at; what was there before serves on")
 
     def _look(self) -> None:
-        """Have the newest state of the store ready for the next step, if it changed."""
+        """Have the newest state of the store ready for the next step, if it changed: all of it, or what was before."""
         with self._looking:
             if self._view is None:
                 return
@@ -196,8 +218,31 @@ class Library:
             sizes: dict[str, dict[str, int]] = {}
             for corpus in self._opened().list():
                 sizes.setdefault(corpus.tenant, {})[corpus.name] = corpus.tokens
-            self._sizes, self._seen = sizes, seen
-            self._newest = self._shelf_of({name: [*map(_searched, live)] for name, live in seen.tenants.items()})
+            tenants, problems = _searchable(seen)
+            newest = self._shelf_of(tenants)
+            self._sizes, self._seen, self._newest, self._unsearchable = sizes, seen, newest, problems
+
+
+def _searchable(seen: Snapshot) -> tuple[dict[str, list[Segment]], tuple[str, ...]]:
+    """Return each tenant's segments as kernels search them, and why some are left out."""
+    tenants: dict[str, list[Segment]] = {}
+    problems = []
+    for name, segments in seen.tenants.items():
+        tenants[name] = []
+        for live in segments:
+            try:
+                tenants[name].append(_searched(live))
+            except Exception as error:  # whatever a damaged file leads to
+                problems.append(f"{live.segment.path}: {error}")
+                _log.warning("retrieval: %s cannot be searched; the rest serves", live.segment.path, exc_info=error)
+    return tenants, tuple(problems)
+
+
+def _found(live: LiveSegment, name: str, corpus: str | None) -> Tokens | None:
+    for found in reversed(live.segment.find(name, corpus)):
+        if live.dead is None or not live.dead[found]:
+            return live.segment.document(found)
+    return None
 
 
 def _searched(live: LiveSegment) -> Segment:

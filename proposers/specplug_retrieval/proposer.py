@@ -86,6 +86,6 @@ class Retrieval(LookupProposer):
         super().close()
 
     def _restock(self) -> None:
-        changed = self.library.changed()
+        changed = self.library.changed(self.lookup.shelf)
         if changed is not None:
             self.lookup.stock(changed)

@@ -73,12 +73,13 @@ class Lookup:
 
     def stock(self, shelf: Shelf | Mapping[str, Sequence[Segment]]) -> None:
         """Draft from these segments instead of those before; between two steps.  No text is copied."""
-        self.shelf = shelf if isinstance(shelf, Shelf) else self.shelf_of(shelf)
+        shelf = shelf if isinstance(shelf, Shelf) else self.shelf_of(shelf)
+        states = self._state_with(self.tables, shelf), self._state_with(self._usual, shelf)
         self.rows.leave_shelf()
-        self._state, self._unlearnt = self._state_with(self.tables), self._state_with(self._usual)
+        self.shelf, (self._state, self._unlearnt) = shelf, states
 
-    def _state_with(self, tables: Tables) -> State:
-        parts = (self.texts, self.responses, self.shelf, self.rows, tables, self._bench, self._tree)
+    def _state_with(self, tables: Tables, shelf: Shelf) -> State:
+        parts = (self.texts, self.responses, shelf, self.rows, tables, self._bench, self._tree)
         records = [it.record for it in parts]
         options = self._options
         return State(*records, self._starts, options.cap, options.shortest, options.least)  # type: ignore[no-untyped-call]
@@ -102,13 +103,16 @@ class Lookup:
             corpora: of that tenant's, those to draft from first.  Tenants and corpora that were never stocked before,
                 and corpora beyond `MOST_NAMED`, are left out.
         """
+        # First what cannot fail: a slot that is taken by halves must not go on with what its last request brought.
+        self.rows.clear(slot, 0)
+        self.texts.clear(slot)
+        self._starts[slot] = 0
+        text = self._before(references)
         remembers = owner is not None and self._options.response_tokens > 0
         number, named = self._numbers.known(tenant, corpora)
-        self.rows.clear(slot, self.responses.owner(owner or "") if remembers else 0, number, named[:MOST_NAMED])
-        self.texts.clear(slot)
-        text = self._before(references)
         self.texts.extend(slot, text)
         self._starts[slot] = text.size
+        self.rows.clear(slot, self.responses.owner(owner or "") if remembers else 0, number, named[:MOST_NAMED])
 
     def _before(self, references: Sequence[Tokens]) -> Tokens:
         """Return what stands before a slot's own text: references, NO_TEXT behind each, as far as there is room."""

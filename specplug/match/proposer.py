@@ -16,10 +16,12 @@ from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, Event, Lifecycle, Request, RequestEvent
 
 _BEGINS = (Lifecycle.STARTED, Lifecycle.STARTED_DECODE_SIDE, Lifecycle.RESUMED, Lifecycle.UPDATED)
+_FORGETS = ("cache flushed", "weights changed")
+"""What empties the response memory: other weights answer otherwise, and what the old ones said is theirs."""
 
 
-class _Tenant(NamedTuple):
-    """Who has a slot, and under which key its response is remembered; None where it is not."""
+class _Occupant(NamedTuple):
+    """The request in a slot, and the key under which its response is remembered; None where it is not."""
 
     generation: int
     request: Request
@@ -49,8 +51,8 @@ class LookupProposer(Proposer):
         self._trees = context.caps.trees
         width, capacity = max(1, context.caps.max_width), 2 * max(1, context.max_length)
         self.lookup = Lookup(context.max_slots, capacity, width, options, trees=self._trees)
-        self._tenants: dict[int, _Tenant] = {}
-        self._seeded: set[int] = set()
+        self._occupants: dict[int, _Occupant] = {}
+        self._seeded: dict[int, int] = {}  # the generation of each slot whose request has a seed and a temperature
 
     def warmup(self) -> None:
         """Compile the kernels, or load them."""
@@ -79,18 +81,29 @@ class LookupProposer(Proposer):
     def on_event(self, event: Event) -> None:
         """Begin texts, and remember responses."""
         if isinstance(event, EngineEvent):
-            if event.kind == "cache flushed":
+            if event.kind in _FORGETS:
                 self.lookup.responses.clear()
             return
         if event.kind in _BEGINS:
-            owner = self._owner(event.request)
-            self._tenants[event.slot] = _Tenant(event.generation, event.request, owner)
-            self._seeded.discard(event.slot)
-            if _is_seeded(event.request):
-                self._seeded.add(event.slot)
-            self.begin(event.slot, event.request, owner)
+            self._begin(event)
         elif event.kind is Lifecycle.FINISHED:
             self._remember(event)
+
+    def _begin(self, event: RequestEvent) -> None:
+        """Begin a request's text.  Whatever fails on the way, nothing of the slot's previous request is left in it."""
+        slot, request = event.slot, event.request
+        self._vacate(slot)
+        if _is_seeded(request):
+            self._seeded[slot] = event.generation
+        owner = self._owner(request)
+        self.begin(slot, request, owner)
+        self._occupants[slot] = _Occupant(event.generation, request, owner)
+
+    def _vacate(self, slot: int) -> None:
+        """Forget a slot's request: its text, its references, and whose responses and corpora it may read."""
+        self._occupants.pop(slot, None)
+        self._seeded.pop(slot, None)
+        self.lookup.start(slot)
 
     def begin(self, slot: int, request: Request, owner: str | None) -> None:
         """Begin a request's text in a slot; `owner`: whose responses it may be drafted from, None for nobody's."""
@@ -98,13 +111,13 @@ class LookupProposer(Proposer):
         self.lookup.start(slot, owner=owner, references=references)
 
     def _remember(self, event: RequestEvent) -> None:
-        tenant = self._tenants.get(event.slot)
-        if tenant is None or tenant.generation != event.generation:
+        occupant = self._occupants.get(event.slot)
+        if occupant is None or occupant.generation != event.generation:
             return
-        del self._tenants[event.slot]
-        if tenant.owner is None or event.visible is None:
+        del self._occupants[event.slot]
+        if occupant.owner is None or event.visible is None:
             return
-        self.lookup.remember(event.slot, tenant.owner, tenant.request.prompt_length, event.visible)
+        self.lookup.remember(event.slot, occupant.owner, occupant.request.prompt_length, event.visible)
 
     def _owner(self, request: Request) -> str | None:
         if not request.may_share:
@@ -112,14 +125,15 @@ class LookupProposer(Proposer):
         return "" if self._everybody else f"key:{request.isolation_key}"
 
     def _begin_untold(self, batch: BatchView) -> None:
-        """Begin texts of which no event told: they have no references, and remember nothing."""
+        """Begin texts that no event has begun: they have no references, and nothing of them is remembered."""
         generations = dict(zip(batch.slots.tolist(), batch.generations.tolist(), strict=True))
         for slot in batch.reset_slots:
-            tenant = self._tenants.get(slot)
-            if slot in generations and (tenant is None or tenant.generation != generations[slot]):
-                self._tenants.pop(slot, None)
-                self._seeded.discard(slot)
-                self.lookup.start(slot)
+            occupant = self._occupants.get(slot)
+            if slot in generations and (occupant is None or occupant.generation != generations[slot]):
+                seeded = self._seeded.get(slot) == generations[slot]  # its event came, and could not be carried out
+                self._vacate(slot)
+                if seeded:
+                    self._seeded[slot] = generations[slot]
 
 
 def _is_seeded(request: Request) -> bool:
