@@ -21,6 +21,11 @@ def test_lines_are_read_as_a_shell_would():
     assert launches.split(line) == ({"A": "1", "B": "x y"}, words)
 
 
+@pytest.mark.parametrize("line", ["A=1 engine serve", "env A=1 engine serve", "/usr/bin/env A=1 engine serve"])
+def test_variables_stand_in_front_as_a_shell_takes_them(line):
+    assert launches.split(line) == ({"A": "1"}, ["engine", "serve"])
+
+
 def test_a_line_with_an_open_quote_is_refused():
     with pytest.raises(EngineError, match="not a launch line"):
         launches.split("engine serve 'model")

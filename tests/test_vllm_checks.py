@@ -170,10 +170,9 @@ def test_a_launch_is_reported_with_its_settings_and_advice(package, monkeypatch)
 
 def test_launch_lines_are_read_as_a_shell_would():
     line = "A=1 B='x y' /usr/bin/vllm serve org/model --flag '{\"a\": 1}' \\\n  --other"
-    assert launch.parsed(line) == (
-        {"A": "1", "B": "x y"},
-        ["--model", "org/model", "--flag", json.dumps({"a": 1}), "--other"],
-    )
+    arguments = ["org/model", "--flag", json.dumps({"a": 1}), "--other"]
+    assert launch.parsed(line) == ({"A": "1", "B": "x y"}, arguments)
     assert launch.parsed("vllm serve --model m") == ({}, ["--model", "m"])
+    assert launch.parsed("python -m vllm.entrypoints.openai.api_server --model m") == ({}, ["--model", "m"])
     with pytest.raises(EngineError, match="not a launch line"):
         launch.ask("python server.py")

@@ -8,6 +8,7 @@ from typing import Any
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from specplug.errors import EngineError, SpecplugError
+from specplug.serving import uncaught
 from specplug_sglang import seams
 from specplug_sglang.asked import ALGORITHM, WIDTH_FLAG, is_tree_mode, resolved
 
@@ -57,6 +58,7 @@ class Algorithm(CustomSpecAlgo):
             refuse_unsupported(server_args)
             found = resolved(server_args)
         except SpecplugError as error:
+            uncaught.show_message_only()
             raise ValueError(str(error)) from error
         tokens = found.settings.num_speculative_tokens + 1
         server_args.speculative_num_draft_tokens = tokens

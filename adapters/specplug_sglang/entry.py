@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specplug.errors import EngineError, SpecplugError
+from specplug.serving import uncaught
 from specplug_sglang import seams
 from specplug_sglang.asked import ALGORITHM
 from specplug_sglang.seams_table import VERSIONS
@@ -51,6 +52,7 @@ def _refuse(check: Callable[[], None]) -> None:
     try:
         check()
     except SpecplugError as error:
+        uncaught.show_message_only()
         raise ValueError(str(error)) from error
 
 

@@ -6,6 +6,7 @@ SGLang fills in what the line leaves open by device and model.  It is asked in a
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict
 from pathlib import PurePath
@@ -15,6 +16,7 @@ from specplug.errors import EngineError
 from specplug.serving import launches
 from specplug_sglang import seams
 from specplug_sglang.advice import Launch, launch_of
+from specplug_sglang.asked import ALGORITHM, is_asked
 
 MODULE = "sglang.launch_server"
 EXPECTED = f"'python -m {MODULE} --model-path MODEL ...' or 'sglang serve MODEL ...'"
@@ -71,15 +73,32 @@ def _resolved(arguments: list[str]) -> dict[str, Any] | None:
             found=f"{type(error).__name__}: {error}",
             remedy="Ask on the machine that is to serve, in SGLang's environment",
         ) from error
-    from specplug_sglang.asked import is_asked
-
     seams.require("cli")
     load_plugins()
     server_args = prepare_server_args(arguments)
     if not is_asked(server_args):
         return None
+    _require_loaded()
     server_args.resolve_once()
     return asdict(launch_of(server_args))
+
+
+def _require_loaded() -> None:
+    """Refuse a line that keeps SGLang from loading specplug.
+
+    Raises:
+        EngineError: it does.
+    """
+    from sglang.srt.speculative.spec_registry import get_spec
+
+    if get_spec(ALGORITHM) is None:
+        raise EngineError.build(
+            "SGLang does not load specplug, which --speculative-algorithm names",
+            who="specplug_sglang",
+            found=f"SGLANG_PLUGINS={os.environ.get('SGLANG_PLUGINS')!r}",
+            expected="'specplug' in it, or no such variable",
+            remedy="Add 'specplug' to it, or unset it; if it is not set, reinstall specplug in SGLang's environment",
+        )
 
 
 if __name__ == "__main__":

@@ -52,8 +52,8 @@ def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
 
 
 ASKING = (
-    '--speculative-config \'{"method": "custom_class", "model": "specplug_vllm.Proposer", '
-    '"num_speculative_tokens": 8}\''
+    "--speculative-config.method custom_class --speculative-config.model specplug_vllm.Proposer "
+    "--speculative-config.num_speculative_tokens 8"
 )
 
 

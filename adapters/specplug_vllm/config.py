@@ -7,10 +7,13 @@ name specplug pass through untouched.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
+from specplug.errors import EngineError, SpecplugError
+from specplug.serving import uncaught
 from specplug_vllm import adaptive, advice, graphs, seams
 from specplug_vllm.asked import METHOD, is_asked, refuse_unsupported, resolved, runner_of
 
@@ -33,6 +36,25 @@ def install() -> None:
         graphs.install(cls)
 
 
+def require_installed() -> None:
+    """Refuse a server that names specplug where vLLM has not loaded it: it would draft unplanned.
+
+    Raises:
+        EngineError: vLLM has moved, or was kept from loading specplug.
+    """
+    from vllm.config.vllm import VllmConfig
+
+    if not hasattr(VllmConfig.__post_init__, "_specplug"):
+        seams.require("config")
+        raise EngineError.build(
+            "vLLM has not loaded specplug, which --speculative-config names",
+            who="specplug_vllm",
+            found=f"VLLM_PLUGINS={os.environ.get('VLLM_PLUGINS')!r}",
+            expected="'specplug' in it, or no such variable",
+            remedy="Add 'specplug' to it, or unset it; if it is not set, reinstall specplug in vLLM's environment",
+        )
+
+
 def _supporting_specplug(original: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
     """Take specplug's method off the list of what V2 does not support."""
 
@@ -52,9 +74,7 @@ def _with_specplug(original: Callable[..., None], module: Any) -> Callable[..., 
         if not is_asked(self):
             original(self, *args, **kwargs)
             return
-        seams.require("config")
-        resolved(self)
-        refuse_unsupported(self)
+        _check(self)
         with _async_allowed(module, runner_of(self) == "v2"):
             original(self, *args, **kwargs)
         scheduler = self.scheduler_config
@@ -64,6 +84,21 @@ def _with_specplug(original: Callable[..., None], module: Any) -> Callable[..., 
 
     post_init._specplug = True  # type: ignore[attr-defined]
     return post_init
+
+
+def _check(vllm_config: Any) -> None:
+    """Refuse what is wrong or unsupported, long before the weights are loaded.
+
+    Raises:
+        SpecplugError: something is.
+    """
+    try:
+        seams.require("config")
+        resolved(vllm_config)
+        refuse_unsupported(vllm_config)
+    except SpecplugError:
+        uncaught.show_message_only()
+        raise
 
 
 @contextmanager

@@ -13,6 +13,11 @@ from specplug.errors import EngineError
 from specplug.serving import launches
 from specplug_vllm import seams
 from specplug_vllm.advice import Launch, launch_of
+from specplug_vllm.asked import is_asked
+from specplug_vllm.config import require_installed
+
+_COMMAND, _MODULE = "serve", "api_server"
+"""``vllm serve``, and the module that starts the same server with ``python -m``, last part of its name."""
 
 
 def ask(line: str, patience: float = launches.PATIENCE) -> Launch | None:
@@ -35,36 +40,38 @@ def ask(line: str, patience: float = launches.PATIENCE) -> Launch | None:
 
 
 def parsed(line: str) -> tuple[dict[str, str], list[str]]:
-    """Split a line into variables and the engine's arguments, the model as a flag.
+    """Split a line into variables and what ``vllm serve`` gets, which vLLM's own parser reads.
 
     Raises:
         EngineError: it starts no server.
     """
     variables, words = launches.split(line)
-    if "serve" not in words:
-        raise EngineError.build(
-            "not a launch line", who="--launch", found=repr(line), expected="'vllm serve MODEL ...'"
-        )
-    arguments = words[words.index("serve") + 1 :]
-    if arguments and not arguments[0].startswith("-"):
-        arguments.insert(0, "--model")
-    return variables, arguments
+    for place, word in enumerate(words):
+        if word == _COMMAND or word.rpartition(".")[2] == _MODULE:
+            return variables, words[place + 1 :]
+    raise EngineError.build("not a launch line", who="--launch", found=repr(line), expected="'vllm serve MODEL ...'")
 
 
 def _configured(arguments: list[str]) -> dict[str, object] | None:
-    """Let vLLM configure an engine."""
+    """Let vLLM read a server's arguments and configure its engine."""
     seams.require("cli")
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.plugins import load_general_plugins
+    from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from specplug_vllm.asked import is_asked
-
     load_general_plugins()
-    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    parsed, _ = parser.parse_known_args(arguments)  # flags of the HTTP server are left over
-    config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
-    return asdict(launch_of(config)) if is_asked(config) else None
+    command, parser = ServeSubcommand(), FlexibleArgumentParser(prog="vllm")
+    command.subparser_init(parser.add_subparsers())
+    args = parser.parse_args(["serve", *arguments])
+    command.validate(args)
+    args.model = vars(args).get("model_tag") or args.model
+    config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    if not is_asked(config):
+        return None
+    require_installed()
+    return asdict(launch_of(config))
 
 
 if __name__ == "__main__":

@@ -40,10 +40,13 @@ _HTTP = (
 )
 
 _COMMAND_LINE = (
-    seam("vllm.engine.arg_utils:AsyncEngineArgs", "cli", holds="add_cli_args from_cli_args"),
-    seam("vllm.engine.arg_utils:AsyncEngineArgs.create_engine_config", "cli"),
+    seam("vllm.engine.arg_utils:AsyncEngineArgs", "cli", holds="from_cli_args"),
+    seam("vllm.engine.arg_utils:AsyncEngineArgs.create_engine_config", "cli", named="usage_context"),
+    seam("vllm.entrypoints.cli.serve:ServeSubcommand", "cli", holds="validate"),
+    seam("vllm.entrypoints.cli.serve:ServeSubcommand.subparser_init", "cli", takes="subparsers"),
+    seam("vllm.usage.usage_lib:UsageContext", "cli", holds="OPENAI_API_SERVER"),
     seam("vllm.plugins:load_general_plugins", "cli"),
-    seam("vllm.utils.argparse_utils:FlexibleArgumentParser", "cli"),
+    seam("vllm.utils.argparse_utils:FlexibleArgumentParser", "cli", holds="add_subparsers parse_args"),
     seam("vllm", "cli", holds="LLM SamplingParams"),
     seam("vllm:LLM", "cli", holds="collective_rpc llm_engine"),
     seam(

@@ -17,7 +17,7 @@ from specplug.serving.slots import SlotRows
 from specplug.types.batch import BatchView, Residency
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
-from specplug_vllm import events, lifecycle, mends, notes, ranks, seams, status, verifier, verifier_v1
+from specplug_vllm import config, events, lifecycle, mends, notes, ranks, seams, status, verifier, verifier_v1
 from specplug_vllm.drafting import Drafting
 
 _CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ class Proposer:
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        seams.require("config")
+        config.require_installed()
         seams.require("v1")
         mends.install()
         self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks.ranks().leads else None

@@ -29,7 +29,7 @@ _WHO = "--launch"
 
 
 def split(line: str) -> tuple[dict[str, str], list[str]]:
-    """Split a line into the variables set in front of it and its words.
+    """Split a line into the variables set in front of it, with or without `env`, and its words.
 
     Raises:
         EngineError: a quote stays open.
@@ -39,6 +39,8 @@ def split(line: str) -> tuple[dict[str, str], list[str]]:
     except ValueError as error:
         raise EngineError.build("not a launch line", who=_WHO, found=str(error)) from error
     variables: dict[str, str] = {}
+    if words and PurePath(words[0]).name == "env":
+        del words[0]
     while words and (match := re.fullmatch(r"(\w+)=(.*)", words[0], flags=re.DOTALL)):
         variables[match[1]] = match[2]
         del words[0]

@@ -111,3 +111,22 @@ def test_what_cannot_be_served_is_refused_by_name(answers, case, parts):
 
 def test_another_algorithms_name_is_not_asked_about(answers):
     assert answers["unknown algorithm"] is None
+
+
+def test_a_line_that_keeps_specplug_out_is_refused():
+    config = configuration("SPECPLUG", environment={"SGLANG_PLUGINS": "other"})
+    command = [sys.executable, "-m", "specplug_sglang.launch", json.dumps(config.flags())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=config.variables())
+    (told,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    assert "SGLang does not load specplug" in told
+    assert "SGLANG_PLUGINS='other'" in told
+
+
+def test_a_mistake_ends_the_server_with_one_message_before_anything_is_loaded():
+    config = configuration("SPECPLUG", environment={"SPECPLUG_CONFIG": '{"propser": "ngram"}'})
+    done = subprocess.run(config.command(1), capture_output=True, text=True, timeout=900, env=config.variables())
+    assert done.returncode == 1
+    said = done.stderr + done.stdout
+    assert "Traceback" not in said
+    assert said.count("unknown setting 'propser'; found 'ngram'. Did you mean 'proposer'?") == 1
+    assert "Load weight" not in said

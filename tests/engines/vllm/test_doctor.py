@@ -7,11 +7,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specplug.errors import EngineError
 from specplug.serving import launches
+from specplug.serving.launches import MARK
 from specplug_vllm import launch
 from specplug_vllm.advice import Launch, advise
 from tests.engines.vllm.launch import Configuration, configuration
@@ -61,19 +63,87 @@ def test_a_v2_launch_with_too_small_a_budget_is_warned_of_by_doctor_and_by_the_s
     assert warning in done.stdout  # in vLLM's log: what every server says when its configuration is made
 
 
+ASKED = """
+import json, sys
+from specplug.serving.launches import tell
+from specplug_vllm.launch import _configured
+for arguments in json.loads(sys.argv[1]):
+    tell(_configured, json.dumps(arguments))
+"""
+
+PLAIN = configuration("v1").flags()
+DOTTED = ["--speculative-config.model", "specplug_vllm.Proposer", "--speculative-config.num_speculative_tokens", "8"]
+CONFIG_FILE = """
+speculative-config: {method: custom_class, model: specplug_vllm.Proposer, num_speculative_tokens: 6}
+additional-config: {specplug: {mode: "off"}}
+"""
+CASES: dict[str, list[str]] = {
+    "dotted": [*PLAIN, *DOTTED, "--additional-config.specplug.mode", "off"],
+    "underscores": [flag.replace("-", "_").replace("__", "--", 1) for flag in configuration("v1", NGRAM).flags()],
+    "file": [*PLAIN, "--config", "FILE"],
+    "not asked": PLAIN,
+    "typo": configuration("v1", {"proposr": "ngram"}).flags(),
+    "pipeline": configuration("v1", NGRAM, pipeline_parallel_size=2).flags(),
+    "unknown flag": [*PLAIN, *DOTTED, "--no-such-flag"],
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory) -> dict[str, Any]:
+    """What vLLM makes of each of `CASES`, asked in one process: importing vLLM takes most of the time.
+
+    A flag that vLLM does not know ends the process, and so comes last.
+    """
+    file = tmp_path_factory.mktemp("launch") / "server.yaml"
+    file.write_text(CONFIG_FILE)
+    lines = [[str(file) if word == "FILE" else word for word in words] for words in CASES.values()]
+    command = [sys.executable, "-c", ASKED, json.dumps(lines)]
+    variables = configuration("v1").variables()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=variables)
+    told = [json.loads(line.removeprefix(MARK)) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    assert len(told) == len(CASES) - 1, done.stdout + done.stderr
+    return dict(zip(CASES, [*told, done.stderr.strip().splitlines()[-1]], strict=True))
+
+
+@pytest.mark.parametrize(("case", "width"), [("dotted", 8), ("underscores", 8), ("file", 6)])
+def test_a_line_is_read_by_vllms_own_parser(answers, case, width):
+    found = Launch(**answers[case])
+    assert (found.width, found.settings["mode"]) == (width, "off")
+
+
+def test_a_line_without_specplug_is_not_looked_into(answers):
+    assert answers["not asked"] is None
+
+
 @pytest.mark.parametrize(
-    ("settings", "arguments", "message"),
+    ("case", "parts"),
     [
-        ({"proposr": "ngram"}, {}, r"unknown setting 'proposr'.*Did you mean 'proposer'"),
-        (NGRAM, {"pipeline_parallel_size": 2}, r"pipeline parallelism is not supported.*pipeline_parallel_size 2"),
+        ("typo", ["unknown setting 'proposr'", "Did you mean 'proposer'"]),
+        ("pipeline", ["pipeline parallelism is not supported", "pipeline_parallel_size 2"]),
+        ("unknown flag", ["error: unrecognized arguments: --no-such-flag"]),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(monkeypatch, settings, arguments, message):
-    config = configuration("v1", settings, **arguments)
-    for name, value in config.environment.items():
-        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
-    with pytest.raises(EngineError, match=message):
-        launch.ask(line_of(config))
+def test_what_cannot_be_served_is_refused_by_name(answers, case, parts):
+    for part in parts:
+        assert part in answers[case]
+
+
+def test_a_line_that_keeps_specplug_out_is_refused(monkeypatch):
+    for name, value in configuration("v1").variables().items():
+        monkeypatch.setenv(name, value)
+    line = shlex.join(["vllm", "serve", *PLAIN, *DOTTED])
+    with pytest.raises(EngineError, match=r"vLLM has not loaded specplug.*VLLM_PLUGINS='other'"):
+        launch.ask(f"VLLM_PLUGINS=other {line}")
+
+
+def test_a_mistake_ends_the_server_with_one_message_before_anything_is_loaded():
+    config = configuration("v1", {"propser": "ngram"})
+    done = subprocess.run(config.command(1), capture_output=True, text=True, timeout=900, env=config.variables())
+    assert done.returncode == 1
+    said = done.stderr + done.stdout
+    assert "Traceback" not in said
+    assert done.stderr.count("unknown setting 'propser'; found 'ngram'. Did you mean 'proposer'?") == 1
+    assert "EngineCore" not in said
 
 
 def test_generate_runs_on_vllm_and_writes_what_plain_decoding_does():
