@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from specplug.errors import PluginError, SpecplugError
+from specplug.errors import PluginError, SpecplugError, ends_process
 from specplug.grammar.drafts import SOURCE
 from specplug.interfaces import PluginContext, Verifier
 from specplug.metrics import SpecMetrics
@@ -97,7 +97,9 @@ def _starting(spec: PluginSpec) -> Iterator[None]:
         yield
     except SpecplugError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if ends_process(error):
+            raise
         raise PluginError.build(
             f"{spec.kind} {spec.name!r} does not start",
             found=f"{type(error).__name__}: {error}",

@@ -7,6 +7,9 @@ do about it.  `SpecplugError.build` keeps that order, so that messages read alik
 from __future__ import annotations
 
 import difflib
+import signal
+import threading
+import traceback
 from collections.abc import Iterable
 
 
@@ -59,6 +62,21 @@ class TraceError(SpecplugError):
 
 class CorpusError(SpecplugError):
     """A corpus store, or a file of it, is torn, foreign, full or in use, or lacks what was asked for."""
+
+
+def ends_process(error: BaseException) -> bool:
+    """Whether an exception is to end the process, and is no fault of the plug-in that it came out of.
+
+    It is Ctrl-C, or was raised by a signal's handler: both interrupt the main thread wherever it is, also in a plug-in.
+    Engines end on SIGTERM by such a `SystemExit`.  Any other one is a plug-in's own fault, and so is a panic of an
+    extension in Rust, which derives from `BaseException`.
+    """
+    if isinstance(error, Exception) or threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(handler, "__code__", None) for handler in handlers}
+    frames = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, KeyboardInterrupt) or any(frame.f_code in codes for frame, _ in frames)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

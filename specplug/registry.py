@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pluggy
 
 from specplug import hooks
-from specplug.errors import PluginError, suggest
+from specplug.errors import PluginError, ends_process, suggest
 from specplug.specs import CheckSpec, EngineSpec, PluginSpec, PolicySpec, ProposerSpec, VerifierSpec
 
 S = TypeVar("S", bound=PluginSpec)
@@ -78,7 +78,9 @@ class Registry:
             owner = Owner(entry_point.name, dist.name if dist else "unknown", dist.version if dist else "?")
             try:
                 module = entry_point.load()
-            except Exception as error:  # one broken package must not hide the others
+            except BaseException as error:  # one broken package must not hide the others
+                if ends_process(error):
+                    raise
                 registry._record(owner, f"import of {entry_point.value!r}", error)
                 continue
             registry.add(module, owner)
@@ -90,7 +92,9 @@ class Registry:
         try:
             self._manager.register(module, name)
             self._manager.check_pending()
-        except Exception as error:
+        except BaseException as error:
+            if ends_process(error):
+                raise
             self._record(owner, "hook signatures", error)
             if self._manager.has_plugin(name):  # a hook that stays pending would fail every later plug-in's check
                 self._manager.unregister(name=name)
@@ -100,7 +104,9 @@ class Registry:
             register = functools.partial(self._take, owner, caller.name, _HOOKS[caller.name])
             try:
                 impl.function(register)
-            except Exception as error:
+            except BaseException as error:
+                if ends_process(error):
+                    raise
                 self._record(owner, caller.name, error)
 
     def _take(self, owner: Owner, hook: str, expected: type[PluginSpec], spec: PluginSpec) -> None:
@@ -110,7 +116,7 @@ class Registry:
             )
         self._entries[spec.kind].setdefault(spec.name, []).append(Entry(spec, owner))
 
-    def _record(self, owner: Owner, stage: str, error: Exception) -> None:
+    def _record(self, owner: Owner, stage: str, error: BaseException) -> None:
         self._errors.append(LoadError(owner, stage, f"{type(error).__name__}: {error}"))
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from specplug.errors import PluginError
+from specplug.errors import PluginError, ends_process
 from specplug.types.caps import ProposerCaps
 
 Factory = str | Callable[..., Any]
@@ -30,7 +30,9 @@ def resolve(factory: Factory, who: str) -> Callable[..., Any]:
         raise PluginError.build("malformed factory", who=who, found=repr(factory), expected="'package.module:Name'")
     try:
         found = getattr(importlib.import_module(module), name)
-    except Exception as error:
+    except BaseException as error:
+        if ends_process(error):
+            raise
         raise PluginError.build(
             f"cannot load {factory!r}",
             who=who,

@@ -51,6 +51,10 @@ def broken(_context: PluginContext) -> None:
     raise ZeroDivisionError("planted in a factory")
 
 
+def leaving(_context: PluginContext) -> None:
+    raise SystemExit(3)
+
+
 def mistaken(_context: PluginContext) -> None:
     raise SettingsError("a mistake in its options, explained")
 
@@ -65,7 +69,13 @@ def broken_warmup(context: PluginContext) -> Started:
 def registry() -> Registry:
     @hookimpl
     def specplug_register_proposers(register):
-        for name, factory in (("dev", Started), ("cold", broken_warmup), ("bad", broken), ("wrong", mistaken)):
+        for name, factory in (
+            ("dev", Started),
+            ("cold", broken_warmup),
+            ("bad", broken),
+            ("wrong", mistaken),
+            ("exits", leaving),
+        ):
             register(ProposerSpec(name=name, factory=factory, summary="", caps=ProposerCaps()))
         register(ProposerSpec(name="host", factory=Started, summary="", caps=ProposerCaps(needs_host=True)))
         quick = ProposerCaps(needs_host=True, inline=True)
@@ -147,6 +157,11 @@ def test_what_fails_at_start_up_is_named(registry, changes, who):
     with pytest.raises(PluginError, match=rf"{who} does not start; found ZeroDivisionError: planted") as caught:
         build_draft_stage(settings(**changes), registry, META)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_plugin_that_exits_as_it_starts_is_named(registry):
+    with pytest.raises(PluginError, match="proposer 'exits' does not start; found SystemExit: 3"):
+        build_draft_stage(settings(proposer="exits"), registry, META)
 
 
 def test_planners_and_verifiers_that_fail_at_start_up_are_named(registry):

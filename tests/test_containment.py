@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import signal
+import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -69,11 +74,57 @@ def test_success_is_no_fault(guard, events):
     assert not events
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), GeneratorExit()])
-def test_what_ends_the_process_passes_through(guard, error):
-    with pytest.raises(type(error)):
-        guard.step(failing(error))
+class PanicException(BaseException):
+    """Derives from `BaseException`, as a panic in Rust that PyO3 hands on does."""
+
+
+@pytest.mark.parametrize("error", [PanicException("index 7"), SystemExit(1), GeneratorExit(), asyncio.CancelledError()])
+def test_no_exception_of_a_plug_in_ends_the_engine(guard, caplog, error):
+    assert guard.step(failing(error)) is False
+    assert guard.counts == {"raised": 1}
+    assert type(error).__name__ in caplog.text
+
+
+def test_control_c_passes_through(guard):
+    with pytest.raises(KeyboardInterrupt):
+        guard.step(failing(KeyboardInterrupt()))
     assert not guard.counts
+
+
+def test_only_the_main_thread_can_be_interrupted(guard):
+    thread = threading.Thread(target=guard.step, args=[failing(KeyboardInterrupt())])
+    thread.start()
+    thread.join()
+    assert guard.counts == {"raised": 1}
+
+
+@contextmanager
+def handling(signum, handler):
+    """Handle a signal for a while."""
+    before = signal.signal(signum, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signum, before)
+
+
+class Shutdown:
+    """An engine that ends by `SystemExit` on a signal, whatever runs then."""
+
+    def on_signal(self, _signum, _frame):
+        self.leave()
+
+    def leave(self):
+        raise SystemExit(0)
+
+
+@pytest.mark.parametrize("handler", [Shutdown().on_signal, lambda *_: Shutdown().leave()])
+def test_a_signal_that_ends_the_engine_passes_through(guard, handler):
+    with handling(signal.SIGUSR1, handler):
+        with pytest.raises(SystemExit):
+            guard.step(lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        assert not guard.counts
+        assert guard.step(failing(SystemExit(0))) is False
 
 
 def test_the_first_fault_of_each_kind_is_logged_with_the_name_of_the_plug_in(guard, caplog):

@@ -79,6 +79,27 @@ class TestFaults:
         bench.start("b", [2])
         assert proposer.calls == ["on_event", "ingest", "propose", "on_event"]
 
+    @pytest.mark.parametrize("error", [BaseException, SystemExit, GeneratorExit])
+    @pytest.mark.parametrize("incremental", [False, True])
+    def test_whatever_it_raises_costs_the_draft_only(self, proposer, error, incremental):
+        def write(*_args):
+            raise error("planted")
+
+        bench = bench_of(Recorder(write, needs_host=proposer.caps.needs_host, incremental=incremental))
+        bench.start("a", [1, 2])
+        assert drafts(bench.draft()) == drafts(bench.draft()) == [[]]
+        assert bench.proposers["only"].handed == [{(0, 0): [1, 2]}, {(0, 0): [1, 2] if incremental else []}]
+        assert bench.faults == {"only": {"raised": 2}}
+
+    def test_an_interrupt_on_its_own_thread_is_a_fault(self):
+        def write(*_args):
+            raise KeyboardInterrupt
+
+        bench = bench_of(Recorder(write, needs_host=True))
+        bench.start("a", [1])
+        assert drafts(bench.draft()) == [[]]
+        assert bench.faults == {"only": {"raised": 1}}
+
     def test_interrupts_pass(self):
         def write(*_args):
             raise KeyboardInterrupt

@@ -103,6 +103,13 @@ def test_a_plugin_that_does_not_import_is_recorded_and_left_out(install):
     assert "reference" in registry.entries(VerifierSpec)
 
 
+def test_a_plugin_that_exits_as_it_is_imported_hides_no_other(install):
+    install("acme", bad="raise SystemExit(3)", good=SOURCE.format(name="echo"))
+    registry = Registry.discover()
+    assert [error.error for error in registry.load_errors if error.owner.package == "acme"] == ["SystemExit: 3"]
+    assert "echo" in registry.entries(ProposerSpec)
+
+
 def test_a_raising_hook_keeps_what_was_registered_and_the_other_hooks():
     module = plugin("specplug_register_proposers", proposer("first"), RuntimeError("boom"), proposer("second"))
     good = PolicySpec(name="fine", factory="nowhere:Nothing", summary="")

@@ -212,14 +212,21 @@ class Telling:
         self.said = said
 
     def status(self) -> Any:
-        if isinstance(self.said, Exception):
+        if isinstance(self.said, BaseException):
             raise self.said
         return self.said
 
 
 def test_what_proposers_tell(caplog):
-    proposers = {"a": Telling({"x": 1}), "silent": object(), "b": Telling(ValueError("no"))}
-    assert details_told(proposers) == {"a": {"x": 1}, "b": {"error": "ValueError: no"}}
+    proposers = {
+        "b": Telling(ValueError("no")),
+        "c": Telling(SystemExit(1)),
+        "silent": object(),
+        "a": Telling({"x": 1}),
+    }
+    assert details_told(proposers) == {
+        "b": {"error": "ValueError: no"}, "c": {"error": "SystemExit: 1"}, "a": {"x": 1}
+    }  # fmt: skip
     assert "'b': status failed" in caplog.text
 
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from specplug.corpus.fingerprint import encoder
 from specplug.corpus.openings import HEAD, headed, openings
+from specplug.errors import ends_process
 
 Tokens = npt.NDArray[np.int32]
 
@@ -45,7 +46,9 @@ class Beginnings:
             if again[:kept] != begin[:kept]:
                 return ()
             found = openings(begin, [self._encode(each) for each in headed(text)], cut=cut or len(text) > HEAD)
-        except Exception:  # ids that no text has, whatever a tokenizer makes of them
+        except BaseException as error:  # ids that no text has, whatever a tokenizer makes of them, panics among it
+            if ends_process(error):
+                raise
             return ()
         return tuple(np.asarray(opening, np.int32) for opening in found)
 

@@ -15,7 +15,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-from specplug.errors import ContractError
+from specplug.errors import ContractError, ends_process
 
 logger = logging.getLogger("specplug")
 
@@ -79,14 +79,16 @@ class FaultGuard:
         return succeeded
 
     def call(self, action: Callable[[], None]) -> bool:
-        """Run any other action; return whether it succeeded.  `KeyboardInterrupt` and the like pass through."""
+        """Run any other action; return whether it succeeded.  Only what is to end the process passes through."""
         try:
             action()
         except LateDraft:
             self._fault("late", "its draft is late")
         except ContractError as error:
             self._fault("malformed", str(error))
-        except Exception as error:
+        except BaseException as error:
+            if ends_process(error):
+                raise
             self._fault("raised", f"it raised {type(error).__name__}: {error}", error)
         else:
             return True
@@ -97,7 +99,7 @@ class FaultGuard:
         self._sits_out = self._in_a_row = 0
         self._on_trial = False
 
-    def _fault(self, kind: str, what: str, error: Exception | None = None) -> None:
+    def _fault(self, kind: str, what: str, error: BaseException | None = None) -> None:
         self._note(kind, f"{what}. This can cost speed, never the text", error)
         if self.is_off:  # its events are still handed on; a fault in one of them does not prolong the cool-down
             return
@@ -107,7 +109,7 @@ class FaultGuard:
             self._sits_out = self._cooldown_steps
             self._note("switched off", f"switched off for {self._cooldown_steps} steps after repeated faults")
 
-    def _note(self, kind: str, what: str, error: Exception | None = None) -> None:
+    def _note(self, kind: str, what: str, error: BaseException | None = None) -> None:
         """Count what happened, and log the first of its kind."""
         self.counts[kind] += 1
         self._sink(self.name, kind)

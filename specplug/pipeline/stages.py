@@ -271,7 +271,7 @@ class DraftStage:
             handle.step(batch, limits, part)
         except LateDraft:  # its thread has the tokens, and takes them in yet
             raise
-        except Exception:
+        except BaseException:
             if handle.spec.caps.incremental:
                 self._ingested[lane].zero_()
                 known.zero_()

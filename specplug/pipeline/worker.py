@@ -40,7 +40,9 @@ class Worker:
                 job, done = entry
                 try:
                     job()
-                except BaseException as error:  # handed to whoever asks the future, also KeyboardInterrupt
+                except KeyboardInterrupt as error:  # nobody's Ctrl-C: signals interrupt the main thread alone
+                    done.set_exception(RuntimeError(f"KeyboardInterrupt on a plug-in's thread: {error}"))
+                except BaseException as error:  # handed to whoever asks the future
                     done.set_exception(error)
                 else:
                     done.set_result(None)

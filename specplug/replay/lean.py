@@ -118,7 +118,7 @@ class LeanStage:
                 handle.step(batch, None if sheet is None else sheet.limits, None if sheet is None else sheet.draft)
             except LateDraft:
                 raise
-            except Exception:
+            except BaseException:
                 if handle.spec.caps.incremental:
                     self._known[:] = 0
                 raise

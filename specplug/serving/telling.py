@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from specplug.errors import ends_process
 from specplug.interfaces import TellsStatus
 from specplug.settings.sources import ResolvedSettings
 
@@ -36,7 +37,9 @@ def details_told(proposers: Mapping[str, object]) -> dict[str, Any]:
         if isinstance(proposer, TellsStatus):
             try:
                 told[name] = proposer.status()
-            except Exception as error:  # it costs nobody the rest
+            except BaseException as error:  # it costs nobody the rest
+                if ends_process(error):
+                    raise
                 _log.warning("proposer %r: status failed", name, exc_info=error)
                 told[name] = {"error": f"{type(error).__name__}: {error}"}
     return told
