@@ -69,13 +69,8 @@ def broken_warmup(context: PluginContext) -> Started:
 def registry() -> Registry:
     @hookimpl
     def specplug_register_proposers(register):
-        for name, factory in (
-            ("dev", Started),
-            ("cold", broken_warmup),
-            ("bad", broken),
-            ("wrong", mistaken),
-            ("exits", leaving),
-        ):
+        failing = {"cold": broken_warmup, "bad": broken, "wrong": mistaken, "exits": leaving}
+        for name, factory in {"dev": Started, **failing}.items():
             register(ProposerSpec(name=name, factory=factory, summary="", caps=ProposerCaps()))
         register(ProposerSpec(name="host", factory=Started, summary="", caps=ProposerCaps(needs_host=True)))
         quick = ProposerCaps(needs_host=True, inline=True)

@@ -143,6 +143,9 @@ class TestBuffer:
             ("parents", torch.zeros(2, 2, dtype=torch.int32)),
             ("draft_probs", None),
             ("draft_probs", torch.zeros(2, 2, 4)),
+            ("lengths", torch.zeros(2, dtype=torch.int32, device="meta")),
+            ("parents", torch.zeros(2, 3, dtype=torch.int32, device="meta")),
+            ("draft_probs", torch.zeros(2, 3, 4, device="meta")),
         ],
     )
     def test_validate_names_what_is_malformed(self, name, wrong):

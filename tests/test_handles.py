@@ -360,7 +360,10 @@ class TestErrors:
             (lambda b, m, d: d.set_row(0, [-5], 0.5), r"token ids \[-5\]"),
             (lambda b, m, d: d.lengths.fill_(-1), r"lengths \[-1\]"),
             (lambda b, m, d: (d.token_ids.zero_(), d.lengths.fill_(9)), r"lengths \[9\].*lengths in \[0, 4\]"),
-            (lambda b, m, d: d.token_ids.resize_(1, 2), r"token_ids has been resized; found \(1, 2\); expected"),
+            (
+                lambda b, m, d: d.token_ids.resize_(1, 2),
+                r"token_ids has been resized or moved; found \(1, 2\) on cpu; expected",
+            ),
             (lambda b, m, d: d.lengths.resize_(0), r"Draft.lengths is malformed; found \(0,\)"),
             (lambda b, m, d: d.set_row(0, [1] * 5, 0.5), "draft too long"),
         ],

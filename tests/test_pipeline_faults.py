@@ -9,6 +9,7 @@ from specplug.types.caps import EngineCaps
 from specplug.types.request import EngineEvent
 from tests.pipeline_tools import VOCAB, Bench, Recorder, bench_of, count_up, draft_nothing, drafts, int32, rows
 
+TENSORS = ["token_ids", "lengths", "confidence", "source", "base_len"]
 NAN, INF = float("nan"), float("inf")
 
 
@@ -209,6 +210,20 @@ class TestMalformedDrafts:
         assert one.faults == {"only": {"malformed": 1}}
         check(two := Bench({"bad": Recorder(write), "good": Recorder(draft_nothing)}))
         assert two.faults == {"bad": {"malformed": 1}}
+
+    @pytest.mark.parametrize("names", [*[[name] for name in TENSORS], TENSORS])
+    @pytest.mark.parametrize("needs_host", [False, True])
+    def test_tensors_on_another_device_drop_the_draft(self, names, needs_host):
+        def write(_batch, _limits, draft):
+            for name in names:
+                object.__setattr__(draft, name, getattr(draft, name).to("meta"))
+
+        bench = bench_of(Recorder(write, needs_host=needs_host))
+        bench.start("a", [1])
+        draft = bench.draft()
+        assert draft.token_ids.tolist() == [[-1] * 4]
+        assert drafts(draft) == [[]]
+        assert bench.faults == {"only": {"malformed": 1}}
 
     def test_consistently_resized_tensors_drop_the_draft(self):
         def write(_batch, _limits, draft):

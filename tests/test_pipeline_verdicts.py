@@ -14,6 +14,8 @@ from specplug.trace import TraceWriter, read_trace
 from specplug.types.verdict import Verdict
 from tests.pipeline_tools import VOCAB, Recorder, bench_of, drafts, planted, rows
 
+TENSORS = ("token_ids", "lengths", "confidence", "source", "base_len")
+
 
 class Trimming(Trimmer):
     """Returns what it is told, or raises."""
@@ -64,6 +66,9 @@ class TestTrim:
             lambda draft: draft.view(2, 3),
             lambda draft: replace(draft, lengths=draft.lengths.long()),
             lambda draft: draft.token_ids.resize_(1, 1) and planted(draft),
+            lambda draft: replace(draft, confidence=draft.confidence.to("meta")),
+            lambda draft: replace(draft, **{name: getattr(draft, name).to("meta") for name in TENSORS}),
+            lambda draft: replace(draft, lengths=draft.lengths[:1].expand(2)),  # takes no writes in place
         ],
     )
     def test_a_broken_trimmer_costs_the_drafts(self, trim):

@@ -62,11 +62,13 @@ class ProposerHandle(abc.ABC):
 def _run(proposer: Proposer, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
     proposer.ingest(batch)
     if limits is not None and draft is not None:
-        shape = draft.token_ids.shape
+        shape, device = draft.token_ids.shape, draft.device
         proposer.propose(batch, limits, draft)
-        if draft.token_ids.shape != shape:  # what `validate` holds the other tensors to
+        if draft.token_ids.shape != shape or draft.device != device:  # what `validate` holds the other tensors to
             raise ContractError.build(
-                "Draft.token_ids has been resized", found=tuple(draft.token_ids.shape), expected=tuple(shape)
+                "Draft.token_ids has been resized or moved",
+                found=f"{tuple(draft.token_ids.shape)} on {draft.device}",
+                expected=f"{tuple(shape)} on {device}",
             )
         draft.validate()
 

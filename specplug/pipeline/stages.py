@@ -297,10 +297,10 @@ class DraftStage:
         def trim() -> None:
             trimmed = self._trimmer.trim_step(draft.view(draft.batch_size, draft.width), budget, batch.sampled)
             _check_shape(trimmed, draft)
+            sanitize(trimmed, draft.lengths, batch.vocab_size)
             cut.append(trimmed)
 
         if self._trimmer_guard.admits_step() and self._trimmer_guard.step(trim):
-            sanitize(cut[0], draft.lengths, batch.vocab_size)
             return cut[0].as_one_hot()  # confidences may tell tokens apart, and so does what is cut
         draft.clear()
         return draft
@@ -313,9 +313,9 @@ class DraftStage:
 
 
 def _check_shape(trimmed: Draft, draft: Draft) -> None:
-    found = (trimmed.batch_size, trimmed.width)
-    if found != (draft.batch_size, draft.width):
-        raise ContractError.build("trimmed to another shape", found=found, expected=tuple(draft.token_ids.shape))
+    found, expected = [f"{tuple(it.token_ids.shape)} on {it.device}" for it in (trimmed, draft)]
+    if found != expected:
+        raise ContractError.build("trimmed to another shape, or moved", found=found, expected=expected)
     trimmed.validate()
 
 

@@ -277,7 +277,7 @@ class Draft:
             self.parents.copy_(chain_parents(self))
 
     def validate(self) -> None:
-        """Raise `ContractError` when a shape or dtype is off.  Reads no tensor values, so it is safe on a GPU."""
+        """Raise `ContractError` when a shape, dtype or device is off.  Reads no values, so it is safe on a GPU."""
         rows, grid = (self.batch_size,), (self.batch_size, self.width)
         expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "token_ids": (grid, torch.int32),
@@ -290,19 +290,19 @@ class Draft:
             expected["parents"] = (grid, torch.int32)
         for name, (shape, dtype) in expected.items():
             tensor: Tensor = getattr(self, name)
-            if tuple(tensor.shape) != shape or tensor.dtype is not dtype:
+            if tuple(tensor.shape) != shape or tensor.dtype is not dtype or tensor.device != self.device:
                 raise ContractError.build(
                     f"Draft.{name} is malformed",
-                    found=f"{tuple(tensor.shape)} {tensor.dtype}",
-                    expected=f"{shape} {dtype}",
+                    found=f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}",
+                    expected=f"{shape} {dtype} on {self.device}",
                 )
         if self.distribution is not Distribution.ONE_HOT:
             full = self.draft_logits if self.distribution is Distribution.LOGITS else self.draft_probs
-            if full is None or tuple(full.shape[:2]) != grid or full.ndim != 3:
+            if full is None or tuple(full.shape[:2]) != grid or full.ndim != 3 or full.device != self.device:
                 raise ContractError.build(
                     f"Draft.{self.distribution.value} is missing or malformed",
-                    found=None if full is None else tuple(full.shape),
-                    expected=f"[{self.batch_size}, {self.width}, V]",
+                    found=None if full is None else f"{tuple(full.shape)} on {full.device}",
+                    expected=f"[{self.batch_size}, {self.width}, V] on {self.device}",
                 )
 
 
