@@ -81,5 +81,11 @@ def plain_places(text: list[int]) -> list[int]:
     return sorted((p for p in range(1, len(text)) if text[p - 1] >= 0 and text[p] >= 0), key=key)
 
 
+def overwrite(path: Path, data: bytes) -> None:
+    """Damage a file of a store, which may be read-only; only one that nobody has mapped."""
+    path.chmod(0o600)
+    path.write_bytes(data)
+
+
 def segment_files(root: Path) -> list[Path]:
     return sorted((root / "store").rglob("*.safetensors"))

@@ -15,6 +15,7 @@ from specplug.corpus.documents import Document
 from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.store import Store
 from specplug.demo import model_path
+from tests.corpus_tools import overwrite
 
 runner = CliRunner()
 TEXT = "The cat sat on the mat. The cat sat on the hat.\n"
@@ -200,7 +201,7 @@ def test_verify_tells_of_a_torn_file_and_ends_with_1(store):
     (segment,) = store.glob("tenants/*/*.safetensors")
     data = bytearray(segment.read_bytes())
     data[-200] ^= 1
-    segment.write_bytes(data)
+    overwrite(segment, data)
     result = invoke("verify", store, "--json")
     assert result.exit_code == 1
     assert [problem["path"] for problem in json.loads(result.stdout)["problems"]] == [str(segment)]

@@ -24,6 +24,7 @@ from tests.corpus_tools import (  # noqa: F401 - quick_disk is used by all tests
     content,
     listed,
     new_store,
+    overwrite,
     quick_disk,
     segment_files,
     some_documents,
@@ -224,7 +225,7 @@ def test_torn_segments_are_found_and_the_rest_serves(tmp_path):
         "gone": None,
     }
     for file, how in zip(segment_files(tmp_path), damage.values(), strict=True):
-        file.unlink() if how is None else file.write_bytes(how(file.read_bytes()))
+        file.unlink() if how is None else overwrite(file, how(file.read_bytes()))
     problems = store.verify()
     assert sorted(problem.path for problem in problems) == sorted(map(str, store_files(store)))
     with pytest.raises(CorpusError, match="safetensors"):
@@ -248,7 +249,7 @@ def test_a_torn_segment_does_not_get_a_new_checksum(tmp_path):
     file = segment_files(tmp_path)[0]
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
-    file.write_bytes(data)
+    overwrite(file, data)
     with pytest.raises(CorpusError, match=r"altered since it was written.*'names'"):
         store.merge("", whole=True)
     assert len(segment_files(tmp_path)) == 2

@@ -23,6 +23,7 @@ from tests.corpus_tools import (  # noqa: F401 - quick_disk is used by all tests
     OTHER,
     TOKENIZER,
     document,
+    overwrite,
     plain_places,
     quick_disk,
     some_documents,
@@ -122,10 +123,10 @@ def test_what_is_torn_at_any_byte_is_refused(path):
     write(path, some_documents(2))
     data = path.read_bytes()
     for size in [*range(0, len(data), 7), len(data) - 1]:
-        path.write_bytes(data[:size])
+        overwrite(path, data[:size])
         with pytest.raises(CorpusError, match=path.name):
             Segment(path)
-    path.write_bytes(data + b"\0")
+    overwrite(path, data + b"\0")
     with pytest.raises(CorpusError, match="instead of"):
         Segment(path)
 
@@ -137,7 +138,7 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path_factory, place, bit):
     write(path, some_documents(3))
     data = bytearray(path.read_bytes())
     data[place % len(data)] ^= 1 << bit
-    path.write_bytes(data)
+    overwrite(path, data)
     with pytest.raises(CorpusError, match=r"s\.safetensors"):
         check_sections(Segment(path))
 
@@ -145,7 +146,7 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path_factory, place, bit):
 def test_the_header_is_checked_before_it_is_believed(path):
     segment = write(path, some_documents(3))
     data = path.read_bytes()
-    path.write_bytes(data.replace(b'"shape":[%d]' % segment.text.size, b'"shape":[%d]' % (segment.text.size - 1), 1))
+    overwrite(path, data.replace(b'"shape":[%d]' % segment.text.size, b'"shape":[%d]' % (segment.text.size - 1), 1))
     with pytest.raises(CorpusError, match="torn or foreign"):
         Segment(path)
 
@@ -190,7 +191,7 @@ def test_a_newer_version_and_another_tokenizer_are_refused(path, monkeypatch):
         Segment(path, OTHER)
     assert len(Segment(path)) == 3
     data = path.read_bytes()
-    path.write_bytes(data.replace(b'"version":"1"', b'"version":"2"', 1))
+    overwrite(path, data.replace(b'"version":"1"', b'"version":"2"', 1))
     with pytest.raises(CorpusError, match=r"another version.*found version 2; expected 1. Update specplug"):
         Segment(path)
 

@@ -21,6 +21,7 @@ from tests.corpus_tools import (  # noqa: F401 - quick_disk is used by all tests
     as_content,
     content,
     new_store,
+    overwrite,
     quick_disk,
     segment_files,
     some_documents,
@@ -113,7 +114,7 @@ def test_bad_files_are_problems_told_once_and_the_rest_serves(store, caplog):
     kept = bad.read_bytes()
     bad.write_bytes(kept[:-9])
     (torn,) = (store.root / "tenants" / "t-t1").glob("*.safetensors")
-    torn.write_bytes(torn.read_bytes()[:-1])
+    overwrite(torn, torn.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING, logger="specplug"):
         seen = View(store.root, TOKENIZER)
         assert [seen.refresh() for _ in range(3)] == [None] * 3

@@ -28,6 +28,7 @@ from specplug.types.request import RequestOptions, StoredDocument
 from specplug_retrieval.beginnings import Beginnings
 from specplug_retrieval.proposer import Retrieval
 from specplug_retrieval.temporary import TemporaryFolder
+from tests.corpus_tools import overwrite
 from tests.lookup_contract import LookupContract
 
 NAMES = ("retrieval", "retrieval-tree")
@@ -354,7 +355,7 @@ def test_a_torn_segment_is_logged_and_the_rest_serves(store: Store, caplog: pyte
     put(store, "torn", [*BEGIN, 1])
     (path,) = store.root.rglob("*.safetensors")
     put(store, "whole", [7, 8, 9, 6])
-    path.write_bytes(path.read_bytes()[:-8])
+    overwrite(path, path.read_bytes()[:-8])
     with caplog.at_level(logging.WARNING), opened(store) as server:
         assert server.ask().token_ids == ()
         assert server.ask([7, 8, 9]).token_ids == (6,)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from specplug.corpus.checks import parsed
+from specplug.corpus.files import make_folder, open_file
 from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.layout import LOCK_FILE, STORE_FILE, STORE_FORMAT, TENANTS
 from specplug.corpus.locking import held
@@ -27,7 +29,7 @@ def create_store(root: Path, tokenizer: Fingerprint, lock_seconds: float) -> Non
         read_store(root, tokenizer)
         return
     with told(root):
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(0o700, parents=True, exist_ok=True)
         # Another process may be making it just now, or was killed while it did.
         ours = {STORE_FILE, LOCK_FILE, TENANTS, "store.tmp"}
         if others := sorted(path.name for path in root.iterdir() if path.name not in ours):
@@ -41,7 +43,7 @@ def create_store(root: Path, tokenizer: Fingerprint, lock_seconds: float) -> Non
             if (root / STORE_FILE).exists():
                 read_store(root, tokenizer)
                 return
-            (root / TENANTS).mkdir(exist_ok=True)
+            make_folder(root / TENANTS)
             data = sealed(lambda head: {**head, "tokenizer": tokenizer._asdict()}, STORE_FORMAT)
             write_file(root / STORE_FILE, [data])
             fsync_folder(root)
@@ -59,7 +61,8 @@ def read_store(root: Path, tokenizer: Fingerprint | None) -> Fingerprint:
     """
     path = root / STORE_FILE
     try:
-        data = path.read_bytes()
+        with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+            data = file.read()
     except OSError as error:
         raise CorpusError.build(
             "no corpus store",

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from specplug.corpus.files import check_folder, group_bits, open_file
 from specplug.corpus.layout import BUILDING_ENDING, OWN_FILE, SEGMENT_ENDING
 from specplug.corpus.manifest import load
 from specplug.corpus.writing import new_id, told
 from specplug.errors import CorpusError
 
 _POLL_SECONDS = 0.01
+_HOLDER = re.compile(rb"(\d+\n)?")
 
 
 @contextmanager
@@ -22,10 +26,12 @@ def held(path: Path, seconds: float) -> Iterator[None]:
     """Hold a lock file, alone among processes and threads.
 
     Raises:
-        CorpusError: another one still held it after `seconds`; the message has the process id that it left there.
+        CorpusError: another one still held it after `seconds`; the message has the process id that it left there.  Or
+            what is called so is no lock.
     """
     with told(path):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        check_folder(path.parent)
+        handle = _lock_file(path)
     try:
         deadline = time.monotonic() + seconds
         while not _taken(handle):
@@ -105,7 +111,7 @@ def clean(folder: Path, named: set[str]) -> None:
 def _abandoned(marker: Path) -> Iterator[bool]:
     """Say whether nobody is at work there any more; nobody begins to be meanwhile."""
     try:
-        handle = os.open(marker, os.O_RDWR | os.O_CLOEXEC)
+        handle = open_file(marker, os.O_RDWR)
     except FileNotFoundError:
         yield True
         return
@@ -115,10 +121,23 @@ def _abandoned(marker: Path) -> Iterator[bool]:
         os.close(handle)
 
 
+def _lock_file(path: Path) -> int:
+    """Open or make a file to be held; one with something else in it, as a link to it, is left alone."""
+    try:
+        handle = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        os.fchmod(handle, 0o600 | group_bits(path.parent) & 0o060)
+    except FileExistsError:
+        handle = open_file(path, os.O_RDWR)
+    if not _HOLDER.fullmatch(os.pread(handle, 32, 0)):
+        os.close(handle)
+        raise OSError(errno.EEXIST, "a file that is no lock", str(path))
+    return handle
+
+
 def _locked_file(path: Path) -> int:
     """Create a file and lock it; whoever cleans up may have deleted it in between."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = open_file(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             if os.fstat(handle).st_nlink:

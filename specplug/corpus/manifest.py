@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pydantic import AfterValidator, Field, TypeAdapter
 
 from specplug.corpus.checks import CorpusName, Count, Generation, Offset, SegmentName, String, TenantName, parsed
+from specplug.corpus.files import check_folder, open_file
 from specplug.corpus.layout import BEFORE_ENDING, BUILDING_ENDING, MANIFEST_FILE, MANIFEST_FORMAT, SEGMENT_FILE
 from specplug.corpus.names import folder_name, shortened
 from specplug.corpus.sealed import opened, sealed
@@ -143,11 +144,13 @@ def load(folder: Path, tenant: str | None = None) -> Manifest:
     """
     path = folder / MANIFEST_FILE
     try:
+        check_folder(folder)
         while (read := _read(path)) is None:
             if _never_written(folder):
                 return Manifest(tenant or "")
     except OSError as error:
-        raise CorpusError.build("a manifest cannot be read", who=str(path), found=error.strerror) from error
+        who = str(error.filename or path)
+        raise CorpusError.build("a manifest cannot be read", who=who, found=error.strerror) from error
     data, changed = read
     saved = parsed(_SAVED, opened(data, MANIFEST_FORMAT, path), path, MANIFEST_FORMAT)
     manifest = Manifest(saved.tenant, saved.generation, saved.segments, changed)
@@ -202,7 +205,7 @@ def unpacked(text: str, size: int) -> Mask:
 
 def _read(path: Path) -> tuple[bytes, int] | None:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
             return file.read(), os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic import TypeAdapter
 from specplug.corpus.building import Sections
 from specplug.corpus.checks import CorpusName, Offset, String, parsed
 from specplug.corpus.documents import Tokens
+from specplug.corpus.files import open_file
 from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.layout import DTYPES, NO_TEXT, SECTIONS, SEGMENT_ENDING, SEGMENT_FORMAT
 from specplug.corpus.names import name_hash
@@ -64,7 +64,7 @@ def write_segment(path: Path, sections: Sections, corpora: Sequence[str], tokeni
         return content
 
     head = sealed(header, SEGMENT_FORMAT, align=_ALIGNED, behind=8)
-    return write_file(path, [len(head).to_bytes(8, "little"), head, *arrays.values()])
+    return write_file(path, [len(head).to_bytes(8, "little"), head, *arrays.values()], read_only=True)
 
 
 class Segment:
@@ -103,7 +103,7 @@ class Segment:
         """
         self.path, self.id = path, path.name.removesuffix(SEGMENT_ENDING)
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            handle = open_file(path, os.O_RDONLY)
             try:
                 self._open(handle, tokenizer)
                 if ahead:
@@ -143,10 +143,7 @@ class Segment:
         ]
 
     def _open(self, handle: int, tokenizer: Fingerprint | None) -> None:
-        about = os.fstat(handle)
-        self.size = about.st_size
-        if not stat.S_ISREG(about.st_mode):
-            raise torn(self.path, SEGMENT_FORMAT, "no regular file")
+        self.size = os.fstat(handle).st_size
         start = int.from_bytes(os.pread(handle, 8, 0), "little") + 8
         if not 8 < start <= min(self.size, _HEADER_MOST):
             raise torn(self.path, SEGMENT_FORMAT, f"{self.size} bytes with a header of {start - 8}")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from specplug.corpus.files import check_folder, make_folder
 from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.layout import LOCK_FILE, MERGE_LOCK_FILE, TENANTS
 from specplug.corpus.locking import clean, held
@@ -68,9 +69,11 @@ class Tenant:
     def prepare(self) -> None:
         """Make its folder."""
         with told(self.folder):
-            if not self.folder.exists():
-                self.folder.mkdir(parents=True, exist_ok=True)
+            if not os.path.lexists(self.folder):
+                make_folder(self.folder.parent)
+                make_folder(self.folder)
                 fsync_folder(self.folder.parent)
+            check_folder(self.folder)
 
     @contextmanager
     def alone(self) -> Iterator[Manifest]:
@@ -124,6 +127,8 @@ def opened_entry(folder: Path, entry: Entry, tokenizer: Fingerprint | None, *, a
 
 
 def folders(root: Path) -> list[Path]:
-    """Return the folders of all tenants, sorted by name; raises OSError."""
+    """Return the folders of all tenants, sorted by name, links in their place included; raises OSError."""
+    check_folder(root / TENANTS)
     with os.scandir(root / TENANTS) as found:
-        return sorted(Path(entry.path) for entry in found if entry.is_dir() and entry.name[:2] in ("t-", "l-"))
+        named = [entry for entry in found if entry.name[:2] in ("t-", "l-")]
+        return sorted(Path(entry.path) for entry in named if entry.is_dir() or entry.is_symlink())

@@ -155,7 +155,7 @@ def _problem(path: Path, error: Exception) -> str:
 def _stamp(folder: Path) -> tuple[int, ...] | None:
     """Return what differs for each manifest that was ever in place; None where none is."""
     try:
-        about = (folder / MANIFEST_FILE).stat()
+        about = (folder / MANIFEST_FILE).lstat()
     except FileNotFoundError:
         return None
     return about.st_mtime_ns, about.st_size, about.st_ino

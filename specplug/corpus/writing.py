@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from specplug.corpus.files import new_file
 from specplug.corpus.layout import ASIDE_ENDING
 from specplug.errors import CorpusError
 
@@ -47,13 +48,14 @@ def told(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_file(path: Path, parts: Iterable[Bytes], *, newer_than: int = 0) -> int:
+def write_file(path: Path, parts: Iterable[Bytes], *, newer_than: int = 0, read_only: bool = False) -> int:
     """Write a file aside, fsync it and put it in place; return its size.  The folder is not fsynced.
 
     Args:
         path: what it will be called; whatever is called so is replaced.
         parts: its bytes, one after another.
         newer_than: nanoseconds that its time of change will lie above, so that each version has another.
+        read_only: whether nobody may write to it afterwards.
 
     Raises:
         CorpusError: it could not be written; then nothing is left of it.
@@ -61,7 +63,7 @@ def write_file(path: Path, parts: Iterable[Bytes], *, newer_than: int = 0) -> in
     aside = path.with_name(path.name.removesuffix(path.suffix) + ASIDE_ENDING)
     with told(path):
         try:
-            size = _write(aside, parts, newer_than)
+            size = _write(aside, parts, newer_than, read_only)
             os.replace(aside, path)
         except BaseException:
             with suppress(OSError):
@@ -72,7 +74,7 @@ def write_file(path: Path, parts: Iterable[Bytes], *, newer_than: int = 0) -> in
 
 def fsync_folder(folder: Path) -> None:
     """Make the names in a folder last."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # a store's own folder may be a link
     try:
         os.fsync(handle)
     finally:
@@ -96,8 +98,8 @@ def pieces(data: Bytes) -> Iterator[memoryview]:
             yield view[start : start + PIECE]
 
 
-def _write(path: Path, parts: Iterable[Bytes], newer_than: int) -> int:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+def _write(path: Path, parts: Iterable[Bytes], newer_than: int, read_only: bool) -> int:
+    handle = new_file(path, read_only=read_only)
     try:
         size = 0
         for part in parts:

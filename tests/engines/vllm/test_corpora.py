@@ -20,7 +20,7 @@ import pytest
 from specplug.corpus.documents import Document
 from specplug.corpus.fingerprint import fingerprint
 from specplug.corpus.store import Store
-from tests.corpus_tools import OTHER
+from tests.corpus_tools import OTHER, overwrite
 from tests.engines.engines import Engine, Raised
 from tests.engines.launch import TINY
 from tests.engines.plain import greedy, prompts, tokenizer
@@ -61,7 +61,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("corpora") / "store"
     Store.create(root, fingerprint(tokenizer())).add("old", [document(range(100, 120))], tenant=TORN)
     [segment] = root.rglob("*.safetensors")
-    segment.write_bytes(segment.read_bytes()[:-30])
+    overwrite(segment, segment.read_bytes()[:-30])
     return root
 
 
