@@ -33,8 +33,7 @@ from specplug.demo import model_path
 
 FLAGS = "--dtype float32 --enforce-eager --max-model-len 1024 --max-num-seqs 4 --no-enable-prefix-caching"
 
-ENVIRONMENT = {  # small, offline, one CPU thread, and specplug's routes switched on
-    "VLLM_PLUGINS": "specplug,specplug_http",
+ENVIRONMENT = {  # small, offline, one CPU thread
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",

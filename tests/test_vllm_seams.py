@@ -11,13 +11,14 @@ from specplug_vllm.seams_table import SEAMS
 from tests.seam_tools import ROOT, Adapter, says_twice, used
 
 OURS = """
-_specplug _specplug_intake specplug_control specplug_corpora specplug_engine specplug_keys specplug_status
+_specplug _specplug_intake specplug_control specplug_corpora specplug_engine specplug_keys specplug_operators
+specplug_status
 """
 PYTHONS = """
 body digest f_locals origin parent parse_known_args returncode util value
 """
 TORCHS = "Module load_weights"
-FASTAPIS = "add_api_route getlist headers include_router path_params query_params"
+FASTAPIS = "add_api_route getlist headers include_router path_params query_params scope"
 OTHERS = "model_dump model_json_schema"  # of pydantic
 TOKENIZERS = "clean_up_tokenization_spaces"
 GRAMMARS = "compute_ff_tokens find_jump_forward_string"  # of llguidance and XGrammar

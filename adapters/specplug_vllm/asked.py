@@ -19,6 +19,7 @@ METHOD = "custom_class"
 PROPOSER = "specplug_vllm.Proposer"
 SECTION = "specplug"
 FLAG = "--additional-config"
+_SPECULATIVE = "--speculative-config"
 
 Runner = Literal["v1", "v2"]
 
@@ -114,15 +115,16 @@ def _section(additional_config: Any) -> dict[str, Any]:
 def _load(section: str, width: int, _environment: str) -> ResolvedSettings:
     flags = json.loads(section)
     key = "num_speculative_tokens"
+    own = {} if key in flags else {key: _SPECULATIVE}
     if flags.setdefault(key, width) != width:
         raise SettingsError.build(
             f"{key!r} is given twice",
             who=f"{FLAG} {SECTION!r}",
             found=flags[key],
-            expected=f"{width}, as in --speculative-config",
+            expected=f"{width}, as in {_SPECULATIVE}",
             remedy=f"Leave it out of {FLAG}; a policy's own width is one of that policy's options",
         )
-    return load_settings(flags, flags_origin=f"{FLAG} {SECTION!r}", registry=default_registry())
+    return load_settings(flags, flags_origin=f"{FLAG} {SECTION!r}", origins_of=own, registry=default_registry())
 
 
 def _ladder(vllm_config: Any) -> tuple[int, ...]:

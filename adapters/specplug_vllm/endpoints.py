@@ -1,25 +1,64 @@
-"""The operator's HTTP routes, as an endpoint plug-in of vLLM; loaded when ``VLLM_PLUGINS`` names ``specplug_http``.
+"""The operator's HTTP routes, as an endpoint plug-in of vLLM.
 
-vLLM's own ``--api-key`` guards the paths of its API only, so these routes ask for the key themselves.
+A server that asks for specplug has them unless ``VLLM_PLUGINS`` leaves ``specplug_http`` out.  By itself vLLM loads no
+endpoint plug-in that ``VLLM_PLUGINS`` does not name, as it cannot know whether its routes are guarded.  These are, by
+`specplug.serving.operators`.  vLLM's own ``--api-key`` guards the paths of its API only; a server that has such a key,
+and none of an operator's, asks for it here, too.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 
 from specplug.errors import SpecplugError
 from specplug.serving.control import Order, parse_order
+from specplug.serving.operators import Operators
 from specplug_vllm import corpora_routes, status
 from specplug_vllm.asked import is_asked
 
+_GROUP = "vllm.endpoint_plugins"
 _EXAMPLES = {
     "off": {"value": {"mode": "off"}},
     "on, at most 4 draft tokens": {"value": {"mode": "on", "num_speculative_tokens": 4}},
 }
+
+
+def install() -> None:
+    """Let vLLM load these routes by default, in a process whose configuration asks for specplug."""
+    from vllm import plugins
+
+    if not hasattr(plugins.load_endpoint_plugins, "_specplug"):
+        plugins.load_endpoint_plugins = _with_ours(plugins.load_endpoint_plugins)
+
+
+def are_loaded() -> bool:
+    """Whether servers that ask for specplug have these routes: `VLLM_PLUGINS` is not set, or names them."""
+    import vllm.envs as envs
+
+    return envs.VLLM_PLUGINS is None or SpecplugEndpoints.name in envs.VLLM_PLUGINS
+
+
+def _with_ours(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    @functools.wraps(original)
+    def load_endpoint_plugins(supported_tasks: Any = None) -> list[Any]:
+        import vllm.envs as envs
+
+        if envs.VLLM_PLUGINS is not None:
+            return original(supported_tasks)
+        others = {point.name for point in entry_points(group=_GROUP)} - {SpecplugEndpoints.name}
+        found = original(supported_tasks) if others else []  # it warns of each that it leaves out
+        fits = set(SpecplugEndpoints.required_tasks) & set(supported_tasks or ())
+        return [*found, SpecplugEndpoints()] if fits else found
+
+    load_endpoint_plugins._specplug = True  # type: ignore[attr-defined]
+    return load_endpoint_plugins
 
 
 class SpecplugEndpoints:
@@ -49,7 +88,7 @@ class SpecplugEndpoints:
         app.include_router(router)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Keep the engine client for the routes, the corpora, and the keys that clients must show."""
+        """Keep the engine client for the routes, the corpora, and who may use them."""
         import vllm.envs as envs
 
         state.specplug_engine = engine_client
@@ -57,6 +96,7 @@ class SpecplugEndpoints:
         state.specplug_corpora = corpora_routes.Corpora(engine_client.vllm_config) if asked else None
         keys = [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
         state.specplug_keys = [_digest(key) for key in keys]
+        state.specplug_operators = Operators()
 
 
 async def read_status(request: Request) -> dict[str, Any]:
@@ -82,7 +122,13 @@ async def set_mode(request: Request) -> dict[str, Any]:
 
 
 async def guard(request: Request) -> None:
-    """Ask for the server's API key, where it has one."""
+    """Refuse everybody but operators.  Without a key of theirs, ask for the server's API key where it has one."""
+    operators: Operators = request.app.state.specplug_operators
+    refused = operators.refusal(request.scope)
+    if refused is not None:
+        raise HTTPException(refused.status, refused.message)
+    if operators.have_key:
+        return
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     keys = request.app.state.specplug_keys
     shown = _digest(key) if scheme.lower() == "bearer" else b""

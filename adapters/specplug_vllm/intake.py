@@ -64,6 +64,9 @@ def _open_http() -> None:
     seams.require("http")
     from vllm.entrypoints.generate.base.serving import GenerateBaseServing
 
+    from specplug_vllm import endpoints
+
+    endpoints.install()
     GenerateBaseServing._check_model = _parsing_first(GenerateBaseServing._check_model)
 
 

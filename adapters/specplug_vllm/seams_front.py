@@ -32,6 +32,8 @@ _HTTP = (
     seam("vllm.v1.engine.core_client:EngineCoreClient.make_async_mp_client", "http", takes="vllm_config"),
     seam("vllm.v1.engine.async_llm:AsyncLLM", "http", holds="engine_core vllm_config"),
     seam("vllm.plugins.endpoint_plugins.interface:EndpointPlugin.attach_router", "http", takes="app"),
+    seam("vllm.plugins:load_endpoint_plugins", "http", takes="supported_tasks"),
+    seam("vllm.envs", "http", holds="VLLM_PLUGINS"),
     seam("vllm.plugins.endpoint_plugins.interface:EndpointPlugin.init_state", "http", takes="engine_client state args"),
     seam("vllm.entrypoints.launchers.cli_args:FrontendArgs", "http", holds="api_key", until=(0, 32)),
     seam("vllm.entrypoints.common.cli_args:FrontendArgs", "http", holds="api_key", since=(0, 33)),

@@ -45,6 +45,7 @@ def load_settings(
     flags: Mapping[str, Any] | None = None,
     *,
     flags_origin: str = "engine flag",
+    origins_of: Mapping[str, str] = MappingProxyType({}),
     env: Mapping[str, str] = os.environ,
     registry: Registry | None = None,
 ) -> ResolvedSettings:
@@ -53,6 +54,7 @@ def load_settings(
     Args:
         flags: what the engine's own flag, or the command line, says.
         flags_origin: what to call that layer.
+        origins_of: by dotted key, what to call it for settings that come from another flag of the engine.
         env: the environment that `SPECPLUG_CONFIG` is read from.
         registry: when given, names and options of plug-ins are checked against it.
 
@@ -65,6 +67,7 @@ def load_settings(
     for origin, layer in layers:
         merged = _merge(merged, layer)
         given.update((key, origin) for key, _ in flatten(layer))
+    given.update((key, origin) for key, origin in origins_of.items() if key in given)
     settings, mistakes = _validate(merged, registry)
     if mistakes:
         lines = [mistake.line(_origin(mistake.key, given)) for mistake in mistakes]

@@ -96,13 +96,12 @@ def control_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(serve: Callable[..., Server], control_file: Path) -> Server:
-    """A server on V1 with a key, a control file and vLLM's per-request counts."""
+    """A server on V1 with a key, a control file and vLLM's per-request counts; the routes are there without a word."""
     watched = {"file": str(control_file), "poll_seconds": 0.0}
     return serve(
         "v1",
         {**NGRAM, "control": watched},
         name="operated",
-        endpoints=True,
         api_key=KEY,
         per_request_spec_decode_metrics="detailed",
     )
@@ -221,6 +220,7 @@ def test_status_says_what_runs_and_why(server):
     (engine,) = answer["engines"]
     assert (engine["engine"], engine["runner"], engine["max_width"]) == (0, "v1", 8)
     assert engine["settings"]["proposer"] == {"value": "ngram", "origin": "--additional-config 'specplug'"}
+    assert engine["settings"]["num_speculative_tokens"] == {"value": 8, "origin": "--speculative-config"}
     assert engine["settings"]["faults.host_deadline_ms"] == {"value": None, "origin": "SPECPLUG_CONFIG"}
     assert engine["settings"]["policy"]["value"] == "fixed"
     assert engine["scheduler"]["plan"]["width"] in (0, 8)
@@ -322,7 +322,7 @@ def routes_of_a_server_without_specplug(llm: Any) -> list[Any]:
     plugin.attach_router(app)
     client = SimpleNamespace(vllm_config=llm.llm_engine.vllm_config)
     asyncio.run(plugin.init_state(client, app.state, SimpleNamespace(api_key=None)))
-    http = TestClient(app)
+    http = TestClient(app, client=("127.0.0.1", 50000))
     answers = [
         http.get("/specplug/status"),
         http.post("/specplug/mode", json={"mode": "off"}),

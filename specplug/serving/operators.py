@@ -1,0 +1,124 @@
+"""Access to the operator's HTTP routes: by the operator's key or, where a server has none, from its own machine.
+
+Those routes show every tenant's names and sizes, and change what is served to all, so a client's API key is not enough.
+Requests are read as ASGI scopes, so that one rule holds for every engine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from specplug.errors import SpecplugError
+
+KEY_VARIABLE = "SPECPLUG_OPERATOR_KEY"
+KEY_HEADER = "X-Specplug-Operator-Key"
+
+Scope = Mapping[str, Any]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+_FORWARDED = ("forwarded", "x-forwarded-", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "via")
+"""How the headers begin that proxies add: behind a proxy on this machine, every client seems to be on this machine."""
+
+
+class Refusal(NamedTuple):
+    """The HTTP status of an answer to somebody else, and its message."""
+
+    status: int
+    message: str
+
+
+class Operators:
+    """The operators of one server.
+
+    Args:
+        keys: what the engine itself takes for an operator's key; None or "" is none.
+        environment: where `KEY_VARIABLE` may name one more.
+    """
+
+    def __init__(self, keys: Iterable[str | None] = (), environment: Mapping[str, str] = os.environ) -> None:
+        given = (*keys, environment.get(KEY_VARIABLE, "").strip())
+        self._keys = [key.encode() for key in given if key]
+
+    @property
+    def have_key(self) -> bool:
+        """Whether there is a key: else only this machine is answered."""
+        return bool(self._keys)
+
+    def refusal(self, scope: Scope) -> Refusal | None:
+        """Return how to refuse a request, given its ASGI scope; None for an operator's."""
+        headers = [(name.decode("latin-1").lower(), value) for name, value in scope["headers"]]
+        return self._by_key(scope, headers) if self._keys else _from_elsewhere(scope, [name for name, _ in headers])
+
+    def guarding(self, app: App) -> App:
+        """Return an ASGI app that answers operators as `app` does, and refuses everybody else."""
+
+        async def guarded(scope: Any, receive: Any, send: Any) -> None:
+            refused = self.refusal(scope)
+            if refused is None:
+                await app(scope, receive, send)
+                return
+            body = json.dumps({"success": False, "message": refused.message}).encode()
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+
+        return guarded
+
+    def _by_key(self, scope: Scope, headers: list[tuple[str, bytes]]) -> Refusal | None:
+        shown = [value for name, value in headers if name == KEY_HEADER.lower()]
+        for name, value in headers:
+            scheme, _, key = value.partition(b" ")
+            if name == "authorization" and scheme.lower() == b"bearer":
+                shown.append(key)
+        if any(secrets.compare_digest(one, key) for one in shown for key in self._keys):
+            return None
+        return _refused(
+            401,
+            scope,
+            found="another key" if shown else "no key",
+            expected="the operator's key",
+            remedy=f"Send it as 'Authorization: Bearer KEY' or '{KEY_HEADER}: KEY'",
+        )
+
+
+def _from_elsewhere(scope: Scope, headers: Iterable[str]) -> Refusal | None:
+    """Refuse what does not come from a program on this machine."""
+    forwarded = next((name for name in headers if name.startswith(_FORWARDED)), None)
+    if forwarded is not None:
+        return _not_local(scope, f"a request that a proxy has forwarded, by its header {forwarded!r}")
+    if "origin" in headers:  # a browser may send what any page that it shows wants
+        return _not_local(scope, "a request of a web page, by its header 'origin'")
+    peer = scope.get("client")
+    if peer is None or not _is_loopback(peer[0]):
+        return _not_local(scope, f"a request from {'an unknown address' if peer is None else peer[0]}")
+    return None
+
+
+def _not_local(scope: Scope, found: str) -> Refusal:
+    return _refused(
+        403,
+        scope,
+        found=found,
+        expected="one from this machine, as the server has no operator's key",
+        remedy=f"Set {KEY_VARIABLE} for the server, and send that key as 'Authorization: Bearer KEY'",
+    )
+
+
+def _refused(status: int, scope: Scope, *, found: str, expected: str, remedy: str) -> Refusal:
+    who = str(scope.get("path", "this route"))
+    error = SpecplugError.build("for operators only", who=who, found=found, expected=expected, remedy=remedy)
+    return Refusal(status, str(error))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)

@@ -1,0 +1,121 @@
+"""The operator's routes on vLLM's own app: when they are there, and whom they answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from specplug.serving.operators import KEY_VARIABLE
+from specplug_vllm import endpoints
+from specplug_vllm.asked import METHOD, PROPOSER, resolved
+
+ROUTES = [("GET", "/specplug/status"), ("POST", "/specplug/mode"), ("GET", "/specplug/corpora")]
+ROUTES += [("POST", "/specplug/corpora"), ("DELETE", "/specplug/corpora/x")]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FastAPI]:
+    """Return an app as vLLM builds it, of a server that was asked for specplug, with `VLLM_PLUGINS` as given."""
+    from vllm import plugins
+    from vllm.plugins.endpoint_plugins.interface import attach_endpoint_plugins
+
+    def loaded(named: str | None = None, tasks: tuple[str, ...] = ("generate",)) -> FastAPI:
+        monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+        if named is not None:
+            monkeypatch.setenv("VLLM_PLUGINS", named)
+        monkeypatch.setattr(plugins, "load_endpoint_plugins", plugins.load_endpoint_plugins)
+        endpoints.install()
+        endpoints.install()  # once only
+        app = FastAPI()
+        attach_endpoint_plugins(app, tasks)
+        return app
+
+    return loaded
+
+
+def paths(app: FastAPI) -> set[str]:
+    return {path for path in app.openapi()["paths"] if path.startswith("/specplug")}
+
+
+@pytest.mark.parametrize(
+    ("named", "there"),
+    [(None, True), ("specplug,specplug_http", True), ("specplug", False), ("", False)],
+)
+def test_the_routes_are_there_unless_the_list_of_plugins_leaves_them_out(
+    load: Callable[..., FastAPI], named: str | None, there: bool
+) -> None:
+    app = load(named)
+    assert bool(paths(app)) is endpoints.are_loaded() is there
+    assert [plugin.name for plugin in app.state.endpoint_plugins] == ["specplug_http"] * there
+
+
+def test_a_server_that_generates_nothing_has_none(load: Callable[..., FastAPI]) -> None:
+    assert not paths(load(tasks=("render",)))
+
+
+def test_no_process_has_them_before_a_server_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm import plugins
+
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    assert plugins.load_endpoint_plugins(("generate",)) == []
+
+
+def served(app: FastAPI, api_key: str | None = None, peer: str = "127.0.0.1") -> TestClient:
+    """Return a client at an address of a server that did not ask for specplug: it answers operators by a 404."""
+    (plugin,) = app.state.endpoint_plugins
+    arguments = SimpleNamespace(api_key=None if api_key is None else [api_key])
+    asyncio.run(plugin.init_state(None, app.state, arguments))
+    return TestClient(app, client=(peer, 50000))
+
+
+def codes(http: TestClient, **headers: str) -> list[int]:
+    return [http.request(method, path, json={}, headers=headers).status_code for method, path in ROUTES]
+
+
+def test_without_an_operators_key_this_machine_is_answered_and_nobody_else(
+    load: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    app = load()
+    assert codes(served(app)) == [404] * 5
+    assert codes(served(app, peer="10.0.0.5")) == [403] * 5
+    assert codes(served(app), **{"X-Forwarded-For": "127.0.0.1"}) == [403] * 5
+    assert "10.0.0.5" in served(app, peer="10.0.0.5").get("/specplug/status").json()["detail"]
+
+
+def test_a_clients_key_makes_nobody_an_operator(load: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    app, shown = load(), {"Authorization": "Bearer clients"}
+    assert codes(served(app, "clients", peer="10.0.0.5"), **shown) == [403] * 5
+    assert codes(served(app, "clients"), **shown) == [404] * 5
+    assert codes(served(app, "clients")) == [401] * 5, "nor does this machine alone, as before"
+
+
+def test_the_operators_key_is_asked_of_everybody(load: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "operators")
+    app = load()
+    for peer in ("127.0.0.1", "10.0.0.5"):
+        http = served(app, "clients", peer)
+        assert codes(http, Authorization="Bearer operators") == [404] * 5
+        assert codes(http, Authorization="Bearer clients") == codes(http) == [401] * 5
+
+
+def test_the_draft_length_comes_from_the_speculative_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    def origin(section: dict[str, Any]) -> str:
+        speculative = SimpleNamespace(method=METHOD, model=PROPOSER, num_speculative_tokens=6)
+        found = resolved(SimpleNamespace(speculative_config=speculative, additional_config={"specplug": section}))
+        assert found is not None
+        assert found.settings.num_speculative_tokens == 6
+        return found.origins["num_speculative_tokens"]
+
+    monkeypatch.delenv("SPECPLUG_CONFIG", raising=False)
+    assert origin({"proposer": "ngram"}) == "--speculative-config"
+    assert origin({"num_speculative_tokens": 6}) == "--additional-config 'specplug'"
+    monkeypatch.setenv("SPECPLUG_CONFIG", "num_speculative_tokens = 4")
+    assert origin({}) == "--speculative-config"
