@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.errors import ContractError
+from specplug.match import sorting
 from specplug.match.lookup import Lookup, LookupOptions
 from specplug.match.reference import key_of
 from specplug.match.reference_shelves import sorted_places as plainly_sorted
@@ -23,7 +26,7 @@ POISON = 10**9 + 7
 
 def text_at_random(rng: random.Random) -> list[int]:
     """Return a text between two that are none: repetitive, periodic, or anything."""
-    alphabet, size = rng.choice([1, 2, 5, 1000]), rng.randrange(0, 300)
+    alphabet, size = rng.choice([1, 2, 5, 1000, 2**31 - 1]), rng.randrange(0, 300)
     text = [NO_TEXT if rng.random() < 0.03 else rng.randrange(alphabet) for _ in range(size)]
     if rng.random() < 0.4:
         text = text[: rng.randrange(1, 20)] * 12
@@ -35,6 +38,15 @@ def text_at_random(rng: random.Random) -> list[int]:
 def test_places_are_sorted_by_the_text_before_them(seed: int, cap: int) -> None:
     text = text_at_random(random.Random(seed))
     assert sorted_places(np.array(text, np.int32), cap).tolist() == plainly_sorted(text, cap)
+
+
+def test_a_large_id_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids are counted in a table: as long as there are different ids, not as large as they are."""
+    lengths, real = [], sorting._by_last_token
+    monkeypatch.setattr(sorting, "_by_last_token", lambda text, size: lengths.append(size) or real(text, size))
+    text = [NO_TEXT, 5, 10**7, 5, 3, 10**7, 5, NO_TEXT]
+    assert sorted_places(np.array(text, np.int32)).tolist() == plainly_sorted(text, 64)
+    assert lengths == [3]
 
 
 @pytest.mark.parametrize("text", [[], [NO_TEXT], [NO_TEXT, NO_TEXT], [NO_TEXT, 3, NO_TEXT]])
@@ -124,6 +136,35 @@ def test_a_damaged_segment_costs_drafts_only(seed: int) -> None:
     client = drafter([segment], corpora=["d"])
     for step in range(12):
         drafted(client, [int(whole.text[5 + step])], step + 1)
+
+
+_BEFORE_A_TEXT = """
+import ctypes, mmap
+import numpy as np
+from specplug.match.searching import insertion_point
+from specplug.match.shelves import Numbers, Segment, Shelf
+from tests.test_match_shelves import drafted, drafter, segment_of
+
+libc, page = ctypes.CDLL(None, use_errno=True), mmap.PAGESIZE
+memory = mmap.mmap(-1, 2 * page)
+text = np.frombuffer(memory, np.int32)[page // 4 :]
+assert libc.mprotect(ctypes.c_void_p(text.ctypes.data - page), page, 0) == 0, ctypes.get_errno()
+whole = segment_of([("c", [[4, *[5] * 63, 7, 6, *[5] * 63, 8]])])
+text[: len(whole.text)] = whole.text
+below, above = 65, 130  # behind 63 times 5, of which the tokens before are below and above what is sought
+places = np.array([below] * 4 + [1] + [above] * 2, np.int32)
+segment = Segment(text[: len(whole.text)], places, whole.starts, whole.corpus_of, whole.corpora)
+print("prepared", flush=True)
+shelf = Shelf({"": [segment]}, Numbers())
+print(insertion_point(shelf.record, 0, np.full(70, 5, np.int32), 70, 64))
+drafted(drafter([segment]), [5] * 70)
+"""
+
+
+def test_damaged_places_lead_nowhere_before_a_text() -> None:
+    """A page before the text that nobody may read: what two far matches share is not there before a near place."""
+    done = subprocess.run([sys.executable, "-c", _BEFORE_A_TEXT], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "prepared\n5\n"), done.stderr[-2000:]
 
 
 def test_segments_that_do_not_fit_are_refused() -> None:

@@ -60,8 +60,9 @@ def halved(
         the four numbers then.
     """
     middle = (low + high) // 2
-    place = shelf.texts[segment] + place_at(shelf, segment, middle)
-    n = min(shared_low, shared_high)
+    within = place_at(shelf, segment, middle)
+    place = shelf.texts[segment] + within
+    n = min(shared_low, shared_high, within - 1)  # damaged places may share less: nothing is read before the text
     a, b = 0, 0
     while n < cap:
         a, b = max(token_behind(place - 1 - n), -1), (max(context[end - 1 - n], -1) if n < end else -1)
