@@ -7,31 +7,39 @@ message that names it.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from specplug import specs
 from specplug.errors import PluginError, SpecplugError, ends_process
 from specplug.grammar.drafts import SOURCE
-from specplug.interfaces import PluginContext, Verifier
+from specplug.interfaces import Planner, PluginContext, Proposer, Trimmer, Verifier
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.containment import FaultGuard, FaultSink
 from specplug.pipeline.handles import ProposerHandle, make_handle
 from specplug.pipeline.stages import DraftStage, PlanStage
 from specplug.registry import Registry
+from specplug.settings.mistakes import shown
 from specplug.settings.model import Settings
 from specplug.settings.plugins import plugin_options
 from specplug.specs import PluginSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.trace import TraceWriter
+
+_CALLERS = (__file__, specs.__file__)
+_FRAMES_SHOWN = 3
+"""The last of a traceback, enough to find the line in the plug-in's code."""
 
 
 def build_plan_stage(settings: Settings, registry: Registry, context: PluginContext, sink: FaultSink) -> PlanStage:
     """Build the host half of the policy that the settings name; `sink` counts its faults."""
     spec = registry.get(PolicySpec, settings.policy)
     with _starting(spec):
-        planner = spec.build(_context_for(spec, settings, context))
+        planner: Planner = _checked(spec.build(_context_for(spec, settings, context)), Planner, spec)
     return PlanStage(
         planner,
         context.caps,
@@ -52,7 +60,7 @@ def build_draft_stage(
     handles = [_handle(name, settings, registry, context) for name in (settings.proposer, *settings.extra_proposers)]
     policy = registry.get(PolicySpec, settings.policy)
     with _starting(policy):
-        trimmer = policy.build_trimmer(_context_for(policy, settings, context))
+        trimmer: Trimmer = _checked(policy.build_trimmer(_context_for(policy, settings, context)), Trimmer, policy)
     sources = tuple(source for handle in handles for source in handle.sources)
     counted = (*sources, SOURCE) if grammars and SOURCE not in sources else sources
     metrics = SpecMetrics(counted, context.caps.max_width, context.device)
@@ -74,7 +82,7 @@ def build_verifier(settings: Settings, registry: Registry, context: PluginContex
     """Build the verifier that the settings name."""
     spec = registry.get(VerifierSpec, settings.verifier)
     with _starting(spec):
-        verifier: Verifier = spec.build(_context_for(spec, settings, context))
+        verifier: Verifier = _checked(spec.build(_context_for(spec, settings, context)), Verifier, spec)
     return verifier
 
 
@@ -84,7 +92,7 @@ def _handle(name: str, settings: Settings, registry: Registry, context: PluginCo
     if spec.caps.needs_host:
         own = replace(own, device=torch.device("cpu"))
     with _starting(spec):
-        proposer = spec.build(own)
+        proposer: Proposer = _checked(spec.build(own), Proposer, spec)
         proposer.warmup()
     deadline = settings.faults.host_deadline_ms
     return make_handle(spec, proposer, None if deadline is None else deadline / 1000, context.device)
@@ -92,7 +100,10 @@ def _handle(name: str, settings: Settings, registry: Registry, context: PluginCo
 
 @contextmanager
 def _starting(spec: PluginSpec) -> Iterator[None]:
-    """Say whose fault it is when a plug-in's own code fails at start-up."""
+    """Say whose fault it is, and where it lies, when a plug-in's own code fails at start-up.
+
+    Engines show a message and not always the traceback that goes with it, so its last lines are part of the message.
+    """
     try:
         yield
     except SpecplugError:
@@ -100,11 +111,26 @@ def _starting(spec: PluginSpec) -> Iterator[None]:
     except BaseException as error:
         if ends_process(error):
             raise
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in _CALLERS]
+        lines = "".join(traceback.format_list(frames[-_FRAMES_SHOWN:])).rstrip()
         raise PluginError.build(
             f"{spec.kind} {spec.name!r} does not start",
             found=f"{type(error).__name__}: {error}",
-            remedy="The traceback above shows where; report it to the plug-in's author, or choose another one",
+            remedy="Report it to the plug-in's author, or choose another one"
+            + (f". It was raised here:\n{lines}" if lines else ""),
         ) from error
+
+
+def _checked(made: Any, expected: type, spec: PluginSpec) -> Any:
+    """Refuse what a plug-in's factory returned instead of what it is registered as."""
+    if isinstance(made, expected):
+        return made
+    raise PluginError.build(
+        f"{spec.kind} {spec.name!r} does not start",
+        found=f"{shown(made)} from its factory",
+        expected=f"a specplug.{expected.__name__}",
+        remedy="Derive its class from that one, and let the factory return an instance",
+    )
 
 
 def _context_for(spec: PluginSpec, settings: Settings, context: PluginContext) -> PluginContext:

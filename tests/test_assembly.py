@@ -55,6 +55,10 @@ def leaving(_context: PluginContext) -> None:
     raise SystemExit(3)
 
 
+def nothing(_context: PluginContext) -> object:
+    return ("nothing that drafts",)
+
+
 def mistaken(_context: PluginContext) -> None:
     raise SettingsError("a mistake in its options, explained")
 
@@ -72,6 +76,7 @@ def registry() -> Registry:
         failing = {"cold": broken_warmup, "bad": broken, "wrong": mistaken, "exits": leaving}
         for name, factory in {"dev": Started, **failing}.items():
             register(ProposerSpec(name=name, factory=factory, summary="", caps=ProposerCaps()))
+        register(ProposerSpec(name="no proposer", factory=nothing, summary="", caps=ProposerCaps()))
         register(ProposerSpec(name="host", factory=Started, summary="", caps=ProposerCaps(needs_host=True)))
         quick = ProposerCaps(needs_host=True, inline=True)
         register(ProposerSpec(name="quick", factory=Started, summary="", caps=quick))
@@ -80,10 +85,12 @@ def registry() -> Registry:
     def specplug_register_policies(register):
         register(PolicySpec(name="always", factory=Always, summary="", trimmer=SurvivalTrimmer))
         register(PolicySpec(name="bad", factory=broken, summary="", trimmer=broken))
+        register(PolicySpec(name="no policy", factory=nothing, summary="", trimmer=nothing))
 
     @hookimpl
     def specplug_register_verifiers(register):
         register(VerifierSpec(name="bad", factory=broken, summary="", lossless=True))
+        register(VerifierSpec(name="no verifier", factory=nothing, summary="", lossless=True))
 
     registry = Registry()
     hooks = (specplug_register_proposers, specplug_register_policies, specplug_register_verifiers)
@@ -157,6 +164,36 @@ def test_what_fails_at_start_up_is_named(registry, changes, who):
 def test_a_plugin_that_exits_as_it_starts_is_named(registry):
     with pytest.raises(PluginError, match="proposer 'exits' does not start; found SystemExit: 3"):
         build_draft_stage(settings(proposer="exits"), registry, META)
+
+
+def test_the_message_shows_where_in_the_plug_in_it_failed(registry):
+    with pytest.raises(PluginError) as caught:
+        build_plan_stage(settings(policy="bad"), registry, META, lambda *_: None)
+    remedy, place, line = str(caught.value).splitlines()
+    assert remedy.endswith("or choose another one. It was raised here:")
+    assert f'File "{__file__}"' in place
+    assert place.endswith("in broken")
+    assert line.strip() == 'raise ZeroDivisionError("planted in a factory")'
+
+
+@pytest.mark.parametrize(
+    ("changes", "build", "expected"),
+    [
+        ({"proposer": "no proposer"}, "draft", "Proposer"),
+        ({"policy": "no policy"}, "plan", "Planner"),
+        ({"policy": "no policy"}, "draft", "Trimmer"),
+        ({"verifier": "no verifier"}, "verifier", "Verifier"),
+    ],
+)
+def test_what_is_not_what_it_is_registered_as_is_refused(registry, changes, build, expected):
+    builds = {
+        "draft": lambda found: build_draft_stage(found, registry, META),
+        "plan": lambda found: build_plan_stage(found, registry, META, lambda *_: None),
+        "verifier": lambda found: build_verifier(found, registry, META),
+    }
+    message = rf"found \('nothing that drafts',\) from its factory; expected a specplug.{expected}\."
+    with pytest.raises(PluginError, match=message):
+        builds[build](settings(**changes))
 
 
 def test_planners_and_verifiers_that_fail_at_start_up_are_named(registry):

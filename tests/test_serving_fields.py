@@ -16,6 +16,8 @@ from specplug.pieces import PIECE, pieces
 from specplug.serving import fields, wire
 from specplug.serving.tokenizing import Tokenizer
 from specplug.settings import RequestFields
+from specplug.settings.model import Limits
+from specplug.settings.request import parse_request_fields
 from specplug.types.request import RequestOptions
 
 TINY = Path(__file__).parents[1] / "specplug" / "demo" / "models" / "tiny"
@@ -244,3 +246,44 @@ def test_tokens_are_those_of_the_tokenizer_and_of_nothing_else():
 def test_texts_need_a_tokenizer():
     with pytest.raises(RequestError, match="needs a tokenizer"):
         Tokenizer(lambda: None)("a")
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("prediction", "specplug_prediction"),
+        ("num_speculative_tokens", "specplug_num_speculative_tokens"),
+        ("spec_plug_prediction", "specplug_prediction"),
+        ("specplug-prediction", "specplug_prediction"),
+        ("SPECPLUG_REFERENCES", "specplug_references"),
+        ("speclug_prediction", "specplug_prediction"),
+        ("Specplug", "specplug"),
+    ],
+)
+def test_a_near_miss_is_logged_once_and_left_to_others(monkeypatch, caplog, key, meant):
+    monkeypatch.setattr(fields, "_warned", set())
+    for _ in range(3):
+        assert fields.are_given({key: "text", "specplug_store": True})
+        assert not fields.are_given({key: "text"})
+    (record,) = caplog.records
+    assert f"{key!r}, which is no field of specplug's; did they mean {meant!r}" in record.getMessage()
+
+
+@pytest.mark.parametrize("key", ["specplug_prediction", "thinking_budget", "spec", "special_tokens", "s" * 10_000])
+def test_what_is_others_is_not_warned_of(monkeypatch, caplog, key):
+    monkeypatch.setattr(fields, "_warned", set())
+    fields.are_given({key: "text"})
+    assert not caplog.records
+
+
+def test_clients_cannot_fill_the_log_with_near_misses(monkeypatch, caplog):
+    monkeypatch.setattr(fields, "_warned", set())
+    for number in range(100):
+        fields.are_given({f"speclug_prediction{number}": "text"})
+    assert len(caplog.records) == fields._MOST_WARNED
+
+
+def test_a_prediction_that_is_no_text_is_refused_as_such():
+    given, _ = fields.split({"specplug_prediction": 5})
+    with pytest.raises(RequestError, match="bad value for request field 'prediction'; found 5; expected a text"):
+        parse_request_fields(given, tokenize=lambda text: [], vocab_size=9, limits=Limits())

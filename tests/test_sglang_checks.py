@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from specplug.errors import EngineError
-from specplug.settings import Settings
+from specplug.settings import ResolvedSettings, Settings
 from specplug_sglang import advice, checks, launch
 from specplug_sglang.advice import Launch, advise
 from specplug_sglang.seams_table import SEAMS
@@ -79,14 +80,29 @@ def test_a_launch_survives_its_way_through_json():
     assert Launch.told(json.loads(json.dumps(asdict(GPU)))) == GPU
 
 
-def test_a_warning_is_logged_once(monkeypatch, caplog):
-    monkeypatch.setattr(advice, "launch_of", lambda server_args: replace(GPU, graphs_up_to=16))
+@pytest.mark.parametrize(
+    ("found", "settings", "line"),
+    [
+        (GPU, {}, "ngram, policy batch, up to 8 draft tokens, chains, overlap"),
+        (
+            replace(GPU, topk=4, overlap=False),
+            {"mode": "off"},
+            "ngram, policy batch, up to 8 draft tokens, trees, synchronous, switched off by mode 'off'",
+        ),
+        (replace(GPU, graphs_up_to=16), {}, "ngram, policy batch, up to 8 draft tokens, chains, overlap"),
+    ],
+)
+def test_one_line_says_what_starts_and_warnings_follow_once(monkeypatch, caplog, found, settings, line):
+    monkeypatch.setattr(advice, "launch_of", lambda server_args: found)
+    monkeypatch.setattr(advice, "resolved", lambda server_args: ResolvedSettings(Settings(**settings), {}))
     advice._log_once.cache_clear()
-    with caplog.at_level(logging.WARNING, logger="specplug"):
-        advice.warn(None)
-        advice.warn(None)
-    (record,) = caplog.records
-    assert "run eagerly. Raise --cuda-graph-max-bs-decode to 48" in record.getMessage()
+    with caplog.at_level(logging.INFO, logger="specplug"):
+        advice.announce(None)
+        advice.announce(None)
+    first, *warnings = [record.getMessage() for record in caplog.records]
+    assert first == f"specplug {version('specplug')}: {line}; /specplug/status: on, where HTTP is served"
+    assert len(warnings) == (found.graphs_up_to == 16)
+    assert all("run eagerly. Raise --cuda-graph-max-bs-decode to 48" in warning for warning in warnings)
 
 
 # -- what is installed -------------------------------------------------------------------------------------------------

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from specplug.errors import EngineError
-from specplug.settings import Settings
+from specplug.settings import ResolvedSettings, Settings
 from specplug_vllm import advice, checks, launch
 from specplug_vllm.advice import Launch, advise
 from specplug_vllm.seams_table import SEAMS
@@ -69,15 +70,44 @@ def test_steps_beyond_the_largest_cuda_graph_are_warned_of():
     assert "--max-cudagraph-capture-size to 1024" in warning.remedy
 
 
-def test_a_warning_is_logged_once(monkeypatch, caplog):
-    monkeypatch.setattr(advice, "launch_of", lambda config: replace(SOUND, max_num_seqs=70))
-    advice._log_once.cache_clear()
-    with caplog.at_level(logging.WARNING, logger="specplug"):
-        advice.warn(None)
-        advice.warn(None)
-    (record,) = caplog.records
-    assert "560 exceeds" in record.getMessage()
-    assert "Raise --max-num-batched-tokens" in record.getMessage()
+@pytest.fixture
+def announced(monkeypatch, caplog):
+    """Announce a launch, twice, and return what is logged."""
+
+    def announce(found: Launch, settings: Settings) -> list[tuple[str, str]]:
+        monkeypatch.setattr(advice, "launch_of", lambda config: found)
+        monkeypatch.setattr(advice, "resolved", lambda config: ResolvedSettings(settings, {}))
+        advice._log_once.cache_clear()
+        with caplog.at_level(logging.INFO, logger="specplug"):
+            advice.announce(None)
+            advice.announce(None)
+        return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+    return announce
+
+
+@pytest.mark.parametrize(
+    ("plugins", "status"),
+    [
+        (None, "off (VLLM_PLUGINS=specplug,specplug_http turns it on)"),
+        ("specplug,mine", "off (VLLM_PLUGINS=specplug,mine,specplug_http turns it on)"),
+        ("specplug, specplug_http", "on"),
+    ],
+)
+def test_one_line_says_what_starts(announced, monkeypatch, plugins, status):
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    if plugins is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", plugins)
+    (line,) = announced(SOUND, Settings(proposer="ngram", extra_proposers=("retrieval",), policy="batch"))
+    expected = "ngram + retrieval, policy batch, up to 7 draft tokens, V2, async"
+    assert line == ("INFO", f"specplug {version('specplug')}: {expected}; /specplug/status: {status}")
+
+
+def test_a_warning_is_logged_once(announced):
+    _, (level, warning) = announced(replace(SOUND, max_num_seqs=70), Settings())
+    assert level == "WARNING"
+    assert "560 exceeds" in warning
+    assert "Raise --max-num-batched-tokens" in warning
 
 
 def test_without_vllm_its_checks_warn_and_a_launch_line_fails(monkeypatch):

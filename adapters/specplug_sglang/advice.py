@@ -9,6 +9,7 @@ from typing import Any
 
 from specplug.registry import default_registry
 from specplug.serving.launches import differing, host_proposers
+from specplug.serving.start import start_line
 from specplug.specs import CheckResult
 from specplug_sglang.asked import decided, engine_caps, resolved
 
@@ -79,11 +80,16 @@ def advise(launch: Launch) -> list[CheckResult]:
     return [*results, CheckResult("ok", UNDRAFTED)]
 
 
-def warn(server_args: Any) -> None:
-    """Log the warnings of a server's launch, each once per process."""
-    for result in advise(launch_of(server_args)):
+def announce(server_args: Any) -> None:
+    """Log what starts, and the warnings of its launch, each once per process."""
+    launch = launch_of(server_args)
+    shape = "chains" if launch.topk == 1 else "trees"
+    scheduling = "overlap" if launch.overlap else "synchronous"
+    settings = resolved(server_args).settings
+    _log_once(logging.INFO, start_line(settings, launch.width, shape, scheduling, status="on, where HTTP is served"))
+    for result in advise(launch):
         if result.status != "ok":
-            _log_once(f"{result.summary}. {result.remedy}")
+            _log_once(logging.WARNING, f"{result.summary}. {result.remedy}")
 
 
 UNDRAFTED = (
@@ -148,5 +154,5 @@ def _graphs(launch: Launch) -> CheckResult:
 
 
 @functools.cache
-def _log_once(text: str) -> None:
-    logger.warning("%s", text)
+def _log_once(level: int, text: str) -> None:
+    logger.log(level, "%s", text)

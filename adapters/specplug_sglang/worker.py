@@ -67,7 +67,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         self.widths = Widths(self.model_runner, self.speculative_num_draft_tokens)
         self.load_first_corpus()
         if self.ranks.leads:
-            advice.warn(server_args)
+            advice.announce(server_args)
 
     @property
     def draft_worker(self) -> None:

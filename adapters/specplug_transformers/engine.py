@@ -6,6 +6,7 @@ prefilled, decode together, and leave.  What happens in a decode step is `specpl
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from specplug.errors import RequestError
 from specplug.interfaces import PluginContext
 from specplug.metrics import SpecMetrics
 from specplug.registry import Registry, default_registry
+from specplug.serving.start import start_line
 from specplug.settings.model import Settings
 from specplug.settings.sources import load_settings
 from specplug.types.caps import DraftInput, EngineCaps, Ragged
@@ -29,6 +31,8 @@ from specplug_transformers.probe import probe
 from specplug_transformers.runner import ModelRunner
 from specplug_transformers.state import RequestState
 from specplug_transformers.table import TokenTable
+
+logger = logging.getLogger("specplug")
 
 
 class Engine:
@@ -89,6 +93,7 @@ class Engine:
         self._waiting: deque[RequestState] = deque()
         self._running: list[RequestState] = []  # index is the row of the key-value cache
         self._by_id: dict[str, RequestState] = {}
+        logger.info("%s", start_line(settings, gamma, "transformers", "synchronous"))
 
     # -- requests ------------------------------------------------------------------------------------------------
 

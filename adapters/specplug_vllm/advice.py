@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from specplug.registry import default_registry
 from specplug.serving.launches import differing, host_proposers
+from specplug.serving.start import start_line
 from specplug.specs import CheckResult
 from specplug_vllm import graphs
 from specplug_vllm.asked import resolved, runner_of
@@ -74,11 +76,24 @@ def advise(launch: Launch) -> list[CheckResult]:
     return results
 
 
-def warn(vllm_config: Any) -> None:
-    """Log the warnings of a server's launch, each once per process."""
-    for result in advise(launch_of(vllm_config)):
+def announce(vllm_config: Any) -> None:
+    """Log what starts, and the warnings of its launch, each once per process."""
+    found, launch = resolved(vllm_config), launch_of(vllm_config)
+    assert found is not None
+    scheduling = "async" if launch.async_scheduling else "synchronous"
+    runner = launch.runner.upper()
+    _log_once(logging.INFO, start_line(found.settings, launch.width, runner, scheduling, status=routes()))
+    for result in advise(launch):
         if result.status != "ok":
-            _log_once(f"{result.summary}. {result.remedy}")
+            _log_once(logging.WARNING, f"{result.summary}. {result.remedy}")
+
+
+def routes() -> str:
+    """Return whether this process's server answers `/specplug/status`, and how to have it answer."""
+    named = os.environ.get("VLLM_PLUGINS")
+    if named is not None and "specplug_http" in (each.strip() for each in named.split(",")):
+        return "on"
+    return f"off (VLLM_PLUGINS={named or 'specplug'},specplug_http turns it on)"
 
 
 REFUSED_ON_V1 = (
@@ -131,5 +146,5 @@ def _graphs(launch: Launch) -> CheckResult:
 
 
 @functools.cache
-def _log_once(text: str) -> None:
-    logger.warning("%s", text)
+def _log_once(level: int, text: str) -> None:
+    logger.log(level, "%s", text)

@@ -80,7 +80,7 @@ def _with_specplug(original: Callable[..., None], module: Any) -> Callable[..., 
         scheduler = self.scheduler_config
         if scheduler.scheduler_cls is None or scheduler.scheduler_cls in SCHEDULERS.values():
             scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
-        advice.warn(self)
+        advice.announce(self)
 
     post_init._specplug = True  # type: ignore[attr-defined]
     return post_init

@@ -7,6 +7,8 @@ Elsewhere ``specplug`` takes them as a mapping, too.
 
 from __future__ import annotations
 
+import difflib
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +19,14 @@ from specplug.settings.mistakes import shown
 from specplug.settings.request import as_mapping, from_json
 from specplug.settings.request_fields import RequestFields
 
+_log = logging.getLogger("specplug")
+
 PREFIX = f"{WIRE_KEY}_"
 _FIELDS = tuple(RequestFields.model_fields)
 _BOOLEANS: dict[object, bool] = {0: False, 1: True, "0": False, "1": True, "false": False, "true": True}
+_LONGEST_FIELD = 64
+_MOST_WARNED = 32
+_warned: set[object] = set()
 _LONG_FORM = {
     "references": re.compile(r'\s*(?:\[\s*)?\{\s*"(?:text|token_ids|name)"\s*:'),
     "documents": re.compile(r'\s*(?:\[\s*)?\{\s*"(?:name|corpus)"\s*:'),
@@ -30,7 +37,11 @@ def are_given(extra_args: Mapping[str, Any] | None) -> bool:
     """Whether a request says anything to specplug that is not parsed yet."""
     if not extra_args:
         return False
-    return any(map(_is_ours, extra_args)) and not is_encoded(extra_args)
+    given = any(map(_is_ours, extra_args)) and not is_encoded(extra_args)
+    for key in extra_args:
+        if not _is_ours(key):
+            _warn_of_near_miss(key)
+    return given
 
 
 def split(extra_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
@@ -80,6 +91,26 @@ def characters(extra_args: Mapping[str, Any]) -> int:
 
 def _is_ours(key: object) -> bool:
     return isinstance(key, str) and (key == WIRE_KEY or key.startswith(PREFIX))
+
+
+def _warn_of_near_miss(key: object) -> None:
+    """Log, once, that a key which is left to others looks like one of the fields."""
+    if key in _warned or len(_warned) >= _MOST_WARNED or not isinstance(key, str):
+        return
+    meant = _meant(key)
+    if meant is not None:
+        _warned.add(key)
+        _log.warning("requests say %s, which is no field of specplug's; did they mean %r?", shown(key), meant)
+
+
+def _meant(key: str) -> str | None:
+    """Return the field that a key comes close to, None where it comes close to none."""
+    if key in _FIELDS:
+        return PREFIX + key
+    plain = re.sub("[^a-z]+", "_", key.lower()).replace("spec_plug", WIRE_KEY)
+    if len(key) > _LONGEST_FIELD or not plain.startswith("spec"):
+        return None
+    return next(iter(difflib.get_close_matches(plain, (WIRE_KEY, *(PREFIX + each for each in _FIELDS)), 1, 0.8)), None)
 
 
 def _weight(value: object) -> int:

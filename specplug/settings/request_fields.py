@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
@@ -42,6 +43,15 @@ def _documents(value: object) -> object:
 
 def _parts(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+def _prediction(value: object) -> object:
+    """Bring a text to the long form."""
+    if isinstance(value, str):
+        return {"type": "content", "content": value}
+    if value is None or isinstance(value, (Mapping, Prediction)):
+        return value
+    raise ValueError("a text, or OpenAI's object with 'type' and 'content'")
 
 
 Text = Annotated[str, PlainValidator(_text)]
@@ -103,7 +113,7 @@ class RequestFields(Section):
     references: Annotated[tuple[ReferenceField, ...], BeforeValidator(_references)] = Field(
         default=(), strict=False, description="texts that the answer is likely to copy from"
     )
-    prediction: Prediction | None = Field(
+    prediction: Annotated[Prediction | None, BeforeValidator(_prediction)] = Field(
         default=None, description="OpenAI's predicted output; the same as one more reference, looked at first"
     )
     documents: Annotated[tuple[DocumentField, ...], BeforeValidator(_documents)] = Field(

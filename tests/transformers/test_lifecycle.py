@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from specplug.types.request import Lifecycle
@@ -38,6 +40,13 @@ def test_abort_a_running_or_waiting_request(make_engine, llama, victim):
     expected = [greedy(llama, PROMPTS[index], 12, eos_token_id=None) for index in rest]
     assert_greedy_equal(llama, [PROMPTS[i] for i in rest], expected, [last[names[i]].token_ids for i in rest])
     assert ((ABORTED, names[victim]) in events()) == (victim < 3), "plug-ins never heard of one that only waited"
+
+
+def test_one_line_says_what_starts(make_engine, caplog):
+    with caplog.at_level(logging.INFO, logger="specplug"):
+        make_engine(proposer="recorder", num_speculative_tokens=3)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "specplug"]
+    assert line.endswith(": recorder, policy batch, up to 3 draft tokens, transformers, synchronous")
 
 
 def test_abort_what_is_not_there(make_engine):

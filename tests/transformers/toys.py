@@ -28,7 +28,7 @@ import specplug_ngram.plugin
 import specplug_retrieval.plugin
 from specplug.hooks import hookimpl
 from specplug.host import HostProposer
-from specplug.interfaces import PluginContext, Proposer
+from specplug.interfaces import Planner, PluginContext, Proposer
 from specplug.registry import Owner, Registry
 from specplug.specs import PolicySpec, ProposerSpec, VerifierSpec
 from specplug.testing.mutants import LOSSY_MUTANTS
@@ -187,7 +187,7 @@ class Recorder(Garbage):
         self.events.append(event)
 
 
-class Listening:
+class Listening(Planner):
     """A planner that keeps what it was told, and plans the full width."""
 
     heard: ClassVar[list[HostStats]] = []
