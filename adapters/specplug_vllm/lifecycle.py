@@ -1,7 +1,7 @@
 """Who comes and goes, learnt by one hook on ``GPUModelRunner.execute_model``, the same for both runners.
 
 Requests leave before the engine's step runs, as vLLM frees their places then, and arrive after it, when vLLM has given
-them one.
+them one.  V2's warm-up runs made-up requests through the same method: those are nobody's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 from specplug_vllm import adaptive, notes
+from specplug_vllm.config import SCHEDULERS
 from specplug_vllm.drafting import Drafting
 
 
@@ -26,7 +27,7 @@ def install(runner_class: Any) -> None:
         if hasattr(_drafter(self), "drafting"):  # ours, also on ranks that do not draft
             _drafter(self).before_step(self, scheduler_output)
         drafting = drafting_of(self)
-        if drafting is None:
+        if drafting is None or is_warmup(self, scheduler_output):
             result = original(self, scheduler_output, *args, **kwargs)
         else:
             _leave(drafting, scheduler_output)
@@ -38,6 +39,12 @@ def install(runner_class: Any) -> None:
 
     execute_model._specplug = True  # type: ignore[attr-defined]
     runner_class.execute_model = execute_model
+
+
+def is_warmup(runner: Any, scheduler_output: Any) -> bool:
+    """Whether the step is none of the scheduler's: ours marks every step of its own, a foreign one marks none."""
+    planned = runner.vllm_config.scheduler_config.scheduler_cls in SCHEDULERS.values()
+    return planned and not notes.has(scheduler_output)
 
 
 def drafting_of(runner: Any) -> Drafting | None:

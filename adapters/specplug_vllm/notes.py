@@ -68,6 +68,11 @@ def attach(scheduler_output: Any, notes: StepNotes) -> None:
     setattr(scheduler_output, _ATTRIBUTE, notes)
 
 
+def has(scheduler_output: Any) -> bool:
+    """Whether our scheduler made this step: it sends notes with every one."""
+    return hasattr(scheduler_output, _ATTRIBUTE)
+
+
 def of(scheduler_output: Any) -> StepNotes:
     """Return the notes of a step."""
     notes = getattr(scheduler_output, _ATTRIBUTE, NO_NOTES)

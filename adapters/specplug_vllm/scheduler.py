@@ -114,10 +114,8 @@ class _Planned:
         }
         endings = self._endings.take()
         grammars = self._grammars.take(scheduler_output.num_scheduled_tokens)
-        if token_budget is not None or salts or endings or self._events or grammars:
-            said = notes.StepNotes(token_budget, endings, salts, tuple(self._events), grammars)
-            notes.attach(scheduler_output, said)
-            self._events = []
+        notes.attach(scheduler_output, notes.StepNotes(token_budget, endings, salts, tuple(self._events), grammars))
+        self._events = []
 
 
 class SpecplugScheduler(_Planned, Scheduler):

@@ -58,7 +58,7 @@ class Speculator(BaseSpeculator):
         self.draft_logits: Tensor | None = None
         self._facts: RowFacts | None = None
         self.verifier = verifier.build(vllm_config, device)
-        self._attached = False
+        self._attached = self._is_warmup = False
         self._verified: Mapping[str, Sequence[int]] = {}
         if self.drafting is not None:
             self.drafting.places.place_of = lambda name: req_states.req_id_to_index[name]
@@ -73,6 +73,7 @@ class Speculator(BaseSpeculator):
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
         """Watch the runner, and note what the step verifies; called by the lifecycle hook."""
         self._verified = scheduler_output.scheduled_spec_decode_tokens
+        self._is_warmup = lifecycle.is_warmup(runner, scheduler_output)
         if self._attached:
             return
         self._attached = True
@@ -117,7 +118,7 @@ class Speculator(BaseSpeculator):
             temperature: [S] float32 by slot.
         """
         out = self._out[: input_batch.num_reqs]  # vLLM writes into it, so it is never read back
-        if dummy_run:
+        if dummy_run or self._is_warmup:
             return out
         if self.drafting is not None:
             self._draft(self.drafting, input_batch, num_sampled, num_rejected, last_sampled, temperature, out)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engines.engines import Engine
-from tests.engines.vllm import watching
+from tests.engines.vllm import inside, watching
 from tests.engines.vllm.referee import (
     MAX_TOKENS,
     RUNNERS,
@@ -187,3 +187,38 @@ def left_over(llm: Any) -> int:
     assert len(drafting.slots.tenants) == len(drafting.places)
     assert not drafting.places._waiting
     return len(drafting.places)
+
+
+# -- the engine's own requests ---------------------------------------------------------------------------------------
+
+
+def test_the_requests_of_the_engines_warm_up_are_nobodys(v2):
+    found = v2.call(warmed_up)
+    assert found["steps"] >= 6  # a prefill and decoding steps, and one that ends the requests
+    assert (found["events"], found["rows"]) == ([], {})
+    assert not any(found["total"].values())
+    assert found["faults"] == {}
+
+
+def warmed_up(llm: Any) -> dict[str, Any]:
+    """Run the warm-up of V2's kernels as vLLM's GPU worker does, and return what specplug noticed of it."""
+    from vllm.v1.worker.gpu.warmup import warmup_kernels
+
+    runner, driver = inside.runner(llm), inside.core(llm).model_executor.driver_worker
+    worker = getattr(driver, "worker", driver)
+    drafting = watching.drafting(llm)
+    before, most, steps = drafting.stage.metrics.snapshot(), runner.scheduler_config.max_num_seqs, []
+
+    def execute_model(scheduler_output: Any) -> Any:
+        steps.append(scheduler_output)
+        return worker.execute_model(scheduler_output)
+
+    runner.scheduler_config.max_num_seqs = 2  # in Triton's interpreter
+    try:
+        with watching.Watch(drafting) as watch:
+            warmup_kernels(runner, execute_model, worker.sample_tokens)
+    finally:
+        runner.scheduler_config.max_num_seqs = most
+        llm.reset_prefix_cache()  # it writes over blocks that it does not ask the scheduler for
+    counts = (drafting.stage.metrics.snapshot() - before).as_dict()
+    return {"steps": len(steps), "events": watch.events, "rows": watch.rows, **counts}
