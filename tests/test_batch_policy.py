@@ -72,6 +72,14 @@ class TestPlans:
     def test_where_rows_are_padded_only_free_tokens_are_drafted(self, batch_size, width):
         assert plan(batch_size, PADDED, gamma_small=32).width == width
 
+    @pytest.mark.parametrize(("batch_size", "budget"), [(1, 255), (64, 192), (256, 0), (300, 0)])
+    def test_where_only_the_budget_bounds_the_step_it_is_what_stays_free(self, batch_size, budget):
+        cut = EngineCaps(8, ragged=Ragged.NATIVE, verifies_budget=True)
+        assert plan(batch_size, cut).token_budget == budget
+        assert plan(batch_size, cut, saturation=300).token_budget == 300 - min(batch_size, 300)
+        assert plan(batch_size, cut, token_budget=500).token_budget == 500
+        assert plan(batch_size, EngineCaps(8)).token_budget is None
+
     def test_it_is_fitted_to_what_the_engine_runs(self):
         ladder = EngineCaps(24, captured_widths=(0, 4, 12, 24), width_change=WidthChange.CAPTURED)
         assert [plan(n, ladder).width for n in (1, 9, 256)] == [24, 12, 4]

@@ -74,6 +74,7 @@ def engine_caps(vllm_config: Any) -> EngineCaps:
         feedback=Feedback.SCHEDULER,
         tensor_parallel_size=parallel.tensor_parallel_size,
         data_parallel_size=parallel.data_parallel_size,
+        verifies_budget=cuts,
     )
 
 

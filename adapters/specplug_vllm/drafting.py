@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ class Drafting:
         width: most draft tokens that the newest step asks for.
         token_budget: most draft tokens that its batch may verify; None is no limit.
         scheduled: by request id, draft tokens that the newest step verifies.
+        policy_caps: by request id, most draft tokens of the drafts that it makes, where the policy bounds them.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, rank: int) -> None:
@@ -60,6 +61,7 @@ class Drafting:
         self.token_budget: int | None = None
         self.scheduled: dict[str, list[int]] = {}
         self.grammars: Mapping[str, notes.Constrained] = {}
+        self.policy_caps: Mapping[str, int] = {}
 
     # -- requests, told by the lifecycle hook --------------------------------------------------------------------
 
@@ -79,15 +81,24 @@ class Drafting:
     def begin_step(self, scheduler_output: Any) -> None:
         """Note what the scheduler asks of this step."""
         self.width = min(int(scheduler_output.num_spec_tokens_to_schedule), self.caps.max_width)
-        self.token_budget = notes.of(scheduler_output).token_budget
+        said = notes.of(scheduler_output)
+        self.token_budget, self.grammars, self.policy_caps = said.token_budget, said.grammars, said.caps
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
-        self.grammars = notes.of(scheduler_output).grammars
 
     def step(self, batch: BatchView, outcome: Outcome, caps: Tensor) -> Draft:
         """Learn from the step that was verified, and draft for the next.  `caps` [B] int32 bounds each row."""
         self.stage.observe(batch, outcome)
+        if self.policy_caps and batch.request_ids is not None:
+            caps = torch.minimum(caps, self._caps_of(batch.request_ids))
         draft = self.stage.propose(batch, self.width, caps)
         return one_hot_rows(self.stage.trim(batch, draft, self.token_budget), batch.grammar)
+
+    def _caps_of(self, names: Sequence[str]) -> Tensor:
+        """Return [B] int32: the policy's caps of rows `names`."""
+        caps = torch.tensor([self.policy_caps.get(name, self.caps.max_width) for name in names], dtype=torch.int32)
+        if self.device.type == "cuda":
+            caps = caps.pin_memory()
+        return caps.to(self.device, non_blocking=True)
 
     def close(self) -> None:
         """Release proposers, threads and files."""

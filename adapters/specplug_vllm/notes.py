@@ -51,6 +51,8 @@ class StepNotes:
         cache_salts: of the new requests that brought one.
         events: what happened to the whole engine since the step before.
         grammars: of the requests with a grammar whose drafts the step verifies, on V1.
+        caps: by request id, most draft tokens that the policy allows where rows are padded, of the drafts made at the
+            end of this step.
     """
 
     token_budget: int | None = None
@@ -58,6 +60,7 @@ class StepNotes:
     cache_salts: Mapping[str, str] = field(default_factory=dict)
     events: tuple[EngineEventKind, ...] = ()
     grammars: Mapping[str, Constrained] = field(default_factory=dict)
+    caps: Mapping[str, int] = field(default_factory=dict)
 
 
 NO_NOTES = StepNotes()

@@ -16,6 +16,7 @@ from specplug.interfaces import PluginContext
 from specplug.serving import wire
 from specplug.serving.planning import Bounds, Planning
 from specplug.types.caps import WidthChange
+from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEventKind
 from specplug_vllm import notes, seams, status
 from specplug_vllm.asked import engine_caps, resolved
@@ -44,6 +45,8 @@ class _Planned:
         status.install_engine_core()
         self.dynamic_sd_lookup = None  # vLLM's choice by batch size; its list says here what is captured
         self._may_narrow = self.planning.caps.width_change is not WidthChange.FIXED
+        self._pads = self.planning.caps.width_change is WidthChange.CAPTURED
+        self._row_length = self._length_for(self.planning.plan)
         # vLLM pads some new requests with as many placeholders, and fails when they exceed what a prompt may advance.
         chunk = self.vllm_config.scheduler_config.long_prefill_token_threshold
         self._most_placeholders = chunk - 1 if chunk > 0 else self.planning.caps.max_width
@@ -54,7 +57,7 @@ class _Planned:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule as vLLM does, as if the server's widest draft were what the plan allows."""
         self._cut_drafts()
-        widest, self.num_spec_tokens = self.num_spec_tokens, self._width()
+        widest, self.num_spec_tokens = self.num_spec_tokens, min(self._row_length, self._most_placeholders)
         try:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -85,28 +88,39 @@ class _Planned:
         self.planning.forget(scheduler_output.finished_req_ids)
         prompts = sum(scheduler_output.num_scheduled_tokens[new.req_id] for new in scheduler_output.scheduled_new_reqs)
         plan = self.planning.make(self.running, len(self.waiting), prompts)
-        if self._may_narrow:
-            scheduler_output.num_spec_tokens_to_schedule = plan.width
-        else:
-            scheduler_output.num_spec_tokens_to_schedule = self.planning.caps.max_width
-        self._attach_notes(scheduler_output, plan.token_budget)
+        self._row_length = scheduler_output.num_spec_tokens_to_schedule = self._length_for(plan)
+        self._attach_notes(scheduler_output, plan)
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
 
-    def _width(self) -> int:
-        """Return how many drafts per request the step to be scheduled has at most."""
-        width = self.planning.plan.width if self._may_narrow else self.planning.caps.max_width
-        return min(width, self._most_placeholders)
+    def _length_for(self, plan: StepPlan) -> int:
+        """Return how many draft tokens the rows of the next step have, but for caps.
+
+        Where steps have CUDA graphs by length, all rows get the shortest captured length that holds their drafts.
+        """
+        caps = self.planning.caps
+        if not self._may_narrow:
+            return caps.max_width
+        if not self._pads:
+            return plan.width
+        longest = max((plan.width_for(request.request_id) for request in self.running), default=plan.width)
+        return min((length for length in caps.captured_widths if length >= longest), default=caps.max_width)
 
     def _cut_drafts(self) -> None:
-        """Cut the drafts, or their placeholders, of requests that the newest plan caps."""
+        """Cut the drafts, or their placeholders, of requests that the newest plan caps.
+
+        One shorter row costs a step its CUDA graph, so that rows are padded instead where there are graphs: what caps
+        allow is then up to the worker, and padding that is accepted does not count as a draft.
+        """
         plan = self.planning.plan
+        if self._pads:
+            return
         names = plan.caps if self._may_narrow else [request.request_id for request in self.running]
         for name in names:
             request = self.requests.get(name)
             if request is not None and request.spec_token_ids:
                 request.spec_token_ids = request.spec_token_ids[: plan.width_for(name)]
 
-    def _attach_notes(self, scheduler_output: Any, token_budget: int | None) -> None:
+    def _attach_notes(self, scheduler_output: Any, plan: StepPlan) -> None:
         salts = {
             new.req_id: request.cache_salt
             for new in scheduler_output.scheduled_new_reqs
@@ -114,7 +128,11 @@ class _Planned:
         }
         endings = self._endings.take()
         grammars = self._grammars.take(scheduler_output.num_scheduled_tokens)
-        notes.attach(scheduler_output, notes.StepNotes(token_budget, endings, salts, tuple(self._events), grammars))
+        caps = self.planning.policy_caps() if self._pads else {}
+        notes.attach(
+            scheduler_output,
+            notes.StepNotes(plan.token_budget, endings, salts, tuple(self._events), grammars, caps),
+        )
         self._events = []
 
 

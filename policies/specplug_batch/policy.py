@@ -35,7 +35,14 @@ class BatchPlanner(Planner):
         if width is None:
             width = self._widths[batch_size] = self._width(batch_size)
         caps = {r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < width}
-        return StepPlan(width, self._options.token_budget, caps)
+        return StepPlan(width, self._budget(batch_size), caps)
+
+    def _budget(self, batch_size: int) -> int | None:
+        """Return the most draft tokens of the batch.  Where only that bounds the step, it is what stays free."""
+        stated = self._options.token_budget
+        if stated is not None or not self._caps.verifies_budget:
+            return stated
+        return max(0, self._options.saturation - batch_size)
 
     def _width(self, batch_size: int) -> int:
         options = self._options

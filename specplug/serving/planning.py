@@ -98,6 +98,11 @@ class Planning(Generic[R]):
             self._tallies.pop(request_id, None)
             self._capped.pop(request_id, None)
 
+    def policy_caps(self) -> dict[str, int]:
+        """Return the newest plan's caps that are tighter than its width and than what requests set themselves."""
+        widest = self.plan.width
+        return {name: cap for name, cap in self.plan.caps.items() if cap < min(widest, self._capped.get(name, widest))}
+
     def _figures(self, request: R) -> RequestStats:
         name, length = self._measure(request)
         tally = self._tallies.get(name)

@@ -64,6 +64,8 @@ class EngineCaps:
         plan_site: where plans are made.
         feedback: how verdicts reach the planner.
         tensor_parallel_size, data_parallel_size: ranks that must draft alike, and ranks that step together.
+        verifies_budget: as many draft tokens are verified as the plan's budget says, and all without one: how many the
+            trim half keeps is known on the device only.
     """
 
     max_width: int
@@ -77,6 +79,7 @@ class EngineCaps:
     feedback: Feedback = Feedback.DIRECT
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
+    verifies_budget: bool = False
 
     def __post_init__(self) -> None:
         ladder = self.captured_widths

@@ -187,12 +187,14 @@ def test_the_seam_is_declared():
 
     caps = engine_caps(config())
     assert caps.ragged is Ragged.NATIVE
+    assert caps.verifies_budget
     assert caps.draft_input is DraftInput.ONE_HOT
     assert caps.captured_widths == ()
     assert caps.width_change is WidthChange.FREE
     without = config()
     without.speculative_config.enable_adaptive_verification = False
     caps = engine_caps(without)
+    assert not caps.verifies_budget
     assert (caps.ragged, caps.draft_input, caps.captured_widths) == (Ragged.PADDED, DraftInput.LOGITS, (2, 6))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 from vllm.config.compilation import CUDAGraphMode
@@ -105,3 +106,33 @@ def test_vllm_reads_the_list_as_it_is_meant(most, max_num_seqs):
     named = graphs.schedule(lengths, max_num_seqs)
     by_batch_size = build_dynamic_sd_schedule_lookup(named, max_num_seqs, lengths[0])
     assert list(dict.fromkeys(by_batch_size[1:])) == list(lengths)
+
+
+def test_what_a_policy_caps_reaches_the_drafts_where_rows_are_padded():
+    import torch
+
+    from specplug_vllm import notes
+    from specplug_vllm.drafting import Drafting
+
+    found: list[list[int]] = []
+    drafting = object.__new__(Drafting)
+    drafting.caps, drafting.device = engine_caps(sized(7, 64)), torch.device("cpu")
+
+    class Stage:
+        def observe(self, batch, outcome):
+            pass
+
+        def propose(self, batch, width, caps):
+            found.append([width, *caps.tolist()])
+            raise InterruptedError
+
+    drafting.stage = Stage()
+    own = torch.tensor([9, 1, 9], dtype=torch.int32)
+    batch = SimpleNamespace(request_ids=("a", "b", "c"))
+    for caps in ({}, {"a": 2, "b": 3}):
+        step = SimpleNamespace(num_spec_tokens_to_schedule=7, scheduled_spec_decode_tokens={})
+        notes.attach(step, notes.StepNotes(caps=caps))
+        drafting.begin_step(step)
+        with pytest.raises(InterruptedError):
+            drafting.step(batch, None, own)
+    assert found == [[7, 9, 1, 9], [7, 2, 1, 7]]

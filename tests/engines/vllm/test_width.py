@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.engines.vllm import steps
+from tests.engines.vllm import graphs, steps, watching
 from tests.engines.vllm.referee import RUNNERS, kind, prompts
 from tests.engines.vllm.steps import assert_as_stock
 
@@ -73,18 +73,50 @@ def test_each_request_has_its_own_gamma(v1, v2, v2_async, stock_v1, stock_v2, ki
             assert max(reached[request["id"]]) == (8 if gamma is None else gamma)
 
 
-def test_widths_are_fitted_to_the_ladder_that_the_launch_names(engine, stock_v2):
-    asked = {
-        **{"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": 8},
-        "num_speculative_tokens_per_batch_size": [[1, 2, 8], [3, 4, 4], [5, 8, 0], [9, 16, 2]],
-    }
+CAPTURED = {
+    **{"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": 8},
+    "num_speculative_tokens_per_batch_size": [[1, 2, 7], [3, 4, 3], [5, 8, 0], [9, 16, 1]],
+}
+
+
+@pytest.fixture
+def captured(engine):
+    """An engine whose launch names the lengths that are captured, in the order in which the policy plans others."""
     settings = {"proposer": "ngram", "policy": "ladder", "options": {"ladder": {"widths": (3, 8, 2, 5, 7)}}}
-    fitted = engine("v2", settings, speculative_config=asked, asynchronous=True, name="captured")
-    run = fitted.call(steps.recorded, requests=requests(3))
+    return engine("v2", settings, speculative_config=CAPTURED, asynchronous=True, name="captured")
+
+
+def test_widths_are_fitted_to_the_ladder_that_the_launch_names(captured, stock_v2):
+    run = captured.call(steps.recorded, requests=requests(3))
     assert_as_stock(stock_v2, run, requests(3))
     planned = [step["asked"] for step in run["record"]]
-    turns = [0, 8, 0, 4, 4] * len(planned)  # no 2: the server never holds 9 requests, so it has no graphs for it
+    turns = [3, 7, 0, 3, 7] * len(planned)  # no 1: the server never holds 9 requests, so it has no graphs for it
     assert any(planned == turns[i : i + len(planned)] for i in range(5))
+
+
+def test_capped_requests_cost_no_step_its_full_graph(captured, stock_v2, monkeypatch):
+    asked, gammas = requests(3, tokens=24, apart=1, ignore_eos=True), {"0": 2, "1": 8, "2": 0}
+    for request in asked:
+        request["params"]["extra_args"] = {"specplug": {"num_speculative_tokens": gammas[request["id"]]}}
+    run = captured.call(recorded_and_watched, requests=asked)
+    assert_as_stock(stock_v2, run, asked)
+    found = graphs.vllm_config(8, 8, CAPTURED["num_speculative_tokens_per_batch_size"])
+    found._set_cudagraph_sizes()
+    manager = graphs.dispatcher(monkeypatch, found)
+    decoding = [list(step["drafts"].values()) for step in run["record"] if not step["prefill"]]
+    assert {graphs.mode_of(manager, lengths) for lengths in decoding} == {"FULL"}
+    assert {(7, 7, 7), (3, 3, 3)} <= set(map(tuple, decoding))
+    for name, gamma in gammas.items():
+        rows = run["rows"][name]
+        assert max(row["proposed"] for row in rows) == min(gamma, 7)
+        assert sum(row["accepted"] for row in rows) <= sum(row["proposed"] for row in rows)
+
+
+def recorded_and_watched(llm, requests):
+    """Do as `steps.recorded`, and return under "rows" what `watching.Watch` noted."""
+    with watching.Watch(watching.drafting(llm)) as watch:
+        found = steps.recorded(llm, requests)
+    return {**found, "rows": watch.rows}
 
 
 # -- what wide servers leave to others -------------------------------------------------------------------------------
