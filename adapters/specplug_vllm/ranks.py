@@ -6,6 +6,7 @@ nothing that could differ (a deadline, an exception, a race, a random draw) happ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -19,13 +20,25 @@ class Ranks:
     """
 
     def __init__(self, group: Any) -> None:
-        self._group = group if group.world_size > 1 else None
+        self._send = _sender(group) if group.world_size > 1 else None
         self.leads: bool = group.rank_in_group == 0
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Overwrite `tensor` with rank 0's, on the device and without waiting on the host.  Free with one rank."""
-        if self._group is not None:
-            self._group.broadcast(tensor, src=0)
+        """Overwrite `tensor`, contiguous, with rank 0's, without waiting on the host.  Free with one rank."""
+        if self._send is not None:
+            self._send(tensor, src=0)
+
+
+def _sender(group: Any) -> Callable[..., Any]:
+    """Return what broadcasts in a group: NCCL's communicator that vLLM has set up and warmed up, where there is one.
+
+    The group's own method goes through torch's device group, which makes a communicator of its own at its first use,
+    when vLLM has given all memory away.
+    """
+    communicator = group.device_communicator
+    nccl = getattr(communicator, "pynccl_comm", None)
+    through: Callable[..., Any] = group.broadcast if nccl is None or nccl.disabled else communicator.broadcast
+    return through
 
 
 def ranks() -> Ranks:

@@ -7,8 +7,19 @@ from specplug.seams.seam import Seam, seam
 _WORKER = (
     seam("vllm.tokenizers:cached_tokenizer_from_config", "v1", "v2", takes="model_config"),
     seam("vllm.distributed:get_tp_group", "v1", "v2"),
-    seam("vllm.distributed.parallel_state:GroupCoordinator", "v1", "v2", holds="rank_in_group world_size"),
+    seam(
+        "vllm.distributed.parallel_state:GroupCoordinator",
+        "v1",
+        "v2",
+        holds="device_communicator rank_in_group world_size",
+    ),
     seam("vllm.distributed.parallel_state:GroupCoordinator.broadcast", "v1", "v2", takes="input_ src"),
+    seam(
+        "vllm.distributed.device_communicators.base_device_communicator:DeviceCommunicatorBase.broadcast",
+        "v1",
+        "v2",
+        takes="tensor src",
+    ),
     seam(
         "vllm.v1.core.sched.output:SchedulerOutput",
         "scheduler",

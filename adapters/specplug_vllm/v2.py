@@ -52,9 +52,10 @@ class Speculator(BaseSpeculator):
         self._ranks = ranks.ranks()
         self.drafting = Drafting(vllm_config, device, rank=0) if self._ranks.leads else None
         slots, width = vllm_config.scheduler_config.max_num_seqs, vllm_config.speculative_config.num_speculative_tokens
-        self._out = torch.zeros(slots, width, dtype=torch.int64, device=device)
-        self.draft_token_confidence_probs = torch.zeros(slots, width, device=device)
         self.enable_adaptive_verification = asked.cuts_on_device(vllm_config)
+        self._sent, self._out, self.draft_token_confidence_probs = buffers(
+            slots, width, device, together=self.enable_adaptive_verification
+        )
         self.draft_logits: Tensor | None = None
         self._facts: RowFacts | None = None
         self.verifier = verifier.build(vllm_config, device)
@@ -122,9 +123,7 @@ class Speculator(BaseSpeculator):
             return out
         if self.drafting is not None:
             self._draft(self.drafting, input_batch, num_sampled, num_rejected, last_sampled, temperature, out)
-        self._ranks.broadcast(out)
-        if self.enable_adaptive_verification:  # every rank cuts its drafts itself, and must cut them alike
-            self._ranks.broadcast(self.draft_token_confidence_probs[: input_batch.num_reqs])
+        self._ranks.broadcast(self._sent[: input_batch.num_reqs])
         return out
 
     def _draft(
@@ -200,6 +199,17 @@ class Speculator(BaseSpeculator):
             stated = torch.maximum(draft.draft_logits, unlikely[:, None, None])
             laws[:, : draft.width] = torch.where(inside[:, :, None], stated, laws[:, : draft.width])
         return laws
+
+
+def buffers(slots: int, width: int, device: torch.device, *, together: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what ranks send each other, by row, and in it the draft ids [S, K] int64 and their confidences [S, K].
+
+    `together` sends the confidences along: where every rank cuts its drafts itself, all must cut them alike.
+    """
+    sent = torch.zeros(slots, width + (width + 1) // 2 * together, dtype=torch.int64, device=device)
+    if together:
+        return sent, sent[:, :width], sent[:, width:].view(torch.float32)[:, :width]
+    return sent, sent, torch.zeros(slots, width, device=device)
 
 
 def _hook_runner() -> None:

@@ -216,4 +216,12 @@ def keep_confidences(llm):
 
 
 def _keep_confidences(worker):
-    worker.model_runner.speculator.enable_adaptive_verification = False
+    speculator = worker.model_runner.speculator
+    receive, confidence = speculator._ranks.broadcast, speculator.draft_token_confidence_probs
+
+    def broadcast(sent):
+        own = confidence.clone()
+        receive(sent)
+        confidence.copy_(own)
+
+    speculator._ranks.broadcast = broadcast
