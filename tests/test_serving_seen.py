@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from specplug.serving.seen import tokens_before_stop
@@ -100,3 +100,32 @@ def test_a_long_output_is_decoded_once():
     output = ids_of(b"a") * 5000 + ids_of(b"b", b"\n", b" ", b" ")
     assert tokens_before_stop(output, ["b\n"], counting) == 5000
     assert sum(decoded) < len(output) + 100
+
+
+@given(
+    output=WELL_FORMED,
+    stop=st.lists(st.sampled_from(STOPS), min_size=1, max_size=2),
+    keep=st.booleans(),
+    least=st.integers(0, 6),
+    newest=st.integers(1, 20),
+)
+def test_decoding_the_newest_tokens_alone_finds_the_same_cut(output, stop, keep, least, newest):
+    """As long as no stop string begins ahead of them."""
+    text, ahead = decode(output), len(decode(output[:-newest]).rstrip("\ufffd"))
+    assume(len(output) > newest and all(text.find(string) < 0 or text.find(string) >= ahead for string in stop))
+    expected = tokens_before_stop(output, stop, decode, keep=keep, least=least)
+    assert tokens_before_stop(output, stop, decode, keep=keep, least=least, newest=newest) == expected
+
+
+@pytest.mark.parametrize("tail", [[b"a", b"a"], [b"b", b"\n", b"a"]], ids=["none", "one"])
+def test_of_a_long_output_only_the_newest_tokens_are_decoded(tail):
+    decoded: list[int] = []
+
+    def counting(ids: list[int]) -> str:
+        decoded.append(len(ids))
+        return decode(ids)
+
+    output = ids_of(b"a") * 5000 + ids_of(*tail)
+    found = tokens_before_stop(output, ["b\n"], counting, newest=64)
+    assert found == tokens_before_stop(output, ["b\n"], decode)
+    assert sum(decoded) < 3 * 64

@@ -16,6 +16,7 @@ from specplug.serving.seen import tokens_before_stop
 from specplug_vllm.notes import Ending
 
 _LEAD = 4  # tokens of the prompt in front of an output's first ones, which many tokenizers treat differently
+_NEWEST = 256  # tokens of the output that are decoded: the front end ends a request a few steps after its stop string
 _KNOWN = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED)
 
 
@@ -60,6 +61,7 @@ class Endings:
             lead=request.all_token_ids[max(0, prompt - _LEAD) : prompt],
             least=params.min_tokens,
             keep=params.include_stop_str_in_output,
+            newest=_NEWEST,
         )
 
 

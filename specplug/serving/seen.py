@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+LEAD = 8
+"""Tokens that are decoded in front of those that are looked at, as their text can depend on what precedes them."""
+
 UNFINISHED = "\ufffd"
 """What tokenizers show for bytes that are no whole character."""
 
@@ -20,6 +23,7 @@ def tokens_before_stop(
     lead: Sequence[int] = (),
     least: int = 0,
     keep: bool = False,
+    newest: int | None = None,
 ) -> int | None:
     """Return how many tokens the client saw, of an output whose text ends at a stop string.
 
@@ -34,10 +38,18 @@ def tokens_before_stop(
         lead: the prompt's last tokens, where the engine decodes outputs with them in front.
         least: tokens at the beginning that no stop string ends in.
         keep: the client gets the stop string too.
+        newest: how many of the last tokens are decoded, where whoever looks for stop strings cannot lag by more; None
+            decodes all.  The answer is the same as long as no stop string begins ahead of them.
 
     Returns:
         None where no stop string is in the text.
     """
+    skipped = 0 if newest is None else max(0, len(output) - newest)
+    if skipped:
+        ahead = [*lead, *output[max(0, skipped - LEAD) : skipped]][-LEAD:]
+        found = tokens_before_stop(output[skipped:], stop, decode, lead=ahead, least=max(0, least - skipped), keep=keep)
+        if found != 0:  # else the cut may lie further in front
+            return None if found is None else skipped + found
     ids, before = list(output), list(lead)
     prompt = decode(before) if before else ""
     text = decode(before + ids)
