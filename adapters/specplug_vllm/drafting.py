@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,7 @@ class Drafting:
         self.stage: DraftStage = build_draft_stage(
             found.settings, default_registry(), self._context(vllm_config), grammars=runner_of(vllm_config) == "v1"
         )
+        self._closing = weakref.finalize(self, self.stage.close)
         self.places = Places(self.max_slots, device, lambda event: self.stage.on_event(event))
         self.slots = self.places.slots
         self.stops = StopWatch(self.max_slots, self.caps.max_width, device)
@@ -101,8 +103,8 @@ class Drafting:
         return caps.to(self.device, non_blocking=True)
 
     def close(self) -> None:
-        """Release proposers, threads and files."""
-        self.stage.close()
+        """Release proposers, threads and files, once; the end of the process does it too."""
+        self._closing()
 
     def _context(self, vllm_config: Any) -> PluginContext:
         return PluginContext(

@@ -1,4 +1,4 @@
-"""What happens to the whole engine, told to the proposers of a worker: new weights, sleep, waking up.
+"""What happens to the whole engine, told to the proposers of a worker: new weights, sleep, waking up, its end.
 
 A flushed prefix cache is told by the scheduler, with the next step (see `scheduler`).  Everything here is told between
 two steps: vLLM runs such calls and steps one after the other in a worker.
@@ -74,6 +74,7 @@ def _hook_workers() -> None:
     hooks = {
         "finish_weight_update": _finishes_update,
         "reset_weights": _changes_weights,
+        "shutdown": _shuts_down,
         "sleep": _sleeps,
         "wake_up": _wakes,
     }
@@ -138,6 +139,18 @@ def _wakes(original: Method) -> Method:
         return result
 
     return wake_up
+
+
+def _shuts_down(original: Method) -> Method:
+    """Drafting ends first, and writes what it holds back of its trace."""
+
+    def shutdown(self: Any, *args: Any, **kwargs: Any) -> Any:
+        drafting = drafting_of(getattr(self, "model_runner", None))
+        if drafting is not None:
+            drafting.close()
+        return original(self, *args, **kwargs)
+
+    return shutdown
 
 
 def _asleep(worker: Any) -> set[str]:

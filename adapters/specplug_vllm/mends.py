@@ -65,6 +65,8 @@ def spread_adapters(lora_state: Any, verified: Callable[[], Mapping[str, Sequenc
     @functools.wraps(original)
     def make_lora_inputs(req_ids: Sequence[str], *args: Any, **kwargs: Any) -> Any:
         by_request, *others = original(req_ids, *args, **kwargs)
+        if len(by_request) != len(req_ids):  # a vLLM that names them by row itself
+            return by_request, *others
         drafts = verified()
         rows = [1 + len(drafts.get(name, ())) for name in req_ids]
         return tuple(np.repeat(by_request, rows)), *others

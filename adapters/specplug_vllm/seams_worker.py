@@ -100,12 +100,12 @@ _V2 = (
 )
 
 _EVENTS = (
-    seam("vllm.v1.worker.worker_base:WorkerBase", "v1", "v2", holds="__dict__ model_runner rank"),
+    seam("vllm.v1.worker.worker_base:WorkerBase", "v1", "v2", holds="__dict__ model_runner rank shutdown"),
     seam(
         "vllm.v1.worker.gpu_worker:Worker",
         "v1",
         "v2",
-        holds="_weight_update_is_draft finish_weight_update sleep wake_up",
+        holds="_weight_update_is_draft finish_weight_update shutdown sleep wake_up",
     ),
     seam("vllm.v1.worker.gpu_worker:Worker", "v1", "v2", holds="reset_weights", since=(0, 32)),
     seam("vllm.v1.worker.gpu_worker:Worker.wake_up", "v1", "v2", takes="tags"),

@@ -153,3 +153,34 @@ def test_status_of_an_offline_engine(recording):
 
 def worker_status(llm: Any) -> Any:
     return llm.collective_rpc("specplug_status")
+
+
+def test_drafting_is_closed_once_before_its_worker_shuts_down():
+    import weakref
+    from types import SimpleNamespace
+
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    from specplug_vllm import events
+    from specplug_vllm.drafting import Drafting
+
+    order: list[str] = []
+
+    class Base(WorkerBase):
+        def shutdown(self):
+            order.append("base")
+
+    class Worker(Base):
+        def shutdown(self):
+            order.append("worker")
+            super().shutdown()
+
+    drafting = object.__new__(Drafting)
+    drafting._closing = weakref.finalize(drafting, order.append, "drafting")
+    worker = object.__new__(Worker)
+    worker.model_runner = SimpleNamespace(speculator=SimpleNamespace(drafting=drafting))
+    events._hook_workers()
+    worker.shutdown()
+    assert order == ["drafting", "worker", "base"]
+    del worker.model_runner  # a worker that ends before it has one
+    worker.shutdown()

@@ -48,3 +48,17 @@ def test_steps_without_drafts_pass(module):
 
     logits = torch.zeros(0, 8)
     assert module.apply_sampling_constraints(logits, torch.zeros(2, dtype=torch.int32), Metadata) is logits
+
+
+@pytest.mark.parametrize("by_row", [False, True], ids=["stock", "mended by vLLM itself"])
+def test_every_row_of_logits_gets_its_requests_adapter(by_row):
+    drafts = {"a": [5, 6], "c": [7]}
+
+    class State:
+        def make_lora_inputs(self, req_ids, counts):
+            named = (1, 0, 2)
+            return (1, 1, 1, 0, 2, 2) if by_row else named, tuple(counts), "mapping"
+
+    state = State()
+    mends.spread_adapters(state, lambda: drafts)
+    assert state.make_lora_inputs(["a", "b", "c"], [3, 1, 2]) == ((1, 1, 1, 0, 2, 2), (3, 1, 2), "mapping")
