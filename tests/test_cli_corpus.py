@@ -15,6 +15,7 @@ from specplug.corpus.documents import Document
 from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.store import Store
 from specplug.demo import model_path
+from specplug_retrieval.proposer import SHARED
 from tests.corpus_tools import overwrite
 
 runner = CliRunner()
@@ -104,8 +105,81 @@ def test_bad_input_is_told_or_skipped_and_nothing_is_added_by_halves(store, tmp_
 
 def test_a_corpus_of_that_name_is_refused_unless_it_is_extended(store, docs):
     assert "corpus 'docs': a corpus of this name is there already" in refused("add", store, docs)
+    assert "by `specplug corpus sync`" in refused("add", store, docs)
     done("add", store, docs, "--extend", "--glob", "c.txt")
     assert corpora(store) == [("", "docs", 3)]
+
+
+def test_extending_twice_doubles_nothing_and_says_so(store, docs):
+    (found,) = done("add", store, docs, "--extend")["corpora"]
+    assert (found["documents"], found["present"]) == (1, 2)
+    (docs / "a.md").write_text("other")
+    result = invoke("add", store, docs, "--extend")
+    assert "docs had 2 of the documents already: they were not added again." in result.stdout
+    assert "docs has 1 documents beside others of the same name and another text" in result.stdout
+    assert corpora(store) == [("", "docs", 4)]
+
+
+def test_sync_lets_a_corpus_have_what_its_folder_has(store, docs):
+    assert done("sync", store, docs, "--glob", "*.md")["corpora"][0]["unchanged"] == 2
+    (docs / "a.md").write_text("changed")
+    (docs / "sub" / "b.md").unlink()
+    (docs / "new.md").write_text("new")
+    (found,) = done("sync", store, docs, "--glob", "*.md")["corpora"]
+    assert [found[key] for key in ("added", "replaced", "removed", "unchanged", "documents")] == [1, 1, 1, 0, 2]
+    shown = done("inspect", store, "docs")["documents"]
+    assert {one["name"] for one in shown} == {"a.md", "new.md"}
+    assert done("inspect", store, "--document", "a.md")["document"]["first_text"] == "changed"
+    result = invoke("sync", store, docs, "--glob", "*.md")
+    assert "unchanged" in result.stdout
+    assert "Remove" not in result.stdout
+
+
+def test_sync_makes_a_store_where_a_tokenizer_is_named(tmp_path, docs):
+    assert "no corpus store" in refused("sync", tmp_path / "store", docs)
+    done("sync", tmp_path / "store", docs, "--tokenizer", "tiny", "--tenant", "acme")
+    done("sync", tmp_path / "store", docs, "--tokenizer", "tiny", "--tenant", "acme")
+    assert corpora(tmp_path / "store") == [("acme", "docs", 3)]
+
+
+def test_sync_of_nothing_does_not_empty_a_corpus(store, docs):
+    message = refused("sync", store, docs, "--glob", "*.rst")
+    assert "no documents to bring the corpus up to date with" in message
+    assert corpora(store) == [("", "docs", 2)]
+
+
+@pytest.mark.parametrize("command", ["build", "add", "sync"])
+def test_all_that_cannot_be_read_is_listed_before_anything_is_made(tmp_path, docs, command):
+    """Also what stands in the last of several sources: the corpora before it are not built."""
+    other, lines, root = tmp_path / "other", tmp_path / "lines.jsonl", tmp_path / "store"
+    other.mkdir()
+    (other / "good.txt").write_text("good")
+    for number in range(5):
+        (other / f"{number}.txt").write_bytes(b"caf\xe9")
+    lines.write_text('{"text": 1}\n{"text": "good"}\n[]\n')
+    if command != "build":
+        done("build", root, docs, "--tokenizer", "tiny", "--name", "before")
+    tokenizer = [] if command == "add" else ["--tokenizer", "tiny"]
+    message = refused(command, root, docs, other, lines, *tokenizer)
+    for bad in [*(f"other/{number}.txt: not UTF-8 text" for number in range(5)), "line 1: no text", "line 3: no JSON"]:
+        assert bad in message
+    assert "7 of the sources' documents cannot be read" in message
+    assert "skip them with --skip-bad" in message
+    assert (corpora(root) if root.exists() else None) == (None if command == "build" else [("", "before", 3)])
+    assert done(command, root, docs, other, lines, *tokenizer, "--skip-bad")["skipped"]["bad"] == 7
+
+
+def test_the_readmes_store_serves_requests_that_name_no_tenant(tmp_path, monkeypatch):
+    """Its commands are run as they stand, but for the model."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    commands = [line.split("#")[0].split()[2:] for line in readme.splitlines() if line.startswith("specplug corpus ")]
+    assert [command[0] for command in commands] == ["build", "sync"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "handbook").mkdir()
+    (tmp_path / "handbook" / "leave.md").write_text(TEXT)
+    for command in commands:
+        done(*(str(model_path()) if word == "MODEL" else word for word in command))
+    assert corpora(Path("store")) == [(SHARED, "handbook", 1)]
 
 
 def test_a_limit_of_tokens_is_kept(store, docs):

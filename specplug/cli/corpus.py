@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from specplug.cli.corpus_options import (
+    Extend,
+    Globs,
+    MaxTokens,
+    Name,
+    NameField,
+    NoMerge,
+    Root,
+    SkipBad,
+    Sources,
+    Tenant,
+    TextField,
+    Tokenizer,
+)
 from specplug.cli.output import AsJson, print_json, print_line, print_table, printable
 
 corpus = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
-
-Root = Annotated[Path, typer.Argument(metavar="STORE", help="The store's folder.")]
-Sources = Annotated[
-    list[str],
-    typer.Argument(metavar="SOURCE...", help="Text files, folders, .jsonl files, or - for JSON lines on stdin."),
-]
-Tenant = Annotated[str, typer.Option("--tenant", help="Whose it is: other tenants' requests never draft from it.")]
-Name = Annotated[
-    str | None, typer.Option("--name", help="The corpus's name; without it each SOURCE is one, called by its stem.")
-]
-Globs = Annotated[
-    list[str] | None, typer.Option("--glob", metavar="PATTERN", help="Of folders only such files, as '*.md'; repeat.")
-]
-TextField = Annotated[str, typer.Option("--text-field", help="What JSON lines call the text.")]
-NameField = Annotated[
-    str | None, typer.Option("--name-field", help="What they call the document's name; by default name, or else id.")
-]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Count what cannot be read, and go on.")]
-Extend = Annotated[bool, typer.Option("--extend", help="Add to the corpus if one of this name is there.")]
-MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", min=1, help="Refuse what would give the tenant more tokens than this.")
-]
-NoMerge = Annotated[bool, typer.Option("--no-merge", help="Leave small segments as they are.")]
 
 
 @corpus.callback()
@@ -72,6 +62,7 @@ def build(
 
     A folder is read with all its folders; hidden and binary files, and symbolic links that lead out of it, are left out
     and counted. JSON lines have a `text` or `token_ids`, and a `name` or `id`. A corpus is added whole or not at all.
+    What cannot be read is listed before anything is made. When texts have changed, use `specplug corpus sync`.
 
     Examples:
 
@@ -82,15 +73,11 @@ def build(
     from specplug.cli.corpus_intake import Intake, take_in
     from specplug.corpus.lines import Fields
     from specplug.corpus.sources import Reading
-    from specplug.corpus.store import Store
-    from specplug.corpus.tokenizers import load
 
     fields = Fields(text=text_field, name=name_field)
     reading = Reading(globs=tuple(globs or ()), fields=fields, skip_bad=skip_bad)
     intake = Intake(sources, name, reading, tenant=tenant, extend=extend, max_tokens=max_tokens, merge=not no_merge)
-    intake.corpora()  # mistakes are told before anything is made
-    loaded = load(tokenizer)
-    outcome = take_in(Store.create(store, loaded.fingerprint), loaded, intake, quiet=as_json)
+    outcome = take_in(store, tokenizer, intake, create=True, quiet=as_json)
     print_json(outcome.as_dict()) if as_json else outcome.print()
 
 
@@ -98,9 +85,7 @@ def build(
 def add(
     store: Root,
     sources: Sources,
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="Where the store's tokenizer is, if not where it was.")
-    ] = None,
+    tokenizer: Tokenizer = None,
     name: Name = None,
     tenant: Tenant = "",
     globs: Globs = None,
@@ -125,15 +110,55 @@ def add(
     from specplug.cli.corpus_intake import Intake, take_in
     from specplug.corpus.lines import Fields
     from specplug.corpus.sources import Reading
-    from specplug.corpus.store import Store
-    from specplug.corpus.tokenizers import for_store
 
     fields = Fields(text=text_field, name=name_field)
     reading = Reading(globs=tuple(globs or ()), fields=fields, skip_bad=skip_bad)
     intake = Intake(sources, name, reading, tenant=tenant, extend=extend, max_tokens=max_tokens, merge=not no_merge)
-    intake.corpora()
-    found = Store.open(store)
-    outcome = take_in(found, for_store(found, tokenizer), intake, quiet=as_json)
+    outcome = take_in(store, tokenizer, intake, create=False, quiet=as_json)
+    print_json(outcome.as_dict()) if as_json else outcome.print()
+
+
+@corpus.command()
+def sync(
+    store: Root,
+    sources: Sources,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="The target's; a store that is there knows it, unless it moved.")
+    ] = None,
+    name: Name = None,
+    tenant: Tenant = "",
+    globs: Globs = None,
+    text_field: TextField = "text",
+    name_field: NameField = None,
+    skip_bad: SkipBad = False,
+    max_tokens: MaxTokens = None,
+    no_merge: NoMerge = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let corpora have what their sources have now: add what is new, replace what changed, remove what is gone.
+
+    Sources are read as by `specplug corpus build`, and told apart by name and content: what did not change stays as it
+    is. Servers see all of a corpus's change at once. A corpus that is not there yet is built, and so is the store if
+    `--tokenizer` says whose tokens it is to have.
+
+    Examples:
+
+    `specplug corpus sync ./store ./docs --glob '*.md'`
+
+    `specplug corpus sync ./store ./handbook --tenant acme --tokenizer ./my-model`
+    """
+    from specplug.cli.corpus_intake import Intake, take_in
+    from specplug.corpus.layout import STORE_FILE
+    from specplug.corpus.lines import Fields
+    from specplug.corpus.sources import Reading
+
+    fields = Fields(text=text_field, name=name_field)
+    reading = Reading(globs=tuple(globs or ()), fields=fields, skip_bad=skip_bad)
+    intake = Intake(
+        sources, name, reading, tenant=tenant, extend=True, max_tokens=max_tokens, merge=not no_merge, sync=True
+    )
+    create = tokenizer is not None and not (store / STORE_FILE).exists()
+    outcome = take_in(store, tokenizer, intake, create=create, quiet=as_json)
     print_json(outcome.as_dict()) if as_json else outcome.print()
 
 
@@ -209,9 +234,7 @@ def inspect(
         str | None, typer.Option("--continues", metavar="TEXT", help="Show what follows the end of this text, exactly.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Most documents, and continuations, to list.")] = 20,
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="Where the store's tokenizer is, if not where it was.")
-    ] = None,
+    tokenizer: Tokenizer = None,
     as_json: AsJson = False,
 ) -> None:
     """Look into a store: its segments, what in them is dead, documents, and what follows a text.

@@ -16,10 +16,14 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from specplug.cli.output import console, print_line, print_table, printable
 from specplug.corpus.sources import STDIN, Reading, Skipped, read, stem
 from specplug.corpus.store import Store
-from specplug.corpus.tokenizers import Tokenizer
+from specplug.corpus.tokenizers import for_store, load
+from specplug.corpus.told import Added, Synced
 from specplug.errors import CorpusError
 
 _SHOWN_EVERY = 0.2
+_MOST_BAD = 500
+_ADDED = ("documents", "tokens", "bytes", "bytes_per_token")
+_SYNCED = ("added", "replaced", "removed", "unchanged", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Intake:
         extend: add to corpora that are there.
         max_tokens: that the tenant may have afterwards.
         merge: merge what is worth it when all is added.
+        sync: replace what the corpora have.
     """
 
     sources: Sequence[str]
@@ -44,6 +49,7 @@ class Intake:
     extend: bool
     max_tokens: int | None
     merge: bool
+    sync: bool = False
 
     def corpora(self) -> dict[str, list[str]]:
         """Return the sources of each corpus.
@@ -78,6 +84,7 @@ class Outcome:
     seconds: float = 0.0
     tokenising: float = 0.0
     merged: int = 0
+    sync: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it, for JSON."""
@@ -97,50 +104,96 @@ class Outcome:
 
     def print(self) -> None:
         """Print it for people."""
-        columns = ("corpus", "documents", "tokens", "bytes", "bytes per token")
+        columns = _SYNCED if self.sync else _ADDED
         print_table(
-            f"Added to {self.store}",
-            columns,
-            (
-                (printable(each["name"]), *(f"{each[key]:,}" for key in columns[1:4]), f"{each['bytes_per_token']:.2f}")
-                for each in self.corpora
-            ),
+            f"{'Brought up to date in' if self.sync else 'Added to'} {self.store}",
+            ("corpus", *(key.replace("_", " ") for key in columns)),
+            ((printable(each["name"]), *(_figure(each[key]) for key in columns)) for each in self.corpora),
         )
         about = self.as_dict()
         share = 100 * self.tokenising / max(self.seconds, 1e-9)
         lines = [f"{about['tokens_per_second']:,.0f} tokens per second; {share:.0f} % of the time was tokenising."]
         if counts := self.skipped.counts():
             lines.append(f"Left out: {', '.join(f'{count} {kind}' for kind, count in counts.items())}.")
+        for each in self.corpora:
+            if there := each.get("present"):
+                lines.append(f"{each['name']} had {there:,} of the documents already: they were not added again.")
+            if same := each.get("same_name"):
+                lines.append(
+                    f"{each['name']} has {same:,} documents beside others of the same name and another text; "
+                    "`specplug corpus sync` replaces."
+                )
         lines += self.skipped.first_bad
         for line in lines:
             print_line(line)
 
 
-def take_in(store: Store, tokenizer: Tokenizer, intake: Intake, *, quiet: bool) -> Outcome:
-    """Add to a store what an intake says; each corpus is added whole or not at all."""
+def take_in(root: Path, tokenizer: str | None, intake: Intake, *, create: bool, quiet: bool) -> Outcome:
+    """Add to a store what an intake says; each corpus is added, or brought up to date, whole or not at all.
+
+    Args:
+        root: the store's folder.
+        tokenizer: its name; None: what the store says.
+        intake: what to add.
+        create: make the store if there is none; takes a tokenizer.
+        quiet: show no progress.
+
+    Raises:
+        SpecplugError: mistakes in what was asked for, and sources that cannot be read, before anything is made.
+    """
     corpora = intake.corpora()
-    fields = replace(intake.reading.fields, vocab_size=tokenizer.fingerprint.vocab_size)
+    if create:
+        loaded, store = load(tokenizer or ""), None
+    else:
+        store = Store.open(root)
+        loaded = for_store(store, tokenizer)
+    fields = replace(intake.reading.fields, vocab_size=loaded.fingerprint.vocab_size)
     reading = replace(intake.reading, fields=fields)
-    outcome = Outcome(str(store.root), intake.tenant, tokenizer.fingerprint.name)
+    outcome = Outcome(str(root), intake.tenant, loaded.fingerprint.name, sync=intake.sync)
     started = time.perf_counter()
     with counting(quiet=quiet) as tell:
+        _check_readable([source for sources in corpora.values() for source in sources], reading, tell)
+        store = Store.create(root, loaded.fingerprint) if store is None else store
         for corpus, sources in corpora.items():
             contents = chain.from_iterable(read(source, reading, outcome.skipped) for source in sources)
-            added = store.add(
-                corpus,
-                _timed(tokenizer.documents(contents), outcome),
-                tenant=intake.tenant,
-                extend=intake.extend,
-                max_tokens=intake.max_tokens,
-                progress=partial(_tell, tell, corpus),
-            )
-            outcome.corpora.append(
-                {"name": corpus, **added._asdict(), "bytes_per_token": added.bytes / max(added.tokens, 1)}
-            )
+            documents = _timed(loaded.documents(contents), outcome)
+            about: dict[str, Any] = {"tenant": intake.tenant, "max_tokens": intake.max_tokens}
+            about["progress"] = partial(_tell, tell, corpus)
+            done: Added | Synced
+            if intake.sync:
+                done = store.sync(corpus, documents, **about)
+            else:
+                done = store.add(corpus, documents, extend=intake.extend, **about)
+            per_token = {} if intake.sync else {"bytes_per_token": done.bytes / max(done.tokens, 1)}
+            outcome.corpora.append({"name": corpus, **done._asdict(), **per_token})
     outcome.seconds = time.perf_counter() - started
     if intake.merge:
         outcome.merged = store.merge(intake.tenant).read
     return outcome
+
+
+def _check_readable(sources: Sequence[str], reading: Reading, tell: Callable[[str], None]) -> None:
+    """Read all once before anything is built, so that everybody sees at once what is wrong with it.
+
+    Standard input can be read once only: what is bad there ends the build where it stands.
+    """
+    if reading.skip_bad:
+        return
+    bad = Skipped(most_bad=_MOST_BAD)
+    for source in sources:
+        if source != STDIN:
+            for number, _ in enumerate(read(source, replace(reading, skip_bad=True), bad), 1):
+                tell(f"looking at {source}: {number:,} documents")
+    if bad.bad:
+        more = [f"... and {bad.bad - _MOST_BAD:,} more"] if bad.bad > _MOST_BAD else []
+        raise CorpusError(
+            "\n  ".join([f"{bad.bad:,} of the sources' documents cannot be read:", *bad.first_bad, *more])
+            + "\nNothing was changed. Mend or convert them, leave them out with --glob, or skip them with --skip-bad"
+        )
+
+
+def _figure(value: float) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else f"{value:,}"
 
 
 def _tell(tell: Callable[[str], None], corpus: str, documents: int, tokens: int) -> None:

@@ -14,7 +14,7 @@ from specplug.corpus.documents import Document, tokenized
 from specplug.corpus.fingerprint import Fingerprint, fingerprint
 from specplug.corpus.segment import Segment
 from specplug.corpus.store import Store
-from specplug.corpus.told import Added, CorpusInfo, Merged, Problem, Removed
+from specplug.corpus.told import Added, CorpusInfo, Merged, Problem, Removed, Synced
 from specplug.corpus.view import LiveSegment, Snapshot, View
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Segment",
     "Snapshot",
     "Store",
+    "Synced",
     "View",
     "fingerprint",
     "tokenized",

@@ -11,6 +11,7 @@ from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.locking import Building
 from specplug.corpus.manifest import Entry, Manifest
 from specplug.corpus.names import check_name, shortened
+from specplug.corpus.present import Present
 from specplug.corpus.segment import write_segment
 from specplug.corpus.tenant import Tenant
 from specplug.corpus.told import Added, Progress
@@ -35,7 +36,7 @@ class Addition:
 
     Args:
         tenant: who gets them.
-        corpus: its name; must not live yet, unless `extend`.
+        corpus: its name; must not live yet, unless `extend`: then what it has already is left out.
         max_tokens: that the tenant may have afterwards; None: any number.
         segment_tokens: text of one segment at most.
         progress: called with the documents and tokens so far.
@@ -53,16 +54,19 @@ class Addition:
     ) -> None:
         self._tenant, self._corpus, self._extend = tenant, check_name("corpus", corpus), extend
         self._max_tokens, self._segment_tokens, self._progress = max_tokens, segment_tokens, progress
-        self._documents = self._tokens = self._empty = 0
+        self._documents = self._tokens = self._empty = self._there = self._same_name = 0
+        self._present: Present | None = None
 
     def make(self, documents: Iterable[Document]) -> Added:
         """Add them, all or none; see `Store.add`."""
         held = self._admit(self._tenant.manifest())
         self._tenant.prepare()
+        if self._extend:
+            self._present = self._tenant.reading(lambda manifest: Present(self._tenant, manifest, self._corpus))
         with Building(self._tenant.folder) as building:
             items = self._items(documents, held)
             entries = write_segments(items, building, self._tenant.tokenizer, self._segment_tokens)
-            if not entries:
+            if not entries and not self._there:
                 raise CorpusError.build(
                     "nothing to add",
                     who=self._who,
@@ -71,8 +75,11 @@ class Addition:
                 )
             with self._tenant.alone() as manifest:
                 self._check_size(self._admit(manifest))
-                self._tenant.commit(manifest, (*manifest.entries, *entries))
-        return Added(self._documents, self._tokens, self._empty, len(entries), sum(entry.size for entry in entries))
+                if entries:
+                    self._tenant.commit(manifest, (*manifest.entries, *entries))
+        size = sum(entry.size for entry in entries)
+        counts = self._documents, self._tokens, self._empty, len(entries), size, self._there, self._same_name
+        return Added(*counts)
 
     @property
     def _who(self) -> str:
@@ -82,7 +89,9 @@ class Addition:
         """Return the tokens that the tenant has, if it may have this corpus."""
         if not self._extend and self._corpus in manifest.corpora():
             raise CorpusError.build(
-                "a corpus of this name is there already", who=self._who, remedy="Remove it first, or extend it"
+                "a corpus of this name is there already",
+                who=self._who,
+                remedy="Remove it first, extend it, or bring it up to date by `specplug corpus sync`",
             )
         return manifest.tokens
 
@@ -102,12 +111,26 @@ class Addition:
             if not texts:
                 self._empty += 1
                 continue
+            if self._is_there(document.name, texts):
+                self._there += 1
+                self._tell()
+                continue
             self._documents += 1
             self._tokens += len(texts[0])
             self._check_size(held)
-            if self._progress is not None:
-                self._progress(self._documents, self._tokens)
+            self._tell()
             yield Item(self._corpus, document.name.encode(), texts)
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(self._documents + self._there, self._tokens)
+
+    def _is_there(self, name: str, texts: Sequence[Tokens]) -> bool:
+        """Return whether the corpus has this very document already."""
+        if self._present is None or self._present.take(name, texts):
+            return self._present is not None
+        self._same_name += self._present.has(name)
+        return False
 
 
 def write_segments(items: Iterable[Item], building: Building, tokenizer: Fingerprint, limit: int) -> list[Entry]:

@@ -72,7 +72,7 @@ def contents(
 def not_utf_8(where: str, found: str) -> SpecplugError:
     """Make the error of bytes that are no text."""
     return CorpusError.build(
-        "not UTF-8 text", who=where, found=found, remedy="Convert it, leave it out, or skip what is bad"
+        "not UTF-8 text", who=where, found=found, remedy="Convert it, leave it out, or skip what is bad (--skip-bad)"
     )
 
 

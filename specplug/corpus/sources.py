@@ -48,7 +48,7 @@ class Skipped:
         special: pipes, sockets, devices.
         empty: documents without text.
         bad: what cannot be read, with `Reading.skip_bad`.
-        first_bad: the messages of the first few of these.
+        first_bad: the messages of the first `most_bad` of these.
     """
 
     hidden: int = 0
@@ -58,11 +58,12 @@ class Skipped:
     empty: int = 0
     bad: int = 0
     first_bad: list[str] = field(default_factory=list)
+    most_bad: int = 3
 
     def add_bad(self, error: SpecplugError) -> None:
         """Count something that cannot be read."""
         self.bad += 1
-        if len(self.first_bad) < 3:
+        if len(self.first_bad) < self.most_bad:
             self.first_bad.append(str(error))
 
     def counts(self) -> dict[str, int]:

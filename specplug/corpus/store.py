@@ -26,8 +26,9 @@ from specplug.corpus.manifest import Entry
 from specplug.corpus.merging import merge
 from specplug.corpus.reading import newest_document, problems_with
 from specplug.corpus.removing import remove_corpus, remove_documents
+from specplug.corpus.syncing import Sync
 from specplug.corpus.tenant import Tenant, folders
-from specplug.corpus.told import Added, CorpusInfo, Merged, Problem, Progress, Removed
+from specplug.corpus.told import Added, CorpusInfo, Merged, Problem, Progress, Removed, Synced
 from specplug.errors import CorpusError, SpecplugError
 
 T = TypeVar("T")
@@ -121,7 +122,7 @@ class Store:
             corpus: its name, 1 to 256 characters, none that lives in this tenant.
             documents: taken one at a time; those without a token are left out.  Names may repeat.
             tenant: whose it is; nobody else's requests draft from it.
-            extend: add to the corpus if it is there.
+            extend: add to the corpus if it is there, but for documents that it has already, word for word.
             max_tokens: that the tenant may have afterwards; None: any number.
             progress: called with the documents and tokens so far, after each document.
 
@@ -138,6 +139,39 @@ class Store:
             progress=progress,
         )
         return addition.make(documents)
+
+    def sync(
+        self,
+        corpus: str,
+        documents: Iterable[Document],
+        *,
+        tenant: str = "",
+        max_tokens: int | None = None,
+        progress: Progress | None = None,
+    ) -> Synced:
+        """Let a corpus have these documents and no others: readers see what it had before, or all that it has now.
+
+        What is there already, word for word and under the same name, stays where it is; nothing is written for it.
+
+        Args:
+            corpus: its name; it need not be there.
+            documents: all that it is to have, taken one at a time.
+            tenant, max_tokens: as of `add`.
+            progress: called with the documents and tokens to be written so far.
+
+        Raises:
+            CorpusError: as `add`; there is no document at all; or another process changed the corpus meanwhile.  Then
+                nothing was changed.
+        """
+        sync = Sync(
+            self._tenant(tenant),
+            corpus,
+            extend=True,
+            max_tokens=max_tokens,
+            segment_tokens=self._segment_tokens,
+            progress=progress,
+        )
+        return sync.bring_up_to_date(documents)
 
     def remove(self, corpus: str, *, documents: Sequence[str] | None = None, tenant: str = "") -> Removed:
         """Remove a corpus, or documents of it: all with one of the names.

@@ -25,11 +25,39 @@ class Added(NamedTuple):
         documents, tokens: how many, and the tokens of their bodies.
         empty: documents without a token, which were left out.
         segments, bytes: the files that were written.
+        present: documents that the corpus had already, word for word, which were left out, too.
+        same_name: of those that were added, how many have the name of another one of the corpus.
     """
 
     documents: int
     tokens: int
     empty: int
+    segments: int
+    bytes: int
+    present: int = 0
+    same_name: int = 0
+
+
+class Synced(NamedTuple):
+    """What bringing a corpus up to date changed.
+
+    Attributes:
+        added: documents of names that were not there.
+        replaced: documents of which the text changed.
+        removed: documents that are not there any more, replaced ones not counted.
+        unchanged: documents that stay as they were.
+        empty: documents without a token, which were left out.
+        documents, tokens: of the corpus now.
+        segments, bytes: the files that were written.
+    """
+
+    added: int
+    replaced: int
+    removed: int
+    unchanged: int
+    empty: int
+    documents: int
+    tokens: int
     segments: int
     bytes: int
 
