@@ -19,11 +19,8 @@ from specplug.types.batch import BatchView, Residency
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
-from specplug_vllm import adaptive, asked, events, lifecycle, mends, ranks, status, verifier, verifier_v2
+from specplug_vllm import adaptive, asked, draft_logits, events, lifecycle, mends, ranks, status, verifier, verifier_v2
 from specplug_vllm.drafting import Drafting
-
-UNLIKELY = -1e4
-"""The logit of what a certain draft token is not.  Finite, because vLLM subtracts logits from each other."""
 
 
 class Speculator(BaseSpeculator):
@@ -187,18 +184,7 @@ class Speculator(BaseSpeculator):
         confidence.zero_()
         confidence[:, :width] = draft.confidence
         if self.draft_logits is not None:
-            self.draft_logits[slots.long()] = self._laws(draft, inside, temperature, out)
-
-    def _laws(self, draft: Draft, inside: Tensor, temperature: Tensor, out: Tensor) -> Tensor:
-        """Return [B, K, V]: the stated logits, and for filler and one-hot drafts certainty at any temperature."""
-        assert self.draft_logits is not None
-        unlikely = UNLIKELY * temperature.clamp(min=1.0)
-        laws = unlikely[:, None, None].repeat(1, *self.draft_logits.shape[1:])
-        laws.scatter_(2, out[:, :, None], 0.0)
-        if draft.draft_logits is not None:
-            stated = torch.maximum(draft.draft_logits, unlikely[:, None, None])
-            laws[:, : draft.width] = torch.where(inside[:, :, None], stated, laws[:, : draft.width])
-        return laws
+            draft_logits.write(self.draft_logits, slots.long(), draft, temperature, out)
 
 
 def buffers(slots: int, width: int, device: torch.device, *, together: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,90 @@
+"""What V2's rejection sampler reads of drafts, beside a plain reference, and what writing it allocates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from specplug.types.caps import Distribution
+from specplug.types.draft import Draft
+from specplug_vllm.draft_logits import UNLIKELY, write
+
+SLOTS, WIDEST, VOCAB = 7, 5, 300
+
+
+def reference(draft: Draft, temperature: Tensor, token_ids: Tensor) -> Tensor:
+    """Return [B, K, V], position by position."""
+    rows = []
+    for row, ids in enumerate(token_ids.tolist()):
+        floor = UNLIKELY * max(1.0, float(temperature[row]))
+        positions = []
+        for place, token in enumerate(ids):
+            if draft.draft_logits is not None and place < int(draft.lengths[row]):
+                law = draft.draft_logits[row, place].clamp(min=floor)
+            else:
+                law = torch.full((VOCAB,), floor)
+                law[token] = 0.0
+            positions.append(law)
+        rows.append(torch.stack(positions))
+    return torch.stack(rows)
+
+
+def made(width: int, stated: bool, seed: int) -> tuple[Draft, Tensor, Tensor, Tensor]:
+    """Return a draft of 4 rows, their slots, temperatures and padded ids."""
+    torch.manual_seed(seed)
+    law = Distribution.LOGITS if stated else Distribution.ONE_HOT
+    draft = Draft.allocate(4, width, device=torch.device("cpu"), distribution=law, vocab_size=VOCAB)
+    draft.lengths.copy_(torch.randint(0, width + 1, (4,)))
+    ids = torch.randint(0, VOCAB, (4, WIDEST))
+    draft.token_ids.copy_(ids[:, :width])
+    if draft.draft_logits is not None:
+        draft.draft_logits.copy_(torch.randn_like(draft.draft_logits) * 4)
+        draft.draft_logits[torch.rand_like(draft.draft_logits) < 0.1] = -torch.inf
+    return draft, torch.randperm(SLOTS)[:4], torch.tensor([0.0, 0.5, 1.0, 7.0]), ids
+
+
+@pytest.mark.parametrize("stated", [False, True])
+@pytest.mark.parametrize("width", [0, 1, 3, WIDEST])
+def test_it_is_the_plain_law_and_other_slots_keep_theirs(width, stated):
+    for seed in range(20):
+        draft, slots, temperature, ids = made(width, stated, seed)
+        expected = torch.full((SLOTS, WIDEST, VOCAB), torch.nan)
+        buffer = expected.clone()
+        expected[slots] = reference(draft, temperature, ids)
+        write(buffer, slots, draft, temperature, ids)
+        torch.testing.assert_close(buffer, expected, rtol=0, atol=0, equal_nan=True)
+
+
+class Allocations(TorchDispatchMode):
+    """Notes the bytes of every storage that an operation returns and that was not known before."""
+
+    def __init__(self, *known: Tensor | None) -> None:
+        super().__init__()
+        self._known = [tensor.untyped_storage() for tensor in known if tensor is not None]  # held: none is reused
+        self.bytes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                if all(storage.data_ptr() != other.data_ptr() for other in self._known):
+                    self._known.append(storage)
+                    self.bytes.append(storage.nbytes())
+        return result
+
+
+@pytest.mark.parametrize("stated", [False, True])
+@pytest.mark.parametrize("width", [3, WIDEST])
+def test_no_temporary_has_the_size_of_a_vocabulary(width, stated):
+    draft, slots, temperature, ids = made(width, stated, 0)
+    buffer = torch.zeros(SLOTS, WIDEST, VOCAB)
+    with Allocations(buffer, draft.draft_logits, slots, temperature, ids) as found:
+        write(buffer, slots, draft, temperature, ids)
+    assert found.bytes
+    assert max(found.bytes) < 4 * VOCAB
