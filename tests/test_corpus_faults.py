@@ -60,6 +60,7 @@ CHANGES = {
     "add for a new tenant": lambda store: store.add("new", some_documents(9), tenant="new"),
     "remove": lambda store: store.remove("old 2"),
     "remove a document": lambda store: store.remove("old 2", documents=["d1"]),
+    "sync": lambda store: store.sync("old 2", [*some_documents(2, 1), *some_documents(9, 3)]),
     "merge": lambda store: store.merge("", whole=True),
 }
 
@@ -91,7 +92,9 @@ def test_a_full_disk_at_any_moment(tmp_path, change, call, for_good):
     assert store.verify() == []
     names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     named = {file for folder in tmp_path.glob("store/tenants/*") for file in load(folder).files()}
-    assert names == {*named, MANIFEST_FILE, "lock", STORE_FILE} | ({"merging"} if change == "merge" else set())
+    assert names == {*named, MANIFEST_FILE, "lock", STORE_FILE} | (
+        {"merging"} if change in ("merge", "sync") else set()
+    )
 
 
 def test_a_file_size_limit_is_a_full_disk(tmp_path):

@@ -70,15 +70,11 @@ def build(
 
     `zcat chunks.jsonl.gz | specplug corpus build ./store - --name chunks --tokenizer ./my-model --text-field body`
     """
-    from specplug.cli.corpus_intake import Intake, take_in
-    from specplug.corpus.lines import Fields
-    from specplug.corpus.sources import Reading
+    from specplug.cli.corpus_intake import Intake, reading, take_in
 
-    fields = Fields(text=text_field, name=name_field)
-    reading = Reading(globs=tuple(globs or ()), fields=fields, skip_bad=skip_bad)
-    intake = Intake(sources, name, reading, tenant=tenant, extend=extend, max_tokens=max_tokens, merge=not no_merge)
-    outcome = take_in(store, tokenizer, intake, create=True, quiet=as_json)
-    print_json(outcome.as_dict()) if as_json else outcome.print()
+    how = reading(globs, text_field, name_field, skip_bad=skip_bad)
+    intake = Intake(sources, name, how, tenant=tenant, extend=extend, max_tokens=max_tokens, merge=not no_merge)
+    take_in(store, tokenizer, intake, create=True, quiet=as_json).show(as_json=as_json)
 
 
 @corpus.command()
@@ -107,15 +103,11 @@ def add(
 
     `specplug corpus add ./store new-chunks.jsonl --name chunks --extend`
     """
-    from specplug.cli.corpus_intake import Intake, take_in
-    from specplug.corpus.lines import Fields
-    from specplug.corpus.sources import Reading
+    from specplug.cli.corpus_intake import Intake, reading, take_in
 
-    fields = Fields(text=text_field, name=name_field)
-    reading = Reading(globs=tuple(globs or ()), fields=fields, skip_bad=skip_bad)
-    intake = Intake(sources, name, reading, tenant=tenant, extend=extend, max_tokens=max_tokens, merge=not no_merge)
-    outcome = take_in(store, tokenizer, intake, create=False, quiet=as_json)
-    print_json(outcome.as_dict()) if as_json else outcome.print()
+    how = reading(globs, text_field, name_field, skip_bad=skip_bad)
+    intake = Intake(sources, name, how, tenant=tenant, extend=extend, max_tokens=max_tokens, merge=not no_merge)
+    take_in(store, tokenizer, intake, create=False, quiet=as_json).show(as_json=as_json)
 
 
 @corpus.command()
@@ -147,19 +139,15 @@ def sync(
 
     `specplug corpus sync ./store ./handbook --tenant acme --tokenizer ./my-model`
     """
-    from specplug.cli.corpus_intake import Intake, take_in
+    from specplug.cli.corpus_intake import Intake, reading, take_in
     from specplug.corpus.layout import STORE_FILE
-    from specplug.corpus.lines import Fields
-    from specplug.corpus.sources import Reading
 
-    fields = Fields(text=text_field, name=name_field)
-    reading = Reading(globs=tuple(globs or ()), fields=fields, skip_bad=skip_bad)
+    how = reading(globs, text_field, name_field, skip_bad=skip_bad)
     intake = Intake(
-        sources, name, reading, tenant=tenant, extend=True, max_tokens=max_tokens, merge=not no_merge, sync=True
+        sources, name, how, tenant=tenant, extend=True, max_tokens=max_tokens, merge=not no_merge, sync=True
     )
     create = tokenizer is not None and not (store / STORE_FILE).exists()
-    outcome = take_in(store, tokenizer, intake, create=create, quiet=as_json)
-    print_json(outcome.as_dict()) if as_json else outcome.print()
+    take_in(store, tokenizer, intake, create=create, quiet=as_json).show(as_json=as_json)
 
 
 @corpus.command()

@@ -13,7 +13,8 @@ from typing import Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from specplug.cli.output import console, print_line, print_table, printable
+from specplug.cli.output import console, print_json, print_line, print_table, printable
+from specplug.corpus.lines import Fields
 from specplug.corpus.sources import STDIN, Reading, Skipped, read, stem
 from specplug.corpus.store import Store
 from specplug.corpus.tokenizers import for_store, load
@@ -24,6 +25,12 @@ _SHOWN_EVERY = 0.2
 _MOST_BAD = 500
 _ADDED = ("documents", "tokens", "bytes", "bytes_per_token")
 _SYNCED = ("added", "replaced", "removed", "unchanged", "tokens")
+
+
+def reading(globs: list[str] | None, text_field: str, name_field: str | None, *, skip_bad: bool) -> Reading:
+    """Return how sources are read, as options say."""
+    fields = Fields(text=text_field, name=name_field)
+    return Reading(globs=tuple(globs or ()), fields=fields, skip_bad=skip_bad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +109,11 @@ class Outcome:
             "merged_segments": self.merged,
         }
 
-    def print(self) -> None:
-        """Print it for people."""
+    def show(self, *, as_json: bool) -> None:
+        """Print it, for people or as JSON."""
+        print_json(self.as_dict()) if as_json else self._print()
+
+    def _print(self) -> None:
         columns = _SYNCED if self.sync else _ADDED
         print_table(
             f"{'Brought up to date in' if self.sync else 'Added to'} {self.store}",
@@ -148,14 +158,14 @@ def take_in(root: Path, tokenizer: str | None, intake: Intake, *, create: bool, 
         store = Store.open(root)
         loaded = for_store(store, tokenizer)
     fields = replace(intake.reading.fields, vocab_size=loaded.fingerprint.vocab_size)
-    reading = replace(intake.reading, fields=fields)
+    how = replace(intake.reading, fields=fields)
     outcome = Outcome(str(root), intake.tenant, loaded.fingerprint.name, sync=intake.sync)
     started = time.perf_counter()
     with counting(quiet=quiet) as tell:
-        _check_readable([source for sources in corpora.values() for source in sources], reading, tell)
+        _check_readable([source for sources in corpora.values() for source in sources], how, tell)
         store = Store.create(root, loaded.fingerprint) if store is None else store
         for corpus, sources in corpora.items():
-            contents = chain.from_iterable(read(source, reading, outcome.skipped) for source in sources)
+            contents = chain.from_iterable(read(source, how, outcome.skipped) for source in sources)
             documents = _timed(loaded.documents(contents), outcome)
             about: dict[str, Any] = {"tenant": intake.tenant, "max_tokens": intake.max_tokens}
             about["progress"] = partial(_tell, tell, corpus)
@@ -172,17 +182,17 @@ def take_in(root: Path, tokenizer: str | None, intake: Intake, *, create: bool, 
     return outcome
 
 
-def _check_readable(sources: Sequence[str], reading: Reading, tell: Callable[[str], None]) -> None:
+def _check_readable(sources: Sequence[str], how: Reading, tell: Callable[[str], None]) -> None:
     """Read all once before anything is built, so that everybody sees at once what is wrong with it.
 
     Standard input can be read once only: what is bad there ends the build where it stands.
     """
-    if reading.skip_bad:
+    if how.skip_bad:
         return
     bad = Skipped(most_bad=_MOST_BAD)
     for source in sources:
         if source != STDIN:
-            for number, _ in enumerate(read(source, replace(reading, skip_bad=True), bad), 1):
+            for number, _ in enumerate(read(source, replace(how, skip_bad=True), bad), 1):
                 tell(f"looking at {source}: {number:,} documents")
     if bad.bad:
         more = [f"... and {bad.bad - _MOST_BAD:,} more"] if bad.bad > _MOST_BAD else []

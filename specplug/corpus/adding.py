@@ -91,7 +91,7 @@ class Addition:
             raise CorpusError.build(
                 "a corpus of this name is there already",
                 who=self._who,
-                remedy="Remove it first, extend it, or bring it up to date by `specplug corpus sync`",
+                remedy="Remove it first, extend it (--extend), or bring it up to date by `specplug corpus sync`",
             )
         return manifest.tokens
 

@@ -25,7 +25,8 @@ def open_file(path: Path, flags: int) -> int:
     try:
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise _named(error, path) from error
+        _refuse_link(path, error)
+        raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "no regular file", str(path))
@@ -47,7 +48,8 @@ def open_folder(path: Path) -> int:
     try:
         return os.open(path, _FOLDER)
     except OSError as error:
-        raise _named(error, path) from error
+        _refuse_link(path, error)
+        raise
 
 
 def check_folder(path: Path) -> None:
@@ -73,6 +75,7 @@ def group_bits(folder: Path) -> int:
     return folder.stat().st_mode & 0o070
 
 
-def _named(error: OSError, path: Path) -> OSError:
-    """Return an error that says what a link is: the system calls it too many levels of them, or no folder."""
-    return OSError(error.errno, "a symbolic link", str(path)) if path.is_symlink() else error
+def _refuse_link(path: Path, error: OSError) -> None:
+    """Say what a link is: the system calls it too many levels of them, or no folder."""
+    if path.is_symlink():
+        raise OSError(error.errno, "a symbolic link", str(path)) from error
