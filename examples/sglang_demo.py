@@ -8,7 +8,7 @@ What happens:
 
        python -m sglang.launch_server --model-path MODEL                                            (no speculation)
        SPECPLUG_CONFIG='{"proposer": "ngram", ...}' python -m sglang.launch_server --model-path MODEL \\
-           --speculative-algorithm SPECPLUG --speculative-num-draft-tokens 9
+           --speculative-algorithm SPECPLUG --speculative-num-draft-tokens 16
 
 2. The `openai` client asks both the same things, one request at a time, every other one as a stream: to apply an edit
    to code, to quote from documents, to fill in JSON.

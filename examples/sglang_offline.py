@@ -23,7 +23,7 @@ def main(model: str) -> None:
     engine = sglang.Engine(
         model_path=model,
         speculative_algorithm="SPECPLUG",
-        speculative_num_draft_tokens=9,  # at most 8 drafts, and the token that they follow
+        speculative_num_draft_tokens=16,  # at most 15 drafts, and the token that they follow
         max_running_requests=8,
         context_length=1024,
         log_level="warning",

@@ -13,7 +13,7 @@ from specplug_transformers import Engine, GenerateRequest, SamplingParams
 name = sys.argv[1] if len(sys.argv) > 1 else str(model_path("tiny"))
 tokenizer = AutoTokenizer.from_pretrained(name)
 model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
-engine = Engine(model, tokenizer, settings={"proposer": "ngram", "num_speculative_tokens": 8})
+engine = Engine(model, tokenizer, settings={"proposer": "ngram", "num_speculative_tokens": 15})
 
 code = """def read(path, mode):
     with open(path, mode) as file:

@@ -20,7 +20,7 @@ def main(model: str) -> None:
         max_num_seqs=8,
         max_model_len=1024,
         enforce_eager=True,
-        speculative_config={"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": 8},
+        speculative_config={"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": 15},
         additional_config={"specplug": {"proposer": "ngram", "policy": "batch"}},
     )
     code = "def read(path, mode):\n    with open(path, mode) as file:\n        text = file.read()\n    return text"

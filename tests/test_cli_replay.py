@@ -81,9 +81,9 @@ def test_the_shipped_traces_are_replayed_when_none_are_named():
     result = invoke("--limit", "1", "--batch", "1,64", "--tokenizer", "tiny")
     assert result.exit_code == 0, result.output
     for title in (
-        "Drafts at batch size 1, serving",
-        "Speed-up S(B) over plain decoding, serving",
-        "All workloads pooled, by batch size, serving",
+        "Drafts at batch size 1, gamma 15, serving",
+        "Speed-up S(B) over plain decoding, gamma 15, serving",
+        "All workloads pooled, by batch size, gamma 15, serving",
         "Reliability",
     ):
         assert title in result.stdout
@@ -168,7 +168,7 @@ def test_requests_in_flight_are_compared_with_one_after_another():
     arguments = (*SMALL, "--limit", "3", "--in-flight", "2")
     result = invoke(*arguments)
     assert result.exit_code == 0, result.output
-    assert "2 requests in flight, a step each in turn, against one after another, serving" in result.stdout
+    assert "2 requests in flight against one after another, gamma 15, serving" in result.stdout
     assert "S(2), in flight" in result.stdout
     runs = replayed(*arguments)["runs"]
     assert [(run["batches"], run["in_flight"]) for run in runs] == [([1], 1), ([2], 1), ([2], 2)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specplug.replay.matrix import Contender, Found, Run, default_gamma, plan_runs
+from specplug.replay.matrix import Contender, Found, Run, plan_runs
 from specplug.replay.plots import plot
 from specplug.replay.reliability import bar, summarise, together
 from specplug.replay.report import Report
@@ -52,13 +52,13 @@ def tables(shown: Report) -> dict[str, dict[tuple[str, str], tuple[str, ...]]]:
     }
 
 
-def test_a_peer_runs_once_for_the_batch_sizes_of_one_gamma():
-    runs = plan_runs([OURS, PEER], ["cold", "serving"], [1, 8, 32, 64])
+def test_a_peer_runs_once_for_all_batch_sizes():
+    runs = plan_runs([OURS, PEER], ["cold", "serving"], [1, 8, 32, 64], 15)
     assert [(run.mode, run.gamma, run.batches) for run in runs if run.contender is PEER] == [
-        (mode, gamma, batches) for mode in ("cold", "serving") for gamma, batches in ((32, (1, 8)), (16, (32, 64)))
+        (mode, 15, (1, 8, 32, 64)) for mode in ("cold", "serving")
     ]
     assert [(run.gamma, run.batches) for run in runs if run.contender is OURS] == 2 * [
-        (default_gamma(batch), (batch,)) for batch in (1, 8, 32, 64)
+        (15, (batch,)) for batch in (1, 8, 32, 64)
     ]
 
 
@@ -68,14 +68,14 @@ def test_requests_in_flight_are_a_run_of_serving_mode_only():
 
 
 def test_drafts_are_shown_by_workload_and_pooled():
-    shown = tables(report())["Drafts at batch size 1, serving"]
+    shown = tables(report())["Drafts at batch size 1, gamma 4, serving"]
     assert shown["ours", "edit"] == ("2", "40", "10", "4.00", "75%", "4.00", "0.25", "0")
     assert shown["ours", "pooled"] == ("4", "50", "20", "2.50", "60%", "2.50", "0.40", "")
     assert shown["peer:factory", "chat"][3:7] == ("1.00", "0%", "4.00", "4.00")
 
 
 def test_speedups_are_shown_by_batch_size_with_their_geometric_mean_beside_no_drafts():
-    shown = tables(report())["Speed-up S(B) over plain decoding, serving"]
+    shown = tables(report())["Speed-up S(B) over plain decoding, gamma 4, serving"]
     assert shown["ours", "edit"] == (f"{4 / 1.02:.2f}", f"{2 / 1.02:.2f}")
     assert shown["ours", "chat"] == ("0.98", "0.98")
     assert shown["ours", "geometric mean"] == (f"{(4 / 1.02**2) ** 0.5:.2f}", f"{(2 / 1.02**2) ** 0.5:.2f}")
@@ -84,16 +84,14 @@ def test_speedups_are_shown_by_batch_size_with_their_geometric_mean_beside_no_dr
 
 
 def test_all_workloads_together_are_shown_by_batch_size():
-    shown = tables(report())["All workloads pooled, by batch size, serving"]
+    shown = tables(report())["All workloads pooled, by batch size, gamma 4, serving"]
     assert shown["ours", "tau"] == ("2.50", "1.50")
     assert shown["ours", "accepted"] == ("60%", "100%")
     assert shown["ours", "waste"] == ("0.40", "0.00")
 
 
 def test_the_gap_of_requests_in_flight_is_against_the_same_batch_size():
-    shown = tables(report(in_flight=32))[
-        "32 requests in flight, a step each in turn, against one after another, serving"
-    ]
+    shown = tables(report(in_flight=32))["32 requests in flight against one after another, gamma 4, serving"]
     assert shown["ours", "edit"] == ("2.00", "1.00", "-50.0%", "1.96", "0.98", "-50.0%")
     assert shown["ours", "pooled"][:3] == ("1.50", "1.00", "-33.3%")
     assert shown["ours", "geometric mean"][3:] == ("1.39", "0.98", "-29.3%")

@@ -14,7 +14,7 @@ from specplug_sglang import launch as launching
 from specplug_sglang.seams_table import RUN, SEAMS, VERSIONS
 
 GROUP, NAME, TARGET = "sglang.srt.plugins", "specplug", "specplug_sglang.entry:register"
-ASKING = "--speculative-algorithm SPECPLUG --speculative-num-draft-tokens 9"
+ASKING = "--speculative-algorithm SPECPLUG --speculative-num-draft-tokens 16"
 
 
 def installed(settings: Settings) -> list[CheckResult]:

@@ -2,7 +2,7 @@
 
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 
-engine = Engine(model, tokenizer, settings={"proposer": "ngram", "num_speculative_tokens": 8})
+engine = Engine(model, tokenizer, settings={"proposer": "ngram", "num_speculative_tokens": 15})
 [output] = engine.generate([GenerateRequest(prompt="...", params=SamplingParams(max_tokens=64))])
 """
 

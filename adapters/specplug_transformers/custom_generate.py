@@ -2,7 +2,7 @@
 
     from specplug_transformers import speculative_generate
 
-    model.generate(**inputs, custom_generate=speculative_generate, specplug={"num_speculative_tokens": 8})
+    model.generate(**inputs, custom_generate=speculative_generate, specplug={"num_speculative_tokens": 15})
 
 Greedy search and sampling behave as in `generate`, with all its logits processors and stopping criteria.  Transformers
 5.16 to 5.19 hands neither `streamer` nor `tokenizer` to a custom function: pass a streamer as `specplug_streamer`, and

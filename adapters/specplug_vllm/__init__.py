@@ -1,6 +1,6 @@
 """specplug inside vLLM, on both of its model runners.
 
-``--speculative-config '{"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": 8}'``
+``--speculative-config '{"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": 15}'``
 asks for it; ``--additional-config '{"specplug": {...}}'`` gives its settings.  Importing this package costs nothing.
 """
 

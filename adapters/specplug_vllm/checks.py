@@ -53,7 +53,7 @@ def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
 
 ASKING = (
     "--speculative-config.method custom_class --speculative-config.model specplug_vllm.Proposer "
-    "--speculative-config.num_speculative_tokens 8"
+    "--speculative-config.num_speculative_tokens 15"
 )
 
 

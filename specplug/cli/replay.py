@@ -45,7 +45,7 @@ def replay(
     ] = None,
     gamma: Annotated[
         int | None,
-        typer.Option("--gamma", min=0, help="Most draft tokens per step; 32 up to batch size 8 and 16 above."),
+        typer.Option("--gamma", min=0, help="Most draft tokens per step; by default what a server would be given."),
     ] = None,
     mode: Annotated[str, typer.Option("--mode", help="cold, serving (state is kept between requests) or both.")] = (
         "serving"
@@ -123,7 +123,7 @@ def replay(
         ),
         *(_peer(path) for path in dict.fromkeys(peers or ())),
     ]
-    runs = plan_runs(contenders, modes, sizes, gamma, in_flight)
+    runs = plan_runs(contenders, modes, sizes, _gamma(gamma), in_flight)
     inputs = read(
         traces or [SHIPPED],
         workloads or [],
@@ -151,6 +151,13 @@ def replay(
         _print(report, inputs.tokenizer, written)
     if report.faults():
         raise typer.Exit(1)
+
+
+def _gamma(given: int | None) -> int:
+    """Return the most draft tokens per step, from the settings where the command line leaves it open."""
+    from specplug.settings.sources import load_settings
+
+    return load_settings({}, flags_origin="command line").settings.num_speculative_tokens if given is None else given
 
 
 def _batches(text: str) -> list[int]:

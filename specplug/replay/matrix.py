@@ -66,22 +66,17 @@ class Found:
     results: Mapping[str, Result]
 
 
-def default_gamma(batch: int) -> int:
-    """Return the most draft tokens worth offering at a batch size: long drafts pay only where a step has room."""
-    return 32 if batch <= 8 else 16
-
-
 def plan_runs(
     contenders: Iterable[Contender],
     modes: Iterable[Mode],
     batches: Sequence[int],
-    gamma: int | None = None,
+    gamma: int,
     in_flight: int | None = None,
 ) -> list[Run]:
     """Return the runs that answer for every contender, mode and batch size.
 
     Args:
-        gamma: most draft tokens; None is `default_gamma` of the batch size.
+        gamma: most draft tokens per request and step, the same in all runs.
         in_flight: adds to serving mode a run with so many requests at a time, the policy told the same number, and
             that number to the batch sizes, for comparison.
     """
@@ -89,20 +84,12 @@ def plan_runs(
     runs = []
     for contender in contenders:
         for mode in modes:
-            runs += [Run(contender, mode, width, sizes) for width, sizes in _widths(contender, batches, gamma)]
+            # A peer is not told the batch size, so one run stands for all of them.
+            groups = [(batch,) for batch in batches] if contender.peer is None else [tuple(batches)]
+            runs += [Run(contender, mode, gamma, group) for group in groups]
             if in_flight is not None and mode == "serving":
-                width = default_gamma(in_flight) if gamma is None else gamma
-                runs.append(Run(contender, mode, width, (in_flight,), in_flight))
+                runs.append(Run(contender, mode, gamma, (in_flight,), in_flight))
     return runs
-
-
-def _widths(contender: Contender, batches: Sequence[int], gamma: int | None) -> list[tuple[int, tuple[int, ...]]]:
-    """Return gamma and the batch sizes of each run; a peer, which is told none, runs once for all of one gamma."""
-    widths = [(default_gamma(batch) if gamma is None else gamma, batch) for batch in batches]
-    if contender.peer is None:
-        return [(width, (batch,)) for width, batch in widths]
-    distinct = dict.fromkeys(width for width, _ in widths)
-    return [(each, tuple(batch for width, batch in widths if width == each)) for each in distinct]
 
 
 def execute(

@@ -32,6 +32,7 @@ class Report:
     def __init__(self, found: Sequence[Found], roofline: Roofline) -> None:
         """Take what `specplug.replay.matrix.execute` returned; what steps cost is up to `roofline`."""
         self.found = list(found)
+        self.gamma = found[0].run.gamma if found else 0
         self.batches = sorted({batch for each in found for batch in each.run.batches})
         self.roofline = roofline
         self.labels = list(dict.fromkeys(each.run.contender.label for each in found))
@@ -77,7 +78,7 @@ class Report:
             items = sum(result.items for result in found.results.values())
             rows.append((label, POOLED, str(items), *_cells(everything), ""))
         head = ("requests", "tokens", "steps", "tau", "accepted", "drafts/step", "waste", "us/step")
-        return Table(f"Drafts at batch size {batch}, {mode}", ("proposer", "workload", *head), rows)
+        return Table(f"Drafts at batch size {batch}, gamma {self.gamma}, {mode}", ("proposer", "workload", *head), rows)
 
     def _speedups(self, mode: Mode) -> Table:
         """Show S(B) for every workload, and beside it what decoding without drafts has."""
@@ -91,7 +92,8 @@ class Report:
             means = [mean_speedup(self.counts(label, mode, batch), batch, self.roofline) for batch in self.batches]
             rows.append((label, MEAN, *(f"{mean:.2f}" for mean in means)))
         rows.append((NO_DRAFTS, "", *(f"{PLAIN.speedup(batch, self.roofline):.2f}" for batch in self.batches)))
-        return Table(f"Speed-up S(B) over plain decoding, {mode}", ("proposer", "workload", *self._heads()), rows)
+        title = f"Speed-up S(B) over plain decoding, gamma {self.gamma}, {mode}"
+        return Table(title, ("proposer", "workload", *self._heads()), rows)
 
     def _by_batch(self, mode: Mode) -> Table:
         """Show how the drafts of all workloads together change with the batch size."""
@@ -100,7 +102,8 @@ class Report:
             columns = [_cells(pool(self.counts(label, mode, batch))) for batch in self.batches]
             for place, name in enumerate(("tau", "accepted", "drafts/step", "waste"), start=2):
                 rows.append((label, name, *(column[place] for column in columns)))
-        return Table(f"All workloads pooled, by batch size, {mode}", ("proposer", "", *self._heads()), rows)
+        title = f"All workloads pooled, by batch size, gamma {self.gamma}, {mode}"
+        return Table(title, ("proposer", "", *self._heads()), rows)
 
     def _gap(self, in_flight: Sequence[Found]) -> Table:
         """Show what requests lose that are in flight together: their neighbours have not finished yet."""
@@ -117,7 +120,7 @@ class Report:
                 rows.append((label, name, *_compared(before[name].tau, after[name].tau), *_compared(*speeds)))
             rows.append((label, MEAN, "", "", "", *_compared(*means)))
         count = in_flight[0].run.in_flight
-        title = f"{count} requests in flight, a step each in turn, against one after another, serving"
+        title = f"{count} requests in flight against one after another, gamma {self.gamma}, serving"
         speed = f"S({count})"
         heads = ("tau, one by one", "tau, in flight", "gap", f"{speed}, one by one", f"{speed}, in flight", "gap")
         return Table(title, ("proposer", "workload", *heads), rows)

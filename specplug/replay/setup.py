@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from specplug.replay.score import Calibration, Counts
 from specplug.replay.tokenizers import Ids
+from specplug.settings.model import DEFAULT_SPECULATIVE_TOKENS
 
 Mode = Literal["cold", "serving"]
 """cold: nothing is kept between requests; serving: one after another, all state kept."""
@@ -36,7 +37,7 @@ class Setup:
 
     proposer: str = "ngram"
     policy: str | None = None
-    gamma: int = 8
+    gamma: int = DEFAULT_SPECULATIVE_TOKENS
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     lag: int = 0
     references: bool = False

@@ -11,6 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 MAX_SPECULATIVE_TOKENS = 256
 """The widest draft that a setting or a request may ask for."""
 
+DEFAULT_SPECULATIVE_TOKENS = 15
+"""On the shipped traces longer drafts gain on edits alone, and shorter ones lose everywhere (docs/policies.md).
+
+2^n - 1, so that 1 + length is a power of two and every batch size finds a captured graph.
+"""
+
 
 class Section(BaseModel):
     """Base of every group of settings: frozen, typed strictly, closed to unknown keys."""
@@ -106,7 +112,10 @@ class Settings(Section):
         description="the verifier that accepts or rejects drafts; engines with their own use it only when it is set",
     )
     num_speculative_tokens: int = Field(
-        default=8, ge=0, le=MAX_SPECULATIVE_TOKENS, description="most draft tokens per request and step, bonus excluded"
+        default=DEFAULT_SPECULATIVE_TOKENS,
+        ge=0,
+        le=MAX_SPECULATIVE_TOKENS,
+        description="most draft tokens per request and step, bonus excluded",
     )
     options: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="settings of plug-ins, by plug-in name and then by that plug-in's own keys"
