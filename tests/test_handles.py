@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
+from concurrent.futures import wait
 
 import pytest
 import torch
@@ -14,13 +17,14 @@ from specplug.specs import ProposerSpec
 from specplug.testing.batches import make_batch
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
-from specplug.types.request import EngineEvent
+from specplug.types.request import EngineEvent, Lifecycle, Reference, Request, RequestEvent
 from specplug.types.verdict import Outcome, Verdict
 from tests.pipeline_tools import VOCAB, Bench, Recorder, count_up, drafts, host_handle, int32
 
 SOON = 0.01  # seconds; a deadline that a blocked proposer misses, however long it is
 PATIENCE = 60.0  # seconds until a test that waits in vain fails
 WAKE = EngineEvent("wake")
+STARTED, UPDATED, FINISHED, ABORTED = Lifecycle.STARTED, Lifecycle.UPDATED, Lifecycle.FINISHED, Lifecycle.ABORTED
 
 
 class Blocked(Recorder):
@@ -64,6 +68,8 @@ class Blocked(Recorder):
         mark, reached = EngineEvent("sleep"), threading.Event()
         self._marks.append((mark, reached))
         self.release()
+        if handle._late is not None:
+            assert not wait([handle._late], PATIENCE).not_done  # events are held back until then
         handle.on_event(mark)  # jobs run in order: when this one runs, those before it are done
         assert reached.wait(PATIENCE)
 
@@ -81,6 +87,13 @@ def work(*texts, width=4, **kwargs):
     draft = Draft.allocate(len(texts), width)
     draft.reset(batch.lengths)
     return batch, batch.limits(width), draft
+
+
+def tell(handle: HostHandle, kind: Lifecycle, name: str, *, slot: int, generation: int = 0) -> Request:
+    """Tell of a request that brings a reference; return it."""
+    request = Request(name, 1, 10, references=(Reference.of([1, 2, 3]),))
+    handle.on_event(RequestEvent(kind, request, slot, generation))
+    return request
 
 
 @pytest.mark.parametrize(
@@ -293,6 +306,77 @@ class TestDeadlines:
             handle.step(*work([1, 2]))
         assert len(blocked.handed) == 2  # that step's tokens were handed over all the same
         handle.step(*work([1, 2]))
+
+    def test_while_it_hangs_no_more_is_kept_than_running_requests_need(self, blocked):
+        """Of requests that come and go meanwhile it is never told, and what they brought is freed."""
+        handle, kept = host_handle(blocked, SOON), []
+        tell(handle, STARTED, "a", slot=0)
+        tell(handle, STARTED, "b", slot=1)
+        blocked.hold("propose")
+        with pytest.raises(LateDraft):
+            handle.step(*work([1]))
+        tell(handle, FINISHED, "a", slot=0)
+        for number in range(1, 100):
+            request = tell(handle, STARTED, f"passing {number}", slot=0, generation=number)
+            kept.append(weakref.ref(request.references[0].token_ids))
+            del request
+            handle.on_event(WAKE)
+            tell(handle, ABORTED if number % 2 else FINISHED, f"passing {number}", slot=0, generation=number)
+        tell(handle, UPDATED, "b", slot=1, generation=1)
+        tell(handle, UPDATED, "b", slot=1, generation=2)
+        tell(handle, STARTED, "c", slot=0, generation=100)
+        gc.collect()
+        assert sum(ref() is not None for ref in kept) == 0
+        blocked.settle(handle)
+        said = [(it.kind, it.request.request_id, it.slot, it.generation) if hasattr(it, "slot") else it.kind
+                for it in blocked.events]  # fmt: skip
+        assert said == [
+            (STARTED, "a", 0, 0), (STARTED, "b", 1, 0),
+            (FINISHED, "a", 0, 0), "wake", (UPDATED, "b", 1, 2), (STARTED, "c", 0, 100), "sleep",
+        ]  # fmt: skip
+
+    def test_what_was_held_back_comes_before_the_next_step(self, blocked):
+        handle = host_handle(blocked, SOON)
+        blocked.hold("propose")
+        with pytest.raises(LateDraft):
+            handle.step(*work([1]))
+        tell(handle, STARTED, "a", slot=0)
+        blocked.release()
+        assert not wait([handle._late], PATIENCE).not_done
+        handle._deadline = PATIENCE
+        handle.step(*work([1, 2]))
+        assert blocked.calls[2:] == ["on_event", "ingest", "propose"]
+
+    def test_what_was_held_back_comes_before_the_end(self, blocked):
+        handle = host_handle(blocked, SOON)
+        blocked.hold("propose")
+        with pytest.raises(LateDraft):
+            handle.step(*work([1]))
+        handle.on_event(WAKE)
+        blocked.release()
+        handle.close()
+        assert blocked.calls[2:] == ["on_event", "close"]
+
+    @pytest.mark.parametrize("incremental", [False, True])
+    def test_in_the_pipeline_requests_that_came_and_went_leave_no_trace(self, incremental):
+        blocked = Blocked(incremental=incremental)
+        bench = Bench({"slow": blocked}, deadline=SOON, max_consecutive=1000)
+        bench.start("a", [1, 2])
+        blocked.hold("propose")
+        bench.draft()
+        for number in range(20):
+            bench.start("passing", [30, 31])
+            bench.draft()
+            if number % 2:
+                bench.verify({"a": 0, "passing": 0}, emitted={"a": [3], "passing": [32]})
+            bench.leave("passing")
+        bench.start("b", [40])
+        blocked.settle(bench.handles[0])
+        bench.handles[0]._deadline = PATIENCE
+        assert drafts(bench.draft()) == [[4, 5, 6, 7], [41, 42, 43, 44]]
+        told = [event.request.request_id for event in blocked.events if isinstance(event, RequestEvent)]
+        assert told == ["a", "b"]
+        bench.stage.close()
 
     @pytest.mark.parametrize("incremental", [False, True])
     def test_in_the_pipeline_no_token_is_missed_and_other_rows_go_on(self, incremental):

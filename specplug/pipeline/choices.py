@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specplug.types.request import Event, Lifecycle, RequestEvent
-
-_BEGINS = (Lifecycle.STARTED, Lifecycle.STARTED_DECODE_SIDE, Lifecycle.RESUMED, Lifecycle.UPDATED)
+from specplug.types.request import BEGINS, Event, RequestEvent
 
 
 class Choices:
@@ -32,7 +30,7 @@ class Choices:
             return
         for slots in self._slots:
             slots.discard(event.slot)
-        if event.kind in _BEGINS:
+        if event.kind in BEGINS:
             chosen = self._index.get(event.request.options.proposer or "", 0)
             self._chosen[event.slot].fill_(chosen)
             self._slots[chosen].add(event.slot)

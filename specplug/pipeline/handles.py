@@ -14,6 +14,7 @@ from torch import Tensor
 from specplug.errors import ContractError
 from specplug.interfaces import Proposer
 from specplug.pipeline.containment import LateDraft
+from specplug.pipeline.held_back import HeldBack
 from specplug.pipeline.worker import Job, Worker
 from specplug.specs import ProposerSpec
 from specplug.types.batch import BatchView
@@ -107,7 +108,7 @@ class HostHandle(ProposerHandle):
 
     Only `step` waits, for at most `deadline` seconds.  A draft that is later is dropped, and the proposer sits out the
     steps until its thread is free again; the tokens of those steps are handed over at the next one.  Meanwhile events
-    are queued and verdicts, which carry whole snapshots, are left out.
+    are held back, see `HeldBack`, and verdicts, which carry whole snapshots, are left out.
 
     A deadline is a fact of one process: ranks may disagree on whether it was met (see `specplug.pipeline.containment`).
 
@@ -121,6 +122,7 @@ class HostHandle(ProposerHandle):
         self._deadline, self._closing = deadline, closing
         self._worker = Worker(f"specplug-{spec.name}")
         self._late: Future[None] | None = None
+        self._held_back = HeldBack()
         self._own: Draft | None = None  # to write into, kept after steps that went well: see `_own_draft`
         self._unchecked: list[Future[None]] = []  # queued without waiting; what they raise shows at the next step
 
@@ -129,6 +131,7 @@ class HostHandle(ProposerHandle):
             raise LateDraft
 
     def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
+        self._catch_up()
         own = None if draft is None else self._own_draft(draft)
         host_limits = None if limits is None else limits.to("cpu", copy=True)
         snapshot = batch.to_host(newest_only=self.spec.caps.incremental)
@@ -149,6 +152,7 @@ class HostHandle(ProposerHandle):
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
         if not self.spec.caps.learns or self._is_busy():
             return
+        self._catch_up()
         host_draft = _empty_copy(draft)
         host_draft.copy_(draft)
         counts = {name: getattr(verdict, name).to("cpu", copy=True) for name in Verdict.__slots__}
@@ -156,7 +160,9 @@ class HostHandle(ProposerHandle):
         self._post(partial(self.proposer.observe, snapshot, host_draft, Verdict(**counts)))
 
     def on_event(self, event: Event) -> None:
-        self._post(partial(self.proposer.on_event, event))
+        self._held_back.add(event)
+        if not self._is_busy():
+            self._catch_up()
 
     def close(self) -> None:
         """Release the proposer once its thread has done what is queued.
@@ -164,6 +170,7 @@ class HostHandle(ProposerHandle):
         Raises:
             TimeoutError: the thread hangs.  It is left behind, and does not keep the process from ending.
         """
+        self._catch_up()
         self._post(self.proposer.close)
         self._worker.stop()
         if wait(self._unchecked, self._closing).not_done:
@@ -180,6 +187,11 @@ class HostHandle(ProposerHandle):
 
     def _is_busy(self) -> bool:
         return self._late is not None and not self._late.done()
+
+    def _catch_up(self) -> None:
+        """Queue the events that were held back."""
+        for event in self._held_back.take():
+            self._post(partial(self.proposer.on_event, event))
 
     def _post(self, job: Job) -> None:
         self._unchecked.append(self._worker.submit(job))

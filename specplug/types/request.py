@@ -148,6 +148,9 @@ class Lifecycle(enum.Enum):
     ABORTED = "aborted"
 
 
+BEGINS = frozenset({Lifecycle.STARTED, Lifecycle.STARTED_DECODE_SIDE, Lifecycle.RESUMED, Lifecycle.UPDATED})
+"""What a request takes a slot with, in a new generation of it."""
+
 EngineEventKind = Literal["cache flushed", "weights changed", "sleep", "wake"]
 
 
