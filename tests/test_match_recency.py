@@ -23,11 +23,13 @@ class Tree:
         self.heads, self.children = np.zeros(trees, np.int32), np.full(2 * (len(text) + 5), 77, np.int32)
         self.nobody = np.zeros(0, np.int32)
         self.places, self.lengths = np.zeros(kept, np.int32), np.zeros(kept, np.int32)
+        self.budget = np.full(1, 1 << 40, np.int64)
 
     def insert(self, place: int) -> Found:
         n = recency.insert(
-            self.text, -1, 0, self.nobody, self.heads, self.children, place, self.cap, self.places, self.lengths
-        )
+            self.text, -1, 0, self.nobody, self.heads, self.children, place, self.cap, self.places, self.lengths,
+            self.budget,
+        )  # fmt: skip
         return list(zip(self.places[:n].tolist(), self.lengths[:n].tolist(), strict=True))
 
     def search(self, context: list[int]) -> Found:
@@ -115,6 +117,31 @@ def test_a_walk_ends_also_in_a_text_made_to_lead_it_deep() -> None:
     while tree.children[2 * spine[-1]]:
         spine.append(int(tree.children[2 * spine[-1]]))
     assert deep >= len(spine) >= recency.MOST_VISITS
+
+
+def hostile(count: int) -> list[int]:
+    """Return runs of one token behind tokens that grow: each walk leads through all runs."""
+    return [token for number in range(count) for token in (1000 + number, *[5] * 63)]
+
+
+def test_a_text_made_for_deep_walks_does_not_get_all_the_visits_it_asks_for() -> None:
+    text = hostile(200)
+    unbounded, bounded = Tree(text, 64, 64), Tree(text, 64, 64)
+    recency.allow_visits(bounded.budget, len(text))
+    allowed, before = int(bounded.budget[0]), int(unbounded.budget[0])
+    for place in range(1, len(text) + 1):
+        unbounded.insert(place)
+        bounded.insert(place)
+    assert before - int(unbounded.budget[0]) > 3 * allowed
+    assert allowed - int(bounded.budget[0]) <= allowed + recency.FEWEST_VISITS * len(text)
+
+
+def test_what_a_text_made_for_deep_walks_holds_beside_them_is_found() -> None:
+    phrase = [*range(100, 140)]
+    text = [*hostile(500), *phrase, 7, *phrase[:22]]
+    texts = Texts(1, len(text), 64)
+    texts.extend(0, text)
+    assert texts.match_lengths[0, : texts.candidates[0]].max() == 22
 
 
 def test_other_owners_are_other_texts() -> None:

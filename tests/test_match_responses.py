@@ -56,7 +56,7 @@ def crowd(memory: Responses) -> None:
     memory._heads = memory._heads[:1]
     found = [np.zeros(MOST_CANDIDATES, np.int32) for _ in range(2)]
     memory.record = responses._Responses(
-        memory.text, memory.children, memory._heads, memory.owners, memory._ends, *found
+        memory.text, memory.children, memory._heads, memory.owners, memory._ends, *found, np.zeros(1, np.int64)
     )
 
 

@@ -29,6 +29,11 @@ GRANULE = 16
 MOST_VISITS = 512
 """A walk ends here.  Only texts made for it lead so deep; the places beyond are forgotten."""
 
+FEWEST_VISITS, USUAL_VISITS, SPARE_VISITS = 6, 24, 1 << 14
+"""The walks of n places that are added together visit USUAL_VISITS * n + SPARE_VISITS nodes.  When these are spent, each
+walk ends after FEWEST_VISITS.  Prose and code take 5 to 7 visits a place, random bits 20; a text that is made for deep walks
+costs its own matches instead of everybody's time."""
+
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 
@@ -66,6 +71,12 @@ def _ask_for(text: Any, owners: Any, children: Any, mask: int, place: int, match
 
 
 @compiled
+def allow_visits(visits: Any, count: int) -> None:
+    """Set what the walks of `count` places that are added together may visit, `visits` [1] int64."""
+    visits[0] = SPARE_VISITS + USUAL_VISITS * count
+
+
+@compiled
 def insert(
     text: Any,
     mask: int,
@@ -77,6 +88,7 @@ def insert(
     cap: int,
     places: Any,
     lengths: Any,
+    budget: Any,
 ) -> int:
     """Add `place`, and find its candidates.
 
@@ -92,6 +104,7 @@ def insert(
         cap: tokens of a key.
         places, lengths: [K] int32, filled with the candidates, newest first, and the tokens that match.  When there are
             more than K, the shortest matches are left out, and the newest of equally long ones.
+        budget: [1] int64, nodes that walks may still visit together, see `allow_visits`; counted down.
 
     Returns:
         how many candidates there are, at most K.
@@ -103,8 +116,10 @@ def insert(
     gone = oldest + max(cap, GRANULE) if oldest > 0 else 0
     left, right = 2 * (place & mask), 2 * (place & mask) + 1  # where what is smaller, and what is larger, goes next
     matches_left, matches_right, found, visits = 0, 0, 0, 0
-    while at > gone and visits < MOST_VISITS:
+    most = min(MOST_VISITS, max(FEWEST_VISITS, budget[0]))
+    while at > gone and visits < most:
         visits += 1
+        budget[0] -= 1
         n = min(matches_left, matches_right)
         node = 2 * (at & mask)
         _ask_for(text, owners, children, mask, children[node], n)

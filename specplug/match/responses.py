@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from specplug.match.compiled import compiled
-from specplug.match.recency import GRANULE, insert
+from specplug.match.recency import GRANULE, allow_visits, insert
 from specplug.match.records import Record, RecordType, define
 from specplug.match.texts import MOST_CANDIDATES, NO_TEXT, Tokens
 
@@ -26,7 +26,7 @@ class _Responses(Record):
     pass
 
 
-define(_Responses, ResponsesType, ["text", "children", "heads", "owners", "ends", "places", "match_lengths"])
+define(_Responses, ResponsesType, ["text", "children", "heads", "owners", "ends", "places", "match_lengths", "budget"])
 
 
 class Responses:
@@ -61,6 +61,7 @@ class Responses:
             self._ends,
             np.zeros(MOST_CANDIDATES, np.int32),
             np.zeros(MOST_CANDIDATES, np.int32),
+            np.zeros(1, np.int64),
         )
 
     @property
@@ -121,6 +122,7 @@ def add(memory: Any, owner: int, tokens: Any, fresh: int, cap: int) -> None:
     memory.text[stop & mask] = NO_TEXT
     memory.ends[0] = stop
     oldest = max(stop + 1 - memory.text.size, 0)
+    allow_visits(memory.budget, fresh)
     for place in range(stop - fresh + 1, stop):
         insert(
             memory.text,
@@ -133,4 +135,5 @@ def add(memory: Any, owner: int, tokens: Any, fresh: int, cap: int) -> None:
             cap,
             memory.places,
             memory.match_lengths,
+            memory.budget,
         )

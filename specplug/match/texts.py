@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from specplug.errors import ContractError
 from specplug.match.compiled import compiled
-from specplug.match.recency import insert
+from specplug.match.recency import allow_visits, insert
 from specplug.match.records import Record, RecordType, define
 
 Tokens = npt.NDArray[np.int32]
@@ -35,7 +35,7 @@ class _Texts(Record):
 define(
     _Texts,
     TextsType,
-    ["text", "children", "heads", "trees", "lengths", "places", "match_lengths", "candidates", "nobody"],
+    ["text", "children", "heads", "trees", "lengths", "places", "match_lengths", "candidates", "nobody", "budget"],
 )
 
 
@@ -67,6 +67,7 @@ class Texts:
         self._trees = np.full(max_slots, _FEWEST_TREES, np.int32)
         self._children = np.zeros((max_slots, 2 * (capacity + 1)), np.int32)
         self._heads = np.zeros((max_slots, most_trees), np.int32)
+        self._budget = np.zeros(1, np.int64)
         self.record = _Texts(  # type: ignore[no-untyped-call]
             self.text,
             self._children,
@@ -77,6 +78,7 @@ class Texts:
             self.match_lengths,
             self.candidates,
             np.zeros(0, np.int32),
+            self._budget,
         )
 
     def clear(self, slot: int) -> None:
@@ -147,13 +149,14 @@ def _plant(texts: Any, slot: int, first: int, cap: int) -> None:
     text, children = texts.text[slot], texts.children[slot]
     heads = texts.heads[slot, : texts.trees[slot]]
     places, lengths = texts.places[slot], texts.match_lengths[slot]
-    nobody, stop, found = texts.nobody, texts.lengths[slot], texts.candidates[slot]
+    nobody, budget, stop, found = texts.nobody, texts.budget, texts.lengths[slot], texts.candidates[slot]
+    allow_visits(budget, stop + 1 - first)
     for place in range(first, stop + 1):
         found = 0
         if text[place - 1] < 0:
             continue
         if place < stop:  # only what matches the end of the text is ever asked for
-            insert(text, -1, 0, nobody, heads, children, place, cap, nobody, nobody)
+            insert(text, -1, 0, nobody, heads, children, place, cap, nobody, nobody, budget)
         else:
-            found = insert(text, -1, 0, nobody, heads, children, place, cap, places, lengths)
+            found = insert(text, -1, 0, nobody, heads, children, place, cap, places, lengths, budget)
     texts.candidates[slot] = found
