@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.errors import ContractError, RequestError
-from specplug.settings import Limits, RequestFields, parse_request_fields
+from specplug.settings import Limits, RequestFields, mistakes, parse_request_fields
 from specplug.settings.request import CHARACTERS_PER_TOKEN
+from specplug.settings.request_fields import MOST_PARTS
 from specplug.settings.token_ids import in_vocabulary, parsed_ids
 from specplug.types.request import Reference, RequestOptions, StoredDocument
 
@@ -362,3 +363,37 @@ def test_references_are_equal_by_value_and_cannot_be_written():
 def test_a_reference_holds_an_int32_array_and_nothing_else(token_ids, found):
     with pytest.raises(ContractError, match=re.escape(f"found {found}; expected an array, [n] int32")):
         Reference(token_ids)
+
+
+def nested(depth: int, kind: type) -> object:
+    """Return lists in lists, or mappings in mappings."""
+    value: object = "x"
+    for _ in range(depth):
+        value = [value] if kind is list else {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+@pytest.mark.parametrize("field", [*RequestFields.model_fields, "unknown"])
+def test_deep_nesting_is_refused(field, kind):
+    for depth in (50, 2000):
+        assert len(refusal({field: nested(depth, kind)})) < 2000
+
+
+def test_a_prediction_in_too_many_parts_is_refused_at_once():
+    part = {"type": "text", "text": "a"}
+    most = parse({"prediction": {"type": "content", "content": [part] * MOST_PARTS}})
+    assert len(most[1][0].token_ids) == MOST_PARTS
+    message = refusal({"prediction": {"type": "content", "content": [part] * (MOST_PARTS + 1)}})
+    assert "'prediction.content'; found [{'type'" in message
+    assert f"expected at most {MOST_PARTS} parts" in message
+
+
+def test_of_many_unknown_fields_some_are_named(monkeypatch):
+    calls = []
+    monkeypatch.setattr(mistakes, "suggest", lambda *given: calls.append(given) or "")
+    message = refusal({f"field {number}": number for number in range(5000)})
+    assert "5000 request fields are wrong" in message
+    assert "'field 0'" in message
+    assert message.endswith("... and 4980 more")
+    assert len(calls) == 20

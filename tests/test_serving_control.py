@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from specplug.errors import SettingsError
-from specplug.serving.control import Control, Order
+from specplug.serving.control import Control, Order, parse_order
 from specplug.settings import Settings
 from specplug.settings.model import ControlSettings
 
@@ -204,6 +204,15 @@ def test_a_change_is_logged_with_whose_it_is(tmp_path, caplog):
         "speculation: mode on, at most 2 draft tokens, by control file",
         "speculation: mode off, at most 2 draft tokens, by request",
     ]
+
+
+@pytest.mark.parametrize("depth", [50, 800])
+def test_deep_nesting_is_refused(depth):
+    order = json.loads("[" * depth + "]" * depth)
+    for wrong in (order, {"mode": order}, {"a": order}):
+        with pytest.raises(SettingsError) as caught:
+            parse_order(wrong, "order")
+        assert len(str(caught.value)) < 500
 
 
 class LastWord(RuleBasedStateMachine):

@@ -110,7 +110,7 @@ async def set_mode(request: Request) -> dict[str, Any]:
     client = _client(request)
     try:
         said = await request.json()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HTTPException(400, f"the body is not JSON: {error}") from error
     try:
         order = parse_order(said, "/specplug/mode").model_dump(exclude_unset=True)

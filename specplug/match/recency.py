@@ -30,9 +30,11 @@ MOST_VISITS = 512
 """A walk ends here.  Only texts made for it lead so deep; the places beyond are forgotten."""
 
 FEWEST_VISITS, USUAL_VISITS, SPARE_VISITS = 6, 24, 1 << 14
-"""The walks of n places that are added together visit USUAL_VISITS * n + SPARE_VISITS nodes.  When these are spent, each
-walk ends after FEWEST_VISITS.  Prose and code take 5 to 7 visits a place, random bits 20; a text that is made for deep walks
-costs its own matches instead of everybody's time."""
+"""The walks of n places that are added together visit USUAL_VISITS * n + SPARE_VISITS nodes.
+
+When these are spent, each walk ends after FEWEST_VISITS.  Prose and code take 5 to 7 visits a place, random bits 20.  A
+text that is made for deep walks costs its own matches instead of everybody's time.
+"""
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xD6E8FEB86659FD93)

@@ -27,6 +27,7 @@ _BOOLEANS: dict[object, bool] = {0: False, 1: True, "0": False, "1": True, "fals
 _LONGEST_FIELD = 64
 _MOST_WARNED = 32
 _warned: set[object] = set()
+_DEEPEST = 8  # levels that are looked into; right fields have fewer
 _LONG_FORM = {
     "references": re.compile(r'\s*(?:\[\s*)?\{\s*"(?:text|token_ids|name)"\s*:'),
     "documents": re.compile(r'\s*(?:\[\s*)?\{\s*"(?:name|corpus)"\s*:'),
@@ -113,11 +114,11 @@ def _meant(key: str) -> str | None:
     return next(iter(difflib.get_close_matches(plain, (WIRE_KEY, *(PREFIX + each for each in _FIELDS)), 1, 0.8)), None)
 
 
-def _weight(value: object) -> int:
-    if isinstance(value, Mapping):
-        return sum(map(_weight, value.values()))
-    if isinstance(value, (list, tuple)) and value and not isinstance(value[0], int):
-        return sum(map(_weight, value))
+def _weight(value: object, depth: int = _DEEPEST) -> int:
+    if depth and isinstance(value, Mapping):
+        return sum(_weight(item, depth - 1) for item in value.values())
+    if depth and isinstance(value, (list, tuple)) and value and not isinstance(value[0], int):
+        return sum(_weight(item, depth - 1) for item in value)
     return len(value) if hasattr(value, "__len__") else 1
 
 

@@ -15,6 +15,7 @@ from specplug.settings.model import leaves
 
 _LONGEST_VALUE = 80
 _MOST_SHOWN = 20
+_DEEPEST = 8
 _PLAINER = {
     "model_type": "a mapping",
     "dict_type": "a mapping",
@@ -53,14 +54,16 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
 
 
-def _beginning(value: object) -> object:
-    """Return as much of a large value as can be shown; its whole `repr` could take a second."""
+def _beginning(value: object, depth: int = _DEEPEST) -> object:
+    """Return as much of a large or deep value as can be shown; its whole `repr` could take a second, or fail."""
+    if not depth and isinstance(value, (Mapping, list, tuple)):
+        return ...
     if isinstance(value, Mapping):
-        return {key: _beginning(item) for key, item in itertools.islice(value.items(), _LONGEST_VALUE)}
+        return {key: _beginning(item, depth - 1) for key, item in itertools.islice(value.items(), _LONGEST_VALUE)}
     if isinstance(value, list):
-        return [_beginning(item) for item in value[: _LONGEST_VALUE + 1]]
+        return [_beginning(item, depth - 1) for item in value[: _LONGEST_VALUE + 1]]
     if isinstance(value, tuple):
-        return tuple(_beginning(item) for item in value[: _LONGEST_VALUE + 1])
+        return tuple(_beginning(item, depth - 1) for item in value[: _LONGEST_VALUE + 1])
     return value[: _LONGEST_VALUE + 1] if isinstance(value, str) else value
 
 
@@ -73,11 +76,16 @@ def together(lines: Sequence[str], noun: str) -> str:
 
 
 def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, prefix: str = "") -> list[Mistake]:
-    """Translate what pydantic found in a `model`, whose keys begin with `prefix` for the user."""
-    mistakes = []
+    """Translate what pydantic found in a `model`, whose keys begin with `prefix` for the user.
+
+    Of those beyond what messages show only the key is told: clients can make a million mistakes at once.
+    """
+    mistakes: list[Mistake] = []
     for item in error.errors(include_url=False):
         key = prefix + ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
+        if len(mistakes) >= _MOST_SHOWN:
+            mistakes.append(Mistake(key, f"bad {noun} {key!r}"))
+        elif item["type"] == "extra_forbidden":
             parent = ".".join(str(part) for part in item["loc"][:-1])
             names = {f"{parent}.{name}" if parent else name for name in _fields_at(model, item["loc"][:-1])}
             known = {prefix + name for name in names | {leaf.key for leaf in leaves(model)}}
@@ -88,7 +96,7 @@ def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, pre
             where = f"bad value for {noun} {key.rstrip('.')!r}" if key else f"bad {noun}s"
             expected = _PLAINER.get(item["type"]) or _expectation(item["msg"])
             choices = re.findall(r"'([^']*)'", expected) if item["type"] == "literal_error" else []
-            remedy = suggest(str(item["input"]), choices) if choices else None
+            remedy = suggest(str(_beginning(item["input"])), choices) if choices else None
             mistakes.append(Mistake(key, where, shown(item["input"]), expected, remedy))
     return mistakes
 

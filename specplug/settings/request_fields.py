@@ -13,6 +13,9 @@ from specplug.settings.token_ids import Ids, parsed_ids
 MAX_NAME = 256
 """Longest name of a tenant, a corpus or a document, in characters."""
 
+MOST_PARTS = 1024
+"""Parts of a prediction."""
+
 
 def as_list(value: object) -> list[object]:
     """Return the entries of a field that takes one entry or a list of them; null is none."""
@@ -42,6 +45,8 @@ def _documents(value: object) -> object:
 
 
 def _parts(value: object) -> object:
+    if isinstance(value, (list, tuple)) and len(value) > MOST_PARTS:
+        raise ValueError(f"at most {MOST_PARTS} parts")
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 

@@ -222,6 +222,8 @@ def test_hostile_names_are_a_400_and_nothing_is_written(server, root, name):
     ("body", "status", "what"),
     [
         (b"{", 400, "the body is not JSON"),
+        (b"[" * 9000, 400, "the body is not JSON"),
+        (b'{"name": "x", "documents": ' + b"[" * 600 + b"]" * 600 + b"}", 400, "documents.0"),
         ({"name": "x"}, 400, "key 'documents' is missing"),
         ({"name": "x", "documents": [{"token_ids": [10**6]}]}, 400, "token id outside the vocabulary"),
         ({"name": "x", "documents": [{"token_ids": [5] * 5001}]}, 400, "corpora.max_tokens"),

@@ -178,6 +178,8 @@ def test_a_limit_above_the_servers_width_widens_nothing(server):
         ({}, "the order is empty; expected mode, num_speculative_tokens, or both"),
         (b"off", "the body is not JSON"),
         (b"\xff", "the body is not JSON"),
+        (b"[" * 100_000, "the body is not JSON"),
+        (b'{"mode": ' + b"[" * 600 + b"]" * 600 + b"}", "bad value for key 'mode'"),
     ],
 )
 def test_a_bad_order_is_a_400_that_says_why_and_changes_nothing(server, body, what):
