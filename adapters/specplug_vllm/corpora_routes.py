@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import APIRouter, HTTPException, Request
 
 from specplug.errors import SpecplugError
+from specplug.serving.bodies import BYTES_PER_SECOND, PATIENCE, TooLargeError, read_body
 from specplug.serving.corpus_desk import Desk, status_of
 from specplug.serving.corpus_orders import EXAMPLES, add_schema
 from specplug.serving.tokenizing import Tokenizer
@@ -103,16 +104,17 @@ def _corpora(request: Request) -> Corpora:
 
 
 async def _body(request: Request, most: int) -> bytearray:
-    """Return what was sent; refuse more than `most` bytes as soon as that is known."""
+    """Return what was sent; refuse more than `most` bytes as soon as that is known, and who sends too slowly."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > most:
         raise _too_large(f"{declared} bytes", most)
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > most:
-            raise _too_large(f"more than {most} bytes", most)
-    return body
+    try:
+        return await read_body(request.stream(), most)
+    except TooLargeError:
+        raise _too_large(f"more than {most} bytes", most) from None
+    except TimeoutError:
+        expected = f"{BYTES_PER_SECOND // 1024} KiB a second, after the first {PATIENCE:.0f} seconds"
+        raise HTTPException(408, f"{_WHO}: the body arrives too slowly; expected {expected}") from None
 
 
 def _too_large(found: str, most: int) -> HTTPException:
