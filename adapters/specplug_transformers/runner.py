@@ -80,5 +80,5 @@ class ModelRunner:
         return masks if len(masks) > 1 else masks.popitem()[1]
 
     def _additive(self, mask: Tensor) -> Tensor:
-        lowest = torch.finfo(self.model.dtype).min
-        return torch.where(mask, 0.0, lowest).to(self.model.dtype)
+        zeros = torch.zeros(mask.shape, dtype=self.model.dtype, device=self.device)
+        return zeros.masked_fill_(~mask, torch.finfo(self.model.dtype).min)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import pytest
@@ -32,6 +33,16 @@ def test_every_model_gives_its_own_answers(name, attention, make_engine):
     outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
     assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
     assert sum(output.accepted for output in outputs) > 0, "nothing was accepted, so nothing was tested"
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llama", "sliding mistral"])
+def test_in_double_precision(name, attention, make_engine):
+    model = copy.deepcopy(cached_model(name, attention)).to(torch.float64)
+    expected = [greedy(model, prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS[:3]]
+    engine = make_engine(model, proposer="ngram", options={"ngram": {"min_n": 1}})
+    outputs = engine.generate(requests_of(PROMPTS[:3], max_tokens=MAX_TOKENS, ignore_eos=True))
+    assert_greedy_equal(model, PROMPTS[:3], expected, [output.token_ids for output in outputs])
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 3, 9])
