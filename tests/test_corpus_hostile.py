@@ -110,14 +110,17 @@ def test_a_hostile_manifest_costs_its_tenant_only(tmp_path):
     fields = [path for path in manifest_fields(content) if path and path[0] not in _HEAD]
     assert len(fields) > 20
     allowed = [("segments", []), ("dead_corpora", []), ("generation", 2**31)]
-    for number, (path, value) in enumerate((path, value) for path in fields for value in HOSTILE):
+    root = tmp_path / "copy"
+    hostile = root / "tenants" / "t-bad" / MANIFEST_FILE
+    for path, value in ((path, value) for path in fields for value in HOSTILE):
+        if not root.exists():
+            shutil.copytree(kept.root, root)
         data = changed(manifest, path, value)
-        root = tmp_path / str(number)
-        shutil.copytree(kept.root, root)
-        (root / "tenants" / "t-bad" / MANIFEST_FILE).write_bytes(data)
+        hostile.write_bytes(data)
         whole = nothing_else_suffers(Store.open(root))
         assert whole is ((path[-1], value) in allowed), (path, value)
-        shutil.rmtree(root)
+        if hostile.read_bytes() != data:  # some change was possible
+            shutil.rmtree(root)
 
 
 @pytest.mark.parametrize(
