@@ -12,15 +12,15 @@ TEXTS = st.text(alphabet="a1/:'\",()\\ \ud83d\ude00\U0001f600", max_size=6) | st
 )
 ENGINES = st.tuples(st.none() | TEXTS) | st.tuples(st.none() | TEXTS, st.none() | TEXTS)
 LORAS = st.none() | st.integers(1, 3) | TEXTS
-ASKED = st.tuples(st.none() | TEXTS, ENGINES, LORAS)
+CLIENTS = st.none() | TEXTS
+ASKED = st.tuples(st.none() | TEXTS, ENGINES, LORAS, CLIENTS)
 
 
-def meant(tenant, engine, lora_id):
-    """Return what tells requests apart: the tenant, else the engine's own key, with the adapter."""
-    if tenant is not None:
-        return "tenant", tenant, lora_id
-    own = tuple(part or None for part in engine)
-    return ("nobody",) if lora_id is None and not any(own) else ("engine", own, lora_id)
+def meant(tenant, engine, lora_id, client=None):
+    """Return what tells requests apart: everything that is known of whose they are, with the adapter."""
+    own = tuple(part or None for part in engine) if any(engine) else None
+    brings = tenant is not None or lora_id is not None or client or own
+    return (tenant, own, lora_id, client or None) if brings else ("nobody",)
 
 
 @given(one=ASKED, other=ASKED)
@@ -37,6 +37,14 @@ def test_requests_that_bring_nothing_share():
     assert isolation_key(None) == isolation_key(None, (None,)) == isolation_key(None, ("", None)) == ""
 
 
-def test_a_tenant_goes_before_the_engines_key():
-    assert isolation_key("a", ("salt",)) == isolation_key("a")
+def test_a_tenant_takes_no_salts_place():
+    """A client names its tenant, and could name another's: a salt that a proxy set still keeps them apart."""
+    assert isolation_key("a", ("salt",)) != isolation_key("a", ("other",)) != isolation_key("a")
     assert isolation_key("", ("salt",)) != isolation_key(None, ("salt",)) != isolation_key(None)
+
+
+def test_a_client_shares_with_itself():
+    assert isolation_key(None, client="one") == isolation_key(None, (None,), None, "one")
+    assert isolation_key(None, client="one") != isolation_key(None, client="two") != isolation_key(None)
+    assert isolation_key("a", client="one") != isolation_key("a", client="two")
+    assert isolation_key(None, client="") == ""

@@ -9,14 +9,14 @@ from specplug_sglang.seams_table import RUN, SEAMS, VERSIONS, Where
 from tests.seam_tools import ROOT, Adapter, says_twice, used
 
 OURS = """
-_specplug _specplug_intake _specplug_front specplug
+_specplug _specplug_intake _specplug_front specplug specplug_operators
 """
 PYTHONS = """
 aclose acquire loop release run_until_complete util value
 """
 NUMPYS = "writeable"
 TORCHS = "current_stream is_available synchronize"
-FASTAPIS = "add_api_route json path refresh routes state"
+FASTAPIS = "add_api_route headers json path raw refresh routes scope state"
 OTHERS = "model_dump model_json_schema"  # of pydantic
 TOKENIZERS = "additional_stop_token_ids eos_token_id"
 

@@ -18,7 +18,7 @@ PYTHONS = """
 body digest f_locals origin parent parse_known_args returncode util value
 """
 TORCHS = "Module load_weights"
-FASTAPIS = "add_api_route getlist headers include_router path_params query_params scope"
+FASTAPIS = "add_api_route add_middleware getlist headers include_router path_params query_params scope"
 OTHERS = "model_dump model_json_schema"  # of pydantic
 TOKENIZERS = "clean_up_tokenization_spaces"
 GRAMMARS = "compute_ff_tokens find_jump_forward_string"  # of llguidance and XGrammar

@@ -1,18 +1,19 @@
 """The operator's HTTP routes, on SGLang's own server; they are there whenever a server asks for specplug.
 
-SGLang's ``--api-key`` and ``--admin-api-key`` guard them as they guard SGLang's own: the status as ``/server_info``,
-orders as ``/set_internal_state``.
+They answer operators only, see `specplug.serving.operators`; SGLang's ``--admin-api-key`` is an operator's key.  Before
+that SGLang asks for its own keys, as it does on ``/set_internal_state``.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import HTTPException, Request
+from fastapi import Depends, HTTPException, Request
 
 from specplug.errors import EngineError, SpecplugError
 from specplug.serving.control import Order, parse_order
-from specplug_sglang import status
+from specplug.serving.operators import Operators
+from specplug_sglang import guards, status
 
 _EXAMPLES = {
     "off": {"value": {"mode": "off"}},
@@ -26,13 +27,16 @@ def attach(app: Any, manager: Any) -> None:
 
     is_new = not hasattr(app.state, "specplug")
     app.state.specplug = manager
+    app.state.specplug_operators = operators = Operators([manager.server_args.admin_api_key])
     if not is_new:
         return
+    guards.install(app, operators)
     app.add_api_route(
         "/specplug/status",
-        read_status,
+        auth_level(AuthLevel.ADMIN_OPTIONAL)(read_status),
         methods=["GET"],
         tags=["specplug"],
+        dependencies=[Depends(guard)],
         summary="What specplug does: settings and their origins, sources, counts, faults, the operator's control",
     )
     body = {"schema": Order.model_json_schema(), "examples": _EXAMPLES}
@@ -41,9 +45,17 @@ def attach(app: Any, manager: Any) -> None:
         auth_level(AuthLevel.ADMIN_OPTIONAL)(set_mode),
         methods=["POST"],
         tags=["specplug"],
+        dependencies=[Depends(guard)],
         summary="Switch speculation off or on, or limit the draft length; what is left out stays as it is",
         openapi_extra={"requestBody": {"required": True, "content": {"application/json": body}}},
     )
+
+
+async def guard(request: Request) -> None:
+    """Refuse everybody but operators."""
+    refused = request.app.state.specplug_operators.refusal(request.scope)
+    if refused is not None:
+        raise HTTPException(refused.status, refused.message)
 
 
 async def read_status(request: Request) -> dict[str, Any]:

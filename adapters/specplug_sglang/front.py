@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from specplug_sglang import metrics
+from specplug_sglang import guards, metrics
 from specplug_sglang.asked import is_asked
 
 _SERVER = "sglang.srt.entrypoints.http_server"
@@ -17,6 +17,7 @@ def install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(f"{_FRONT}.init_communicators", front_made, HookType.AFTER)
+    guards.install_hooks()
     metrics.install()
 
 

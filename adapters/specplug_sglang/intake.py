@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from specplug.serving import clients
 from specplug_sglang import seams
 from specplug_sglang.asked import is_asked
 
@@ -32,6 +33,7 @@ def install() -> None:
 def open_doors() -> None:
     """Patch SGLang's classes, once per process."""
     seams.require("api")
+    clients.prepare()
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -86,15 +88,22 @@ def _with_parser(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Parse first what has fields, and leave everything else to SGLang alone."""
-    from specplug_sglang.parsing import says_something
+    """Parse first what has fields, note which client comes over HTTP, and leave everything else to SGLang alone."""
+    from specplug_sglang.parsing import says_something, with_client
 
     @functools.wraps(original)
-    def generate_request(self: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    def generate_request(self: Any, obj: Any, request: Any = None, *args: Any, **kwargs: Any) -> Any:
         parser = getattr(self, PARSER, None)
+        client = None if parser is None or request is None else clients.digest(request.headers.raw)
+
+        def begin() -> Any:
+            if client is not None:
+                with_client(obj, client, self.preferred_sampling_params)
+            return original(self, obj, request, *args, **kwargs)
+
         if parser is None or not says_something(obj):
-            return original(self, obj, *args, **kwargs)
-        return _after_parsing(parser, obj, lambda: original(self, obj, *args, **kwargs))
+            return begin()
+        return _after_parsing(parser, obj, begin)
 
     return generate_request
 

@@ -72,6 +72,34 @@ def parser_of(manager: Any) -> Parser:
     return Parser(resolved(manager.server_args), manager.model_config.vocab_size, tokenizer, RefusedRequest)
 
 
+def with_client(obj: Any, client: str, preferred: Any) -> None:
+    """Let a parsed request say which client it comes from, by sampling parameters that are new.
+
+    Args:
+        obj: a `GenerateReqInput`; a request for something else stays as it is.
+        client: a digest, see `specplug.serving.clients`.
+        preferred: the server's, parsed, whose custom parameters hold where a request has none.
+    """
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    def marked(params: Any) -> Any:
+        given = (params if CUSTOM in params else preferred or {}).get(CUSTOM)
+        if given is not None and not isinstance(given, dict):
+            return params  # SGLang's to refuse
+        if wire.client_of(given) == client:
+            return params
+        if not given or wire.WIRE_KEY not in given:
+            given = wire.packed({**(given or {}), **wire.NO_FIELDS})
+        return {**params, CUSTOM: wire.with_client(given, client)}
+
+    if isinstance(obj, GenerateReqInput):
+        params = obj.sampling_params
+        if isinstance(params, list):
+            obj.sampling_params = [marked(each) if isinstance(each, dict) else each for each in params]
+        elif params is None or isinstance(params, dict):
+            obj.sampling_params = marked(params or {})
+
+
 def says_something(obj: Any) -> bool:
     """Whether a request says anything to specplug that is not parsed yet."""
     params = getattr(obj, "sampling_params", None)

@@ -34,7 +34,9 @@ def resident(req: Any, max_length: int) -> Resident:
         options=options if served_plainly(req) is None else _undrafted(options),
         references=references,
         tenant=tenant,
-        isolation_key=isolation_key(tenant, (req.extra_key, req.cache_salt), req.lora_id),
+        isolation_key=isolation_key(
+            tenant, (req.extra_key, req.cache_salt), req.lora_id, wire.client_of(params.custom_params)
+        ),
         lora_id=req.lora_id,
         grammar=req.grammar is not None,
         multimodal=bool(spans),

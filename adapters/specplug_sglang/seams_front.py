@@ -8,7 +8,7 @@ _API = (
     seam("sglang.srt.server_args:ServerArgs", "api", holds="check_server_args"),
     seam("sglang.srt.plugins.hook_registry:HookRegistry", "api", holds="_patched apply_hooks"),
     seam("sglang.srt.managers.tokenizer_manager:TokenizerManager.__init__", "api", takes="server_args port_args"),
-    seam("sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request", "api", takes="obj"),
+    seam("sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request", "api", takes="obj request"),
     seam(
         "sglang.srt.managers.tokenizer_manager:TokenizerManager",
         "api",
@@ -67,6 +67,7 @@ _HTTP = (
         takes="server_args port_args",
     ),
     seam("sglang.srt.utils.common:add_prometheus_middleware", "http", takes="app"),
+    seam("sglang.srt.arg_groups.fields.serving:Serving", "http", holds="admin_api_key"),
     seam("sglang.srt.utils.auth:AuthLevel", "http", holds="ADMIN_OPTIONAL"),
     seam("sglang.srt.utils.auth:auth_level", "http", takes="level"),
     seam("sglang", "http", holds="__version__"),

@@ -1,8 +1,8 @@
 """What a running engine says about itself, and how its scheduler is asked and told.
 
-SGLang's own request for a scheduler's internal state brings the status to the front, and to ``/server_info``, under
-the key "specplug"; its request to set that state brings an operator's order to the scheduler, and to all of its ranks
-in the same step.  Such orders hold numbers only, so the mode travels as one.
+SGLang's own request for a scheduler's internal state brings the status to the front and, for operators, to
+``/server_info``, under the key "specplug"; its request to set that state brings an operator's order to the scheduler,
+and to all of its ranks in the same step.  Such orders hold numbers only, so the mode travels as one.
 """
 
 from __future__ import annotations

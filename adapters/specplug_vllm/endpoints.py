@@ -18,6 +18,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 
 from specplug.errors import SpecplugError
+from specplug.serving.clients import Clients
 from specplug.serving.control import Order, parse_order
 from specplug.serving.operators import Operators
 from specplug_vllm import corpora_routes, status
@@ -51,14 +52,28 @@ def _with_ours(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         import vllm.envs as envs
 
         if envs.VLLM_PLUGINS is not None:
-            return original(supported_tasks)
+            return [*original(supported_tasks), _ClientsKept()]
         others = {point.name for point in entry_points(group=_GROUP)} - {SpecplugEndpoints.name}
         found = original(supported_tasks) if others else []  # it warns of each that it leaves out
         fits = set(SpecplugEndpoints.required_tasks) & set(supported_tasks or ())
-        return [*found, SpecplugEndpoints()] if fits else found
+        return [*found, *([SpecplugEndpoints()] if fits else ()), _ClientsKept()]
 
     load_endpoint_plugins._specplug = True  # type: ignore[attr-defined]
     return load_endpoint_plugins
+
+
+class _ClientsKept:
+    """Adds no routes, and the middleware that tells requests' clients apart.  An endpoint plug-in of vLLM."""
+
+    name = "specplug_clients"
+    required_tasks = None
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Add the middleware."""
+        app.add_middleware(Clients)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Do nothing."""
 
 
 class SpecplugEndpoints:

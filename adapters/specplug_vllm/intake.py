@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from specplug.serving import fields
+from specplug.serving import clients, fields, wire
 from specplug_vllm import exporter, seams
 from specplug_vllm.asked import is_asked, resolved, runner_of
 
@@ -47,6 +47,7 @@ def _opening(original: Callable[..., None]) -> Callable[..., None]:
 def _open() -> None:
     """Patch vLLM's classes, once per process."""
     seams.require("api")
+    clients.prepare()
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.input_processor import InputProcessor
@@ -123,6 +124,9 @@ def _parsing_beside(original: Callable[..., Any]) -> Callable[..., Any]:
         parser = _parser(self)
         if parser is not None and fields.are_given(_extra_args(params)):
             params = _with_extra_args(params, await parser.parsed_beside(params.extra_args))
+        client = clients.current()
+        if parser is not None and client is not None and hasattr(params, "extra_args"):
+            params = _with_extra_args(params, wire.with_client(params.extra_args, client))
         return await original(self, request_id, prompt, params, *args, **kwargs)
 
     return add_request

@@ -20,6 +20,7 @@ WIRE_KEY = "specplug"
 _VERSION_KEY = "wire"
 _VERSION = b"1"  # bytes: what a client sends comes as JSON, which cannot spell them
 _PACKED_VERSION = "1"
+_CLIENT_KEY = "client"
 _IDS = np.dtype("<i4")
 
 DEFAULTS = RequestOptions()
@@ -45,6 +46,10 @@ def encode(options: RequestOptions, references: tuple[Reference, ...], tenant: s
     if tenant is not None:
         wire["tenant"] = tenant
     return wire
+
+
+NO_FIELDS = {WIRE_KEY: encode(DEFAULTS, (), None)}
+"""The arguments of a request that says nothing to specplug, parsed."""
 
 
 def packed(extra_args: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,6 +92,24 @@ def decode(extra_args: Mapping[str, Any] | None) -> tuple[RequestOptions, tuple[
         for name, ids in wire.get("references", ())
     )
     return options, references, wire.get("tenant")
+
+
+def with_client(extra_args: Mapping[str, Any] | None, client: str) -> dict[str, Any]:
+    """Return arguments that say which client they came from, see `specplug.serving.clients`.
+
+    Args:
+        extra_args: parsed ones, in either form, or those of a request without fields.
+        client: a digest.
+    """
+    given = extra_args if extra_args and WIRE_KEY in extra_args else {**(extra_args or {}), **NO_FIELDS}
+    wire = given[WIRE_KEY]
+    return {**given, WIRE_KEY: type(wire)({**wire, _CLIENT_KEY: client})}
+
+
+def client_of(extra_args: Mapping[str, Any] | None) -> str | None:
+    """Return which client arguments came from, as `with_client` says; None where that is not known."""
+    wire = extra_args.get(WIRE_KEY) if extra_args else None
+    return wire.get(_CLIENT_KEY) if isinstance(wire, dict) else None
 
 
 def _options(changed: Mapping[str, Any]) -> RequestOptions:

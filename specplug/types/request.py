@@ -108,8 +108,8 @@ class Request:
         request_id: the engine's own name for it.
         prompt_length: tokens in the prompt.
         max_tokens: most tokens it may emit.
-        isolation_key: whatever is remembered across requests is kept apart by this key: the tenant, else the engine's
-            own isolation key, with the LoRA adapter's id.
+        isolation_key: whatever is remembered across requests is kept apart by this key: of the tenant, the engine's own
+            isolation key, the client's API key and the LoRA adapter's id, as far as they are known.
         grammar: whether a grammar constrains the output.
         multimodal: whether the prompt holds images, audio or embeddings (see `BatchView.barriers`).
     """

@@ -258,6 +258,27 @@ def drafts(server: Server) -> int:
     return worker["metrics"]["total"]["proposed"]
 
 
+def remembered(server: Server, key: str | None) -> int:
+    """Ask the same as everybody else, with an API key; return how many tokens of earlier responses were accepted."""
+
+    def accepted() -> int:
+        [worker] = json.loads(server.get("/specplug/status"))["engines"][0]["workers"]
+        return worker["metrics"]["by_source"]["ngram/response memory"]["accepted"]
+
+    body = {"model": MODEL, "prompt": "def volume(height, width):\n    depth =", "max_tokens": 24, "temperature": 0}
+    headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
+    before = accepted()
+    request = urllib.request.Request(server.url + "/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        assert answer.status == 200
+    return accepted() - before
+
+
+def test_clients_with_keys_of_their_own_share_no_responses(server):
+    assert [remembered(server, key) for key in ("one", "two", None)] == [0, 0, 0]
+    assert all(remembered(server, key) > 0 for key in ("two", "one", None))
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("prediction", "said", "message"), PREDICTIONS)
 def test_a_bad_prediction_is_a_400_that_says_why(server, prediction, said, message, stream):

@@ -52,7 +52,7 @@ def test_the_routes_are_there_unless_the_list_of_plugins_leaves_them_out(
 ) -> None:
     app = load(named)
     assert bool(paths(app)) is endpoints.are_loaded() is there
-    assert [plugin.name for plugin in app.state.endpoint_plugins] == ["specplug_http"] * there
+    assert [plugin.name for plugin in app.state.endpoint_plugins] == ["specplug_http"] * there + ["specplug_clients"]
 
 
 def test_a_server_that_generates_nothing_has_none(load: Callable[..., FastAPI]) -> None:
@@ -68,7 +68,7 @@ def test_no_process_has_them_before_a_server_asks(monkeypatch: pytest.MonkeyPatc
 
 def served(app: FastAPI, api_key: str | None = None, peer: str = "127.0.0.1") -> TestClient:
     """Return a client at an address of a server that did not ask for specplug: it answers operators by a 404."""
-    (plugin,) = app.state.endpoint_plugins
+    plugin, _ = app.state.endpoint_plugins
     arguments = SimpleNamespace(api_key=None if api_key is None else [api_key])
     asyncio.run(plugin.init_state(None, app.state, arguments))
     return TestClient(app, client=(peer, 50000))
