@@ -89,13 +89,15 @@ def announced(monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("plugins", "status"),
     [
-        (None, "off (VLLM_PLUGINS=specplug,specplug_http turns it on)"),
+        (None, "on, from this machine (SPECPLUG_OPERATOR_KEY opens it to others)"),
         ("specplug,mine", "off (VLLM_PLUGINS=specplug,mine,specplug_http turns it on)"),
-        ("specplug, specplug_http", "on"),
+        ("specplug, specplug_http", "off (VLLM_PLUGINS=specplug, specplug_http,specplug_http turns it on)"),
+        ("specplug,specplug_http", "on, from this machine (SPECPLUG_OPERATOR_KEY opens it to others)"),
     ],
 )
 def test_one_line_says_what_starts(announced, monkeypatch, plugins, status):
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    monkeypatch.delenv("SPECPLUG_OPERATOR_KEY", raising=False)
     if plugins is not None:
         monkeypatch.setenv("VLLM_PLUGINS", plugins)
     (line,) = announced(SOUND, Settings(proposer="ngram", extra_proposers=("retrieval",), policy="batch"))

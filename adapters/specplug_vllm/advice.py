@@ -10,6 +10,7 @@ from typing import Any
 
 from specplug.registry import default_registry
 from specplug.serving.launches import differing, host_proposers
+from specplug.serving.operators import Operators
 from specplug.serving.start import start_line
 from specplug.specs import CheckResult
 from specplug_vllm import graphs
@@ -89,11 +90,14 @@ def announce(vllm_config: Any) -> None:
 
 
 def routes() -> str:
-    """Return whether this process's server answers `/specplug/status`, and how to have it answer."""
+    """Return whether this process's server answers `/specplug/status`, whom, and how to have it answer.
+
+    vLLM takes the names in `VLLM_PLUGINS` as they stand, spaces included; see `endpoints`.
+    """
     named = os.environ.get("VLLM_PLUGINS")
-    if named is not None and "specplug_http" in (each.strip() for each in named.split(",")):
-        return "on"
-    return f"off (VLLM_PLUGINS={named or 'specplug'},specplug_http turns it on)"
+    if named is not None and "specplug_http" not in named.split(","):
+        return f"off (VLLM_PLUGINS={named},specplug_http turns it on)"
+    return f"on, {Operators().whom}"
 
 
 REFUSED_ON_V1 = (

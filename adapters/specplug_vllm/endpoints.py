@@ -39,13 +39,6 @@ def install() -> None:
         plugins.load_endpoint_plugins = _with_ours(plugins.load_endpoint_plugins)
 
 
-def are_loaded() -> bool:
-    """Whether servers that ask for specplug have these routes: `VLLM_PLUGINS` is not set, or names them."""
-    import vllm.envs as envs
-
-    return envs.VLLM_PLUGINS is None or SpecplugEndpoints.name in envs.VLLM_PLUGINS
-
-
 def _with_ours(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     @functools.wraps(original)
     def load_endpoint_plugins(supported_tasks: Any = None) -> list[Any]:

@@ -49,6 +49,11 @@ class Operators:
         """Whether there is a key: else only this machine is answered."""
         return bool(self._keys)
 
+    @property
+    def whom(self) -> str:
+        """In words, who is answered; for logs."""
+        return "with the operator's key" if self._keys else f"from this machine ({KEY_VARIABLE} opens it to others)"
+
     def refusal(self, scope: Scope) -> Refusal | None:
         """Return how to refuse a request, given its ASGI scope; None for an operator's."""
         headers = [(name.decode("latin-1").lower(), value) for name, value in scope["headers"]]
