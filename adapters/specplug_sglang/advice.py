@@ -98,8 +98,9 @@ UNDRAFTED = (
 )
 REFUSED = (
     "a server is refused that asks for attention with data parallelism, pipeline parallelism, prefill and decode on "
-    "separate servers, SGLang's adaptive speculation, watermarks, its servers in Rust or over gRPC, or trees with a "
-    "page size above 1 (but for flashinfer)"
+    "separate servers, two-batch overlap, SGLang's adaptive speculation, rejection sampling or acceptance thresholds, "
+    "watermarks, its servers in Rust or over gRPC, trees with a page size above 1 (but for flashinfer), or trees for a "
+    "model with recurrent state"
 )
 PLANNING = (
     "each step on the host: the plan, from figures that are a step old; drafts and what came of them stay on the device"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from sglang.srt.environ import envs
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from specplug.errors import EngineError, SpecplugError
@@ -89,6 +90,8 @@ def refuse_unsupported(server_args: Any) -> None:
             f"--speculative-eagle-topk {topk}, --page-size {pages}, --attention-backend {backend}",
             "--page-size 1, --attention-backend flashinfer, or --speculative-eagle-topk 1",
         )
+    if is_tree_mode(server_args):
+        _refuse_trees_for_states(server_args)
     for name, expected in _REFUSED.items():
         value = getattr(server_args, name, expected)
         if value is not None and value != expected:
@@ -96,6 +99,25 @@ def refuse_unsupported(server_args: Any) -> None:
             raise _refusal(_WHY.get(name, "not supported with specplug"), f"{flag} {value}", f"{expected!r}")
     if os.environ.get(_RUST, "").lower() in ("1", "true", "yes"):
         raise _refusal(_PAST_THE_DOORS, f"{_RUST}={os.environ[_RUST]}", "SGLang's own server in Python")
+    simulated = envs.SGLANG_SIMULATE_ACC_LEN.get()
+    if simulated > 0:
+        raise _refusal("simulated acceptance emits other text", f"{_SIMULATED}={simulated}", f"{_SIMULATED} unset")
+
+
+def _refuse_trees_for_states(server_args: Any) -> None:
+    """Refuse trees where layers keep a state per request: not all of SGLang's go by a node's parent."""
+    from sglang.srt.arg_groups.overrides import model_config_of
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    config = model_config_of(server_args)
+    if mambaish_config(config) is None:
+        return
+    names = ", ".join(getattr(config.hf_config, "architectures", None) or ["this model"])
+    raise _refusal(
+        "trees cannot be verified by a model with recurrent state",
+        f"{names}, --speculative-eagle-topk {server_args.speculative_eagle_topk}",
+        "--speculative-eagle-topk 1",
+    )
 
 
 _REFUSED: dict[str, Any] = {
@@ -104,6 +126,11 @@ _REFUSED: dict[str, Any] = {
     "pp_size": 1,
     "disaggregation_mode": "null",
     "speculative_adaptive": False,
+    "speculative_use_rejection_sampling": False,
+    "speculative_accept_threshold_single": 1.0,
+    "speculative_accept_threshold_acc": 1.0,
+    "enable_two_batch_overlap": False,
+    "enable_linear_replayssm_spec": False,
     "enable_pdmux": False,
     "enable_watermark": False,
     "enable_hisparse": False,
@@ -113,6 +140,8 @@ _REFUSED: dict[str, Any] = {
 """Arguments that are refused when they have another value."""
 
 _RUST = "SGLANG_RUST_SERVER"
+_SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
+_LOSSY = "SGLang's lossy acceptance changes the distribution of the text"
 _PAST_THE_DOORS = "requests would reach the scheduler without their fields being checked"
 
 _WHY = {
@@ -121,6 +150,11 @@ _WHY = {
     "pp_size": "pipeline parallelism is not supported",
     "disaggregation_mode": "prefill and decode on separate servers are not supported",
     "speculative_adaptive": "widths are the policy's business",
+    "speculative_use_rejection_sampling": "SGLang's rejection sampling needs the drafts' distributions",
+    "speculative_accept_threshold_single": _LOSSY,
+    "speculative_accept_threshold_acc": _LOSSY,
+    "enable_two_batch_overlap": "SGLang cannot split specplug's verification batches in two",
+    "enable_linear_replayssm_spec": "SGLang's ring of verified states needs the same draft length in every step",
     "grpc_mode": _PAST_THE_DOORS,
     "smg_grpc_mode": _PAST_THE_DOORS,
 }

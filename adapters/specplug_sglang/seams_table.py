@@ -45,14 +45,18 @@ _ALGORITHM = (
         takes="device req_to_token_pool needs_cpu_seq_lens needs_confidence_relay",
     ),
     seam("sglang.srt.arg_groups.overrides:resolving_view", "algorithm", takes="server_args"),
+    seam("sglang.srt.arg_groups.overrides:model_config_of", "algorithm", takes="server_args"),
+    seam("sglang.srt.configs.hybrid_arch:mambaish_config", "algorithm", takes="model_config"),
+    seam("sglang.srt.configs.model_config:ModelConfig", "algorithm", holds="hf_config"),
 )
 
 _ARGUMENTS = (
     seam(
         "sglang.srt.arg_groups.fields.spec:Spec",
         "algorithm",
-        holds="speculative_adaptive speculative_algorithm speculative_eagle_topk speculative_num_draft_tokens "
-        "speculative_num_steps",
+        holds="speculative_accept_threshold_acc speculative_accept_threshold_single speculative_adaptive "
+        "speculative_algorithm speculative_eagle_topk speculative_num_draft_tokens speculative_num_steps "
+        "speculative_use_rejection_sampling",
     ),
     seam(
         "sglang.srt.arg_groups.fields.schedule:Schedule",
@@ -69,6 +73,9 @@ _ARGUMENTS = (
     seam("sglang.srt.arg_groups.fields.disagg:Disagg", "algorithm", holds="disaggregation_mode enable_pdmux"),
     seam("sglang.srt.arg_groups.fields.memory:Memory", "algorithm", holds="enable_hisparse"),
     seam("sglang.srt.arg_groups.fields.exec_:ExecFeatures", "algorithm", holds="enable_watermark"),
+    seam("sglang.srt.arg_groups.fields.exec_:ExecMamba", "algorithm", holds="enable_linear_replayssm_spec"),
+    seam("sglang.srt.arg_groups.fields.exec_:ExecOverlap", "algorithm", holds="enable_two_batch_overlap"),
+    seam("sglang.srt.environ:Envs", "algorithm", holds="SGLANG_SIMULATE_ACC_LEN"),
     seam("sglang.srt.arg_groups.fields.serving:Serving", "algorithm", holds="grpc_mode smg_grpc_mode"),
 )
 """A server's arguments, which SGLang puts together from these classes."""

@@ -39,6 +39,14 @@ def outcome(engine: Any, arguments: dict[str, Any], settings: str | None = None,
     return "started"
 
 
+def simulated_acceptance() -> Callable[[], None]:
+    """Let SGLang's benchmarks have said how many draft tokens are to be accepted."""
+    import os
+
+    os.environ["SGLANG_SIMULATE_ACC_LEN"] = "3"
+    return lambda: os.environ.__delitem__("SGLANG_SIMULATE_ACC_LEN")
+
+
 def registered_anew() -> Callable[[], None]:
     """Register with SGLang as if for the first time; return what undoes it."""
     from sglang.srt.speculative import spec_registry
@@ -122,6 +130,17 @@ def hooks_that_break() -> Callable[[], None]:
         ({"enable_dp_attention": True, "dp_size": 2, "tp_size": 2}, ["data parallelism", "--attn-dp-size 2"]),
         ({"speculative_num_draft_tokens": 0}, ["no room", "--speculative-num-draft-tokens 0"]),
         ({"speculative_eagle_topk": 0}, ["chains or trees", "--speculative-eagle-topk 0"]),
+        (
+            {"speculative_use_rejection_sampling": True},
+            ["distributions", "--speculative-use-rejection-sampling True"],
+        ),
+        (
+            {"speculative_accept_threshold_single": 0.5},
+            ["lossy acceptance", "--speculative-accept-threshold-single 0.5"],
+        ),
+        ({"speculative_accept_threshold_acc": 0.9}, ["lossy acceptance", "--speculative-accept-threshold-acc 0.9"]),
+        ({"enable_two_batch_overlap": True}, ["split", "--enable-two-batch-overlap True"]),
+        ({"enable_linear_replayssm_spec": True}, ["ring of verified states", "--enable-linear-replayssm-spec True"]),
     ],
 )
 def test_what_is_not_supported_is_refused(arguments, said, stock):
@@ -129,6 +148,12 @@ def test_what_is_not_supported_is_refused(arguments, said, stock):
     assert found.startswith("ValueError: specplug_sglang: "), found
     for part in [*said, "start without --speculative-algorithm SPECPLUG"]:
         assert part in found
+
+
+def test_simulated_acceptance_is_refused(stock):
+    found = stock.call(outcome, arguments=SMALL, plant="simulated_acceptance")
+    assert found.startswith("ValueError: specplug_sglang: simulated acceptance"), found
+    assert "SGLANG_SIMULATE_ACC_LEN=3.0" in found
 
 
 @pytest.mark.parametrize(
