@@ -36,7 +36,8 @@ _BATCHES = (
     seam(
         "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo",
         "worker",
-        holds="acc_additive_penalties acc_scaling_penalties has_custom_logit_processor need_min_p_sampling",
+        holds="acc_additive_penalties acc_scaling_penalties has_custom_logit_processor is_all_greedy "
+        "need_min_p_sampling sampling_seed",
     ),
     seam("sglang.srt.model_executor.forward_batch_info:ForwardMode", "worker", holds="DECODE TARGET_VERIFY is_decode"),
     seam("sglang.srt.mem_cache.memory_pool:ReqToTokenPool", "worker", holds="req_to_token"),
@@ -97,6 +98,16 @@ _TARGET = (
         takes="model_runner",
         named="attn_backend speculative_num_draft_tokens speculative_num_steps",
     ),
+    seam(
+        "sglang.srt.layers.attention.hybrid_linear_attn_backend:HybridLinearAttnBackend",
+        "worker",
+        holds="linear_attn_backend",
+    ),
+    seam(
+        "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase",
+        "worker",
+        holds="accept_lens_pool",
+    ),
     seam("sglang.srt.configs.model_config:ModelConfig", "api", "worker", holds="context_len vocab_size"),
     seam("sglang.srt.runtime_context:get_context", "worker"),
     seam("sglang.srt.runtime_context:RuntimeContext.override", "worker", takes="source fields"),
@@ -119,7 +130,18 @@ _VERIFICATION = (
         named="accept_lens accept_tokens custom_mask draft_token draft_token_num new_seq_lens positions retrieve_index "
         "retrieve_next_sibling retrieve_next_token",
     ),
-    seam("sglang.srt.speculative.ngram_info:NgramVerifyInput", "worker", holds="draft_token draft_token_num"),
+    seam(
+        "sglang.srt.speculative.ngram_info:NgramVerifyInput",
+        "worker",
+        holds="draft_token draft_token_num positions retrieve_index retrieve_next_sibling "
+        "retrieve_next_token tree_topk",
+    ),
+    seam(
+        "sglang.srt.speculative.eagle_utils:verify_tree_greedy_func",
+        "worker",
+        named="accept_index accept_token_num candidates predicts retrieve_index retrieve_next_sibling "
+        "retrieve_next_token target_predict topk",
+    ),
     seam(
         "sglang.srt.speculative.eagle_utils:eagle_sample",
         "worker",

@@ -13,6 +13,8 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_context, get_spec
 
+from specplug.errors import EngineError
+
 
 @dataclass(frozen=True, slots=True)
 class Machinery:
@@ -35,7 +37,12 @@ class Widths:
         self._built: dict[int, Machinery] = {}
 
     def prepare(self, nodes: tuple[int, ...]) -> None:
-        """Build widths ahead, so that none is built while requests wait; widest first, as graphs share memory."""
+        """Build widths ahead, so that none is built while requests wait; widest first, as graphs share memory.
+
+        Raises:
+            EngineError: the model's attention keeps what only steps of one width can read.
+        """
+        refuse_fused_accept(self._runner.attn_backend)
         for n in sorted(nodes, reverse=True):
             if n != self._widest and n not in self._built:
                 self._built[n] = self._build(n)
@@ -79,6 +86,24 @@ class Widths:
         return type(usual)(
             self._runner, attn_backend=attention, speculative_num_steps=max(1, n - 1), speculative_num_draft_tokens=n
         )
+
+
+def refuse_fused_accept(attention: Any) -> None:
+    """Refuse KDA's fused accept, whose steps begin from a state that the step before left in its own last places.
+
+    Raises:
+        EngineError: the backend accepts in that way; a narrower step would begin from a state that it cannot reach.
+    """
+    linear = getattr(attention, "linear_attn_backend", None)
+    if getattr(linear, "accept_lens_pool", None) is None:
+        return
+    raise EngineError.build(
+        "KDA's fused accept needs the same draft length in every step",
+        who="specplug_sglang",
+        found="--linear-attn-verify-backend flashinfer, --disable-radix-cache",
+        expected="states that are committed after each step",
+        remedy="Start without --disable-radix-cache, or with --linear-attn-verify-backend triton",
+    )
 
 
 @contextmanager

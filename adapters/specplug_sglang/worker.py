@@ -19,7 +19,7 @@ from torch import Tensor
 from specplug.errors import EngineError
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
-from specplug_sglang import advice, exact, seams
+from specplug_sglang import advice, exact, seams, seeded
 from specplug_sglang.corpora import ExternalCorpora
 from specplug_sglang.drafting import Drafting
 from specplug_sglang.ranks import Ranks
@@ -156,7 +156,6 @@ class Worker(ExternalCorpora, BaseSpecWorker):
 
     def _decode(self, batch: Any, on_publish: Any) -> Any:
         """Draft, verify, and learn."""
-        from sglang.srt.speculative.eagle_utils import eagle_sample
         from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 
         drafting, reqs, slots, before = self.drafting, batch.reqs, batch.req_pool_indices, batch.seq_lens
@@ -169,13 +168,12 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             prepare(batch, self._verify_input(batch, nodes))
             tree = exact.grammar_tree(batch, nodes)
             result = self.target_worker.forward_batch_generation(batch, is_verify=True)
-        logits = result.logits_output
-        mask = exact.grammar_mask(batch, tree, self.device)
-        predict, accept_lens, accept_index = eagle_sample(
-            batch.spec_info, batch, logits, mask, watermark_state=self.model_runner.watermark_state
-        )
-        exact.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
-        commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
+            logits = result.logits_output
+            mask = exact.grammar_mask(batch, tree, self.device)
+            predict, accept_lens, accept_index = seeded.verify(self.model_runner, batch, logits, mask)
+            exact.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
+            # The backend that attended knows which recurrent states are whose.
+            commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
         emitted = predict[accept_index.long()]  # [B, n], undefined beyond a row's count
         self._settle(batch, draft, accept_lens, accept_index, predict, logits)
         new_seq_lens = before + accept_lens

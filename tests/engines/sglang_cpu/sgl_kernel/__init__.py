@@ -4,8 +4,8 @@ SGLang's own build of them is for CPUs with AMX.  The names are those that SGLan
 calls here raises when it is called.
 """
 
-from typing import Any, NoReturn
-
+from sgl_kernel import seeds as seeds  # registers an operation
+from sgl_kernel.absent import absent
 from sgl_kernel.cache import copy_all_layer_kv_cache_cpu
 from sgl_kernel.slots import assign_extend_cache_locs_cpu, assign_req_to_token_pool_cpu, fill_accept_out_cache_loc_cpu
 from sgl_kernel.verify import verify_tree_greedy_cpu
@@ -23,15 +23,7 @@ __all__ = [
 ]
 
 
-def _absent(name: str) -> Any:
-    def absent(*args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(f"{name}: only draft models in SGLang call this, which the tests do not run")
-
-    absent.__name__ = name
-    return absent
-
-
-assign_draft_cache_locs_contiguous_cpu = _absent("assign_draft_cache_locs_contiguous_cpu")
-build_tree_kernel_efficient_cpu = _absent("build_tree_kernel_efficient_cpu")
-fill_bonus_tokens_cpu = _absent("fill_bonus_tokens_cpu")
-rotate_input_ids_cpu = _absent("rotate_input_ids_cpu")
+assign_draft_cache_locs_contiguous_cpu = absent("assign_draft_cache_locs_contiguous_cpu")
+build_tree_kernel_efficient_cpu = absent("build_tree_kernel_efficient_cpu")
+fill_bonus_tokens_cpu = absent("fill_bonus_tokens_cpu")
+rotate_input_ids_cpu = absent("rotate_input_ids_cpu")

@@ -1,0 +1,89 @@
+"""Verification of requests with seeds: their text is the one that SGLang gives without speculation.
+
+Under deterministic inference SGLang draws each token from the logits, the request's seed and the token's position
+alone.  So the token behind every node is drawn in the same way, and a draft token is accepted where it is that token:
+neither the drafts nor their length have a part in the text.  SGLang's own verification draws from other numbers, the
+last of which it takes from the column behind the draft, and so from another one whenever the draft length changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Verified = tuple[Tensor, Tensor, Tensor]
+"""`predict`, `accept_lens` and `accept_index`, as SGLang's `eagle_sample` returns them."""
+
+
+def verify(runner: Any, batch: Any, logits: Any, grammar_mask: Any) -> Verified:
+    """Accept draft tokens, and emit one more per request.
+
+    Args:
+        runner: the target's `ModelRunner`.
+        batch: that was verified; its `spec_info` describes the nodes.
+        logits: SGLang's output of the forward pass; penalties, biases and grammars are put into it.
+        grammar_mask: what grammars forbid at each node, or None.
+    """
+    from sglang.srt.speculative.eagle_utils import eagle_sample
+
+    info = batch.sampling_info
+    by_seed = info.sampling_seed is not None and not info.is_all_greedy
+    if by_seed:  # the cheapest verification puts into the logits what any does
+        batch.sampling_info = replace(info, is_all_greedy=True)
+    try:
+        found: Verified = eagle_sample(
+            batch.spec_info, batch, logits, grammar_mask, watermark_state=runner.watermark_state
+        )
+    finally:
+        batch.sampling_info = info
+    return _accept(batch.spec_info, _drawn(runner.sampler, batch, logits), found) if by_seed else found
+
+
+def _drawn(sampler: Any, batch: Any, logits: Any) -> Tensor:
+    """Return [B, n] int64: the token behind each node, as SGLang draws it without speculation.
+
+    One node of each row at a time, as SGLang hashes a number for every token of the vocabulary.
+    """
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+    from sglang.srt.runtime_context import get_parallel
+
+    n = batch.spec_info.draft_token_num
+    # Rows with a custom logit processor have no drafts, and are drawn behind it later.
+    info = replace(batch.sampling_info, has_custom_logit_processor=False)
+    nodes, positions = logits.next_token_logits.unflatten(0, (-1, n)), batch.spec_info.positions.view(-1, n)
+    tokens = []
+    for node in range(n):
+        own = LogitsProcessorOutput(next_token_logits=nodes[:, node].clone())
+        tokens.append(sampler(own, info, False, [], [], positions[:, node].contiguous()).long())
+    drawn = torch.stack(tokens, 1)
+    get_parallel().tp_group.broadcast(drawn, src=0)  # as verification's own draws
+    return drawn
+
+
+def _accept(nodes: Any, drawn: Tensor, alike: Verified) -> Verified:
+    """Walk each row from its root along the nodes that hold the tokens drawn.
+
+    Args:
+        nodes: SGLang's description of the nodes.
+        drawn: [B, n] int64, the token behind each node.
+        alike: of which shapes and types the results are.
+    """
+    from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func
+
+    n = nodes.draft_token_num
+    predict, accept_lens, accept_index = alike
+    predict, accept_index, accepted = verify_tree_greedy_func(
+        predicts=torch.zeros_like(predict),
+        accept_index=torch.full_like(accept_index, -1),
+        accept_token_num=torch.empty_like(accept_lens),
+        candidates=nodes.draft_token.view(-1, n),
+        retrieve_index=nodes.retrieve_index,
+        retrieve_next_token=nodes.retrieve_next_token,
+        retrieve_next_sibling=nodes.retrieve_next_sibling,
+        target_predict=drawn,
+        topk=nodes.tree_topk,
+    )
+    return predict, accepted + 1, accept_index

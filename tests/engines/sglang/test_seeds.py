@@ -1,0 +1,94 @@
+"""Under deterministic inference a request with a seed gets one text: SGLang's own without speculation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.engines import toy
+from tests.engines.sglang import inside, trees
+from tests.engines.sglang.engines import Engine
+from tests.engines.sglang.test_exact import small, toys
+from tests.engines.sglang.test_sampling import saved
+
+__all__ = ["saved", "small", "toys"]
+
+WHOLE: list[dict[str, Any]] = [{}, {"temperature": 0.6}, {"temperature": 1.3}]
+CUT: list[dict[str, Any]] = [{"top_k": 6}, {"top_p": 0.9}, {"top_k": 9, "top_p": 0.9}, {"temperature": 0.0}]
+"""Sampling parameters beside the seed, apart: SGLang draws from whole distributions in another way than from cut ones,
+and in that way for all requests of a batch.  It takes no seeds with min_p, and overlapped it counts penalties late."""
+
+
+def seeded(kinds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the sampling parameters of a batch."""
+    shared = {"temperature": 1.0, "max_new_tokens": 40, "ignore_eos": True}
+    return [{**shared, "sampling_seed": 1000003 * seed, **kind} for seed in range(4) for kind in kinds]
+
+
+@pytest.fixture
+def deterministic(small, toys):
+    """SGLang without speculation, and specplug, as ``--enable-deterministic-inference`` sets them up on a CPU."""
+    engines = (small(), toys)
+    for engine in engines:
+        engine.inside(be_deterministic, really=True)
+    yield engines
+    for engine in engines:
+        engine.inside(be_deterministic, really=False)
+
+
+def be_deterministic(scheduler: Any, really: bool) -> None:
+    from sglang.srt.runtime_context import get_context
+
+    trees.restore(scheduler)
+    get_context().override("specplug.test", enable_deterministic_inference=really)
+    scheduler.tp_worker.model_runner.sampler.enable_deterministic = really
+
+
+def texts(engine: Engine, params: list[dict[str, Any]]) -> tuple[list[list[int]], int]:
+    """Return the answers to requests of one batch, and how many draft tokens were accepted."""
+    found = engine.call(inside.generate, prompts=[toy.PROMPT] * len(params), params=params)
+    accepted = sum(answer["meta"].get("spec_num_correct_drafts", 0) for answer in found)
+    return [answer["token_ids"] for answer in found], accepted
+
+
+def at_most(cap: int, params: dict[str, Any]) -> dict[str, Any]:
+    return {**params, "custom_params": {"specplug_num_speculative_tokens": cap}}
+
+
+@pytest.mark.parametrize("kinds", [WHOLE, CUT], ids=["whole", "cut"])
+def test_a_seed_has_one_text(kinds, deterministic):
+    """Alone and inside a batch, whatever its draft length and that of others."""
+    plain, drafted = deterministic
+    asked = seeded(kinds)
+    expected, _ = texts(plain, asked)
+    assert len({tuple(text) for text in expected}) > len(asked) // 2, "the seeds do something"
+    found, accepted = texts(drafted, asked)
+    assert found == expected
+    assert accepted > 20
+    mixed = [at_most(1 + row % 4, params) for row, params in enumerate(asked)]
+    assert texts(drafted, mixed)[0] == expected
+    for cap in range(4):
+        assert texts(drafted, [at_most(cap, asked[cap])])[0] == [expected[cap]]
+
+
+def test_seeds_that_are_verified_by_column_are_found_out(deterministic):
+    """The mistake: SGLang's own verification of rows with seeds."""
+    plain, drafted = deterministic
+    asked = seeded(WHOLE)[:4]
+    expected, _ = texts(plain, asked)
+    drafted.inside(verify_by_column)
+    assert texts(drafted, asked)[0] != expected
+    alone = [texts(drafted, [at_most(cap, asked[0])])[0] for cap in (1, 3)]
+    assert alone[0] != alone[1]
+
+
+def verify_by_column(scheduler: Any) -> None:
+    from sglang.srt.speculative.eagle_utils import eagle_sample
+
+    from specplug_sglang import seeded
+
+    def verify(runner: Any, batch: Any, logits: Any, mask: Any) -> Any:
+        return eagle_sample(batch.spec_info, batch, logits, mask, watermark_state=None)
+
+    trees.put(seeded, "verify", verify)
