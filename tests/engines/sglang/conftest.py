@@ -21,7 +21,12 @@ for module in ("sgl_kernel.speculative", "specplug_test_sglang_cpu.attention", "
 sys.path.remove(str(SGLANG_CPU))  # what is installed stays what transformers finds
 
 
-SLOW = (("test_spec_greedy", "trees, sync"), ("test_spec_sampling", "trees, sync"), ("test_grammar", "[sync"))
+SLOW = (
+    ("test_spec_greedy", "trees, sync"),
+    ("test_spec_sampling", "trees, sync"),
+    ("test_grammar", "[sync"),
+    ("test_recurrent", "[sync"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,7 +17,9 @@ from sgl_kernel import (
     fill_accept_out_cache_loc_cpu,
     verify_tree_greedy_cpu,
 )
-from specplug_test_sglang_cpu.attention import attend, masks_of
+from sgl_kernel.seeds import murmur_hash32_cpu
+from specplug_test_sglang_cpu.attention import attend, masks_of, within
+from specplug_test_sglang_cpu.recurrent import extend, read, take_back
 
 from tests.engines.sglang.forests import ancestors, children, forests, linked, mask_of, outputs
 
@@ -105,6 +107,39 @@ def test_rows_of_the_cache_move_at_once(data):
     assert [buffer.tolist() for buffer in buffers] == expected
 
 
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)), min_size=1, max_size=3), st.data())
+def test_hashes_of_seeds_and_positions(rows, data):
+    columns = data.draw(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3))
+    seeds, positions = (torch.tensor(values, dtype=torch.uint64) for values in zip(*rows, strict=True))
+    found = murmur_hash32_cpu(seeds, positions, torch.tensor(columns))
+    keys = [seed.to_bytes(8, "little") + place.to_bytes(4, "little") for seed, place in rows]
+    expected = [[murmur3(key + column.to_bytes(4, "little")) for column in columns] for key in keys]
+    assert found.tolist() == expected
+    assert torch.equal(found, torch.ops.sgl_kernel.murmur_hash32_cpu.default(seeds, positions, torch.tensor(columns)))
+
+
+def murmur3(key: bytes, seed: int = 0) -> int:
+    """Return MurmurHash3_x86_32 of whole blocks of 4 bytes, as its author wrote it down."""
+    whole, hashed = 0xFFFFFFFF, seed
+    for start in range(0, len(key), 4):
+        k = int.from_bytes(key[start : start + 4], "little") * 0xCC9E2D51 & whole
+        k = (k << 15 | k >> 17) & whole
+        hashed ^= k * 0x1B873593 & whole
+        hashed = (hashed << 13 | hashed >> 19) & whole
+        hashed = (hashed * 5 + 0xE6546B64) & whole
+    hashed ^= len(key)
+    hashed = (hashed ^ hashed >> 16) * 0x85EBCA6B & whole
+    hashed = (hashed ^ hashed >> 13) * 0xC2B2AE35 & whole
+    return hashed ^ hashed >> 16
+
+
+@pytest.mark.parametrize(
+    ("key", "seed", "hashed"), [(b"", 1, 0x514E28B7), (b"\xff" * 4, 0, 0x76293B50), (b"test", 0, 0xBA6BD213)]
+)
+def test_published_hashes(key, seed, hashed):
+    assert murmur3(key, seed) == hashed
+
+
 def test_what_is_not_needed_says_so():
     with pytest.raises(NotImplementedError, match="build_tree_kernel_efficient_cpu"):
         build_tree_kernel_efficient_cpu()
@@ -155,3 +190,47 @@ def test_masks_are_trees_only_in_engines_started_for_trees(forest, lengths):
         assert [mask.tolist() for mask in masks_of(squares, lengths, n, topk)] == chains
     with pytest.raises(ValueError, match="tree mask"):
         masks_of(squares[1:], lengths, n, 4)
+
+
+@given(forests(), st.lists(st.integers(0, 9), min_size=3, max_size=3), st.integers(0, 6))
+def test_windows_slide_along_texts(forest, lengths, window):
+    """Not along nodes: two siblings see as far back."""
+    rows, n = len(forest), len(forest[0])
+    masks = masks_of(mask_of(forest).flatten(), lengths[:rows], n, 4)
+    for parents, before, mask in zip(forest, lengths, masks, strict=False):
+        for node, found in enumerate(within(mask, window).tolist()):
+            above = sorted(ancestors(parents, node))
+            text = [*range(before), *(before + other for other in above)]  # where its text lies
+            assert [place for place, seen in enumerate(found) if seen] == text[-window - 1 :]
+
+
+@given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
+def test_convolutions_go_on_from_what_was_taken_back(kernel, lengths, data):
+    """Texts that are read in parts, and drafts that are taken back, against one convolution of each whole text."""
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    channels, rows, kept = 2, len(lengths), kernel - 1
+    weight, bias = torch.randn(channels, kernel, generator=generator), torch.randn(channels, generator=generator)
+    texts = [torch.randn(channels, length, generator=generator) for length in lengths]
+    slots = torch.tensor(data.draw(st.permutations(range(5)))[:rows])
+    states = torch.full((1, 5, channels, kept), math.nan)
+    starts = torch.tensor([0, *itertools.accumulate(lengths)])
+    fresh = torch.zeros(rows, dtype=torch.bool)
+    shared = {"conv_states": states[0], "cache_indices": slots, "activation": None}
+    out = read(torch.cat(texts, 1), weight, bias, query_start_loc=starts, has_initial_state=fresh, **shared)
+    emitted = list(out.split(lengths, 1))
+    for n in data.draw(st.lists(st.integers(1, 3), max_size=3)):
+        drafts = torch.randn(rows, channels, n, generator=generator)
+        windows = torch.full((1, rows, 3, channels, kept), math.nan)
+        order = torch.tensor(data.draw(st.permutations(range(rows))))
+        after = extend(drafts, states[0], weight, bias, None, slots, windows[0], order)
+        accepted = [data.draw(st.integers(1, n)) for _ in range(rows)]
+        take_back(states, windows, slots, torch.tensor(accepted) - 1, order)
+        for row, count in enumerate(accepted):
+            texts[row] = torch.cat([texts[row], drafts[row, :, :count]], 1)
+            emitted[row] = torch.cat([emitted[row], after[row, :, :count]], 1)
+    last = torch.randn(rows, channels, generator=generator)
+    after = extend(last, states[0], weight, bias, None, slots)
+    for row, text in enumerate(texts):
+        whole = torch.cat([torch.zeros(channels, kept), text, last[row][:, None]], 1)
+        expected = (whole.unfold(1, kernel, 1) * weight[:, None]).sum(-1) + bias[:, None]
+        assert torch.allclose(torch.cat([emitted[row], after[row][:, None]], 1), expected, atol=1e-5)

@@ -2,7 +2,8 @@
 
 It goes by no more than what backends on GPUs go by.  FlashAttention keeps two settings from when it is built: with
 ``speculative_eagle_topk`` up to 1 it takes drafts for chains and looks at no mask; and it verifies
-``speculative_num_draft_tokens`` per request, however many there are.
+``speculative_num_draft_tokens`` per request, however many there are.  Sliding windows are as long as elsewhere in that
+backend: a token sees itself and as many tokens before it as `sliding_window_size` says.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ def forward_extend(
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
     pool, spec = self.token_to_kv_pool, forward_batch.spec_info
-    if layer.sliding_window_size is not None and layer.sliding_window_size > -1:
-        raise NotImplementedError("drafts are verified with full attention only")
+    if self.use_sliding_window_kv_pool:  # SGLang's own backend reads it by the wrong slots
+        raise NotImplementedError("sliding windows without --disable-hybrid-swa-memory")
     if save_kv_cache:
         pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc), k, v)
     n, seq_lens = spec.draft_token_num, forward_batch.seq_lens.tolist()
     if n != self.specplug_test_width:
         raise ValueError(f"this backend was built to verify {self.specplug_test_width} tokens per request, not {n}")
     masks = masks_of(spec.custom_mask, seq_lens, n, self.specplug_test_topk)
+    if layer.sliding_window_size is not None and layer.sliding_window_size > -1:
+        masks = [within(mask, layer.sliding_window_size) for mask in masks]
     table, rows = self.req_to_token_pool.req_to_token, forward_batch.req_pool_indices.tolist()
     slots = [table[row, : before + n] for row, before in zip(rows, seq_lens, strict=True)]
     queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
@@ -79,6 +82,17 @@ def masks_of(custom_mask: Tensor, seq_lens: list[int], n: int, topk: int | None)
         torch.cat([torch.ones(n, before, dtype=torch.bool), own], dim=1)
         for before, own in zip(seq_lens, drafts, strict=True)
     ]
+
+
+def within(mask: Tensor, window: int) -> Tensor:
+    """Return a mask [n, length before the drafts + n] without what lies more than `window` tokens behind a draft.
+
+    A draft's place in its text is the number of tokens above it, whatever its place among the nodes.
+    """
+    n, length = mask.shape
+    drafts = mask.sum(1) - 1
+    places = torch.cat([torch.arange(length - n), drafts])
+    return mask & (places[None] >= drafts[:, None] - window)
 
 
 def attend(
