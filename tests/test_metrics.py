@@ -57,6 +57,15 @@ def recorded(*steps: list[dict]) -> SpecMetrics:
 
 
 class TestCounts:
+    def test_a_row_that_had_ended_before_the_step_has_no_draft(self):
+        """Engines that schedule ahead run such a row once more and drop its tokens, uncounted."""
+        ended = {"source": 0, "proposed": 4, "verified": 4, "accepted": 2, "emitted": 3, "after_stop": 3}
+        ending = {**ended, "after_stop": 2}
+        of_both, of_ending = (recorded(rows).snapshot().total for rows in ([ended, ending], [ending]))
+        names = ("proposed", "verified", "tested", "accepted", "verified_at", "tested_at", "accepted_at")
+        assert [getattr(of_both, name) for name in names] == [getattr(of_ending, name) for name in names]
+        assert (of_both.target_steps, of_both.emitted, of_both.after_stop) == (2, 6, 5)
+
     def test_one_step(self):
         own, references, nobody = recorded(STEP).snapshot().by_source.values()
         assert own == SourceCounts(

@@ -214,18 +214,19 @@ def told_apart(batch: BatchView, outcome: Outcome, verdict: Verdict) -> tuple[Dr
     forced = outcome.forced
     assert forced is not None
     before, none = verdict.proposed - verdict.cut_by_grammar, torch.zeros_like(verdict.proposed)
-    verified = (outcome.verified - before).clamp(min=0).minimum(forced.lengths)
+    lengths = torch.where(outcome.discarded(), none, forced.lengths)
+    verified = (outcome.verified - before).clamp(min=0).minimum(lengths)
     reached = (outcome.accepted >= before) & (verified > 0)
     draft = Draft(
         token_ids=forced.token_ids,
-        lengths=forced.lengths,
+        lengths=lengths,
         confidence=forced.confidence,
-        source=torch.where(forced.lengths > 0, 0, -1).int(),
+        source=torch.where(lengths > 0, 0, -1).int(),
         base_len=batch.lengths - outcome.emitted + before,
         sources=(SOURCE,),
     )
     fate = Verdict(
-        proposed=forced.lengths,
+        proposed=lengths,
         verified=verified,
         accepted=(outcome.accepted - before).clamp(min=0).minimum(verified),
         cut_by_grammar=none,

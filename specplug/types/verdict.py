@@ -61,6 +61,15 @@ class Outcome:
     after_stop: Tensor | None = None
     forced: Forced | None = None
 
+    def discarded(self) -> Tensor:
+        """Return [B] bool: rows whose request had ended before the step, so that the engine drops all they emitted.
+
+        The step that reaches a request's end emits the end itself, which does not lie behind it.
+        """
+        if self.after_stop is None:
+            return torch.zeros_like(self.emitted, dtype=torch.bool)
+        return (self.emitted > 0) & (self.after_stop >= self.emitted)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
@@ -69,6 +78,8 @@ class Verdict:
     Rejected, never verified and cut by grammar are three different things: of `proposed` tokens, `verified` went
     through the target, of which `accepted` were kept and one more at most was rejected.  Whatever lies behind the first
     rejection, was trimmed, or was cut by a grammar says nothing about its own confidence: it is censored.
+
+    A row whose request had ended before the step has no draft: the engine throws away what the step made of it.
 
     Attributes:
         proposed: draft tokens that the proposer offered and the trim step let through.
@@ -90,6 +101,7 @@ class Verdict:
     def build(cls, proposed: Tensor, outcome: Outcome) -> Verdict:
         """Join what was drafted, `proposed` [B] int32, with what the engine reports.  Never reads back."""
         zero = torch.zeros_like(proposed)
+        proposed = torch.where(outcome.discarded(), zero, proposed)
         cut = zero if outcome.cut_by_grammar is None else torch.minimum(outcome.cut_by_grammar, proposed)
         verified = torch.minimum(outcome.verified, proposed - cut)
         return cls(

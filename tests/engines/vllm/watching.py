@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.engines.vllm.inside import drive, generate, runner
+from tests.engines.vllm.inside import drive, generate, metrics, runner
 
 
 def drafting(llm: Any) -> Any:
@@ -19,11 +19,15 @@ def snapshot(llm: Any) -> dict[str, Any]:
 
 
 def counted(llm: Any, call: str = "generate", **arguments: Any) -> dict[str, Any]:
-    """Run `generate` or `drive`; return its "result" and, as `snapshot` does, what was counted meanwhile."""
-    stage = drafting(llm).stage
-    before = stage.metrics.snapshot()
+    """Run `generate` or `drive`; return its "result" and, as `snapshot` does, what was counted meanwhile.
+
+    "accepted_by_vllm" is vLLM's own count of accepted draft tokens, padding included.
+    """
+    stage, accepted = drafting(llm).stage, "vllm:spec_decode_num_accepted_tokens"
+    before, theirs = stage.metrics.snapshot(), metrics(llm)[accepted]
     result = {"generate": generate, "drive": drive}[call](llm, **arguments)
-    return {"result": result, **(stage.metrics.snapshot() - before).as_dict()}
+    counts = (stage.metrics.snapshot() - before).as_dict()
+    return {"result": result, "accepted_by_vllm": metrics(llm)[accepted] - theirs, **counts}
 
 
 def watched(llm: Any, requests: list[dict[str, Any]], aborts: dict[str, int] | None = None) -> dict[str, Any]:

@@ -1,0 +1,19 @@
+"""specplug's counts beside vLLM's own, of the same requests."""
+
+from __future__ import annotations
+
+from tests.engines.vllm.referee import MAX_TOKENS, kind, prompts, stock, told, truth, zoo
+
+__all__ = ["kind", "stock", "truth", "zoo"]
+
+
+def test_both_count_the_same_accepted_tokens(zoo, truth):
+    """Under async scheduling a row runs once more after its end, and vLLM drops that step without counting it.
+
+    The drafts go on behind the ends with what plain decoding would write there, so that they would be accepted.
+    """
+    answers = [answer["token_ids"] for answer in truth[:6]]
+    params = [{"stop_token_ids": [answer[MAX_TOKENS // 2]], **told(answer)} for answer in answers]
+    found = zoo.call("watching.counted", prompts=[list(prompt) for prompt in prompts()[:6]], params=params)
+    assert {answer["finish_reason"] for answer in found["result"]} == {"stop"}
+    assert found["total"]["accepted"] == found["accepted_by_vllm"] > 0
