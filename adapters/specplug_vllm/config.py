@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from specplug.errors import EngineError, SpecplugError
 from specplug.serving import uncaught
-from specplug_vllm import adaptive, advice, graphs, seams
+from specplug_vllm import adaptive, advice, graphs, recurrent, seams
 from specplug_vllm.asked import METHOD, is_asked, refuse_unsupported, resolved, runner_of
 
 SCHEDULERS = {
@@ -96,6 +96,7 @@ def _check(vllm_config: Any) -> None:
         seams.require("config")
         resolved(vllm_config)
         refuse_unsupported(vllm_config)
+        recurrent.refuse_unsupported(vllm_config)
     except SpecplugError:
         uncaught.show_message_only()
         raise

@@ -18,7 +18,7 @@ from specplug.serving.planning import Bounds, Planning
 from specplug.types.caps import WidthChange
 from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEventKind
-from specplug_vllm import notes, seams, status
+from specplug_vllm import notes, recurrent, seams, status
 from specplug_vllm.asked import engine_caps, resolved
 from specplug_vllm.endings import Endings
 from specplug_vllm.grammar import Grammars
@@ -32,6 +32,7 @@ class _Planned:
     """
 
     vllm_config: Any
+    kv_cache_config: Any
     num_spec_tokens: int
     dynamic_sd_lookup: Any
     running: list[Any]
@@ -50,6 +51,9 @@ class _Planned:
         # vLLM pads some new requests with as many placeholders, and fails when they exceed what a prompt may advance.
         chunk = self.vllm_config.scheduler_config.long_prefill_token_threshold
         self._most_placeholders = chunk - 1 if chunk > 0 else self.planning.caps.max_width
+        if recurrent.is_recurrent(self.vllm_config):
+            recurrent.refuse_layers(self.kv_cache_config)
+            self._most_placeholders = 0  # a fresh prompt runs as prefill, which cannot roll them back
         self._endings = Endings(self.vllm_config.model_config)
         self._events: list[EngineEventKind] = []
         self._grammars = Grammars(self.vllm_config, self.planning)

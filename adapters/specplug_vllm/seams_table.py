@@ -12,7 +12,9 @@ from specplug.seams.seam import Seam, Version, seam
 from specplug_vllm.seams_front import FRONT
 from specplug_vllm.seams_worker import WORKER
 
-Where = Literal["config", "scheduler", "v1", "v2", "api", "http", "verifier v1", "verifier v2", "adaptive", "cli"]
+Where = Literal[
+    "config", "scheduler", "v1", "v2", "api", "http", "verifier v1", "verifier v2", "adaptive", "recurrent", "cli"
+]
 """The parts of the adapter that use seams."""
 
 OLDEST: Version = (0, 30)
@@ -49,7 +51,12 @@ _CONFIG = (
         "config",
         holds="async_scheduling long_prefill_token_threshold max_num_batched_tokens max_num_seqs scheduler_cls",
     ),
-    seam("vllm.config.model:ModelConfig", "config", holds="get_vocab_size max_model_len seed skip_tokenizer_init"),
+    seam("vllm.config.device:DeviceConfig", "config", holds="device_type"),
+    seam(
+        "vllm.config.model:ModelConfig",
+        "config",
+        holds="architecture get_vocab_size is_attention_free is_hybrid max_model_len seed skip_tokenizer_init",
+    ),
 )
 
 _SCHEDULER = (
@@ -80,8 +87,12 @@ _SCHEDULER = (
     seam(
         "vllm.v1.core.sched.scheduler:Scheduler",
         "scheduler",
-        holds="dynamic_sd_lookup num_spec_tokens requests running structured_output_manager vllm_config waiting",
+        holds="dynamic_sd_lookup kv_cache_config num_spec_tokens requests running structured_output_manager "
+        "vllm_config waiting",
     ),
+    seam("vllm.v1.kv_cache_interface:KVCacheConfig", "scheduler", holds="kv_cache_groups"),
+    seam("vllm.v1.kv_cache_interface:KVCacheGroupSpec", "scheduler", holds="kv_cache_spec"),
+    seam("vllm.v1.kv_cache_interface:MambaSpec", "scheduler", holds="mamba_type"),
     seam(
         "vllm.v1.core.sched.async_scheduler:AsyncScheduler",
         "scheduler",

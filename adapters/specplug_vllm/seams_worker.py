@@ -142,6 +142,16 @@ _VERIFIERS = (
     seam("vllm.v1.worker.gpu.buffer_utils:UvaBackedTensor", "verifier v2", holds="np"),
 )
 
+_RECURRENT = (
+    seam("vllm.v1.worker.gpu.model_runner:sort_batch_req_ids", "recurrent", takes="num_tokens_per_req draft_tokens"),
+    seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner", "recurrent", holds="req_states vllm_config"),
+    seam(
+        "vllm.v1.worker.gpu.states:RequestState",
+        "recurrent",
+        holds="num_computed_prefill_tokens prefill_len req_id_to_index",
+    ),
+)
+
 _ADAPTIVE = (
     seam("vllm.config.speculative:SpeculativeConfig", "config", holds="enable_adaptive_verification"),
     seam("vllm.config.vllm:VllmConfig._validate_adaptive_verification", "config"),
@@ -198,4 +208,4 @@ _ADAPTIVE = (
     ),
 )
 
-WORKER: tuple[Seam, ...] = (*_WORKER, *_V1, *_V2, *_EVENTS, *_VERIFIERS, *_ADAPTIVE)
+WORKER: tuple[Seam, ...] = (*_WORKER, *_V1, *_V2, *_EVENTS, *_VERIFIERS, *_RECURRENT, *_ADAPTIVE)

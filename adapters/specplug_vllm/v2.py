@@ -19,7 +19,19 @@ from specplug.types.batch import BatchView, Residency
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
-from specplug_vllm import adaptive, asked, draft_logits, events, lifecycle, mends, ranks, status, verifier, verifier_v2
+from specplug_vllm import (
+    adaptive,
+    asked,
+    draft_logits,
+    events,
+    lifecycle,
+    mends,
+    ranks,
+    recurrent,
+    status,
+    verifier,
+    verifier_v2,
+)
 from specplug_vllm.drafting import Drafting
 
 
@@ -75,6 +87,8 @@ class Speculator(BaseSpeculator):
         if self._attached:
             return
         self._attached = True
+        if recurrent.is_recurrent(runner.vllm_config):
+            recurrent.install_worker(runner)
         if runner.lora_config is not None:
             mends.spread_adapters(runner.lora_state, lambda: self._verified)
         if self.verifier is not None:

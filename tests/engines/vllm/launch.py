@@ -14,10 +14,11 @@ from tests.engines.launch import CHAT, ENGINES, MODEL, PLUGINS, PYTHON, ROOT, TI
 __all__ = ["ROOT", "SERVED", "TINY", "Configuration", "Runner", "configuration"]
 
 TRITON_CPU = ENGINES / "triton_cpu"
+RECURRENT_CPU = ENGINES / "recurrent_cpu"
 VLLM_NAME = ROOT / ".ci" / "environments" / "vllm-name"
 
-# The general plug-ins of vLLM that may be named in VLLM_PLUGINS: ours, and what V2 needs to run on a CPU.
-SPECPLUG, ON_CPU = "specplug", "specplug_test_triton_cpu"
+# The general plug-ins of vLLM that may be named in VLLM_PLUGINS: ours, and what V2 and recurrent models need on a CPU.
+SPECPLUG, ON_CPU, RECURRENT = "specplug", "specplug_test_triton_cpu", "specplug_test_recurrent"
 
 Runner = Literal["v1", "v2"]
 
@@ -85,6 +86,7 @@ def configuration(
     in_process: bool = True,
     installed: bool = True,
     endpoints: bool = False,
+    recurrent: bool = False,
     environment: Mapping[str, str | None] | None = None,
     **arguments: Any,
 ) -> Configuration:
@@ -98,6 +100,7 @@ def configuration(
         in_process: scheduler and worker live in the process that the tests can look into.
         installed: False hides specplug's vLLM plug-ins, as if it were not installed.
         endpoints: let vLLM load specplug's HTTP routes (for servers).
+        recurrent: let recurrent kernels that roll back take the place of vLLM's for CPUs.
         environment: more variables.
         arguments: more arguments of `LLM(...)`, or others than the defaults.
     """
@@ -106,10 +109,12 @@ def configuration(
     if runner == "v2":
         folders.append(TRITON_CPU)
         variables["TRITON_INTERPRET"] = "1"
+    if recurrent:
+        folders.append(RECURRENT_CPU)
     variables["PYTHONPATH"] = os.pathsep.join(map(str, folders))
     variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
     variables["SPECPLUG_TEST_ASYNC"] = "1" if asynchronous else None
-    cpu = [ON_CPU] * (runner == "v2")
+    cpu = [ON_CPU] * (runner == "v2") + [RECURRENT] * recurrent
     if not installed:
         variables["VLLM_PLUGINS"] = ",".join(cpu)
     elif endpoints:

@@ -1,0 +1,102 @@
+"""Models with recurrent state (Mamba, short convolutions, linear attention): what they ask of a step, and where they
+are refused.
+
+A rejected draft token cannot be cut from such a state.  vLLM's decode kernels keep the state after every token of a
+step, and the next step begins with the one after the last accepted token.  Its prefill kernels keep the state after
+the last token alone, so drafts must never run through them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specplug.errors import EngineError
+from specplug_vllm import seams
+
+ROLLED_BACK = ("GDN_ATTN", "MAMBA2", "SHORT_CONV")
+"""The kinds of layers, by vLLM's names, whose kernels both runners tell how many drafts were accepted."""
+
+
+def is_recurrent(vllm_config: Any) -> bool:
+    """Whether vLLM keeps recurrent states for the model."""
+    model = vllm_config.model_config
+    return bool(model.is_hybrid or model.is_attention_free)
+
+
+def kernels_roll_back(vllm_config: Any) -> bool:
+    """Whether the device's decode kernels keep the states after all tokens of a step; vLLM's for CPUs do not."""
+    return bool(vllm_config.device_config.device_type != "cpu")
+
+
+def refuse_unsupported(vllm_config: Any) -> None:
+    """Refuse models with recurrent state where vLLM does not roll back rejected drafts.
+
+    Raises:
+        EngineError: rejected drafts would stay in the state, and the text would be wrong.
+    """
+    if not is_recurrent(vllm_config):
+        return
+    if not kernels_roll_back(vllm_config):
+        _refuse(
+            "vLLM's CPU kernels do not roll back rejected draft tokens",
+            found=f"{_architecture(vllm_config)}, a model with recurrent state, on a CPU",
+            expected="a GPU, or a model of attention layers alone",
+        )
+    if vllm_config.model_config.is_attention_free and not vllm_config.use_v2_model_runner:
+        _refuse(
+            "vLLM's V1 runner does not record accepted draft tokens for models without attention",
+            found=f"{_architecture(vllm_config)} on V1",
+            expected="the V2 runner (VLLM_USE_V2_MODEL_RUNNER=1)",
+        )
+
+
+def refuse_layers(kv_cache_config: Any) -> None:
+    """Refuse kinds of recurrent layers that no runner tells how many drafts were accepted.
+
+    Raises:
+        EngineError: the model has such layers.
+    """
+    kinds = [getattr(group.kv_cache_spec, "mamba_type", None) for group in kv_cache_config.kv_cache_groups]
+    unknown = sorted({kind.name for kind in kinds if kind is not None and kind.name not in ROLLED_BACK})
+    if unknown:
+        _refuse(
+            "vLLM does not roll back rejected draft tokens in these recurrent layers",
+            found=", ".join(unknown),
+            expected=f"none but {', '.join(ROLLED_BACK)}",
+        )
+
+
+def install_worker(runner: Any) -> None:
+    """Let V2 put rows that decode before rows that prefill.
+
+    vLLM splits a batch at its first prefilling row and runs what comes after through the prefill kernels.  It sorts
+    rows without drafts by their length, those as long as the longest verification first, so that a prompt of that
+    length comes before rows that decode one token.
+    """
+    seams.require("recurrent")
+    from vllm.v1.worker.gpu import model_runner
+
+    original, states = model_runner.sort_batch_req_ids, runner.req_states
+
+    @functools.wraps(original)
+    def sort_batch_req_ids(counts: Mapping[str, int], drafts: Mapping[str, Sequence[int]], *args: Any) -> list[str]:
+        def prefills(name: str) -> bool:
+            slot, own = states.req_id_to_index[name], counts[name] - len(drafts.get(name, ()))
+            computed = int(states.num_computed_prefill_tokens[slot])
+            return computed < int(states.prefill_len.np[slot]) and not (own == 1 and computed > 0)
+
+        return sorted(original(counts, drafts, *args), key=prefills)
+
+    model_runner.sort_batch_req_ids = sort_batch_req_ids
+
+
+def _architecture(vllm_config: Any) -> str:
+    return str(vllm_config.model_config.architecture)
+
+
+def _refuse(message: str, *, found: str, expected: str) -> None:
+    raise EngineError.build(
+        message, who="specplug_vllm", found=found, expected=expected, remedy="Serve this model without specplug"
+    )

@@ -1,0 +1,115 @@
+"""The stand-ins; see the package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NULL_BLOCK = 0
+"""The block of rows that only fill up a batch."""
+
+
+def install() -> None:
+    """Replace the decode kernels of short convolutions and of Mamba-2."""
+    from vllm.model_executor.layers.mamba import mamba_mixer2, short_conv
+
+    stock_conv, stock_scan = mamba_mixer2.causal_conv1d_update, mamba_mixer2.selective_state_update
+
+    def conv(x: Tensor, state: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if kwargs.get("num_accepted_tokens") is not None:
+            return conv_step(x, state, weight, *args, **kwargs)
+        return stock_conv(x, state, weight, *args, **kwargs)
+
+    def scan(state: Tensor, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("num_accepted_tokens") is None:
+            stock_scan(state, *args, **kwargs)
+        else:
+            scan_step(stock_scan, state, *args, **kwargs)
+
+    mamba_mixer2.causal_conv1d_update = short_conv.causal_conv1d_update = conv
+    mamba_mixer2.selective_state_update = scan
+    short_conv.ShortConv.forward_native = short_conv.ShortConv.forward_cuda
+
+
+def conv_step(
+    x: Tensor,
+    state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    conv_state_indices: Tensor,
+    num_accepted_tokens: Tensor,
+    query_start_loc: Tensor,
+    **_: Any,
+) -> Tensor:
+    """Convolve each row's tokens with the window that ends at its last accepted token.
+
+    Args:
+        x: [N, D], the tokens of B rows.
+        state: [S, D, W - 1 + K] by block: what was convolved before, then the drafts of the step before.
+        weight: [D, W].
+        conv_state_indices: [B, 1 + K], of which the first column counts.
+        num_accepted_tokens: [B], the bonus included.
+        query_start_loc: [B + 1].
+    """
+    out, before = torch.empty_like(x), weight.shape[1] - 1
+    starts, blocks = query_start_loc.tolist(), conv_state_indices[:, 0].tolist()
+    for row, accepted in enumerate(num_accepted_tokens.tolist()):
+        block = blocks[row]
+        start, stop = starts[row : row + 2]
+        if block == NULL_BLOCK or start == stop:
+            continue
+        window = torch.cat([state[block, :, accepted - 1 : accepted - 1 + before], x[start:stop].T], dim=1)
+        convolved = torch.nn.functional.conv1d(window[None], weight[:, None], bias, groups=len(weight))[0]
+        out[start:stop] = (torch.nn.functional.silu(convolved) if activation else convolved).T
+        state[block] = torch.nan
+        state[block, :, : window.shape[1] - 1] = window[:, 1:]
+    return out
+
+
+def scan_step(
+    stock: Any,
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor,
+    *,
+    state_batch_indices: Tensor,
+    num_accepted_tokens: Tensor,
+    cu_seqlens: Tensor,
+    out: Tensor,
+    dst_state_batch_indices: Tensor,
+    **kwargs: Any,
+) -> None:
+    """Advance each row's state from the one behind its last accepted token; keep one behind every token.
+
+    Args:
+        stock: vLLM's kernel, which advances states by one token.
+        state: [S, H, P, N] by block.
+        state_batch_indices: [B, 1 + K] blocks; column i holds the state behind token i of the step before.
+        num_accepted_tokens: [B], the bonus included.
+        cu_seqlens: [B + 1].
+    """
+    starts = cu_seqlens.tolist()
+    for row, accepted in enumerate(num_accepted_tokens.tolist()):
+        blocks = state_batch_indices[row]
+        if int(blocks[0]) == NULL_BLOCK:
+            continue
+        now = state[int(blocks[accepted - 1])].clone()
+        state[blocks.long()] = torch.nan
+        for number, token in enumerate(range(*starts[row : row + 2])):
+            one = slice(token, token + 1)
+            block = blocks[number : number + 1]
+            state[int(block)] = now
+            stock(
+                state, x[one], dt[one], A, B[one], C[one], D, dt_bias,
+                state_batch_indices=block, dst_state_batch_indices=block, out=out[one], **kwargs,
+            )  # fmt: skip
+            now = state[int(block)].clone()
