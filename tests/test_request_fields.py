@@ -104,11 +104,10 @@ def test_references_come_in_short_and_long_forms(references, expected):
 @pytest.mark.parametrize(
     "prediction",
     [
-        "abc",
         {"type": "content", "content": "abc"},
         {"type": "content", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]},
     ],
-    ids=["text", "string", "parts"],
+    ids=["string", "parts"],
 )
 def test_predicted_output_is_a_reference(prediction):
     _, found, _ = parse({"prediction": prediction})
@@ -199,7 +198,11 @@ def test_names_are_counted_before_they_are_read_and_have_a_longest(field: str, l
             {"documents": {"name": "a", "copus": "b"}},
             ["unknown request field 'documents.0.copus'", "Did you mean 'documents.0.corpus'?"],
         ),
-        ({"prediction": 5}, ["'prediction'", "found 5", "expected a text, or OpenAI's object with 'type' and"]),
+        (
+            {"prediction": 5},
+            ["'prediction'", "found 5", "expected a text as 'specplug_prediction', or OpenAI's"],
+        ),
+        ({"prediction": "abc"}, ["'prediction'", "found 'abc'", "or OpenAI's object with 'type' and 'content'"]),
         ({"prediction": {"type": "text", "content": "a"}}, ["'prediction.type'", "expected 'content'"]),
         ({"prediction": {"type": "content"}}, ["'prediction.content' is missing"]),
         (

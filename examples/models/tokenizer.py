@@ -11,6 +11,9 @@ from specplug.demo.sources import definitions, source_files
 from specplug.demo.tasks import END, KINDS, MARKERS, make_tasks
 
 # A name with its underscores is one piece, digits stand alone, white space joins what follows.
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+"""Messages one below the other: the models were trained on no conversations, and continue the last message."""
+
 PIECES = r" ?[\p{L}_]+| ?\p{N}| ?[^\s\p{L}\p{N}_]+|\s+(?!\S)|\s+"
 
 
@@ -44,6 +47,7 @@ def train_tokenizer(vocab_size: int, *, other: bool = False) -> PreTrainedTokeni
         pad_token=END,
         clean_up_tokenization_spaces=False,
         model_max_length=2048,
+        chat_template=CHAT_TEMPLATE,
     )
 
 

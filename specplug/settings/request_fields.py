@@ -51,12 +51,9 @@ def _parts(value: object) -> object:
 
 
 def _prediction(value: object) -> object:
-    """Bring a text to the long form."""
-    if isinstance(value, str):
-        return {"type": "content", "content": value}
     if value is None or isinstance(value, (Mapping, Prediction)):
         return value
-    raise ValueError("a text, or OpenAI's object with 'type' and 'content'")
+    raise ValueError("a text as 'specplug_prediction', or OpenAI's object with 'type' and 'content'")
 
 
 Text = Annotated[str, PlainValidator(_text)]

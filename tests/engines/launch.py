@@ -27,7 +27,6 @@ ALWAYS = {
 }
 
 MODEL = "tiny"  # its name on servers
-CHAT = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"  # the tiny model has no template
 
 
 @dataclass(frozen=True)

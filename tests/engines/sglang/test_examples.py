@@ -13,21 +13,28 @@ from typing import Any
 
 import pytest
 
+from tests.engines.examples import command
 from tests.engines.launch import ALWAYS, ROOT
 
 
-def run(name: str, *arguments: str) -> tuple[str, str]:
-    """Return what an example writes to standard output, and to standard error."""
-    command = [sys.executable, str(ROOT / "examples" / name), *arguments]
+def run(name: str, *arguments: str, **server: str) -> tuple[str, str]:
+    """Return what an example writes to standard output, and to standard error.
+
+    It runs by the command that stands in it, with a server's address and model, and arguments.
+    """
+    words = [
+        *command(name, {"http://localhost:30000": server.get("url", ""), "MODEL": server.get("model", "")}),
+        *arguments,
+    ]
     environment = {**os.environ, **ALWAYS}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, cwd=ROOT)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=400, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout, done.stderr
 
 
 def test_the_client_shows_what_it_says(serve):
-    server = serve("SPECPLUG", chat_template="chatml", name="examples")
-    lines = run("sglang_openai_client.py", server.url, server.model)[0].splitlines()
+    server = serve("SPECPLUG", name="examples")
+    lines = run("sglang_openai_client.py", url=server.url, model=server.model)[0].splitlines()
     assert "    with open(path, flags) as file:" in lines
     assert "the same, streamed, with a prediction: True" in lines
     assert any(line.startswith("chat: ") for line in lines)

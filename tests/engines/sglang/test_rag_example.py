@@ -10,7 +10,7 @@ from tests.engines.sglang.test_examples import run
 
 @pytest.fixture
 def server(serve):
-    return serve("SPECPLUG", chat_template="chatml", name="examples")
+    return serve("SPECPLUG", name="examples")
 
 
 def test_the_client_quotes_what_it_found(server, tmp_path):

@@ -7,12 +7,10 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engines.launch import CHAT
 from tests.engines.plain import prompts, tokenizer
 from tests.engines.server import MODEL, Server
 
@@ -73,21 +71,14 @@ Answer = list[tuple[str, str | None]]
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("chat") / "chat.jinja"
-    path.write_text(CHAT)
-    return path
-
-
-@pytest.fixture(scope="module")
-def server(serve: Callable[..., Server], template: Path) -> Server:
+def server(serve: Callable[..., Server]) -> Server:
     environment = {"SPECPLUG_CONFIG": json.dumps(SETTINGS)}
-    return serve("SPECPLUG", environment=environment, chat_template=str(template), name="mixed")
+    return serve("SPECPLUG", environment=environment, name="mixed")
 
 
 @pytest.fixture(scope="module")
-def stock(serve: Callable[..., Server], template: Path) -> Server:
-    return serve(chat_template=str(template), name="stock server")
+def stock(serve: Callable[..., Server]) -> Server:
+    return serve(name="stock server")
 
 
 def request(number: int) -> dict[str, Any]:

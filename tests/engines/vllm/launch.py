@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from tests.engines import launch
-from tests.engines.launch import CHAT, ENGINES, MODEL, PLUGINS, PYTHON, ROOT, TINY
+from tests.engines.launch import ENGINES, MODEL, PLUGINS, PYTHON, ROOT, TINY
 
 __all__ = ["ROOT", "SERVED", "TINY", "Configuration", "Runner", "configuration"]
 
@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
     "seed": 0,
 }
 
-SERVED = {"served_model_name": MODEL, "chat_template": CHAT}
+SERVED = {"served_model_name": MODEL}
 """What servers are launched with beside."""
 
 

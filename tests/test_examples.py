@@ -1,0 +1,36 @@
+"""Every example is run by a test, those without a server here."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.engines.examples import EXAMPLES, command, commands
+
+ROOT = Path(__file__).parents[1]
+TESTS = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("*.py"))
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_an_example_that_readers_can_run_is_run_by_a_test(name):
+    assert re.search(rf'(run|command)\("{name}"', TESTS)
+
+
+def test_every_example_that_is_a_program_says_its_command():
+    programs = {
+        file.name for file in EXAMPLES.glob("*.py") if "sys.argv" in (text := file.read_text()) or "main()" in text
+    }
+    assert programs <= set(commands())
+
+
+def test_the_quickstart_drafts():
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command("transformers_quickstart.py"), capture_output=True, text=True, timeout=400, env=environment, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\d+ tokens", done.stdout)
