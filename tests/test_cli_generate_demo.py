@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from specplug.cli.app import app
+from specplug.demo import model_path
 
 runner = CliRunner()
+BINARY = str(model_path("tiny") / "model.safetensors")
+EDIT = "<|document|>a = 1\nb = 2\nc = 3\nd = 4<|edit|>b = 2\nc = 5\nd = 4<|answer|>"
 PROMPT = "<|code|>import os\nimport sys\n\ndef main():\n    return os.path.join(sys.argv[0], os.getcwd())\n"
 
 
@@ -36,6 +40,38 @@ def test_generate_is_the_same_with_and_without_speculation():
     assert plain["statistics"]["drafted"] == 0
     assert fast["statistics"]["drafted"] > 0
     assert fast["statistics"]["target_steps"] <= plain["statistics"]["target_steps"]
+
+
+def test_generate_beside_plain_decoding():
+    found = answers(EDIT, "--max-tokens", "60", "--compare")["statistics"]
+    assert found["identical"] is True
+    assert found["plain_seconds"] > 0
+    assert (found["tokens_in_loops"], found["tokens_per_step"] > 2) == (0, True)
+    result = invoke("generate", "tiny", EDIT, "--max-tokens", "60", "--compare")
+    assert "times as fast with speculation; outputs are identical" in result.stderr
+    assert "loops" not in result.stderr
+
+
+def test_generate_ends_with_1_where_outputs_differ(monkeypatch):
+    module = sys.modules["specplug.cli.generate"]  # the package's attribute of that name is the command
+    original = module._serve
+
+    def wrong(engine, requests, *, show):
+        answers, seconds = original(engine, requests, show=show)
+        return (answers if show else [{**answer, "text": "other"} for answer in answers]), seconds
+
+    monkeypatch.setattr(module, "_serve", wrong)
+    result = invoke("generate", "tiny", EDIT, "--max-tokens", "4", "--compare")
+    assert (result.exit_code, "outputs DIFFER" in result.stderr) == (1, True)
+
+
+def test_generate_flags_loops():
+    found = answers("import", "--max-tokens", "120")["statistics"]
+    assert found["tokens_in_loops"] > 60
+    assert (
+        f"{found['tokens_in_loops']} tokens in loops"
+        in invoke("generate", "tiny", "import", "--max-tokens", "120").stderr
+    )
 
 
 def test_generate_streams_the_text_and_puts_statistics_on_stderr():
@@ -77,6 +113,10 @@ def test_a_reference_is_drafted_from(tmp_path):
         (("generate", "tiny", "x", "--top-p", "0"), "top_p"),
         (("generate", "tiny", "x", "-n", "1000"), "num_speculative_tokens"),
         (("generate", "tiny", "x", "--dtype", "float99"), "unknown dtype"),
+        (("generate", "tiny", "x", "--device", "gpu"), "no such device; found 'gpu'; expected cpu"),
+        (("generate", "tiny", "x", "--device", "cuda:77"), "no such device; found 'cuda:77'; expected cpu"),
+        (("generate", "tiny", "--file", BINARY), "cannot read a file"),
+        (("generate", "tiny", "x", "--reference", BINARY), "cannot read a file"),
     ],
 )
 def test_mistakes_get_one_clear_message(arguments, said):

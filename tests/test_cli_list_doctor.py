@@ -320,3 +320,16 @@ def test_doctor_gives_the_launch_line_to_the_checks_that_take_one(registry):
     assert [check["summary"] for check in checks_of(given, "seen")] == [f"launch {line!r}"]
     assert [check["summary"] for check in checks_of(left_out, "seen")] == ["launch ''"]
     assert [check["summary"] for check in checks_of(given, "unaware")] == ["unaware"]
+
+
+@pytest.mark.parametrize("columns", ["80", "60"])
+def test_names_are_whole_on_narrow_terminals(monkeypatch, columns):
+    monkeypatch.setattr("specplug.cli.output._PIPED_WIDTH", int(columns))
+    narrow = {"COLUMNS": columns, "TERMINAL_WIDTH": columns}
+    listed = CliRunner().invoke(app, ["list"], env=narrow).output
+    for name in ("ngram-reference", "retrieval-tree", "transformers", "sglang launch"):
+        assert name in listed
+    said = CliRunner().invoke(app, ["replay", "--help"], env=narrow).output
+    for name in ("--cut-documents", "--distractors", "PLUGIN.KEY=VALUE", "MODULE:FACTORY"):
+        assert name in said
+    assert "--num-speculative-tokens" in CliRunner().invoke(app, ["generate", "--help"], env=narrow).output

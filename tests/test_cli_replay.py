@@ -189,6 +189,14 @@ def test_plots_are_written(tmp_path):
     assert "replay.png" in result.stdout
 
 
+def test_an_ending_that_cannot_be_plotted_is_found_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("specplug.replay.matrix.execute", lambda *_, **__: pytest.fail("the run began"))
+    result = invoke(*SMALL, "--plot", str(tmp_path / "replay.xyz"))
+    assert result.exit_code == 2
+    assert "cannot plot; found '.xyz'; expected" in result.output
+    assert ".png" in result.output
+
+
 def install(monkeypatch, name: str, factory) -> None:
     """Register a proposer as if its package were installed."""
     plugin = ModuleType(f"{name}_plugin")

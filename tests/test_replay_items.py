@@ -101,3 +101,26 @@ def test_a_tokenizer_without_an_end_says_what_to_add(tmp_path):
         load_tokenizer(str(tmp_path))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "b"}}))
     assert load_tokenizer(str(tmp_path)).eos_id == 1
+
+
+def test_chat_logs_are_items(tmp_path):
+    parts = [{"type": "text", "text": "What is "}, {"type": "image_url"}, {"type": "text", "text": "this?"}]
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
+    answered = [*asked, {"role": "assistant", "content": "A cat."}]
+    called = [*asked, {"role": "assistant", "content": None, "tool_calls": []}]
+    lines = [{"messages": answered}, {"messages": called, "id": "b", "workload": "tools"}]
+    file = tmp_path / "support.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    found = read_traces(file)
+    prompt = "Be brief.\n\nWhat is this?"
+    assert found == {
+        "support": [Item(id="1", workload="support", prompt=prompt, output="A cat.")],
+        "tools": [Item(id="b", workload="tools", prompt=prompt, output="")],
+    }
+
+
+def test_a_chat_without_an_answer_is_no_item(tmp_path):
+    file = tmp_path / "support.jsonl"
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": "Hello?"}]}))
+    with pytest.raises(TraceError, match=r"line 1: no item of a trace.*of which the last is the assistant's"):
+        read_traces(file)

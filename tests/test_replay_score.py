@@ -48,6 +48,11 @@ def test_pooled_histograms_add_and_means_are_geometric():
     assert mean_speedup([FOUR, once, Counts()], 64) == pytest.approx(product**0.5)
 
 
+def test_workloads_of_empty_outputs_do_not_make_the_mean_0():
+    empty = Counts.from_rows([[0, 0, 0, 3]])
+    assert mean_speedup([FOUR, empty], 64) == pytest.approx(FOUR.speedup(64))
+
+
 def test_rows_come_back():
     assert Counts.from_rows(FOUR.rows()) == FOUR
 

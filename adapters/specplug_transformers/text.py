@@ -89,8 +89,9 @@ def load(model: str, device: str, dtype: str) -> tuple[Any, Any]:
     """Load a model and its tokenizer.
 
     Raises:
-        EngineError: there is no such model here, or no such dtype.
+        EngineError: there is no such model here, no such dtype, or no such device.
     """
+    _check_device(device)
     if not isinstance(getattr(torch, dtype, None), torch.dtype):
         names = "float32, bfloat16, float16"
         raise EngineError.build("unknown dtype", who="specplug_transformers", found=repr(dtype), expected=names)
@@ -109,6 +110,22 @@ def load(model: str, device: str, dtype: str) -> tuple[Any, Any]:
             remedy="Check the path, or name one of the shipped models",
         ) from error
     return loaded.to(device), tokenizer
+
+
+def _check_device(device: str) -> None:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        kind = ""
+    is_there = {"cpu": True, "cuda": torch.cuda.is_available(), "": False}.get(kind, True)  # torch judges the others
+    if not is_there:
+        raise EngineError.build(
+            "no such device",
+            who="specplug_transformers",
+            found=repr(device),
+            expected=", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]),
+            remedy="Leave it out to use a GPU where there is one",
+        )
 
 
 def _translate(request: TextRequest) -> GenerateRequest:

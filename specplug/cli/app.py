@@ -42,8 +42,8 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut the names of options on narrow terminals
 )
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from specplug.cli.launch import Device, Dtype, EngineName, Policy, Proposer, Threads, Width, flags, start_engine
 from specplug.cli.output import AsJson, console, print_json
+from specplug.demo.loops import loop_mask
 from specplug.errors import RequestError
 
 
@@ -36,6 +37,9 @@ def generate(
     top_p: Annotated[float, typer.Option("--top-p", help="1 is off.")] = 1.0,
     seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling reproducible.")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the answer; repeat.")] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Decode plainly, too, and print both; greedy outputs must be equal.")
+    ] = False,
     speculate: Annotated[bool, typer.Option("--speculate/--plain", help="Draft tokens, or decode plainly.")] = True,
     device: Device = None,
     dtype: Dtype = None,
@@ -45,22 +49,25 @@ def generate(
     """Generate text, streaming it as it comes, and print what speculation did.
 
     One prompt streams to standard output; several (`--file` repeated) are served together and printed one after the
-    other.  Statistics go to standard error.
+    other.  Statistics go to standard error, and count tokens in repetition loops, where any lookup looks perfect.
+    With `--compare`, greedy outputs that differ from plain decoding's end with exit code 1.
 
     Examples:
 
-    `specplug generate tiny "import os"`
+    `printf '<|document|>a = 1\\nb = 2\\nc = 3\\nd = 4<|edit|>b = 2\\nc = 5\\nd = 4<|answer|>' |
+    specplug generate tiny - --compare`
 
     `specplug generate ./my-model --file question.txt --reference passage.txt -n 16`
     """
     prompts = _prompts(prompt, files or [])
     fields: dict[str, Any] = {}
     if references:
-        fields["references"] = [{"text": path.read_text(encoding="utf-8"), "name": path.name} for path in references]
+        fields["references"] = [{"text": _text(path), "name": path.name} for path in references]
     from specplug.engines import TextRequest
 
     overrides = flags(proposer=proposer, policy=policy, num_speculative_tokens=width, mode=None if speculate else "off")
-    running = start_engine(engine, model, overrides, device=device, dtype=dtype, threads=threads)
+    launch: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
+    running = start_engine(engine, model, overrides, **launch)
     try:
         requests = [
             TextRequest(
@@ -76,17 +83,27 @@ def generate(
             for text in prompts
         ]
         answers, seconds = _serve(running, requests, show=not as_json)
-        statistics = _statistics(running, sum(len(answer["token_ids"]) for answer in answers), seconds)
+        statistics = _statistics(running, answers, seconds)
     finally:
         running.close()
+    if compare:
+        plain = start_engine(engine, model, {**overrides, "mode": "off"}, **launch)
+        try:
+            expected, plain_seconds = _serve(plain, requests, show=False)
+        finally:
+            plain.close()
+        statistics["plain_seconds"] = plain_seconds
+        statistics["identical"] = answers == expected if temperature == 0 else None
     if as_json:
         print_json({"answers": answers, "statistics": statistics})
     else:
         _print_statistics(statistics)
+    if statistics.get("identical") is False:
+        raise typer.Exit(1)
 
 
 def _prompts(prompt: str | None, files: list[Path]) -> list[str]:
-    prompts = [path.read_text(encoding="utf-8") for path in files]
+    prompts = [_text(path) for path in files]
     if prompt is not None:
         prompts.insert(0, sys.stdin.read() if prompt == "-" else prompt)
     if not prompts:
@@ -94,6 +111,16 @@ def _prompts(prompt: str | None, files: list[Path]) -> list[str]:
             "no prompt", who="specplug generate", expected="a prompt or --file", remedy="Use '-' to read standard input"
         )
     return prompts
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        found = error.strerror if isinstance(error, OSError) else str(error)
+        raise RequestError.build(
+            "cannot read a file", who=str(path), found=found, expected="a readable text in UTF-8"
+        ) from error
 
 
 def _serve(engine: Any, requests: list[Any], *, show: bool) -> tuple[list[dict[str, Any]], float]:
@@ -117,12 +144,14 @@ def _serve(engine: Any, requests: list[Any], *, show: bool) -> tuple[list[dict[s
     return answers, seconds
 
 
-def _statistics(engine: Any, tokens: int, seconds: float) -> dict[str, Any]:
+def _statistics(engine: Any, answers: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    tokens = sum(len(answer["token_ids"]) for answer in answers)
     snapshot = engine.metrics.snapshot()
     total = snapshot.total
     return {
         "model": engine.describe(),
         "tokens": tokens,
+        "tokens_in_loops": sum(sum(loop_mask(answer["token_ids"])) for answer in answers),
         "target_steps": total.target_steps,
         "tokens_per_step": total.tau,
         "drafted": total.proposed,
@@ -138,11 +167,20 @@ def _statistics(engine: Any, tokens: int, seconds: float) -> dict[str, Any]:
 def _print_statistics(found: dict[str, Any]) -> None:
     rate = found["acceptance_rate"]
     faults = [f"{count} {kind} ({who})" for who, kinds in found["faults"].items() for kind, count in kinds.items()]
+    in_loops = found["tokens_in_loops"]
+    loops = [f"{in_loops} tokens in loops, where any lookup looks perfect"] if in_loops else []
     parts = [
         f"{found['tokens']} tokens in {found['target_steps']} steps: {found['tokens_per_step'] or 0:.2f} per step",
         f"{found['drafted']} drafted, {'none' if rate is None else f'{rate:.0%}'} accepted",
+        *loops,
         *faults,
         f"{found['tokens_per_second']:.0f} tokens/s",
         found["model"],
     ]
     console(stderr=True).print(Text("; ".join(parts), style="dim"))
+    if "plain_seconds" in found:
+        verdicts = {True: "outputs are identical", False: "outputs DIFFER", None: "sampled, so outputs may differ"}
+        rate = found["tokens"] / found["plain_seconds"]
+        ratio = found["plain_seconds"] / found["seconds"]
+        line = f"plain decoding: {rate:.0f} tokens/s; {ratio:.2f} times as fast with speculation; "
+        console(stderr=True).print(Text(line + verdicts[found["identical"]], style="dim"))

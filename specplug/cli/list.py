@@ -38,7 +38,9 @@ def list_plugins(
     if as_json:
         print_json({"plugins": plugins, "errors": errors})
         return
-    print_table("Plug-ins", ("kind", "name", "package", "version", "capabilities", "summary"), map(_cells, plugins))
+    print_table(
+        "Plug-ins", ("kind", "name", "package", "version", "capabilities", "summary"), map(_cells, plugins), whole=2
+    )
     if errors:
         print_table("Failed to load", ("package", "version", "entry point", "stage", "error"), map(_cells, errors))
 

@@ -30,11 +30,20 @@ def print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=2, default=str))
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    """Print a table.  Strings are shown as they are: brackets are not markup."""
-    table = Table(*columns, title=title, title_justify="left", title_style="bold")
-    for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, whole: int = 0) -> None:
+    """Print a table.  Strings are shown as they are: brackets are not markup.
+
+    Args:
+        title, columns, rows: of the table.
+        whole: the first so many columns are never broken or cut, as names are for copying.
+    """
+    cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for place, column in enumerate(columns):
+        longest = max([len(column), *(row[place].cell_len for row in cells)]) if place < whole else None
+        table.add_column(column, no_wrap=place < whole, min_width=longest)
+    for row in cells:
+        table.add_row(*row)
     console().print(table)
 
 

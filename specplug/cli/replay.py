@@ -110,6 +110,10 @@ def replay(
     from specplug.replay.report import Report
     from specplug.replay.score import Roofline
 
+    if plot is not None:
+        from specplug.replay.plots import check_ending
+
+        check_ending(plot)
     sizes, modes = _batches(batch), _modes(mode)
     if in_flight is not None and "serving" not in modes:
         raise SettingsError.build(

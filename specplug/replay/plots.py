@@ -19,6 +19,25 @@ _DPI = 150
 _INCHES = (7.0, 4.2)
 
 
+def check_ending(path: Path) -> None:
+    """Refuse a file that nothing could be written to, before there is anything to write.
+
+    Raises:
+        SpecplugError: matplotlib is not installed, or knows no such ending.
+    """
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise SpecplugError.build(
+            "cannot plot", found=str(error), expected="matplotlib", remedy="pip install 'specplug[plot]'"
+        ) from error
+    endings = sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix and not path.is_dir() and path.suffix[1:].lower() not in endings:
+        raise SpecplugError.build(
+            "cannot plot", who="--plot", found=repr(path.suffix), expected=", ".join(f".{each}" for each in endings)
+        )
+
+
 def plot(report: Report, path: Path) -> list[Path]:
     """Write the panels beside each other into one picture, or, where `path` has no ending, each into a folder.
 

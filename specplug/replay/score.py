@@ -126,8 +126,8 @@ def pool(counts: Iterable[Counts]) -> Counts:
 
 
 def mean_speedup(counts: Iterable[Counts], batch: int, roofline: Roofline | None = None) -> float:
-    """Return the geometric mean of S(B) over workloads, each weighing the same; those without a step are left out."""
-    values = [each.speedup(batch, roofline) for each in counts if each.steps]
+    """Return the geometric mean of S(B) over workloads, each weighing the same; those without a token are left out."""
+    values = [each.speedup(batch, roofline) for each in counts if each.emitted]
     return statistics.geometric_mean(values) if values else 0.0
 
 

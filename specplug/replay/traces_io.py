@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -74,7 +76,7 @@ def _read_file(file: Path) -> Iterator[Item]:
         with file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    item = _parse(line, f"{file}, line {number}")
+                    item = _parse(line, file, number)
                     if item.id in seen:
                         found = f"{item.id!r} again, first on line {seen[item.id]}"
                         raise TraceError.build("duplicate id", who=f"{file}, line {number}", found=found)
@@ -86,14 +88,46 @@ def _read_file(file: Path) -> Iterator[Item]:
         ) from error
 
 
-def _parse(line: bytes, who: str) -> Item:
+def _parse(line: bytes, file: Path, number: int) -> Item:
     try:
-        return Item.model_validate_json(line)
+        return _chat(line, file, number) or Item.model_validate_json(line)
     except ValidationError as error:
         wrong = [f"{'.'.join(map(str, item['loc'])) or 'the line'}: {item['msg']}" for item in error.errors()]
         raise TraceError.build(
             "no item of a trace",
-            who=who,
+            who=f"{file}, line {number}",
             found="; ".join(wrong),
-            expected="a JSON object with id, workload, prompt, documents and output",
+            expected="a JSON object with id, workload, prompt, documents and output, or with OpenAI's messages, of "
+            "which the last is the assistant's",
         ) from error
+
+
+def _chat(line: bytes, file: Path, number: int) -> Item | None:
+    """Return the item of a line that logs an OpenAI chat; None where it is none.
+
+    Its prompt is the text of the messages before the assistant's last one, without a template's markers.
+    """
+    try:
+        log = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(log, dict) or "prompt" in log or not isinstance(log.get("messages"), list) or not log["messages"]:
+        return None
+    *before, last = log["messages"]
+    if not isinstance(last, dict) or last.get("role") != "assistant":
+        return None
+    return Item(
+        id=str(log.get("id") or number),
+        workload=str(log.get("workload") or file.stem),
+        prompt="\n\n".join(filter(None, map(_text, before))),
+        output=_text(last),
+    )
+
+
+def _text(message: Any) -> str:
+    """Return what a chat message says: its content, or the texts among the content's parts."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
