@@ -70,7 +70,7 @@ def test_every_proposer_that_can_holds_a_corpus():
     assert able.held == other.held == {}
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(2), RequestError("no")])
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(2), BaseException("a panic"), RequestError("no")])
 def test_what_one_refuses_nobody_holds(error):
     able, other = Holder(), Holder(add=error)
     with pytest.raises(PluginError, match=f"proposer 'holder-1': add_corpus failed; found {type(error).__name__}"):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specplug.errors import EngineError, PluginError, RequestError, SpecplugError
+from specplug.errors import EngineError, PluginError, RequestError, SpecplugError, ends_process
 from specplug.interfaces import HoldsCorpora, Proposer
 
 Document = npt.NDArray[np.int32]
@@ -160,7 +160,9 @@ def _asked(who: str, call: str, action: Callable[[], R]) -> R:
     try:
         with torch.inference_mode():
             return action()
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if ends_process(error):
+            raise
         _log.warning("%s: %s failed", who, call, exc_info=error)
         raise PluginError.build(
             f"{call} failed",
