@@ -57,7 +57,7 @@ def shown(value: object) -> str:
 def _beginning(value: object, depth: int = _DEEPEST) -> object:
     """Return as much of a large or deep value as can be shown; its whole `repr` could take a second, or fail."""
     if not depth and isinstance(value, (Mapping, list, tuple)):
-        return ...
+        return "..."
     if isinstance(value, Mapping):
         return {key: _beginning(item, depth - 1) for key, item in itertools.islice(value.items(), _LONGEST_VALUE)}
     if isinstance(value, list):
