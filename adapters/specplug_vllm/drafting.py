@@ -68,11 +68,19 @@ class Drafting:
     # -- requests, told by the lifecycle hook --------------------------------------------------------------------
 
     def start(self, new: Any, cache_salt: str | None) -> None:
-        """Take in a vLLM `NewRequestData`: a new request, one that resumes, or a known one with a new prompt."""
+        """Take in a vLLM `NewRequestData`: a new request, one that resumes, or a known one with a new prompt.
+
+        A request that emits one token at most never drafts, so that its prompt is not worth taking in.
+        """
         if self.places.is_waiting(new.req_id):
             self.places.resume(new.req_id)
+            return
+        tenant = resident(new, self.max_length, cache_salt)
+        drafts = tenant.end - tenant.request.prompt_length > 1
+        if drafts or new.req_id in self.places or tenant.request.options.verifier is not None:
+            self.places.start(tenant)
         else:
-            self.places.start(resident(new, self.max_length, cache_salt))
+            self.places.ignore(new.req_id)
 
     def on_engine_event(self, kind: EngineEventKind) -> None:
         """Tell every proposer what happened to the engine."""
@@ -97,10 +105,14 @@ class Drafting:
 
     def _caps_of(self, names: Sequence[str]) -> Tensor:
         """Return [B] int32: the policy's caps of rows `names`."""
-        caps = torch.tensor([self.policy_caps.get(name, self.caps.max_width) for name in names], dtype=torch.int32)
+        return self.on_device([self.policy_caps.get(name, self.caps.max_width) for name in names])
+
+    def on_device(self, values: Sequence[int]) -> Tensor:
+        """Return [n] int32 where batches lie, without waiting for the copy."""
+        tensor = torch.tensor(values, dtype=torch.int32)
         if self.device.type == "cuda":
-            caps = caps.pin_memory()
-        return caps.to(self.device, non_blocking=True)
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
 
     def close(self) -> None:
         """Release proposers, threads and files, once; the end of the process does it too."""

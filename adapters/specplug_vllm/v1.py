@@ -73,13 +73,22 @@ class Proposer:
         if self.drafting is None or self._runner is None:
             return [[] for _ in range(count)]
         rows = self._rows_of(self.drafting, self._runner.input_batch.req_ids[:count])
+        if not rows.facts.names:
+            return [[] for _ in range(count)]
         lengths = torch.from_numpy(num_tokens_no_spec[:count].astype(np.int32))
         emitted = torch.from_numpy(np.fromiter(map(len, sampled_token_ids), np.int32, count))
+        if rows.facts.kept is not None:
+            lengths, emitted = lengths[rows.index], emitted[rows.index]
         tokens = torch.from_numpy(token_ids_cpu)
         batch = rows.view(self.drafting, tokens, lengths, emitted)
         draft = self.drafting.step(batch, self._outcome(self.drafting, rows, batch, emitted), rows.slot_rows.caps)
         self._state_law(draft, rows.facts.names)
-        return _lists(draft)
+        if rows.facts.kept is None:
+            return _lists(draft)
+        found: list[list[int]] = [[] for _ in range(count)]
+        for row, ids in zip(rows.facts.kept, _lists(draft), strict=True):
+            found[row] = ids
+        return found
 
     def _rows_of(self, drafting: Drafting, names: list[str]) -> _Rows:
         """Return what stays the same while the same requests hold the same places."""
@@ -111,11 +120,15 @@ class Proposer:
 
 
 class _Rows:
-    """The batch's rows while no request comes or goes."""
+    """The batch's rows that may draft, while no request comes or goes.
+
+    Attributes:
+        index: [B] int64, their places among the engine's rows.
+    """
 
     def __init__(self, drafting: Drafting, facts: RowFacts) -> None:
         self.facts = facts
-        self._index = torch.arange(len(facts.names))
+        self.index = torch.arange(len(facts.names)) if facts.kept is None else torch.tensor(facts.kept).long()
         self._slots = torch.tensor(facts.slots, dtype=torch.int64)
         self.slot_rows: SlotRows = drafting.slots.rows(self._slots)
         self._temperature = torch.tensor([r.sampling.temperature for r in facts.requests], dtype=torch.float32)
@@ -125,7 +138,7 @@ class _Rows:
         return BatchView(
             slots=self._slots,
             generations=self.slot_rows.generations,
-            rows=self._index,
+            rows=self.index,
             tokens=tokens,
             lengths=lengths,
             num_new=torch.zeros_like(lengths),  # counted by the pipeline

@@ -67,6 +67,7 @@ class Speculator(BaseSpeculator):
         )
         self.draft_logits: Tensor | None = None
         self._facts: RowFacts | None = None
+        self._kept: Tensor | None = None  # the rows of requests that may draft, where others are among them
         self.verifier = verifier.build(vllm_config, device)
         self._attached = self._is_warmup = False
         self._verified: Mapping[str, Sequence[int]] = {}
@@ -147,9 +148,15 @@ class Speculator(BaseSpeculator):
         temperature: Tensor,
         out: Tensor,
     ) -> None:
-        slots = input_batch.idx_mapping
+        slots, facts = input_batch.idx_mapping, self._facts_of(drafting, input_batch.req_ids)
+        out.copy_(last_sampled.view(-1)[slots][:, None].expand_as(out))
+        self.draft_token_confidence_probs[: out.shape[0]].zero_()
+        if not facts.names:
+            return
+        if self._kept is not None:
+            slots, num_sampled, num_rejected = (each[self._kept] for each in (slots, num_sampled, num_rejected))
         rows = drafting.slots.rows(slots)
-        batch = self._view(drafting, input_batch, rows, num_sampled, temperature)
+        batch = self._view(drafting, facts, slots, rows, num_sampled, temperature)
         accepted = (num_sampled - 1).clamp(min=0)
         after_stop = drafting.stops.behind(batch.tokens, slots, slots, batch.lengths, num_sampled, rows)
         outcome = Outcome(
@@ -159,17 +166,27 @@ class Speculator(BaseSpeculator):
             after_stop=after_stop,
         )
         draft = drafting.step(batch, outcome, rows.caps)
-        last = last_sampled.view(-1)[slots]
-        self._hand_over(draft, slots, last, batch.temperature, out)
+        self._hand_over(draft, slots, batch.temperature, out)
+
+    def _facts_of(self, drafting: Drafting, names: list[str]) -> RowFacts:
+        """Return the facts of the rows that may draft, kept while the same requests hold the same places."""
+        if self._facts is None or not self._facts.hold(drafting.places, names):
+            self._facts = RowFacts(drafting.places, names)
+            self._kept = None if self._facts.kept is None else drafting.on_device(self._facts.kept)
+        return self._facts
 
     def _view(
-        self, drafting: Drafting, input_batch: Any, rows: SlotRows, num_sampled: Tensor, temperature: Tensor
+        self,
+        drafting: Drafting,
+        facts: RowFacts,
+        slots: Tensor,
+        rows: SlotRows,
+        num_sampled: Tensor,
+        temperature: Tensor,
     ) -> BatchView:
         """Wrap the runner's tensors."""
-        slots, states = input_batch.idx_mapping, self._states
+        states = self._states
         lengths = states.total_len.gpu[slots]
-        if self._facts is None or not self._facts.hold(drafting.places, input_batch.req_ids):
-            self._facts = RowFacts(drafting.places, input_batch.req_ids)
         return BatchView(
             slots=slots,
             generations=rows.generations,
@@ -184,21 +201,23 @@ class Speculator(BaseSpeculator):
             vocab_size=drafting.vocab_size,
             residency=Residency.HOST if lengths.device.type == "cpu" else Residency.PINNED,
             reset_slots=drafting.slots.take_resets(),
-            barriers=self._facts.barriers,
-            request_ids=self._facts.names,
-            requests=self._facts.requests,
+            barriers=facts.barriers,
+            request_ids=facts.names,
+            requests=facts.requests,
         )
 
-    def _hand_over(self, draft: Draft, slots: Tensor, last: Tensor, temperature: Tensor, out: Tensor) -> None:
+    def _hand_over(self, draft: Draft, slots: Tensor, temperature: Tensor, out: Tensor) -> None:
         """Write ids, confidences and, where they are stated, logits, the way the runner wants them."""
-        width, inside = draft.width, draft.mask()
-        out.copy_(last[:, None].expand_as(out))
-        out[:, :width] = torch.where(inside, draft.token_ids.long(), out[:, :width])
-        confidence = self.draft_token_confidence_probs[: out.shape[0]]
-        confidence.zero_()
-        confidence[:, :width] = draft.confidence
+        width, confidence = draft.width, self.draft_token_confidence_probs[: out.shape[0]]
+        padded = out if self._kept is None else out[self._kept]
+        padded[:, :width] = torch.where(draft.mask(), draft.token_ids.long(), padded[:, :width])
+        if self._kept is None:
+            confidence[:, :width] = draft.confidence
+        else:
+            out[self._kept] = padded
+            confidence[self._kept, :width] = draft.confidence
         if self.draft_logits is not None:
-            draft_logits.write(self.draft_logits, slots.long(), draft, temperature, out)
+            draft_logits.write(self.draft_logits, slots.long(), draft, temperature, padded)
 
 
 def buffers(slots: int, width: int, device: torch.device, *, together: bool) -> tuple[Tensor, Tensor, Tensor]:

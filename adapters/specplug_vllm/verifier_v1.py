@@ -93,9 +93,12 @@ class Decision:
     def _chosen(self, names: list[str], num_draft_tokens: list[int]) -> list[bool]:
         """Return which rows have drafts and ask for the verifier."""
         assert self._drafting is not None  # lossy verifiers do not serve on several ranks
-        asks = self._drafting.places.request_of
-        pairs = zip(names, num_draft_tokens, strict=False)
-        return [count > 0 and asks(name).options.verifier is not None for name, count in pairs]
+        places = self._drafting.places
+
+        def asks(name: str) -> bool:
+            return name in places and places.request_of(name).options.verifier is not None
+
+        return [count > 0 and asks(name) for name, count in zip(names, num_draft_tokens, strict=False)]
 
     def _draft(self, token_ids: Tensor, ends: Tensor, width: int, draft_probs: Tensor | None, bases: Tensor) -> Draft:
         """Pad the flat draft tokens."""

@@ -22,11 +22,13 @@ class Places:
     Attributes:
         slots: the tenants by slot.
         place_of: called with a request id, returns the engine's own slot; None where slots are given out here.
+        ignored: ids of running requests that nobody hears of.
     """
 
     def __init__(self, max_slots: int, device: torch.device, tell: Callable[[RequestEvent], None]) -> None:
         self.slots = SlotTable(max_slots, device)
         self.place_of: Callable[[str], int] | None = None
+        self.ignored: set[str] = set()
         self._tell_event = tell
         self._places: dict[str, int] = {}
         self._waiting: dict[str, Resident] = {}
@@ -55,10 +57,15 @@ class Places:
     def start(self, tenant: Resident) -> None:
         """Take in a request that is new, or a known one with a new prompt."""
         name = tenant.request.request_id
+        self.ignored.discard(name)
         kind: Lifecycle = Lifecycle.UPDATED if name in self._places else Lifecycle.STARTED
         if name in self._places:
             self._vacate(name)
         self._settle(kind, tenant)
+
+    def ignore(self, request_id: str) -> None:
+        """Tell nobody of a new request, which gets no place: it is in no batch until it finishes."""
+        self.ignored.add(request_id)
 
     def resume(self, request_id: str) -> None:
         """Give a preempted request a place again."""
@@ -74,6 +81,7 @@ class Places:
     def finish(self, request_id: str, *, aborted: bool, visible: int | None = None) -> None:
         """Forget a request, of which the client saw at most `visible` tokens; None where that is not known."""
         self._waiting.pop(request_id, None)
+        self.ignored.discard(request_id)
         if request_id in self._places:
             self._leave(request_id, Lifecycle.ABORTED if aborted else Lifecycle.FINISHED, visible)
 

@@ -189,6 +189,26 @@ def left_over(llm: Any) -> int:
     return len(drafting.places)
 
 
+# -- requests that cannot draft --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_requests_of_one_token_are_not_taken_in(runner, v1, v2, stock_v1, stock_v2):
+    asked = [
+        {"id": "long", "prompt": PROMPTS[0], "at": 0, "params": {"max_tokens": 12, "ignore_eos": True}},
+        {"id": "short", "prompt": PROMPTS[1], "at": 3, "params": {"max_tokens": 1}},
+        {"id": "later", "prompt": PROMPTS[2], "at": 3, "params": {"max_tokens": 6, "ignore_eos": True}},
+        {"id": "alone", "prompt": PROMPTS[3], "at": 40, "params": {"max_tokens": 1}},
+    ]
+    found = {"v1": v1, "v2": v2}[runner].call(watching.watched, requests=asked)
+    truth = {"v1": stock_v1, "v2": stock_v2}[runner].call("inside.drive", requests=asked)
+    for name, output in truth["outputs"].items():
+        assert found["outputs"][name]["token_ids"] == output["token_ids"], name
+    assert set(found["rows"]) == {"long", "later"} == {name for _, name, _, _ in found["events"]}
+    assert sum(row["proposed"] for row in found["rows"]["long"]) > 0
+    assert (found["wrong"], found["faults"]) == ([], {})
+
+
 # -- the engine's own requests ---------------------------------------------------------------------------------------
 
 
