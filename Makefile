@@ -6,8 +6,8 @@ STAMP  := $(VENV)/.ready
 VLLM   := .venv-vllm
 SGLANG := .venv-sglang
 PINS   := .ci/environments
-# Progress bars on a terminal, nothing else
-PIP     = pip install $(if $(MAKE_TERMOUT),-q,-qq) --disable-pip-version-check
+# On a terminal pip shows what it installs and how far it is; elsewhere, as in CI, it is quiet.
+PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang demo demo-vllm demo-sglang demo-rag test test-core test-vllm \

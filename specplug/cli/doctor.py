@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from specplug.cli.output import AsJson, print_json, print_table
+from specplug.cli.output import AsJson, console, print_json, print_table
 from specplug.errors import SettingsError
 from specplug.registry import Entry, Registry, default_registry
 from specplug.settings import ResolvedSettings, Settings, leaves, load_settings
@@ -47,8 +47,10 @@ def doctor(launch: Launch = "", as_json: AsJson = False) -> None:
     registry = default_registry()
     resolved, findings = _settings(registry)
     settings = Settings() if resolved is None else resolved.settings
-    for entry in registry.entries(CheckSpec).values():
-        findings += run_check(entry, settings, launch)
+    with console(stderr=True).status("checking") as status:  # on a terminal; some checks import an engine
+        for entry in registry.entries(CheckSpec).values():
+            status.update(f"checking: {entry.spec.name}")
+            findings += run_check(entry, settings, launch)
     findings += _unknown_launch(registry, findings, launch)
     values = [] if resolved is None else _values(resolved)
     failed = any(finding.status == "fail" for finding in findings)
