@@ -233,13 +233,21 @@ class SpecMetrics:
         """Count a plug-in's fault (host): see `MetricsSnapshot.faults`."""
         self._faults[name][kind] += 1
 
-    def snapshot(self) -> MetricsSnapshot:
-        """Return the counts so far.  Reads them back, which on a GPU waits for the steps that are queued."""
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the counters themselves, on their device; a copy of them is what `snapshot` takes."""
+        return self._counts, self._counts_at
+
+    def snapshot(self, copied: tuple[Tensor, ...] | None = None) -> MetricsSnapshot:
+        """Return the counts so far, or those of a copy of `tensors`.
+
+        Without a copy the counters are read back, which on a GPU waits for the steps that are queued.
+        """
+        counts, counts_at = copied or self.tensors()
         by_source = {}
-        for name, row, at in zip(self._names, self._counts.tolist(), self._counts_at.tolist(), strict=True):
-            counts: dict[str, Any] = dict(zip(_ROW_COUNTS, row, strict=True))
-            counts |= zip(_AT_COUNTS, map(tuple, at), strict=True)
-            by_source[name] = SourceCounts(**counts)
+        for name, row, at in zip(self._names, counts.tolist(), counts_at.tolist(), strict=True):
+            named: dict[str, Any] = dict(zip(_ROW_COUNTS, row, strict=True))
+            named |= zip(_AT_COUNTS, map(tuple, at), strict=True)
+            by_source[name] = SourceCounts(**named)
         return MetricsSnapshot(by_source, {name: dict(kinds) for name, kinds in self._faults.items()})
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.errors import EngineError, SettingsError
+from specplug.metrics import SpecMetrics
 from specplug.serving.control import parse_order
+from specplug.types.verdict import Verdict
 from specplug_sglang import status
+from specplug_sglang.counts import PERIOD, Counts
 
 ORDERS = st.fixed_dictionaries(
     {},
@@ -69,3 +75,70 @@ def test_engines_are_told_by_rank_whoever_answers_first():
 def test_an_engine_that_cannot_tell_is_an_error(state, what):
     with pytest.raises(EngineError, match=what):
         asyncio.run(status.ask(Manager({"specplug": {"engine": 0}}, state)))
+
+
+class Queue:
+    """Stands in for PyTorch's module of a device: events are over when the test says so, and nobody may wait."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def Event(self) -> Any:
+        event = SimpleNamespace(over=False, record=lambda: None)
+        event.query = lambda: event.over
+        self.events.append(event)
+        return event
+
+    def synchronize(self) -> None:
+        raise AssertionError("somebody waits for the device")
+
+    def catch_up(self) -> None:
+        for event in self.events:
+            event.over = True
+
+
+@pytest.fixture
+def drafts(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What drafts on a device, as far as the status looks at it; `drafts.step()` counts a step of one token."""
+    metrics, queue, now = SpecMetrics(("ngram",), 4), Queue(), [0.0]
+    counts = Counts(metrics, queue, lambda: now[0])
+
+    def step() -> None:
+        row = torch.ones(1, dtype=torch.int32)
+        fate = Verdict(*(row if name == "emitted" else 0 * row for name in (field.name for field in fields(Verdict))))
+        metrics.record(-row, fate)
+        counts.step()
+
+    def emitted() -> int:
+        stage = SimpleNamespace(sources=(), proposers={}, metrics=metrics)
+        settings = SimpleNamespace(proposer="ngram", extra_proposers=())
+        drafting = SimpleNamespace(rank=0, stage=stage, counts=counts, device="cuda")
+        drafting.resolved = SimpleNamespace(settings=settings)
+        scheduler = SimpleNamespace(draft_worker=SimpleNamespace(drafting=drafting), device_module=queue)
+        return status.worker_status(scheduler)["metrics"]["total"]["emitted"]
+
+    return SimpleNamespace(step=step, emitted=emitted, queue=queue, now=now)
+
+
+def test_a_status_waits_for_no_step(drafts):
+    """While steps run it has the counts of an earlier one, and all of them as soon as none runs."""
+    assert drafts.emitted() == 0
+    drafts.step()
+    assert drafts.emitted() == 0  # the first copy is still on its way
+    drafts.queue.catch_up()
+    drafts.step()
+    drafts.step()
+    assert drafts.emitted() == 1
+    drafts.queue.catch_up()
+    assert drafts.emitted() == 3
+
+
+def test_counts_are_copied_a_few_times_a_second(drafts):
+    for _ in range(10):
+        drafts.step()
+        drafts.queue.catch_up()
+    copies = 1
+    assert len(drafts.queue.events) == 10 + copies
+    drafts.now[0] += PERIOD
+    drafts.step()
+    assert len(drafts.queue.events) == 11 + copies + 1

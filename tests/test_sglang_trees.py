@@ -10,7 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from specplug.errors import EngineError
 from specplug.serving import wire
 from specplug.serving.isolation import isolation_key
 from specplug.serving.residents import MAX_STOP_IDS
@@ -18,6 +21,7 @@ from specplug.testing.batches import POISON
 from specplug.types.draft import Draft
 from specplug.types.request import Reference, RequestOptions
 from specplug_sglang.asked import LADDER, widths_on
+from specplug_sglang.attention import check, most_cached, reads_mask
 from specplug_sglang.ranks import Ranks, _unpacked
 from specplug_sglang.requests import prompt_of, resident, served_plainly
 from specplug_sglang.table import TokenTable
@@ -141,6 +145,88 @@ def test_whole_masks_are_those_of_plain_loops(data):
     assert mask.tolist() == [value for line in lines for value in line]
 
 
+def test_masks_take_little_more_than_a_byte_a_cell():
+    """256 rows of 9 nodes behind 8k tokens each are 19 MB of mask."""
+    rows, n, length = 256, 9, 8192
+    meta = torch.device("meta")
+    sees, lengths = torch.ones(rows, n, n, dtype=torch.bool, device=meta), torch.ones(rows, device=meta).long()
+    with Allocated() as made:
+        mask = whole_mask(sees, lengths, rows * length)
+    assert mask.numel() == rows * n * (length + n)
+    assert made.bytes < 1.1 * mask.numel()
+
+
+# What attention backends read.
+
+
+def backend(name: str, **declared: Any) -> Any:
+    """Stand in for a backend of SGLang, of a class of this name."""
+    return type(name, (), {})() if not declared else type(name, (SimpleNamespace,), {})(**declared)
+
+
+def verify_mask(is_read: bool) -> Any:
+    return SimpleNamespace(is_read=is_read)
+
+
+@pytest.mark.parametrize(
+    ("attention", "chains"),
+    [
+        (backend("FlashAttentionBackend"), False),
+        (backend("FlashInferAttnBackend"), True),
+        (backend("TritonAttnBackend"), True),
+        (backend("Unheard"), True),
+        (backend("Unheard", verify_mask=verify_mask(False)), False),
+        (backend("FlashAttentionBackend", verify_mask=None), False),
+        (backend("HybridLinearAttnBackend", full_attn_backend=backend("TRTLLMMLABackend")), False),
+        (backend("HybridLinearAttnBackend", full_attn_backend=backend("TritonAttnBackend")), True),
+    ],
+)
+def test_masks_are_built_where_a_backend_reads_them(attention, chains):
+    assert reads_mask(attention, trees=False) is chains
+    for drafts_decode in (True, False):
+        sides = {"decode_backend": attention, "prefill_backend": backend("Unheard")}
+        hybrid = backend("HybridAttnBackend", spec_attn_is_decode=drafts_decode, **sides)
+        assert reads_mask(hybrid, trees=False) is (chains if drafts_decode else True)
+
+
+def test_trees_need_a_backend_that_reads_masks():
+    for attention in (backend("FlashAttentionBackend"), backend("Unheard", verify_mask=verify_mask(True))):
+        assert reads_mask(attention, trees=True)
+        check(attention, trees=True)
+    deaf = backend("FlashMLABackend", verify_mask=verify_mask(False))
+    check(deaf, trees=False)
+    with pytest.raises(EngineError, match="verifies chains only; found FlashMLABackend"):
+        check(deaf, trees=True)
+
+
+@given(data=st.data())
+def test_masks_whose_size_only_the_device_knows_have_room_at_the_end(data):
+    """The backend finds the same cells at the same places, whether the host knew the lengths or a bound."""
+    rows, n = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    sees = torch.tensor(data.draw(grids(rows * n, n, 0, 1))).bool().view(rows, n, n)
+    lengths = data.draw(st.lists(st.integers(0, 5), min_size=rows, max_size=rows))
+    slots = [length + data.draw(st.integers(0, 9)) for length in lengths]
+    reqs = [SimpleNamespace(kv=SimpleNamespace(kv_allocated_len=held)) for held in slots]
+    known = SimpleNamespace(reqs=reqs, seq_lens=torch.tensor(lengths), seq_lens_cpu=torch.tensor(lengths))
+    bound = SimpleNamespace(reqs=reqs, seq_lens=torch.tensor(lengths), seq_lens_cpu=None)
+    exact = whole_mask(sees, known.seq_lens, most_cached(known, 8))
+    roomy = whole_mask(sees, bound.seq_lens, most_cached(bound, 8))
+    assert exact.numel() == n * sum(lengths) + rows * n * n <= roomy.numel() <= rows * n * (8 + n)
+    assert torch.equal(roomy[: exact.numel()], exact)
+
+
+class Allocated(TorchDispatchMode):
+    """Counts the bytes of all tensors that operations make, those that live for a moment too."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        if not (func.is_view or func._schema.is_mutable):
+            self.bytes += sum(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        return result
+
+
 @given(data=st.data())
 def test_drafts_arrive_on_other_ranks_as_they_were_sent(data):
     draft, _ = data.draw(drafts(trees=data.draw(st.booleans())))
@@ -153,7 +239,9 @@ def test_drafts_arrive_on_other_ranks_as_they_were_sent(data):
             sent.append(packed.clone())
 
     empty = Draft.allocate(draft.batch_size, draft.width, trees=draft.parents is not None)
-    for found in (Ranks(Group()).share(draft), _unpacked(empty, sent[0])):
+    mine = Ranks(Group()).share(draft)
+    assert len(sent) == (1 if draft.width else 0)  # nothing is sent where nothing was drafted
+    for found in (mine, _unpacked(empty, sent[0]) if sent else empty):
         found.validate()
         assert torch.equal(found.token_ids, draft.token_ids)
         assert torch.equal(found.lengths, draft.lengths)

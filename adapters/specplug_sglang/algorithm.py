@@ -20,6 +20,9 @@ MOST_REQUESTS = 48
 class Algorithm(CustomSpecAlgo):
     """SGLang takes specplug for its n-gram speculation wherever it asks: that drafts without a model, too."""
 
+    host_lengths = True
+    """Whether steps need text lengths on the host; the worker sets it, once it has attention backends."""
+
     def is_ngram(self) -> bool:
         """Share the n-gram's relay of results, its dummy inputs for graphs, and its external corpora."""
         return True
@@ -39,10 +42,14 @@ class Algorithm(CustomSpecAlgo):
     def create_future_map(
         self, device: Any, req_to_token_pool: Any, needs_cpu_seq_lens: bool = True, needs_confidence_relay: bool = False
     ) -> Any:
-        """Make the relay between overlapped steps."""
+        """Make the relay between overlapped steps.
+
+        SGLang asks for lengths on the host wherever drafts are the n-gram's, and so waits for every verification.
+        """
         from sglang.srt.managers.overlap_utils import FutureMap
 
-        return FutureMap(device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay)
+        needed = needs_cpu_seq_lens and self.host_lengths
+        return FutureMap(device, self, req_to_token_pool, needed, needs_confidence_relay)
 
     def handle_server_args(self, server_args: Any) -> None:
         """Refuse what would be served wrongly, and settle what the server left open.

@@ -29,6 +29,7 @@ from specplug.types.request import EngineEvent, EngineEventKind, Event
 from specplug.types.verdict import Outcome
 from specplug_sglang.arrivals import Arrivals
 from specplug_sglang.asked import engine_caps, resolved
+from specplug_sglang.counts import Counts
 from specplug_sglang.grammar import Grammars
 from specplug_sglang.requests import prompt_of, resident, served_plainly
 from specplug_sglang.table import TokenTable, on_device
@@ -48,6 +49,7 @@ class Drafting:
     Attributes:
         stage: what drafts, on rank 0; None on others, which receive its drafts.
         drafts_trees: whether drafts have parents, the same on all ranks.
+        counts: what became of drafts, for the status; on rank 0.
         planning: the plan half.
         places: the requests that the worker holds.
         table: their texts.
@@ -74,6 +76,7 @@ class Drafting:
             build_draft_stage(self.resolved.settings, default_registry(), context, grammars=True) if leads else None
         )
         sink = None if self.stage is None else self.stage.metrics.fault
+        self.counts = None if self.stage is None else Counts(self.stage.metrics, _module_of(device))
         self.grammars = None if sink is None else Grammars(self.vocab_size, tokenizer, FaultGuard("grammar", sink=sink))
         self.drafts_trees = self.caps.trees and _any_drafts_trees(self.resolved.settings)
         self.planning: Planning[Any] = Planning(self.resolved, context, _measure, self._bounds)
@@ -148,6 +151,8 @@ class Drafting:
         """Learn from what was verified; `batch` is the one after it."""
         if self.stage is not None and self.grammars is not None:
             self.stage.observe(batch, self.grammars.said_of(outcome))
+            assert self.counts is not None
+            self.counts.step()
 
     def view(self, reqs: Sequence[Any], slots: Tensor, lengths: Tensor, sampled: Tensor | None = None) -> BatchView:
         """Describe a batch.
@@ -237,6 +242,11 @@ class _Rows:
 def _any_drafts_trees(settings: Settings) -> bool:
     specs = (default_registry().get(ProposerSpec, name) for name in (settings.proposer, *settings.extra_proposers))
     return any(spec.caps.trees for spec in specs)
+
+
+def _module_of(device: torch.device) -> Any:
+    """Return PyTorch's module of a device whose work is queued, None where there is no queue."""
+    return None if device.type in ("cpu", "meta") else torch.get_device_module(device)
 
 
 def _measure(req: Any) -> tuple[str, int]:

@@ -41,8 +41,11 @@ class Ranks:
         return int(told)
 
     def share(self, draft: Draft) -> Draft:
-        """Return rank 0's draft, sent on the device without waiting on the host.  Free with one rank."""
-        if self._group is None:
+        """Return rank 0's draft, sent on the device without waiting on the host.
+
+        Free with one rank, and where the step drafts nothing: an empty draft is the same on all ranks.
+        """
+        if self._group is None or not draft.width:
             return draft
         parts = [draft.token_ids, draft.lengths[:, None]] + ([] if draft.parents is None else [draft.parents])
         packed = torch.cat(parts, 1).contiguous()

@@ -72,6 +72,11 @@ _ARGUMENTS = (
     seam("sglang.srt.arg_groups.fields.exec_:ExecKernel", "algorithm", holds="attention_backend"),
     seam("sglang.srt.arg_groups.fields.disagg:Disagg", "algorithm", holds="disaggregation_mode enable_pdmux"),
     seam("sglang.srt.arg_groups.fields.memory:Memory", "algorithm", holds="enable_hisparse"),
+    seam(
+        "sglang.srt.arg_groups.fields.observability:Observability",
+        "algorithm",
+        holds="enable_forward_pass_metrics",
+    ),
     seam("sglang.srt.arg_groups.fields.exec_:ExecFeatures", "algorithm", holds="enable_watermark"),
     seam("sglang.srt.arg_groups.fields.exec_:ExecMamba", "algorithm", holds="enable_linear_replayssm_spec"),
     seam("sglang.srt.arg_groups.fields.exec_:ExecOverlap", "algorithm", holds="enable_two_batch_overlap"),

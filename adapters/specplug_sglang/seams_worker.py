@@ -12,7 +12,7 @@ _REQUESTS = (
         "input_embeds kv lora_id multimodal_inputs origin_input_ids origin_input_ids_unpadded output_ids "
         "output_ids_through_stop positional_embed_overrides retraction_count rid sampling_params tokenizer",
     ),
-    seam("sglang.srt.managers.schedule_batch:ReqKvInfo", "worker", holds="req_pool_idx"),
+    seam("sglang.srt.managers.schedule_batch:ReqKvInfo", "worker", holds="kv_allocated_len req_pool_idx"),
     seam("sglang.srt.managers.schedule_batch:FINISH_ABORT", "worker"),
     seam("sglang.srt.managers.schedule_batch:FINISH_MATCHED_STR", "worker", holds="matched"),
     seam("sglang.srt.managers.schedule_batch:MultimodalInputs", "worker", holds="mm_items"),
@@ -61,7 +61,7 @@ _TARGET = (
     seam(
         "sglang.srt.speculative.base_spec_worker:BaseSpecWorker",
         "worker",
-        holds="__dict__ clear_cache_pool draft_worker target_worker",
+        holds="__dict__ clear_cache_pool draft_worker spec_v2_attn_backends target_worker",
     ),
     seam(
         "sglang.srt.speculative.base_spec_worker:BaseSpecWorker.on_verify_complete_cpu",
@@ -85,7 +85,23 @@ _TARGET = (
         "sglang.srt.model_executor.model_runner:ModelRunner",
         "worker",
         holds="attn_backend decode_cuda_graph_runner device gpu_id init_new_workspace model_config sampler "
-        "watermark_state",
+        "spec_algorithm watermark_state",
+    ),
+    seam(
+        "sglang.srt.layers.attention.base_attn_backend:AttentionBackend",
+        "worker",
+        holds="needs_cpu_seq_lens verify_mask",
+    ),
+    seam("sglang.srt.layers.attention.verify_mask:VerifyMask", "worker", holds="is_read"),
+    seam(
+        "sglang.srt.layers.attention.hybrid_attn_backend:HybridAttnBackend",
+        "worker",
+        holds="decode_backend prefill_backend spec_attn_is_decode",
+    ),
+    seam(
+        "sglang.srt.layers.attention.hybrid_linear_attn_backend:HybridLinearAttnBackend",
+        "worker",
+        holds="full_attn_backend",
     ),
     seam(
         "sglang.srt.model_executor.model_runner:ModelRunner._get_attention_backend",
@@ -251,7 +267,7 @@ _CORPORA = (
 """SGLang's own n-gram worker, whose place ours takes where texts to draft from are added."""
 
 _STATUS = (
-    seam("sglang.srt.managers.scheduler:Scheduler", "worker", holds="device_module draft_worker enable_overlap"),
+    seam("sglang.srt.managers.scheduler:Scheduler", "worker", holds="draft_worker enable_overlap"),
     seam(
         "sglang.srt.managers.scheduler_components.internal_state:SchedulerInternalStateController",
         "worker",

@@ -42,7 +42,7 @@ def install() -> None:
 def scheduler_status(scheduler: Any) -> dict[str, Any]:
     """Return what a scheduler and its worker do: settings, plan, control, counts and faults, as plain data.
 
-    Counts are read back from the device, which on a GPU waits for the steps that are queued.
+    Nobody waits for steps that run: counts may be those of a step a moment ago (see `specplug_sglang.counts`).
     """
     drafting = scheduler.draft_worker.drafting
     planning, caps = drafting.planning, drafting.caps
@@ -69,13 +69,12 @@ def worker_status(scheduler: Any) -> dict[str, Any]:
     status: dict[str, Any] = {"rank": drafting.rank, "drafts": drafting.stage is not None}
     if drafting.stage is not None:
         settings = drafting.resolved.settings
-        scheduler.device_module.synchronize()  # steps count on a stream of their own
         status |= {
             "device": str(drafting.device),
             "proposers": [settings.proposer, *settings.extra_proposers],
             "sources": list(drafting.stage.sources),
             "details": details_told(drafting.stage.proposers),
-            "metrics": drafting.stage.metrics.snapshot().as_dict(),
+            "metrics": drafting.counts.read().as_dict(),
         }
     return status
 

@@ -101,19 +101,20 @@ def chain_sees(rows: int, n: int, device: torch.device) -> Tensor:
 def whole_mask(sees: Tensor, lengths: Tensor, total: int) -> Tensor:
     """Return the mask that attention on a GPU takes: per row [n, its text and its nodes], flat, one row after another.
 
+    Every node sees all of the text, so cells are allocated as seen, a byte each, and those of nodes are written.
+
     Args:
         sees: [B, n, n] bool.
         lengths: [B] int64, cached tokens before the nodes.
-        total: their sum, which the host knows.
+        total: their sum, or more, which the host knows.
 
     Returns:
-        [n * total + B * n * n] bool.
+        [n * total + B * n * n] bool; cells at the end are unused where `total` is more than the sum.
     """
     rows, n, _ = sees.shape
-    sizes = (lengths + n).repeat_interleave(n, output_size=rows * n)  # of each line, a line per node
-    ends = sizes.cumsum(0)
-    size = n * total + rows * n * n
-    line = torch.repeat_interleave(torch.arange(rows * n, device=sees.device), sizes, output_size=size)
-    column = torch.arange(size, device=sees.device) - (ends - sizes)[line]
-    node = column - (sizes - n)[line]
-    return (node < 0) | sees.reshape(rows * n, n)[line, node.clamp(min=0)]
+    sizes = n * (lengths + n)  # of each row
+    node = torch.arange(n, device=sees.device)
+    lines = (sizes.cumsum(0) - sizes)[:, None] + node * (lengths + n)[:, None]  # [B, n], where each node's begins
+    cells = (lines + lengths[:, None])[:, :, None] + node
+    mask = torch.ones(n * total + rows * n * n, dtype=torch.bool, device=sees.device)
+    return mask.scatter_(0, cells.flatten(), sees.flatten())

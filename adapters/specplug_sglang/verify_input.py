@@ -9,10 +9,11 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from torch import Tensor
 
-from specplug_sglang.trees import Nodes, chain_sees, whole_mask
+from specplug_sglang.attention import mask_of
+from specplug_sglang.trees import Nodes
 
 
-def verify_input(batch: Any, nodes: Nodes, attention: Any, *, trees: bool) -> NgramVerifyInput:
+def verify_input(batch: Any, nodes: Nodes, attention: Any, *, trees: bool, max_length: int) -> NgramVerifyInput:
     """Describe B rows of n nodes, behind texts of which all but the last token is cached.
 
     Args:
@@ -20,11 +21,12 @@ def verify_input(batch: Any, nodes: Nodes, attention: Any, *, trees: bool) -> Ng
         nodes: what is verified.
         attention: the backend that will attend.
         trees: whether the backend was built for trees.
+        max_length: the longest text.
     """
     rows, n = nodes.tokens.shape
     return NgramVerifyInput(
         draft_token=nodes.tokens.flatten(),
-        custom_mask=_mask(batch, nodes, needed=trees or not _takes_chains(attention)),
+        custom_mask=mask_of(batch, nodes, attention, trees=trees, max_length=max_length),
         positions=(batch.seq_lens[:, None] + nodes.depth).flatten(),
         retrieve_index=torch.arange(rows * n, device=nodes.tokens.device).view(rows, n),
         retrieve_next_token=nodes.child,
@@ -64,19 +66,3 @@ def prepare(batch: Any, spec_info: NgramVerifyInput) -> None:
     )
     prepare_mamba_track_for_verify(batch)
     batch.spec_info = spec_info
-
-
-def _takes_chains(attention: Any) -> bool:
-    """Whether a backend that was built for chains looks at no mask: that would be work for nothing."""
-    return type(attention).__name__ in ("FlashAttentionBackend", "TorchNativeAttnBackend")
-
-
-def _mask(batch: Any, nodes: Nodes, *, needed: bool) -> Tensor | None:
-    rows, n = nodes.tokens.shape
-    device = nodes.tokens.device
-    if not needed:
-        return None
-    sees = chain_sees(rows, n, device) if nodes.sees is None else nodes.sees
-    if device.type == "cpu":
-        return sees.flatten()
-    return whole_mask(sees, batch.seq_lens, int(batch.seq_lens_cpu.sum()))

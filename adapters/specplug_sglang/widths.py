@@ -53,6 +53,10 @@ class Widths:
         graphs[self._widest] = getattr(self._runner, "decode_cuda_graph_runner", None)
         return sorted(n for n, runner in graphs.items() if runner is not None)
 
+    def backends(self) -> list[Any]:
+        """Return the attention backends that were built so far, without the engine's own."""
+        return [machinery.attention for machinery in self._built.values()]
+
     @contextmanager
     def using(self, n: int) -> Iterator[None]:
         """Let the target verify `n` nodes per request."""

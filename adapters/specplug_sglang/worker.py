@@ -19,7 +19,8 @@ from torch import Tensor
 from specplug.errors import EngineError
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
-from specplug_sglang import advice, exact, seams, seeded
+from specplug_sglang import advice, attention, exact, seams, seeded
+from specplug_sglang.asked import decided
 from specplug_sglang.corpora import ExternalCorpora
 from specplug_sglang.drafting import Drafting
 from specplug_sglang.ranks import Ranks
@@ -74,6 +75,11 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         """No model of ours runs as SGLang's draft model."""
         return None
 
+    @property
+    def spec_v2_attn_backends(self) -> tuple[Any, ...]:
+        """Return all backends that steps run with."""
+        return (self.model_runner.attn_backend, *self.widths.backends())
+
     def alloc_memory_pool(self, memory_pool_config: Any = None, **pools: Any) -> None:
         """Take note of the target's pools."""
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
@@ -90,6 +96,11 @@ class Worker(ExternalCorpora, BaseSpecWorker):
     def init_cuda_graphs(self) -> None:
         """Build, and on a GPU capture, the widths that plans may choose."""
         self.widths.prepare(tuple(width + 1 for width in self.drafting.caps.captured_widths))
+        attention.check(self.model_runner.attn_backend, trees=self.drafting.caps.trees)
+        self.model_runner.spec_algorithm.host_lengths = (
+            attention.needs_host_lengths(self.spec_v2_attn_backends)
+            or decided(self.server_args).enable_forward_pass_metrics  # which sums them, a request at a time
+        )
 
     # -- what SGLang tells -----------------------------------------------------------------------------------------
 
@@ -204,7 +215,9 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         return self.ranks.share(draft)
 
     def _verify_input(self, batch: Any, nodes: Nodes) -> Any:
-        return verify_input(batch, nodes, self.model_runner.attn_backend, trees=self.drafting.caps.trees)
+        drafting = self.drafting
+        backend = self.model_runner.attn_backend
+        return verify_input(batch, nodes, backend, trees=drafting.caps.trees, max_length=drafting.max_length)
 
     def _settle(
         self, batch: Any, draft: Draft, accept_lens: Tensor, accept_index: Tensor, predict: Tensor, logits: Any

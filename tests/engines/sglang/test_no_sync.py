@@ -19,23 +19,31 @@ from tests.engines.one_device import OneDevice
 META = torch.device("meta")
 WIDTH = 4
 
-
-@pytest.mark.parametrize("topk", [1, 4], ids=["chains", "trees"])
-@pytest.mark.parametrize("width", [WIDTH, 0])
-def test_it_runs_where_tensors_have_no_values(engine, topk, width):
-    settings = {
+SETTINGS = json.dumps(
+    {
         "proposer": "bigram",
         "policy": "fixed",
         "faults": {"host_deadline_ms": None},
         "options": {"fixed": {"token_budget": 6}},
     }
-    watched = engine(
-        "SPECPLUG", topk=topk, width=WIDTH, environment={"SPECPLUG_CONFIG": json.dumps(settings)}, name="no-sync"
-    )
+)
+
+
+@pytest.mark.parametrize("topk", [1, 4], ids=["chains", "trees"])
+@pytest.mark.parametrize("width", [WIDTH, 0])
+def test_it_runs_where_tensors_have_no_values(engine, topk, width):
+    watched = engine("SPECPLUG", topk=topk, width=WIDTH, environment={"SPECPLUG_CONFIG": SETTINGS}, name="no-sync")
     found = watched.inside(on_meta, width=width)
     mask = 3 * (width + 1) ** 2 + 60 if topk > 1 else 0
     assert found == {"mixed": [], "faults": {}, "operations": found["operations"], "mask": mask}
     assert found["operations"] > 50
+
+
+@pytest.mark.parametrize("topk", [1, 4], ids=["chains", "trees"])
+def test_lengths_come_to_the_host_where_attention_reads_them_only(engine, topk):
+    """The stand-in for attention reads none, as FlashAttention; SGLang has them for its own n-gram in any case."""
+    watched = engine("SPECPLUG", topk=topk, width=WIDTH, environment={"SPECPLUG_CONFIG": SETTINGS}, name="no-sync")
+    assert watched.inside(host_lengths) == {"engine": False, "read": True, "unread": False}
 
 
 # -- inside the scheduler's process ----------------------------------------------------------------------------------
@@ -78,6 +86,24 @@ def on_meta(scheduler: Any, width: int) -> dict[str, Any]:
     assert drafting.stage is not None
     faults = {name: dict(kinds) for name, kinds in drafting.stage.metrics._faults.items()}
     return {"mixed": found, "faults": faults, "operations": watch.count, "mask": mask}
+
+
+def host_lengths(scheduler: Any) -> dict[str, bool]:
+    """Return whether this engine has lengths on the host, and whether relays copy them as its attention reads them."""
+    worker, pool = scheduler.draft_worker, SimpleNamespace(req_to_token=empty(9, 20))
+    attention = worker.model_runner.attn_backend
+    found = {"engine": scheduler.future_map.needs_cpu_seq_lens}
+    for name, needed in (("read", True), ("unread", False)):
+        attention.needs_cpu_seq_lens = needed
+        worker.init_cuda_graphs()
+        relay = scheduler.spec_algorithm.create_future_map(META, pool, needs_cpu_seq_lens=True)
+        batch = SimpleNamespace(spec_info=SimpleNamespace(future_indices=empty(3, dtype=torch.int64)))
+        try:
+            relay.resolve_seq_lens_cpu(batch)
+            found[name] = batch.seq_lens_cpu is not None
+        except NotImplementedError:  # nothing is copied from the meta device
+            found[name] = True
+    return found
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:

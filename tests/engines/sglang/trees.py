@@ -255,8 +255,8 @@ def mask_as_on_gpus(scheduler: Any) -> None:
     import specplug_sglang.verify_input as module
     from specplug_sglang.trees import chain_sees, whole_mask
 
-    def mask(batch: Any, nodes: Any, *, needed: bool) -> torch.Tensor:
+    def mask(batch: Any, nodes: Any, *_: Any, **__: Any) -> torch.Tensor:
         sees = chain_sees(*nodes.tokens.shape, nodes.tokens.device) if nodes.sees is None else nodes.sees
-        return whole_mask(sees, batch.seq_lens, int(batch.seq_lens_cpu.sum()))
+        return whole_mask(sees, batch.seq_lens, int(batch.seq_lens.sum()))
 
-    put(module, "_mask", mask)
+    put(module, "mask_of", mask)

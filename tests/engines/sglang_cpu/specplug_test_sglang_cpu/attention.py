@@ -23,6 +23,7 @@ def built(result: None, self: Any, *args: Any, **kwargs: Any) -> None:
 
     self.specplug_test_width = get_spec().speculative_num_draft_tokens
     self.specplug_test_topk = get_spec().speculative_eagle_topk
+    self.needs_cpu_seq_lens = False  # what it reads lies on the device, as with FlashAttention
 
 
 def forward_extend(

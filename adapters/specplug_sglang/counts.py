@@ -1,0 +1,64 @@
+"""Counts of drafts for the status, which nobody waits for.
+
+Counters lie on the device.  Between steps they are copied to the host a few times a second, and whoever asks while
+steps run gets the newest copy that has arrived.  When no step runs, the counters themselves are read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specplug.metrics import MetricsSnapshot, SpecMetrics
+
+PERIOD = 0.2
+"""Seconds between copies at least, while steps run."""
+
+
+class Counts:
+    """The newest counts that are known on the host.
+
+    Args:
+        metrics: what counts, on a device.
+        device_module: PyTorch's for that device, as `torch.cuda`; None where the device is the host.
+        clock: returns seconds.
+    """
+
+    def __init__(self, metrics: SpecMetrics, device_module: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics, self._module, self._clock = metrics, device_module, clock
+        self._newest = tuple(torch.zeros_like(part, device="cpu") for part in metrics.tensors())
+        self._coming: tuple[Any, tuple[Tensor, ...]] | None = None
+        self._last: Any = None  # the event at the end of the last step
+        self._due = 0.0
+
+    def step(self) -> None:
+        """Note that a step was queued on the current stream, and begin a copy if one is due."""
+        if self._module is None:
+            return
+        self._arrive()
+        if self._coming is None and self._clock() >= self._due:
+            copied = tuple(part.to("cpu", non_blocking=True) for part in self._metrics.tensors())
+            self._coming = self._event(), copied
+            self._due = self._clock() + PERIOD
+        self._last = self._event()
+
+    def read(self) -> MetricsSnapshot:
+        """Return the counts of the last step where it has ended, else those of one before it."""
+        if self._last is None or self._last.query():
+            return self._metrics.snapshot()
+        self._arrive()
+        return self._metrics.snapshot(self._newest)
+
+    def _arrive(self) -> None:
+        """Take a copy that has arrived."""
+        if self._coming is not None and self._coming[0].query():
+            self._newest, self._coming = self._coming[1], None
+
+    def _event(self) -> Any:
+        event = self._module.Event()
+        event.record()
+        return event
