@@ -44,6 +44,7 @@ def arguments() -> dict[str, Any]:
         "attention_backend": "torch_native",
         "sampling_backend": "pytorch",
         "max_total_tokens": 8192,
+        "mem_fraction_static": 0.99,  # else SGLang leaves gigabytes unused, or ends where there are none to be left
     }
 
 

@@ -31,10 +31,12 @@ from serving_demo import Demo
 
 from specplug.demo import model_path
 
-FLAGS = "--dtype float32 --enforce-eager --max-model-len 1024 --max-num-seqs 4 --no-enable-prefix-caching"
+FLAGS = (
+    "--dtype float32 --enforce-eager --max-model-len 1024 --max-num-seqs 4 --no-enable-prefix-caching "
+    "--kv-cache-memory-bytes 268435456"  # instead of a share of the machine's memory, for each of two servers
+)
 
 ENVIRONMENT = {  # small, offline, one CPU thread
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "VLLM_NO_USAGE_STATS": "1",

@@ -41,7 +41,7 @@ class Counts:
             return
         self._arrive()
         if self._coming is None and self._clock() >= self._due:
-            copied = tuple(part.to("cpu", non_blocking=True) for part in self._metrics.tensors())
+            copied = tuple(part.to("cpu", non_blocking=True, copy=True) for part in self._metrics.tensors())
             self._coming = self._event(), copied
             self._due = self._clock() + PERIOD
         self._last = self._event()

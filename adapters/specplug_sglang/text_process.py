@@ -76,7 +76,9 @@ def _start(
     seams.require("cli")
     more: dict[str, Any] = {}
     if is_cpu:
-        more = {"device": "cpu", "disable_cuda_graph": True, "max_total_tokens": MOST_CACHED_ON_A_CPU}
+        # SGLang would leave gigabytes unused besides, and end where there are none to be left.
+        small = {"max_total_tokens": MOST_CACHED_ON_A_CPU, "mem_fraction_static": 0.99}
+        more = {"device": "cpu", "disable_cuda_graph": True, **small}
     elif device is not None:
         more = {"device": device}
     try:

@@ -23,6 +23,7 @@ SMALL: dict[str, Any] = {
     "context_length": 1024,
     "max_running_requests": 8,
     "max_total_tokens": 8192,
+    "mem_fraction_static": 0.99,  # else SGLang leaves gigabytes unused, or ends where there are none to be left
     "random_seed": 0,
     "sleep_on_idle": True,  # else an engine that waits for its next test takes a core
     "log_level": "info",

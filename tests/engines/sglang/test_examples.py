@@ -15,6 +15,7 @@ import pytest
 
 from tests.engines.examples import command
 from tests.engines.launch import ALWAYS, ROOT
+from tests.engines.sglang.launch import SMALL
 
 
 def run(name: str, *arguments: str, **server: str) -> tuple[str, str]:
@@ -78,6 +79,13 @@ def test_the_demo_says_what_it_runs_on(demo):
     (remark,) = report["remarks"]
     assert "stand-ins" in remark
     assert beside.splitlines()[0] == remark
+
+
+def test_stand_ins_run_in_little_memory(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    arguments = importlib.import_module("sglang_stand_ins").arguments()
+    assert arguments["max_total_tokens"] <= 8192
+    assert arguments["mem_fraction_static"] == SMALL["mem_fraction_static"]  # with which the tests start
 
 
 def test_where_sglangs_own_kernels_run_nothing_stands_in(monkeypatch):

@@ -29,6 +29,7 @@ SMALL: dict[str, Any] = {
     "max_model_len": 1024,
     "max_num_seqs": 8,
     "max_num_batched_tokens": 512,
+    "kv_cache_memory_bytes": 256 << 20,
     "seed": 0,
 }
 
@@ -43,7 +44,6 @@ class Configuration(launch.Configuration):
     always: ClassVar[Mapping[str, str]] = {
         **launch.ALWAYS,
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(ROOT / ".cache" / "vllm"),

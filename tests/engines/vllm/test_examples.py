@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -40,6 +41,13 @@ def test_the_offline_example_drafts():
     assert json.loads(record)["name"] == "read"
     tokens, steps = map(int, re.search(r"(\d+) tokens in (\d+) steps", summary).groups())  # type: ignore[union-attr]
     assert tokens > 2 * steps
+
+
+def test_the_demo_s_servers_ask_for_a_quarter_of_a_gib(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    for launch in importlib.import_module("vllm_demo").launches({}, 8):
+        assert launch.command[launch.command.index("--kv-cache-memory-bytes") + 1] == str(256 << 20)
+        assert "VLLM_CPU_KVCACHE_SPACE" not in launch.environment  # which would come before it
 
 
 def test_the_demo_compares_two_servers():

@@ -19,6 +19,11 @@ def test_engines_of_several_processes_answer_alike(stock_v1, engine):
     apart.stop()
 
 
+def test_engines_ask_for_a_quarter_of_a_gib(stock_v1):
+    """And for no share of the machine's memory, which vLLM looks at where no bytes are given."""
+    assert stock_v1.call(cache_bytes) == 256 << 20
+
+
 def test_requests_arrive_and_leave_when_told(stock_v1):
     alone = stock_v1.call(inside.drive, requests=STEPS[:1])
     driven = stock_v1.call(inside.drive, requests=STEPS, aborts={"request 2": 9})
@@ -85,3 +90,7 @@ def process(llm):
 
 def variable(llm, name):
     return os.environ[name]
+
+
+def cache_bytes(llm):
+    return llm.llm_engine.vllm_config.cache_config.kv_cache_memory_bytes
