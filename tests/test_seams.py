@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from specplug.errors import EngineError
+from specplug.seams.installed import seams_result
 from specplug.seams.probe import _method_codes, _stored, imported, problems
 from specplug.seams.seam import Seam
 from specplug.seams.seam import seam as a_seam
@@ -295,6 +296,39 @@ def test_an_untested_version_is_served_with_one_warning(engine, caplog):
         asked.require("worker")
     (record,) = caplog.records
     assert "not with 0.40.0" in record.getMessage()
+
+
+OPTIONAL = {"extras": "what makes life easier", "worker": "the worker"}
+EXTRA = a_seam("engine:never", "extras")
+
+
+def test_an_optional_part_that_has_moved_is_off_with_one_warning(engine, caplog):
+    asked = Support(TWO, [HELD, EXTRA], who="adapter", installed=lambda: "0.32.0", optional=OPTIONAL)
+    with caplog.at_level(logging.WARNING, logger="specplug"):
+        asked.require("front")
+        assert asked.available("worker")
+        assert not asked.available("extras")
+        assert not asked.available("extras")
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "adapter: Engine has moved: engine:never is gone; found Engine 0.32.0; expected Engine 0.30 to 0.33. "
+        "The server runs; off: what makes life easier"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seams", "status", "summary"),
+    [
+        ([HELD], "ok", "all 1 seams found"),
+        ([HELD, EXTRA], "warn", "Engine 0.32.0 has moved: engine:never is gone (off: what makes life easier)"),
+        ([HELD, EXTRA, replace(EXTRA, where=("extras", "front"))], "fail", "engine:never is gone"),
+    ],
+    ids=["none", "optional", "needed"],
+)
+def test_doctor_warns_of_optional_parts_and_fails_for_others(engine, seams, status, summary):
+    found = seams_result(TWO, "0.32.0", engine / "engine", seams, OPTIONAL)
+    assert found.status == status
+    assert summary in found.summary
 
 
 def test_each_place_is_looked_at_once(engine):

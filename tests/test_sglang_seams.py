@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import get_args
 
-from specplug_sglang.seams_table import RUN, SEAMS, VERSIONS, Where
+from specplug_sglang.seams_table import OPTIONAL, RUN, SEAMS, VERSIONS, Where
 from tests.seam_tools import ROOT, Adapter, says_twice, used
 
 OURS = """
@@ -32,6 +32,11 @@ ADAPTER = Adapter(
 def test_the_supported_versions_are_the_one_that_is_run_and_some_before_it():
     assert VERSIONS.oldest <= RUN == VERSIONS.newest
     assert VERSIONS.parse("0.5.23.post1") == (0, 5, 23)
+
+
+def test_parts_that_are_optional_exist_and_are_said_to_be_off():
+    assert OPTIONAL.keys() < set(get_args(Where))
+    assert all(OPTIONAL.values())
 
 
 def test_no_row_says_nothing_twice():
@@ -72,7 +77,7 @@ def asked_for() -> set[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("require", "moved")
+        and node.func.attr in ("require", "moved", "available")
         if isinstance(node.func.value, ast.Name) and node.func.value.id == "seams"
         if isinstance(node.args[0], ast.Constant)
     }

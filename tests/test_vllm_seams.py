@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+from typing import get_args
 
 import pytest
 
 from specplug_vllm import seams
-from specplug_vllm.seams_table import SEAMS
+from specplug_vllm.seams_table import OPTIONAL, SEAMS, Where
 from tests.seam_tools import ROOT, Adapter, says_twice, used
 
 OURS = """
@@ -15,7 +16,7 @@ _specplug _specplug_intake specplug_control specplug_corpora specplug_engine spe
 specplug_status
 """
 PYTHONS = """
-body digest f_locals origin parent parse_known_args returncode util value
+add_subparsers body digest f_locals origin parent parse_known_args returncode util value
 """
 TORCHS = "Module load_weights"
 FASTAPIS = "add_api_route add_middleware getlist headers include_router path_params query_params scope"
@@ -48,6 +49,13 @@ ADAPTER = Adapter(
 )
 def test_versions_are_read(text: str, version):
     assert seams.parse(text) == version
+
+
+def test_every_part_of_the_adapter_has_seams_and_optional_ones_say_what_is_off():
+    parts = set(get_args(Where))
+    assert {where for seam in SEAMS for where in seam.where} == parts
+    assert OPTIONAL.keys() < parts
+    assert all(OPTIONAL.values())
 
 
 def test_no_row_says_nothing_twice():

@@ -11,7 +11,7 @@ from specplug.serving.launches import host_proposers
 from specplug.settings.model import Settings
 from specplug.specs import CheckResult
 from specplug_sglang import launch as launching
-from specplug_sglang.seams_table import RUN, SEAMS, VERSIONS
+from specplug_sglang.seams_table import OPTIONAL, RUN, SEAMS, VERSIONS
 
 GROUP, NAME, TARGET = "sglang.srt.plugins", "specplug", "specplug_sglang.entry:register"
 ASKING = "--speculative-algorithm SPECPLUG --speculative-num-draft-tokens 16"
@@ -25,7 +25,7 @@ def installed(settings: Settings) -> list[CheckResult]:
     version = installation.version_in(folder)
     return [
         _version(version),
-        installation.seams_result(VERSIONS, version, folder, SEAMS),
+        installation.seams_result(VERSIONS, version, folder, SEAMS, OPTIONAL),
         installation.entry_point_result("SGLang", GROUP, NAME, TARGET, allowing="SGLANG_PLUGINS", empty_allows=True),
     ]
 

@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from specplug_sglang import seams
+
 if TYPE_CHECKING:
     from specplug_sglang.drafting import Drafting
 
@@ -56,9 +58,15 @@ def _attach(_: Any, scheduler: Any) -> None:
         _runners[scheduler.draft_worker.model_runner] = drafting
 
 
+def _listening(owner: Any) -> Drafting | None:
+    """Return what drafts for `owner` and can be told of the engine's events."""
+    drafting = drafting_of(owner)
+    return drafting if drafting is not None and seams.available("events") else None
+
+
 def _idle(scheduler: Any) -> None:
     """Proposers learn of the last request's end now, not when the next one comes."""
-    drafting = drafting_of(scheduler)
+    drafting = _listening(scheduler)
     if drafting is not None:
         drafting.sweep()
 
@@ -80,20 +88,20 @@ def _end_update(original: Callable[..., Any], updater: Any, *args: Any, **kwargs
 
 
 def _tell_change(updater: Any) -> None:
-    drafting = _runners.get(updater.get_model_runner())
+    drafting = _runners.get(updater.get_model_runner()) if _runners and seams.available("events") else None
     if drafting is not None:
         drafting.on_engine_event("weights changed")
 
 
 def _release(manager: Any, *_: Any) -> None:
     """Proposers are told first, while the device's memory is as it was."""
-    drafting = drafting_of(manager)
+    drafting = _listening(manager)
     if drafting is not None and not manager.offload_tags:
         drafting.on_engine_event("sleep")
 
 
 def _resume(_: Any, manager: Any, *__: Any) -> None:
     """Memory may come back part by part: proposers are told when all of it is there."""
-    drafting = drafting_of(manager)
+    drafting = _listening(manager)
     if drafting is not None and not manager.offload_tags:
         drafting.on_engine_event("wake")

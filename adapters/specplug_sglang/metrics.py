@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from specplug_sglang import status
+from specplug_sglang import seams, status
 
 _ADDS_METRICS = "sglang.srt.utils.common.add_prometheus_middleware"
 
@@ -27,7 +27,7 @@ def install() -> None:
 def metrics_made(result: Any, app: Any) -> None:
     """Export the metrics of the engines behind an app whose /metrics was made just now, in its event loop."""
     manager = getattr(app.state, "specplug", None)
-    if manager is None:
+    if manager is None or not seams.available("metrics"):
         return
     from specplug.serving.exporter import exporter
 

@@ -13,8 +13,16 @@ from specplug.seams.support import Range
 from specplug_sglang.seams_front import FRONT
 from specplug_sglang.seams_worker import WORKER
 
-Where = Literal["algorithm", "worker", "api", "http", "cli"]
+Where = Literal["algorithm", "worker", "api", "http", "cli", "events", "status", "routes", "metrics"]
 """The parts of the adapter that use seams."""
+
+OPTIONAL = {
+    "events": "proposers learn nothing of new weights, released memory and idle times",
+    "status": "the status of a server and orders to it",
+    "routes": "the routes below /specplug",
+    "metrics": "specplug's metrics on /metrics",
+}
+"""Parts without which requests are served right, and what is off where their seams have moved."""
 
 VERSIONS = Range(engine="SGLang", oldest=(0, 5, 22), newest=(0, 5, 23))
 """Supported: `RUN`, and others whose every seam was compared with it."""

@@ -223,21 +223,21 @@ _VERIFICATION = (
 _EVENTS = (
     seam("sglang.srt.managers.scheduler:Scheduler", "worker", holds="waiting_queue"),
     seam("sglang.srt.managers.scheduler:Scheduler.maybe_init_draft_worker", "worker"),
-    seam("sglang.srt.managers.scheduler:Scheduler.on_idle", "worker"),
+    seam("sglang.srt.managers.scheduler:Scheduler.on_idle", "events"),
     seam(
         "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater",
-        "worker",
+        "events",
         holds="get_model_runner load_weights_from_distributed update_weights_from_disk update_weights_from_ipc "
         "update_weights_from_tensor",
     ),
     seam(
         "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater.end_weight_update",
-        "worker",
+        "events",
         named="run_post_load",
     ),
     seam(
         "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager",
-        "worker",
+        "events",
         holds="draft_worker offload_tags release_memory_occupation resume_memory_occupation",
     ),
 )
@@ -267,25 +267,25 @@ _CORPORA = (
 """SGLang's own n-gram worker, whose place ours takes where texts to draft from are added."""
 
 _STATUS = (
-    seam("sglang.srt.managers.scheduler:Scheduler", "worker", holds="draft_worker enable_overlap"),
+    seam("sglang.srt.managers.scheduler:Scheduler", "status", holds="draft_worker enable_overlap"),
     seam(
         "sglang.srt.managers.scheduler_components.internal_state:SchedulerInternalStateController",
-        "worker",
+        "status",
         holds="scheduler",
     ),
     seam(
         "sglang.srt.managers.scheduler_components.internal_state:SchedulerInternalStateController.get_internal_state",
-        "worker",
+        "status",
         takes="recv_req",
     ),
     seam(
         "sglang.srt.managers.scheduler_components.internal_state:SchedulerInternalStateController.set_internal_state",
-        "worker",
+        "status",
         takes="recv_req",
     ),
-    seam("sglang.srt.managers.io_struct:GetInternalStateReqOutput", "worker", holds="internal_state"),
-    seam("sglang.srt.managers.io_struct:SetInternalStateReq", "worker", holds="server_args"),
-    seam("sglang.srt.managers.io_struct:SetInternalStateReqOutput", "worker", holds="updated"),
+    seam("sglang.srt.managers.io_struct:GetInternalStateReqOutput", "status", holds="internal_state"),
+    seam("sglang.srt.managers.io_struct:SetInternalStateReq", "status", holds="server_args"),
+    seam("sglang.srt.managers.io_struct:SetInternalStateReqOutput", "status", holds="updated"),
 )
 
 WORKER: tuple[Seam, ...] = (*_REQUESTS, *_BATCHES, *_TARGET, *_VERIFICATION, *_EVENTS, *_CORPORA, *_STATUS)

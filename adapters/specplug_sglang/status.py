@@ -14,6 +14,7 @@ from typing import Any
 from specplug.errors import SettingsError
 from specplug.serving.control import parse_order
 from specplug.serving.telling import by_plugin, details_told, settings_told
+from specplug_sglang import seams
 
 logger = logging.getLogger("specplug")
 
@@ -156,8 +157,8 @@ def order_of(numbers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drafts(scheduler: Any) -> bool:
-    """Whether specplug drafts for this scheduler."""
-    return hasattr(scheduler.draft_worker, "drafting")
+    """Whether specplug drafts for this scheduler, and can be asked how."""
+    return hasattr(scheduler.draft_worker, "drafting") and seams.available("status")
 
 
 def _engine_of() -> int:

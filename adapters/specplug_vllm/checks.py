@@ -12,7 +12,7 @@ from specplug.settings.model import Settings
 from specplug.specs import CheckResult
 from specplug_vllm import advice
 from specplug_vllm.seams import REMEDY, SUPPORTED, VERSIONS
-from specplug_vllm.seams_table import SEAMS
+from specplug_vllm.seams_table import OPTIONAL, SEAMS
 
 GROUP, NAME, TARGET = "vllm.general_plugins", "specplug", "specplug_vllm.entry:register"
 
@@ -25,7 +25,7 @@ def installed(settings: Settings) -> list[CheckResult]:
     version = installation.version_in(folder)
     return [
         installation.version_result(VERSIONS, version),
-        installation.seams_result(VERSIONS, version, folder, SEAMS),
+        installation.seams_result(VERSIONS, version, folder, SEAMS, OPTIONAL),
         installation.entry_point_result("vLLM", GROUP, NAME, TARGET, allowing="VLLM_PLUGINS", empty_allows=False),
     ]
 

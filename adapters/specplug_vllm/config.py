@@ -104,10 +104,15 @@ def _check(vllm_config: Any) -> None:
 
 @contextmanager
 def _async_allowed(module: Any, wanted: bool) -> Iterator[None]:
-    """Let the method pass vLLM's list of methods that keep async scheduling on, while one configuration is made."""
-    types = module.NgramGPUTypes
-    if wanted:
-        module.NgramGPUTypes = Literal[(*get_args(types), METHOD)]
+    """Let the method pass vLLM's list of methods that keep async scheduling on, while one configuration is made.
+
+    From 0.33 on the list is looked at for V1 only, and may go.
+    """
+    types = getattr(module, "NgramGPUTypes", None)
+    if types is None or not wanted:
+        yield
+        return
+    module.NgramGPUTypes = Literal[(*get_args(types), METHOD)]
     try:
         yield
     finally:

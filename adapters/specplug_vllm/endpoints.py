@@ -21,7 +21,7 @@ from specplug.errors import SpecplugError
 from specplug.serving.clients import Clients
 from specplug.serving.control import Order, parse_order
 from specplug.serving.operators import Operators
-from specplug_vllm import corpora_routes, status
+from specplug_vllm import corpora_routes, seams, status
 from specplug_vllm.asked import is_asked
 
 _GROUP = "vllm.endpoint_plugins"
@@ -35,7 +35,9 @@ def install() -> None:
     """Let vLLM load these routes by default, in a process whose configuration asks for specplug."""
     from vllm import plugins
 
-    if not hasattr(plugins.load_endpoint_plugins, "_specplug"):
+    if not hasattr(plugins, "load_endpoint_plugins"):
+        seams.available("routes")  # which says what is off
+    elif not hasattr(plugins.load_endpoint_plugins, "_specplug"):
         plugins.load_endpoint_plugins = _with_ours(plugins.load_endpoint_plugins)
 
 
@@ -77,6 +79,8 @@ class SpecplugEndpoints:
 
     def attach_router(self, app: FastAPI) -> None:
         """Register the routes."""
+        if not seams.available("routes"):
+            return
         router = APIRouter(prefix="/specplug", tags=["specplug"], dependencies=[Depends(guard)])
         router.add_api_route(
             "/status",
@@ -97,6 +101,8 @@ class SpecplugEndpoints:
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Keep the engine client for the routes, the corpora, and who may use them."""
+        if not seams.available("routes"):
+            return
         import vllm.envs as envs
 
         state.specplug_engine = engine_client

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from specplug_vllm import seams
 from specplug_vllm.drafting import Drafting
 from specplug_vllm.lifecycle import drafting_of
 
@@ -30,6 +31,8 @@ def install_worker(runner: Any, drafting: Drafting) -> None:
 
     What happens before that is the start: no proposer has learnt anything then.
     """
+    if not seams.available("events"):
+        return
     weights, model = _Weights(drafting), runner.get_model()
     setattr(runner, _CHANGES, weights)
     runner.reload_weights = weights.watched(runner.reload_weights)

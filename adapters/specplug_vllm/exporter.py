@@ -6,12 +6,14 @@ import functools
 from typing import Any
 
 from specplug.serving.exporter import exporter
-from specplug_vllm import status
+from specplug_vllm import seams, status
 from specplug_vllm.asked import is_asked
 
 
 def install() -> None:
     """Export the metrics of engines that this process starts or connects to.  Called where specplug is asked for."""
+    if not seams.available("metrics"):
+        return
     from vllm.v1.engine.core_client import EngineCoreClient
 
     original = EngineCoreClient.make_async_mp_client

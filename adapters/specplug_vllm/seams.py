@@ -1,7 +1,7 @@
 """The one module that the rest of the adapter asks about vLLM's versions and private names.
 
-The names themselves stand in `seams_table`.  Each process probes those that it uses before it uses them, and a server
-whose vLLM has moved does not start.
+The names themselves stand in `seams_table`.  Each process probes those that it uses before it uses them.  A server
+whose vLLM has moved does not start, unless optional parts use what has moved: these are switched off with a warning.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 
 from specplug.seams.probe import imported, problems
 from specplug.seams.support import Range, Support
-from specplug_vllm.seams_table import DIFFERENCES, NEWEST, OLDEST, SEAMS
+from specplug_vllm.seams_table import DIFFERENCES, NEWEST, OLDEST, OPTIONAL, SEAMS
 
 VERSIONS = Range(engine="vLLM", oldest=OLDEST, newest=NEWEST)
 SUPPORTED, REMEDY = str(VERSIONS), VERSIONS.remedy
@@ -26,10 +26,13 @@ def installed_version() -> str:
     return str(vllm.__version__)
 
 
-_support = Support(VERSIONS, SEAMS, who="specplug_vllm", installed=installed_version)
+_support = Support(VERSIONS, SEAMS, who="specplug_vllm", installed=installed_version, optional=OPTIONAL)
 
 require = _support.require
 """Refuse to go on with a vLLM that is too old, or whose seams for a part of the adapter have moved."""
+
+available = _support.available
+"""Whether an optional part of the adapter can be used; says once what is off where it cannot."""
 
 moved = _support.moved
 """What no longer holds of the seams that one part of the adapter uses."""

@@ -27,18 +27,26 @@ _HTTP = (
         "http",
         holds="to_sampling_params vllm_xargs",
     ),
-    seam("vllm.v1.engine.core_client:AsyncMPClient._call_utility_async", "http", takes="method", named="args engine"),
-    seam("vllm.v1.engine.core_client:AsyncMPClient", "http", holds="core_engines"),
-    seam("vllm.v1.engine.core_client:EngineCoreClient.make_async_mp_client", "http", takes="vllm_config"),
-    seam("vllm.v1.engine.async_llm:AsyncLLM", "http", holds="engine_core vllm_config"),
-    seam("vllm.plugins.endpoint_plugins.interface:EndpointPlugin.attach_router", "http", takes="app"),
-    seam("vllm.plugins:load_endpoint_plugins", "http", takes="supported_tasks"),
-    seam("vllm.envs", "http", holds="VLLM_PLUGINS"),
-    seam("vllm.plugins.endpoint_plugins.interface:EndpointPlugin.init_state", "http", takes="engine_client state args"),
-    seam("vllm.entrypoints.launchers.cli_args:FrontendArgs", "http", holds="api_key", until=(0, 32)),
-    seam("vllm.entrypoints.common.cli_args:FrontendArgs", "http", holds="api_key", since=(0, 33)),
-    seam("vllm.envs", "http", holds="VLLM_API_KEY"),
-    seam("vllm", "config", "http", holds="__version__"),
+    seam(
+        "vllm.v1.engine.core_client:AsyncMPClient._call_utility_async",
+        "routes",
+        "metrics",
+        takes="method",
+        named="args engine",
+    ),
+    seam("vllm.v1.engine.core_client:AsyncMPClient", "routes", "metrics", holds="core_engines"),
+    seam("vllm.v1.engine.core_client:EngineCoreClient.make_async_mp_client", "metrics", takes="vllm_config"),
+    seam("vllm.v1.engine.async_llm:AsyncLLM", "routes", holds="engine_core vllm_config"),
+    seam("vllm.plugins.endpoint_plugins.interface:EndpointPlugin.attach_router", "routes", takes="app"),
+    seam("vllm.plugins:load_endpoint_plugins", "routes", takes="supported_tasks"),
+    seam("vllm.envs", "routes", holds="VLLM_PLUGINS"),
+    seam(
+        "vllm.plugins.endpoint_plugins.interface:EndpointPlugin.init_state", "routes", takes="engine_client state args"
+    ),
+    seam("vllm.entrypoints.launchers.cli_args:FrontendArgs", "routes", holds="api_key", until=(0, 32)),
+    seam("vllm.entrypoints.common.cli_args:FrontendArgs", "routes", holds="api_key", since=(0, 33)),
+    seam("vllm.envs", "routes", holds="VLLM_API_KEY"),
+    seam("vllm", "config", "routes", holds="__version__"),
 )
 
 _COMMAND_LINE = (
@@ -48,7 +56,7 @@ _COMMAND_LINE = (
     seam("vllm.entrypoints.cli.serve:ServeSubcommand.subparser_init", "cli", takes="subparsers"),
     seam("vllm.usage.usage_lib:UsageContext", "cli", holds="OPENAI_API_SERVER"),
     seam("vllm.plugins:load_general_plugins", "cli"),
-    seam("vllm.utils.argparse_utils:FlexibleArgumentParser", "cli", holds="add_subparsers parse_args"),
+    seam("vllm.utils.argparse_utils:FlexibleArgumentParser", "cli", holds="parse_args"),
     seam("vllm", "cli", holds="LLM SamplingParams"),
     seam("vllm:LLM", "cli", holds="collective_rpc llm_engine"),
     seam(

@@ -13,9 +13,31 @@ from specplug_vllm.seams_front import FRONT
 from specplug_vllm.seams_worker import WORKER
 
 Where = Literal[
-    "config", "scheduler", "v1", "v2", "api", "http", "verifier v1", "verifier v2", "adaptive", "recurrent", "cli"
+    "config",
+    "scheduler",
+    "v1",
+    "v2",
+    "api",
+    "http",
+    "verifier v1",
+    "verifier v2",
+    "adaptive",
+    "recurrent",
+    "cli",
+    "events",
+    "routes",
+    "metrics",
+    "status",
 ]
 """The parts of the adapter that use seams."""
+
+OPTIONAL = {
+    "events": "proposers learn nothing of new weights, sleep and waking up",
+    "routes": "the routes below /specplug",
+    "metrics": "specplug's metrics on /metrics",
+    "status": "the status of a server and orders to it",
+}
+"""Parts without which requests are served right, and what is off where their seams have moved."""
 
 OLDEST: Version = (0, 30)
 NEWEST: Version = (0, 33)
@@ -26,7 +48,9 @@ DIFFERENCES = {
 """What only some versions have.  The adapter asks `seams` whether it is there, and does without it where it is not."""
 
 _CONFIG = (
-    seam("vllm.config.vllm", "config", holds="VllmConfig NgramGPUTypes"),
+    seam("vllm.config.vllm", "config", holds="VllmConfig"),
+    # Later versions keep async scheduling on with every method on V2.
+    seam("vllm.config.vllm", "config", holds="NgramGPUTypes", until=(0, 32)),
     seam("vllm.config.vllm:VllmConfig.__post_init__", "config"),
     seam("vllm.config.vllm:VllmConfig._get_v2_model_runner_unsupported_features", "config"),
     seam("vllm.config.vllm:VllmConfig._set_cudagraph_sizes", "config"),
@@ -114,8 +138,8 @@ _SCHEDULER = (
         holds="include_stop_str_in_output min_tokens skip_special_tokens stop",
     ),
     seam("vllm.tokenizers:cached_tokenizer_from_config", "scheduler", takes="model_config"),
-    seam("vllm.v1.engine.core:EngineCore", "scheduler", holds="model_executor scheduler vllm_config"),
-    seam("vllm.v1.executor.abstract:Executor.collective_rpc", "scheduler", takes="method"),
+    seam("vllm.v1.engine.core:EngineCore", "status", holds="model_executor scheduler vllm_config"),
+    seam("vllm.v1.executor.abstract:Executor.collective_rpc", "status", takes="method"),
 )
 
 SEAMS: tuple[Seam, ...] = (*DIFFERENCES.values(), *_CONFIG, *_SCHEDULER, *WORKER, *FRONT)

@@ -100,17 +100,16 @@ _V2 = (
 )
 
 _EVENTS = (
-    seam("vllm.v1.worker.worker_base:WorkerBase", "v1", "v2", holds="__dict__ model_runner rank shutdown"),
+    seam("vllm.v1.worker.worker_base:WorkerBase", "v1", "v2", "events", holds="__dict__ model_runner rank shutdown"),
     seam(
         "vllm.v1.worker.gpu_worker:Worker",
-        "v1",
-        "v2",
+        "events",
         holds="_weight_update_is_draft finish_weight_update shutdown sleep wake_up",
     ),
-    seam("vllm.v1.worker.gpu_worker:Worker", "v1", "v2", holds="reset_weights", since=(0, 32)),
-    seam("vllm.v1.worker.gpu_worker:Worker.wake_up", "v1", "v2", takes="tags"),
-    seam("vllm.v1.worker.gpu_model_runner:GPUModelRunner", "v1", holds="get_model reload_weights"),
-    seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner", "v2", holds="get_model reload_weights"),
+    seam("vllm.v1.worker.gpu_worker:Worker", "events", holds="reset_weights", since=(0, 32)),
+    seam("vllm.v1.worker.gpu_worker:Worker.wake_up", "events", takes="tags"),
+    seam("vllm.v1.worker.gpu_model_runner:GPUModelRunner", "events", holds="get_model reload_weights"),
+    seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner", "events", holds="get_model reload_weights"),
 )
 
 _VERIFIERS = (

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from specplug.serving.telling import by_plugin, details_told, settings_told
+from specplug_vllm import seams
 from specplug_vllm.asked import engine_caps, runner_of
 from specplug_vllm.lifecycle import drafting_of
 
@@ -25,6 +26,8 @@ def install_worker() -> None:
 
 def install_engine_core() -> None:
     """Give this process's engine core the methods `specplug_status` and `specplug_control`."""
+    if not seams.available("status"):
+        return
     from vllm.v1.engine.core import EngineCore
 
     EngineCore.specplug_status = engine_status

@@ -6,12 +6,12 @@ import ast
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specplug.seams.seam import Seam
 from specplug.seams.sources import moved_in
-from specplug.seams.support import UNKNOWN, Range
+from specplug.seams.support import UNKNOWN, Range, is_optional
 from specplug.specs import CheckResult
 
 
@@ -44,11 +44,27 @@ def version_result(versions: Range, version: str) -> CheckResult:
     return CheckResult("ok", f"{name} (supported: {versions})")
 
 
-def seams_result(versions: Range, version: str, folder: Path, seams: Sequence[Seam]) -> CheckResult:
-    """Say whether an installed engine has every seam."""
-    moved = moved_in(folder.parent, versions.assumed(version), seams)
-    if moved:
-        return CheckResult("fail", f"{versions.engine} {version} has moved: {'; '.join(moved)}", versions.remedy)
+def seams_result(
+    versions: Range, version: str, folder: Path, seams: Sequence[Seam], optional: Mapping[str, str]
+) -> CheckResult:
+    """Say whether an installed engine has every seam.
+
+    Args:
+        versions: those that the adapter supports.
+        version: the installed one.
+        folder: its package folder.
+        seams: everything that the adapter uses.
+        optional: parts of the adapter that a server starts without, each with what is off then.
+    """
+    name, assumed = f"{versions.engine} {version}", versions.assumed(version)
+    moved = moved_in(folder.parent, assumed, [seam for seam in seams if not is_optional(seam, optional)])
+    off = []
+    for part, what in optional.items():
+        gone = moved_in(folder.parent, assumed, [seam for seam in seams if part in seam.where])
+        off += [f"{'; '.join(gone)} (off: {what})"] if gone else []
+    if moved or off:
+        summary = f"{name} has moved: {'; '.join([*moved, *off])}"
+        return CheckResult("fail" if moved else "warn", summary, versions.remedy)
     return CheckResult("ok", f"all {len(seams)} seams found")
 
 

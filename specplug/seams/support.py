@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,23 +60,40 @@ class Range:
         return f"Install a supported version: {self}"
 
 
+def is_optional(seam: Seam, optional: Mapping[str, str]) -> bool:
+    """Return whether a seam is used by optional parts of an adapter only."""
+    return set(seam.where) <= optional.keys()
+
+
 class Support:
     """What an adapter's processes ask about the engine that they have imported.
 
     Args:
         versions: those that the adapter supports.
         seams: everything that it uses of the engine.
+        optional: parts of the adapter that requests are served right without, each with what is off then.
         who: the adapter, for messages.
         installed: returns this process's version, `UNKNOWN` where the engine does not know its own.
 
     Attributes:
         require: `check`, once per process and place.
+        available: `look`, once per process and place.
         warn_untested: logs a warning, once per version.
     """
 
-    def __init__(self, versions: Range, seams: Sequence[Seam], *, who: str, installed: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        versions: Range,
+        seams: Sequence[Seam],
+        *,
+        who: str,
+        installed: Callable[[], str],
+        optional: Mapping[str, str] | None = None,
+    ) -> None:
         self._versions, self._seams, self._who, self._installed = versions, seams, who, installed
+        self._optional = optional or {}
         self.require = functools.cache(self.check)
+        self.available = functools.cache(self.look)
         self.warn_untested = functools.cache(self._warn_untested)
 
     def check(self, where: str) -> None:
@@ -100,6 +117,16 @@ class Support:
             raise self._refusal(f"{self._versions.engine} has moved: {'; '.join(gone)}", version)
         if judgement == "untested":
             self.warn_untested(version)
+
+    def look(self, where: str) -> bool:
+        """Return whether an optional part can be used: one whose seams have moved is off, with one warning."""
+        gone = self.moved(where)
+        if gone:
+            text = "%s: %s has moved: %s; found %s %s; expected %s. The server runs; off: %s"
+            engine = self._versions.engine
+            what = (self._who, engine, "; ".join(gone), engine, self._installed(), self._versions)
+            _log.warning(text, *what, self._optional[where])
+        return not gone
 
     def moved(self, where: str, find: Find = imported) -> list[str]:
         """Return what no longer holds of the seams that one part of the adapter uses, in this process's engine."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 
 from specplug.seams.installed import package_folder, version_in
 from specplug.seams.sources import moved_in
-from specplug_sglang.seams_table import RUN, SEAMS, VERSIONS, Where
+from specplug_sglang.seams_table import OPTIONAL, RUN, SEAMS, VERSIONS, Where
 from tests.engines.engines import Raised
 from tests.engines.planted import assert_named_in_sources, sources_of
 
@@ -75,6 +78,13 @@ def test_a_moved_seam_stops_with_its_name_the_version_found_and_those_supported(
         assert part in raised.value.text
 
 
+def test_what_serves_comfort_alone_is_off_with_one_warning_where_it_has_moved(stock):
+    first, second = stock.call(move_comfort)
+    assert "WeightUpdater.end_weight_update is gone" in first
+    assert first.endswith(f"The server runs; off: {OPTIONAL['events']}")
+    assert second.endswith(f"The server runs; off: {OPTIONAL['metrics']}")
+
+
 def test_an_sglang_that_is_too_old_is_refused_even_if_every_seam_holds(stock):
     with pytest.raises(Raised, match=r"too old; found SGLang 0\.5\.21"):
         stock.call(pretend, version="0.5.21")
@@ -120,26 +130,54 @@ def move_one(engine):
         seams.require("worker")
 
 
+def move_comfort(engine):
+    """Return what is warned of when what only comfort needs has moved; whatever else is looked at goes on."""
+    import sglang.srt.utils.common as common
+    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+    from specplug_sglang import events, metrics, seams
+
+    weights = SimpleNamespace(get_model_runner=lambda: None)
+    with warned() as records, pytest.MonkeyPatch.context() as patch:
+        patch.delattr(WeightUpdater, "end_weight_update")
+        patch.delattr(common, "add_prometheus_middleware")
+        patch.setattr(events, "_runners", {None: None})
+        for _ in range(2):
+            events._tell_change(weights)
+            metrics.metrics_made(None, SimpleNamespace(state=SimpleNamespace(specplug="a manager")))
+        for where in set(get_args(Where)) - OPTIONAL.keys():
+            seams.require(where)
+    return records
+
+
 def pretend(engine, version):
     """Return what is warned of when SGLang says it is another version."""
-    import logging
-
     import sglang.version
 
+    from specplug_sglang import seams
+
+    with warned() as records, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sglang.version, "__version__", version)
+        seams.require("worker")
+        seams.require("api")
+    return records
+
+
+@contextmanager
+def warned():
+    """Collect what specplug logs, and let it look at all seams anew before and after."""
     from specplug_sglang import seams
 
     records = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())
-    seams.require.cache_clear()
-    seams.warn_untested.cache_clear()
+    looks = (seams.require, seams.available, seams.warn_untested)
+    for look in looks:
+        look.cache_clear()
     logging.getLogger("specplug").addHandler(handler)
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sglang.version, "__version__", version)
-            seams.require("worker")
-            seams.require("api")
+        yield records
     finally:
         logging.getLogger("specplug").removeHandler(handler)
-        seams.require.cache_clear()
-    return records
+        for look in looks:
+            look.cache_clear()

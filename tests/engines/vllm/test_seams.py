@@ -8,6 +8,7 @@ import importlib.metadata
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -17,8 +18,8 @@ from specplug.errors import EngineError
 from specplug.seams.probe import imported, problems
 from specplug.seams.seam import Seam
 from specplug.seams.sources import Sources, moved_in
-from specplug_vllm import seams
-from specplug_vllm.seams_table import DIFFERENCES, NEWEST, OLDEST, SEAMS, Where
+from specplug_vllm import config, events, exporter, seams
+from specplug_vllm.seams_table import DIFFERENCES, NEWEST, OLDEST, OPTIONAL, SEAMS, Where
 from tests.engines.planted import assert_named_in_process, assert_named_in_sources, sources_of
 
 INSTALLED = Path(vllm.__file__).parents[1]
@@ -40,6 +41,7 @@ def forget() -> Iterator[None]:
     """What is looked at once per process is looked at again in every test."""
     yield
     seams.require.cache_clear()
+    seams.available.cache_clear()
     seams._has.cache_clear()
     seams._warn_untested.cache_clear()
 
@@ -128,6 +130,38 @@ def test_an_untested_vllm_is_served_with_one_warning(monkeypatch, caplog, versio
 def test_an_untested_vllm_that_has_moved_is_refused(monkeypatch):
     monkeypatch.setattr(vllm, "__version__", "0.40.0")
     module = importlib.import_module("vllm.config.vllm")
-    monkeypatch.delattr(module, "NgramGPUTypes")
-    with pytest.raises(EngineError, match=r"no longer has 'NgramGPUTypes'; found vLLM 0\.40\.0"):
+    monkeypatch.delattr(module, "VllmConfig")
+    with pytest.raises(EngineError, match=r"no longer has 'VllmConfig'; found vLLM 0\.40\.0"):
         seams.require("config")
+
+
+def test_later_versions_do_without_the_list_of_methods_that_schedule_asynchronously(monkeypatch):
+    module = importlib.import_module("vllm.config.vllm")
+    monkeypatch.delattr(module, "NgramGPUTypes")
+    monkeypatch.setattr(vllm, "__version__", "0.33.0")
+    seams.require("config")
+    with config._async_allowed(module, wanted=True):
+        assert not hasattr(module, "NgramGPUTypes")
+    seams.require.cache_clear()
+    monkeypatch.setattr(vllm, "__version__", "0.32.0")
+    with pytest.raises(EngineError, match="no longer has 'NgramGPUTypes'"):
+        seams.require("config")
+
+
+def test_what_serves_comfort_alone_is_off_with_one_warning_where_it_has_moved(monkeypatch, caplog):
+    from vllm.v1.engine.core_client import EngineCoreClient
+    from vllm.v1.worker.gpu_worker import Worker
+
+    monkeypatch.delattr(EngineCoreClient, "make_async_mp_client")
+    monkeypatch.delattr(Worker, "finish_weight_update")
+    with caplog.at_level(logging.WARNING, logger="specplug"):
+        exporter.install()  # which would hook the first
+        events.install_worker(SimpleNamespace(), None)
+        events.install_worker(SimpleNamespace(), None)
+    said = [record.getMessage() for record in caplog.records if record.name == "specplug"]
+    assert len(said) == 2
+    assert "EngineCoreClient.make_async_mp_client is gone" in said[0]
+    assert said[0].endswith(f"The server runs; off: {OPTIONAL['metrics']}")
+    assert said[1].endswith(f"The server runs; off: {OPTIONAL['events']}")
+    for where in set(get_args(Where)) - OPTIONAL.keys():
+        seams.require(where)
