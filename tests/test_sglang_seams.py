@@ -19,13 +19,14 @@ TORCHS = "current_stream is_available query synchronize"
 FASTAPIS = "add_api_route headers json path raw refresh routes scope state"
 OTHERS = "model_dump model_json_schema"  # of pydantic
 TOKENIZERS = "additional_stop_token_ids eos_token_id"
+CONFIGS = "architectures"  # of transformers
 
 ADAPTER = Adapter(
     engine="sglang",
     folder=ROOT / "adapters" / "specplug_sglang",
     seams=SEAMS,
     groups=frozenset({"sglang.srt.plugins"}),
-    elsewhere=frozenset(" ".join([OURS, PYTHONS, NUMPYS, TORCHS, FASTAPIS, OTHERS, TOKENIZERS]).split()),
+    elsewhere=frozenset(" ".join([OURS, PYTHONS, NUMPYS, TORCHS, FASTAPIS, OTHERS, TOKENIZERS, CONFIGS]).split()),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from specplug_sglang import guards, metrics, seams
+from specplug_sglang import guards, metrics
 from specplug_sglang.asked import is_asked
 
 _SERVER = "sglang.srt.entrypoints.http_server"
@@ -26,7 +26,7 @@ def front_made(result: Any, manager: Any) -> None:
 
     SGLang imports its HTTP server before it makes one, and `Engine` does not import it.
     """
-    if _SERVER in sys.modules and is_asked(manager.server_args) and seams.available("routes"):
+    if _SERVER in sys.modules and is_asked(manager.server_args):
         from specplug_sglang.endpoints import attach
 
         attach(sys.modules[_SERVER].app, manager)

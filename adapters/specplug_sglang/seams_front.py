@@ -58,9 +58,9 @@ _HTTP = (
     ),
     seam("sglang.srt.entrypoints.openai.protocol:CompletionRequest", "http", holds="custom_params"),
     seam("sglang.srt.entrypoints.openai.protocol:ChatCompletionRequest", "http", holds="custom_params"),
-    seam("sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.init_communicators", "routes"),
-    seam("sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.get_internal_state", "routes"),
-    seam("sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.set_internal_state", "routes", takes="obj"),
+    seam("sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.init_communicators", "http"),
+    seam("sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.get_internal_state", "api"),
+    seam("sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.set_internal_state", "api", takes="obj"),
     seam(
         "sglang.srt.managers.multi_tokenizer_mixin:MultiTokenizerRouter.__init__",
         "http",
@@ -68,9 +68,9 @@ _HTTP = (
     ),
     seam("sglang.srt.utils.common:add_prometheus_middleware", "metrics", takes="app"),
     seam("sglang.srt.arg_groups.fields.serving:Serving", "http", holds="admin_api_key"),
-    seam("sglang.srt.utils.auth:AuthLevel", "routes", holds="ADMIN_OPTIONAL"),
-    seam("sglang.srt.utils.auth:auth_level", "routes", takes="level"),
-    seam("sglang", "routes", holds="__version__"),
+    seam("sglang.srt.utils.auth:AuthLevel", "http", holds="ADMIN_OPTIONAL"),
+    seam("sglang.srt.utils.auth:auth_level", "http", takes="level"),
+    seam("sglang", "http", holds="__version__"),
 )
 
 _COMMAND_LINE = (

@@ -13,13 +13,12 @@ from specplug.seams.support import Range
 from specplug_sglang.seams_front import FRONT
 from specplug_sglang.seams_worker import WORKER
 
-Where = Literal["algorithm", "worker", "api", "http", "cli", "events", "status", "routes", "metrics"]
+Where = Literal["algorithm", "worker", "api", "http", "cli", "events", "status", "metrics"]
 """The parts of the adapter that use seams."""
 
 OPTIONAL = {
     "events": "proposers learn nothing of new weights, released memory and idle times",
     "status": "the status of a server and orders to it",
-    "routes": "the routes below /specplug",
     "metrics": "specplug's metrics on /metrics",
 }
 """Parts without which requests are served right, and what is off where their seams have moved."""
@@ -53,6 +52,7 @@ _ALGORITHM = (
         takes="device req_to_token_pool needs_cpu_seq_lens needs_confidence_relay",
     ),
     seam("sglang.srt.arg_groups.overrides:resolving_view", "algorithm", takes="server_args"),
+    seam("sglang.srt.environ", "algorithm", holds="envs"),
     seam("sglang.srt.arg_groups.overrides:model_config_of", "algorithm", takes="server_args"),
     seam("sglang.srt.configs.hybrid_arch:mambaish_config", "algorithm", takes="model_config"),
     seam("sglang.srt.configs.model_config:ModelConfig", "algorithm", holds="hf_config"),
