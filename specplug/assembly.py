@@ -86,6 +86,24 @@ def build_verifier(settings: Settings, registry: Registry, context: PluginContex
     return verifier
 
 
+def try_to_build(spec: PluginSpec, settings: Settings, registry: Registry, context: PluginContext) -> None:
+    """Build one plug-in as a server would, proposers warmed up, and release it; engines and checks are left out.
+
+    Raises:
+        SpecplugError: it does not start; the message names it and says where it failed.
+    """
+    chosen = settings.model_copy(update={spec.kind: spec.name})
+    with _starting(spec):
+        if isinstance(spec, ProposerSpec):
+            _handle(spec.name, chosen, registry, context).close()
+        elif isinstance(spec, PolicySpec):
+            own = _context_for(spec, chosen, context)
+            _checked(spec.build(own), Planner, spec)
+            _checked(spec.build_trimmer(own), Trimmer, spec)
+        elif isinstance(spec, VerifierSpec):
+            build_verifier(chosen, registry, context)
+
+
 def _handle(name: str, settings: Settings, registry: Registry, context: PluginContext) -> ProposerHandle:
     spec = registry.get(ProposerSpec, name)
     own = _context_for(spec, settings, context)

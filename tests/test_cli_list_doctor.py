@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -14,21 +15,57 @@ from specplug import CheckResult, __version__, hookimpl
 from specplug.cli.app import app
 from specplug.cli.checks import environment, plugins
 from specplug.errors import SettingsError
+from specplug.interfaces import Planner, Proposer
 from specplug.registry import Owner, Registry
 from specplug.settings import KINDS, Settings, leaves
 from specplug.specs import CheckSpec, EngineSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.types.caps import Distribution, ProposerCaps
+from specplug.types.plan import StepPlan
 
 ACME = Owner("main", "acme", "1.2")
 EXTRA = Owner("extra", "acme", "1.2")
+
+
+class Idle(Proposer):
+    """Drafts nothing, and notes its life."""
+
+    life: ClassVar[list[str]] = []
+
+    def __init__(self, context):
+        self.life.append("built")
+
+    def warmup(self):
+        self.life.append("warmed up")
+
+    def propose(self, batch, limits, draft):
+        pass
+
+    def close(self):
+        self.life.append("closed")
+
+
+class Silent(Planner):
+    def __init__(self, context):
+        pass
+
+    def plan(self, stats):
+        return StepPlan(width=0)
+
+
+def broken(context):
+    raise OSError("no such model")
+
+
 PROPOSER = ProposerSpec(
     name="ngram",
-    factory="collections:Counter",
+    factory=Idle,
     summary="drafts [B, N] tokens",
     caps=ProposerCaps(needs_host=True, distribution=Distribution.PROBS, trees=True, learns=True),
 )
-POLICY = PolicySpec(name="batch", factory=len, summary="constant", trimmer=len)
-VERIFIER = VerifierSpec(name="reference", factory=len, summary="exact", lossless=True)
+POLICY = PolicySpec(name="batch", factory=Silent, summary="constant")
+VERIFIER = VerifierSpec(
+    name="reference", factory="specplug.verify.reference:ReferenceVerifier", summary="exact", lossless=True
+)
 
 
 def plugin(**hooks) -> ModuleType:
@@ -243,6 +280,27 @@ def test_plugins_check_loads_the_code_behind_every_name(registry):
     assert len(failed) == 5
     for part in ("proposer 'p'", "policy 'q'", "verifier 'v'", "engine 'f'", "broken 0.3 (entry point 'main')"):
         assert any(part in summary for summary in failed)
+
+
+def test_plugins_check_builds_what_it_calls_ok_and_releases_it(registry):
+    Idle.life.clear()
+    assert {result.status for result in plugins(Settings())} == {"ok"}
+    assert Idle.life == ["built", "warmed up", "closed"]
+    spare = ProposerSpec(name="spare", factory=broken, summary="", caps=ProposerCaps())
+    chosen = PolicySpec(name="chosen", factory=broken, summary="")
+    halved = PolicySpec(name="halved", factory=Silent, summary="", trimmer=broken)
+    registry.add(plugin(proposers=[spare], policies=[chosen, halved]), Owner("main", "zeta", "9"))
+    results = plugins(Settings(policy="chosen"))
+    found = {
+        name: r for r in results for name in ("spare", "chosen", "halved") if f"{name!r} does not start" in r.summary
+    }
+    assert {name: result.status for name, result in found.items()} == {
+        "spare": "warn",
+        "chosen": "fail",
+        "halved": "warn",
+    }
+    assert all("OSError: no such model" in result.summary for result in found.values())
+    assert "proposer: ngram" in [result.summary for result in results]
 
 
 def test_every_kind_of_plugin_is_listed():

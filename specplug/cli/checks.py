@@ -1,4 +1,4 @@
-"""The checks of `specplug doctor` that come with the core: the environment, and whether every plug-in loads."""
+"""The checks of `specplug doctor` that come with the core: the environment, and whether every plug-in starts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import platform
 import re
 from collections.abc import Iterator
 
-from specplug.errors import PluginError
+from specplug.assembly import try_to_build
+from specplug.errors import PluginError, SpecplugError
+from specplug.interfaces import PluginContext
 from specplug.registry import Registry, default_registry
 from specplug.settings import KINDS, Settings
 from specplug.specs import CheckResult, CheckSpec, EngineSpec, PluginSpec, PolicySpec, resolve
+from specplug.types.caps import EngineCaps
 
 
 def environment(settings: Settings) -> list[CheckResult]:
@@ -25,7 +28,11 @@ def environment(settings: Settings) -> list[CheckResult]:
 
 
 def plugins(settings: Settings) -> list[CheckResult]:
-    """Report what failed to load, and load the code behind everything that is registered."""
+    """Report what failed to load, and build everything that is registered, with its options in the settings.
+
+    What does not start is a failure where the settings name it, and else a warning: it may need options that only a
+    server which uses it would set.
+    """
     registry = default_registry()
     results = [
         CheckResult(
@@ -37,15 +44,16 @@ def plugins(settings: Settings) -> list[CheckResult]:
     ]
     for kind, spec_type in KINDS.items():
         specs = [entry.spec for entry in registry.entries(spec_type).values()]
-        problems = [problem for spec in specs if (problem := _problem(spec)) is not None]
-        results += [CheckResult("fail", problem, "Update or reinstall its package") for problem in problems]
-        if not problems:
-            results.append(CheckResult("ok", f"{kind}: {', '.join(spec.name for spec in specs) or 'none'}"))
+        problems = {spec.name: problem for spec in specs if (problem := _problem(spec, settings, registry)) is not None}
+        results += problems.values()
+        healthy = [spec.name for spec in specs if spec.name not in problems]
+        if healthy or not problems:
+            results.append(CheckResult("ok", f"{kind}: {', '.join(healthy) or 'none'}"))
     return results
 
 
-def _problem(spec: PluginSpec) -> str | None:
-    """Return why a plug-in's code does not load.
+def _problem(spec: PluginSpec, settings: Settings, registry: Registry) -> CheckResult | None:
+    """Return what keeps a plug-in from starting; None for one that starts.
 
     Checks are loaded when they run; an engine whose libraries are missing is the environment's matter.
     """
@@ -59,8 +67,20 @@ def _problem(spec: PluginSpec) -> str | None:
             if factory is not None:
                 resolve(factory, f"{spec.kind} {spec.name!r}")
     except PluginError as error:
-        return str(error)
+        return CheckResult("fail", str(error), "Update or reinstall its package")
+    try:
+        try_to_build(spec, settings, registry, _small_engine(settings))
+    except SpecplugError as error:
+        in_force = {settings.proposer, *settings.extra_proposers, settings.policy, settings.verifier}
+        status = "fail" if spec.name in in_force else "warn"
+        return CheckResult(status, str(error), f"Correct its options in the settings, or choose another {spec.kind}")
     return None
+
+
+def _small_engine(settings: Settings) -> PluginContext:
+    """Return the context of an engine that asks for next to no memory."""
+    caps = EngineCaps(max_width=settings.num_speculative_tokens, trees=True)
+    return PluginContext(caps=caps, vocab_size=1024, max_slots=1, max_length=256, seed=settings.seed)
 
 
 def _own_libraries() -> Iterator[CheckResult]:
