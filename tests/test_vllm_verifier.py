@@ -138,8 +138,15 @@ def test_v1_numbers_of_requests_without_a_seed_are_new_at_every_step_and_alike_o
 def test_v1_a_lossy_verifier_decides_for_who_asks() -> None:
     batch = [Row([1, 2], 0.0, 1, 9, 0), Row([1, 2], 0.0, 2, 9, 0), Row([], 0.0, 3, 9, 4)]
     asked = {"0": None, "1": "careless"}  # of the last row the worker may not know yet: it has no drafts
-    places = SimpleNamespace(request_of=lambda name: SimpleNamespace(options=RequestOptions(verifier=asked[name])))
-    drafting = SimpleNamespace(places=places)
+
+    class Places:
+        def __contains__(self, name: str) -> bool:
+            return name in asked
+
+        def request_of(self, name: str) -> Any:
+            return SimpleNamespace(options=RequestOptions(verifier=asked[name]))
+
+    drafting = SimpleNamespace(places=Places())
     stock = torch.full((3, 3), 7, dtype=torch.int32)
     server = ServerVerifier(AcceptsAlways(), False, engine_seed=0)
     found = decide_v1(batch, 0, False, server, drafting, lambda *_, **__: stock)

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from specplug_vllm import seams
+
 
 class Ranks:
     """The tensor-parallel ranks of one worker.
@@ -37,7 +39,8 @@ def _sender(group: Any) -> Callable[..., Any]:
     """
     communicator = group.device_communicator
     nccl = getattr(communicator, "pynccl_comm", None)
-    through: Callable[..., Any] = group.broadcast if nccl is None or nccl.disabled else communicator.broadcast
+    warm = nccl is not None and seams.available("nccl") and not nccl.disabled
+    through: Callable[..., Any] = communicator.broadcast if warm else group.broadcast
     return through
 
 

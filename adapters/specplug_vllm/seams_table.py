@@ -28,6 +28,7 @@ Where = Literal[
     "routes",
     "metrics",
     "status",
+    "nccl",
 ]
 """The parts of the adapter that use seams."""
 
@@ -36,6 +37,7 @@ OPTIONAL = {
     "routes": "the routes below /specplug",
     "metrics": "specplug's metrics on /metrics",
     "status": "the status of a server and orders to it",
+    "nccl": "the communicator that is warm already: ranks send drafts through another one",
 }
 """Parts without which requests are served right, and what is off where their seams have moved."""
 

@@ -20,6 +20,8 @@ _WORKER = (
         "v2",
         takes="tensor src",
     ),
+    seam("vllm.distributed.device_communicators.cuda_communicator:CudaCommunicator", "nccl", holds="pynccl_comm"),
+    seam("vllm.distributed.device_communicators.pynccl:PyNcclCommunicator", "nccl", holds="disabled"),
     seam(
         "vllm.v1.core.sched.output:SchedulerOutput",
         "scheduler",

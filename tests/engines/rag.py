@@ -33,7 +33,8 @@ FED = ("specplug, with references", "specplug, corpus store", "corpus store, doc
 def client_answers(run: Callable[..., str], url: str, model: str, engine: str, folder: Path) -> None:
     """Run the client on three texts: it must quote the right one, in fewer steps than tokens."""
     (folder / "texts.md").write_text("\n\n".join(TEXTS))
-    out = run("rag_client.py", url, model, str(folder), ASKED, "--engine", engine, "--template", TEMPLATE)
+    values = {"URL": url, "MODEL": model, "FOLDER": str(folder), "How is a draft cut to its budget?": ASKED}
+    out = run("rag_client.py", "--engine", engine, "--template", TEMPLATE, values=values)
     answer, summary = out.strip().split("\n---\n")
     assert answer.strip() == WANTED
     found, tokens, steps = map(int, re.findall(r"\d+", summary))

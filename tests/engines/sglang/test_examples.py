@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,15 +19,12 @@ from tests.engines.launch import ALWAYS, ROOT
 from tests.engines.sglang.launch import SMALL
 
 
-def run(name: str, *arguments: str, **server: str) -> tuple[str, str]:
+def run(name: str, *arguments: str, values: Mapping[str, str] | None = None) -> tuple[str, str]:
     """Return what an example writes to standard output, and to standard error.
 
-    It runs by the command that stands in it, with a server's address and model, and arguments.
+    It runs by the command that stands in it, with values for placeholders, and arguments.
     """
-    words = [
-        *command(name, {"http://localhost:30000": server.get("url", ""), "MODEL": server.get("model", "")}),
-        *arguments,
-    ]
+    words = [*command(name, values), *arguments]
     environment = {**os.environ, **ALWAYS}
     done = subprocess.run(words, capture_output=True, text=True, timeout=400, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -35,7 +33,9 @@ def run(name: str, *arguments: str, **server: str) -> tuple[str, str]:
 
 def test_the_client_shows_what_it_says(serve):
     server = serve("SPECPLUG", name="examples")
-    lines = run("sglang_openai_client.py", url=server.url, model=server.model)[0].splitlines()
+    lines = run("sglang_openai_client.py", values={"http://localhost:30000": server.url, "MODEL": server.model})[
+        0
+    ].splitlines()
     assert "    with open(path, flags) as file:" in lines
     assert "the same, streamed, with a prediction: True" in lines
     assert any(line.startswith("chat: ") for line in lines)

@@ -14,7 +14,7 @@ def server(serve):
 
 
 def test_the_client_quotes_what_it_found(server, tmp_path):
-    rag.client_answers(lambda *asked: run(*asked)[0], server.url, server.model, "sglang", tmp_path)
+    rag.client_answers(lambda *asked, **values: run(*asked, **values)[0], server.url, server.model, "sglang", tmp_path)
 
 
 def test_records_come_in_fewer_steps_with_references(server):
@@ -23,4 +23,4 @@ def test_records_come_in_fewer_steps_with_references(server):
 
 @pytest.mark.slow  # three servers
 def test_the_demo_shows_what_retrieved_texts_gain():
-    rag.demo_compares(run("rag_demo.py", "sglang", "--tasks", "2", "--json")[0], "sglang", 2)
+    rag.demo_compares(run("rag_demo.py", "--tasks", "2", "--json", values={"vllm": "sglang"})[0], "sglang", 2)

@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import subprocess
+from collections.abc import Mapping
 
 from tests.engines.examples import command
 from tests.engines.vllm.launch import ROOT, configuration
@@ -13,19 +14,18 @@ from tests.engines.vllm.launch import ROOT, configuration
 ENVIRONMENT = configuration("v1", in_process=False).variables()
 
 
-def run(name: str, *arguments: str, **server: str) -> str:
-    """Return what an example writes: as its command stands in it, with a server's address and model, and arguments."""
-    words = [
-        *command(name, {"http://localhost:8000": server.get("url", ""), "MODEL": server.get("model", "")}),
-        *arguments,
-    ]
+def run(name: str, *arguments: str, values: Mapping[str, str] | None = None) -> str:
+    """Return what an example writes: as its command stands in it, with values for placeholders, and arguments."""
+    words = [*command(name, values), *arguments]
     done = subprocess.run(words, capture_output=True, text=True, timeout=400, env=ENVIRONMENT, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
 
 def test_the_client_shows_what_it_says(v1_server):
-    lines = run("vllm_openai_client.py", url=v1_server.url, model=v1_server.model).splitlines()
+    lines = run(
+        "vllm_openai_client.py", values={"http://localhost:8000": v1_server.url, "MODEL": v1_server.model}
+    ).splitlines()
     assert "    with open(path, flags) as file:" in lines
     assert "the same, streamed, with a prediction: True" in lines
     assert any(line.startswith("chat: ") for line in lines)

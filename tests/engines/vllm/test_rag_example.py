@@ -18,4 +18,4 @@ def test_records_come_in_fewer_steps_with_references(v1_server):
 
 @pytest.mark.slow  # three servers
 def test_the_demo_shows_what_retrieved_texts_gain():
-    rag.demo_compares(run("rag_demo.py", "vllm", "--tasks", "2", "--json"), "vllm", 2)
+    rag.demo_compares(run("rag_demo.py", "--tasks", "2", "--json"), "vllm", 2)
