@@ -204,5 +204,5 @@ def test_a_server_does_not_start(serve):
     with pytest.raises(HostDied, match="propser") as raised:
         wrong.running()
     last = [line for line in str(raised.value).splitlines() if line.strip()][-1]
-    assert last.startswith("ValueError: "), "the last that the user reads is what is wrong"
+    assert last.startswith("error: "), "the last that the user reads is what is wrong"
     assert "propser" in last
