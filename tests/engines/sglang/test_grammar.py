@@ -68,8 +68,10 @@ def watch(scheduler: Any) -> None:
 
     def said_of(outcome: Any) -> Any:
         said = told(outcome)
-        for row, accepted in zip(newest, outcome.accepted.tolist(), strict=False):
-            row["accepted"] = accepted
+        counted = zip(newest, outcome.accepted.tolist(), outcome.discarded().tolist(), strict=False)
+        for row, accepted, is_discarded in counted:
+            if not is_discarded:  # the request had ended before the step
+                row["accepted"] = accepted
         newest.clear()
         return said
 

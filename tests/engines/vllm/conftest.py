@@ -15,10 +15,11 @@ NGRAM = {"proposer": "ngram", "policy": "fixed"}
 
 FAMILIES = ("v1", "v2", "v2_async")
 
-# What `make test` leaves to `make test-vllm-all`, because V2 in Triton's interpreter takes its time: a whole file, and
-# what other files try again with async scheduling on.
+# What `make test` leaves to `make test-vllm-all`, because V2 in Triton's interpreter takes its time: a whole file, what
+# some files try again with async scheduling on, and what others try again with it off.
 SLOW = ("test_verifier",)
 SLOW_ON_ASYNC = ("test_features", "test_lifecycle", "test_sampling", "test_traps")
+SLOW_ON_SYNC = ("test_containment", "test_counts", "test_greedy", "test_same_drafts", "test_visible")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,7 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=family)
     for item in items:
         name = item.path.stem
-        if name in SLOW or (name in SLOW_ON_ASYNC and family(item) == FAMILIES.index("v2_async")):
+        again = {"v2": SLOW_ON_SYNC, "v2_async": SLOW_ON_ASYNC}
+        if name in SLOW or any(name in again[of] and family(item) == FAMILIES.index(of) for of in again):
             item.add_marker("slow")
 
 

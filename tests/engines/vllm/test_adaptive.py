@@ -198,6 +198,7 @@ def test_the_seam_is_declared():
     assert (caps.ragged, caps.draft_input, caps.captured_widths) == (Ragged.PADDED, DraftInput.LOGITS, (2, 6))
 
 
+@pytest.mark.slow  # two ranks in Triton's interpreter
 def test_ranks_cut_alike(stock_v2, engine):
     tp = launch(engine, BUDGET, tensor_parallel_size=2, in_process=False)
     given = [list(prompt) for prompt in prompts()[:4]]

@@ -12,6 +12,7 @@ from tests.engines.vllm import inside
 STEPS = [{"prompt": "def main():\n", "at": at, "id": f"request {at}", "params": {"max_tokens": 24}} for at in (0, 2, 5)]
 
 
+@pytest.mark.slow  # the servers of other tests have several processes, too
 def test_engines_of_several_processes_answer_alike(stock_v1, engine):
     apart = engine("v1", installed=False, in_process=False, name="apart")
     given = {"prompts": ["def main():\n", [5, 9, 12]], "params": {"max_tokens": 12, "logprobs": 2}}

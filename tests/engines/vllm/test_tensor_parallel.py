@@ -49,6 +49,7 @@ def accepted(found: dict[str, Any]) -> int:
     return found["status"][0]["metrics"]["total"]["accepted"]
 
 
+@pytest.mark.slow  # the ranks of V2, which is vLLM's default, are in `make test`
 def test_v1_drafts_on_rank_0_alone_and_the_text_is_right(two_ranks, truth):
     found = two_ranks("v1").call("ranks.generate_and_hold", prompts=PROMPTS, params=PARAMS)
     assert_greedy(PROMPTS, truth, found["answers"])

@@ -151,7 +151,7 @@ def seen(run):
     ]
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.slow), True], ids=["sync", "async"])
 def test_a_wide_server_that_plans_narrowly_admits_what_stock_admits(engine, asynchronous):
     stock = engine("v2", installed=False, asynchronous=asynchronous, name="crowd_stock", **CROWD)
     wide = engine("v2", REJECTED, width=WIDE, asynchronous=asynchronous, name="crowd", **CROWD)
