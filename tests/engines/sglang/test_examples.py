@@ -33,9 +33,8 @@ def run(name: str, *arguments: str, values: Mapping[str, str] | None = None) -> 
 
 def test_the_client_shows_what_it_says(serve):
     server = serve("SPECPLUG", name="examples")
-    lines = run("sglang_openai_client.py", values={"http://localhost:30000": server.url, "MODEL": server.model})[
-        0
-    ].splitlines()
+    values = {"http://localhost:30000": server.url, "MODEL": server.model}
+    lines = run("sglang_openai_client.py", values=values)[0].splitlines()
     assert "    with open(path, flags) as file:" in lines
     assert "the same, streamed, with a prediction: True" in lines
     assert any(line.startswith("chat: ") for line in lines)

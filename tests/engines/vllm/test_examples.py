@@ -23,9 +23,8 @@ def run(name: str, *arguments: str, values: Mapping[str, str] | None = None) -> 
 
 
 def test_the_client_shows_what_it_says(v1_server):
-    lines = run(
-        "vllm_openai_client.py", values={"http://localhost:8000": v1_server.url, "MODEL": v1_server.model}
-    ).splitlines()
+    values = {"http://localhost:8000": v1_server.url, "MODEL": v1_server.model}
+    lines = run("vllm_openai_client.py", values=values).splitlines()
     assert "    with open(path, flags) as file:" in lines
     assert "the same, streamed, with a prediction: True" in lines
     assert any(line.startswith("chat: ") for line in lines)
