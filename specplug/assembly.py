@@ -107,9 +107,9 @@ def try_to_build(spec: PluginSpec, settings: Settings, registry: Registry, conte
 def _handle(name: str, settings: Settings, registry: Registry, context: PluginContext) -> ProposerHandle:
     spec = registry.get(ProposerSpec, name)
     own = _context_for(spec, settings, context)
-    if spec.caps.needs_host:
-        own = replace(own, device=torch.device("cpu"))
     with _starting(spec):
+        if spec.caps_for(context.device.type).needs_host:
+            own = replace(own, device=torch.device("cpu"))
         proposer: Proposer = _checked(spec.build(own), Proposer, spec)
         proposer.warmup()
     deadline = settings.faults.host_deadline_ms

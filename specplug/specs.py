@@ -15,6 +15,8 @@ from specplug.errors import PluginError, ends_process
 from specplug.types.caps import ProposerCaps
 
 Factory = str | Callable[..., Any]
+LISTED_DEVICES = ("cpu", "cuda")
+"""The device types that listings ask capabilities for."""
 
 
 def resolve(factory: Factory, who: str) -> Callable[..., Any]:
@@ -78,13 +80,43 @@ class PluginSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ProposerSpec(PluginSpec):
-    """A proposer: ``factory(context: PluginContext) -> Proposer``."""
+    """A proposer: ``factory(context: PluginContext) -> Proposer``.
+
+    Attributes:
+        caps: what it needs and offers; where that depends on the device, a callable ``caps(device: str) ->
+            ProposerCaps``, or the callable's import path.  `device` is the type that batches lie on: "cpu", "cuda".
+    """
 
     kind: ClassVar[str] = "proposer"
-    caps: ProposerCaps
+    caps: ProposerCaps | Factory
+
+    def caps_for(self, device: str) -> ProposerCaps:
+        """Return what the proposer needs and offers where batches lie on a device of type `device`.
+
+        Raises:
+            PluginError: `caps` cannot be imported, raises, or returns something else.
+        """
+        if isinstance(self.caps, ProposerCaps):
+            return self.caps
+        who = f"proposer {self.name!r}"
+        ask = resolve(self.caps, who)
+        try:
+            found = ask(device)
+        except BaseException as error:
+            if ends_process(error):
+                raise
+            found = f"{type(error).__name__}: {error}"
+        if isinstance(found, ProposerCaps):
+            return found
+        what = f"capabilities on {device!r} are not known"
+        raise PluginError.build(what, who=who, found=repr(found), expected="a specplug.ProposerCaps from its `caps`")
 
     def labels(self) -> tuple[str, ...]:
-        return self.caps.labels()
+        """Return its capabilities; those that only some devices have name the device."""
+        found = {device: self.caps_for(device).labels() for device in LISTED_DEVICES}
+        every = dict.fromkeys(label for labels in found.values() for label in labels)
+        devices = {label: [device for device, labels in found.items() if label in labels] for label in every}
+        return tuple(label if len(on) == len(found) else f"{label} on {', '.join(on)}" for label, on in devices.items())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -253,7 +253,7 @@ def int32(values: Any) -> Tensor:
 def host_handle(proposer: Recorder, deadline: float | None = None, **kwargs: Any) -> HostHandle:
     """Return a host handle of a proposer."""
     spec = ProposerSpec(name="host", factory=lambda _context: proposer, summary="", caps=proposer.caps)
-    return HostHandle(spec, proposer, deadline, **kwargs)
+    return HostHandle(spec, proposer, proposer.caps, deadline, **kwargs)
 
 
 def bench_of(proposer: Recorder, **kwargs: Any) -> Bench:

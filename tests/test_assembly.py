@@ -51,6 +51,10 @@ def broken(_context: PluginContext) -> None:
     raise ZeroDivisionError("planted in a factory")
 
 
+def anywhere(device: str) -> ProposerCaps:
+    return ProposerCaps(needs_host=True, inline=True) if device == "cpu" else ProposerCaps()
+
+
 def leaving(_context: PluginContext) -> None:
     raise SystemExit(3)
 
@@ -80,6 +84,8 @@ def registry() -> Registry:
         register(ProposerSpec(name="host", factory=Started, summary="", caps=ProposerCaps(needs_host=True)))
         quick = ProposerCaps(needs_host=True, inline=True)
         register(ProposerSpec(name="quick", factory=Started, summary="", caps=quick))
+        register(ProposerSpec(name="anywhere", factory=Started, summary="", caps=anywhere))
+        register(ProposerSpec(name="nowhere", factory=Started, summary="", caps=broken))
 
     @hookimpl
     def specplug_register_policies(register):
@@ -122,6 +128,22 @@ def test_a_quick_host_proposer_runs_inline_where_the_batch_lies_in_host_memory(r
     assert type(handle) is expected
     assert handle.proposer.context.device == torch.device("cpu")
     stage.close()
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", InlineHandle), ("meta", DeviceHandle)])
+def test_capabilities_are_those_of_the_engines_device(registry, device, expected):
+    context = replace(META, device=torch.device(device))
+    stage = build_draft_stage(settings(proposer="anywhere"), registry, context)
+    [(handle, _)] = stage.lanes
+    assert type(handle) is expected
+    assert handle.caps == anywhere(device)
+    assert handle.proposer.context.device == context.device
+    stage.close()
+
+
+def test_capabilities_that_fail_at_start_up_are_named(registry):
+    with pytest.raises(PluginError, match="proposer 'nowhere': capabilities on 'meta' are not known; found 'Zero"):
+        build_draft_stage(settings(proposer="nowhere"), registry, META)
 
 
 @pytest.mark.parametrize(("milliseconds", "seconds"), [(250.0, 0.25), (None, None)])

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.errors import ContractError, SettingsError
+from specplug.specs import ProposerSpec
 from specplug.types.batch import Barrier, BatchView, Residency
 from specplug.types.caps import EngineCaps, ProposerCaps, WidthChange
 from specplug.types.plan import NO_SPECULATION, StepPlan
@@ -176,6 +177,15 @@ class TestCaps:
         assert ProposerCaps().labels() == ("device", "one-hot")
         caps = ProposerCaps(needs_host=True, inline=True, incremental=True, trees=True, learns=True)
         assert caps.labels() == ("host", "one-hot", "inline", "trees", "learns")
+
+    def test_labels_name_the_device_where_it_matters(self):
+        def caps(device):
+            return ProposerCaps(needs_host=device == "cpu", inline=device == "cpu", learns=True)
+
+        spec = ProposerSpec(name="x", factory="nowhere:Nothing", summary="", caps=caps)
+        assert spec.labels() == ("host on cpu", "one-hot", "inline on cpu", "learns", "device on cuda")
+        same = ProposerSpec(name="x", factory="nowhere:Nothing", summary="", caps=lambda _device: ProposerCaps())
+        assert same.labels() == ("device", "one-hot")
 
 
 class TestRequestAndPlan:

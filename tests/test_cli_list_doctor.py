@@ -121,6 +121,24 @@ def test_list_shows_what_a_plugin_is_and_can_do(registry):
     assert "Failed to load" not in shown
 
 
+def test_list_and_doctor_show_capabilities_by_device(registry):
+    def caps(device):
+        return ProposerCaps(needs_host=device == "cpu")
+
+    def lost(device):
+        raise OSError("no such device")
+
+    anywhere = ProposerSpec(name="anywhere", factory=Idle, summary="", caps=caps)
+    broken = ProposerSpec(name="lost", factory=Idle, summary="", caps=lost)
+    registry.add(plugin(proposers=[anywhere, broken]), EXTRA)
+    rows = {row["name"]: row["capabilities"] for row in json.loads(run("list", "--json"))["plugins"]}
+    assert rows["anywhere"] == ["host on cpu", "one-hot", "device on cuda"]
+    assert "unknown: proposer 'lost': capabilities on 'cpu' are not known" in rows["lost"][0]
+    found = {result.summary: result.status for result in plugins(Settings())}
+    assert found["proposer 'anywhere': host on cpu, one-hot, device on cuda"] == "ok"
+    assert "warn" in [status for summary, status in found.items() if "'lost'" in summary]
+
+
 def test_list_as_json_holds_the_same(registry):
     found = json.loads(run("list", "--json"))
     assert found["errors"] == []

@@ -104,12 +104,11 @@ def tell(handle: HostHandle, kind: Lifecycle, name: str, *, slot: int, generatio
         (ProposerCaps(inline=True), "meta", DeviceHandle),
         (ProposerCaps(needs_host=True, inline=True), "cpu", InlineHandle),
         (ProposerCaps(needs_host=True, inline=True), "meta", HostHandle),
-        (ProposerCaps(needs_host=True, inline=True), None, HostHandle),
     ],
 )
 def test_declared_needs_and_the_device_choose_the_handle(caps, device, expected):
     spec = ProposerSpec(name="x", factory=Recorder, summary="", caps=caps)
-    handle = make_handle(spec, Recorder(), None, None if device is None else torch.device(device))
+    handle = make_handle(spec, Recorder(), None, torch.device(device))
     assert type(handle) is expected
     handle.close()
 
@@ -143,7 +142,7 @@ def test_drafts_reach_the_buffer(kind):
     proposer = Recorder(needs_host=kind is HostHandle)
     spec = ProposerSpec(name="x", factory=Recorder, summary="", caps=proposer.caps)
     batch, limits, draft = work([5, 6], [7], room=[3, 100])
-    handle = make_handle(spec, proposer, None)
+    handle = make_handle(spec, proposer, None, torch.device("cpu"))
     handle.check_ready()
     handle.step(batch, limits, draft)
     handle.close()
@@ -166,7 +165,7 @@ def test_device_proposers_run_inline():
     seen = []
     proposer = Recorder(lambda *_args: seen.append(threading.current_thread()))
     spec = ProposerSpec(name="x", factory=Recorder, summary="", caps=proposer.caps)
-    DeviceHandle(spec, proposer).step(*work([1]))
+    DeviceHandle(spec, proposer, proposer.caps).step(*work([1]))
     assert seen == [threading.current_thread()]
 
 

@@ -105,7 +105,7 @@ class Reading(Bigram):
 
 def stage_of(proposers: dict[str, Proposer], caps: EngineCaps, device: torch.device) -> tuple[DraftStage, SpecMetrics]:
     handles = [
-        make_handle(ProposerSpec(name=name, factory=Bigram, summary="", caps=proposer.caps), proposer, None)
+        make_handle(ProposerSpec(name=name, factory=Bigram, summary="", caps=proposer.caps), proposer, None, device)
         for name, proposer in proposers.items()
     ]
     metrics = SpecMetrics([handle.spec.name for handle in handles], caps.max_width, device)

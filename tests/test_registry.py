@@ -229,6 +229,34 @@ def test_a_factory_that_leads_nowhere_says_whose_it_is(factory: str, fragments: 
     assert [part for part in ["proposer 'echo'", *fragments] if part not in str(caught.value)] == []
 
 
+def _raises(device: str) -> ProposerCaps:
+    raise OSError(f"no kernel for {device}")
+
+
+@pytest.mark.parametrize(
+    ("caps", "fragments"),
+    [
+        ("no_such_module:caps", ["cannot load", "ModuleNotFoundError"]),
+        (_raises, ["capabilities on 'cuda' are not known", "OSError: no kernel for cuda", "expected a specplug.Prop"]),
+        (lambda device: "host", ["capabilities on 'cuda' are not known", "found 'host'"]),
+    ],
+)
+def test_capabilities_that_are_not_known_say_whose_they_are(caps, fragments: list[str]):
+    spec = ProposerSpec(name="echo", factory="nowhere:Nothing", summary="", caps=caps)
+    with pytest.raises(PluginError) as caught:
+        spec.caps_for("cuda")
+    assert [part for part in ["proposer 'echo'", *fragments] if part not in str(caught.value)] == []
+
+
+def test_capabilities_are_asked_for_by_device_from_a_path_or_a_callable():
+    by_path = ProposerSpec(name="echo", factory="x:Y", summary="", caps="specplug.types.caps:ProposerCaps")
+    plain = ProposerSpec(name="echo", factory="x:Y", summary="", caps=ProposerCaps(trees=True))
+    asked = ProposerSpec(name="echo", factory="x:Y", summary="", caps=lambda d: ProposerCaps(needs_host=d == "cpu"))
+    assert plain.caps_for("cpu") is plain.caps_for("cuda")
+    assert [asked.caps_for(device).needs_host for device in ("cpu", "cuda", "meta")] == [True, False, False]
+    assert by_path.caps_for(True) == ProposerCaps(needs_host=True)
+
+
 def test_a_factory_is_built_from_its_path_or_itself():
     by_path = ProposerSpec(name="echo", factory="collections:Counter", summary="", caps=ProposerCaps())
     assert by_path.build("aab") == {"a": 2, "b": 1}

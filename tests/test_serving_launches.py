@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from specplug.errors import EngineError
-from specplug.registry import default_registry
+from specplug.hooks import hookimpl
+from specplug.registry import Owner, Registry, default_registry
 from specplug.serving import launches
 from specplug.settings import Settings
+from specplug.specs import ProposerSpec
+from specplug.types.caps import ProposerCaps
 
 
 def test_lines_are_read_as_a_shell_would():
@@ -121,8 +124,17 @@ def test_a_process_that_stays_silent_is_given_up(monkeypatch):
 
 
 def test_proposers_on_the_host_are_told_by_what_they_declare():
-    assert launches.host_proposers(Settings(proposer="ngram"), default_registry()) == ("ngram",)
-    assert launches.host_proposers(Settings(proposer="absent"), default_registry()) == ()
+    assert launches.host_proposers(Settings(proposer="ngram"), default_registry(), "cpu") == ("ngram",)
+    assert launches.host_proposers(Settings(proposer="absent"), default_registry(), "cpu") == ()
+
+
+@pytest.mark.parametrize(("device", "found"), [("cpu", ("anywhere",)), ("cuda", ())])
+def test_proposers_on_the_host_depend_on_the_device(device, found):
+    spec = ProposerSpec(name="anywhere", factory=len, summary="", caps=lambda d: ProposerCaps(needs_host=d == "cpu"))
+    registry = Registry()
+    plugin = SimpleNamespace(specplug_register_proposers=hookimpl(lambda register: register(spec)))
+    registry.add(plugin, Owner("main", "acme", "1"))
+    assert launches.host_proposers(Settings(proposer="anywhere"), registry, device) == found
 
 
 def test_settings_at_their_defaults_are_not_repeated():

@@ -64,7 +64,7 @@ def launch_of(server_args: Any) -> Launch:
         widths=caps.captured_widths,
         graphs_up_to=_graphs_up_to(view),
         settings=differing(settings),
-        host_proposers=host_proposers(settings, default_registry()),
+        host_proposers=host_proposers(settings, default_registry(), str(view.device)),
     )
 
 

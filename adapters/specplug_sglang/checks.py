@@ -71,5 +71,5 @@ def _standing(settings: Settings) -> list[CheckResult]:
 
     hint = "no launch line given; specplug doctor --launch 'sglang serve MODEL ...' looks at one. In general:"
     texts = [hint, advice.PLANNING, advice.GRAMMARS, advice.UNDRAFTED, advice.REFUSED]
-    names = host_proposers(settings, default_registry())
+    names = host_proposers(settings, default_registry(), "cuda")
     return [CheckResult("ok", text) for text in [*texts, *([advice.host_cost(names)] if names else [])]]

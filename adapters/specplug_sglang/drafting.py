@@ -78,7 +78,7 @@ class Drafting:
         sink = None if self.stage is None else self.stage.metrics.fault
         self.counts = None if self.stage is None else Counts(self.stage.metrics, _module_of(device))
         self.grammars = None if sink is None else Grammars(self.vocab_size, tokenizer, FaultGuard("grammar", sink=sink))
-        self.drafts_trees = self.caps.trees and _any_drafts_trees(self.resolved.settings)
+        self.drafts_trees = self.caps.trees and _any_drafts_trees(self.resolved.settings, device.type)
         self.planning: Planning[Any] = Planning(self.resolved, context, _measure, self._bounds)
         self.places = Places(slots, device, self._tell)
         self.table = TokenTable(slots, self.max_length, self.caps.max_width + 1, device)
@@ -239,9 +239,9 @@ class _Rows:
         return self.facts.hold(places, [req.rid for req in reqs])
 
 
-def _any_drafts_trees(settings: Settings) -> bool:
+def _any_drafts_trees(settings: Settings, device: str) -> bool:
     specs = (default_registry().get(ProposerSpec, name) for name in (settings.proposer, *settings.extra_proposers))
-    return any(spec.caps.trees for spec in specs)
+    return any(spec.caps_for(device).trees for spec in specs)
 
 
 def _module_of(device: torch.device) -> Any:

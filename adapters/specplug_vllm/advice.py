@@ -56,7 +56,7 @@ def launch_of(vllm_config: Any) -> Launch:
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         data_parallel_size=vllm_config.parallel_config.data_parallel_size,
         settings=differing(found.settings),
-        host_proposers=host_proposers(found.settings, default_registry()),
+        host_proposers=host_proposers(found.settings, default_registry(), vllm_config.device_config.device_type),
         captured=tuple(graphs.captured(vllm_config).items()),
     )
 

@@ -64,7 +64,7 @@ def package_folder() -> Path | None:
 
 def _standing(settings: Settings) -> list[CheckResult]:
     """Say what holds whatever the launch line."""
-    names = host_proposers(settings, default_registry())
+    names = host_proposers(settings, default_registry(), "cuda")
     results = [CheckResult("ok", advice.REFUSED_ON_V1)]
     if names:
         results.append(CheckResult("ok", advice.host_cost(names)))

@@ -63,7 +63,7 @@ class Grammars:
     def __init__(self, vllm_config: Any, planning: Planning[Any]) -> None:
         self._planning = planning
         self._is_v1 = runner_of(vllm_config) == "v1"
-        self.adds = self._is_v1 and not _states_laws(planning)
+        self.adds = self._is_v1 and not _states_laws(planning, vllm_config.device_config.device_type)
         self._vocab_size = int(vllm_config.model_config.get_vocab_size())
         self._longest = int(vllm_config.model_config.max_model_len)
         self._guard = FaultGuard(SOURCE, sink=lambda name, kind: planning.faults.update([(name, kind)]))
@@ -137,10 +137,10 @@ def _may_reason(manager: Any, request: Any) -> bool:
     return not request.structured_output_request.reasoning_ended
 
 
-def _states_laws(planning: Planning[Any]) -> bool:
+def _states_laws(planning: Planning[Any], device: str) -> bool:
     """Whether one of the server's proposers states the law that its drafts are drawn from, and the engine takes it."""
     settings = planning.resolved.settings
     specs = (default_registry().get(ProposerSpec, name) for name in (settings.proposer, *settings.extra_proposers))
     return planning.caps.draft_input is DraftInput.PROBS and any(
-        spec.caps.distribution is Distribution.PROBS for spec in specs
+        spec.caps_for(device).distribution is Distribution.PROBS for spec in specs
     )

@@ -13,7 +13,7 @@ from specplug.errors import PluginError, SpecplugError
 from specplug.interfaces import PluginContext
 from specplug.registry import Registry, default_registry
 from specplug.settings import KINDS, Settings
-from specplug.specs import CheckResult, CheckSpec, EngineSpec, PluginSpec, PolicySpec, resolve
+from specplug.specs import CheckResult, CheckSpec, EngineSpec, PluginSpec, PolicySpec, ProposerSpec, resolve
 from specplug.types.caps import EngineCaps
 
 
@@ -49,6 +49,11 @@ def plugins(settings: Settings) -> list[CheckResult]:
         healthy = [spec.name for spec in specs if spec.name not in problems]
         if healthy or not problems:
             results.append(CheckResult("ok", f"{kind}: {', '.join(healthy) or 'none'}"))
+        results += [
+            CheckResult("ok", f"{kind} {spec.name!r}: {', '.join(spec.labels())}")
+            for spec in specs
+            if spec.name in healthy and isinstance(spec, ProposerSpec) and callable(spec.caps)
+        ]
     return results
 
 

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from specplug.cli.output import AsJson, print_json, print_table
-from specplug.errors import suggest
+from specplug.errors import PluginError, suggest
 from specplug.registry import Registry, default_registry
 from specplug.settings.plugins import KINDS
+from specplug.specs import PluginSpec
 
 
 def _known_kind(kind: str | None) -> str | None:
@@ -53,13 +54,21 @@ def plugin_rows(registry: Registry, kind: str | None) -> list[dict[str, Any]]:
             "name": entry.spec.name,
             "package": entry.owner.package,
             "version": entry.owner.version,
-            "capabilities": list(entry.spec.labels()),
+            "capabilities": _capabilities(entry.spec),
             "summary": entry.spec.summary,
         }
         for name, spec_type in KINDS.items()
         if kind in (None, name)
         for entry in registry.entries(spec_type).values()
     ]
+
+
+def _capabilities(spec: PluginSpec) -> list[str]:
+    """Return a plug-in's labels, or why they are not known: a broken plug-in must not hide the others."""
+    try:
+        return list(spec.labels())
+    except PluginError as error:
+        return [f"unknown: {error}"]
 
 
 def error_rows(registry: Registry) -> list[dict[str, Any]]:

@@ -53,9 +53,9 @@ class DraftBuffers:
                 sources=self.sources,
             )
 
-        declared = [handle.spec.caps.distribution for handle in handles]
+        declared = [handle.caps.distribution for handle in handles]
         laws = [law if law in _TAKES[caps.draft_input] else Distribution.ONE_HOT for law in declared]
-        trees = [handle.spec.caps.trees for handle in handles]
+        trees = [handle.caps.trees for handle in handles]
         self._parts = [allocate(*of_one) for of_one in zip(laws, trees, strict=True)]
         richest = next((law for law in laws if law is not Distribution.ONE_HOT), Distribution.ONE_HOT)
         self._merged = allocate(richest, any(trees)) if len(handles) > 1 else self._parts[0]

@@ -18,17 +18,23 @@ from specplug.pipeline.held_back import HeldBack
 from specplug.pipeline.worker import Job, Worker
 from specplug.specs import ProposerSpec
 from specplug.types.batch import BatchView
+from specplug.types.caps import ProposerCaps
 from specplug.types.draft import Draft
 from specplug.types.request import Event
 from specplug.types.verdict import Verdict
 
 
 class ProposerHandle(abc.ABC):
-    """One proposer as the pipeline sees it.  Methods raise what the proposer raises; the pipeline contains it."""
+    """One proposer as the pipeline sees it.  Methods raise what the proposer raises; the pipeline contains it.
 
-    def __init__(self, spec: ProposerSpec, proposer: Proposer) -> None:
+    Attributes:
+        caps: what the proposer needs and offers on the engine's device.
+    """
+
+    def __init__(self, spec: ProposerSpec, proposer: Proposer, caps: ProposerCaps) -> None:
         self.spec = spec
         self.proposer = proposer
+        self.caps = caps
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -84,7 +90,7 @@ class DeviceHandle(ProposerHandle):
         _run(self.proposer, batch, limits, draft)
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
-        if self.spec.caps.learns:
+        if self.caps.learns:
             self.proposer.observe(batch, draft, verdict)
 
     def on_event(self, event: Event) -> None:
@@ -100,7 +106,7 @@ class InlineHandle(DeviceHandle):
             _check_ids(draft, batch.vocab_size)
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
-        super().observe(_seen_at_verdict(self.spec, batch, verdict), draft, verdict)
+        super().observe(_seen_at_verdict(self.caps, batch, verdict), draft, verdict)
 
 
 class HostHandle(ProposerHandle):
@@ -117,8 +123,16 @@ class HostHandle(ProposerHandle):
         closing: seconds that `close` gives the proposer before it leaves the thread behind.
     """
 
-    def __init__(self, spec: ProposerSpec, proposer: Proposer, deadline: float | None, *, closing: float = 5.0) -> None:
-        super().__init__(spec, proposer)
+    def __init__(
+        self,
+        spec: ProposerSpec,
+        proposer: Proposer,
+        caps: ProposerCaps,
+        deadline: float | None,
+        *,
+        closing: float = 5.0,
+    ) -> None:
+        super().__init__(spec, proposer, caps)
         self._deadline, self._closing = deadline, closing
         self._worker = Worker(f"specplug-{spec.name}")
         self._late: Future[None] | None = None
@@ -134,7 +148,7 @@ class HostHandle(ProposerHandle):
         self._catch_up()
         own = None if draft is None else self._own_draft(draft)
         host_limits = None if limits is None else limits.to("cpu", copy=True)
-        snapshot = batch.to_host(newest_only=self.spec.caps.incremental)
+        snapshot = batch.to_host(newest_only=self.caps.incremental)
         job = self._worker.submit(partial(_run, self.proposer, snapshot, host_limits, own))
         wait([job], self._deadline)
         if not job.done():
@@ -150,13 +164,13 @@ class HostHandle(ProposerHandle):
             self._own = own
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
-        if not self.spec.caps.learns or self._is_busy():
+        if not self.caps.learns or self._is_busy():
             return
         self._catch_up()
         host_draft = _empty_copy(draft)
         host_draft.copy_(draft)
         counts = {name: getattr(verdict, name).to("cpu", copy=True) for name in Verdict.__slots__}
-        snapshot = _seen_at_verdict(self.spec, batch, verdict).to_host(newest_only=self.spec.caps.incremental)
+        snapshot = _seen_at_verdict(self.caps, batch, verdict).to_host(newest_only=self.caps.incremental)
         self._post(partial(self.proposer.observe, snapshot, host_draft, Verdict(**counts)))
 
     def on_event(self, event: Event) -> None:
@@ -203,9 +217,9 @@ class HostHandle(ProposerHandle):
             job.result()
 
 
-def _seen_at_verdict(spec: ProposerSpec, batch: BatchView, verdict: Verdict) -> BatchView:
+def _seen_at_verdict(caps: ProposerCaps, batch: BatchView, verdict: Verdict) -> BatchView:
     """Return the batch that comes with a verdict: to an incremental proposer the tokens just emitted are its newest."""
-    return replace(batch, num_new=verdict.emitted) if spec.caps.incremental else batch
+    return replace(batch, num_new=verdict.emitted) if caps.incremental else batch
 
 
 def _empty_copy(draft: Draft) -> Draft:
@@ -237,17 +251,16 @@ def _check_ids(draft: Draft, vocab_size: int) -> None:
         )
 
 
-def make_handle(
-    spec: ProposerSpec, proposer: Proposer, deadline: float | None, device: torch.device | None = None
-) -> ProposerHandle:
+def make_handle(spec: ProposerSpec, proposer: Proposer, deadline: float | None, device: torch.device) -> ProposerHandle:
     """Return the handle that the proposer's declared needs call for.
 
     Args:
         deadline: of proposers on threads, in seconds; None for no deadline.
-        device: where batches and drafts lie; None where that is not known, and so perhaps not the host's memory.
+        device: where batches and drafts lie.
     """
-    if not spec.caps.needs_host:
-        return DeviceHandle(spec, proposer)
-    if spec.caps.inline and device is not None and device.type == "cpu":
-        return InlineHandle(spec, proposer)
-    return HostHandle(spec, proposer, deadline)
+    caps = spec.caps_for(device.type)
+    if not caps.needs_host:
+        return DeviceHandle(spec, proposer, caps)
+    if caps.inline and device.type == "cpu":
+        return InlineHandle(spec, proposer, caps)
+    return HostHandle(spec, proposer, caps, deadline)

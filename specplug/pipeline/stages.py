@@ -103,13 +103,13 @@ class DraftStage:
         self.metrics, self._trace = metrics, trace
         self._trace_guard = FaultGuard("trace", sink=metrics.fault)  # a full disk must not end the engine
         self._buffers = DraftBuffers(handles, caps, max_slots, vocab_size, device)
-        trees = caps.trees and any(handle.spec.caps.trees for handle in handles)
+        trees = caps.trees and any(handle.caps.trees for handle in handles)
         self._in_flight = InFlight(max_slots, caps.max_width, device, trees=trees)
         self._ingested = torch.zeros(len(handles), max_slots, dtype=torch.int32, device=device)
         self._generations = torch.full((max_slots,), -1, dtype=torch.int64, device=device)
         self._missed_resets: list[set[int]] = [set() for _ in handles]
         self._choices = Choices([handle.spec.name for handle in handles], max_slots, device)
-        self._tells = trace is not None or any(handle.spec.caps.learns for handle in handles)
+        self._tells = trace is not None or any(handle.caps.learns for handle in handles)
         self._steps = 0
 
     @property
@@ -210,7 +210,7 @@ class DraftStage:
         if self._trace is not None and self._trace_guard.admits_step():
             self._trace_guard.step(partial(_write, self._trace, self._steps, batch, draft, verdict))
         for lane, (handle, guard) in enumerate(self._lanes):
-            if handle.spec.caps.learns and not guard.is_off:
+            if handle.caps.learns and not guard.is_off:
                 guard.call(partial(handle.observe, batch, self._buffers.seen_by(lane, draft), verdict))
 
     def _tell_of_grammars(self, batch: BatchView, outcome: Outcome, verdict: Verdict) -> None:
@@ -272,7 +272,7 @@ class DraftStage:
         except LateDraft:  # its thread has the tokens, and takes them in yet
             raise
         except BaseException:
-            if handle.spec.caps.incremental:
+            if handle.caps.incremental:
                 self._ingested[lane].zero_()
                 known.zero_()
             raise

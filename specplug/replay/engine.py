@@ -222,7 +222,7 @@ class ReplayEngine:
         """Return a plug-in's registration with what replay puts around it."""
         if isinstance(spec, PolicySpec) and self._told > 1:
             return replace(spec, trimmer=lambda context: self._repeated(spec.build_trimmer(context)))
-        if isinstance(spec, ProposerSpec) and self._setup.lag and spec.caps.learns:
+        if isinstance(spec, ProposerSpec) and self._setup.lag and spec.caps_for("cpu").learns:
             return replace(spec, factory=lambda context: LateVerdicts(spec.build(context), self._setup.lag))
         return spec
 

@@ -119,7 +119,7 @@ class LeanStage:
             except LateDraft:
                 raise
             except BaseException:
-                if handle.spec.caps.incremental:
+                if handle.caps.incremental:
                     self._known[:] = 0
                 raise
 

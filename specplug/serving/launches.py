@@ -124,8 +124,8 @@ def differing(settings: Settings) -> dict[str, Any]:
     return {key: value for key, value in settings.model_dump(mode="json").items() if value != defaults[key]}
 
 
-def host_proposers(settings: Settings, registry: Registry) -> tuple[str, ...]:
-    """Return the proposers in force that draft on the host."""
-    specs = registry.entries(ProposerSpec)
-    names = (settings.proposer, *settings.extra_proposers)
-    return tuple(n for n in names if n in specs and specs[n].spec.caps.needs_host)  # type: ignore[attr-defined]
+def host_proposers(settings: Settings, registry: Registry, device: str) -> tuple[str, ...]:
+    """Return the proposers in force that draft on the host where batches lie on a device of type `device`."""
+    known = registry.entries(ProposerSpec)
+    names = [name for name in (settings.proposer, *settings.extra_proposers) if name in known]
+    return tuple(name for name in names if registry.get(ProposerSpec, name).caps_for(device).needs_host)

@@ -84,7 +84,7 @@ class ProposerContract(ProposerHarness):
 
     def test_parents_come_before_children(self) -> None:
         """In a tree every node's parent is an earlier node, or the context."""
-        if not self.spec.caps.trees:
+        if not self.caps.trees:
             pytest.skip("drafts no trees")
         with self.driver() as driver:
             for step in self.steps(driver):
@@ -95,7 +95,7 @@ class ProposerContract(ProposerHarness):
 
     def test_fills_in_its_distribution(self) -> None:
         """The declared proposal distribution is one, and gives each drafted token a positive probability."""
-        law = self.spec.caps.distribution
+        law = self.caps.distribution
         if law is Distribution.ONE_HOT:
             pytest.skip("drafts are one-hot")
         with self.driver() as driver:
@@ -201,7 +201,7 @@ class ProposerContract(ProposerHarness):
 
     def test_observes(self) -> None:
         """Learning neither fails nor changes what it learns from."""
-        if not self.spec.caps.learns:
+        if not self.caps.learns:
             pytest.skip("does not learn")
         with self.driver() as driver:
             driver.proposer = WatchedProposer(driver.proposer)
@@ -227,20 +227,20 @@ class ProposerContract(ProposerHarness):
 
     def test_works_inline(self) -> None:
         """So it is in the engine's own thread."""
-        if not self.spec.caps.inline:
+        if not self.caps.inline:
             pytest.skip("does not run inline")
         self._compare_with_pipeline(inline=True, when="inline")
 
     def test_keeps_no_view_of_a_batch(self) -> None:
         """What becomes of a batch's tensors after the step has no influence."""
-        if not self.spec.caps.inline:
+        if not self.caps.inline:
             pytest.skip("does not run inline, and so gets copies")
         with self.driver() as still, self.driver_of(OverwritingDriver) as overwritten:
             self.same(self.drafts(still), self.drafts(overwritten), "with tensors overwritten after each step")
 
     def test_needs_only_the_newest_tokens(self) -> None:
         """Ids before a row's newest `num_new` have no influence, whether they are wrong or missing."""
-        if not self.spec.caps.incremental:
+        if not self.caps.incremental:
             pytest.skip("reads whole texts")
         with self.driver() as whole, self.driver_of(WindowDriver) as windows, self.driver_of(OldTextDriver) as wrong:
             expected = self.drafts(whole, orders=_with_gaps)
@@ -249,7 +249,7 @@ class ProposerContract(ProposerHarness):
 
     def test_starts_over_with_a_whole_text(self) -> None:
         """A row whose whole text is new is as if its slot had held nothing before."""
-        if not self.spec.caps.incremental:
+        if not self.caps.incremental:
             pytest.skip("reads whole texts")
         with self.driver() as once, self.driver_of(WindowDriver) as again:
 

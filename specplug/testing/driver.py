@@ -109,8 +109,8 @@ class Driver:
         model = spec.options_model()
         if model is None and options:
             raise ContractError.build("takes no options", who=f"proposer {spec.name!r}", found=dict(options))
-        caps = EngineCaps(max_width, trees=spec.caps.trees, draft_input=_TAKEN_AS[spec.caps.distribution])
-        self.spec = spec
+        self.spec, self.caps = spec, spec.caps_for(torch.device(device).type)
+        caps = EngineCaps(max_width, trees=self.caps.trees, draft_input=_TAKEN_AS[self.caps.distribution])
         self.context = PluginContext(
             caps,
             options=None if model is None else model(**options),
@@ -246,18 +246,18 @@ class Driver:
             self.extend(name, answer[: emitted[-1]])
         outcome = Outcome(step.draft.lengths.clone(), _int32(accepted, chain.device), _int32(emitted, chain.device))
         verdict = Verdict.build(step.draft.lengths, outcome)
-        if self.spec.caps.learns:
+        if self.caps.learns:
             self.proposer.observe(self.handed(self.batch(step.names)), step.draft, verdict)
         return verdict
 
     def run(self, batch: BatchView, width: int, caps: Tensor) -> Draft:
         """Hand the proposer one batch; `caps` [B] int32 bounds the rows."""
-        batch, distribution = self.handed(batch), self.spec.caps.distribution
+        batch, distribution = self.handed(batch), self.caps.distribution
         draft = Draft.allocate(
             batch.batch_size,
             width,
             device=batch.device,
-            trees=self.spec.caps.trees,
+            trees=self.caps.trees,
             distribution=distribution,
             vocab_size=0 if distribution is Distribution.ONE_HOT else batch.vocab_size,
             sources=self.proposer.sources or (self.spec.name,),

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
+
 from specplug.specs import ProposerSpec
 from specplug.testing.driver import NO_OPTIONS, Driver, RowDraft, Step
+from specplug.types.caps import ProposerCaps
 from specplug.types.request import Lifecycle
 
 D = TypeVar("D", bound=Driver)
@@ -120,6 +123,11 @@ class ProposerHarness:
                 driver.extend("new", text[begin + 4 : begin + 7])
                 drafts.append(driver.step(self.width, order=["new"]).by_request())
         self.same(expected, found, when)
+
+    @property
+    def caps(self) -> ProposerCaps:
+        """What the proposer declares for the device."""
+        return self.spec.caps_for(torch.device(self.device).type)
 
     @property
     def who(self) -> str:

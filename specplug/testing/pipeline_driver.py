@@ -30,7 +30,8 @@ class PipelineDriver(Driver):
     def __init__(self, *args: Any, inline: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         context = self.context
-        handle = make_handle(self.spec, self.proposer, deadline=None, device=context.device if inline else None)
+        spec = replace(self.spec, caps=replace(self.caps, inline=inline and self.caps.inline))
+        handle = make_handle(spec, self.proposer, deadline=None, device=context.device)
         self.guard = FaultGuard(self.spec.name)
         self.stage = DraftStage(
             [handle],

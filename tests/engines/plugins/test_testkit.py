@@ -32,6 +32,10 @@ class TestBigram(ProposerContract):
     spec = spec_of("bigram")
 
 
+class TestBigramAnywhere(ProposerContract):
+    spec = spec_of("bigram-anywhere")
+
+
 class TestRecorder(ProposerContract):
     spec = spec_of("recorder")
 
@@ -68,6 +72,11 @@ def test_the_oracle_errs_where_told(tmp_path):
     assert drafted("oracle", path=str(path)) == (9, 8, 7, 6)
     assert drafted("oracle", path=str(path), error_every=3) == (9, 8 + 1, 7, 6)  # the ninth token of the text
     assert drafted("oracle", path=str(path), lengths=[2]) == (9, 8)
+
+
+def test_one_proposer_drafts_the_same_on_the_host_and_on_the_device():
+    assert spec_of("bigram-anywhere").caps_for("cpu").needs_host
+    assert drafted("bigram-anywhere") == drafted("bigram") == (2, 3, 1)
 
 
 def drafted(name: str, **options: Any) -> tuple[int, ...]:

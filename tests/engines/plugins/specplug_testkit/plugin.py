@@ -13,11 +13,18 @@ LEARNS = ProposerCaps(needs_host=True, learns=True)
 TREES = ProposerCaps(needs_host=True, trees=True)
 LOGITS, PROBS = ProposerCaps(distribution=Distribution.LOGITS), ProposerCaps(distribution=Distribution.PROBS)
 
+
+def caps_anywhere(device: str) -> ProposerCaps:
+    """Return what `bigram-anywhere` needs: on a CPU it reads the host's memory, elsewhere it works on the device."""
+    return ProposerCaps(needs_host=True, inline=True) if device == "cpu" else ProposerCaps()
+
+
 PROPOSERS = {
     "oracle": ("oracle:Oracle", "OracleOptions", HOST, "the right continuation, with errors where told"),
     "thicket": ("thicket:Thicket", "ThicketOptions", TREES, "the right continuation among wrong siblings, in trees"),
     "branches": ("thicket:Branches", "BranchesOptions", TREES, "the same tokens behind each, in trees"),
     "bigram": ("bigram:Bigram", None, DEVICE, "what followed the last token, in plain torch on the device"),
+    "bigram-anywhere": ("bigram:anywhere", None, caps_anywhere, "the same, on a CPU in numpy"),
     "uniform": ("drawn:Drawn", "DrawnOptions", LOGITS, "tokens at random, with their logits"),
     "uniform-probs": ("drawn:Drawn", "DrawnOptions", PROBS, "tokens at random, with their probabilities"),
     "liar": ("drawn:Liar", "DrawnOptions", LOGITS, "tokens at random, with another law's logits"),
