@@ -28,6 +28,7 @@ _PUBLIC = {
         "Planner",
         "PluginContext",
         "Proposer",
+        "TargetModel",
         "TellsStatus",
         "Trimmer",
         "Verifier",

@@ -26,6 +26,25 @@ from specplug.types.verdict import Verdict
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetModel:
+    """The model that drafts are verified by, as far as the adapter knows it; what it does not know is None.
+
+    Attributes:
+        path: the directory or the repository id that the engine loaded it from.
+        config: its Hugging Face configuration; of a model with several parts the whole one, so that a language model's
+            own figures come from `config.get_text_config()`.
+        tokenizer: its tokenizer, with the interface of Hugging Face's.
+        input_embeddings: [V, D], the weights themselves, where the process that drafts holds all of them on the
+            device of the batches when proposers are built.  Never write to them.
+    """
+
+    path: str | None = None
+    config: Any = None
+    tokenizer: Any = None
+    input_embeddings: Tensor | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class PluginContext:
     """What a plug-in is built with; the same for every kind.
@@ -40,7 +59,7 @@ class PluginContext:
         rank: tensor-parallel rank.  Drafts must not depend on it.
         seed: for the plug-in's own random stream.  A draft must be independent of the verifier's random numbers, so
             never derive one from a request's seed or from positions.
-        tokenizer: the target's tokenizer, where the adapter has it; None otherwise.
+        target: the target model.
         corpora: the server's settings of that name, an instance of `specplug.settings.CorporaSettings`; None: defaults.
     """
 
@@ -52,7 +71,7 @@ class PluginContext:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     rank: int = 0
     seed: int = 0
-    tokenizer: Any = None
+    target: TargetModel = field(default_factory=TargetModel)
     corpora: Any = None
 
 
@@ -196,6 +215,7 @@ __all__ = [
     "Planner",
     "PluginContext",
     "Proposer",
+    "TargetModel",
     "TellsStatus",
     "Trimmer",
     "Verifier",

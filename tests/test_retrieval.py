@@ -19,7 +19,7 @@ import specplug_ngram.plugin
 import specplug_retrieval.plugin
 from specplug.corpus import Document, Fingerprint, Store, fingerprint
 from specplug.errors import CorpusError
-from specplug.interfaces import HoldsCorpora, PluginContext, TellsStatus
+from specplug.interfaces import HoldsCorpora, PluginContext, TargetModel, TellsStatus
 from specplug.registry import Owner, Registry
 from specplug.settings.model import CorporaSettings
 from specplug.specs import ProposerSpec
@@ -100,7 +100,7 @@ class Server:
         built: list[Retrieval] = []
 
         def factory(context: PluginContext) -> Retrieval:
-            built.append(Retrieval(replace(context, corpora=corpora, tokenizer=tokenizer)))
+            built.append(Retrieval(replace(context, corpora=corpora, target=TargetModel(tokenizer=tokenizer))))
             return built[0]
 
         self.driver = Driver(replace(self.spec, factory=factory), vocab_size=64)

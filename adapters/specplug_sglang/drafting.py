@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specplug.assembly import build_draft_stage
-from specplug.interfaces import PluginContext
+from specplug.interfaces import PluginContext, TargetModel
 from specplug.pipeline.containment import FaultGuard
 from specplug.pipeline.stages import DraftStage
 from specplug.registry import default_registry
@@ -69,7 +69,7 @@ class Drafting:
             device=device,
             rank=rank,
             seed=self.resolved.settings.seed,
-            tokenizer=tokenizer,
+            target=TargetModel(model_config.model_path, model_config.hf_config, tokenizer),
         )
         leads = rank == 0
         self.stage: DraftStage | None = (

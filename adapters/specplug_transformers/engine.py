@@ -15,7 +15,7 @@ import torch
 
 from specplug.assembly import build_draft_stage, build_plan_stage, build_verifier
 from specplug.errors import RequestError
-from specplug.interfaces import PluginContext
+from specplug.interfaces import PluginContext, TargetModel
 from specplug.metrics import SpecMetrics
 from specplug.registry import Registry, default_registry
 from specplug.serving.start import start_line
@@ -80,7 +80,7 @@ class Engine:
             max_length=self.max_length,
             device=self._runner.device,
             seed=settings.seed,
-            tokenizer=tokenizer,
+            target=TargetModel(model.name_or_path or None, model.config, tokenizer, self._runner.input_embeddings),
         )
         self._drafts = build_draft_stage(settings, self.registry, context, grammars=True)
         self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.fault)

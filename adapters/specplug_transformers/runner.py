@@ -19,6 +19,7 @@ class ModelRunner:
 
     Attributes:
         max_length: longest context that it serves.
+        input_embeddings: [V, D], the model's own.
 
     Raises:
         EngineError: the model cannot be served exactly.
@@ -30,6 +31,7 @@ class ModelRunner:
         config = model.config.get_text_config()
         self.device: torch.device = model.device
         self.vocab_size: int = config.vocab_size
+        self.input_embeddings: Tensor = self.model.get_input_embeddings().weight.detach()
         self.max_length = longest_context(config)
         self._layer_types = layer_types(config)
         self._window: int | None = getattr(config, "sliding_window", None)

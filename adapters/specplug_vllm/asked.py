@@ -11,6 +11,7 @@ import os
 from typing import Any, Literal
 
 from specplug.errors import EngineError, SettingsError
+from specplug.interfaces import TargetModel
 from specplug.registry import default_registry
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
 from specplug.types.caps import DraftInput, EngineCaps, Feedback, PlanSite, Ragged, WidthChange
@@ -76,6 +77,20 @@ def engine_caps(vllm_config: Any) -> EngineCaps:
         data_parallel_size=parallel.data_parallel_size,
         verifies_budget=cuts,
     )
+
+
+def target_model(vllm_config: Any) -> TargetModel:
+    """Return the target as plug-ins are told of it, without a tokenizer where the server runs without one.
+
+    Its embeddings are left out: vLLM builds what drafts before it loads the model, and each rank holds a part of them.
+    """
+    model = vllm_config.model_config
+    tokenizer = None
+    if not model.skip_tokenizer_init:
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        tokenizer = cached_tokenizer_from_config(model)
+    return TargetModel(model.model, model.hf_config, tokenizer)
 
 
 def refuse_unsupported(vllm_config: Any) -> None:

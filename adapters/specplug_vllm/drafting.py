@@ -23,7 +23,7 @@ from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, EngineEventKind
 from specplug.types.verdict import Outcome
 from specplug_vllm import notes
-from specplug_vllm.asked import engine_caps, resolved, runner_of
+from specplug_vllm.asked import engine_caps, resolved, runner_of, target_model
 from specplug_vllm.requests import resident
 
 
@@ -127,14 +127,5 @@ class Drafting:
             device=self.device,
             rank=self.rank,
             seed=self.resolved.settings.seed,
-            tokenizer=_tokenizer(vllm_config),
+            target=target_model(vllm_config),
         )
-
-
-def _tokenizer(vllm_config: Any) -> Any:
-    """Return the target's tokenizer, or None where the server runs without one."""
-    if vllm_config.model_config.skip_tokenizer_init:
-        return None
-    from vllm.tokenizers import cached_tokenizer_from_config
-
-    return cached_tokenizer_from_config(vllm_config.model_config)

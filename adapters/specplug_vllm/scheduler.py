@@ -19,7 +19,7 @@ from specplug.types.caps import WidthChange
 from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEventKind
 from specplug_vllm import notes, recurrent, seams, status
-from specplug_vllm.asked import engine_caps, resolved
+from specplug_vllm.asked import engine_caps, resolved, target_model
 from specplug_vllm.endings import Endings
 from specplug_vllm.grammar import Grammars
 
@@ -160,6 +160,7 @@ def planning_of(vllm_config: Any) -> Planning[Any]:
         max_slots=vllm_config.scheduler_config.max_num_seqs,
         max_length=longest,
         seed=found.settings.seed,
+        target=target_model(vllm_config),
     )
 
     def bounds(request: Any) -> Bounds:

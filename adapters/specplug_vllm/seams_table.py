@@ -81,7 +81,8 @@ _CONFIG = (
     seam(
         "vllm.config.model:ModelConfig",
         "config",
-        holds="architecture get_vocab_size is_attention_free is_hybrid max_model_len seed skip_tokenizer_init",
+        holds="architecture get_vocab_size hf_config is_attention_free is_hybrid max_model_len model seed "
+        "skip_tokenizer_init",
     ),
 )
 

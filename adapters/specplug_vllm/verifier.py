@@ -26,7 +26,7 @@ from specplug.specs import VerifierSpec
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms
-from specplug_vllm.asked import engine_caps, resolved
+from specplug_vllm.asked import engine_caps, resolved, target_model
 
 MOST_LAW_BYTES = 1 << 28
 """Rows are verified together as long as their laws, in float64, take no more memory than this."""
@@ -99,6 +99,7 @@ def build(vllm_config: Any, device: torch.device) -> ServerVerifier | None:
         max_length=vllm_config.model_config.max_model_len,
         device=device,
         seed=found.settings.seed,
+        target=target_model(vllm_config),
     )
     plugin = build_verifier(found.settings, default_registry(), context)
     return ServerVerifier(plugin, spec.lossless, vllm_config.model_config.seed or 0)

@@ -53,7 +53,7 @@ class Library:
         self._shelf_of = shelf_of
         self._settings: CorporaSettings = context.corpora or CorporaSettings()
         self._tokenizer = _told(context)
-        self._beginnings = None if context.tokenizer is None else Beginnings(context.tokenizer)
+        self._beginnings = None if context.target.tokenizer is None else Beginnings(context.target.tokenizer)
         self._own: TemporaryFolder | None = None
         self._store: Store | None = None
         self._view: View | None = None
@@ -259,4 +259,4 @@ def _warm_up() -> None:
 
 
 def _told(context: PluginContext) -> Fingerprint | None:
-    return None if context.tokenizer is None else fingerprint(context.tokenizer)
+    return None if context.target.tokenizer is None else fingerprint(context.target.tokenizer)

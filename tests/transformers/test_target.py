@@ -1,0 +1,30 @@
+"""What plug-ins are told of the model that they draft for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specplug.interfaces import PluginContext
+from specplug.specs import ProposerSpec
+from specplug.types.caps import ProposerCaps
+from specplug_transformers import Engine
+from tests.transformers import toys
+
+
+def test_proposers_are_told_of_the_target(llama: Any) -> None:
+    contexts: list[PluginContext] = []
+
+    def factory(context: PluginContext) -> toys.Oracle:
+        contexts.append(context)
+        return toys.Oracle(context)
+
+    spec = ProposerSpec(name="told", factory=factory, summary="", caps=ProposerCaps(needs_host=True))
+    tokenizer = object()
+    Engine(llama, tokenizer, settings={"proposer": "told"}, registry=toys.make_registry([spec])).close()
+    (context,) = contexts
+    target = context.target
+    assert (target.path, target.config, target.tokenizer) == (llama.name_or_path or None, llama.config, tokenizer)
+    assert target.input_embeddings is not None
+    assert target.input_embeddings.data_ptr() == llama.get_input_embeddings().weight.data_ptr()
+    assert target.input_embeddings.shape == (toys.VOCAB, llama.config.hidden_size)
+    assert not target.input_embeddings.requires_grad
