@@ -124,7 +124,12 @@ _TARGET = (
         "worker",
         holds="accept_lens_pool",
     ),
-    seam("sglang.srt.configs.model_config:ModelConfig", "api", "worker", holds="context_len hf_config model_path vocab_size"),
+    seam(
+        "sglang.srt.configs.model_config:ModelConfig",
+        "api",
+        "worker",
+        holds="context_len hf_config model_path vocab_size",
+    ),
     seam("sglang.srt.runtime_context:get_context", "worker"),
     seam("sglang.srt.runtime_context:RuntimeContext.override", "worker", takes="source fields"),
     seam("sglang.srt.runtime_context:get_spec", "worker"),
