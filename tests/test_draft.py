@@ -29,7 +29,7 @@ def parent_lists(draw):
 def forests(draw, trees=True):
     """A draft of up to 3 rows whose token ids name row and node, and whose places beyond the lengths are poison."""
     rows = draw(st.lists(parent_lists(), min_size=1, max_size=3))
-    draft = Draft.allocate(len(rows), WIDTH, trees=trees, distribution=Distribution.PROBS, vocab_size=2)
+    draft = Draft.allocate(len(rows), WIDTH, trees=trees, distribution=Distribution.PROBS, vocab_size=300)
     for row, parents in enumerate(rows):
         levels = [draw(st.integers(0, 4)) / 4 for _ in parents]
         ids = [100 * row + node for node in range(len(parents))]
@@ -67,7 +67,7 @@ class TestBuffer:
         assert Draft.allocate(2, 3).parents is None
 
     def test_view_shares_memory(self):
-        buffer = Draft.allocate(4, 5, trees=True, distribution=Distribution.PROBS, vocab_size=2)
+        buffer = Draft.allocate(4, 5, trees=True, distribution=Distribution.PROBS, vocab_size=300)
         view = buffer.view(2, 3)
         view.validate()
         view.set_row(1, [7, 8], 0.5, source=1, parents=[-1, -1])
@@ -159,7 +159,7 @@ class TestCopy:
     @given(forests())
     @quick
     def test_copies_everything(self, draft):
-        twin = Draft.allocate(draft.batch_size, WIDTH, trees=True, distribution=Distribution.PROBS, vocab_size=2)
+        twin = Draft.allocate(draft.batch_size, WIDTH, trees=True, distribution=Distribution.PROBS, vocab_size=300)
         draft.base_len.fill_(3)
         twin.copy_(draft)
         for name in ("token_ids", "lengths", "confidence", "source", "base_len", "parents", "draft_probs"):
@@ -223,7 +223,7 @@ class TestPaths:
                 continue
             assert gains[ids] == pytest.approx(max(gains.values()), abs=1e-6)
             assert chain.confidence[row, :kept].equal(draft.confidence[row, [i % 100 for i in ids]])
-            assert tuple(chain.draft_probs[row, :kept, 1].tolist()) == ids
+            assert (chain.distribution, chain.draft_probs) == (Distribution.ONE_HOT, None)
             assert int(chain.source[row]) == row
 
     def test_as_chain_keeps_a_chain_whole(self):
@@ -249,16 +249,20 @@ class TestPaths:
             for node in range(length):
                 mask[row, node] &= all(bool(mask[row, above]) for above in root_path(draft, row, node))
         before, survival = draft.token_ids.clone(), draft.survival()
-        kept = draft.keep(mask)
+        kept = draft.keep(mask, torch.tensor([True, False, False])[: draft.batch_size])
         kept.validate()
         assert draft.token_ids.equal(before)
+        assert draft.keep(mask).draft_probs is None
         for row, length in enumerate(draft.lengths.tolist()):
             nodes = [node for node in range(length) if mask[row, node]]
             count = len(nodes)
             assert int(kept.lengths[row]) == count
             assert kept.token_ids[row].tolist() == [100 * row + n for n in nodes] + [NO_TOKEN] * (WIDTH - count)
             assert kept.confidence[row, count:].eq(0).all()
-            assert kept.draft_probs[row, :count, 0].tolist() == [100 * row + n for n in nodes]
+            if row == 0:  # the row that was looked at
+                assert torch.equal(kept.draft_probs[row, :count].argmax(1), kept.token_ids[row, :count].long())
+            else:
+                assert kept.draft_probs[row, :count, 0].tolist() == [100 * row + n for n in nodes]
             assert int(kept.source[row]) == (row if count else -1)
             for place, node in enumerate(nodes):
                 assert [nodes[n] for n in root_path(kept, row, place)] == root_path(draft, row, node)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.grammar.drafts import SOURCE, Completer, complete, one_hot_rows, told_apart
+from specplug.grammar.drafts import SOURCE, Completer, complete, told_apart
 from specplug.grammar.follow import CERTAIN, LIKELY, follow
 from specplug.grammar.states import AllowedState, MaskState, UsualCut, bit, bits_of, only_bit
 from specplug.metrics import SpecMetrics
@@ -220,31 +220,7 @@ def paths_of(ids: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
     return paths
 
 
-# -- the law --------------------------------------------------------------------------------------------------------
-
-
-def emitted_law(p: torch.Tensor, q: torch.Tensor, legal: torch.Tensor, *, one_hot: bool) -> torch.Tensor:
-    """The law of the first token emitted: a draft is drawn from q, cut if illegal, else judged by q, or as certain."""
-    out = torch.zeros_like(p)
-    for token in range(len(p)):
-        if not legal[token]:
-            out += q[token] * p  # nothing is left to verify
-            continue
-        stated = torch.eye(len(p), dtype=p.dtype)[token] if one_hot else q
-        accept = (p[token] / stated[token]).clamp(max=1)
-        rest = (p - stated).clamp(min=0)
-        out[token] += q[token] * accept
-        out += q[token] * (1 - accept) * (rest / rest.sum() if rest.sum() > 0 else p)
-    return out
-
-
-def test_cut_drafts_are_lossless_as_one_hot_only():
-    """By the law that they were drawn from they are not: what was cut would have been a rejection."""
-    p = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
-    q = torch.tensor([0.5, 0.0, 0.5], dtype=torch.float64)
-    legal = torch.tensor([True, True, False])
-    assert torch.allclose(emitted_law(p, q, legal, one_hot=True), p)
-    assert not torch.allclose(emitted_law(p, q, legal, one_hot=False), p)
+# -- distributions -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("law", [Distribution.PROBS, Distribution.LOGITS])
@@ -266,11 +242,6 @@ def test_rows_with_a_grammar_state_no_law(law):
     for row, ids in ((0, [5]), (2, [3, 4])):
         assert torch.equal(certain[row, : len(ids)], torch.eye(VOCAB)[ids])
     assert torch.equal(stated[1], before[1])
-
-
-def test_one_hot_drafts_stay_as_they_are():
-    draft = draft_of([[3, 4]], 2)
-    assert one_hot_rows(draft, torch.tensor([True])) is draft
 
 
 # -- what is told ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from specplug.assembly import build_draft_stage
 from specplug.errors import EngineError
-from specplug.grammar.drafts import one_hot_rows
 from specplug.interfaces import PluginContext
 from specplug.pipeline.stages import DraftStage
 from specplug.registry import default_registry
@@ -101,7 +100,8 @@ class Drafting:
         if self.policy_caps and batch.request_ids is not None:
             caps = torch.minimum(caps, self._caps_of(batch.request_ids))
         draft = self.stage.propose(batch, self.width, caps)
-        return one_hot_rows(self.stage.trim(batch, draft, self.token_budget), batch.grammar)
+        trimmed = self.stage.trim(batch, draft, self.token_budget)
+        return trimmed.as_one_hot(batch.grammar)  # the scheduler cuts these rows by what their tokens are
 
     def _caps_of(self, names: Sequence[str]) -> Tensor:
         """Return [B] int32: the policy's caps of rows `names`."""

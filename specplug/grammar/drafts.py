@@ -50,12 +50,15 @@ def complete(
     at the draft's tokens on the host, which on a GPU waits for them.
 
     Args:
-        draft: B rows; of its memory only full laws are changed: see `one_hot_rows`.
+        draft: B rows; of its memory only full distributions are changed.  Rows with a grammar become one-hot drafts,
+            cut or not, as what is cut depends on what was drawn.
         states: of each row, None where no grammar constrains it.
         room: most draft tokens of each row, at most the draft's width.
         budget: most draft tokens of all rows; None is no limit.  What is drafted already counts first.
     """
-    legal, cut = _legal_part(draft, states)
+    is_one_hot = draft.distribution is Distribution.ONE_HOT
+    looked_at = None if is_one_hot else torch.tensor([state is not None for state in states]).to(draft.device)
+    legal, cut = _legal_part(draft, states, looked_at)
     spare = None if budget is None else max(0, budget - int(legal.lengths.sum()))
     lengths, ids = legal.lengths.tolist(), legal.token_ids.tolist()
     chained = _are_chains(legal)
@@ -71,10 +74,7 @@ def complete(
         spare = None if spare is None else spare - len(added[row])
     forced = Forced.build(added, levels, draft.width, draft.device) if any(added) else None
     whole = legal if forced is None else _appended(legal, forced)
-    if draft.distribution is not Distribution.ONE_HOT:
-        constrained = torch.tensor([state is not None for state in states])
-        whole = one_hot_rows(whole, constrained.to(draft.device))
-    return Completed(whole, cut, forced)
+    return Completed(whole.as_one_hot(looked_at), cut, forced)
 
 
 class Completer:
@@ -106,7 +106,9 @@ class Completer:
         self._done = complete(draft, states, room.tolist(), budget)
 
 
-def _legal_part(draft: Draft, states: Sequence[GrammarState | None]) -> tuple[Draft, list[int]]:
+def _legal_part(
+    draft: Draft, states: Sequence[GrammarState | None], looked_at: Tensor | None
+) -> tuple[Draft, list[int]]:
     """Return the draft without what grammars forbid, and how much that was per row."""
     lengths, ids = draft.lengths.tolist(), draft.token_ids.tolist()
     parents = chain_parents(draft).tolist() if draft.parents is None else draft.parents.tolist()
@@ -117,7 +119,7 @@ def _legal_part(draft: Draft, states: Sequence[GrammarState | None]) -> tuple[Dr
     cut = [length - sum(kept) for length, kept in zip(lengths, keep, strict=True)]
     if not any(cut):
         return draft, cut
-    return draft.keep(torch.tensor(keep, dtype=torch.bool).to(draft.device)), cut
+    return draft.keep(torch.tensor(keep, dtype=torch.bool).to(draft.device), looked_at), cut
 
 
 def _legal_nodes(state: GrammarState, ids: Sequence[int], parents: Sequence[int], width: int) -> list[bool]:
@@ -182,21 +184,6 @@ def _appended(draft: Draft, forced: Forced) -> Draft:
         lengths=draft.lengths + forced.lengths,
         parents=None if draft.parents is None else torch.where(inside, chain_parents(draft), draft.parents),
     )
-
-
-def one_hot_rows(draft: Draft, rows: Tensor) -> Draft:
-    """Return the draft with the law of `rows` [B] bool made certain of their tokens, in place; the others keep theirs.
-
-    What a grammar cuts depends on what was drawn, so tokens that stay no longer follow the law that they were drawn
-    from: judged by it they would bias the output.  Rows with a grammar are one-hot drafts, cut or not.
-    """
-    laws = ((draft.draft_probs, 0.0, 1.0), (draft.draft_logits, -torch.inf, 0.0))
-    for law, elsewhere, at_token in laws:
-        if law is not None and law.numel():
-            chosen, index = rows[:, None, None], draft.token_ids.clamp(min=0).long()[:, :, None]
-            law.masked_fill_(chosen, elsewhere)
-            law.scatter_(2, index, torch.where(chosen, at_token, law.gather(2, index)))
-    return draft
 
 
 def told_apart(batch: BatchView, outcome: Outcome, verdict: Verdict) -> tuple[Draft, Verdict, Tensor]:

@@ -112,20 +112,13 @@ def _take_rows(merged: Draft, part: Draft, rows: Tensor) -> None:
         _take(getattr(merged, name), getattr(part, name), rows[:, None])
     if merged.parents is not None and part.parents is not None:  # else they are those of a chain, as emptied
         _take(merged.parents, part.parents, rows[:, None])
-    laws = ((merged.draft_probs, part.draft_probs, 0.0, 1.0), (merged.draft_logits, part.draft_logits, -torch.inf, 0.0))
-    for mine, theirs, elsewhere, at_token in laws:
+    if part.distribution is not merged.distribution:
+        merged.as_one_hot(rows)
+        return
+    for mine, theirs in ((merged.draft_probs, part.draft_probs), (merged.draft_logits, part.draft_logits)):
         if mine is not None and theirs is not None:
             _take(mine, theirs, rows[:, None, None])
-        elif mine is not None:
-            _write_one_hot(mine, part.token_ids, rows[:, None, None], elsewhere, at_token)
 
 
 def _take(mine: Tensor, theirs: Tensor, rows: Tensor) -> None:
     torch.where(rows, theirs, mine, out=mine)
-
-
-def _write_one_hot(law: Tensor, token_ids: Tensor, rows: Tensor, elsewhere: float, at_token: float) -> None:
-    """Make `law` [B, N, V] certain of `token_ids` [B, N] in `rows` [B, 1, 1]."""
-    law.masked_fill_(rows, elsewhere)
-    index = token_ids.clamp(min=0).long()[:, :, None]
-    law.scatter_(2, index, torch.where(rows, at_token, law.gather(2, index)))

@@ -161,9 +161,7 @@ class DraftStage:
 
     def for_engine(self, draft: Draft) -> Draft:
         """Return what this engine takes of a draft: only some take trees."""
-        if self._caps.trees or draft.parents is None:
-            return draft
-        return draft.as_chain().as_one_hot()  # the path was chosen by what its tokens are
+        return draft if self._caps.trees else draft.as_chain()
 
     @torch.inference_mode()
     def trim(self, batch: BatchView, draft: Draft, token_budget: int | None) -> Draft:
@@ -287,10 +285,7 @@ class DraftStage:
         return not self._trimmer_guard.call(ask) or said[0]
 
     def _cut(self, batch: BatchView, draft: Draft, token_budget: int) -> Draft:
-        """Let the policy trim, contained.  Drafts that it fails to cut are dropped: the budget holds.
-
-        What was cut by token is verified as one-hot: see `Draft.as_one_hot`.
-        """
+        """Let the policy trim, contained.  Drafts that it fails to cut are dropped: the budget holds."""
         budget = torch.full((), token_budget, dtype=torch.int64, device=draft.device)
         cut: list[Draft] = []
 
@@ -301,7 +296,7 @@ class DraftStage:
             cut.append(trimmed)
 
         if self._trimmer_guard.admits_step() and self._trimmer_guard.step(trim):
-            return cut[0].as_one_hot()  # confidences may tell tokens apart, and so does what is cut
+            return cut[0].as_one_hot()  # by whatever means it chose
         draft.clear()
         return draft
 

@@ -183,40 +183,58 @@ class Draft:
     def _certain(self) -> Tensor:
         return torch.where(self.mask(), self.confidence, 0.0)
 
-    def as_one_hot(self) -> Draft:
-        """Return the draft without its full distribution, sharing the rest.
+    def as_one_hot(self, rows: Tensor | None = None) -> Draft:
+        """Return the draft with a one-hot distribution in `rows` [B] bool, None for all; other rows keep theirs.
 
-        Tokens that were *chosen* among those drawn, by what they are, no longer follow the law that they were drawn
-        from: judged by it they would bias the output.  As one-hot drafts they are lossless however they were chosen.
+        This is the form of draft tokens that were chosen by looking at them.  Speculative sampling is lossless when a
+        token was drawn from the distribution that it is judged by.  A token that is kept because of what it is (its
+        confidence was high, a grammar allows it, its path was the best of a tree) was not: given that it was kept, it
+        no longer follows that distribution, and judging it so biases the output.  A one-hot draft is lossless
+        however its token was chosen.  `keep` and `as_chain` choose and therefore return one-hot drafts; whoever
+        chooses in another way calls this.
+
+        With `rows` the full distributions are overwritten in place; without, they are left out and nothing is written.
         """
-        return replace(self, distribution=Distribution.ONE_HOT, draft_logits=None, draft_probs=None)
+        if self.distribution is Distribution.ONE_HOT:
+            return self
+        if rows is None:
+            return replace(self, distribution=Distribution.ONE_HOT, draft_logits=None, draft_probs=None)
+        chosen, index = rows[:, None, None], self.token_ids.clamp(min=0).long()[:, :, None]
+        for full, elsewhere, at_token in ((self.draft_probs, 0.0, 1.0), (self.draft_logits, -torch.inf, 0.0)):
+            if full is not None and full.numel():
+                full.masked_fill_(chosen, elsewhere)
+                full.scatter_(2, index, torch.where(chosen, at_token, full.gather(2, index)))
+        return self
 
     def as_chain(self) -> Draft:
-        """Return a draft without branches: of a tree, the path with the most expected accepted tokens.
+        """Return a draft without branches: of a tree, the path with the most expected accepted tokens, as one-hot.
 
         Of equally good paths it is the one that ends last, so that a tree without branches stays whole whatever its
-        confidences.  Full distributions follow their nodes.  A chain is returned as it is.  Loops over N, never reads
-        back.
+        confidences.  A chain is returned as it is.  Loops over N, never reads back.
         """
         if self.parents is None:
             return self
         gain = torch.where(self.mask(), self.expected_accepted(), -1.0)
         if self.width == 0:
-            return replace(self, parents=None)
+            return replace(self.as_one_hot(), parents=None)
         best = self.width - 1 - gain.flip(1).argmax(1)
         path, lengths = path_to(torch.where(self.lengths > 0, best, ROOT), self.parents)
-        return self._pick(path, torch.arange(self.width, device=self.device) < lengths[:, None], lengths)
+        inside = torch.arange(self.width, device=self.device) < lengths[:, None]
+        return self.as_one_hot()._pick(path, inside, lengths)
 
-    def keep(self, mask: Tensor) -> Draft:
-        """Return a draft of the nodes in `mask` [B, N] bool, moved together in their order.
+    def keep(self, mask: Tensor, chosen: Tensor | None = None) -> Draft:
+        """Return a draft of the nodes in `mask` [B, N] bool, moved together in their order, as one-hot.
 
-        Parents are renumbered and full distributions follow their nodes.  The mask must hold every kept node's
-        ancestors (of a chain: be a prefix), which is not checked, because that would read back.
+        Parents are renumbered.  Where only the rows `chosen` [B] bool were looked at, full distributions of the other
+        rows follow their nodes.  The mask must hold every kept node's ancestors (of a chain: be a prefix), which is not
+        checked, because that would read back.
         """
         inside = mask & self.mask()
         order = torch.sort((~inside).to(torch.uint8), dim=1, stable=True).indices  # kept nodes first
         lengths = inside.sum(1).to(torch.int32)
-        kept = self._pick(order, torch.arange(self.width, device=self.device) < lengths[:, None], lengths)
+        stated = self.as_one_hot() if chosen is None else self
+        kept = stated._pick(order, torch.arange(self.width, device=self.device) < lengths[:, None], lengths)
+        kept = kept.as_one_hot(chosen)
         if self.parents is None:
             return kept
         place = inside.cumsum(1).to(torch.int32) - 1  # where each kept node goes
