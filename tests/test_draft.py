@@ -67,7 +67,7 @@ class TestBuffer:
         assert Draft.allocate(2, 3).parents is None
 
     def test_view_shares_memory(self):
-        buffer = Draft.allocate(4, 5, trees=True, distribution=Distribution.PROBS, vocab_size=300)
+        buffer = Draft.allocate(4, 5, trees=True, distribution=Distribution.PROBS, vocab_size=2)
         view = buffer.view(2, 3)
         view.validate()
         view.set_row(1, [7, 8], 0.5, source=1, parents=[-1, -1])
