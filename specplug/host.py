@@ -31,12 +31,12 @@ class HostDraft(NamedTuple):
     Attributes:
         token_ids: draft tokens, a chain.
         confidence: one for all tokens, or one per token, in [0, 1]; see `Draft.confidence`.
-        source: index into the proposer's `sources`.
+        source: index into the proposer's `sources`, one for all tokens, or one per token.
     """
 
     token_ids: TokenIds
     confidence: Confidence = DEFAULT_CONFIDENCE
-    source: int = 0
+    source: int | Sequence[int] | npt.NDArray[Any] = 0
 
 
 class HostProposer(Proposer):
@@ -111,14 +111,15 @@ class _Sheet:
         self._lengths, self._source = draft.lengths.numpy(), draft.source.numpy()
 
     def write(self, row: int, drafted: HostDraft, limit: int) -> None:
-        levels = np.asarray(drafted.confidence, dtype=np.float32)
-        if levels.ndim and len(levels) != len(drafted.token_ids):
-            raise ContractError.build(
-                "confidences and token ids differ in number", found=len(levels), expected=len(drafted.token_ids)
-            )
+        levels, source = np.asarray(drafted.confidence, np.float32), np.asarray(drafted.source, np.int32)
+        for what, given in (("confidences", levels), ("sources", source)):
+            if given.ndim and len(given) != len(drafted.token_ids):
+                raise ContractError.build(
+                    f"{what} and token ids differ in number", found=len(given), expected=len(drafted.token_ids)
+                )
         count = min(len(drafted.token_ids), limit, self._ids.shape[1])
         if count:
             self._ids[row, :count] = drafted.token_ids[:count]
             self._confidence[row, :count] = levels[:count] if levels.ndim else levels
             self._lengths[row] = count
-            self._source[row] = drafted.source
+            self._source[row, :count] = source[:count] if source.ndim else source

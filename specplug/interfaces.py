@@ -111,7 +111,7 @@ class Proposer(abc.ABC):
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional
         """Learn what became of earlier drafts.  All arguments are in the row order of `batch`, the batch after the
-        verification, whose lengths include the tokens emitted.  Rows that another proposer drafted have source -1.
+        verification, whose lengths include the tokens emitted.  Tokens that another proposer drafted have source -1.
         Called only when `learns` is declared, and not while the proposer is switched off or late."""
 
     def on_event(self, event: Event) -> None:  # noqa: B027 - optional

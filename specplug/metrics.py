@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -18,17 +18,20 @@ NO_SOURCE = "none"  # where rows are counted that nobody drafted: plain decoding
 
 @dataclass(frozen=True, slots=True)
 class SourceCounts:
-    """Counts since start-up of the rows that one source drafted, in draft tokens unless said otherwise.
+    """Counts since start-up of the draft tokens of one source, unless said otherwise.
+
+    Of a tree, which counts nodes where a chain has positions, the first `accepted` nodes count as the accepted ones:
+    which path was accepted is not known.
 
     Attributes:
-        target_steps: rows that emitted anything, each counting once per engine step.
+        target_steps: rows that emitted anything, each counting once per engine step, for the source of its first token.
         proposed: offered for verification, after trimming: what "drafted" means in `acceptance_rate`.
         verified: of those, put through the target.
         tested: of those, decided: the accepted ones, and the one that was rejected.  The verified ones behind a
             rejection are not decided.
         accepted: of those, kept; the bonus token does not count.
         cut_by_grammar: of those proposed, removed by a grammar before verification.
-        emitted: tokens appended to requests, bonus and recovered tokens included.
+        emitted: tokens appended to requests, bonus and recovered tokens included, counting as `target_steps` do.
         after_stop: of those emitted, behind a stop: no client sees them.
         verified_at, tested_at, accepted_at: the same by position in the draft, first to last; positions beyond the
             widest draft are left out.  Of a tree, which counts nodes where a chain has positions, only `accepted_at`
@@ -84,7 +87,7 @@ class SourceCounts:
 
     def as_dict(self) -> dict[str, Any]:
         """Return counts and ratios, ready for JSON."""
-        named = {name: getattr(self, name) for name in (*_ROW_COUNTS, *_AT_COUNTS, *_DERIVED)}
+        named = {name: getattr(self, name) for name in (*_SUMS, *_AT_COUNTS, *_DERIVED)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
 
     def __add__(self, other: SourceCounts) -> SourceCounts:
@@ -96,7 +99,7 @@ class SourceCounts:
     def _with(self, other: SourceCounts, join: Callable[[int, int], int]) -> SourceCounts:
         """Join two counts field by field."""
         joined: dict[str, Any] = {}
-        for name in _ROW_COUNTS:
+        for name in _SUMS:
             joined[name] = join(getattr(self, name), getattr(other, name))
         for name in _AT_COUNTS:
             joined[name] = tuple(map(join, getattr(self, name), getattr(other, name)))
@@ -112,9 +115,11 @@ _DERIVED = (
     "acceptance_by_position",
     "tau",
 )
-_ROW_COUNTS = tuple(f.name for f in fields(SourceCounts) if not f.name.endswith("_at"))
+_SUMS = tuple(f.name for f in fields(SourceCounts) if not f.name.endswith("_at"))
 _AT_COUNTS = tuple(f.name for f in fields(SourceCounts) if f.name.endswith("_at"))
-_FIRST_AT = _ROW_COUNTS.index(_AT_COUNTS[0].removesuffix("_at"))  # those counted by position stand side by side
+_ROW_COUNTS = ("target_steps", "emitted", "after_stop")
+_FATES = 6
+"""How far each place of a draft came: not drafted, proposed, not cut by a grammar, verified, tested, accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,15 +185,18 @@ class SpecMetrics:
                 expected=f"distinct names other than {NO_SOURCE!r}",
             )
         self._place = torch.arange(max_width, device=device)
-        self._counts = torch.zeros(len(self._names), len(_ROW_COUNTS), dtype=torch.int64, device=device)
-        self._counts_at = torch.zeros(len(self._names), len(_AT_COUNTS), max_width, dtype=torch.int64, device=device)
-        plain = [_ROW_COUNTS.index(name) for name in ("target_steps", "emitted", "after_stop")]
-        self._plain = torch.tensor(plain, device=device)
+        self._rows = torch.zeros(len(self._names), len(_ROW_COUNTS), dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(len(self._names), max_width, _FATES, dtype=torch.int64, device=device)
         self._faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def record(self, source: Tensor, verdict: Verdict) -> None:
-        """Count one step of B rows; `source` [B] as in `Draft.source`.  Runs on the device and never reads back."""
-        self._record(source, verdict, verdict.tested())
+        """Count one step of B rows; `source` [B, N] as in `Draft.source`.  Runs on the device and never reads back."""
+        if not source.shape[1]:
+            self.record_plain(verdict)
+            return
+        bucket = self._bucket(source)
+        self._rows.index_add_(0, bucket[:, 0], _row_counts(verdict, 1).long())
+        self._record_tokens(bucket, verdict, verdict.tested())
 
     def record_added(self, source: str, verdict: Verdict, reached: Tensor) -> None:
         """Count what was drafted behind the drafts that `record` counts, which count rows and what they emit.
@@ -198,35 +206,25 @@ class SpecMetrics:
             verdict: on what was added.
             reached: [B] bool, whether its first token was decided at all.
         """
-        which = self._names.index(source) if source in self._names else -1
-        none = torch.zeros_like(verdict.emitted)
-        fate = replace(verdict, emitted=none, after_stop=none)
-        self._record(torch.full_like(verdict.proposed, which), fate, verdict.tested() * reached)
-
-    def _record(self, source: Tensor, verdict: Verdict, tested: Tensor) -> None:
-        rows = {
-            "target_steps": verdict.emitted > 0,
-            "proposed": verdict.proposed,
-            "verified": verdict.verified,
-            "tested": tested,
-            "accepted": verdict.accepted,
-            "cut_by_grammar": verdict.cut_by_grammar,
-            "emitted": verdict.emitted,
-            "after_stop": verdict.after_stop,
-        }
-        bucket = self._bucket(source)
-        counts = torch.stack([rows[name] for name in _ROW_COUNTS], 1).long()
-        self._counts.index_add_(0, bucket, counts)
-        reached = counts[:, _FIRST_AT : _FIRST_AT + len(_AT_COUNTS), None]
-        self._counts_at.index_add_(0, bucket, (self._place < reached).long())
+        which = self._names.index(source) if source in self._names else len(self._names) - 1
+        bucket = torch.full((reached.shape[0], self._place.shape[0]), which, device=reached.device)
+        self._record_tokens(bucket, verdict, verdict.tested() * reached)
 
     def record_plain(self, verdict: Verdict) -> None:
         """Do as `record`, in fewer operations, for a step of B rows that nobody drafted."""
-        sums = torch.stack((verdict.emitted > 0, verdict.emitted, verdict.after_stop)).sum(1)
-        self._counts[-1].index_add_(0, self._plain, sums)
+        self._rows[-1].add_(_row_counts(verdict, 0).sum(1))
+
+    def _record_tokens(self, bucket: Tensor, verdict: Verdict, tested: Tensor) -> None:
+        """Count every place of the drafts once: by `bucket` [B, N], position, and how far it came."""
+        left = verdict.proposed - verdict.cut_by_grammar
+        ends = torch.stack((verdict.proposed, left, verdict.verified, tested, verdict.accepted), 1)
+        place = self._place[: bucket.shape[1]]
+        came = (place < ends[:, :, None]).sum(1)
+        index = ((bucket * self._place.shape[0] + place) * _FATES + came).view(-1)
+        self._tokens.view(-1).index_add_(0, index, torch.ones_like(index))
 
     def _bucket(self, source: Tensor) -> Tensor:
-        """Return [B] int64: the counters of each row; out of range is nobody's, and nobody's are the last."""
+        """Return [B, N] int64: the counters of each token; out of range is nobody's, and nobody's are the last."""
         return source.clamp(-1, len(self._names) - 1).remainder(len(self._names)).long()
 
     def fault(self, name: str, kind: str) -> None:
@@ -235,20 +233,29 @@ class SpecMetrics:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the counters themselves, on their device; a copy of them is what `snapshot` takes."""
-        return self._counts, self._counts_at
+        return self._rows, self._tokens
 
     def snapshot(self, copied: tuple[Tensor, ...] | None = None) -> MetricsSnapshot:
         """Return the counts so far, or those of a copy of `tensors`.
 
         Without a copy the counters are read back, which on a GPU waits for the steps that are queued.
         """
-        counts, counts_at = copied or self.tensors()
+        rows, tokens = (counts.cpu() for counts in copied or self.tensors())
+        came = tokens.flip(2).cumsum(2).flip(2)  # at least so far
         by_source = {}
-        for name, row, at in zip(self._names, counts.tolist(), counts_at.tolist(), strict=True):
-            named: dict[str, Any] = dict(zip(_ROW_COUNTS, row, strict=True))
-            named |= zip(_AT_COUNTS, map(tuple, at), strict=True)
+        for name, of_rows, at in zip(self._names, rows.tolist(), came.transpose(1, 2).tolist(), strict=True):
+            named: dict[str, Any] = dict(zip(_ROW_COUNTS, of_rows, strict=True))
+            _, proposed, left, *reached = at
+            named |= {"proposed": sum(proposed), "cut_by_grammar": sum(proposed) - sum(left)}
+            for field, places in zip(_AT_COUNTS, reached, strict=True):
+                named |= {field: tuple(places), field.removesuffix("_at"): sum(places)}
             by_source[name] = SourceCounts(**named)
         return MetricsSnapshot(by_source, {name: dict(kinds) for name, kinds in self._faults.items()})
+
+
+def _row_counts(verdict: Verdict, dim: int) -> Tensor:
+    """Stack the figures of `_ROW_COUNTS`."""
+    return torch.stack((verdict.emitted > 0, verdict.emitted, verdict.after_stop), dim)
 
 
 def _ratio(part: int, whole: int) -> float | None:

@@ -16,11 +16,12 @@ from typing import Any, BinaryIO
 import torch
 
 from specplug.errors import SpecplugError, TraceError
+from specplug.metrics import NO_SOURCE
 from specplug.types.batch import BatchView
 from specplug.types.draft import Draft
 from specplug.types.verdict import Verdict
 
-FORMAT, VERSION = "specplug trace", 1
+FORMAT, VERSION = "specplug trace", 2
 HEADER = json.dumps({"format": FORMAT, "version": VERSION}).encode() + b"\n"
 
 REASONS = ("stopped", "accepted", "rejected", "grammar", "never verified")
@@ -36,8 +37,8 @@ class TraceRow:
         request: the engine's request id, or "slot <slot>.<generation>" where the worker has no ids.
         step: number of the step, counted from 0 by the process that writes.
         base_len: context length that the draft continues.
-        source: what drafted it.
-        ids, confidence: the draft tokens (of a tree: its nodes) and the probability given to each.
+        ids, confidence, source: the draft tokens (of a tree: its nodes), the probability given to each, and what
+            drafted it.
         verified, accepted: how many of them the target looked at, and how many were kept.
         reason: why no more were kept; the first that holds of
             "stopped": the request ended in this step: tokens of it lie behind a stop, or were not appended;
@@ -50,9 +51,9 @@ class TraceRow:
     request: str
     step: int
     base_len: int
-    source: str
     ids: tuple[int, ...]
     confidence: tuple[float, ...]
+    source: tuple[str, ...]
     verified: int
     accepted: int
     reason: str
@@ -64,25 +65,26 @@ _FIELDS = tuple(f.name for f in fields(TraceRow))
 def rows_from(step: int, batch: BatchView, draft: Draft, verdict: Verdict) -> list[TraceRow]:
     """Return the rows of one step, one per row that has a draft.
 
-    `draft` and `verdict` are in the row order of `batch`, the batch after the verification.  Reads back three tensors,
+    `draft` and `verdict` are in the row order of `batch`, the batch after the verification.  Reads back four tensors,
     so on a GPU it waits for the step.  Confidences are rounded to six decimals.
     """
     names = ("proposed", "verified", "accepted", "cut_by_grammar", "emitted", "after_stop")
     columns = [getattr(verdict, name) for name in names]
-    columns += [draft.lengths, draft.base_len, draft.source, batch.slots, batch.generations]
+    columns += [draft.lengths, draft.base_len, batch.slots, batch.generations]
     counts = torch.stack([column.long() for column in columns], 1).tolist()
-    ids, confidence = draft.token_ids.tolist(), draft.confidence.tolist()
+    ids, confidence, sources = draft.token_ids.tolist(), draft.confidence.tolist(), draft.source.tolist()
+    named = dict(enumerate(draft.sources))
     rows = []
-    for row, (*fate, length, base_len, source, slot, generation) in enumerate(counts):
+    for row, (*fate, length, base_len, slot, generation) in enumerate(counts):
         if length:
             rows.append(
                 TraceRow(
                     request=f"slot {slot}.{generation}" if batch.request_ids is None else batch.request_ids[row],
                     step=step,
                     base_len=base_len,
-                    source=draft.sources[source] if 0 <= source < len(draft.sources) else "none",
                     ids=tuple(ids[row][:length]),
                     confidence=tuple(round(level, 6) for level in confidence[row][:length]),
+                    source=tuple(named.get(it, NO_SOURCE) for it in sources[row][:length]),
                     verified=fate[1],
                     accepted=fate[2],
                     reason=_reason(*fate),
@@ -243,14 +245,14 @@ def _parse_row(who: str, line: bytes) -> TraceRow:
     for name, is_right, expected in _CHECKS:
         if not is_right(found[name]):
             raise TraceError.build(f"{name} is wrong", who=who, found=repr(found[name]), expected=expected)
-    row = TraceRow(**found | {"ids": tuple(found["ids"]), "confidence": tuple(found["confidence"])})
+    row = TraceRow(**found | {name: tuple(found[name]) for name in ("ids", "confidence", "source")})
     counts = (row.accepted, row.verified, len(row.ids))
-    if len(row.confidence) != len(row.ids) or list(counts) != sorted(counts):
+    if not len(row.confidence) == len(row.source) == len(row.ids) or list(counts) != sorted(counts):
         raise TraceError.build(
             "counts do not fit",
             who=who,
-            found=f"accepted, verified, ids: {counts}, and {len(row.confidence)} confidences",
-            expected="ascending counts, and as many confidences as ids",
+            found=f"accepted, verified, ids: {counts}; {len(row.confidence)} confidences; {len(row.source)} sources",
+            expected="ascending counts, and as many confidences and sources as ids",
         )
     return row
 
@@ -278,6 +280,10 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_count, value))
 
 
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
 def _are_levels(value: Any) -> bool:
     return isinstance(value, list) and all(type(level) in (int, float) and 0 <= level <= 1 for level in value)
 
@@ -286,9 +292,9 @@ _CHECKS = (
     ("request", _is_text, "a string"),
     ("step", _is_count, "a count"),
     ("base_len", _is_count, "a count"),
-    ("source", _is_text, "a string"),
     ("ids", _are_ids, "a list of token ids"),
     ("confidence", _are_levels, "a list of probabilities"),
+    ("source", _are_texts, "a list of strings"),
     ("verified", _is_count, "a count"),
     ("accepted", _is_count, "a count"),
     ("reason", REASONS.__contains__, f"one of {', '.join(REASONS)}"),

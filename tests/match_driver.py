@@ -41,7 +41,7 @@ class Client:
         shape = (len(slots), self.width + self.wide)
         ids, parents = np.full(shape, POISON, np.int32), np.full(shape, POISON, np.int32)
         confidence = np.full(shape, np.nan, np.float32)
-        counts, sources = np.zeros(len(slots), np.int32), np.full(len(slots), -1, np.int32)
+        counts, sources = np.zeros(len(slots), np.int32), np.full(shape, POISON, np.int32)
         self.lookup.propose(
             np.array(slots, np.int64), np.array(limits, np.int32), ids, confidence, counts, sources,
             parents if self.trees else None,
@@ -51,8 +51,10 @@ class Client:
             assert n <= min(max(limits[row], 0), self.width)
             assert (ids[row, n:] == POISON).all()
             assert np.isnan(confidence[row, n:]).all()
+            assert (sources[row, n:] == POISON).all()
             above = parents[row, :n].tolist() if self.trees else [k - 1 for k in range(n)]
-            drafts.append(Draft(ids[row, :n].tolist(), confidence[row, :n].tolist(), int(sources[row]), above))
+            levels, drafted_by = confidence[row, :n].tolist(), sources[row, :n].tolist()
+            drafts.append(Draft(ids[row, :n].tolist(), levels, drafted_by, above))
         return drafts
 
 

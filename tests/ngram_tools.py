@@ -54,7 +54,7 @@ def ask(driver: Driver, said: Sequence[int] = BEGIN, *, width: int = 8, **fields
 
 
 def source(driver: Driver, draft: RowDraft) -> str | None:
-    return None if draft.source < 0 else driver.proposer.sources[draft.source]
+    return driver.proposer.sources[draft.source[0]] if draft.source else None
 
 
 def remembers(driver: Driver, **fields: Any) -> bool:

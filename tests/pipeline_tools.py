@@ -41,7 +41,7 @@ def count_up(batch: BatchView, limits: Tensor, draft: Draft) -> None:
     draft.token_ids.copy_(torch.where(inside, (last[:, None] + 1 + places) % batch.vocab_size, -1))
     draft.lengths.copy_(limits)
     draft.confidence.copy_(torch.where(inside, 0.5, 0.0))
-    draft.source.copy_(torch.where(limits > 0, 0, -1))
+    draft.source.copy_(torch.where(inside, 0, -1))
 
 
 def draft_nothing(_batch: BatchView, _limits: Tensor, _draft: Draft) -> None:

@@ -33,8 +33,9 @@ def forests(draw, trees=True):
     for row, parents in enumerate(rows):
         levels = [draw(st.integers(0, 4)) / 4 for _ in parents]
         ids = [100 * row + node for node in range(len(parents))]
-        draft.set_row(row, ids, levels, source=row, parents=parents if trees else None)
+        draft.set_row(row, ids, levels, source=ids, parents=parents if trees else None)
         draft.confidence[row, len(parents) :] = NAN
+        draft.source[row, len(parents) :] = 99
         draft.draft_probs[row] = NAN
         draft.draft_probs[row, : len(parents)] = torch.tensor(ids, dtype=torch.float32)[:, None]
     return draft
@@ -60,7 +61,7 @@ class TestBuffer:
         draft.validate()
         assert (draft.batch_size, draft.width, draft.sources) == (2, 3, ("a", "b"))
         assert draft.token_ids.tolist() == [[NO_TOKEN] * 3] * 2
-        assert draft.source.tolist() == [-1, -1]
+        assert draft.source.tolist() == [[-1] * 3] * 2
         assert draft.parents.tolist() == [[-1, 0, 1]] * 2
         assert draft.draft_logits.shape == (2, 3, 5)
         assert draft.draft_probs is None
@@ -76,7 +77,7 @@ class TestBuffer:
         assert buffer.token_ids[1].tolist() == [7, 8, -1, -1, -1]
         assert buffer.parents[1, :2].tolist() == [-1, -1]
         assert buffer.lengths.tolist() == [0, 2, 0, 0]
-        assert buffer.source.tolist() == [-1, 1, -1, -1]
+        assert buffer.source.tolist() == [[-1] * 5, [1, 1, -1, -1, -1], [-1] * 5, [-1] * 5]
         assert buffer.base_len.tolist() == [0, 9, 0, 0]
         assert buffer.draft_probs.sum() == 2
 
@@ -93,21 +94,23 @@ class TestBuffer:
 
     def test_set_row_replaces_the_row_before(self):
         draft = Draft.allocate(1, 3, trees=True)
-        draft.set_row(0, [1, 2, 3], [0.9, 0.8, 0.7], source=2, parents=[-1, -1, -1])
+        draft.set_row(0, [1, 2, 3], [0.9, 0.8, 0.7], source=[2, 0, 1], parents=[-1, -1, -1])
+        assert draft.source.tolist() == [[2, 0, 1]]
         draft.set_row(0, [4, 5], 0.5)
         assert draft.token_ids.tolist() == [[4, 5, -1]]
         assert draft.confidence.tolist() == [[0.5, 0.5, 0.0]]
         assert draft.parents.tolist() == [[-1, 0, -1]]  # without parents it is a chain, also in a tree buffer
-        assert (draft.lengths.tolist(), draft.source.tolist()) == ([2], [0])
+        assert (draft.lengths.tolist(), draft.source.tolist()) == ([2], [[0, 0, -1]])
         draft.set_row(0, [], [])
-        assert (draft.lengths.tolist(), draft.source.tolist()) == ([0], [-1])
+        assert (draft.lengths.tolist(), draft.source.tolist()) == ([0], [[-1] * 3])
 
     @pytest.mark.parametrize(
         ("args", "message"),
         [
             ({"token_ids": [1, 2, 3], "confidence": 0.5}, "draft too long; found 3; expected <= 2"),
-            ({"token_ids": [1, 2], "confidence": [0.5]}, "1 confidences and 2 parents; expected 2"),
-            ({"token_ids": [1, 2], "confidence": 0.5, "parents": [-1]}, "2 confidences and 1 parents; expected 2"),
+            ({"token_ids": [1, 2], "confidence": [0.5]}, "1 confidences, 2 sources and 2 parents; expected 2"),
+            ({"token_ids": [1, 2], "confidence": 0.5, "parents": [-1]}, "2 sources and 1 parents; expected 2"),
+            ({"token_ids": [1, 2], "confidence": 0.5, "source": [0]}, "2 confidences, 1 sources and 2 parents"),
             ({"token_ids": [1], "confidence": 0.5, "parents": [-1]}, "takes no trees; expected parents=None"),
         ],
     )
@@ -130,7 +133,7 @@ class TestBuffer:
             assert draft.token_ids[row, length:].eq(NO_TOKEN).all()
             assert draft.confidence[row, length:].eq(0).all()
             assert draft.parents[row, length:].eq(ROOT).all()
-            assert int(draft.source[row]) == (row if length else -1)
+        assert draft.source.equal(draft.token_ids)
 
     @pytest.mark.parametrize(
         ("name", "wrong"),
@@ -224,7 +227,7 @@ class TestPaths:
             assert gains[ids] == pytest.approx(max(gains.values()), abs=1e-6)
             assert chain.confidence[row, :kept].equal(draft.confidence[row, [i % 100 for i in ids]])
             assert (chain.distribution, chain.draft_probs) == (Distribution.ONE_HOT, None)
-            assert int(chain.source[row]) == row
+            assert chain.source[row].equal(chain.token_ids[row])
 
     def test_as_chain_keeps_a_chain_whole(self):
         draft = Draft.allocate(1, 4, trees=True)
@@ -263,7 +266,7 @@ class TestPaths:
                 assert torch.equal(kept.draft_probs[row, :count].argmax(1), kept.token_ids[row, :count].long())
             else:
                 assert kept.draft_probs[row, :count, 0].tolist() == [100 * row + n for n in nodes]
-            assert int(kept.source[row]) == (row if count else -1)
+            assert kept.source[row].equal(kept.token_ids[row])
             for place, node in enumerate(nodes):
                 assert [nodes[n] for n in root_path(kept, row, place)] == root_path(draft, row, node)
             assert torch.allclose(kept.survival()[row, :count], survival[row, nodes])

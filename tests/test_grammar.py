@@ -265,7 +265,7 @@ def test_told_apart(rows):
     assert torch.equal(fate.proposed, forced)
     assert torch.equal(reached, (verdict.accepted == proposed - cut) & (fate.verified > 0))
     metrics = SpecMetrics(("own", SOURCE), 4)
-    metrics.record(torch.zeros(len(rows)), verdict)
+    metrics.record(torch.zeros(len(rows), 4), verdict)
     metrics.record_added(SOURCE, fate, reached)
     by_source = metrics.snapshot().by_source
     assert by_source[SOURCE].accepted + by_source["own"].accepted == int(accepted.sum())
@@ -274,7 +274,7 @@ def test_told_apart(rows):
     assert by_source[SOURCE].tested == int((torch.minimum(fate.accepted + 1, fate.verified) * reached).sum())
     assert by_source[SOURCE].rejected <= len(rows)
     traced = rows_from(0, batch_of(len(rows)), draft, fate)
-    assert [(row.source, len(row.ids)) for row in traced] == [(SOURCE, int(n)) for n in forced if n]
+    assert [(row.source, len(row.ids)) for row in traced] == [((SOURCE,) * n, n) for n in forced.tolist() if n]
 
 
 def test_faults_cost_what_grammars_would_do():

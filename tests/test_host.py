@@ -40,29 +40,31 @@ def propose(proposer: HostProposer, texts: list[list[int]], limits: list[int], *
 
 
 @pytest.mark.parametrize(
-    ("answer", "ids", "levels", "source"),
+    ("answer", "ids", "levels", "sources"),
     [
-        ([7, 8], [7, 8], [DEFAULT_CONFIDENCE] * 2, 0),
-        ((7, 8), [7, 8], [DEFAULT_CONFIDENCE] * 2, 0),  # two ids, not ids and a confidence
-        (np.array([7, 8]), [7, 8], [DEFAULT_CONFIDENCE] * 2, 0),
-        ((np.int32(7), np.int32(8)), [7, 8], [DEFAULT_CONFIDENCE] * 2, 0),
-        (([7, 8], 0.25), [7, 8], [0.25, 0.25], 0),
-        (([7, 8], [0.75, 0.25]), [7, 8], [0.75, 0.25], 0),
-        ((np.array([7]), np.array([0.75])), [7], [0.75], 0),
-        (HostDraft([7], 0.25, source=1), [7], [0.25], 1),
-        ([7, 8, 9, 10], [7, 8, 9], [DEFAULT_CONFIDENCE] * 3, 0),  # cut to the limit
-        (([7, 8, 9, 10], [1.0, 0.75, 0.5, 0.25]), [7, 8, 9], [1.0, 0.75, 0.5], 0),
-        ([], [], [], -1),
-        ((), [], [], -1),
-        (([], 0.5), [], [], -1),
+        ([7, 8], [7, 8], [DEFAULT_CONFIDENCE] * 2, [0, 0]),
+        ((7, 8), [7, 8], [DEFAULT_CONFIDENCE] * 2, [0, 0]),  # two ids, not ids and a confidence
+        (np.array([7, 8]), [7, 8], [DEFAULT_CONFIDENCE] * 2, [0, 0]),
+        ((np.int32(7), np.int32(8)), [7, 8], [DEFAULT_CONFIDENCE] * 2, [0, 0]),
+        (([7, 8], 0.25), [7, 8], [0.25, 0.25], [0, 0]),
+        (([7, 8], [0.75, 0.25]), [7, 8], [0.75, 0.25], [0, 0]),
+        ((np.array([7]), np.array([0.75])), [7], [0.75], [0]),
+        (HostDraft([7], 0.25, source=1), [7], [0.25], [1]),
+        (HostDraft([7, 8, 9, 10], 0.25, source=[1, 0, 1, 0]), [7, 8, 9], [0.25] * 3, [1, 0, 1]),
+        ([7, 8, 9, 10], [7, 8, 9], [DEFAULT_CONFIDENCE] * 3, [0] * 3),  # cut to the limit
+        (([7, 8, 9, 10], [1.0, 0.75, 0.5, 0.25]), [7, 8, 9], [1.0, 0.75, 0.5], [0] * 3),
+        ([], [], [], []),
+        ((), [], [], []),
+        (([], 0.5), [], [], []),
     ],
 )
-def test_answers(answer: object, ids: list[int], levels: list[float], source: int) -> None:
+def test_answers(answer: object, ids: list[int], levels: list[float], sources: list[int]) -> None:
     draft = propose(Says(answer), [[1, 2]], [3])
     pad = 4 - len(ids)
     assert draft.token_ids.tolist() == [ids + [-1] * pad]
     assert draft.confidence.tolist() == [levels + [0.0] * pad]
-    assert (draft.lengths.tolist(), draft.source.tolist()) == ([len(ids)], [source])
+    assert draft.source.tolist() == [sources + [-1] * pad]
+    assert draft.lengths.tolist() == [len(ids)]
 
 
 def test_asks_only_rows_that_may_draft_and_have_text() -> None:

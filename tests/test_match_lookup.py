@@ -163,7 +163,7 @@ def test_where_a_response_ended_the_next_one_is_not_another_s_to_read() -> None:
     client.ingest([0], [[8, 9, 10]], [3])
     (draft,) = client.propose([0], [4])
     assert draft.ids == [11, 12]
-    assert draft.source == 2
+    assert draft.sources == [2, 2]
     for n in range(4, 40):  # a goes on in a way of its own, with what only b was told to follow a 77
         client.ingest([0], [[77 if n % 2 else 30 + n]], [n])
         (draft,) = client.propose([0], [4])
@@ -190,11 +190,11 @@ def test_a_text_that_repeats_itself_is_drafted_on() -> None:
     client.ingest([0], [[1, 2, 3, 4, 1, 2, 3]], [7])
     (draft,) = client.propose([0], [8])
     assert draft.ids[:5] == [4, 1, 2, 3, 4]
-    assert draft.source == 0
+    assert draft.sources == [0] * 8
     client.ingest([0], [[5, 7, 8]], [10])
     (draft,) = client.propose([0], [8])
     assert draft.ids[0] == 9
-    assert draft.source == 1
+    assert draft.sources[0] == 1
     client.ingest([0], [[1, 2]], [2])  # the engine took all back
     assert client.propose([0], [8])[0].ids == []
     assert client.propose([1], [8])[0].ids == []

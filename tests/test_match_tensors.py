@@ -73,7 +73,8 @@ def _drafts(table: Tensor, rows: Tensor, lengths: Tensor, trees: bool) -> list[o
     fast.ingest_tensors(slots, table, rows, lengths, lengths, None)
     fast.propose_tensors(slots, limits, draft, trees=trees)
     parents = draft.parents.tolist() if draft.parents is not None and trees else None
-    return [draft.token_ids.tolist(), draft.confidence.tolist(), draft.lengths.tolist(), parents]
+    tensors = (draft.token_ids, draft.confidence, draft.lengths, draft.source)
+    return [*(tensor.tolist() for tensor in tensors), parents]
 
 
 def _plainly(table: Tensor, rows: Tensor, lengths: Tensor, trees: bool) -> list[object]:
@@ -82,5 +83,7 @@ def _plainly(table: Tensor, rows: Tensor, lengths: Tensor, trees: bool) -> list[
     plain.ingest(slots, np.ascontiguousarray(table.numpy()), rows.numpy(), counts, counts)
     ids, confidence, sizes = draft.token_ids.numpy(), draft.confidence.numpy(), draft.lengths.numpy()
     above = draft.parents.numpy() if draft.parents is not None else None
-    plain.propose(slots, np.full(2, 4, np.int32), ids, confidence, sizes, draft.source.numpy(), above)
-    return [ids.tolist(), confidence.tolist(), sizes.tolist(), None if above is None else above.tolist()]
+    source = draft.source.numpy()
+    plain.propose(slots, np.full(2, 4, np.int32), ids, confidence, sizes, source, above)
+    arrays = (ids, confidence, sizes, source)
+    return [*(array.tolist() for array in arrays), None if above is None else above.tolist()]

@@ -29,12 +29,14 @@ class NoReadBack(TorchDispatchMode):
 
 
 def step(rows: list[dict], device: str = "cpu") -> tuple[torch.Tensor, Verdict]:
-    """One step's sources and verdict; what a row leaves out is 0, and its source "none"."""
+    """One step's sources, one for a row or one for each token, and its verdict; what a row leaves out is 0."""
 
     def column(name):
         return torch.tensor([row.get(name, 0) for row in rows], dtype=torch.int32).to(device)
 
-    source = torch.tensor([row.get("source", -1) for row in rows], dtype=torch.int32).to(device)
+    given = [row.get("source", -1) for row in rows]
+    sources = [list(source) if isinstance(source, tuple) else [source] * WIDTH for source in given]
+    source = torch.tensor(sources, dtype=torch.int32).view(-1, WIDTH).to(device)
     fields = ("verified", "accepted", "emitted", "cut_by_grammar", "after_stop")
     return source, Verdict.build(column("proposed"), Outcome(*map(column, fields)))
 
@@ -90,6 +92,15 @@ class TestCounts:
         assert (references.emitted, references.after_stop) == (4, 2)
         assert (nobody.target_steps, nobody.emitted, nobody.proposed) == (1, 1, 0)
 
+    def test_a_draft_of_several_sources_is_counted_token_by_token(self):
+        spliced = {"source": (1, 1, 0, 0), "proposed": 4, "verified": 4, "accepted": 2, "emitted": 3}
+        own, references, nobody = recorded([spliced]).snapshot().by_source.values()
+        assert (references.proposed, references.verified, references.tested, references.accepted) == (2, 2, 2, 2)
+        assert (own.proposed, own.verified, own.tested, own.accepted) == (2, 2, 1, 0)
+        assert (own.verified_at, own.tested_at, references.accepted_at) == ((0, 0, 1, 1), (0, 0, 1, 0), (1, 1, 0, 0))
+        assert (references.target_steps, references.emitted) == (1, 3)  # its tokens come first
+        assert (own.target_steps, own.emitted, nobody.proposed) == (0, 0, 0)
+
     def test_total_counts_plain_rows_too(self):
         total = recorded(STEP).snapshot().total
         assert total.target_steps == 5
@@ -108,18 +119,31 @@ class TestCounts:
         snapshot = recorded(*steps).snapshot()
         rows = [row for rows in steps for row in rows]
         for name, counts in snapshot.by_source.items():
-            mine = [r for r in rows if (SOURCES[r["source"]] if r["source"] in (0, 1) else NO_SOURCE) == name]
-            tested = [min(r["accepted"] + 1, r["verified"]) for r in mine]
+            mine = [r for r in rows if who(r["source"][0]) == name]
             assert counts.target_steps == sum(r["emitted"] > 0 for r in mine)
-            for field in ("proposed", "verified", "accepted", "cut_by_grammar", "emitted", "after_stop"):
-                assert getattr(counts, field) == sum(r[field] for r in mine), field
+            assert counts.emitted == sum(r["emitted"] for r in mine)
+            assert counts.after_stop == sum(r["after_stop"] for r in mine)
+            for field, reached in REACHED.items():
+                at = [sum(who(r["source"][p]) == name and p in reached(r) for r in rows) for p in range(WIDTH)]
+                assert getattr(counts, field) == sum(at), field
+                assert field in ("proposed", "cut_by_grammar") or getattr(counts, f"{field}_at") == tuple(at), field
             assert counts.proposed == counts.verified + counts.cut_by_grammar + counts.never_verified
             assert counts.verified == counts.accepted + counts.wasted
-            assert counts.rejected == sum(r["accepted"] < r["verified"] for r in mine)
-            for place in range(WIDTH):
-                assert counts.verified_at[place] == sum(r["verified"] > place for r in mine)
-                assert counts.tested_at[place] == sum(n > place for n in tested)
-                assert counts.accepted_at[place] == sum(r["accepted"] > place for r in mine)
+        assert snapshot.total.rejected == sum(r["accepted"] < r["verified"] for r in rows)
+
+
+def who(source: int) -> str:
+    return SOURCES[source] if source in (0, 1) else NO_SOURCE
+
+
+REACHED = {
+    "proposed": lambda row: range(row["proposed"]),
+    "cut_by_grammar": lambda row: range(row["proposed"] - row["cut_by_grammar"], row["proposed"]),
+    "verified": lambda row: range(row["verified"]),
+    "tested": lambda row: range(min(row["accepted"] + 1, row["verified"])),
+    "accepted": lambda row: range(row["accepted"]),
+}
+"""Which places of a row's draft count."""
 
 
 @st.composite
@@ -129,7 +153,7 @@ def random_rows(draw):
     verified = draw(st.integers(0, proposed - cut))
     accepted = draw(st.integers(0, verified))
     return {
-        "source": draw(st.integers(-1, 3)),  # 2 and 3 are out of range
+        "source": draw(st.tuples(*[st.integers(-1, 3)] * WIDTH)),  # 2 and 3 are out of range
         "proposed": proposed,
         "verified": verified,
         "accepted": accepted,

@@ -150,8 +150,8 @@ def test_reference_is_named_in_the_draft(name: str) -> None:
         driver.start("own", [1, 2, 3, 1, 2])
         driver.start("given", [1, 2], references=[[7, 1, 2, 5, 6]])
         drafts, names = driver.step(width=4).by_request(), driver.proposer.sources
-    assert (drafts["own"].token_ids[0], names[drafts["own"].source]) == (3, "own text")
-    assert (drafts["given"].token_ids[:2], names[drafts["given"].source]) == ((5, 6), "reference")
+    assert (drafts["own"].token_ids[0], names[drafts["own"].source[0]]) == (3, "own text")
+    assert (drafts["given"].token_ids[:2], names[drafts["given"].source[0]]) == ((5, 6), "reference")
 
 
 @pytest.mark.parametrize("name", ["ngram", "ngram-tree"])

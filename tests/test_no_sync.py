@@ -86,7 +86,7 @@ class Bigram(Proposer):
         draft.token_ids.copy_(texts.gather(1, path.clamp(max=texts.shape[1] - 1)))
         draft.confidence.copy_(torch.where(found, 0.5, 0.0))
         draft.lengths.copy_(lengths)
-        draft.source.copy_(torch.where(lengths > 0, 0, -1))
+        draft.source.copy_(torch.where(draft.mask(), 0, -1))
         if draft.draft_probs is not None:
             draft.draft_probs.fill_(1 / batch.vocab_size)
 

@@ -30,7 +30,7 @@ class TestDrafts:
         draft = bench.draft()
         assert drafts(draft) == [[4, 5, 6, 7], [63, 0, 1, 2]]
         assert draft.base_len.tolist() == [3, 1]
-        assert draft.source.tolist() == [0, 0]
+        assert draft.source.tolist() == [[0] * 4] * 2
         assert draft.sources == ("only",)
         assert draft.confidence.tolist() == [[0.5] * 4] * 2
 
@@ -73,7 +73,7 @@ class TestDrafts:
         draft = bench.draft()
         assert draft.token_ids.tolist() == [[-1] * 4]
         assert draft.confidence.tolist() == [[0.0] * 4]
-        assert draft.source.tolist() == [-1]
+        assert draft.source.tolist() == [[-1] * 4]
 
 
 class TestHandingOver:
@@ -194,7 +194,7 @@ class TestLimits:
         assert drafts(draft) == [[2, 3], [], [2, 3, 4, 5]]
         assert draft.token_ids[0].tolist() == [2, 3, -1, -1]
         assert draft.confidence[0].tolist() == [0.5, 0.5, 0.0, 0.0]
-        assert draft.source.tolist() == [0, -1, 0]
+        assert [row[0] for row in draft.source.tolist()] == [0, -1, 0]
 
 
 class Planning(Planner):

@@ -191,7 +191,7 @@ class TestMalformedDrafts:
         bench.start("a", [1])
         draft = bench.draft()
         assert draft.lengths.tolist() == [4]
-        assert draft.source.tolist() == [-1]
+        assert draft.source.tolist() == [[-1] * 4]
 
     @pytest.mark.parametrize("shape", [(1, 4), (2, 3), (2, 9), (0,)])
     def test_resized_tensors_drop_the_draft(self, shape):

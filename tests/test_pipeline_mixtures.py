@@ -28,7 +28,7 @@ class TestSeveralProposers:
         draft = bench.draft()
         assert drafts(draft) == [[2, 3, 4, 5], [9, 8], [2, 3, 4, 5]]
         assert draft.sources == bench.stage.sources == ("up/own", "up/other", "down")
-        assert draft.source.tolist() == [0, 2, 0]
+        assert draft.source.tolist() == [[0] * 4, [2, 2, -1, -1], [0] * 4]
         assert self.up.limits == [[4, 0, 4]]
         assert self.down.limits == [[0, 4, 0]]
 
@@ -75,8 +75,8 @@ class TestSeveralProposers:
         bench.verify({"a": 1, "b": 2})
         [(_, up, _)], [(_, down, verdict)] = self.up.observed, self.down.observed
         assert drafts(up) == drafts(down) == [[2, 3, 4, 5], [9, 8]]
-        assert (up.source.tolist(), up.sources) == ([0, -1], ("up/own", "up/other"))
-        assert (down.source.tolist(), down.sources) == ([-1, 0], ("down",))
+        assert (up.source.tolist(), up.sources) == ([[0] * 4, [-1] * 4], ("up/own", "up/other"))
+        assert (down.source.tolist(), down.sources) == ([[-1] * 4, [0, 0, -1, -1]], ("down",))
         assert verdict.accepted.tolist() == [1, 2]
         by_source = bench.metrics.snapshot().by_source
         assert {name: counts.accepted for name, counts in by_source.items()} == {

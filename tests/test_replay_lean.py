@@ -49,10 +49,10 @@ class Unruly(Planted):
             for place in range(count):
                 draft.token_ids[row, place] = ids[place]
                 draft.confidence[row, place] = level
+                draft.source[row, place] = source + place
                 if self._trees and draft.parents is not None:
                     draft.parents[row, place] = (ids[place] + row) % (place + 2) - 1
             draft.lengths[row] = len(ids)
-            draft.source[row] = source
         if deed == "raise":
             raise ZeroDivisionError
         if deed == "resize":

@@ -126,7 +126,7 @@ class Server:
         return draft
 
     def source(self, draft: RowDraft) -> str | None:
-        return None if draft.source < 0 else self.proposer.sources[draft.source]
+        return self.proposer.sources[draft.source[0]] if draft.source else None
 
 
 @pytest.fixture

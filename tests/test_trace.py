@@ -19,7 +19,7 @@ from specplug.types.verdict import Outcome, Verdict
 from tests.test_batch_and_plan import make_batch
 
 DOCS = Path(__file__).parents[1] / "docs" / "trace.md"
-ROW = TraceRow("chat-1", 12, 40, "ngram", (17, 4, 9), (0.9, 0.75, 0.5), 3, 1, "rejected")
+ROW = TraceRow("chat-1", 12, 40, (17, 4, 9), (0.9, 0.75, 0.5), ("ngram", "ngram", "copy"), 3, 1, "rejected")
 
 
 @st.composite
@@ -30,9 +30,9 @@ def trace_rows(draw):
         request=draw(st.text()),
         step=draw(st.integers(0)),
         base_len=draw(st.integers(0)),
-        source=draw(st.text()),
         ids=tuple(ids),
         confidence=tuple(draw(st.floats(0, 1)) for _ in ids),
+        source=tuple(draw(st.text()) for _ in ids),
         verified=verified,
         accepted=draw(st.integers(0, verified)),
         reason=draw(st.sampled_from(REASONS)),
@@ -125,8 +125,8 @@ class TestForeignFiles:
             (b"[1]\n", "line 1: this is no specplug trace"),
             (b'{"format": "other"}\n', "line 1: this is no specplug trace"),
             (
-                b'{"format": "specplug trace", "version": 2}\n',
-                r"another version; found .*2}'; .*knows version 1",
+                b'{"format": "specplug trace", "version": 1}\n',
+                r"another version; found .*1}'; .*knows version 2",
             ),
         ],
     )
@@ -157,7 +157,9 @@ class TestForeignFiles:
             ({"step": -1}, "step is wrong; found -1; expected a count"),
             ({"base_len": None}, "base_len is wrong"),
             ({"request": 7}, "request is wrong"),
-            ({"source": 7}, "source is wrong"),
+            ({"source": "ngram"}, "source is wrong"),
+            ({"source": ["ngram", 7, "ngram"]}, "source is wrong"),
+            ({"source": ["ngram"]}, r"counts do not fit; found .*1 sources"),
             ({"verified": 4}, "counts do not fit"),
             ({"verified": True}, "verified is wrong"),
             ({"accepted": 4}, r"counts do not fit; found accepted, verified, ids: \(4, 3, 3\)"),
@@ -203,7 +205,7 @@ class TestRowsFrom:
         proposed, verified, accepted, emitted, cut, after_stop = columns
         draft = Draft.allocate(len(FATES), 4, sources=("ngram", "references"))
         for row, length in enumerate(proposed.tolist()):
-            draft.set_row(row, range(10 * row, 10 * row + length), 0.1, source=row % 2)
+            draft.set_row(row, range(10 * row, 10 * row + length), 0.1, source=[1, 0, 1][:length])
         draft.base_len.copy_(torch.arange(len(FATES)) + 5)
         verdict = Verdict.build(proposed, Outcome(verified, accepted, emitted, cut, after_stop))
         return make_batch([[1]] * len(FATES)), draft, verdict
@@ -218,9 +220,9 @@ class TestRowsFrom:
             request="r1",
             step=7,
             base_len=6,
-            source="references",
             ids=(10, 11, 12),
             confidence=(0.1, 0.1, 0.1),
+            source=("references", "ngram", "references"),
             verified=3,
             accepted=1,
             reason="rejected",
@@ -229,7 +231,7 @@ class TestRowsFrom:
     def test_without_request_ids_and_sources(self):
         batch, draft, verdict = self.step()
         row = rows_from(7, replace(batch, request_ids=None), replace(draft, sources=()), verdict)[1]
-        assert (row.request, row.source) == (f"slot {int(batch.slots[1])}.{int(batch.generations[1])}", "none")
+        assert (row.request, row.source) == (f"slot {int(batch.slots[1])}.{int(batch.generations[1])}", ("none",) * 3)
 
     def test_rows_can_be_written(self, path):
         rows = rows_from(7, *self.step())

@@ -52,7 +52,7 @@ class Step:
             token_ids=cut(self.draft.token_ids, width),
             lengths=self.draft.lengths[index],
             confidence=cut(self.draft.confidence, width),
-            source=self.draft.source[index],
+            source=cut(self.draft.source, width),
             base_len=self.draft.base_len[index],
             draft_logits=cut(self.draft.draft_logits, width),
             draft_probs=cut(self.draft.draft_probs, width),

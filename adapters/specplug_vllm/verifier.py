@@ -168,7 +168,7 @@ def chain(token_ids: Tensor, base_len: Tensor) -> Draft:
         token_ids=torch.where(inside > 0, token_ids, -1).to(torch.int32),
         lengths=inside.sum(1, dtype=torch.int32),
         confidence=torch.zeros(token_ids.shape, device=token_ids.device),
-        source=torch.full_like(base_len, -1, dtype=torch.int32),
+        source=torch.full(token_ids.shape, -1, dtype=torch.int32, device=token_ids.device),
         base_len=base_len.to(torch.int32),
     )
 

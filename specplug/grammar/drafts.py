@@ -204,11 +204,12 @@ def told_apart(batch: BatchView, outcome: Outcome, verdict: Verdict) -> tuple[Dr
     lengths = torch.where(outcome.discarded(), none, forced.lengths)
     verified = (outcome.verified - before).clamp(min=0).minimum(lengths)
     reached = (outcome.accepted >= before) & (verified > 0)
+    places = torch.arange(forced.token_ids.shape[1], device=lengths.device)
     draft = Draft(
         token_ids=forced.token_ids,
         lengths=lengths,
         confidence=forced.confidence,
-        source=torch.where(lengths > 0, 0, -1).int(),
+        source=torch.where(places < lengths[:, None], 0, -1).int(),
         base_len=batch.lengths - outcome.emitted + before,
         sources=(SOURCE,),
     )

@@ -56,12 +56,12 @@ def propose_at(
 ) -> None:
     """Do as `steps.propose_trees` for addresses, or as `steps.propose_chains` where `parents` is 0.
 
-    Rows of `ids`, `confidences` and `parents` are `stride` elements apart.
+    Rows of `ids`, `confidences`, `sources` and `parents` are `stride` elements apart.
     """
     state, grid = lent(state), (batch_size, stride)
     all_slots, all_limits = carray(int64_at(slots), batch_size), carray(int32_at(limits), batch_size)
     all_ids, all_confidences = carray(int32_at(ids), grid), carray(float32_at(confidences), grid)
-    all_counts, all_sources = carray(int32_at(counts), batch_size), carray(int32_at(sources), batch_size)
+    all_counts, all_sources = carray(int32_at(counts), batch_size), carray(int32_at(sources), grid)
     if parents:
         all_parents = carray(int32_at(parents), grid)
         propose_trees(state, all_slots, all_limits, all_ids, all_confidences, all_counts, all_sources, all_parents)

@@ -74,25 +74,25 @@ def _source(state: Any, slot: int, t: int) -> int:
 
 
 @compiled
-def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any) -> tuple[int, int]:
+def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any, sources: Any) -> int:
     """Draft the likeliest token, again and again, while the whole draft survives with probability `state.least`.
 
     Args:
         state: see `State`.
         slot: whose text to draft for.
         limit: most tokens.
-        ids, confidences: [N] int32 and float32, to be filled.
+        ids, confidences, sources: [N] int32, float32 and int32, to be filled; see `_source`.
 
     Returns:
-        how many tokens were drafted, and from which source the first.
+        how many tokens were drafted.
     """
     rows, bench = state.rows, state.bench
     count = gather(state, slot)
     _remember_ballots(state, slot, count)
-    drafted, source, survival = 0, -1, 1.0
+    drafted, survival = 0, 1.0
     while drafted < limit:
         if count == 1 and drafted:
-            drafted = _copy_on(state, slot, drafted, limit, survival, ids, confidences)
+            drafted = _copy_on(state, slot, drafted, limit, survival, ids, confidences, sources)
             break
         if count == 0 and drafted:
             count = gather_anew(state, slot, 0, drafted)
@@ -106,21 +106,21 @@ def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any) -
         survival *= chance
         if survival < state.least:
             break
-        if drafted == 0:
-            source = _source(state, slot, t)
         token = bench.token[t]
-        ids[drafted], confidences[drafted] = token, chance
+        ids[drafted], confidences[drafted], sources[drafted] = token, chance, _source(state, slot, t)
         bench.drafted[drafted] = token
         ask_for_context(state.tables, token, rows.owners[slot], bench.longest[t] + 1, share)
         count = follow(state, slot, 0, count, token, 0)
         drafted += 1
     rows.num_considered[slot] = drafted
     rows.drafted_for[slot] = state.texts.lengths[slot]
-    return drafted, source
+    return drafted
 
 
 @compiled
-def _copy_on(state: Any, slot: int, drafted: int, limit: int, survival: float, ids: Any, confidences: Any) -> int:
+def _copy_on(
+    state: Any, slot: int, drafted: int, limit: int, survival: float, ids: Any, confidences: Any, sources: Any
+) -> int:
     """Draft what the only candidate says to the end, as voting on each token would; return how many are drafted.
 
     Most tokens are drafted so.  The candidate's text tells early what will be asked about the tokens ahead.
@@ -128,8 +128,8 @@ def _copy_on(state: Any, slot: int, drafted: int, limit: int, survival: float, i
     texts, memory, rows, tables, bench = state.texts, state.memory, state.rows, state.tables, state.bench
     text, n, responses, end, copied = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], bench.drafted
     kind, at, length = bench.kind[0, 0], bench.at[0, 0], bench.length[0, 0]
-    owner, luck, sources, near = rows.owners[slot], rows.luck[slot], source_bit(kind), int(kind >= NEAR)
-    source = kind & FROM
+    owner, luck, joined, near = rows.owners[slot], rows.luck[slot], source_bit(kind), int(kind >= NEAR)
+    source, start = kind & FROM, state.starts[slot]
     stop = n if source == OWN else (end if source == RESPONSE else 0)
     last, least = copied[drafted - 1], state.least
     while drafted < limit:
@@ -138,7 +138,7 @@ def _copy_on(state: Any, slot: int, drafted: int, limit: int, survival: float, i
         token = said(text, n, responses, end, kind, at, copied)
         if token < 0:
             break
-        evidence, context = evidence_key(length, 1.0, 1, luck, sources, near), context_key(last, owner, length, 1.0)
+        evidence, context = evidence_key(length, 1.0, 1, luck, joined, near), context_key(last, owner, length, 1.0)
         chance = confidence(tables, evidence, context)
         survival *= chance
         if survival < least:
@@ -146,18 +146,19 @@ def _copy_on(state: Any, slot: int, drafted: int, limit: int, survival: float, i
         rows.tokens[slot, drafted], rows.parents[slot, drafted] = token, drafted - 1
         rows.evidence[slot, drafted], rows.contexts[slot, drafted] = evidence, context
         ids[drafted], confidences[drafted], copied[drafted] = token, chance, token
+        sources[drafted] = int(at < start) if source == OWN else (2 if source == RESPONSE else 3)
         last, at, length, drafted = token, at + 1, length + 1, drafted + 1
     return drafted
 
 
 @compiled
-def draft_tree(state: Any, slot: int, limit: int, ids: Any, confidences: Any, parents: Any) -> tuple[int, int]:
+def draft_tree(state: Any, slot: int, limit: int, ids: Any, confidences: Any, sources: Any, parents: Any) -> int:
     """Grow a tree by the node that is likeliest to be reached and accepted, until it has `limit` nodes.
 
     Args:
         state, slot: see `draft_chain`.
         limit: most nodes.
-        ids, confidences: see `draft_chain`.
+        ids, confidences, sources: see `draft_chain`.
         parents: [N] int32, to be filled, too.
 
     Returns:
@@ -167,7 +168,7 @@ def draft_tree(state: Any, slot: int, limit: int, ids: Any, confidences: Any, pa
     tree.counts[0] = gather(state, slot)
     _remember_ballots(state, slot, tree.counts[0])
     tree.depths[0], tree.survivals[0], tree.entries[0] = 0, 1.0, -1
-    nodes, considered, source, node = 1, 0, -1, 0
+    nodes, considered, node = 1, 0, 0
     while True:
         considered = _open(state, slot, node, considered)
         if nodes > limit:
@@ -181,15 +182,13 @@ def draft_tree(state: Any, slot: int, limit: int, ids: Any, confidences: Any, pa
         tree.entries[node], tree.above[node], tree.depths[node] = entry, parent, tree.depths[parent] + 1
         tree.survivals[node] = tree.chances[entry]
         tree.chances[entry] = -1.0
-        ids[node - 1], parents[node - 1] = token, parent - 1
+        ids[node - 1], parents[node - 1], sources[node - 1] = token, parent - 1, tree.sources[entry]
         confidences[node - 1] = tree.survivals[node] / max(tree.survivals[parent], 1e-9)
-        if node == 1:
-            source = tree.sources[entry]
         _spell(state, slot, parent)
         tree.counts[node] = follow(state, slot, parent, tree.counts[parent], token, node)
     rows.num_considered[slot] = considered
     rows.drafted_for[slot] = state.texts.lengths[slot]
-    return nodes - 1, source
+    return nodes - 1
 
 
 @compiled

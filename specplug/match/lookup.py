@@ -25,7 +25,7 @@ Ints = npt.NDArray[np.int32]
 Slots = npt.NDArray[np.int64]
 
 SOURCES = ("own text", "reference", "response memory", "corpus")
-"""What `Lookup.propose` reports as a draft's source."""
+"""What `Lookup.propose` reports as a token's source."""
 
 _CONSIDERED_PER_NODE = 6
 
@@ -140,7 +140,7 @@ class Lookup:
         ids: Ints,
         confidence: npt.NDArray[np.float32],
         counts: Ints,
-        sources: Ints,
+        sources: Tokens,
         parents: Ints | None = None,
     ) -> None:
         """Fill in drafts, trees where `parents` are given; see `specplug.match.steps.propose_chains`."""
@@ -192,7 +192,7 @@ class Lookup:
         parents, strides = draft.parents if trees else None, ids.stride()
         if ids.shape[1] > 1 and not (
             strides[1] == 1
-            and draft.confidence.stride() == strides
+            and draft.confidence.stride() == draft.source.stride() == strides
             and (parents is None or parents.stride() == strides)
         ):
             raise ContractError.build("the draft's tensors lie apart", who="Lookup", expected="views of one buffer")

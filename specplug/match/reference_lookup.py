@@ -23,12 +23,12 @@ from specplug.match.texts import NO_TEXT
 class Draft(NamedTuple):
     """A row's draft.  Parents are indices of its tokens, -1 for the context; of a chain each token's is the one before.
 
-    `source` is that of the first token: 0 own text, 1 a reference, 2 responses, 3 corpora, -1 for no draft.
+    `sources` are those of the tokens: 0 own text, 1 a reference, 2 responses, 3 corpora.
     """
 
     ids: list[int]
     confidences: list[float]
-    source: int
+    sources: list[int]
     parents: list[int]
 
 
@@ -145,7 +145,7 @@ class ReferenceLookup:
 
     def _propose(self, row: Row, limit: int) -> Draft:
         if limit <= 0 or len(row.text) == row.start:
-            return Draft([], [], -1, [])
+            return Draft([], [], [], [])
         voters = self.gathering.first(row)
         row.spoken.begin([(self.gathering.said(row, voter, []), voter.kind, voter.length) for voter in voters])
         row.drafted_for = len(row.text)
@@ -197,7 +197,8 @@ class ReferenceLookup:
     def _chain(self, row: Row, voters: list[Voter], limit: int) -> Draft:
         ids: list[int] = []
         confidences: list[float] = []
-        source, survival = -1, 1.0
+        sources: list[int] = []
+        survival = 1.0
         while len(ids) < limit:
             if not voters and ids:
                 voters = self.gathering.anew(row, ids)
@@ -210,11 +211,11 @@ class ReferenceLookup:
             if survival < self.options.least:
                 row.spoken.considered.pop()
                 break
-            source = source if ids else self._source(row, best)
+            sources.append(self._source(row, best))
             voters = self._follow(row, voters, best.token, ids)
             ids.append(best.token)
             confidences.append(chance)
-        return Draft(ids, _rounded(confidences), source, [k - 1 for k in range(len(ids))])
+        return Draft(ids, _rounded(confidences), sources, [k - 1 for k in range(len(ids))])
 
     def _tree(self, row: Row, voters: list[Voter], limit: int) -> Draft:
         nodes = [Node([], voters, 1.0, -1)]
@@ -233,7 +234,7 @@ class ReferenceLookup:
         return Draft(
             [offer.token for offer in taken],
             _rounded([offer.chance / max(nodes[offer.above].survival, 1e-9) for offer in taken]),
-            taken[0].source if taken else -1,
+            [offer.source for offer in taken],
             [offer.above - 1 for offer in taken],
         )
 

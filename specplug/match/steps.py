@@ -85,13 +85,14 @@ def propose_chains(state: Any, slots: Any, limits: Any, ids: Any, confidences: A
         slots: [B] int64.
         limits: [B] int32.
         ids, confidences: [B, N] int32 and float32, to be filled.
-        counts, sources: [B] int32, to be filled.
+        counts: [B] int32, to be filled.
+        sources: [B, N] int32, to be filled.
     """
     find_points(state, slots, limits)
     for row in range(slots.size):
         slot, limit = slots[row], _limit(state, slots, limits, row, ids.shape[1])
         if limit > 0:
-            counts[row], sources[row] = draft_chain(state, slot, limit, ids[row], confidences[row])
+            counts[row] = draft_chain(state, slot, limit, ids[row], confidences[row], sources[row])
 
 
 @compiled
@@ -103,7 +104,7 @@ def propose_trees(
     for row in range(slots.size):
         slot, limit = slots[row], _limit(state, slots, limits, row, ids.shape[1])
         if limit > 0:
-            counts[row], sources[row] = draft_tree(state, slot, limit, ids[row], confidences[row], parents[row])
+            counts[row] = draft_tree(state, slot, limit, ids[row], confidences[row], sources[row], parents[row])
 
 
 @compiled

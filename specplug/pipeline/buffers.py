@@ -90,7 +90,7 @@ class DraftBuffers:
         return merged
 
     def seen_by(self, index: int, draft: Draft) -> Draft:
-        """Return `draft` as proposer `index` knows it: `source` points into its own sources, -1 for other rows."""
+        """Return `draft` as proposer `index` knows it: `source` points into its own sources, -1 for other tokens."""
         if len(self._parts) == 1:
             return draft
         own = draft.source - self._starts[index]
@@ -106,9 +106,8 @@ def _emptied(buffer: Draft, batch: BatchView, width: int) -> Draft:
 
 def _take_rows(merged: Draft, part: Draft, rows: Tensor) -> None:
     """Copy `rows` [B] bool of `part` into `merged`, in place and without temporary full distributions."""
-    for name in ("lengths", "source"):
-        _take(getattr(merged, name), getattr(part, name), rows)
-    for name in ("token_ids", "confidence"):
+    _take(merged.lengths, part.lengths, rows)
+    for name in ("token_ids", "confidence", "source"):
         _take(getattr(merged, name), getattr(part, name), rows[:, None])
     if merged.parents is not None and part.parents is not None:  # else they are those of a chain, as emptied
         _take(merged.parents, part.parents, rows[:, None])

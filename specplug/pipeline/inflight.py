@@ -18,7 +18,7 @@ class Taken(NamedTuple):
     Attributes:
         slots: [B] int64.
         lengths: [B] int32, draft tokens.
-        source: [B] int64, index into the sources of all proposers, -1 for none.
+        source: [B, N] int64, index of each token into the sources of all proposers; rows without a draft have -1.
     """
 
     slots: Tensor
@@ -35,8 +35,8 @@ class InFlight:
 
     def __init__(self, max_slots: int, max_width: int, device: torch.device, *, trees: bool) -> None:
         self._drafts = Draft.allocate(max_slots, max_width, device=device, trees=trees)
-        # What every step looks at lies in one table, so that it is one gather: generation, base, length, source.
-        self._heads = torch.full((max_slots, 4), -1, dtype=torch.int64, device=device)
+        # What every step looks at lies in one table, so that it is one gather: generation, base, length, and sources.
+        self._heads = torch.full((max_slots, 3 + max_width), -1, dtype=torch.int64, device=device)
         self.is_empty = False
         """Whether the host knows that no draft is remembered: then there is nothing to take."""
 
@@ -46,7 +46,8 @@ class InFlight:
         if self.is_empty and not width:
             return
         self.is_empty = not width and batch.batch_size == num_running  # an empty draft for everybody replaces all
-        self._heads[slots] = torch.stack((batch.generations, draft.base_len, draft.lengths, draft.source), 1)
+        head = torch.stack((batch.generations, draft.base_len, draft.lengths), 1)
+        self._heads[slots, : 3 + width] = torch.cat((head, draft.source), 1)
         if not width:
             return
         store = self._drafts
@@ -61,10 +62,12 @@ class InFlight:
         `batch` is the batch after the verification: its lengths include `emitted` [B].  Each draft is handed out once.
         """
         slots = batch.slots.long()
-        generation, base_len, length, source = self._heads[slots].unbind(1)
+        heads = self._heads[slots]
+        generation, base_len, length = heads[:, :3].unbind(1)
         valid = (generation == batch.generations) & (base_len == batch.lengths - emitted)
         self._heads.index_fill_(0, slots, -1)
-        return Taken(slots, (length * valid).int(), torch.where(valid, source, -1))
+        lengths = (length * valid).int()
+        return Taken(slots, lengths, torch.where(lengths[:, None] > 0, heads[:, 3:], -1))
 
     def drafts(self, batch: BatchView, emitted: Tensor, taken: Taken, sources: tuple[str, ...]) -> Draft:
         """Return what was taken with its tokens, for those who learn from them."""

@@ -174,7 +174,6 @@ class _Sheet:
         """Do as `specplug.pipeline.sanitize.sanitize` does, and forget sources that there are not."""
         lengths, source = self._lengths, self._source
         if not lengths.any():
-            source.fill(-1)
             self._wipe(self._columns >= lengths[:, None])
             return
         possible = self._ids.view(np.uint32) < vocab_size  # ids below 0 are huge
@@ -186,10 +185,11 @@ class _Sheet:
         np.maximum(lengths, 0, out=lengths)
         self._wipe(self._columns >= lengths[:, None])
         np.fmin(np.fmax(self._confidence, 0.0), 1.0, out=self._confidence)  # of a number and NaN, the number
-        source[(lengths == 0) | (source >= num_sources) | (source < 0)] = -1
+        source[(source >= num_sources) | (source < 0)] = -1
 
     def _wipe(self, outside: npt.NDArray[np.bool_]) -> None:
         self._ids[outside] = NO_TOKEN
+        self._source[outside] = -1
         self._confidence[outside] = 0.0
         if self._parents is not None:
             self._parents[outside] = -1

@@ -71,16 +71,20 @@ class ProposerContract(ProposerHarness):
                 assert not wrong, f"{self.who}: confidences {wrong}; expected probabilities in [0, 1]"
 
     def test_names_its_sources(self) -> None:
-        """Drafted rows point into `sources` (a single nameless source is 0), empty rows to -1."""
+        """Drafted tokens point into `sources` (a single nameless source is 0), other places to -1."""
         with self.driver() as driver:
-            known = range(max(1, len(driver.proposer.sources)))
+            known = set(range(max(1, len(driver.proposer.sources))))
             for step in self.steps(driver):
                 for name, row in step.by_request().items():
-                    expected = known if row.token_ids else (-1,)
-                    assert row.source in expected, (
+                    assert known.issuperset(row.source), (
                         f"{self.who}: source {row.source} with draft {row.token_ids} of {name!r}; "
-                        f"expected one of {list(expected)}"
+                        f"expected each one of {sorted(known)}"
                     )
+                left = step.draft.source[~step.draft.mask()]
+                assert bool((left == -1).all()), (
+                    f"{self.who}: sources {left[left != -1].tolist()} stand beyond the lengths; expected -1. Leave "
+                    "these places as they arrive, or call draft.shorten(limits) at the end"
+                )
 
     def test_parents_come_before_children(self) -> None:
         """In a tree every node's parent is an earlier node, or the context."""

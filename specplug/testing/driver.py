@@ -45,7 +45,7 @@ class RowDraft(NamedTuple):
 
     token_ids: tuple[int, ...]
     confidence: tuple[float, ...]
-    source: int
+    source: tuple[int, ...]
     parents: tuple[int, ...] | None
 
 
@@ -64,7 +64,8 @@ class Step:
         for row, (name, count) in enumerate(zip(self.names, draft.lengths.tolist(), strict=True)):
             parents = None if draft.parents is None else tuple(draft.parents[row, :count].tolist())
             ids, confidence = draft.token_ids[row, :count].tolist(), draft.confidence[row, :count].tolist()
-            drafts[name] = RowDraft(tuple(ids), tuple(confidence), int(draft.source[row]), parents)
+            source = tuple(draft.source[row, :count].tolist())
+            drafts[name] = RowDraft(tuple(ids), tuple(confidence), source, parents)
         return drafts
 
 

@@ -24,7 +24,7 @@ class Draft:
         lengths: [B] int32, draft tokens (tree: nodes) per row, possibly 0.
         confidence: [B, N] float32, the probability that the target accepts the token given that it accepted those
             before it (tree: its ancestors).
-        source: [B] int32, index into `sources` of what drafted the row, -1 for none.
+        source: [B, N] int32, index into `sources` of what drafted each token, -1 for none and beyond the row's length.
         base_len: [B] int32, the context length that the row was drafted for: a draft whose base no longer holds is
             dropped.
         parents: [B, N] int32, index of each node's parent, `ROOT` for those that follow the context; a parent comes
@@ -70,7 +70,7 @@ class Draft:
             token_ids=full(grid, NO_TOKEN, torch.int32),
             lengths=full((batch_size,), 0, torch.int32),
             confidence=full(grid, 0.0, torch.float32),
-            source=full((batch_size,), -1, torch.int32),
+            source=full(grid, -1, torch.int32),
             base_len=full((batch_size,), 0, torch.int32),
             parents=chain.repeat(batch_size, 1) if trees else None,
             distribution=distribution,
@@ -105,7 +105,7 @@ class Draft:
             token_ids=self.token_ids[:batch_size, :width],
             lengths=self.lengths[:batch_size],
             confidence=self.confidence[:batch_size, :width],
-            source=self.source[:batch_size],
+            source=self.source[:batch_size, :width],
             base_len=self.base_len[:batch_size],
             parents=cut(self.parents),
             draft_logits=cut(self.draft_logits),
@@ -115,10 +115,10 @@ class Draft:
     def reset(self, base_len: Tensor) -> None:
         """Empty the draft, for contexts of `base_len` [B] tokens.  Full distributions keep stale values."""
         self.lengths.zero_()
-        self.source.fill_(-1)
         self.base_len.copy_(base_len)
         if not self.width:
             return
+        self.source.fill_(-1)
         self.token_ids.fill_(NO_TOKEN)
         self.confidence.zero_()
         if self.parents is not None:
@@ -134,24 +134,27 @@ class Draft:
         token_ids: Sequence[int],
         confidence: float | Sequence[float],
         *,
-        source: int = 0,
+        source: int | Sequence[int] = 0,
         parents: Sequence[int] | None = None,
     ) -> None:
         """Write one row from host data.  For host proposers: on a GPU buffer each call is a copy.
+
+        `confidence` and `source` are one value for all tokens, or one for each.
 
         Raises:
             ContractError: the draft is longer than the buffer, its parts differ in length, or the buffer takes no tree.
         """
         count = len(token_ids)
         levels = [confidence] * count if isinstance(confidence, int | float) else list(confidence)
+        drafted_by = [source] * count if isinstance(source, int) else list(source)
         above = range(-1, count - 1) if parents is None else parents
         if count > self.width:
             raise ContractError.build("draft too long", who="Draft.set_row", found=count, expected=f"<= {self.width}")
-        if len(levels) != count or len(above) != count:
+        if {len(levels), len(above), len(drafted_by)} != {count}:
             raise ContractError.build(
                 "parts of one draft differ in length",
                 who="Draft.set_row",
-                found=f"{len(levels)} confidences and {len(above)} parents",
+                found=f"{len(levels)} confidences, {len(drafted_by)} sources and {len(above)} parents",
                 expected=f"{count}, one for each token",
             )
         if parents is not None and self.parents is None:
@@ -161,7 +164,7 @@ class Draft:
         if self.parents is not None:
             self.parents[row] = self._padded(above, ROOT, torch.int32)
         self.lengths[row] = count
-        self.source[row] = source if count else -1
+        self.source[row] = self._padded(drafted_by, -1, torch.int32)
 
     def _padded(self, values: Sequence[float], filler: float, dtype: torch.dtype) -> Tensor:
         """Return host values as one row [N] of the buffer."""
@@ -253,7 +256,7 @@ class Draft:
             token_ids=torch.where(inside, self.token_ids.gather(1, path), NO_TOKEN),
             confidence=torch.where(inside, self.confidence.gather(1, path), 0.0),
             lengths=lengths,
-            source=torch.where(lengths > 0, self.source, -1),
+            source=torch.where(inside, self.source.gather(1, path), -1),
             parents=None,
             draft_logits=law(self.draft_logits),
             draft_probs=law(self.draft_probs),
@@ -266,7 +269,7 @@ class Draft:
         outside = torch.arange(self.width, device=self.device) >= self.lengths[:, None]
         self.token_ids.masked_fill_(outside, NO_TOKEN)
         self.confidence.masked_fill_(outside, 0.0)
-        self.source.masked_fill_(self.lengths == 0, -1)
+        self.source.masked_fill_(outside, -1)
         if self.parents is not None:
             self.parents.masked_fill_(outside, ROOT)
 
@@ -301,7 +304,7 @@ class Draft:
             "token_ids": (grid, torch.int32),
             "lengths": (rows, torch.int32),
             "confidence": (grid, torch.float32),
-            "source": (rows, torch.int32),
+            "source": (grid, torch.int32),
             "base_len": (rows, torch.int32),
         }
         if self.parents is not None:

@@ -89,7 +89,7 @@ def drafts(rows: Sequence[TraceRow]) -> dict[str, list[Drafted]]:
     """
     found: dict[str, list[Drafted]] = {}
     for row in rows:
-        assert row.source == PROPOSER
+        assert set(row.source) == {PROPOSER}
         accepted = -1 if row.reason == "stopped" else row.accepted
         found.setdefault(row.request, []).append(Drafted(row.base_len, row.ids, row.confidence, accepted))
     return found

@@ -37,7 +37,7 @@ class Bigram(Proposer):
         draft.token_ids.copy_(torch.where(inside, drafted, NO_TOKEN))
         draft.confidence.copy_(torch.where(inside, self.confidence, 0.0))
         draft.lengths.copy_(inside.sum(1))
-        draft.source.copy_(torch.where(draft.lengths > 0, 0, -1))
+        draft.source.copy_(torch.where(inside, 0, -1))
 
 
 class HostBigram(HostProposer):
