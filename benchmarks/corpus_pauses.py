@@ -76,7 +76,7 @@ class Steps:
                 vocab_size=VOCABULARY,
                 max_slots=BATCH,
                 max_length=LENGTH,
-                corpora=CorporaSettings(store=str(store), poll_seconds=POLL),
+                sections={"corpora": CorporaSettings(store=str(store), poll_seconds=POLL)},
             )
         )
         self.proposer.warmup()

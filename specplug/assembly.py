@@ -25,7 +25,7 @@ from specplug.pipeline.handles import ProposerHandle, make_handle
 from specplug.pipeline.stages import DraftStage, PlanStage
 from specplug.registry import Registry
 from specplug.settings.mistakes import shown
-from specplug.settings.model import Settings
+from specplug.settings.model import Section, Settings
 from specplug.settings.plugins import plugin_options
 from specplug.specs import PluginSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.trace import TraceWriter
@@ -152,8 +152,18 @@ def _checked(made: Any, expected: type, spec: PluginSpec) -> Any:
 
 
 def _context_for(spec: PluginSpec, settings: Settings, context: PluginContext) -> PluginContext:
-    """Give a plug-in the context with its own settings, parsed by the model that it registered."""
-    return replace(context, options=plugin_options(settings, spec), corpora=settings.corpora)
+    """Give a plug-in the context with its own settings, parsed by the model that it registered, and shared ones."""
+    known = [name for name in Settings.model_fields if isinstance(getattr(settings, name), Section)]
+    unknown = [name for name in spec.sections if name not in known]
+    if unknown:
+        raise PluginError.build(
+            "no such section of settings",
+            who=f"{spec.kind} {spec.name!r}",
+            found=unknown,
+            expected=f"names among {', '.join(known)}",
+        )
+    sections = {name: getattr(settings, name) for name in spec.sections}
+    return replace(context, options=plugin_options(settings, spec), sections=sections)
 
 
 def _guard(settings: Settings, name: str, sink: FaultSink) -> FaultGuard:

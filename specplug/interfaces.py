@@ -8,7 +8,7 @@ one step is verified in the next.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -60,7 +60,8 @@ class PluginContext:
         seed: for the plug-in's own random stream.  A draft must be independent of the verifier's random numbers, so
             never derive one from a request's seed or from positions.
         target: the target model.
-        corpora: the server's settings of that name, an instance of `specplug.settings.CorporaSettings`; None: defaults.
+        sections: sections of the server's settings by name, those that the plug-in registered for
+            (`PluginSpec.sections`); none where it is built without settings, as by a test.
     """
 
     caps: EngineCaps
@@ -72,7 +73,7 @@ class PluginContext:
     rank: int = 0
     seed: int = 0
     target: TargetModel = field(default_factory=TargetModel)
-    corpora: Any = None
+    sections: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Proposer(abc.ABC):

@@ -55,6 +55,8 @@ class PluginSpec:
         factory: builds it; see the kinds for its arguments.
         summary: one line for listings.
         options: import path or class of the pydantic model of its own settings; None when it has none.
+        sections: names of sections of the server's settings (see `specplug.settings.Settings`) that it reads beside its
+            own, because others read them too; it finds them in `PluginContext.sections`.
     """
 
     kind: ClassVar[str]
@@ -62,6 +64,7 @@ class PluginSpec:
     factory: Factory
     summary: str
     options: Factory | None = None
+    sections: tuple[str, ...] = ()
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
         """Resolve the factory and call it."""

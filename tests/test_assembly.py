@@ -14,7 +14,7 @@ from specplug.hooks import hookimpl
 from specplug.interfaces import Planner, PluginContext
 from specplug.pipeline.handles import DeviceHandle, HostHandle, InlineHandle
 from specplug.registry import Owner, Registry
-from specplug.settings.model import Settings
+from specplug.settings.model import CorporaSettings, Settings
 from specplug.specs import PolicySpec, ProposerSpec, VerifierSpec
 from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import EngineCaps, ProposerCaps
@@ -86,6 +86,8 @@ def registry() -> Registry:
         register(ProposerSpec(name="quick", factory=Started, summary="", caps=quick))
         register(ProposerSpec(name="anywhere", factory=Started, summary="", caps=anywhere))
         register(ProposerSpec(name="nowhere", factory=Started, summary="", caps=broken))
+        for name, sections in {"reads corpora": ("corpora",), "reads too much": ("corpora", "proposer")}.items():
+            register(ProposerSpec(name=name, factory=Started, summary="", caps=ProposerCaps(), sections=sections))
 
     @hookimpl
     def specplug_register_policies(register):
@@ -118,6 +120,20 @@ def test_proposers_are_built_warmed_up_and_placed_where_they_need_to_be(registry
     assert device.proposer.calls == host.proposer.calls == ["warmup"]
     assert stage.sources == ("dev", "host")
     stage.close()
+
+
+def test_shared_settings_reach_only_who_registered_for_them(registry):
+    corpora = CorporaSettings(max_tokens=7)
+    stage = build_draft_stage(settings(extra_proposers=("reads corpora",), corpora=corpora), registry, META)
+    assert {name: it.context.sections for name, it in stage.proposers.items()} == {
+        "dev": {},
+        "reads corpora": {"corpora": corpora},
+    }
+    stage.close()
+    with pytest.raises(
+        PluginError, match=r"'reads too much': no such section .*\['proposer'\]; expected .*corpora, trace"
+    ):
+        build_draft_stage(settings(proposer="reads too much"), registry, META)
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", InlineHandle), ("meta", HostHandle)])

@@ -100,7 +100,8 @@ class Server:
         built: list[Retrieval] = []
 
         def factory(context: PluginContext) -> Retrieval:
-            built.append(Retrieval(replace(context, corpora=corpora, target=TargetModel(tokenizer=tokenizer))))
+            target = TargetModel(tokenizer=tokenizer)
+            built.append(Retrieval(replace(context, sections={"corpora": corpora}, target=target)))
             return built[0]
 
         self.driver = Driver(replace(self.spec, factory=factory), vocab_size=64)

@@ -45,13 +45,14 @@ class Library:
     All that reads or writes files runs on other threads than the engine's steps, but for `open`.
 
     Args:
-        context: `context.corpora` names the store; without one, corpora that are added lie in a temporary folder.
+        context: `context.sections["corpora"]` names the store; without one, corpora that are added lie in a temporary
+            folder.
         shelf_of: makes of all segments, by tenant, what is drafted from.
     """
 
     def __init__(self, context: PluginContext, shelf_of: Callable[[Tenants], Shelf]) -> None:
         self._shelf_of = shelf_of
-        self._settings: CorporaSettings = context.corpora or CorporaSettings()
+        self._settings: CorporaSettings = context.sections.get("corpora", CorporaSettings())
         self._tokenizer = _told(context)
         self._beginnings = None if context.target.tokenizer is None else Beginnings(context.target.tokenizer)
         self._own: TemporaryFolder | None = None
@@ -67,6 +68,11 @@ class Library:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="specplug-corpora")
         self.unknown_documents = self.unreadable_documents = 0
         self._reported = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may have the store open too."""
+        return self._settings.store is not None
 
     def open(self) -> None:
         """Open the store, and watch it.

@@ -18,6 +18,7 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             factory="specplug_retrieval.proposer:Retrieval",
             summary="drafts as ngram does, and from corpora that the server holds",
             options="specplug.match.options:LookupSettings",
+            sections=("corpora",),
             caps=ProposerCaps(needs_host=True, inline=True, incremental=True),
         )
     )
@@ -27,6 +28,7 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             factory="specplug_retrieval.proposer:Retrieval",
             summary="the same, several continuations as one tree, for engines that verify trees",
             options="specplug.match.options:LookupSettings",
+            sections=("corpora",),
             caps=ProposerCaps(needs_host=True, inline=True, incremental=True, trees=True),
         )
     )

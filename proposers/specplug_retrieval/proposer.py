@@ -39,7 +39,7 @@ class Retrieval(LookupProposer):
     def __init__(self, context: PluginContext) -> None:
         super().__init__(context, context.options or LookupSettings())
         self.library = Library(context, self.lookup.shelf_of)
-        self.shares_corpora = context.corpora is not None and context.corpora.store is not None
+        self.shares_corpora = self.library.is_shared
 
     def warmup(self) -> None:
         """Compile the kernels, or load them; open the store."""
