@@ -44,6 +44,7 @@ _PUBLIC = {
         "PlanSite",
         "ProposerCaps",
         "Ragged",
+        "VerifierCaps",
         "WidthChange",
     ),
     "specplug.types.draft": ("Draft",),

@@ -29,6 +29,7 @@ from specplug.settings.model import Section, Settings
 from specplug.settings.plugins import plugin_options
 from specplug.specs import PluginSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.trace import TraceWriter
+from specplug.verify.fitting import FittedVerifier
 
 _CALLERS = (__file__, specs.__file__)
 _FRAMES_SHOWN = 3
@@ -79,11 +80,11 @@ def build_draft_stage(
 
 
 def build_verifier(settings: Settings, registry: Registry, context: PluginContext) -> Verifier:
-    """Build the verifier that the settings name."""
+    """Build the verifier that the settings name; drafts are made to fit what it declares."""
     spec = registry.get(VerifierSpec, settings.verifier)
     with _starting(spec):
         verifier: Verifier = _checked(spec.build(_context_for(spec, settings, context)), Verifier, spec)
-    return verifier
+    return FittedVerifier(verifier, spec.caps)
 
 
 def try_to_build(spec: PluginSpec, settings: Settings, registry: Registry, context: PluginContext) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from specplug.hooks import hookimpl
 from specplug.specs import CheckSpec, VerifierSpec
+from specplug.types.caps import Distribution, VerifierCaps
 
 
 @hookimpl
@@ -16,7 +17,7 @@ def specplug_register_verifiers(register: Callable[[VerifierSpec], None]) -> Non
             name="reference",
             factory="specplug.verify.reference:ReferenceVerifier",
             summary="rejection sampling in plain torch: the truth that faster verifiers are held to",
-            lossless=True,
+            caps=VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distribution.PROBS)),
         )
     )
 

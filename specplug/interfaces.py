@@ -195,8 +195,8 @@ class Trimmer(abc.ABC):
 class Verifier(abc.ABC):
     """The acceptance algorithm: decides which draft tokens are kept and what follows them.
 
-    `lossless` is declared at registration; a verifier that is not lossless is only used when a server or a request asks
-    for it by name.
+    What it takes and whether it is lossless is declared at registration, see `VerifierCaps`; `assembly.build_verifier`
+    makes drafts fit.  The contract is held by `specplug.testing.VerifierContract`.
     """
 
     @abc.abstractmethod
@@ -204,7 +204,7 @@ class Verifier(abc.ABC):
         """Accept a prefix of each row's draft and add one token.
 
         Args:
-            draft: chains (`Draft.as_chain` first where the engine verifies no trees).
+            draft: chains, one-hot or with a distribution that the verifier declares.
             target: logits as the engine has processed them, at each draft position and behind the last one.
             sampling: temperature, top-k, top-p, min-p per row, applied to the target first.
             uniforms: the random numbers to use; each at most once.

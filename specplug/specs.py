@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from specplug.errors import PluginError, ends_process
-from specplug.types.caps import ProposerCaps
+from specplug.types.caps import ProposerCaps, VerifierCaps
 
 Factory = str | Callable[..., Any]
 LISTED_DEVICES = ("cpu", "cuda")
@@ -139,10 +139,10 @@ class VerifierSpec(PluginSpec):
     """A verifier: ``factory(context) -> Verifier``.  One that is not lossless must say so."""
 
     kind: ClassVar[str] = "verifier"
-    lossless: bool
+    caps: VerifierCaps
 
     def labels(self) -> tuple[str, ...]:
-        return ("lossless" if self.lossless else "LOSSY",)
+        return self.caps.labels()
 
 
 @dataclass(frozen=True, kw_only=True)

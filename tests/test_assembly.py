@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -17,8 +18,11 @@ from specplug.registry import Owner, Registry
 from specplug.settings.model import CorporaSettings, Settings
 from specplug.specs import PolicySpec, ProposerSpec, VerifierSpec
 from specplug.trim import SurvivalTrimmer
-from specplug.types.caps import EngineCaps, ProposerCaps
+from specplug.types.caps import Distribution, EngineCaps, ProposerCaps, VerifierCaps
+from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, StepPlan
+from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
+from specplug.verify.reference import ReferenceVerifier
 from tests.pipeline_tools import Recorder
 
 META = PluginContext(EngineCaps(4), vocab_size=16, max_slots=2, max_length=32, device=torch.device("meta"))
@@ -33,6 +37,16 @@ class Started(Recorder):
 
     def warmup(self) -> None:
         self._called("warmup")
+
+
+class TakesProbs(ReferenceVerifier):
+    """Notes the drafts that it is handed."""
+
+    handed: ClassVar[list[Draft]] = []
+
+    def verify(self, draft, target, sampling, uniforms):
+        self.handed.append(draft)
+        return super().verify(draft, target, sampling, uniforms)
 
 
 class Always(Planner):
@@ -97,8 +111,10 @@ def registry() -> Registry:
 
     @hookimpl
     def specplug_register_verifiers(register):
-        register(VerifierSpec(name="bad", factory=broken, summary="", lossless=True))
-        register(VerifierSpec(name="no verifier", factory=nothing, summary="", lossless=True))
+        register(VerifierSpec(name="bad", factory=broken, summary="", caps=VerifierCaps(lossless=True)))
+        caps = VerifierCaps(lossless=True, distributions=(Distribution.PROBS,))
+        register(VerifierSpec(name="takes probs", factory=TakesProbs, summary="", caps=caps))
+        register(VerifierSpec(name="no verifier", factory=nothing, summary="", caps=VerifierCaps(lossless=True)))
 
     registry = Registry()
     hooks = (specplug_register_proposers, specplug_register_policies, specplug_register_verifiers)
@@ -232,6 +248,19 @@ def test_what_is_not_what_it_is_registered_as_is_refused(registry, changes, buil
     message = rf"found \('nothing that drafts',\) from its factory; expected a specplug.{expected}\."
     with pytest.raises(PluginError, match=message):
         builds[build](settings(**changes))
+
+
+@pytest.mark.parametrize("stated", list(Distribution))
+def test_a_verifier_is_handed_what_it_declares(registry, stated):
+    verifier = build_verifier(settings(verifier="takes probs"), registry, META)
+    draft = Draft.allocate(1, 2, distribution=stated, vocab_size=4)
+    uniforms = Uniforms(torch.zeros(1, 2), torch.zeros(1, 3))
+    verifier.verify(draft, TargetLogits.dense(torch.zeros(1, 3, 4)), SamplingBatch(torch.zeros(1)), uniforms)
+    handed = TakesProbs.handed.pop()
+    if stated is Distribution.LOGITS:
+        assert (handed.distribution, handed.draft_logits) == (Distribution.ONE_HOT, None)
+    else:
+        assert handed is draft
 
 
 def test_planners_and_verifiers_that_fail_at_start_up_are_named(registry):

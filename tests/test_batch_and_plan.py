@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specplug.errors import ContractError, SettingsError
 from specplug.specs import ProposerSpec
 from specplug.types.batch import Barrier, BatchView, Residency
-from specplug.types.caps import EngineCaps, ProposerCaps, WidthChange
+from specplug.types.caps import Distribution, EngineCaps, ProposerCaps, VerifierCaps, WidthChange
 from specplug.types.plan import NO_SPECULATION, StepPlan
 from specplug.types.request import Request, RequestOptions, Sampling
 
@@ -177,6 +177,11 @@ class TestCaps:
         assert ProposerCaps().labels() == ("device", "one-hot")
         caps = ProposerCaps(needs_host=True, inline=True, incremental=True, trees=True, learns=True)
         assert caps.labels() == ("host", "one-hot", "inline", "trees", "learns")
+
+    def test_labels_of_verifiers(self):
+        assert VerifierCaps(lossless=True).labels() == ("lossless", "one-hot")
+        assert VerifierCaps(lossless=False, distributions=(Distribution.PROBS,)).labels()[2:] == ("draft_probs",)
+        assert VerifierCaps(lossless=False).labels()[0] == "LOSSY"
 
     def test_labels_name_the_device_where_it_matters(self):
         def caps(device):

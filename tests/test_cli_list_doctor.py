@@ -19,7 +19,7 @@ from specplug.interfaces import Planner, Proposer
 from specplug.registry import Owner, Registry
 from specplug.settings import KINDS, Settings, leaves
 from specplug.specs import CheckSpec, EngineSpec, PolicySpec, ProposerSpec, VerifierSpec
-from specplug.types.caps import Distribution, ProposerCaps
+from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.plan import StepPlan
 
 ACME = Owner("main", "acme", "1.2")
@@ -64,7 +64,10 @@ PROPOSER = ProposerSpec(
 )
 POLICY = PolicySpec(name="batch", factory=Silent, summary="constant")
 VERIFIER = VerifierSpec(
-    name="reference", factory="specplug.verify.reference:ReferenceVerifier", summary="exact", lossless=True
+    name="reference",
+    factory="specplug.verify.reference:ReferenceVerifier",
+    summary="exact",
+    caps=VerifierCaps(lossless=True),
 )
 
 
@@ -285,7 +288,9 @@ def test_plugins_check_loads_the_code_behind_every_name(registry):
         plugin(
             proposers=[ProposerSpec(name="p", factory="no_such:P", summary="", caps=ProposerCaps())],
             policies=[PolicySpec(name="q", factory=len, summary="", trimmer="no_such:T")],
-            verifiers=[VerifierSpec(name="v", factory=len, summary="", options="no_such:O", lossless=True)],
+            verifiers=[
+                VerifierSpec(name="v", factory=len, summary="", options="no_such:O", caps=VerifierCaps(lossless=True))
+            ],
             engines=[
                 EngineSpec(name="e", factory="no_such:E", summary="", requires=("no-such-distribution",)),
                 EngineSpec(name="f", factory="no_such:F", summary="", requires=("pluggy",)),

@@ -17,7 +17,7 @@ from specplug.registry import Owner, Registry
 from specplug.settings import CorporaSettings, Limits, Settings, leaves, load_settings, plugin_options
 from specplug.settings.mistakes import flatten
 from specplug.specs import PolicySpec, ProposerSpec, VerifierSpec
-from specplug.types.caps import ProposerCaps
+from specplug.types.caps import ProposerCaps, VerifierCaps
 
 
 class StrictOptions(BaseModel):
@@ -55,7 +55,7 @@ class Plugin:
             PolicySpec(name="twin", factory="nowhere:Nothing", summary="", options=LaxOptions),
         )
         self.specplug_register_verifiers = hook(
-            VerifierSpec(name="reference", factory="nowhere:Nothing", summary="", lossless=True)
+            VerifierSpec(name="reference", factory="nowhere:Nothing", summary="", caps=VerifierCaps(lossless=True))
         )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from specplug.errors import EngineError
 from specplug.specs import VerifierSpec
 from specplug.testing.mutants import AcceptsAlways
-from specplug.types.caps import Distribution
+from specplug.types.caps import Distribution, VerifierCaps
 from specplug.types.draft import Draft
 from specplug.types.request import RequestOptions
 from specplug.types.verification import SamplingBatch, TargetLogits
@@ -251,8 +251,10 @@ def test_what_cannot_be_verified_rightly_is_refused() -> None:
             parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
         )
 
-    lossy = VerifierSpec(name="careless", factory=AcceptsAlways, summary="keeps all", lossless=False)
-    exact = VerifierSpec(name="exact", factory=ReferenceVerifier, summary="keeps what it may", lossless=True)
+    lossy = VerifierSpec(name="careless", factory=AcceptsAlways, summary="keeps all", caps=VerifierCaps(lossless=False))
+    exact = VerifierSpec(
+        name="exact", factory=ReferenceVerifier, summary="keeps what it may", caps=VerifierCaps(lossless=True)
+    )
     verifier.refuse_unsupported(config("standard", 1), lossy)
     verifier.refuse_unsupported(config("standard", 2), exact)
     with pytest.raises(EngineError, match=r"'careless'.*tensor_parallel_size 2"):

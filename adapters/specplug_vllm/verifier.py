@@ -102,7 +102,7 @@ def build(vllm_config: Any, device: torch.device) -> ServerVerifier | None:
         target=target_model(vllm_config),
     )
     plugin = build_verifier(found.settings, default_registry(), context)
-    return ServerVerifier(plugin, spec.lossless, vllm_config.model_config.seed or 0)
+    return ServerVerifier(plugin, spec.caps.lossless, vllm_config.model_config.seed or 0)
 
 
 def refuse_unsupported(vllm_config: Any, spec: VerifierSpec) -> None:
@@ -120,7 +120,7 @@ def refuse_unsupported(vllm_config: Any, spec: VerifierSpec) -> None:
             expected="one of them",
         )
     ranks = vllm_config.parallel_config.tensor_parallel_size
-    if not spec.lossless and ranks > 1:
+    if not spec.caps.lossless and ranks > 1:
         raise EngineError.build(
             "a lossy verifier serves requests that ask for it, and only the first rank knows which do",
             who=f"verifier {spec.name!r}",

@@ -106,7 +106,7 @@ class EngineCaps:
 
 
 class Distribution(enum.Enum):
-    """The law that draft tokens were drawn from; a wrong one is silently lossy."""
+    """The distribution that draft tokens were drawn from; a wrong one is silently lossy."""
 
     ONE_HOT = "one-hot"
     LOGITS = "draft_logits"
@@ -142,3 +142,23 @@ class ProposerCaps:
         """Return the short words that listings show."""
         labels = ["host" if self.needs_host else "device", self.distribution.value]
         return tuple(labels + ["inline"] * self.inline + ["trees"] * self.trees + ["learns"] * self.learns)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierCaps:
+    """What a verifier takes and promises; declared when it is registered.
+
+    Attributes:
+        lossless: the output follows the target's distribution whatever is drafted.  A verifier that is not lossless is
+            used only when a server or a request asks for it by name.
+        distributions: the proposal distributions that it takes beside one-hot drafts, which every verifier takes.
+            Drafts that state another one reach it as one-hot drafts.
+    """
+
+    lossless: bool
+    distributions: tuple[Distribution, ...] = ()
+
+    def labels(self) -> tuple[str, ...]:
+        """Return the short words that listings show."""
+        taken = dict.fromkeys(["one-hot", *(distribution.value for distribution in self.distributions)])
+        return ("lossless" if self.lossless else "LOSSY", *taken)

@@ -33,7 +33,7 @@ from specplug.registry import Owner, Registry
 from specplug.specs import PolicySpec, ProposerSpec, VerifierSpec
 from specplug.testing.mutants import LOSSY_MUTANTS
 from specplug.types.batch import BatchView
-from specplug.types.caps import Distribution, ProposerCaps
+from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, StepPlan
 from specplug.types.request import Event
@@ -202,6 +202,7 @@ class Listening(Planner):
 
 
 _HOST = ProposerCaps(needs_host=True)
+_WRONG = VerifierCaps(lossless=False, distributions=(Distribution.LOGITS, Distribution.PROBS))
 _TOYS = {
     "garbage": (Garbage, ProposerCaps()),
     "oracle": (Oracle, _HOST),
@@ -233,7 +234,7 @@ class ToyPlugin:
     @hookimpl
     def specplug_register_verifiers(self, register: Callable[[VerifierSpec], None]) -> None:
         for name, mutant in LOSSY_MUTANTS.items():
-            register(VerifierSpec(name=name, factory=mutant, summary="wrong on purpose", lossless=False))
+            register(VerifierSpec(name=name, factory=mutant, summary="wrong on purpose", caps=_WRONG))
 
 
 def make_registry(more: Sequence[ProposerSpec] = ()) -> Registry:
