@@ -219,8 +219,8 @@ def stretch(steps: Steps, store: Path, arm: Any, seconds: float) -> dict[str, An
 def run(options: argparse.Namespace, store: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Return one row per pair, and what is wrong."""
     from specplug.corpus.documents import Document
-    from specplug.corpus.fingerprint import Fingerprint
     from specplug.corpus.store import Store
+    from specplug.text.fingerprint import Fingerprint
 
     said = texts(HELD, 1)
     made = Store.create(store, Fingerprint("numbers", "0" * 32, VOCABULARY))

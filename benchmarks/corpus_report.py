@@ -37,7 +37,7 @@ def _building(found: dict[str, Any]) -> list[tuple[str, str]]:
     build, theirs = found["build"], found.get("sglang")
     rows = [
         ("tokens, in documents", f"{build['tokens']}, {build['documents']}"),
-        ("tokenising, openings included", _per_second(build["tokenising"])),
+        ("tokenising, prefixes included", _per_second(build["tokenising"])),
         ("sorting alone", _per_second(build["sorting"])),
         ("adding: checking, sorting, hashing, writing, fsync", _per_second(build["adding"])),
         ("verifying", f"{build['verify_seconds']:.1f} s"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from specplug.corpus.documents import Document
-    from specplug.corpus.fingerprint import Fingerprint
+    from specplug.text.fingerprint import Fingerprint
 
 ENDINGS = (".py", ".pyi", ".md", ".rst", ".txt", ".h", ".hpp", ".cpp", ".cu", ".json")
 
@@ -29,7 +29,7 @@ class Texts(NamedTuple):
     """What was read.
 
     Attributes:
-        documents: with their openings.
+        documents: with their re-tokenized prefixes.
         foreign: [n] int32, the text of other files.
         tokens: of the documents' bodies.
         seconds: it took to tokenise the documents.
@@ -48,8 +48,8 @@ def read(tokens: int, tokenizer: str, roots: Sequence[Path]) -> Texts:
     import numpy as np
 
     from specplug.corpus.documents import tokenized
-    from specplug.corpus.fingerprint import fingerprint
-    from specplug.replay.tokenizers import load_tokenizer
+    from specplug.text.fingerprint import fingerprint
+    from specplug.text.loading import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     documents, foreign, total, seconds = [], [], 0, 0.0

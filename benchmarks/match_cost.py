@@ -58,7 +58,7 @@ def corpus(tokens: int) -> Ids:
 
     import numpy as np
 
-    from specplug.replay.tokenizers import load_tokenizer
+    from specplug.text.loading import load_tokenizer
 
     encode, found, total = load_tokenizer("tekken").encode, [], 0
     root = Path(sysconfig.get_paths()["stdlib"])

@@ -19,7 +19,7 @@ output says so.
 
 The proposers are `retrieval` and `retrieval-tree`, the policy is `fixed`: every step drafts as much as the proposer
 offers.  `--peer` adds a foreign object (docs/replay.md) to rag, which has its documents in the prompt and is handed
-them.  Counts are exact for greedy answers and the same each time.  Documents come as token ids, so without the openings
+them.  Counts are exact for greedy answers and the same each time.  Documents come as token ids, so without the prefixes
 that a store built from text has.
 """
 
@@ -106,8 +106,9 @@ def _with_file(item: Item, *, cut: bool) -> Item:
 def run(options: argparse.Namespace, traces: Mapping[str, Sequence[Item]]) -> list[dict[str, Any]]:
     """Return one row per variant, mode and gamma: tau of chains and of trees."""
     from specplug.replay.corpora import distractors
+    from specplug.replay.items import tokenize
     from specplug.replay.setup import Setup
-    from specplug.replay.tokenizers import load_tokenizer, tokenize
+    from specplug.text.loading import load_tokenizer
 
     loaded, rows = load_tokenizer(options.tokenizer), []
     prompts = {

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from specplug.corpus.documents import Document
-from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.layout import COMPARED, NO_TEXT
 from specplug.corpus.store import Store
 from specplug.corpus.view import View
+from specplug.text.fingerprint import Fingerprint
 
 TOKENIZER = Fingerprint("letters", "a1" * 16, 100)
 OTHER = Fingerprint("words", "b2" * 16, 100)
@@ -27,8 +27,8 @@ def quick_disk() -> Iterator[None]:
         yield
 
 
-def document(name: str, ids: Sequence[int], *openings: Sequence[int]) -> Document:
-    return Document(name, np.array(ids, np.int32), tuple(np.array(opening, np.int32) for opening in openings))
+def document(name: str, ids: Sequence[int], *prefixes: Sequence[int]) -> Document:
+    return Document(name, np.array(ids, np.int32), tuple(np.array(prefix, np.int32) for prefix in prefixes))
 
 
 def some_documents(seed: int, count: int = 3, size: int = 20) -> list[Document]:

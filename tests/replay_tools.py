@@ -15,7 +15,7 @@ from torch import Tensor
 import specplug
 from specplug.interfaces import Planner, PluginContext, Proposer, Trimmer
 from specplug.registry import Owner, Registry
-from specplug.replay.tokenizers import TokenItem
+from specplug.replay.items import TokenItem
 from specplug.specs import PolicySpec, ProposerSpec
 from specplug.types.batch import BatchView
 from specplug.types.caps import ProposerCaps

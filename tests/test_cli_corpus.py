@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from specplug.cli.app import app
 from specplug.corpus.documents import Document
-from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.store import Store
 from specplug.demo import model_path
+from specplug.text.fingerprint import Fingerprint
 from specplug_retrieval.proposer import SHARED
 from tests.corpus_tools import overwrite
 

@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from specplug.corpus.counting import continuations
 from specplug.corpus.documents import Document, tokenized, tokenized_many
 from specplug.corpus.lines import Content, Fields
-from specplug.corpus.openings import IN_STEP, LEADS, MAX_TOKENS
 from specplug.corpus.sources import STDIN, Reading, Skipped, read
 from specplug.corpus.store import Store
-from specplug.corpus.tokenizers import load
+from specplug.corpus.tokenizing import documents_from
 from specplug.corpus.view import View
 from specplug.errors import CorpusError
-from specplug.pieces import PIECE
+from specplug.text.loading import load_tokenizer
+from specplug.text.pieces import PIECE
+from specplug.text.retokenized import IN_STEP, LEADS, MAX_TOKENS
 
 WORDS = [
     "The",
@@ -48,11 +49,11 @@ WORDS = [
 
 @cache
 def tiny():
-    return load("tiny")
+    return load_tokenizer("tiny")
 
 
 def tokens(text: str) -> list[int]:
-    return list(tiny().many([text])[0])
+    return list(tiny().encode_many([text])[0])
 
 
 def listed(source, skipped: Skipped | None = None, **reading) -> list[Content]:
@@ -76,15 +77,15 @@ def lines(path: Path, *items) -> Path:
     return path
 
 
-# Openings
+# Re-tokenized prefixes
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(WORDS), max_size=90).map("".join))
-def test_openings_are_beginnings_of_the_text_behind_a_space_or_a_new_line(text: str):
+def test_prefixes_are_beginnings_of_the_text_behind_a_space_or_a_new_line(text: str):
     document = tokenized("d", text, tokens)
     assert document.token_ids.tolist() == tokens(text)
-    for opening in document.openings:
+    for opening in document.prefixes:
         said = tiny().decode(opening).rstrip("\ufffd")  # it may end within a character
         assert any((lead + text).startswith(said) for lead in LEADS)
         assert 0 < len(opening) <= MAX_TOKENS
@@ -92,7 +93,7 @@ def test_openings_are_beginnings_of_the_text_behind_a_space_or_a_new_line(text: 
 
 def test_an_opening_ends_some_tokens_after_it_is_in_step():
     text = "The cat sat on the mat and looked at the big dog, which did not look back at the cat."
-    (opening,) = tokenized("d", text, tokens).openings
+    (opening,) = tokenized("d", text, tokens).prefixes
     own = tokens(text)
     assert opening[0] != own[0]
     assert opening[1:].tolist() == own[1 : 1 + IN_STEP]  # " The" is one token, as "The" is
@@ -102,22 +103,22 @@ def test_what_is_in_step_from_the_first_token_is_no_opening():
     """Behind a new line, "The" is the same token: what stands before it tells nothing."""
     text = "The cat"
     assert tokens("\n" + text)[-2:] == tokens(text)[-2:]
-    assert len(tokenized("d", text, tokens).openings) == 1
+    assert len(tokenized("d", text, tokens).prefixes) == 1
 
 
-def test_a_tokenizer_of_bytes_has_no_openings():
-    assert tokenized("d", "The cat", lambda text: list(text.encode())).openings == ()
+def test_a_tokenizer_of_bytes_has_no_prefixes():
+    assert tokenized("d", "The cat", lambda text: list(text.encode())).prefixes == ()
 
 
-def test_texts_that_are_never_in_step_have_short_openings():
+def test_texts_that_are_never_in_step_have_short_prefixes():
     def shifting(text: str) -> list[int]:
         return [hash((len(text), at)) % 1000 for at in range(len(text))]
 
     document = tokenized("d", "word " * 100, shifting)
-    assert all(len(opening) <= MAX_TOKENS for opening in document.openings)
+    assert all(len(opening) <= MAX_TOKENS for opening in document.prefixes)
 
 
-def test_a_long_text_is_tokenised_in_pieces_and_its_openings_from_its_beginning():
+def test_a_long_text_is_tokenised_in_pieces_and_its_prefixes_from_its_beginning():
     asked: list[str] = []
 
     def tokenize(text: str) -> list[int]:
@@ -145,7 +146,7 @@ def test_many_documents_are_tokenised_at_once_as_one_by_one():
         alone = tokenized(name, text, tokens)
         assert found.name == alone.name == name
         assert found.token_ids.tolist() == alone.token_ids.tolist()
-        assert [each.tolist() for each in found.openings] == [each.tolist() for each in alone.openings]
+        assert [each.tolist() for each in found.prefixes] == [each.tolist() for each in alone.prefixes]
 
 
 def test_documents_are_not_all_held():
@@ -158,13 +159,13 @@ def test_documents_are_not_all_held():
             read_so_far += 1
             yield Content(str(read_so_far), "The cat")
 
-    assert next(tiny().documents(contents())).name == "1"
+    assert next(documents_from(contents(), tiny().encode_many)).name == "1"
     assert read_so_far < 10_000
 
 
 def test_texts_and_token_ids_keep_their_order():
     contents = [Content("a", "The"), Content("b", None, np.array([1, 2], np.int32)), Content("c", "cat")]
-    found = list(tiny().documents(contents))
+    found = list(documents_from(contents, tiny().encode_many))
     assert [document.name for document in found] == ["a", "b", "c"]
     assert found[1].token_ids.tolist() == [1, 2]
 
@@ -339,7 +340,7 @@ def test_counts_of_what_follows_are_exact(tmp_path_factory, bodies: list, contex
     assert found.length == (length if expected else 0)
 
 
-def test_openings_count_only_where_no_document_says_as_much(tmp_path):
+def test_prefixes_count_only_where_no_document_says_as_much(tmp_path):
     store = Store.create(tmp_path / "store", tiny().fingerprint)
     store.add("c", [Document("d", np.array([5, 6, 7], np.int32), (np.array([9, 6, 7], np.int32),))])
     (live,) = View(store.root, None).snapshot.tenants[""]

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 from tokenizers import Tokenizer
 
-from specplug.corpus.fingerprint import encoder, fingerprint
-from specplug.corpus.probes import probes
-from specplug.corpus.tokenizers import load, wrap
 from specplug.demo import model_path
 from specplug.errors import SettingsError
-from specplug.replay.tokenizers import load_tokenizer
+from specplug.text.fingerprint import encoder, fingerprint
+from specplug.text.fingerprint_texts import fingerprint_texts
+from specplug.text.loading import load_tokenizer
+from specplug.text.tokenizers import wrap
 
 TINY = "e802eb4b4366e4eeb25718c460bb872e"
 """Of the shipped model, in every engine's environment.  Stores on disk hold such digests: they must not change."""
@@ -69,36 +69,36 @@ def test_mistral_commons_own_and_the_one_that_knows_chats_are_the_same():
     own = load_tokenizer("tekken").library
     assert fingerprint(own)[1:] == (TEKKEN, 131072)
     assert fingerprint(SimpleNamespace(instruct_tokenizer=SimpleNamespace(tokenizer=own)))[1:] == (TEKKEN, 131072)
-    assert load("tekken").fingerprint == ("tekken", TEKKEN, 131072)
+    assert load_tokenizer("tekken").fingerprint == ("tekken", TEKKEN, 131072)
 
 
 def test_no_probe_is_long_or_looks_like_a_special_token():
-    found = list(probes())
+    found = list(fingerprint_texts())
     assert max(map(len, found)) < 512
     assert not any(mark in text for text in found for mark in ("<|", "|>", "<s>", "[INST]", "<unk>", "<pad>", "<bos>"))
 
 
 def test_the_name_is_what_was_asked_for():
-    assert load("tiny").fingerprint.name == "tiny"
-    assert load(str(model_path())).fingerprint == (str(model_path()), TINY, 2048)
+    assert load_tokenizer("tiny").fingerprint.name == "tiny"
+    assert load_tokenizer(str(model_path())).fingerprint == (str(model_path()), TINY, 2048)
     assert wrap(read()).fingerprint.name == "Tokenizer"
 
 
 def test_a_tokenizer_that_is_not_there():
     with pytest.raises(SettingsError, match=r"no such tokenizer.*Known"):
-        load("tinny")
+        load_tokenizer("tinny")
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):
     with pytest.raises(SettingsError, match=r"tokenizer.*found.*expected"):
-        load(str(tmp_path))
+        load_tokenizer(str(tmp_path))
 
 
 def test_many_texts_at_once_are_as_one_by_one():
     texts = ["The cat", "", "  def f(x):\n\treturn x", "天地 " * 300]
-    for found, one in ((load("tiny"), encoder(read())), (wrap(read(), "x"), encoder(read()))):
-        assert [list(ids) for ids in found.many(texts)] == [one(text) for text in texts]
-        assert [found.encode(text) for text in texts] == [one(text) for text in texts]
+    for found, one in ((load_tokenizer("tiny"), encoder(read())), (wrap(read(), "x"), encoder(read()))):
+        assert [list(ids) for ids in found.encode_many(texts)] == [one(text) for text in texts]
+        assert [found.encode(text).tolist() for text in texts] == [one(text) for text in texts]
 
 
 def test_a_wrapper_that_does_otherwise_than_what_it_wraps_is_believed():
@@ -108,7 +108,7 @@ def test_a_wrapper_that_does_otherwise_than_what_it_wraps_is_believed():
         return whole(text.lower())
 
     wrapper = SimpleNamespace(encode=encode, decode=str, backend_tokenizer=read())
-    assert wrap(wrapper).encode("The Cat") == whole("the cat") != whole("The Cat")
+    assert wrap(wrapper).encode("The Cat").tolist() == whole("the cat") != whole("The Cat")
 
 
 def test_truncation_that_a_file_asks_for_is_switched_off():
@@ -116,5 +116,5 @@ def test_truncation_that_a_file_asks_for_is_switched_off():
     found.enable_truncation(4)
     found.enable_padding(length=16)
     wrapped, text = wrap(found), "The cat sat on the mat " * 9
-    assert wrapped.encode(text) == encoder(read())(text)
+    assert wrapped.encode(text).tolist() == encoder(read())(text)
     assert wrapped.fingerprint.digest == TINY

@@ -102,7 +102,7 @@ def test_dead_text_is_gone_from_the_files_after_a_whole_merge(tmp_path):
     assert content(tmp_path) == {"": {"a": as_content(some_documents(0)), "b": as_content(some_documents(1))}}
 
 
-def test_openings_survive(tmp_path):
+def test_prefixes_survive(tmp_path):
     store = new_store(tmp_path)
     texts = [[1, 2, 3], [4, 2], [5, 6, 7]]
     store.add("a", [document("d", *texts), document("e", [1])])

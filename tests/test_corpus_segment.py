@@ -114,7 +114,7 @@ def test_no_text_is_what_the_match_index_takes_for_it():
 )
 @pytest.mark.parametrize("opening", [False, True])
 def test_what_is_no_line_of_tokens_is_refused(ids, found, opening):
-    wrong = document("d", [1])._replace(**{"openings": (np.array(ids),)} if opening else {"token_ids": np.array(ids)})
+    wrong = document("d", [1])._replace(**{"prefixes": (np.array(ids),)} if opening else {"token_ids": np.array(ids)})
     with pytest.raises(CorpusError, match=f"document 'd': not the tokens of a document; found .*{found}"):
         checked(wrong, 100)
 

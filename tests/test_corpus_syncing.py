@@ -61,7 +61,7 @@ def test_what_did_not_change_is_not_written_again(tmp_path, store):
         name: at for name, at in before.items() if name not in locks
     }
     # An opening that changed is a change, though the body is the same.
-    assert store.sync("c", [OLD[0]._replace(openings=()), *OLD[1:]]).replaced == 1
+    assert store.sync("c", [OLD[0]._replace(prefixes=()), *OLD[1:]]).replaced == 1
     assert sees(tmp_path) == sorted(as_content(OLD))
 
 

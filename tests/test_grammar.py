@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from specplug.grammar.drafts import SOURCE, Completer, complete, told_apart
 from specplug.grammar.follow import CERTAIN, LIKELY, follow
-from specplug.grammar.states import AllowedState, MaskState, UsualCut, bit, bits_of, only_bit
+from specplug.grammar.states import AllowedState, MaskState, bit, bits_of, only_bit
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.containment import FaultGuard
 from specplug.testing.batches import make_batch
+from specplug.text.jump_forward import JumpForwardTokenizer
 from specplug.trace import rows_from
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN, Draft
@@ -65,7 +66,7 @@ class Masked(MaskState):
         assert 0 < count <= len(self.text) - self.start
         del self.text[-count:]
 
-    def _must_come(self) -> str:
+    def _jump_forward(self) -> str:
         return ""
 
     @property
@@ -354,16 +355,16 @@ class Texts(Masked):
             return going_on | ({END} if said in texts else set())
 
         super().__init__(allowed, ())
-        self.texts, self._usual, self._tail = texts, UsualCut(Letters()), list(tail)
+        self.texts, self._canonical, self._tail = texts, JumpForwardTokenizer(Letters()), list(tail)
 
-    def _must_come(self) -> str:
+    def _jump_forward(self) -> str:
         said = "".join(Letters.PIECES[i] for i in self.text)
         rests = [text[len(said) :] for text in self.texts if text.startswith(said)]
         common = "".join(a[0] for a in itertools.takewhile(lambda c: len(set(c)) == 1, zip(*rests, strict=False)))
         return common
 
 
-def test_the_usual_cut_of_forced_text():
+def test_the_canonical_tokens_of_a_jump_forward_string():
     """Where only one token can come it is certain."""
     found = follow(Texts("abcd"), [], 8)
     assert [Letters.PIECES[i] for i in found.added] == ["ab", "cd"]
@@ -385,7 +386,7 @@ def test_the_last_token_may_go_on_behind_forced_text():
 
 def test_the_tail_is_cut_with_the_text():
     """Behind "a" the text "b" alone is usually no token of its own, but "a" is there already."""
-    cut = UsualCut(Letters())
+    cut = JumpForwardTokenizer(Letters())
     assert cut("cd", [0]) == (6,)
     assert cut("b", [0]) == (1,)
     assert cut("", [0]) == ()

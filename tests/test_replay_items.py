@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from specplug.errors import SettingsError, TraceError
-from specplug.replay.tokenizers import load_tokenizer, tokenize
+from specplug.replay.items import tokenize
 from specplug.replay.traces_io import Item, read_traces
+from specplug.text.loading import load_tokenizer
 
 GOOD = {"id": "1", "workload": "chat", "source": "x", "prompt": "Hi", "documents": ["D"], "output": "Hello"}
 
@@ -69,7 +70,7 @@ def test_the_shipped_models_tokenizer_by_name_and_by_path():
     assert ids.tolist() == load_tokenizer(str(folder)).encode(text).tolist()
     assert ids.tolist() == load_tokenizer(str(folder / "tokenizer.json")).encode(text).tolist()
     assert by_name.eos_id == 0
-    assert 0 <= ids.min() <= ids.max() < by_name.vocab_size
+    assert 0 <= ids.min() <= ids.max() < by_name.fingerprint.vocab_size
 
 
 def test_outputs_end_with_eos_and_nothing_else_is_added():
@@ -84,7 +85,7 @@ def test_outputs_end_with_eos_and_nothing_else_is_added():
 def test_tekken():
     pytest.importorskip("mistral_common")
     tokenizer = load_tokenizer("tekken")
-    assert (tokenizer.eos_id, tokenizer.vocab_size) == (2, 131_072)
+    assert (tokenizer.eos_id, tokenizer.fingerprint.vocab_size) == (2, 131_072)
     assert tokenizer.encode("Hello world").tolist() == [22177, 4304]
 
 
@@ -96,11 +97,12 @@ def test_an_unknown_tokenizer_is_told_what_there_is():
 def test_a_tokenizer_without_an_end_says_what_to_add(tmp_path):
     from tokenizers import Tokenizer, models
 
-    Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    file = tmp_path / "tokenizer.json"
+    Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(file))
     with pytest.raises(SettingsError, match=r"no end-of-sequence token.*tokenizer_config\.json"):
-        load_tokenizer(str(tmp_path))
+        tokenize([Item.model_validate_json(json.dumps(GOOD))], load_tokenizer(str(file)))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "b"}}))
-    assert load_tokenizer(str(tmp_path)).eos_id == 1
+    assert load_tokenizer(str(file)).eos_id == 1
 
 
 def test_chat_logs_are_items(tmp_path):

@@ -24,8 +24,8 @@ from specplug.registry import Owner, Registry
 from specplug.settings.model import CorporaSettings
 from specplug.specs import ProposerSpec
 from specplug.testing.driver import Driver, RowDraft
+from specplug.text.retokenized import PrefixRetokenizer
 from specplug.types.request import RequestOptions, StoredDocument
-from specplug_retrieval.beginnings import Beginnings
 from specplug_retrieval.proposer import Retrieval
 from specplug_retrieval.temporary import TemporaryFolder
 from tests.corpus_tools import overwrite
@@ -457,24 +457,24 @@ def test_steps_see_each_change_whole_and_once(server: Server) -> None:
     assert len(server.proposer.list_corpora()) == rounds
 
 
-# -- openings ----------------------------------------------------------------------------------------------------------
+# -- prefixes ----------------------------------------------------------------------------------------------------------
 
 
-def test_token_ids_get_the_openings_of_their_text() -> None:
+def test_token_ids_get_the_prefixes_of_their_text() -> None:
     tokenizer = Letters(pairs=True)
     ids = np.array(tokenizer.encode("  word and word"), np.int32)
-    (opening,) = Beginnings(tokenizer).of(ids)
+    (opening,) = PrefixRetokenizer(tokenizer).of(ids)
     assert opening.tolist() == tokenizer.encode("   word and word")[: len(opening)]
 
 
 @pytest.mark.parametrize("ids", [[3, 3], [200], [0, 0, 0, 5]])
 def test_ids_that_no_text_has_get_none(ids: list[int]) -> None:
     """They would be read as other ids: two equal ones as a pair, the last id as nothing at all."""
-    assert Beginnings(Letters(pairs=True)).of(np.array(ids, np.int32)) == ()
+    assert PrefixRetokenizer(Letters(pairs=True)).of(np.array(ids, np.int32)) == ()
 
 
 @given(st.lists(st.integers(0, 200), max_size=300))
-def test_openings_of_anything(ids: list[int]) -> None:
-    for opening in Beginnings(Letters(pairs=True)).of(np.array(ids, np.int32)):
+def test_prefixes_of_anything(ids: list[int]) -> None:
+    for opening in PrefixRetokenizer(Letters(pairs=True)).of(np.array(ids, np.int32)):
         assert opening.dtype == np.int32
         assert 1 < len(opening) <= 64

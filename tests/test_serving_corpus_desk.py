@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.corpus import writing
-from specplug.corpus.fingerprint import fingerprint
 from specplug.corpus.store import Store
 from specplug.errors import SpecplugError
 from specplug.serving.corpus_desk import Desk, status_of
 from specplug.serving.corpus_orders import EXAMPLES, AddOrder, add_schema, parse_add
 from specplug.serving.json_entries import loads
 from specplug.settings import CorporaSettings
+from specplug.text.fingerprint import fingerprint
 from tests.corpus_tools import OTHER
 
 WHO = "/specplug/corpora"

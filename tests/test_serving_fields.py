@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.errors import RequestError
-from specplug.pieces import PIECE, pieces
 from specplug.serving import fields, wire
-from specplug.serving.tokenizing import Tokenizer
 from specplug.settings import RequestFields
 from specplug.settings.model import Limits
 from specplug.settings.request import parse_request_fields
+from specplug.text.pieces import PIECE, pieces
+from specplug.text.request_tokenizer import RequestTokenizer
 from specplug.types.request import RequestOptions
 
 TINY = Path(__file__).parents[1] / "specplug" / "demo" / "models" / "tiny"
@@ -233,7 +233,7 @@ def test_a_long_text_is_cut_at_line_ends():
 def test_tokens_are_those_of_the_tokenizer_and_of_nothing_else():
     transformers = pytest.importorskip("transformers")
     original = transformers.AutoTokenizer.from_pretrained(TINY)
-    tokenize = Tokenizer(lambda: original)
+    tokenize = RequestTokenizer(lambda: original)
     text = "def area(r):\n    return 3.14 * r * r\n" * 4000
     ids = tokenize(text)
     assert ids.dtype == np.int32
@@ -245,7 +245,7 @@ def test_tokens_are_those_of_the_tokenizer_and_of_nothing_else():
 
 def test_texts_need_a_tokenizer():
     with pytest.raises(RequestError, match="needs a tokenizer"):
-        Tokenizer(lambda: None)("a")
+        RequestTokenizer(lambda: None)("a")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from specplug.grammar.drafts import Completer
-from specplug.grammar.states import TAIL, MaskState, UsualCut
+from specplug.grammar.states import MaskState
 from specplug.pipeline.containment import FaultGuard
+from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
 from specplug.types.batch import BatchView
 from specplug.types.draft import Draft
 
@@ -21,8 +22,10 @@ from specplug.types.draft import Draft
 class State(MaskState):
     """A `BaseGrammarObject`, whichever backend it is of."""
 
-    def __init__(self, grammar: Any, vocab_size: int, usual: UsualCut | None, tail: Sequence[int]) -> None:
-        super().__init__(vocab_size, usual, tail)
+    def __init__(
+        self, grammar: Any, vocab_size: int, canonical: JumpForwardTokenizer | None, tail: Sequence[int]
+    ) -> None:
+        super().__init__(vocab_size, canonical, tail)
         self._grammar = grammar
 
     def _fill(self) -> None:
@@ -38,7 +41,7 @@ class State(MaskState):
     def _take_back(self, count: int) -> None:
         self._grammar.rollback(count)
 
-    def _must_come(self) -> str | Sequence[int]:
+    def _jump_forward(self) -> str | Sequence[int]:
         found = self._grammar.try_jump_forward(None)  # of XGrammar text, of llguidance tokens
         return () if found is None else found[0] or found[1]
 
@@ -60,7 +63,7 @@ class Grammars(Completer):
     def __init__(self, vocab_size: int, tokenizer: Any, guard: FaultGuard) -> None:
         super().__init__(guard)
         self._vocab_size = vocab_size
-        self._usual = None if tokenizer is None else UsualCut(tokenizer)
+        self._canonical = None if tokenizer is None else JumpForwardTokenizer(tokenizer)
 
     def of(self, batch: BatchView, reqs: Sequence[Any], draft: Draft, caps: Tensor | None, budget: int | None) -> Draft:
         """Return the drafts of `batch` as its requests' grammars complete them, within `caps` [B] and `budget`."""
@@ -72,7 +75,7 @@ class Grammars(Completer):
     def _state(self, req: Any) -> State | None:
         if req.grammar is None or not _goes_back(req.grammar):
             return None
-        return State(req.grammar, self._vocab_size, self._usual, req.output_ids[-TAIL:])
+        return State(req.grammar, self._vocab_size, self._canonical, req.output_ids[-TAIL:])
 
 
 def _goes_back(grammar: Any) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specplug.serving import fields, parsing, wire
-from specplug.serving.tokenizing import Tokenizer
+from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_sglang.asked import resolved
 from specplug_sglang.refusal import RefusedRequest
 
@@ -21,7 +21,7 @@ class Parser(parsing.Parser):
     """Parses the fields of one server's requests; what it makes of them passes through SGLang's transport."""
 
     @property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> RequestTokenizer:
         """The server's, for texts of any length, on any thread."""
         return self._tokenizer
 
@@ -68,7 +68,7 @@ class Parser(parsing.Parser):
 
 def parser_of(manager: Any) -> Parser:
     """Return what parses the requests of a `TokenizerManager`, which is made."""
-    tokenizer = Tokenizer(lambda: manager.tokenizer)
+    tokenizer = RequestTokenizer(lambda: manager.tokenizer)
     return Parser(resolved(manager.server_args), manager.model_config.vocab_size, tokenizer, RefusedRequest)
 
 

@@ -16,7 +16,7 @@ from specplug.errors import SpecplugError
 from specplug.serving.bodies import BYTES_PER_SECOND, PATIENCE, TooLargeError, read_body
 from specplug.serving.corpus_desk import Desk, status_of
 from specplug.serving.corpus_orders import EXAMPLES, add_schema
-from specplug.serving.tokenizing import Tokenizer
+from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_vllm.asked import resolved
 
 PATH = "/corpora"
@@ -136,7 +136,7 @@ def _own_tokenizer(model_config: Any) -> Any:
     """Return a copy of the server's tokenizer: vLLM lends its own to one thread at a time."""
     from vllm.tokenizers import cached_tokenizer_from_config
 
-    return Tokenizer(functools.partial(cached_tokenizer_from_config, model_config)).copy()
+    return RequestTokenizer(functools.partial(cached_tokenizer_from_config, model_config)).copy()
 
 
 def _query(name: str, description: str, several: bool = False) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from typing import Any
 
 from specplug.grammar.drafts import SOURCE
 from specplug.grammar.follow import follow
-from specplug.grammar.states import TAIL, MaskState, UsualCut
+from specplug.grammar.states import MaskState
 from specplug.pipeline.containment import FaultGuard
 from specplug.registry import default_registry
 from specplug.serving.planning import Planning
 from specplug.specs import ProposerSpec
+from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
 from specplug.types.caps import Distribution, DraftInput
 from specplug_vllm.asked import runner_of
 from specplug_vllm.notes import Constrained
@@ -25,8 +26,10 @@ from specplug_vllm.notes import Constrained
 class State(MaskState):
     """A `StructuredOutputGrammar`, whichever backend it is of."""
 
-    def __init__(self, grammar: Any, name: str, vocab_size: int, usual: UsualCut | None, tail: Sequence[int]) -> None:
-        super().__init__(vocab_size, usual, tail)
+    def __init__(
+        self, grammar: Any, name: str, vocab_size: int, canonical: JumpForwardTokenizer | None, tail: Sequence[int]
+    ) -> None:
+        super().__init__(vocab_size, canonical, tail)
         self._grammar, self._name = grammar, name
 
     def _fill(self) -> None:
@@ -38,7 +41,7 @@ class State(MaskState):
     def _take_back(self, count: int) -> None:
         self._grammar.rollback(count)
 
-    def _must_come(self) -> str | Sequence[int]:
+    def _jump_forward(self) -> str | Sequence[int]:
         text = getattr(getattr(self._grammar, "matcher", None), "find_jump_forward_string", None)  # XGrammar's
         tokens = getattr(getattr(self._grammar, "ll_matcher", None), "compute_ff_tokens", None)  # llguidance's
         return str(text()) if text is not None else () if tokens is None else list(tokens())
@@ -67,7 +70,7 @@ class Grammars:
         self._vocab_size = int(vllm_config.model_config.get_vocab_size())
         self._longest = int(vllm_config.model_config.max_model_len)
         self._guard = FaultGuard(SOURCE, sink=lambda name, kind: planning.faults.update([(name, kind)]))
-        self._usual: UsualCut | None = None
+        self._canonical: JumpForwardTokenizer | None = None
         self._said: dict[str, Constrained] = {}
 
     def complete(self, scheduler: Any, drafts: Any) -> None:
@@ -100,8 +103,8 @@ class Grammars:
         budget = self._planning.plan.token_budget
         drafted = sum(len(row.spec_token_ids) for row in rows if row is not None)
         spare = self._longest if budget is None else max(0, budget - drafted)
-        if self._usual is None:
-            self._usual = UsualCut(manager.tokenizer)
+        if self._canonical is None:
+            self._canonical = JumpForwardTokenizer(manager.tokenizer)
         for request in constrained:
             own = request.spec_token_ids
             room = min(self._room(request), len(own) + spare)
@@ -111,7 +114,7 @@ class Grammars:
                 request.structured_output_request.grammar,
                 request.request_id,
                 self._vocab_size,
-                self._usual,
+                self._canonical,
                 request.output_token_ids[-TAIL:],
             )
             found = follow(state, own, room)

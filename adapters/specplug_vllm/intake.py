@@ -81,11 +81,11 @@ def _with_parser(original: Callable[..., None]) -> Callable[..., None]:
         from vllm.tokenizers import cached_tokenizer_from_config
 
         from specplug.serving.parsing import Parser
-        from specplug.serving.tokenizing import Tokenizer
+        from specplug.text.request_tokenizer import RequestTokenizer
         from specplug_vllm.refusal import RefusedRequest
 
         model = vllm_config.model_config
-        tokenizer = Tokenizer(functools.partial(cached_tokenizer_from_config, model))
+        tokenizer = RequestTokenizer(functools.partial(cached_tokenizer_from_config, model))
         setattr(self, _PARSER, Parser(found, model.get_vocab_size(), tokenizer, RefusedRequest))
         if runner_of(vllm_config) == "v2":
             from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_LOGIT_BIAS_TOKENS

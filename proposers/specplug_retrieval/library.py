@@ -17,14 +17,14 @@ import numpy.typing as npt
 
 from specplug.corpus.building import Builder
 from specplug.corpus.documents import Document
-from specplug.corpus.fingerprint import Fingerprint, fingerprint
 from specplug.corpus.store import Store
 from specplug.corpus.view import LiveSegment, Snapshot, View
 from specplug.corpus.writing import breathe
 from specplug.interfaces import PluginContext
 from specplug.match.shelves import Segment, Shelf
 from specplug.settings.model import CorporaSettings
-from specplug_retrieval.beginnings import Beginnings
+from specplug.text.fingerprint import Fingerprint, fingerprint
+from specplug.text.retokenized import PrefixRetokenizer
 from specplug_retrieval.temporary import TemporaryFolder
 
 Tokens = npt.NDArray[np.int32]
@@ -54,7 +54,8 @@ class Library:
         self._shelf_of = shelf_of
         self._settings: CorporaSettings = context.sections.get("corpora", CorporaSettings())
         self._tokenizer = _told(context)
-        self._beginnings = None if context.target.tokenizer is None else Beginnings(context.target.tokenizer)
+        tokenizer = context.target.tokenizer
+        self._prefixes = None if tokenizer is None else PrefixRetokenizer(tokenizer)
         self._own: TemporaryFolder | None = None
         self._store: Store | None = None
         self._view: View | None = None
@@ -177,10 +178,10 @@ class Library:
             )
 
     def _document(self, name: str, ids: Tokens) -> Document:
-        if self._beginnings is None:
+        if self._prefixes is None:
             return Document(name, ids)
         breathe()  # reading takes half a millisecond, much of it with the interpreter held
-        return Document(name, ids, self._beginnings.of(ids))
+        return Document(name, ids, self._prefixes.of(ids))
 
     def _opened(self) -> Store:
         assert self._store is not None, "open() comes first"

@@ -17,9 +17,10 @@ from specplug.cli.output import console, print_json, print_line, print_table, pr
 from specplug.corpus.lines import Fields
 from specplug.corpus.sources import STDIN, Reading, Skipped, read, stem
 from specplug.corpus.store import Store
-from specplug.corpus.tokenizers import for_store, load
+from specplug.corpus.tokenizing import documents_from, tokenizer_of
 from specplug.corpus.told import Added, Synced
 from specplug.errors import CorpusError
+from specplug.text.loading import load_tokenizer
 
 _SHOWN_EVERY = 0.2
 _MOST_BAD = 500
@@ -153,10 +154,10 @@ def take_in(root: Path, tokenizer: str | None, intake: Intake, *, create: bool, 
     """
     corpora = intake.corpora()
     if create:
-        loaded, store = load(tokenizer or ""), None
+        loaded, store = load_tokenizer(tokenizer or ""), None
     else:
         store = Store.open(root)
-        loaded = for_store(store, tokenizer)
+        loaded = tokenizer_of(store, tokenizer)
     fields = replace(intake.reading.fields, vocab_size=loaded.fingerprint.vocab_size)
     how = replace(intake.reading, fields=fields)
     outcome = Outcome(str(root), intake.tenant, loaded.fingerprint.name, sync=intake.sync)
@@ -166,7 +167,7 @@ def take_in(root: Path, tokenizer: str | None, intake: Intake, *, create: bool, 
         store = Store.create(root, loaded.fingerprint) if store is None else store
         for corpus, sources in corpora.items():
             contents = chain.from_iterable(read(source, how, outcome.skipped) for source in sources)
-            documents = _timed(loaded.documents(contents), outcome)
+            documents = _timed(documents_from(contents, loaded.encode_many), outcome)
             about: dict[str, Any] = {"tenant": intake.tenant, "max_tokens": intake.max_tokens}
             about["progress"] = partial(_tell, tell, corpus)
             done: Added | Synced

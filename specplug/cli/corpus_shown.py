@@ -14,9 +14,10 @@ from specplug.cli.output import print_line, print_table, printable
 from specplug.corpus.counting import continuations
 from specplug.corpus.names import hint, shortened
 from specplug.corpus.store import Store
-from specplug.corpus.tokenizers import Tokenizer, for_store
+from specplug.corpus.tokenizing import tokenizer_of
 from specplug.corpus.view import LiveSegment, View
 from specplug.errors import CorpusError, SpecplugError
+from specplug.text.tokenizers import Tokenizer
 
 _BEGINNING = 200
 
@@ -95,7 +96,7 @@ class Looking:
     def continuations(self, text: str) -> list[Part]:
         """Return the longest match of a text's end, and what follows it there."""
         tokenizer = self._loaded()
-        context = tokenizer.encode(text)
+        context = tokenizer.encode(text).tolist()
         tenant, tenants = self._tenant or "", View(self._root, tokenizer.fingerprint).snapshot.tenants
         lives = [live for _, live in self._segments({tenant: tenants.get(tenant, ())})]
         found = continuations([self._only(live) for live in lives], context)
@@ -120,7 +121,7 @@ class Looking:
         ]
 
     def _loaded(self) -> Tokenizer:
-        return for_store(Store.open(self._root), self._tokenizer)
+        return tokenizer_of(Store.open(self._root), self._tokenizer)
 
     def _segments(self, tenants: Mapping[str, Sequence[LiveSegment]]) -> Iterator[tuple[str, LiveSegment]]:
         """Yield the segments to look into, each with its tenant."""

@@ -14,8 +14,8 @@ from specplug.errors import SettingsError, suggest
 
 if TYPE_CHECKING:
     from specplug.replay.matrix import Distractors, Traces
-    from specplug.replay.tokenizers import Tokenizer
     from specplug.replay.traces_io import Item
+    from specplug.text.tokenizers import Tokenizer
 
 
 class Inputs(NamedTuple):
@@ -58,8 +58,9 @@ def read(
     Raises:
         SpecplugError: a name or a trace is wrong, or there is too little for the distractors.
     """
-    from specplug.replay.tokenizers import load_tokenizer, tokenize, vocab_size_for
+    from specplug.replay.items import tokenize, vocab_size_for
     from specplug.replay.traces_io import read_traces, without_documents
+    from specplug.text.loading import load_tokenizer
 
     everything: dict[str, list[Item]] = {}
     for path in paths:
@@ -74,10 +75,10 @@ def read(
         texts = {name: [without_documents(item) for item in found] for name, found in texts.items()}
     loaded = load_tokenizer(tokenizer or _default_tokenizer())
     with progress(quiet=quiet) as bar:
-        task = bar.add_task(f"tokenising ({loaded.name})", total=sum(map(len, texts.values())))
+        task = bar.add_task(f"tokenising ({loaded.fingerprint.name})", total=sum(map(len, texts.values())))
         items = {name: tokenize(found, loaded, lambda done: bar.advance(task)) for name, found in texts.items()}
     size = max(vocab_size_for(found, loaded) for found in items.values())
-    return Inputs(items, _distractors(everything, texts, distractors, loaded), size, loaded.name)
+    return Inputs(items, _distractors(everything, texts, distractors, loaded), size, loaded.fingerprint.name)
 
 
 def progress(*, quiet: bool) -> Progress:

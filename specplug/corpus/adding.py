@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from specplug.corpus.building import Builder, checked
 from specplug.corpus.documents import Document, Tokens
-from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.locking import Building
 from specplug.corpus.manifest import Entry, Manifest
 from specplug.corpus.names import check_name, shortened
@@ -16,6 +15,7 @@ from specplug.corpus.segment import write_segment
 from specplug.corpus.tenant import Tenant
 from specplug.corpus.told import Added, Progress
 from specplug.errors import CorpusError
+from specplug.text.fingerprint import Fingerprint
 
 
 class Item(NamedTuple):
@@ -151,7 +151,7 @@ def write_segments(items: Iterable[Item], building: Building, tokenizer: Fingerp
             raise CorpusError.build(
                 "a document is too large",
                 who=f"document {shortened(item.name.decode(errors='replace'))}",
-                found=f"{item.size} tokens with its openings",
+                found=f"{item.size} tokens with its re-tokenized prefixes",
                 expected=f"fewer than {limit}",
                 remedy="Split it",
             )

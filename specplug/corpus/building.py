@@ -29,7 +29,7 @@ def checked(document: Document, vocab_size: int) -> list[Tokens]:
     """
     check_name("document", document.name, most=MAX_DOCUMENT_NAME)
     texts = []
-    for ids in (document.token_ids, *document.openings):
+    for ids in (document.token_ids, *document.prefixes):
         text = np.asarray(ids)
         wrong = _wrong(text, vocab_size) if text.size else None
         if wrong is not None:

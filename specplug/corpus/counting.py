@@ -30,7 +30,7 @@ class Continuations(NamedTuple):
 def continuations(segments: Iterable[LiveSegment], context: Sequence[int]) -> Continuations:
     """Return what follows the end of a context in all documents that live.
 
-    Openings repeat what their documents say, so they count only where no document itself matches as far.
+    Re-tokenized prefixes repeat their documents, so they count only where no document itself matches as far.
 
     Args:
         segments: of one tenant.

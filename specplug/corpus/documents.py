@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specplug.corpus.openings import HEAD, headed, openings
-from specplug.pieces import pieces
+from specplug.text.pieces import pieces
+from specplug.text.retokenized import HEAD, retokenized_prefixes, with_leads
 
 Tokens = npt.NDArray[np.int32]
 Tokenize = Callable[[str], Sequence[int]]
@@ -22,21 +22,21 @@ class Document(NamedTuple):
     Attributes:
         name: what it is found and removed by, within its corpus.
         token_ids: [n] int32, its text.
-        openings: [n] int32 each, the other ways in which it may begin.
+        prefixes: [n] int32 each, its first tokens re-tokenized as after other text; see `specplug.text.retokenized`.
     """
 
     name: str
     token_ids: Tokens
-    openings: tuple[Tokens, ...] = ()
+    prefixes: tuple[Tokens, ...] = ()
 
 
 def tokenized(name: str, text: str, tokenize: Tokenize) -> Document:
-    """Return a text as a document with its openings.
+    """Return a text as a document with its re-tokenized prefixes.
 
     Args:
         name: of the document.
         text: of any length; a long one is tokenised in pieces.
-        tokenize: text -> token ids, without special tokens; see `specplug.corpus.fingerprint.encoder`.
+        tokenize: text -> token ids, without special tokens; see `specplug.text.fingerprint.encoder`.
     """
     (document,) = tokenized_many([(name, text)], lambda texts: [tokenize(each) for each in texts])
     return document
@@ -47,7 +47,7 @@ def tokenized_many(named: Iterable[tuple[str, str]], tokenize: TokenizeMany) -> 
     texts: list[str] = []
     plan: list[tuple[str, int, int, bool]] = []
     for name, text in named:
-        body, heads = list(pieces(text)), headed(text)
+        body, heads = list(pieces(text)), with_leads(text)
         texts += body
         texts += heads
         plan.append((name, len(body), len(heads), len(text) > HEAD))
@@ -60,7 +60,7 @@ def _next(found: Iterator[Sequence[int]], count: int) -> list[list[int]]:
 
 
 def _document(name: str, bodies: list[list[int]], heads: list[list[int]], cut: bool) -> Document:
-    others = openings(bodies[0], heads, cut=cut) if bodies else []
+    others = retokenized_prefixes(bodies[0], heads, cut=cut) if bodies else []
     body = np.concatenate([_array(each) for each in bodies]) if bodies else _array(())
     return Document(name, body, tuple(map(_array, others)))
 

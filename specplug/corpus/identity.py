@@ -9,12 +9,12 @@ from pydantic import TypeAdapter
 
 from specplug.corpus.checks import parsed
 from specplug.corpus.files import make_folder, open_file
-from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.layout import LOCK_FILE, STORE_FILE, STORE_FORMAT, TENANTS
 from specplug.corpus.locking import held
 from specplug.corpus.sealed import opened, sealed
 from specplug.corpus.writing import fsync_folder, told, write_file
 from specplug.errors import CorpusError
+from specplug.text.fingerprint import Fingerprint
 
 _TOKENIZER = TypeAdapter(Fingerprint)
 

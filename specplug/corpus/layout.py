@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 NO_TEXT = -1
-"""Stands first in a text, last, and behind every document and opening; as in `specplug.match`."""
+"""Stands first in a text, last, and behind every document and prefix; as in `specplug.match`."""
 
 COMPARED = 64
 """Tokens before a place that places are sorted by."""
@@ -37,7 +37,7 @@ SECTIONS = {
 """A segment's arrays in the order of the file, wide ones first so that each is aligned, and safetensors' names of their
 types.  With n tokens of text, m places, d documents and b bytes of names:
 
-    starts       [d + 1]  document i's texts are text[starts[i] : starts[i + 1]]: its body, then its openings, each
+    starts       [d + 1]  document i's texts are text[starts[i] : starts[i + 1]]: its body, then its prefixes, each
                           with a `NO_TEXT` behind it; starts[0] is 1 and starts[d] is n
     lengths      [d]      tokens of its body, at least 1
     name_ends    [d]      where its name ends in names; it begins where the one before ends

@@ -40,7 +40,7 @@ class Entry(NamedTuple):
         file: its name in the tenant's folder.
         size: bytes of the file.
         documents, tokens: all in the file, dead ones included; tokens of bodies.
-        text: of the file, openings and what stands between included.
+        text: of the file, re-tokenized prefixes and separators included.
         live: what lives, by corpus.
         dead_corpora: corpora of the file of which nothing lives.
         dead_documents: a packed mask of the others that were removed, see `unpacked`; "" if there are none.

@@ -132,7 +132,7 @@ def _items(job: _Job) -> Iterator[Item]:
             if dead is None or not dead[index]:
                 body = segment.document(index)
                 behind = segment.text[segment.starts[index] + len(body) + 1 : segment.starts[index + 1] - 1]
-                texts = [body, behind] if len(behind) else [body]  # all openings at once: barriers are between them
+                texts = [body, behind] if len(behind) else [body]  # all prefixes at once: barriers are between them
                 yield Item(segment.corpora[segment.corpus_of[index]], segment.name_bytes(index), texts)
 
 

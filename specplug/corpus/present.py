@@ -45,7 +45,7 @@ class Present:
 
         Args:
             name: its name.
-            texts: its body and its openings.
+            texts: its body and its re-tokenized prefixes.
         """
         wanted = np.concatenate([part for text in texts for part in (text, _BARRIER)])
         for file, segment in self._segments.items():

@@ -18,13 +18,13 @@ from specplug.corpus.building import Sections
 from specplug.corpus.checks import CorpusName, Offset, String, parsed
 from specplug.corpus.documents import Tokens
 from specplug.corpus.files import open_file
-from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.layout import DTYPES, NO_TEXT, SECTIONS, SEGMENT_ENDING, SEGMENT_FORMAT
 from specplug.corpus.names import name_hash
 from specplug.corpus.sealed import opened, sealed, torn
 from specplug.corpus.writing import PIECE, checksum, write_file
 from specplug.errors import CorpusError
 from specplug.settings.mistakes import shown
+from specplug.text.fingerprint import Fingerprint
 
 _ALIGNED = 64
 _HEADER_MOST = 100_000_000  # safetensors reads none longer

@@ -19,7 +19,6 @@ from typing import TypeAlias, TypeVar
 
 from specplug.corpus.adding import Addition
 from specplug.corpus.documents import Document, Tokens
-from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.identity import create_store, read_store
 from specplug.corpus.layout import LOCK_SECONDS, MANIFEST_FILE, MOST_SEGMENT_TOKENS, SEGMENT_TOKENS, TENANTS
 from specplug.corpus.manifest import Entry
@@ -30,6 +29,7 @@ from specplug.corpus.syncing import Sync
 from specplug.corpus.tenant import Tenant, folders
 from specplug.corpus.told import Added, CorpusInfo, Merged, Problem, Progress, Removed, Synced
 from specplug.errors import CorpusError, SpecplugError
+from specplug.text.fingerprint import Fingerprint
 
 T = TypeVar("T")
 # Inside the class, `list` is a method.

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from specplug.corpus.files import check_folder, make_folder
-from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.layout import LOCK_FILE, MERGE_LOCK_FILE, TENANTS
 from specplug.corpus.locking import clean, held
 from specplug.corpus.manifest import Entry, Manifest, commit, load
@@ -18,6 +17,7 @@ from specplug.corpus.segment import Segment
 from specplug.corpus.told import CorpusInfo
 from specplug.corpus.writing import fsync_folder, told
 from specplug.errors import CorpusError
+from specplug.text.fingerprint import Fingerprint
 
 T = TypeVar("T")
 

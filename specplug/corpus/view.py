@@ -10,13 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from specplug.corpus.fingerprint import Fingerprint
 from specplug.corpus.identity import read_store
 from specplug.corpus.layout import MANIFEST_FILE, TENANTS
 from specplug.corpus.manifest import Entry, Mask, load
 from specplug.corpus.segment import Segment
 from specplug.corpus.tenant import folders, opened_entry
 from specplug.errors import SpecplugError
+from specplug.text.fingerprint import Fingerprint
 
 _log = logging.getLogger("specplug")
 

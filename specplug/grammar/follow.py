@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from specplug.types.draft import NO_TOKEN
 
 CERTAIN, LIKELY = 1.0, 0.98
-"""Confidences of forced tokens, and of the usual cut of forced text."""
+"""Confidences of forced tokens, and of the canonical tokens of jump-forward strings."""
 
 
 class GrammarState(Protocol):
@@ -23,11 +23,11 @@ class GrammarState(Protocol):
     def forced(self) -> int:
         """Return the one token that is legal here; `NO_TOKEN` where several are, or where none is."""
 
-    def likely(self, behind: Sequence[int]) -> Sequence[int]:
-        """Return the usual cut of the text that must come, `behind` tokens that this state was advanced by."""
+    def jump_forward(self, after: Sequence[int]) -> Sequence[int]:
+        """Return the canonical tokens of the string that must come, `after` tokens that this state was advanced by."""
 
     def is_open(self, token: int) -> bool:
-        """Whether a legal token's text goes on behind that of `token`, which then is a doubtful cut."""
+        """Return whether another legal token's text begins with that of `token`, whose tokenization is then unsure."""
 
     @property
     def is_ended(self) -> bool:
@@ -67,7 +67,7 @@ def follow(state: GrammarState, drafted: Sequence[int], room: int) -> Followed:
         kept, levels = len(path), list[float]()
         while len(path) < room and not state.is_ended:
             forced = state.forced()
-            level, tokens = (LIKELY, state.likely(path)) if forced == NO_TOKEN else (CERTAIN, (forced,))
+            level, tokens = (LIKELY, state.jump_forward(path)) if forced == NO_TOKEN else (CERTAIN, (forced,))
             before = len(path)
             for place, token in enumerate(tokens[: room - before], 1):
                 is_last = level < CERTAIN and place == len(tokens)  # what comes behind may belong to it

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from specplug.text.jump_forward import JumpForwardTokenizer
 from specplug.types.draft import NO_TOKEN
 
 WORD = 32
 """Tokens per word of a bit mask."""
+
+_MANY = 64  # legal tokens, among which another one surely continues any token
 
 
 class AllowedState:
@@ -57,12 +58,12 @@ class AllowedState:
         here = self._here()
         return next(iter(here)) if len(here) == 1 else NO_TOKEN
 
-    def likely(self, behind: Sequence[int]) -> Sequence[int]:
-        """Return nothing: such a function tells tokens, no text."""
+    def jump_forward(self, after: Sequence[int]) -> Sequence[int]:
+        """Return nothing: such a function lists tokens, not text."""
         return ()
 
     def is_open(self, token: int) -> bool:
-        """Never: nothing is likely."""
+        """Return False: there is no jump-forward string."""
         return False
 
     @property
@@ -76,15 +77,17 @@ class MaskState(ABC):
 
     Args:
         vocab_size: V.
-        usual: cuts forced text into tokens; None to draft none of it.
-        tail: the newest tokens of the output, as far as `usual` looks at them.
+        canonical: tokenizes jump-forward strings; None to draft none of them.
+        tail: the newest tokens of the output, as far as `canonical` looks at them.
     """
 
-    def __init__(self, vocab_size: int, usual: UsualCut | None = None, tail: Sequence[int] = ()) -> None:
+    def __init__(
+        self, vocab_size: int, canonical: JumpForwardTokenizer | None = None, tail: Sequence[int] = ()
+    ) -> None:
         self._vocab_size = vocab_size
         self._mask = torch.empty(1, -(-vocab_size // WORD), dtype=torch.int32)
         self._words: npt.NDArray[np.int32] = self._mask[0].numpy()
-        self._usual, self._tail = usual, list(tail)
+        self._canonical, self._tail = canonical, list(tail)
         self._is_filled = False
 
     @abstractmethod
@@ -100,8 +103,8 @@ class MaskState(ABC):
         """Take back the `count` newest tokens, at least one."""
 
     @abstractmethod
-    def _must_come(self) -> str | Sequence[int]:
-        """Return the text that must come next, or tokens of it; nothing where it is not known."""
+    def _jump_forward(self) -> str | Sequence[int]:
+        """Return the string that must come next, or tokens of it; nothing where it is not known."""
 
     @property
     @abstractmethod
@@ -125,19 +128,19 @@ class MaskState(ABC):
         """Return the one token that is legal here; `NO_TOKEN` where several are, or where none is."""
         return NO_TOKEN if self.is_ended else only_bit(self._here())
 
-    def likely(self, behind: Sequence[int]) -> Sequence[int]:
-        """Return the usual cut of the text that must come, `behind` tokens that this state was advanced by."""
-        coming = self._must_come()
+    def jump_forward(self, after: Sequence[int]) -> Sequence[int]:
+        """Return the canonical tokens of the string that must come, `after` tokens that this state was advanced by."""
+        coming = self._jump_forward()
         if not isinstance(coming, str):
             return coming
-        return () if self._usual is None else self._usual(coming, [*self._tail, *behind])
+        return () if self._canonical is None else self._canonical(coming, [*self._tail, *after])
 
     def is_open(self, token: int) -> bool:
-        """Whether a legal token's text goes on behind that of `token`, which then is a doubtful cut."""
-        if self._usual is None:
+        """Return whether another legal token's text begins with that of `token`, whose tokenization is then unsure."""
+        if self._canonical is None:
             return False
         legal = bits_of(self._here(), _MANY)
-        return legal is None or self._usual.goes_on(token, [other for other in legal if other < self._vocab_size])
+        return legal is None or self._canonical.continues(token, [other for other in legal if other < self._vocab_size])
 
     def _here(self) -> npt.NDArray[np.int32]:
         if not self._is_filled:
@@ -169,47 +172,3 @@ def bits_of(words: npt.NDArray[np.int32], most: int) -> list[int] | None:
     rows, bits = np.nonzero(np.unpackbits(words[places].view(np.uint8), bitorder="little").reshape(-1, WORD))
     found: list[int] = (places[rows] * WORD + bits).tolist()
     return found if len(found) <= most else None
-
-
-TAIL = 8
-"""How many of the newest tokens are looked at."""
-
-_MOST_CUTS = 1024
-_MANY = 64  # legal tokens, among which some surely go on
-
-
-class UsualCut:
-    """Cuts text into tokens as a tokenizer would cut it within the whole output.  Remembers what it cut lately.
-
-    Args:
-        tokenizer: Hugging Face's interface: "encode" with `add_special_tokens`, "decode" and "convert_ids_to_tokens".
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._known: OrderedDict[tuple[str, tuple[int, ...]], tuple[int, ...]] = OrderedDict()
-
-    def __call__(self, text: str, behind: Sequence[int]) -> tuple[int, ...]:
-        """Return the tokens of `text` behind the tokens `behind`, of which the newest few are looked at."""
-        if not text:
-            return ()
-        tail = tuple(behind[-TAIL:])
-        found = self._known.get((text, tail))
-        if found is None:
-            found = self._known[text, tail] = self._cut(text, tail)
-            if len(self._known) > _MOST_CUTS:
-                self._known.popitem(last=False)
-        return found
-
-    def goes_on(self, token: int, others: Sequence[int]) -> bool:
-        """Whether one of the `others` begins with the text of `token` and goes on behind it."""
-        own, *pieces = self._tokenizer.convert_ids_to_tokens([token, *others])
-        return any(piece != own and piece.startswith(own) for piece in pieces if piece is not None)
-
-    def _cut(self, text: str, tail: tuple[int, ...]) -> tuple[int, ...]:
-        """Cut the tail and the text together; where that cuts the tail otherwise than it was cut, the text alone."""
-        before = self._tokenizer.decode(list(tail))
-        whole = tuple(self._tokenizer.encode(before + text, add_special_tokens=False))
-        if whole[: len(tail)] == tail:
-            return whole[len(tail) :]
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -18,8 +18,10 @@ _PUBLIC = {
     "specplug.replay.run": ("replay",),
     "specplug.replay.score": ("BATCHES", "Calibration", "Counts", "Roofline", "mean_speedup", "pool"),
     "specplug.replay.setup": ("Result", "Setup"),
-    "specplug.replay.tokenizers": ("TokenItem", "Tokenizer", "load_tokenizer", "tokenize"),
+    "specplug.replay.items": ("TokenItem", "tokenize"),
     "specplug.replay.traces_io": ("Item", "read_traces", "without_documents"),
+    "specplug.text.loading": ("load_tokenizer",),
+    "specplug.text.tokenizers": ("Tokenizer",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 

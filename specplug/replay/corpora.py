@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from specplug.errors import SettingsError
 from specplug.interfaces import HoldsCorpora, Proposer
-from specplug.replay.tokenizers import Ids, TokenItem
+from specplug.replay.items import Ids, TokenItem
 
 Corpora: TypeAlias = Mapping[str, Sequence[Ids]]
 """Documents [n] int32 by name of the corpus."""

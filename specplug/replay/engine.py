@@ -26,12 +26,12 @@ from specplug.interfaces import PluginContext, Trimmer
 from specplug.pipeline.stages import DraftStage
 from specplug.registry import Registry, default_registry
 from specplug.replay.corpora import Corpora, hand_over
+from specplug.replay.items import Ids
 from specplug.replay.late import EarlyPlans, LateVerdicts
 from specplug.replay.lean import LeanStage, can_stand_in
 from specplug.replay.loop import Offer
 from specplug.replay.seats import PLENTY, Seat, Seats
 from specplug.replay.setup import Setup
-from specplug.replay.tokenizers import Ids
 from specplug.replay.told import RepeatedTrimmer
 from specplug.settings.sources import load_settings
 from specplug.specs import PluginSpec, PolicySpec, ProposerSpec

@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 
 from specplug.errors import PluginError
+from specplug.replay.items import Ids, TokenItem
 from specplug.replay.loop import Offer, drive, longest
 from specplug.replay.seats import POISON
 from specplug.replay.setup import Mode, Progress, Result
-from specplug.replay.tokenizers import Ids, TokenItem
 
 Factory = Callable[[int, str], Any]
 """(gamma, mode) -> a foreign proposer; None when it has no such mode."""

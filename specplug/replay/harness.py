@@ -24,10 +24,10 @@ from specplug.errors import SettingsError
 from specplug.registry import Registry
 from specplug.replay.corpora import DOCUMENTS, distinct
 from specplug.replay.engine import ReplayEngine
+from specplug.replay.items import Ids
 from specplug.replay.loop import Offer
 from specplug.replay.run import VOCAB_SIZE
 from specplug.replay.setup import Setup
-from specplug.replay.tokenizers import Ids
 
 _MAX_LENGTH = 131_072
 

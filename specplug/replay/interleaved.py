@@ -8,10 +8,10 @@ from specplug.errors import SettingsError
 from specplug.registry import Registry
 from specplug.replay.corpora import corpora_of
 from specplug.replay.engine import ReplayEngine
+from specplug.replay.items import TokenItem
 from specplug.replay.loop import drive, longest
 from specplug.replay.run import VOCAB_SIZE
 from specplug.replay.setup import Mode, Progress, Result, Setup
-from specplug.replay.tokenizers import TokenItem
 
 
 def replay_interleaved(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from specplug.replay.items import Ids, TokenItem
 from specplug.replay.setup import Progress, Result
-from specplug.replay.tokenizers import Ids, TokenItem
 
 
 class Offer(NamedTuple):

@@ -12,8 +12,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from specplug.replay.items import Ids, TokenItem
 from specplug.replay.setup import Mode, Progress, Result, Setup
-from specplug.replay.tokenizers import Ids, TokenItem
 
 Traces = Mapping[str, Sequence[TokenItem]]
 """Tokenised requests by workload."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from specplug.registry import Registry
 from specplug.replay.corpora import corpora_of
 from specplug.replay.engine import ReplayEngine
+from specplug.replay.items import TokenItem
 from specplug.replay.loop import drive, longest
 from specplug.replay.setup import Mode, Progress, Result, Setup
-from specplug.replay.tokenizers import TokenItem
 
 VOCAB_SIZE = 1 << 20
 """More than any tokenizer has: where nothing else is known."""

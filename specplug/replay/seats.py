@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specplug.errors import EngineError
-from specplug.replay.tokenizers import Ids
+from specplug.replay.items import Ids
 from specplug.types.batch import BatchView, Residency
 from specplug.types.plan import RequestStats
 from specplug.types.request import Request

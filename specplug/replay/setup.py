@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from specplug.replay.items import Ids
 from specplug.replay.score import Calibration, Counts
-from specplug.replay.tokenizers import Ids
 from specplug.settings.model import DEFAULT_SPECULATIVE_TOKENS
 
 Mode = Literal["cold", "serving"]

@@ -18,13 +18,13 @@ import numpy as np
 from specplug.corpus.documents import Document, tokenized_many
 from specplug.corpus.layout import COMPARED, NO_TEXT, STORE_FILE
 from specplug.corpus.store import Store
-from specplug.corpus.tokenizers import wrap
 from specplug.corpus.told import CorpusInfo
 from specplug.corpus.view import View
 from specplug.errors import CorpusError, RequestError
 from specplug.serving.corpus_orders import AddOrder, check_names, parse_add
 from specplug.settings.model import CorporaSettings
 from specplug.settings.token_ids import in_vocabulary
+from specplug.text.tokenizers import wrap
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ class Desk:
                     "a text needs a tokenizer", found="a server without one", remedy="Send its token ids"
                 )
             else:
-                yield from tokenized_many([(name, document.text)], self._tokenizer.many)
+                yield from tokenized_many([(name, document.text)], self._tokenizer.encode_many)
 
     def _remove(self, corpus: str, documents: Sequence[str], tenant: str) -> tuple[str, dict[str, Any]]:
         check_names(corpus, tenant)

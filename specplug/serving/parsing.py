@@ -10,9 +10,9 @@ from typing import Any
 
 from specplug.errors import RequestError
 from specplug.serving import fields, wire
-from specplug.serving.tokenizing import Tokenizer
 from specplug.settings.request import parse_request_fields
 from specplug.settings.sources import ResolvedSettings
+from specplug.text.request_tokenizer import RequestTokenizer
 
 INLINE_CHARACTERS = 8192
 """What a server parses on its event loop, a few milliseconds' work; more goes to a thread."""
@@ -32,7 +32,7 @@ class Parser:
         self,
         found: ResolvedSettings,
         vocab_size: int,
-        tokenizer: Tokenizer,
+        tokenizer: RequestTokenizer,
         refusal: type[RequestError] = RequestError,
     ) -> None:
         self._refusal = refusal

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from specplug.corpus.documents import Document, tokenized
-from specplug.corpus.fingerprint import encoder, fingerprint
 from specplug.corpus.store import Store
 from specplug.errors import SpecplugError
+from specplug.text.fingerprint import encoder, fingerprint
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests.corpus_tools import OTHER
 from tests.transformers.conftest import greedy

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specplug.grammar.follow import follow
-from specplug.grammar.states import TAIL, UsualCut
+from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
 from specplug.types.draft import NO_TOKEN
 from specplug_sglang.grammar import State
 from tests.engines.matchers import KEYS, REGEX, allows, legal, matcher, schema
@@ -270,7 +270,7 @@ def state_of(regex: str | None, text: list[int]) -> State:
     assert allows(behind, text)
     vocabulary = tokenizer()
     grammar = XGrammarGrammar(behind, len(vocabulary), None, None)
-    return State(grammar, len(vocabulary), UsualCut(vocabulary), text[-TAIL:])
+    return State(grammar, len(vocabulary), JumpForwardTokenizer(vocabulary), text[-TAIL:])
 
 
 @pytest.mark.parametrize("regex", [None, REGEX, "(ab|a,)*[0-9]{3}", "(foo|bar|baz){6,9}"])

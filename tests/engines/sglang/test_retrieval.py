@@ -190,14 +190,14 @@ def test_a_name_is_free_as_soon_as_it_is_removed(stored):
 def test_an_opening_is_found_behind_a_new_line(stored, folder):
     """Documents come as token ids, and yet the store has the other ways in which they may begin."""
     text = "Return the rows of a table that match a given query, in the order in which they were added."
-    assert stored.call(added, corpus_id="openings", documents=[text])["success"]
+    assert stored.call(added, corpus_id="prefixes", documents=[text])["success"]
     segment = View(folder, None).snapshot.tenants[""][-1].segment
-    assert segment.corpora == ("openings",)
+    assert segment.corpora == ("prefixes",)
     found = segment.text[segment.starts[0] : segment.starts[1]].tolist()
     expected = tokenized("", text, lambda given: tokenizer().encode(given, add_special_tokens=False))
-    assert expected.openings
-    assert all(contains(found, [*opening.tolist(), -1]) for opening in expected.openings)
-    assert stored.call(removed, name="openings")["success"]
+    assert expected.prefixes
+    assert all(contains(found, [*opening.tolist(), -1]) for opening in expected.prefixes)
+    assert stored.call(removed, name="prefixes")["success"]
 
 
 def contains(text: list[int], part: list[int]) -> bool:

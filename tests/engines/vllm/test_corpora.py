@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from specplug.corpus.documents import Document
-from specplug.corpus.fingerprint import fingerprint
 from specplug.corpus.store import Store
+from specplug.text.fingerprint import fingerprint
 from tests.corpus_tools import OTHER, overwrite
 from tests.engines.engines import Engine, Raised
 from tests.engines.launch import TINY

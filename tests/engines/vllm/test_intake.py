@@ -270,8 +270,8 @@ def test_too_many_biases_are_refused_before_they_end_the_engine(engine):
 def test_large_texts_are_tokenised_in_a_thread_and_small_ones_at_once():
     from specplug.serving import wire
     from specplug.serving.parsing import INLINE_CHARACTERS, Parser
-    from specplug.serving.tokenizing import Tokenizer
     from specplug.settings import load_settings
+    from specplug.text.request_tokenizer import RequestTokenizer
 
     threads = []
 
@@ -282,7 +282,7 @@ def test_large_texts_are_tokenised_in_a_thread_and_small_ones_at_once():
             return list(text.encode())
 
     original = Bytes()
-    parser = Parser(load_settings({"proposer": "ngram"}), 256, Tokenizer(lambda: original))
+    parser = Parser(load_settings({"proposer": "ngram"}), 256, RequestTokenizer(lambda: original))
     for length in (10, INLINE_CHARACTERS + 1):
         text = "a" * length
         wired = asyncio.run(parser.parsed_beside({"specplug_references": text}))

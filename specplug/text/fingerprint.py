@@ -1,4 +1,4 @@
-"""Which tokenizer a store's tokens come from, told by what it does."""
+"""A tokenizer's identity: a digest of the ids that it gives a fixed set of texts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from specplug.corpus.probes import probes
+from specplug.text.fingerprint_texts import fingerprint_texts
 
 
 class Fingerprint(NamedTuple):
     """A tokenizer's identity.
 
     Attributes:
-        name: how people call it; for messages only.
+        name: its name, for messages only.
         digest: hexadecimal; equal where two tokenizers give the same ids.
         vocab_size: token ids lie in [0, vocab_size).
     """
@@ -28,18 +28,18 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(tokenizer: Any, name: str = "") -> Fingerprint:
-    """Return what a tokenizer is known by: the ids that it gives a fixed set of texts.
+    """Return a tokenizer's identity, taken from the ids that it gives a fixed set of texts.
 
-    It is the same whoever wraps the tokenizer, an engine or a library.  The vocabulary itself is not looked at:
+    It is the same whichever engine or library wraps the tokenizer.  The vocabulary itself is not looked at:
     wrappers write its entries differently, and special tokens that somebody added change no text's ids.  Takes about
     10 ms.
 
     Args:
         tokenizer: see `encoder`.
-        name: for messages; by default what the tokenizer says that it is called.
+        name: for messages; by default what the tokenizer calls itself.
     """
     encode, digest, largest = encoder(tokenizer), hashlib.sha256(), -1
-    for text in probes():
+    for text in fingerprint_texts():
         ids = np.asarray(encode(text), dtype=np.int64)
         digest.update(np.int64(ids.size).tobytes())
         digest.update(ids.tobytes())

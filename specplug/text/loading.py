@@ -1,23 +1,16 @@
-"""Tokenizers by name or path, as replay needs them: text in, ids out, and the id that ends an output.
-
-Each library is imported when a tokenizer of its kind is asked for.
-"""
+"""Tokenizers by name, path or model id.  Each library is imported when a tokenizer of its kind is loaded."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from specplug.errors import SettingsError, suggest
-from specplug.replay.traces_io import Item
-
-Ids = npt.NDArray[np.int32]
+from specplug.text.tokenizers import Tokenizer, wrap
 
 _BUNDLED = {
     "tekken": "tekken_240911.json",
@@ -27,46 +20,17 @@ _BUNDLED = {
 NAMES = (*_BUNDLED, "tiny")
 """Tokenizers known by name: three that mistral_common carries, and that of the shipped model."""
 
-_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "</s>", "<|endoftext|>", "<eos>", "<|end_of_text|>")
-
-
-@dataclass(frozen=True, slots=True)
-class Tokenizer:
-    """A tokenizer.
-
-    Attributes:
-        name: as it was asked for.
-        encode: text -> [n] int32, without special tokens around it.
-        eos_id: what the recorded outputs end with.
-        vocab_size: ids lie in [0, vocab_size).
-        library: the library's own object.
-    """
-
-    name: str
-    encode: Callable[[str], Ids]
-    eos_id: int
-    vocab_size: int
-    library: Any = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenItem:
-    """A recorded item as token ids; all arrays [n] int32 and read-only.
-
-    Attributes:
-        output: ends with the tokenizer's EOS; its first token comes from prefill.
-    """
-
-    id: str
-    prompt: Ids
-    documents: tuple[Ids, ...]
-    output: Ids
+_MODEL_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "</s>", "<|endoftext|>", "<eos>", "<|end_of_text|>")
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """Return a tokenizer by name (see `NAMES`) or path.
+    """Return a tokenizer by name (see `NAMES`), path or model id.
 
-    A path is a `tokenizer.json` or a folder with one, or a Tekken JSON or SentencePiece file of mistral_common's kinds.
+    Args:
+        name: a model's folder or its id at Hugging Face, which transformers reads as an engine does; where transformers
+            is not installed, a folder with a `tokenizer.json`.  Or a file: a `tokenizer.json`, or a Tekken JSON or
+            SentencePiece file of mistral_common's kinds.
 
     Raises:
         SettingsError: the name is unknown, the file cannot be read, or the library that reads it is not installed.
@@ -76,13 +40,18 @@ def load_tokenizer(name: str) -> Tokenizer:
     if name == "tiny":
         return _hugging_face(name, Path(__file__).parents[1] / "demo" / "models" / "tiny" / "tokenizer.json")
     path = Path(name)
+    if path.exists():
+        name = str(path.resolve())  # a store keeps the name, and is used from other folders
+    has_transformers = importlib.util.find_spec("transformers") is not None
+    if has_transformers and (path.is_dir() or (not path.exists() and _MODEL_ID.fullmatch(name))):
+        return wrap(_automatic(name), name)
     if path.is_dir():
         path = path / "tokenizer.json"
     if not path.is_file():
         raise SettingsError.build(
             "no such tokenizer",
             found=repr(name),
-            expected="a name, a tokenizer.json, or a folder with one",
+            expected="a name, a model's folder or id, or a tokenizer.json",
             remedy=suggest(name, NAMES),
         )
     if path.suffix == ".json" and "model" in _json(path):
@@ -90,33 +59,17 @@ def load_tokenizer(name: str) -> Tokenizer:
     return _mistral(name, path)
 
 
-def tokenize(
-    items: Iterable[Item], tokenizer: Tokenizer, progress: Callable[[int], None] | None = None
-) -> list[TokenItem]:
-    """Return items as token ids; `progress` is called with the number of items done."""
-    done: list[TokenItem] = []
-    for item in items:
-        documents = tuple(_frozen(tokenizer.encode(document)) for document in item.documents)
-        output = _frozen(np.append(tokenizer.encode(item.output), np.int32(tokenizer.eos_id)))
-        done.append(TokenItem(item.id, _frozen(tokenizer.encode(item.prompt)), documents, output))
-        if progress is not None:
-            progress(len(done))
-    return done
-
-
-def vocab_size_for(items: Sequence[TokenItem], tokenizer: Tokenizer) -> int:
-    """Return the vocabulary's size, or more where the items hold ids that the tokenizer does not count."""
-    largest = max((int(ids.max()) for item in items for ids in (item.prompt, item.output) if ids.size), default=0)
-    return max(tokenizer.vocab_size, largest + 1)
-
-
-def _frozen(ids: Ids) -> Ids:
-    ids.flags.writeable = False
-    return ids
-
-
-def _array(ids: Sequence[int]) -> Ids:
-    return np.asarray(ids, dtype=np.int32)
+def _automatic(name: str) -> Any:
+    """Return transformers' tokenizer of a folder or model id.  Only this function needs transformers."""
+    try:
+        return importlib.import_module("transformers").AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # the hub's client and the folder's files raise many kinds
+        raise SettingsError.build(
+            "cannot read the tokenizer",
+            who=repr(name),
+            found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            expected=f"a model's folder or id, a tokenizer.json, or one of {', '.join(NAMES)}",
+        ) from error
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -163,13 +116,7 @@ def _mistral(name: str, path: Path) -> Tokenizer:
             found=f"{type(error).__name__}: {error}",
             expected="a tokenizer.json, or a file that mistral_common reads",
         ) from error
-    return Tokenizer(
-        name,
-        lambda text: _array(found.encode(text, bos=False, eos=False)),
-        int(found.eos_id),
-        int(found.n_words),
-        found,
-    )
+    return wrap(found, name)
 
 
 def _hugging_face(name: str, path: Path) -> Tokenizer:
@@ -181,29 +128,14 @@ def _hugging_face(name: str, path: Path) -> Tokenizer:
         found = Library.from_file(str(path))
     except Exception as error:  # the library raises bare exceptions
         raise SettingsError.build("cannot read the tokenizer", who=str(path), found=str(error)) from error
-    found.no_truncation()
-    return Tokenizer(
-        name,
-        lambda text: _array(found.encode(text, add_special_tokens=False).ids),
-        _eos_id(path, found),
-        int(found.get_vocab_size()),
-        found,
-    )
+    return wrap(found, name, _eos_id(path, found))
 
 
-def _eos_id(path: Path, found: Any) -> int:
-    """Return the id of what ends an output: as a tokenizer_config.json beside says, else a token with a usual name."""
+def _eos_id(path: Path, found: Any) -> int | None:
+    """Return the id that the tokenizer_config.json beside it names, or else that of a token with a common name."""
     config = path.with_name("tokenizer_config.json")
     named = _json(config).get("eos_token") if config.is_file() else None
     if isinstance(named, dict):
         named = named.get("content")
-    for token in (named,) if named else _ENDS:
-        index = found.token_to_id(token)
-        if index is not None:
-            return int(index)
-    raise SettingsError.build(
-        "no end-of-sequence token",
-        who=str(path),
-        found=named or "none of the usual names",
-        expected="'eos_token' in a tokenizer_config.json beside it, naming a token of the vocabulary",
-    )
+    ids = (found.token_to_id(token) for token in ((named,) if named else _END_TOKENS))
+    return next((int(index) for index in ids if index is not None), None)

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001  (look-alike characters are the point)
-"""Texts that tell tokenizers apart: short, fixed for ever, and with something of everything that texts are made of.
+"""Texts that tell tokenizers apart: short, fixed for ever, and covering many scripts, code and runs of characters.
 
 Changing them changes every fingerprint, and with it which stores can be opened.  Characters are ones that Unicode has
 had for long, since libraries know different versions of it; nothing looks like a special token, which wrappers treat
@@ -84,7 +84,7 @@ _HAN = (
 )
 
 
-def probes() -> Iterator[str]:
+def fingerprint_texts() -> Iterator[str]:
     """Yield the texts, each short enough for the smallest context: libraries warn about longer ones."""
     for text in (_PROSE, _CODE, _WORDS):
         yield from text.splitlines()

@@ -1,4 +1,4 @@
-"""Reference texts to token ids, piece by piece, so that a long text does not keep other threads from running."""
+"""The tokenizer for texts in requests, which works piece by piece so that a long text does not block other threads."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from specplug.errors import RequestError
-from specplug.pieces import pieces
+from specplug.text.pieces import pieces
 
 
-class Tokenizer:
-    """The engine's tokenizer, for the texts of requests, without special tokens.
+class RequestTokenizer:
+    """A copy of the engine's tokenizer, for the texts of requests, without special tokens.
 
-    It works on a copy.  vLLM lends its own to one thread at a time and copies it on the spot for a second one: while a
-    long text were tokenised, a server's event loop could wait for that.
+    vLLM's own tokenizer serves one thread at a time and is copied on the spot for a second one, so a server's event
+    loop would wait while this one tokenizes a long text.
     """
 
     def __init__(self, original: Callable[[], Any]) -> None:
-        """Take what returns the engine's tokenizer, or None where the server runs without one."""
+        """Take a function that returns the engine's tokenizer, or None where the server runs without one."""
         self._original = original
         self._own: Any = None
 
@@ -37,8 +37,8 @@ class Tokenizer:
     def __call__(self, text: str) -> npt.NDArray[np.int32]:
         """Return [n] int32.
 
-        A long text is cut at ends of lines (see `specplug.pieces`).  The tokens at a cut may be others than those of
-        the whole text, which costs a draft token or two there.
+        A long text is cut at the ends of lines (see `specplug.text.pieces`).  The tokens at a cut may differ from those
+        of the whole text, which costs a draft token or two there.
 
         Raises:
             RequestError: the server runs without a tokenizer.

@@ -1,0 +1,121 @@
+"""Prefix re-tokenizations: the tokens that a text begins with when a space or a new line comes before it.
+
+A passage that begins with "The cat" is `The`, ` cat`, ... by itself, but ` The`, ` cat`, ... in an answer that quotes
+it.  A re-tokenized prefix holds such tokens up to where they agree with the text's own again, and a few more, so that a
+match that starts in the prefix is long enough to continue in the text itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specplug.errors import ends_process
+from specplug.text.fingerprint import encoder
+from specplug.text.pieces import pieces
+
+TokenIds = npt.NDArray[np.int32]
+
+LEADS = (" ", "\n")
+IN_STEP = 8
+"""Tokens kept from where a prefix and its text agree."""
+
+MAX_TOKENS = 64
+"""Most tokens of a prefix, where the two do not agree for long."""
+
+_SHIFTS = range(-8, 9)
+HEAD = 256
+"""Most characters of a text that are tokenized again."""
+
+READ_BACK = 96
+"""Most tokens of a document that are read back into text."""
+
+_DISTURBED = 4  # last tokens of a cut text that may differ from the whole text's
+
+
+def with_leads(text: str) -> tuple[str, ...]:
+    """Return the texts to tokenize for a text's prefixes: at most `HEAD` of its characters after each of `LEADS`."""
+    if not text:
+        return ()
+    head = next(pieces(text, HEAD))
+    return tuple(lead + head for lead in LEADS)
+
+
+def retokenized_prefixes(body: Sequence[int], tokenized: Sequence[Sequence[int]], *, cut: bool) -> list[Sequence[int]]:
+    """Return a text's re-tokenized prefixes.
+
+    Args:
+        body: the text's tokens.
+        tokenized: the tokens of each of `with_leads(text)`.
+        cut: whether the text continues after its head.
+
+    Returns:
+        The first tokens of each.  Repetitions are left out, and so are prefixes that agree with the text from its first
+        token on, which differ in the tokens before the text only.
+    """
+    found: list[Sequence[int]] = []
+    for tokens in filter(len, tokenized):
+        start, own = _in_step(tokens, body, cut)
+        prefix = tokens[: min(start + IN_STEP, MAX_TOKENS)]
+        if own and len(prefix) > 1 and prefix not in found:
+            found.append(prefix)
+    return found
+
+
+class PrefixRetokenizer:
+    """Re-tokenizes the prefixes of documents that are given as token ids.
+
+    Args:
+        tokenizer: the target's.  A Hugging Face tokenizer is used without its wrapper, which may change its settings at
+            each call while another thread uses it.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        self._encode = encoder(self._tokenizer)
+
+    def of(self, document: TokenIds) -> tuple[TokenIds, ...]:
+        """Return a document's re-tokenized prefixes, [n] int32 each.
+
+        A document whose text tokenizes to other ids, as random ids do, has none.
+        """
+        begin = document[:READ_BACK].tolist()
+        cut = len(begin) < len(document)
+        try:
+            text = str(self._decode(begin))
+            again = self._encode(text)
+            kept = max(1, len(begin) - _DISTURBED) if cut else max(len(begin), len(again))
+            if again[:kept] != begin[:kept]:
+                return ()
+            heads = [self._encode(each) for each in with_leads(text)]
+            found = retokenized_prefixes(begin, heads, cut=cut or len(text) > HEAD)
+        except BaseException as error:  # libraries raise many kinds for ids that no text has, panics among them
+            if ends_process(error):
+                raise
+            return ()
+        return tuple(np.asarray(prefix, np.int32) for prefix in found)
+
+    def _decode(self, ids: list[int]) -> Any:
+        if hasattr(self._tokenizer, "get_vocab_size"):
+            return self._tokenizer.decode(ids, skip_special_tokens=False)
+        return self._tokenizer.decode(ids)
+
+
+def _in_step(tokens: Sequence[int], body: Sequence[int], cut: bool) -> tuple[int, int]:
+    """Return from where `tokens` go on as `body` does, and from where that is in `body`; their ends if nowhere."""
+    if not cut:
+        return _meeting(tokens, body, len(tokens), len(body))
+    ends = range(max(1, len(tokens) - _DISTURBED), len(tokens) + 1)
+    return min(_meeting(tokens, body, end, end + shift) for shift in _SHIFTS for end in ends)
+
+
+def _meeting(tokens: Sequence[int], body: Sequence[int], end: int, own_end: int) -> tuple[int, int]:
+    """Return where the equal run of `tokens` up to `end`, and of `body` up to `own_end`, begins in each."""
+    if not 0 < own_end <= len(body) or tokens[end - 1] != body[own_end - 1]:
+        return len(tokens), len(body)
+    while end > 0 and own_end > 0 and tokens[end - 1] == body[own_end - 1]:
+        end, own_end = end - 1, own_end - 1
+    return end, own_end
