@@ -233,7 +233,7 @@ def test_the_event_loop_serves_on_while_a_corpus_is_added(desk, monkeypatch):
             asyncio.run_coroutine_threadsafe(desk.listed(), loop).result(60)
             return [list(text.encode()) for text in texts]
 
-        monkeypatch.setattr(desk, "_tokenizer", dataclasses.replace(desk._tokenizer, many=slow))
+        monkeypatch.setattr(desk, "_tokenizer", dataclasses.replace(desk._tokenizer, encode_many=slow))
         adding = asyncio.create_task(desk.add(b'{"name": "one", "documents": ["abc"]}', WHO))
         await asked.wait()
         return await adding
