@@ -17,7 +17,7 @@ import torch
 
 from specplug.errors import SpecplugError, TraceError
 from specplug.metrics import NO_SOURCE
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.verdict import Verdict
 
@@ -62,7 +62,7 @@ class TraceRow:
 _FIELDS = tuple(f.name for f in fields(TraceRow))
 
 
-def rows_from(step: int, batch: BatchView, draft: Draft, verdict: Verdict) -> list[TraceRow]:
+def rows_from(step: int, batch: EngineBatch, draft: Draft, verdict: Verdict) -> list[TraceRow]:
     """Return the rows of one step, one per row that has a draft.
 
     `draft` and `verdict` are in the row order of `batch`, the batch after the verification.  Reads back four tensors,

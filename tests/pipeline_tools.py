@@ -199,7 +199,6 @@ class Bench:
         seats = [self.seats[name] for name in (self.seats if names is None else names)]
         return make_batch(
             [seat.tokens for seat in seats],
-            num_new=[0] * len(seats),  # what is new, the stage finds out itself
             slots=[seat.slot for seat in seats],
             generations=[seat.generation for seat in seats],
             rows=[(seat.slot + 1) % SLOTS for seat in seats],

@@ -16,7 +16,7 @@ from specplug.pipeline.handles import make_handle
 from specplug.pipeline.stages import DraftStage
 from specplug.specs import ProposerSpec
 from specplug.trim import SurvivalTrimmer
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, DraftInput, EngineCaps, ProposerCaps
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
 from specplug.types.verdict import Outcome
@@ -125,16 +125,15 @@ def stage_of(proposers: dict[str, Proposer], caps: EngineCaps, device: torch.dev
     return stage, metrics
 
 
-def batch_on(device: torch.device, grown: int = 0) -> BatchView:
+def batch_on(device: torch.device, grown: int = 0) -> EngineBatch:
     """Return three rows of repeating text, each `grown` tokens longer than at first."""
     lengths = torch.tensor([9, 12, 3], dtype=torch.int32) + grown
-    return BatchView(
+    return EngineBatch(
         slots=torch.tensor([2, 0, 3], device=device),
         generations=torch.tensor([0, 1, 0], device=device),
         rows=torch.tensor([1, 0, 2], device=device),
         tokens=(torch.arange(SLOTS * LENGTH, dtype=torch.int32).reshape(SLOTS, LENGTH) % 5).to(device),
         lengths=lengths.to(device),
-        num_new=torch.zeros(3, dtype=torch.int32, device=device),
         sampled=torch.tensor([True, True, False], device=device),
         room=torch.tensor([20, 20, 20], dtype=torch.int32, device=device),
         temperature=torch.zeros(3, device=device),
@@ -165,7 +164,7 @@ def inputs(device: torch.device):
     return batch_on(device), batch_on(device, 3), outcome, column(4, 2, 4)
 
 
-def drive(stage: DraftStage, batch: BatchView, after: BatchView, outcome: Outcome, caps: torch.Tensor):
+def drive(stage: DraftStage, batch: EngineBatch, after: EngineBatch, outcome: Outcome, caps: torch.Tensor):
     """Run events and two steps, one trimmed to a budget, one not, and a step without drafts."""
     chosen = Request("b", 1, 9, options=RequestOptions(proposer="p1"))
     stage.on_event(RequestEvent(Lifecycle.STARTED, chosen, slot=0, generation=1))

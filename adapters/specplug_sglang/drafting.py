@@ -23,7 +23,7 @@ from specplug.serving.slots import SlotRows
 from specplug.serving.stops import StopWatch
 from specplug.settings.model import Settings
 from specplug.specs import ProposerSpec
-from specplug.types.batch import BatchView, Residency
+from specplug.types.batch import EngineBatch, Residency
 from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, EngineEventKind, Event
 from specplug.types.verdict import Outcome
@@ -134,7 +134,7 @@ class Drafting:
             width = next((step for step in self.caps.captured_widths if step >= widest), widest)
         return min(width, plan.width)
 
-    def propose(self, batch: BatchView, reqs: Sequence[Any], width: int) -> Draft:
+    def propose(self, batch: EngineBatch, reqs: Sequence[Any], width: int) -> Draft:
         """Draft, and cut the drafts to the plan's budget."""
         assert self.stage is not None
         plan = self.planning.plan
@@ -147,14 +147,14 @@ class Drafting:
         """Remember a step whose results are still to come."""
         self._launched.append((tuple(req.rid for req in reqs), width))
 
-    def observe(self, batch: BatchView, outcome: Outcome) -> None:
+    def observe(self, batch: EngineBatch, outcome: Outcome) -> None:
         """Learn from what was verified; `batch` is the one after it."""
         if self.stage is not None and self.grammars is not None:
             self.stage.observe(batch, self.grammars.said_of(outcome))
             assert self.counts is not None
             self.counts.step()
 
-    def view(self, reqs: Sequence[Any], slots: Tensor, lengths: Tensor, sampled: Tensor | None = None) -> BatchView:
+    def view(self, reqs: Sequence[Any], slots: Tensor, lengths: Tensor, sampled: Tensor | None = None) -> EngineBatch:
         """Describe a batch.
 
         Args:
@@ -167,13 +167,12 @@ class Drafting:
             self._rows = _Rows(self.places, reqs, self.device)
         rows = self._rows
         lengths = lengths.to(torch.int32)
-        return BatchView(
+        return EngineBatch(
             slots=slots,
             generations=rows.table.generations,
             rows=slots,
             tokens=self.table.tokens,
             lengths=lengths,
-            num_new=torch.zeros_like(lengths),  # counted by the pipeline
             sampled=rows.all if sampled is None else sampled,
             room=rows.table.ends - lengths,
             temperature=rows.temperature,
@@ -186,7 +185,7 @@ class Drafting:
             requests=rows.facts.requests,
         )
 
-    def behind_stop(self, batch: BatchView, emitted: Tensor) -> Tensor:
+    def behind_stop(self, batch: EngineBatch, emitted: Tensor) -> Tensor:
         """Return [B] int32: how many of the `emitted` [B] newest tokens lie behind a stop."""
         assert self._rows is not None
         return self.stops.behind(batch.tokens, batch.rows, batch.slots, batch.lengths, emitted, self._rows.table)

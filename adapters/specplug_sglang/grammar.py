@@ -15,7 +15,7 @@ from specplug.grammar.drafts import Completer
 from specplug.grammar.states import MaskState
 from specplug.pipeline.containment import FaultGuard
 from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 
 
@@ -65,7 +65,9 @@ class Grammars(Completer):
         self._vocab_size = vocab_size
         self._canonical = None if tokenizer is None else JumpForwardTokenizer(tokenizer)
 
-    def of(self, batch: BatchView, reqs: Sequence[Any], draft: Draft, caps: Tensor | None, budget: int | None) -> Draft:
+    def of(
+        self, batch: EngineBatch, reqs: Sequence[Any], draft: Draft, caps: Tensor | None, budget: int | None
+    ) -> Draft:
         """Return the drafts of `batch` as its requests' grammars complete them, within `caps` [B] and `budget`."""
         if not draft.width or all(req.grammar is None for req in reqs):
             return draft

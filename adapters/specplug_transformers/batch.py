@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.verification import SamplingBatch, Uniforms
 from specplug.verify.random import uniforms
 from specplug_transformers.state import RequestState
@@ -36,7 +36,7 @@ class DecodeBatch:
             all_greedy=not any(p.temperature for p in params),
         )
 
-    def view(self, *, reset_slots: tuple[int, ...] = (), behind: Sequence[int] | None = None) -> BatchView:
+    def view(self, *, reset_slots: tuple[int, ...] = (), behind: Sequence[int] | None = None) -> EngineBatch:
         """Return the batch as it stands.
 
         Args:
@@ -60,17 +60,16 @@ class DecodeBatch:
             return Uniforms(accept, torch.zeros(count, width + 1, dtype=torch.float64, device=self._device))
         return uniforms(self._seeds, self._column([state.length for state in self.states], torch.int64), width)
 
-    def _first_view(self, table: TokenTable) -> BatchView:
+    def _first_view(self, table: TokenTable) -> EngineBatch:
         states = self.states
         slots = self._column([state.slot for state in states], torch.int64)
         zeros = torch.zeros(len(states), dtype=torch.int32, device=self._device)
-        return BatchView(
+        return EngineBatch(
             slots=slots,
             generations=self._column([state.generation for state in states], torch.int64),
             rows=slots,
             tokens=table.tokens,
             lengths=zeros,
-            num_new=zeros,  # counted by the pipeline
             sampled=torch.ones(len(states), dtype=torch.bool, device=self._device),
             room=zeros,
             temperature=self._column([state.params.temperature for state in states], torch.float32),

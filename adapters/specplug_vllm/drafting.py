@@ -16,7 +16,7 @@ from specplug.pipeline.stages import DraftStage
 from specplug.registry import default_registry
 from specplug.serving.places import Places
 from specplug.serving.stops import StopWatch
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, EngineEventKind
@@ -94,7 +94,7 @@ class Drafting:
         self.token_budget, self.grammars, self.policy_caps = said.token_budget, said.grammars, said.caps
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
 
-    def step(self, batch: BatchView, outcome: Outcome, caps: Tensor) -> Draft:
+    def step(self, batch: EngineBatch, outcome: Outcome, caps: Tensor) -> Draft:
         """Learn from the step that was verified, and draft for the next.  `caps` [B] int32 bounds each row."""
         self.stage.observe(batch, outcome)
         if self.policy_caps and batch.request_ids is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specplug.serving.rows import RowFacts
 from specplug.serving.slots import SlotRows
-from specplug.types.batch import BatchView, Residency
+from specplug.types.batch import EngineBatch, Residency
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
 from specplug_vllm import config, events, lifecycle, mends, notes, ranks, seams, status, verifier, verifier_v1
@@ -96,7 +96,7 @@ class Proposer:
             self._rows = _Rows(drafting, RowFacts(drafting.places, names))
         return self._rows
 
-    def _outcome(self, drafting: Drafting, rows: _Rows, batch: BatchView, emitted: Tensor) -> Outcome:
+    def _outcome(self, drafting: Drafting, rows: _Rows, batch: EngineBatch, emitted: Tensor) -> Outcome:
         scheduled = drafting.scheduled
         if not scheduled and not drafting.grammars:
             # A token each: none lies behind a stop of its step, and V1 runs no row that has stopped.
@@ -133,15 +133,14 @@ class _Rows:
         self.slot_rows: SlotRows = drafting.slots.rows(self._slots)
         self._temperature = torch.tensor([r.sampling.temperature for r in facts.requests], dtype=torch.float32)
 
-    def view(self, drafting: Drafting, tokens: Tensor, lengths: Tensor, emitted: Tensor) -> BatchView:
+    def view(self, drafting: Drafting, tokens: Tensor, lengths: Tensor, emitted: Tensor) -> EngineBatch:
         """Wrap the runner's token table; `lengths` and `emitted` are [B] int32."""
-        return BatchView(
+        return EngineBatch(
             slots=self._slots,
             generations=self.slot_rows.generations,
             rows=self.index,
             tokens=tokens,
             lengths=lengths,
-            num_new=torch.zeros_like(lengths),  # counted by the pipeline
             sampled=emitted > 0,
             room=self.slot_rows.ends - lengths,
             temperature=self._temperature,

@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from specplug.serving.rows import RowFacts
 from specplug.serving.slots import SlotRows
-from specplug.types.batch import BatchView, Residency
+from specplug.types.batch import EngineBatch, Residency
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
@@ -183,17 +183,16 @@ class Speculator(BaseSpeculator):
         rows: SlotRows,
         num_sampled: Tensor,
         temperature: Tensor,
-    ) -> BatchView:
+    ) -> EngineBatch:
         """Wrap the runner's tensors."""
         states = self._states
         lengths = states.total_len.gpu[slots]
-        return BatchView(
+        return EngineBatch(
             slots=slots,
             generations=rows.generations,
             rows=slots,
             tokens=states.all_token_ids.gpu,
             lengths=lengths,
-            num_new=torch.zeros_like(lengths),  # counted by the pipeline
             sampled=num_sampled > 0,
             room=rows.ends - lengths,
             temperature=temperature[slots],

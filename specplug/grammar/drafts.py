@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specplug.grammar.follow import GrammarState, follow
 from specplug.pipeline.containment import FaultGuard
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft, chain_parents
 from specplug.types.verdict import Forced, Outcome, Verdict
@@ -186,7 +186,7 @@ def _appended(draft: Draft, forced: Forced) -> Draft:
     )
 
 
-def told_apart(batch: BatchView, outcome: Outcome, verdict: Verdict) -> tuple[Draft, Verdict, Tensor]:
+def told_apart(batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> tuple[Draft, Verdict, Tensor]:
     """Tell what became of the tokens that grammars added.
 
     Args:

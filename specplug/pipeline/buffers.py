@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specplug.pipeline.handles import ProposerHandle
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, DraftInput, EngineCaps
 from specplug.types.draft import Draft
 
@@ -65,15 +65,15 @@ class DraftBuffers:
         """The law that whole batches' drafts may state."""
         return self._merged.distribution
 
-    def part(self, index: int, batch: BatchView, width: int) -> Draft:
+    def part(self, index: int, batch: EngineBatch, width: int) -> Draft:
         """Return proposer `index`'s buffer, empty, for `batch`."""
         return _emptied(replace(self._parts[index], sources=self._own_sources[index]), batch, width)
 
-    def empty(self, batch: BatchView, width: int) -> Draft:
+    def empty(self, batch: EngineBatch, width: int) -> Draft:
         """Return the buffer of the whole batch, empty."""
         return _emptied(self._merged, batch, width)
 
-    def merge(self, batch: BatchView, parts: Sequence[Draft]) -> Draft:
+    def merge(self, batch: EngineBatch, parts: Sequence[Draft]) -> Draft:
         """Return one draft of all parts, one per proposer.  Every row has one proposer, so rows never collide.
 
         From here on `source` points into the sources of all proposers.  With one proposer its part is the whole, and
@@ -98,7 +98,7 @@ class DraftBuffers:
         return replace(draft, source=torch.where(mine, own, -1), sources=self._own_sources[index])
 
 
-def _emptied(buffer: Draft, batch: BatchView, width: int) -> Draft:
+def _emptied(buffer: Draft, batch: EngineBatch, width: int) -> Draft:
     draft = buffer.view(batch.batch_size, width)
     draft.reset(batch.lengths)
     return draft

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 from concurrent.futures import Future, wait
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -105,9 +104,6 @@ class InlineHandle(DeviceHandle):
         if draft is not None:
             _check_ids(draft, batch.vocab_size)
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
-        super().observe(_seen_at_verdict(self.caps, batch, verdict), draft, verdict)
-
 
 class HostHandle(ProposerHandle):
     """Runs a host proposer on a thread of its own, which gets snapshots, events and verdicts in order.
@@ -170,7 +166,7 @@ class HostHandle(ProposerHandle):
         host_draft = _empty_copy(draft)
         host_draft.copy_(draft)
         counts = {name: getattr(verdict, name).to("cpu", copy=True) for name in Verdict.__slots__}
-        snapshot = _seen_at_verdict(self.caps, batch, verdict).to_host(newest_only=self.caps.incremental)
+        snapshot = batch.to_host(newest_only=self.caps.incremental)
         self._post(partial(self.proposer.observe, snapshot, host_draft, Verdict(**counts)))
 
     def on_event(self, event: Event) -> None:
@@ -215,11 +211,6 @@ class HostHandle(ProposerHandle):
         jobs, self._unchecked = self._unchecked, []
         for job in jobs:
             job.result()
-
-
-def _seen_at_verdict(caps: ProposerCaps, batch: BatchView, verdict: Verdict) -> BatchView:
-    """Return the batch that comes with a verdict: to an incremental proposer the tokens just emitted are its newest."""
-    return replace(batch, num_new=verdict.emitted) if caps.incremental else batch
 
 
 def _empty_copy(draft: Draft) -> Draft:

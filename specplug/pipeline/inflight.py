@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft, chain_parents
 
 
@@ -40,7 +40,7 @@ class InFlight:
         self.is_empty = False
         """Whether the host knows that no draft is remembered: then there is nothing to take."""
 
-    def put(self, batch: BatchView, draft: Draft, num_running: int) -> None:
+    def put(self, batch: EngineBatch, draft: Draft, num_running: int) -> None:
         """Remember `draft`, whose rows are those of `batch`; `num_running` requests hold slots."""
         slots, width = batch.slots.long(), draft.width
         if self.is_empty and not width:
@@ -56,7 +56,7 @@ class InFlight:
         if store.parents is not None:
             store.parents[slots, :width] = chain_parents(draft) if draft.parents is None else draft.parents
 
-    def take(self, batch: BatchView, emitted: Tensor) -> Taken:
+    def take(self, batch: EngineBatch, emitted: Tensor) -> Taken:
         """Return the drafts that the step before `batch` verified, in the row order of `batch`.
 
         `batch` is the batch after the verification: its lengths include `emitted` [B].  Each draft is handed out once.
@@ -69,7 +69,7 @@ class InFlight:
         lengths = (length * valid).int()
         return Taken(slots, lengths, torch.where(lengths[:, None] > 0, heads[:, 3:], -1))
 
-    def drafts(self, batch: BatchView, emitted: Tensor, taken: Taken, sources: tuple[str, ...]) -> Draft:
+    def drafts(self, batch: EngineBatch, emitted: Tensor, taken: Taken, sources: tuple[str, ...]) -> Draft:
         """Return what was taken with its tokens, for those who learn from them."""
         store = self._drafts
         found = replace(

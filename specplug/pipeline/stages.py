@@ -37,7 +37,7 @@ from specplug.pipeline.handles import ProposerHandle
 from specplug.pipeline.inflight import InFlight
 from specplug.pipeline.sanitize import sanitize
 from specplug.trace import TraceWriter, rows_from
-from specplug.types.batch import BatchView
+from specplug.types.batch import BatchView, EngineBatch
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan
@@ -133,7 +133,7 @@ class DraftStage:
         return self._buffers.distribution
 
     @torch.inference_mode()
-    def propose(self, batch: BatchView, width: int, caps: Tensor | None = None) -> Draft:
+    def propose(self, batch: EngineBatch, width: int, caps: Tensor | None = None) -> Draft:
         """Let every proposer ingest the batch, and return drafts of at most `width` tokens; `caps` [B] bounds rows.
 
         At width 0 proposers only ingest.  Dummy steps touch nothing.  The draft lies in a buffer that the next call
@@ -155,7 +155,7 @@ class DraftStage:
         self._ingested[:, slots] = known
         return self.for_engine(draft)
 
-    def empty(self, batch: BatchView, width: int) -> Draft:
+    def empty(self, batch: EngineBatch, width: int) -> Draft:
         """Return the buffer of the whole batch, empty; with one proposer it is what that one fills in."""
         return self._buffers.empty(batch, width)
 
@@ -164,7 +164,7 @@ class DraftStage:
         return draft if self._caps.trees else draft.as_chain()
 
     @torch.inference_mode()
-    def trim(self, batch: BatchView, draft: Draft, token_budget: int | None) -> Draft:
+    def trim(self, batch: EngineBatch, draft: Draft, token_budget: int | None) -> Draft:
         """Cut the drafts to the budget (None: no limit), or further, and remember them until their verdict."""
         if batch.is_dummy or not batch.batch_size:
             return draft
@@ -172,7 +172,7 @@ class DraftStage:
         self._in_flight.put(batch, draft, self._choices.num_running)
         return draft
 
-    def cut(self, batch: BatchView, draft: Draft, token_budget: int | None) -> Draft:
+    def cut(self, batch: EngineBatch, draft: Draft, token_budget: int | None) -> Draft:
         """Do as `trim`, but remember nothing."""
         places = draft.batch_size * draft.width
         budget = places if token_budget is None else min(max(0, token_budget), places)
@@ -181,7 +181,7 @@ class DraftStage:
         return draft
 
     @torch.inference_mode()
-    def observe(self, batch: BatchView, outcome: Outcome) -> Verdict:
+    def observe(self, batch: EngineBatch, outcome: Outcome) -> Verdict:
         """Join an engine's report with the drafts that it is about, and let everyone learn from it.
 
         `batch` is the batch after the verification, `outcome` is in its row order.
@@ -203,15 +203,16 @@ class DraftStage:
         self._steps += 1
         return verdict
 
-    def tell(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def tell(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         """Hand trimmed drafts and what became of them to the trace and to the proposers that learn."""
         if self._trace is not None and self._trace_guard.admits_step():
             self._trace_guard.step(partial(_write, self._trace, self._steps, batch, draft, verdict))
         for lane, (handle, guard) in enumerate(self._lanes):
             if handle.caps.learns and not guard.is_off:
-                guard.call(partial(handle.observe, batch, self._buffers.seen_by(lane, draft), verdict))
+                handed = batch.handed(verdict.emitted, batch.reset_slots)
+                guard.call(partial(handle.observe, handed, self._buffers.seen_by(lane, draft), verdict))
 
-    def _tell_of_grammars(self, batch: BatchView, outcome: Outcome, verdict: Verdict) -> None:
+    def _tell_of_grammars(self, batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> None:
         """Count and trace what grammars drafted; proposers see none of it."""
         draft, fate, reached = told_apart(batch, outcome, verdict)
         self.metrics.record_added(SOURCE, fate, reached)
@@ -233,7 +234,7 @@ class DraftStage:
         if self._trace is not None:
             self._trace_guard.call(self._trace.close)
 
-    def _part(self, lane: int, batch: BatchView, slots: Tensor, known: Tensor, limits: Tensor, width: int) -> Draft:
+    def _part(self, lane: int, batch: EngineBatch, slots: Tensor, known: Tensor, limits: Tensor, width: int) -> Draft:
         """Return one proposer's drafts for the rows that chose it, safe to verify."""
         part = self._buffers.part(lane, batch, width)
         if not self._choices.is_wanted(lane):
@@ -245,7 +246,7 @@ class DraftStage:
         sanitize(part, limits, batch.vocab_size)
         return part
 
-    def _feed(self, lane: int, batch: BatchView, known: Tensor, limits: Tensor | None, part: Draft | None) -> bool:
+    def _feed(self, lane: int, batch: EngineBatch, known: Tensor, limits: Tensor | None, part: Draft | None) -> bool:
         """Run one proposer, contained; return whether it ran well.
 
         Each token is handed to it once: it knows `known` [B] tokens of each row, which is brought up to date.  Those of
@@ -258,9 +259,9 @@ class DraftStage:
             return False
         new = (batch.lengths - known).clamp_(min=0)
         known.copy_(batch.lengths)
-        batch = replace(batch, num_new=new, reset_slots=tuple(sorted(resets)))
+        handed = batch.handed(new, tuple(sorted(resets)))
         resets.clear()
-        return guard.step(partial(self._step, lane, batch, known, limits, part))
+        return guard.step(partial(self._step, lane, handed, known, limits, part))
 
     def _step(self, lane: int, batch: BatchView, known: Tensor, limits: Tensor | None, part: Draft | None) -> None:
         """Let one proposer take its step.  One that never sees a text twice gets all texts anew when it failed."""
@@ -284,7 +285,7 @@ class DraftStage:
 
         return not self._trimmer_guard.call(ask) or said[0]
 
-    def _cut(self, batch: BatchView, draft: Draft, token_budget: int) -> Draft:
+    def _cut(self, batch: EngineBatch, draft: Draft, token_budget: int) -> Draft:
         """Let the policy trim, contained.  Drafts that it fails to cut are dropped: the budget holds."""
         budget = torch.full((), token_budget, dtype=torch.int64, device=draft.device)
         cut: list[Draft] = []
@@ -314,6 +315,6 @@ def _check_shape(trimmed: Draft, draft: Draft) -> None:
     trimmed.validate()
 
 
-def _write(trace: TraceWriter, step: int, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+def _write(trace: TraceWriter, step: int, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
     for row in rows_from(step, batch, draft, verdict):
         trace.write(row)

@@ -20,7 +20,7 @@ from specplug.metrics import SpecMetrics
 from specplug.pipeline.containment import LateDraft
 from specplug.pipeline.stages import DraftStage
 from specplug.settings.model import Settings
-from specplug.types.batch import BatchView
+from specplug.types.batch import BatchView, EngineBatch
 from specplug.types.draft import NO_TOKEN, Draft, chain_parents
 from specplug.types.request import Event
 from specplug.types.verdict import Outcome, Verdict
@@ -50,7 +50,8 @@ class LeanStage:
         self._known = np.zeros(max_slots, dtype=np.int32)
         self._tenants = np.full(max_slots, -1, dtype=np.int64)
         self._sheets: dict[tuple[int, int], _Sheet] = {}
-        self._seen: BatchView | None = None
+        self._seen: EngineBatch | None = None
+        self._handed: BatchView | None = None  # the batch that was seen last, as the proposer sees it
         self._views: tuple[npt.NDArray[Any], ...] = ()
 
     @property
@@ -64,8 +65,8 @@ class LeanStage:
         return self._stage.metrics
 
     @torch.inference_mode()
-    def propose(self, batch: BatchView, width: int, caps: Tensor | None = None) -> Draft:
-        """Do as `DraftStage.propose` does.  `batch.num_new` is written to while the proposer looks at it."""
+    def propose(self, batch: EngineBatch, width: int, caps: Tensor | None = None) -> Draft:
+        """Do as `DraftStage.propose` does."""
         sheet = self._sheet(batch, width)
         sheet.empty(self._columns(batch)[1], caps)
         if not self._take_step(batch, sheet if width else None) and width:
@@ -77,13 +78,13 @@ class LeanStage:
         return self._stage.for_engine(sheet.draft)
 
     @torch.inference_mode()
-    def trim(self, batch: BatchView, draft: Draft, token_budget: int | None) -> Draft:
+    def trim(self, batch: EngineBatch, draft: Draft, token_budget: int | None) -> Draft:
         """Do as `DraftStage.trim` does."""
         self._newest = self._stage.cut(batch, draft, token_budget)
         return self._newest
 
     @torch.inference_mode()
-    def observe(self, batch: BatchView, outcome: Outcome) -> Verdict:
+    def observe(self, batch: EngineBatch, outcome: Outcome) -> Verdict:
         """Do as `DraftStage.observe` does, for the rows of the newest draft in their order."""
         assert self._newest is not None, "nothing was trimmed"
         verdict = Verdict.build(self._newest.lengths, outcome)
@@ -98,24 +99,26 @@ class LeanStage:
         """Do as `DraftStage.close` does."""
         self._stage.close()
 
-    def _take_step(self, batch: BatchView, sheet: _Sheet | None) -> bool:
+    def _take_step(self, batch: EngineBatch, sheet: _Sheet | None) -> bool:
         """Run the proposer, contained; return whether it ran well."""
         handle, guard, resets = self._handle, self._guard, self._missed_resets
         resets.update(batch.reset_slots)
-        slots, lengths, generations, num_new = self._columns(batch)
+        slots, lengths, generations = self._columns(batch)
         self._known[slots] *= self._tenants[slots] == generations
         self._tenants[slots] = generations
         if not guard.admits_step() or not guard.call(handle.check_ready):
             return False
-        np.maximum(lengths - self._known[slots], 0, out=num_new)
+        handed = self._handed
+        assert handed is not None
+        np.maximum(lengths - self._known[slots], 0, out=handed.num_new.numpy())
         self._known[slots] = lengths
         if resets:
-            batch = replace(batch, reset_slots=tuple(sorted(resets)))
+            handed = replace(handed, reset_slots=tuple(sorted(resets)))
             resets.clear()
 
         def step() -> None:
             try:
-                handle.step(batch, None if sheet is None else sheet.limits, None if sheet is None else sheet.draft)
+                handle.step(handed, None if sheet is None else sheet.limits, None if sheet is None else sheet.draft)
             except LateDraft:
                 raise
             except BaseException:
@@ -123,20 +126,16 @@ class LeanStage:
                     self._known[:] = 0
                 raise
 
-        went_well = guard.step(step)
-        num_new.fill(0)
-        return went_well
+        return guard.step(step)
 
-    def _columns(self, batch: BatchView) -> tuple[npt.NDArray[Any], ...]:
-        """Return numpy views of slots, lengths, generations and num_new; batches come again and again."""
+    def _columns(self, batch: EngineBatch) -> tuple[npt.NDArray[Any], ...]:
+        """Return numpy views of slots, lengths and generations; batches come again and again."""
         if batch is not self._seen:
-            self._seen = batch
-            self._views = tuple(
-                tensor.numpy() for tensor in (batch.slots, batch.lengths, batch.generations, batch.num_new)
-            )
+            self._seen, self._handed = batch, batch.handed(torch.zeros_like(batch.lengths), ())
+            self._views = tuple(tensor.numpy() for tensor in (batch.slots, batch.lengths, batch.generations))
         return self._views
 
-    def _sheet(self, batch: BatchView, width: int) -> _Sheet:
+    def _sheet(self, batch: EngineBatch, width: int) -> _Sheet:
         key = (batch.batch_size, width)
         sheet = self._sheets.get(key)
         if sheet is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specplug.errors import EngineError
 from specplug.replay.items import Ids
-from specplug.types.batch import BatchView, Residency
+from specplug.types.batch import EngineBatch, Residency
 from specplug.types.plan import RequestStats
 from specplug.types.request import Request
 from specplug.types.verdict import Outcome
@@ -101,7 +101,7 @@ class Seats:
             self._view = View(self._table, self._vocab_size, self.taken)
         return self._view.update()
 
-    def alone(self, seat: Seat) -> BatchView:
+    def alone(self, seat: Seat) -> EngineBatch:
         """Return the batch of one seat, with the reset of its slot where that has not been told."""
         return View(self._table, self._vocab_size, [seat]).batch(self.pop_resets([seat]))
 
@@ -125,13 +125,12 @@ class View:
         changing = torch.zeros(4, count, dtype=torch.int32)
         self._numbers = changing.numpy()
         self._outcome = Outcome(verified=changing[1], accepted=changing[2], emitted=changing[3])
-        self._batch = BatchView(
+        self._batch = EngineBatch(
             slots=slots,
             generations=torch.tensor([seat.generation for seat in seats], dtype=torch.int64),
             rows=slots,
             tokens=table,
             lengths=changing[0],
-            num_new=torch.zeros(count, dtype=torch.int32),  # counted by the pipeline
             sampled=torch.ones(count, dtype=torch.bool),
             room=torch.full((count,), PLENTY, dtype=torch.int32),
             temperature=torch.zeros(count, dtype=torch.float32),
@@ -148,7 +147,7 @@ class View:
         self._numbers[0] = [seat.length for seat in self._seats]
         return self
 
-    def batch(self, reset_slots: tuple[int, ...]) -> BatchView:
+    def batch(self, reset_slots: tuple[int, ...]) -> EngineBatch:
         """Return what the pipeline is shown; the tensors are the view's own."""
         return replace(self._batch, reset_slots=reset_slots) if reset_slots else self._batch
 

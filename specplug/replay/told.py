@@ -14,7 +14,7 @@ from torch import Tensor
 from specplug.interfaces import Trimmer
 from specplug.pipeline.stages import DraftStage
 from specplug.replay.lean import LeanStage
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 
 
@@ -54,7 +54,7 @@ class RepeatedTrimmer(Trimmer):
         return self._views[key]
 
     def trim_told(
-        self, stage: DraftStage | LeanStage, batch: BatchView, draft: Draft, token_budget: int | None
+        self, stage: DraftStage | LeanStage, batch: EngineBatch, draft: Draft, token_budget: int | None
     ) -> Draft:
         """Trim one row's draft as `stage`, whose trimmer this is, would trim it among B alike.
 

@@ -1,9 +1,10 @@
-"""BatchView: what a proposer sees of the engine's batch at one step."""
+"""EngineBatch and BatchView: an engine's batch at one step, and what a proposer sees of it."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -30,9 +31,14 @@ class Barrier:
     kind: str
 
 
+_INDEX = (torch.int32, torch.int64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class BatchView:
-    """Views of what the engine holds, never copies.  B rows in batch order, S slots, L the longest context.
+class EngineBatch:
+    """Views of what an engine holds, never copies; adapters make one for each step of the pipeline.
+
+    B rows in batch order, S slots, L the longest context.
 
     A *slot* is a request's stable place while it runs: per-request state is indexed by slot.  Slots are reused; the
     slot's *generation* then differs, and the slot is listed once in `reset_slots`.
@@ -44,7 +50,6 @@ class BatchView:
             token table is indexed by slot, another index on engines that compact their batch.
         tokens: [S, L] int32, prompt and output of each request; entries at and beyond the length are undefined.
         lengths: [B] int32, tokens known per request, all those emitted included.
-        num_new: [B] int32, how many of them are new since the row's slot was ingested last.
         sampled: [B] bool, false for prefill chunks and padding rows, which need no draft.
         room: [B] int32, tokens that max_tokens and the context length still allow.
         temperature: [B] float32, 0 is greedy.
@@ -60,12 +65,22 @@ class BatchView:
             handed such batches.  Lengths, barriers and all other positions count from the text's beginning.
     """
 
+    _PER_ROW: ClassVar[dict[str, tuple[torch.dtype, ...]]] = {
+        "slots": _INDEX,
+        "generations": (torch.int64,),
+        "rows": _INDEX,
+        "lengths": (torch.int32,),
+        "sampled": (torch.bool,),
+        "room": (torch.int32,),
+        "temperature": (torch.float32,),
+        "grammar": (torch.bool,),
+    }
+
     slots: Tensor
     generations: Tensor
     rows: Tensor
     tokens: Tensor
     lengths: Tensor
-    num_new: Tensor
     sampled: Tensor
     room: Tensor
     temperature: Tensor
@@ -96,13 +111,64 @@ class BatchView:
             limits = torch.minimum(limits, caps.to(limits.dtype))
         return limits.clamp_(min=0, max=width) * self.sampled
 
+    def handed(self, num_new: Tensor, reset_slots: tuple[int, ...]) -> BatchView:
+        """Return what one proposer sees of this batch: what is new to it, and which resets it was not told of."""
+        held = {it.name: getattr(self, it.name) for it in fields(EngineBatch)}
+        return BatchView(**held | {"reset_slots": reset_slots}, num_new=num_new)
+
+    def permute(self, order: list[int]) -> Self:
+        """Return the same batch with its rows in another order (or a subset of its rows)."""
+        index = torch.tensor(order, dtype=torch.int64, device=self.device)
+        picked = {name: getattr(self, name)[index] for name in self._PER_ROW}
+        place = {old: new for new, old in enumerate(order)}
+        return replace(
+            self,
+            **picked,
+            first=None if self.first is None else self.first[index],
+            barriers=tuple(replace(b, row=place[b.row]) for b in self.barriers if b.row in place),
+            request_ids=None if self.request_ids is None else tuple(self.request_ids[i] for i in order),
+            requests=None if self.requests is None else tuple(self.requests[i] for i in order),
+        )
+
+    def validate(self) -> None:
+        """Raise `ContractError` when a shape or dtype is off.  Reads no tensor values, so it is safe on a GPU."""
+        columns = self._PER_ROW if self.first is None else {**self._PER_ROW, "first": (torch.int32,)}
+        for name, dtypes in columns.items():
+            tensor: Tensor = getattr(self, name)
+            if tensor.shape != (self.batch_size,) or tensor.dtype not in dtypes:
+                raise ContractError.build(
+                    f"{type(self).__name__}.{name} is malformed",
+                    found=f"{tuple(tensor.shape)} {tensor.dtype}",
+                    expected=f"({self.batch_size},) {' or '.join(map(str, dtypes))}",
+                )
+        if self.tokens.ndim != 2 or self.tokens.dtype is not torch.int32:
+            raise ContractError.build(
+                f"{type(self).__name__}.tokens is malformed",
+                found=f"{tuple(self.tokens.shape)} {self.tokens.dtype}",
+                expected="[S, L] torch.int32",
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchView(EngineBatch):
+    """An engine's batch as one proposer sees it.
+
+    Attributes:
+        num_new: [B] int32, how many of each row's tokens are new since the proposer ingested the row's slot last; in
+            `observe`, how many the step emitted.
+    """
+
+    _PER_ROW: ClassVar[dict[str, tuple[torch.dtype, ...]]] = {**EngineBatch._PER_ROW, "num_new": (torch.int32,)}
+
+    num_new: Tensor = field(kw_only=True)
+
     def to_host(self, *, newest_only: bool = False) -> BatchView:
         """Return a snapshot on the CPU that no later engine step changes.  Costs a synchronisation on a GPU.
 
         The snapshot's token table holds this batch's rows only, in batch order.  With `newest_only` it holds of each
         row only the `num_new` newest tokens, `first` says from where, and what lies beyond them is undefined.
         """
-        names = [name for name in _PER_ROW if name != "rows"]
+        names = [name for name in self._PER_ROW if name != "rows"]
         names += [] if self.first is None else ["first"]
         host = {name: getattr(self, name).to("cpu", copy=True) for name in names}
         begin = host["lengths"] - host["num_new"] if newest_only else host.get("first")
@@ -123,49 +189,3 @@ class BatchView:
             begin -= self.first
         columns = begin.to(device)[:, None] + torch.arange(width, device=device)
         return self.tokens[self.rows.to(device)[:, None], columns.clamp_(max=self.tokens.shape[1] - 1)]
-
-    def permute(self, order: list[int]) -> BatchView:
-        """Return the same batch with its rows in another order (or a subset of its rows)."""
-        index = torch.tensor(order, dtype=torch.int64, device=self.device)
-        picked = {name: getattr(self, name)[index] for name in _PER_ROW}
-        place = {old: new for new, old in enumerate(order)}
-        return replace(
-            self,
-            **picked,
-            first=None if self.first is None else self.first[index],
-            barriers=tuple(replace(b, row=place[b.row]) for b in self.barriers if b.row in place),
-            request_ids=None if self.request_ids is None else tuple(self.request_ids[i] for i in order),
-            requests=None if self.requests is None else tuple(self.requests[i] for i in order),
-        )
-
-    def validate(self) -> None:
-        """Raise `ContractError` when a shape or dtype is off.  Reads no tensor values, so it is safe on a GPU."""
-        columns = _PER_ROW if self.first is None else {**_PER_ROW, "first": (torch.int32,)}
-        for name, dtypes in columns.items():
-            tensor: Tensor = getattr(self, name)
-            if tensor.shape != (self.batch_size,) or tensor.dtype not in dtypes:
-                raise ContractError.build(
-                    f"BatchView.{name} is malformed",
-                    found=f"{tuple(tensor.shape)} {tensor.dtype}",
-                    expected=f"({self.batch_size},) {' or '.join(map(str, dtypes))}",
-                )
-        if self.tokens.ndim != 2 or self.tokens.dtype is not torch.int32:
-            raise ContractError.build(
-                "BatchView.tokens is malformed",
-                found=f"{tuple(self.tokens.shape)} {self.tokens.dtype}",
-                expected="[S, L] torch.int32",
-            )
-
-
-_INDEX = (torch.int32, torch.int64)
-_PER_ROW: dict[str, tuple[torch.dtype, ...]] = {
-    "slots": _INDEX,
-    "generations": (torch.int64,),
-    "rows": _INDEX,
-    "lengths": (torch.int32,),
-    "num_new": (torch.int32,),
-    "sampled": (torch.bool,),
-    "room": (torch.int32,),
-    "temperature": (torch.float32,),
-    "grammar": (torch.bool,),
-}
