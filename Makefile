@@ -10,8 +10,8 @@ PINS   := .ci/environments
 PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang demo demo-vllm demo-sglang demo-rag test test-core test-vllm \
-  test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
+.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang demo demo-vllm demo-sglang demo-rag test test-all test-core \
+  test-vllm test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -100,6 +100,8 @@ test: lint ## lint, and all tests, those with vLLM and SGLang too where they run
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-core setup-engines
 	@echo "The tests with the real engines, both at once; what they say comes when they end."
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-vllm test-sglang
+
+test-all: lint test-core test-vllm-all test-sglang-all ## lint, and all tests, the slow ones too
 
 test-core: setup ## the tests without an engine
 	$(BIN)/python -m pytest

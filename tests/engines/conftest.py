@@ -30,5 +30,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for pool in config.stash.get(POOLS, []):
         again = sorted(tenant.name for tenant, count in Counter(pool.started).items() if count > 1)
         terminalreporter.write_line(
-            f"{len(pool.started)} engines started; more than once: {', '.join(again) or 'none'}"
+            f"{len(pool.started)} engines started in {pool.seconds:.0f} s; more than once: {', '.join(again) or 'none'}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from tests.engines.processes import Host, HostDied, Nursery, Raised
 __all__ = ["Engine", "HostDied", "Pool", "Raised", "Tenant"]
 
 CALL_SECONDS = 600.0
-MOST_ALIVE = 3
+MOST_ALIVE = 5
 
 T = TypeVar("T", bound="Tenant")
 
@@ -100,6 +101,8 @@ class Pool:
         self._alive: list[Tenant] = []  # least recently used first
         self._nurseries: dict[str, Nursery] = {}
         self.started: list[Tenant] = []
+        self.seconds = 0.0
+        """Spent on starting them."""
 
     def tenant(self, kind: type[T], name: str, configuration: Configuration) -> T:
         """Return the tenant of a configuration, the same one whenever it is asked for."""
@@ -114,7 +117,9 @@ class Pool:
             while len(self._alive) >= self._most:
                 self._alive.pop(0).stop()
             self.started.append(tenant)
+            began = time.monotonic()
             tenant.start(self._logs / f"{len(self.started):02d}-{tenant.name}.log")
+            self.seconds += time.monotonic() - began
         self._alive.append(tenant)
         return tenant.process
 

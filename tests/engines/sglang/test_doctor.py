@@ -32,6 +32,7 @@ def line_of(config: Configuration) -> str:
     return shlex.join(["python", "-m", "sglang.launch_server", *config.flags(), "--port", "1"])
 
 
+@pytest.mark.slow  # the parts it puts together have tests of their own
 def test_doctor_looks_through_a_launch_line():
     config = configuration("SPECPLUG", environment={"SPECPLUG_CONFIG": NGRAM})
     command = [SPECPLUG, "doctor", "--json", "--launch", line_of(config)]

@@ -285,6 +285,7 @@ def test_what_is_asked_for_is_done(answered, under_grammars):
     assert "=" in said
 
 
+@pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
 def test_sglangs_own_overlap_counts_penalties_late(engine):
     """Without any speculation; so equality is asked for between engines of one kind."""
     asked = {"frequency": PLAIN["frequency"]}
@@ -304,6 +305,7 @@ def stock_ngram(engine: Callable[..., Engine]) -> Engine:
     return engine("NGRAM", topk=4, overlap=False, **SERVED, name="NGRAM")
 
 
+@pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
 @pytest.mark.parametrize("name", ["frequency", "processor"])
 def test_sglangs_own_ngram_differs(name, engine, stock_ngram):
     """Twice, as it learns from answers only."""
@@ -367,6 +369,7 @@ def test_logprobs_beside_min_p(toys):
     assert told == pytest.approx([float(law[one, next]) for one, next in itertools.pairwise(before)], abs=1e-4)
 
 
+@pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
 def test_sglangs_own_ngram_leaves_min_p_out(small):
     p, _, accepted = sample(small("NGRAM", sampling=True, overlap=False), 64, law=by_min_p(), min_p=MIN_P)
     assert accepted > 0

@@ -45,6 +45,7 @@ def test_the_client_shows_what_it_says(serve):
     assert engine["workers"][0]["metrics"]["total"]["accepted"] > 20
 
 
+@pytest.mark.slow
 def test_the_offline_example_drafts():
     edited, record, summary = run("sglang_offline.py")[0].split("\n---\n")
     assert "open(path, flags)" in edited
@@ -60,6 +61,7 @@ def demo() -> tuple[dict[str, Any], str]:
     return json.loads(out), beside
 
 
+@pytest.mark.slow  # `make demo-sglang` runs it
 def test_the_demo_compares_two_servers(demo):
     rows = demo[0]["rows"]
     assert [(row["task"], row["identical"]) for row in rows] == [
@@ -73,6 +75,7 @@ def test_the_demo_compares_two_servers(demo):
     assert referring > alone  # the prompt of a "json" task does not hold its answer, the reference does
 
 
+@pytest.mark.slow
 def test_the_demo_says_what_it_runs_on(demo):
     report, beside = demo
     (remark,) = report["remarks"]

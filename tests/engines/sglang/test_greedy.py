@@ -82,6 +82,7 @@ def test_stock_without_overlap_is_the_plain_model(engine, truth):
     assert_greedy(PROMPTS, truth, ask(sync))
 
 
+@pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
 def test_sglangs_own_trees(tree_engine, truth):
     """Twice, as its n-gram learns from answers only."""
     facts = tree_engine.inside(inside.facts)
@@ -166,6 +167,7 @@ def test_a_tree_in_an_engine_started_for_chains_is_seen(chain_engine, truth):
         assert_differs(truth, ask(chain_engine))
 
 
+@pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
 def test_sglangs_own_ngram_drafts_trees_even_when_started_for_chains(chain_engine, truth):
     """Breadth 1 does not keep it from hanging several matches on the root, so there its output is not the model's."""
     with planted(chain_engine, trees.watch):

@@ -290,6 +290,7 @@ def tenants_seen(llm: Any) -> dict[str, Any]:
     return drafting(llm).stage.proposers["retrieval"].status()["tenants"]
 
 
+@pytest.mark.slow  # V1 drafts from them, and proposers are the same on V2
 def test_v2_drafts_from_corpora_that_others_change(engine: Callable[..., Engine], tmp_path: Path):
     store = Store.create(tmp_path / "store", fingerprint(tokenizer()))
     store.add("answers", [document(answers()[1][1])], tenant="b")

@@ -32,6 +32,7 @@ def specplug(config: Configuration, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow  # the parts it puts together have tests of their own
 def test_doctor_looks_through_a_launch_line():
     config = configuration("v1", NGRAM)
     checks = json.loads(specplug(config, "doctor", "--json", "--launch", line_of(config)))["checks"]
@@ -146,6 +147,7 @@ def test_a_mistake_ends_the_server_with_one_message_before_anything_is_loaded():
     assert "EngineCore" not in said
 
 
+@pytest.mark.slow
 def test_generate_runs_on_vllm_and_writes_what_plain_decoding_does():
     prompt = "<|code|>import os\nimport sys\n\ndef main():\n    return os.path.join(sys.argv[0], os.getcwd())\n"
     options = ("generate", "tiny", prompt, "--engine", "vllm", "--max-tokens", "40", "--json")

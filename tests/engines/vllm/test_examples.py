@@ -8,6 +8,8 @@ import re
 import subprocess
 from collections.abc import Mapping
 
+import pytest
+
 from tests.engines.examples import command
 from tests.engines.vllm.launch import ROOT, configuration
 
@@ -33,6 +35,7 @@ def test_the_client_shows_what_it_says(v1_server):
     assert "specplug_proposer" in refusal
 
 
+@pytest.mark.slow
 def test_the_offline_example_drafts():
     out = run("vllm_offline.py")
     edited, record, summary = out.split("\n---\n")
@@ -49,6 +52,7 @@ def test_the_demo_s_servers_ask_for_a_quarter_of_a_gib(monkeypatch):
         assert "VLLM_CPU_KVCACHE_SPACE" not in launch.environment  # which would come before it
 
 
+@pytest.mark.slow  # `make demo-vllm` runs it
 def test_the_demo_compares_two_servers():
     rows = json.loads(run("vllm_demo.py", "--tasks", "1", "--json"))["rows"]
     assert [(row["task"], row["identical"]) for row in rows] == [
