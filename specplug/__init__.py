@@ -48,7 +48,7 @@ _PUBLIC = {
         "WidthChange",
     ),
     "specplug.types.draft": ("Draft",),
-    "specplug.types.plan": ("HostStats", "RequestStats", "StepCost", "StepPlan"),
+    "specplug.types.plan": ("HostStats", "RequestStats", "StepCost", "StepPlan", "StepReport"),
     "specplug.types.request": (
         "EngineEvent",
         "Lifecycle",
@@ -59,6 +59,7 @@ _PUBLIC = {
         "Sampling",
         "StoredDocument",
     ),
+    "specplug.types.trim": ("TrimLimits",),
     "specplug.types.verdict": ("Outcome", "Verdict"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}

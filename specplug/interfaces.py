@@ -20,8 +20,9 @@ from torch import Tensor
 from specplug.types.batch import BatchView
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, StepPlan
+from specplug.types.plan import HostStats, StepPlan, StepReport
 from specplug.types.request import Event
+from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Verdict
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 
@@ -166,23 +167,46 @@ class TellsStatus(Protocol):
 
 
 class Planner(abc.ABC):
-    """The plan half of a policy: host figures in, the next step's width out.  Shares no memory with the trim half."""
+    """The plan half of a policy: host figures in, the next step's width out.  Shares no memory with the trim half.
+
+    The contract of both halves is held by `specplug.testing.PolicyContract`.
+    """
 
     @abc.abstractmethod
     def plan(self, stats: HostStats) -> StepPlan:
         """Decide how wide the step may speculate.  Must not block, and sees figures at least one step old."""
 
+    def observe(self, report: StepReport) -> None:  # noqa: B027 - optional
+        """Learn what became of a finished step, once per step that was planned and in their order (host)."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether `observe` is to be called: by default, whether the class overrides it."""
+        return type(self).observe is not Planner.observe
+
 
 class Trimmer(abc.ABC):
-    """The trim half of a policy: cuts a batch's drafts to a token budget, on the device, without reading back."""
+    """The trim half of a policy: cuts a batch's drafts on the device, without reading back."""
 
     @abc.abstractmethod
-    def trim(self, draft: Draft, token_budget: Tensor) -> Draft:
-        """Return `draft` cut to at most `token_budget` (0-d int64) draft tokens over the whole batch."""
+    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
+        """Return `draft` cut to at most `limits.token_budget` draft tokens over the whole batch.
 
-    def trim_step(self, draft: Draft, token_budget: Tensor, decoding: Tensor) -> Draft:
-        """Do as `trim`, told which rows decode, `decoding` [B] bool; the pipeline calls this."""
-        return self.trim(draft, token_budget)
+        What is kept is a prefix of each chain and holds, of a tree, every kept node's ancestors; `Draft.keep` makes
+        such a draft.  A higher `limits.price` never keeps more.
+        """
+
+    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional
+        """Learn what became of earlier drafts, without reading back.
+
+        As `Proposer.observe`, for the rows of all proposers: `draft` is what `trim` let through, `draft.source` points
+        into `draft.sources`, -1 for rows without a draft.
+        """
+
+    @property
+    def learns(self) -> bool:
+        """Whether `observe` is to be called: by default, whether the class overrides it."""
+        return type(self).observe is not Trimmer.observe
 
     def cuts_without_budget(self, batch_size: int, width: int) -> bool:
         """Return whether to trim such a step though its budget, if it has one, holds all drafts (host).

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specplug.interfaces import PluginContext, Trimmer
 from specplug.types.draft import Draft
+from specplug.types.trim import TrimLimits
 
 
 class SurvivalTrimmer(Trimmer):
@@ -20,12 +21,13 @@ class SurvivalTrimmer(Trimmer):
     def __init__(self, context: PluginContext | None = None) -> None:
         """Need nothing; a context is taken because every trimmer is built with one."""
 
-    def trim(self, draft: Draft, token_budget: Tensor) -> Draft:
-        """Return `draft` cut to `token_budget` (0-d int64) tokens; with a budget that suffices, an equal draft.
+    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
+        """Return `draft` cut to the budget and the price; where neither binds, an equal draft.
 
         Confidences must lie in [0, 1], as they do behind the pipeline's propose phase.
         """
-        return draft.keep(rank_tokens(draft)[1] < token_budget)
+        survival, rank = rank_tokens(draft)
+        return draft.keep((rank < limits.token_budget) & (survival >= limits.price))
 
 
 def rank_tokens(draft: Draft) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import BatchView
 from specplug.types.caps import EngineCaps, ProposerCaps
 from specplug.types.draft import Draft
+from specplug.types.plan import StepPlan
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
 from specplug.types.verdict import Outcome, Verdict
 
@@ -209,11 +210,17 @@ class Bench:
         )
 
     def draft(
-        self, width: int = 4, names: Sequence[str] | None = None, *, budget: int | None = None, **columns: Any
+        self,
+        width: int = 4,
+        names: Sequence[str] | None = None,
+        *,
+        budget: int | None = None,
+        price: float = 0.0,
+        **columns: Any,
     ) -> Draft:
         """Propose and trim."""
         batch = self.batch(names, **columns)
-        return self.stage.trim(batch, self.stage.propose(batch, width), budget)
+        return self.stage.trim(batch, self.stage.propose(batch, width), StepPlan(width, budget, price=price))
 
     def verify(
         self, accepted: Mapping[str, int], *, verified: int = 4, emitted: Mapping[str, Sequence[int]] | None = None

@@ -21,6 +21,7 @@ from specplug.types.batch import BatchView
 from specplug.types.caps import ProposerCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, StepPlan
+from specplug.types.trim import TrimLimits
 
 torch.set_num_threads(1)
 
@@ -121,8 +122,8 @@ class PlantedPolicy(Planner, Trimmer):
         self.stats.append(stats)
         return self._plan(stats)
 
-    def trim(self, draft: Draft, token_budget: Tensor) -> Draft:
-        self.trimmed.append((draft.batch_size, int(token_budget)))
+    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
+        self.trimmed.append((draft.batch_size, int(limits.token_budget)))
         return draft
 
 

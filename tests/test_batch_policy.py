@@ -22,6 +22,7 @@ from specplug.types.caps import EngineCaps, Ragged, WidthChange
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
 from specplug.types.plan import HostStats, RequestStats
+from specplug.types.trim import TrimLimits
 from specplug_batch import plugin
 from specplug_batch.options import BatchOptions
 from specplug_batch.reference import best_count
@@ -165,7 +166,7 @@ def test_what_is_admitted_gains_most_of_all_that_could_be(trees, data):
     policy, draft = trimmer(**options), draft_of(forest, trees=trees)
     policy._sums[:, 0], policy._sums[:, 1] = speed_up * TRUST, TRUST
     survival = draft.survival().tolist()
-    trimmed = policy.trim_step(draft, torch.tensor(PLENTY), torch.tensor(decoding))
+    trimmed = policy.trim(draft, TrimLimits.build(PLENTY, torch.tensor(decoding)))
     trimmed.validate()
     count = int(trimmed.lengths.sum())
 
@@ -197,9 +198,15 @@ def chains(*confidences: list[float]) -> Draft:
     return draft_of([[(x, c - 1) for c, x in enumerate(row)] for row in confidences], trees=False, width=width)
 
 
-def kept(policy: GainTrimmer, draft: Draft, budget: int = PLENTY, decoding: list[bool] | None = None) -> list[int]:
+def kept(
+    policy: GainTrimmer,
+    draft: Draft,
+    budget: int = PLENTY,
+    decoding: list[bool] | None = None,
+    price: float = 0.0,
+) -> list[int]:
     mask = torch.ones(draft.batch_size, dtype=torch.bool) if decoding is None else torch.tensor(decoding)
-    return policy.trim_step(draft, torch.tensor(budget), mask).lengths.tolist()
+    return policy.trim(draft, TrimLimits.build(budget, mask, price)).lengths.tolist()
 
 
 def test_up_to_saturation_whatever_may_be_accepted_is_admitted():
@@ -281,9 +288,9 @@ class TestInThePipeline:
     @pytest.mark.parametrize("trees", [False, True])
     def test_nothing_is_read_back(self, trees):
         draft = Draft.allocate(3, 4, trees=trees)
-        policy, budget, decoding = trimmer(saturation=4), torch.tensor(99), torch.ones(3, dtype=torch.bool)
+        policy, limits = trimmer(saturation=4), TrimLimits.build(99, torch.ones(3, dtype=torch.bool), 0.1)
         with torch.inference_mode(), Watch() as watch:
-            policy.trim_step(draft, budget, decoding)
+            policy.trim(draft, limits)
         assert watch.found == []
         assert watch.count > 20
 
@@ -293,13 +300,14 @@ class TestInThePipeline:
         meta = torch.device("meta")
         policy = GainTrimmer(PluginContext(EngineCaps(8), options=BatchOptions(batch_size=told), device=meta))
         draft = Draft.allocate(3, 4, trees=trees, device=meta)
-        trimmed = policy.trim(draft, torch.empty((), dtype=torch.int64, device=meta))
+        trimmed = policy.trim(draft, TrimLimits.build(2, torch.ones(3, dtype=torch.bool, device=meta)))
         trimmed.validate()
         assert trimmed.device == meta
 
     @pytest.mark.parametrize(("batch_size", "width"), [(0, 4), (3, 0)])
     def test_nothing_to_trim(self, batch_size, width):
-        trimmed = trimmer().trim(Draft.allocate(batch_size, width), torch.tensor(2))
+        limits = TrimLimits.build(2, torch.ones(batch_size, dtype=torch.bool))
+        trimmed = trimmer().trim(Draft.allocate(batch_size, width), limits)
         assert (trimmed.batch_size, trimmed.width) == (batch_size, width)
 
 

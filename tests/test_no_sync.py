@@ -18,6 +18,7 @@ from specplug.specs import ProposerSpec
 from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, DraftInput, EngineCaps, ProposerCaps
+from specplug.types.plan import StepPlan
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
 from specplug.types.verdict import Outcome
 
@@ -168,10 +169,10 @@ def drive(stage: DraftStage, batch: EngineBatch, after: EngineBatch, outcome: Ou
     """Run events and two steps, one trimmed to a budget, one not, and a step without drafts."""
     chosen = Request("b", 1, 9, options=RequestOptions(proposer="p1"))
     stage.on_event(RequestEvent(Lifecycle.STARTED, chosen, slot=0, generation=1))
-    stage.trim(batch, stage.propose(batch, 0), None)
-    draft = stage.trim(batch, stage.propose(batch, WIDTH, caps), 5)
+    stage.trim(batch, stage.propose(batch, 0), StepPlan(0))
+    draft = stage.trim(batch, stage.propose(batch, WIDTH, caps), StepPlan(WIDTH, 5, price=0.1))
     verdict = stage.observe(after, outcome)
-    stage.trim(after, stage.propose(after, 2, caps), None)
+    stage.trim(after, stage.propose(after, 2, caps), StepPlan(2))
     return draft, verdict
 
 

@@ -48,7 +48,7 @@ class TestDrafts:
         bench.draft()
         calls = list(proposer.calls)
         dummy = replace(bench.batch(), lengths=int32([77]), generations=torch.tensor([9]), is_dummy=True)
-        draft = bench.stage.trim(dummy, bench.stage.propose(dummy, 3), 0)
+        draft = bench.stage.trim(dummy, bench.stage.propose(dummy, 3), StepPlan(3, 0))
         outcome = Outcome(int32([4]), int32([4]), int32([5]))
         assert bench.stage.observe(dummy, outcome).proposed.tolist() == [0]
         assert drafts(draft) == [[]]

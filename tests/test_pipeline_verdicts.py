@@ -24,8 +24,8 @@ class Trimming(Trimmer):
         self._trim = trim
         self.budgets = []
 
-    def trim(self, draft, token_budget):
-        self.budgets.append(int(token_budget))
+    def trim(self, draft, limits):
+        self.budgets.append(int(limits.token_budget))
         return self._trim(draft)
 
 

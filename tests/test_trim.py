@@ -11,6 +11,7 @@ from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
+from specplug.types.trim import TrimLimits
 
 # Few distinct values, so that ties are common, the two extremes among them.
 LEVELS = (0.0, 0.25, 0.5, 1.0)
@@ -57,7 +58,11 @@ def admitted_by_heap(rows: list[list[tuple[float, int]]], budget: int) -> list[l
 
 
 def trim(draft: Draft, budget: int) -> Draft:
-    return SurvivalTrimmer().trim(draft, torch.tensor(budget))
+    return SurvivalTrimmer().trim(draft, limits_of(draft, budget))
+
+
+def limits_of(draft: Draft, budget: int, price: float = 0.0) -> TrimLimits:
+    return TrimLimits.build(budget, torch.ones_like(draft.lengths, dtype=torch.bool), price)
 
 
 def ids(draft: Draft) -> list[list[int]]:
@@ -139,6 +144,6 @@ def test_a_rounding_error_does_not_tear_a_chain(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("trees", [False, True])
 def test_reads_nothing_back(trees: bool) -> None:
     draft = Draft.allocate(3, 4, device="meta", trees=trees, distribution=Distribution.PROBS, vocab_size=5)
-    trimmed = SurvivalTrimmer().trim(draft, torch.empty((), dtype=torch.int64, device="meta"))
+    trimmed = SurvivalTrimmer().trim(draft, limits_of(draft, 2))
     trimmed.validate()
     assert trimmed.device.type == "meta"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from specplug.pipeline.stages import DraftStage
 from specplug.registry import default_registry
 from specplug.serving import wire
 from specplug.serving.places import Places
-from specplug.serving.planning import Bounds, Planning
+from specplug.serving.planning import Bounds, Launched, Planning
 from specplug.serving.rows import RowFacts
 from specplug.serving.slots import SlotRows
 from specplug.serving.stops import StopWatch
@@ -85,7 +86,8 @@ class Drafting:
         self.arrivals = Arrivals(self.places, lambda req: resident(req, self.max_length), self._write, self._forget)
         self.stops = StopWatch(slots, self.caps.max_width, device)
         self._rows: _Rows | None = None
-        self._launched: deque[tuple[tuple[str, ...], int]] = deque()
+        self._launched: deque[tuple[Launched, tuple[str, ...], Tensor | None]] = deque()
+        self._began, self._prefills = 0.0, False
         self._scheduler: weakref.ref[Any] | None = None
 
     # -- requests and the engine ---------------------------------------------------------------------------------
@@ -106,24 +108,30 @@ class Drafting:
             self.stage.on_event(EngineEvent(kind))
 
     def verified(self, accepted: Sequence[int]) -> None:
-        """Take in what a step accepted per row, which SGLang tells in order, a step late."""
+        """Take in what a step accepted per row, which SGLang tells in order, a step late.
+
+        It has waited for the step's results, and so for the lengths of its drafts, which were copied before them.
+        """
+        ended = perf_counter()
         if not self._launched:
             return
-        names, width = self._launched.popleft()
+        step, names, lengths = self._launched.popleft()
         if len(names) != len(accepted):  # a step that the worker did not see
             self._launched.clear()
             return
-        for name, count in zip(names, accepted, strict=True):
-            self.planning.observe(name, width, count)
+        verified = [0] * len(names) if lengths is None else lengths.tolist()
+        self.planning.finish(step, [*zip(names, verified, accepted, strict=True)], ended)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
     def admit(self, reqs: Sequence[Any]) -> None:
         """Take in the requests of a prefill batch."""
+        self._prefills = True
         self.arrivals.admit(reqs)
 
     def plan(self, reqs: Sequence[Any]) -> int:
         """Plan a step of decoding; return its width, which no row needs wider."""
+        self._began = perf_counter()
         if self._rows is None or not self._rows.hold(self.places, reqs):
             self.arrivals.admit(reqs)
         # Prompts are read in steps of their own: with speculation SGLang mixes none into a step of decoding.
@@ -139,13 +147,18 @@ class Drafting:
         assert self.stage is not None
         plan = self.planning.plan
         caps = self._caps_of(plan, reqs)
-        draft = self.stage.trim(batch, self.stage.propose(batch, width, caps), plan.token_budget)
+        draft = self.stage.trim(batch, self.stage.propose(batch, width, caps), plan)
         assert self.grammars is not None
         return self.grammars.of(batch, reqs, draft, caps, plan.token_budget)
 
-    def launched(self, reqs: Sequence[Any], width: int) -> None:
-        """Remember a step whose results are still to come."""
-        self._launched.append((tuple(req.rid for req in reqs), width))
+    def launched(self, reqs: Sequence[Any], draft: Draft) -> None:
+        """Remember a step whose results are still to come, and begin to copy the lengths of its drafts to the host."""
+        rows, width = len(reqs), draft.width
+        # A prefill that was queued before the step is not over when the step begins.
+        step = self.planning.launch(self._began, rows, rows * (width + 1), width, timed=not self._prefills)
+        self._prefills = False
+        lengths = draft.lengths.to("cpu", non_blocking=True, copy=True) if width else None
+        self._launched.append((step, tuple(req.rid for req in reqs), lengths))
 
     def observe(self, batch: EngineBatch, outcome: Outcome) -> None:
         """Learn from what was verified; `batch` is the one after it."""

@@ -191,7 +191,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         if on_publish is not None:
             on_publish(new_seq_lens)
         self._observe(batch, before, emitted, accept_lens, draft)
-        drafting.launched(reqs, width)
+        drafting.launched(reqs, draft)
         batch.forward_mode = ForwardMode.DECODE
         return GenerationBatchResult(
             logits_output=logits,

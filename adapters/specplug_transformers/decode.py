@@ -17,7 +17,7 @@ from specplug.interfaces import Verifier
 from specplug.pipeline.containment import FaultGuard
 from specplug.pipeline.stages import DraftStage, PlanStage
 from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, StepCost
+from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepReport
 from specplug.types.verdict import Outcome
 from specplug.types.verification import TargetLogits, Verification
 from specplug_transformers.batch import DecodeBatch
@@ -45,6 +45,7 @@ class Decoder:
         self._batch: DecodeBatch | None = None
         self.steps = 0
         self.last_step: StepCost | None = None
+        self._plan = NO_SPECULATION
 
     def forget_batch(self) -> None:
         """Requests have changed places: build the next batch anew."""
@@ -58,15 +59,19 @@ class Decoder:
         logits = self._target_logits(batch, draft)
         numbers = batch.uniforms(draft.width)
         verification = self._verifier.verify(draft, TargetLogits.dense(logits), batch.sampling, numbers)
+        context_tokens = sum(state.length for state in states)
         self._commit(batch, draft, verification)
-        self.steps += 1
         self.last_step = StepCost(
             requests=len(states),
             tokens=len(states) * (draft.width + 1),
-            context_tokens=sum(state.length for state in states),
+            context_tokens=context_tokens,
             width=draft.width,
             seconds=time.perf_counter() - began,
         )
+        if self._plans.learns:
+            fates = [*zip(draft.lengths.tolist(), verification.num_accepted.tolist(), strict=True)]
+            self._plans.observe(StepReport.build(self.steps, self._plan.width, len(fates), fates, self.last_step))
+        self.steps += 1
 
     def _batch_of(self, states: Sequence[RequestState]) -> DecodeBatch:
         if self._batch is None or self._batch.states != tuple(states):
@@ -77,12 +82,13 @@ class Decoder:
         """Plan, propose and trim."""
         states = batch.states
         figures = tuple(state.stats() for state in states)
-        plan = self._plans.plan(HostStats(self.steps, figures, num_waiting=num_waiting, last_step=self.last_step))
+        stats = HostStats(self.steps, figures, num_waiting=num_waiting, last_step=self.last_step)
+        plan = self._plan = self._plans.plan(stats)
         allowed = [state.draft_cap(plan.width_for(state.request.request_id)) for state in states]
         caps = torch.tensor(allowed, dtype=torch.int32, device=self._runner.device)
         view = batch.view(reset_slots=self._table.take_resets())
         draft = self._drafts.propose(view, plan.width, caps)
-        draft = self._drafts.trim(view, draft, plan.token_budget)
+        draft = self._drafts.trim(view, draft, plan)
         if draft.width and any(state.params.allowed_tokens for state in states):
             room = view.limits(draft.width, caps)
             draft = self._grammars.complete(draft, grammar_states(states, draft.device), room, plan.token_budget)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from specplug.serving.stops import StopWatch
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
+from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEvent, EngineEventKind
 from specplug.types.verdict import Outcome
 from specplug_vllm import notes
@@ -36,10 +38,8 @@ class Drafting:
 
     Attributes:
         places: the requests that the worker holds.
-        width: most draft tokens that the newest step asks for.
-        token_budget: most draft tokens that its batch may verify; None is no limit.
+        plan: of the drafts that the newest step makes, as long as its rows are; its caps are the policy's.
         scheduled: by request id, draft tokens that the newest step verifies.
-        policy_caps: by request id, most draft tokens of the drafts that it makes, where the policy bounds them.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, rank: int) -> None:
@@ -58,11 +58,9 @@ class Drafting:
         self.places = Places(self.max_slots, device, lambda event: self.stage.on_event(event))
         self.slots = self.places.slots
         self.stops = StopWatch(self.max_slots, self.caps.max_width, device)
-        self.width = self.caps.max_width
-        self.token_budget: int | None = None
+        self.plan = StepPlan(self.caps.max_width)
         self.scheduled: dict[str, list[int]] = {}
         self.grammars: Mapping[str, notes.Constrained] = {}
-        self.policy_caps: Mapping[str, int] = {}
 
     # -- requests, told by the lifecycle hook --------------------------------------------------------------------
 
@@ -89,23 +87,23 @@ class Drafting:
 
     def begin_step(self, scheduler_output: Any) -> None:
         """Note what the scheduler asks of this step."""
-        self.width = min(int(scheduler_output.num_spec_tokens_to_schedule), self.caps.max_width)
         said = notes.of(scheduler_output)
-        self.token_budget, self.grammars, self.policy_caps = said.token_budget, said.grammars, said.caps
+        width = min(int(scheduler_output.num_spec_tokens_to_schedule), self.caps.max_width)
+        self.plan, self.grammars = replace(said.plan, width=width), said.grammars
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
 
     def step(self, batch: EngineBatch, outcome: Outcome, caps: Tensor) -> Draft:
         """Learn from the step that was verified, and draft for the next.  `caps` [B] int32 bounds each row."""
         self.stage.observe(batch, outcome)
-        if self.policy_caps and batch.request_ids is not None:
+        if self.plan.caps and batch.request_ids is not None:
             caps = torch.minimum(caps, self._caps_of(batch.request_ids))
-        draft = self.stage.propose(batch, self.width, caps)
-        trimmed = self.stage.trim(batch, draft, self.token_budget)
+        draft = self.stage.propose(batch, self.plan.width, caps)
+        trimmed = self.stage.trim(batch, draft, self.plan)
         return trimmed.as_one_hot(batch.grammar)  # the scheduler cuts these rows by what their tokens are
 
     def _caps_of(self, names: Sequence[str]) -> Tensor:
         """Return [B] int32: the policy's caps of rows `names`."""
-        return self.on_device([self.policy_caps.get(name, self.caps.max_width) for name in names])
+        return self.on_device([self.plan.caps.get(name, self.caps.max_width) for name in names])
 
     def on_device(self, values: Sequence[int]) -> Tensor:
         """Return [n] int32 where batches lie, without waiting for the copy."""

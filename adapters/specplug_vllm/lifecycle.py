@@ -34,7 +34,7 @@ def install(runner_class: Any) -> None:
             result = original(self, scheduler_output, *args, **kwargs)
             _arrive(drafting, scheduler_output)
             drafting.begin_step(scheduler_output)
-        adaptive.set_budget(self, notes.of(scheduler_output).token_budget)  # also on ranks that do not draft
+        adaptive.set_budget(self, notes.of(scheduler_output).plan.token_budget)  # also on ranks that do not draft
         return result
 
     execute_model._specplug = True  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specplug.types.plan import NO_SPECULATION, StepPlan
 from specplug.types.request import EngineEventKind
 from specplug.types.verdict import Forced, Outcome
 
@@ -46,21 +47,19 @@ class StepNotes:
     """One step's notes.
 
     Attributes:
-        token_budget: most draft tokens that the batch may verify in the next step; None is no limit.
+        plan: of the drafts made at the end of this step.  Its caps are those that the policy sets where rows are
+            padded; how long rows are, `num_spec_tokens_to_schedule` says.
         endings: of the finished requests.
         cache_salts: of the new requests that brought one.
         events: what happened to the whole engine since the step before.
         grammars: of the requests with a grammar whose drafts the step verifies, on V1.
-        caps: by request id, most draft tokens that the policy allows where rows are padded, of the drafts made at the
-            end of this step.
     """
 
-    token_budget: int | None = None
+    plan: StepPlan = NO_SPECULATION
     endings: Mapping[str, Ending] = field(default_factory=dict)
     cache_salts: Mapping[str, str] = field(default_factory=dict)
     events: tuple[EngineEventKind, ...] = ()
     grammars: Mapping[str, Constrained] = field(default_factory=dict)
-    caps: Mapping[str, int] = field(default_factory=dict)
 
 
 NO_NOTES = StepNotes()

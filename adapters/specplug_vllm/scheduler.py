@@ -6,6 +6,9 @@ scheduling vLLM schedules t + 1 before it has seen the output of t, so its figur
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -14,7 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
 from specplug.serving import wire
-from specplug.serving.planning import Bounds, Planning
+from specplug.serving.planning import Bounds, Fate, Launched, Planning
 from specplug.types.caps import WidthChange
 from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEventKind
@@ -56,16 +59,29 @@ class _Planned:
             self._most_placeholders = 0  # a fresh prompt runs as prefill, which cannot roll them back
         self._endings = Endings(self.vllm_config.model_config)
         self._events: list[EngineEventKind] = []
+        self._began = 0.0
+        self._launched: deque[Launched] = deque()
+        self._fates: list[Fate] = []
         self._grammars = Grammars(self.vllm_config, self.planning)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule as vLLM does, as if the server's widest draft were what the plan allows."""
+        self._began = perf_counter()
         self._cut_drafts()
         widest, self.num_spec_tokens = self.num_spec_tokens, min(self._row_length, self._most_placeholders)
         try:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
             self.num_spec_tokens = widest
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        """Take in a step's output, which comes in the order in which steps were scheduled, and report the step."""
+        ended = perf_counter()
+        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        if self._launched:
+            self.planning.finish(self._launched.popleft(), self._fates, ended)
+        self._fates = []
+        return outputs
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Take in the drafts of a step, which vLLM cuts by grammars, and add what grammars force."""
@@ -74,7 +90,7 @@ class _Planned:
 
     def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
         """Take note of one request's verdict."""
-        self.planning.observe(kwargs["request_id"], kwargs["num_draft_tokens"], kwargs["num_accepted_tokens"])
+        self._fates.append((kwargs["request_id"], kwargs["num_draft_tokens"], kwargs["num_accepted_tokens"]))
         return super().make_spec_decoding_stats(*args, **kwargs)  # type: ignore[misc]
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
@@ -90,6 +106,9 @@ class _Planned:
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         """Plan, before vLLM decides how many draft tokens to expect of the step."""
         self.planning.forget(scheduler_output.finished_req_ids)
+        scheduled = scheduler_output.num_scheduled_tokens
+        tokens, length = sum(scheduled.values()), self._row_length
+        self._launched.append(self.planning.launch(self._began, len(scheduled), tokens, length))
         prompts = sum(scheduler_output.num_scheduled_tokens[new.req_id] for new in scheduler_output.scheduled_new_reqs)
         plan = self.planning.make(self.running, len(self.waiting), prompts)
         self._row_length = scheduler_output.num_spec_tokens_to_schedule = self._length_for(plan)
@@ -132,11 +151,8 @@ class _Planned:
         }
         endings = self._endings.take()
         grammars = self._grammars.take(scheduler_output.num_scheduled_tokens)
-        caps = self.planning.policy_caps() if self._pads else {}
-        notes.attach(
-            scheduler_output,
-            notes.StepNotes(plan.token_budget, endings, salts, tuple(self._events), grammars, caps),
-        )
+        plan = replace(plan, caps=self.planning.policy_caps() if self._pads else {})
+        notes.attach(scheduler_output, notes.StepNotes(plan, endings, salts, tuple(self._events), grammars))
         self._events = []
 
 

@@ -9,6 +9,7 @@ from specplug.interfaces import PluginContext, Trimmer
 from specplug.trim import rank_tokens
 from specplug.types.caps import Ragged
 from specplug.types.draft import Draft
+from specplug.types.trim import TrimLimits
 from specplug_batch.options import BatchOptions
 
 CLASSES = 16
@@ -43,21 +44,17 @@ class GainTrimmer(Trimmer):
         told = self._options.batch_size or batch_size
         return not self._is_free and told * (width + 1) > self._options.saturation
 
-    def trim(self, draft: Draft, token_budget: Tensor) -> Draft:
-        """Return `draft` cut to what pays where every row decodes."""
-        return self.trim_step(draft, token_budget, torch.ones_like(draft.lengths, dtype=torch.bool))
-
-    def trim_step(self, draft: Draft, token_budget: Tensor, decoding: Tensor) -> Draft:
-        """Return `draft` cut to what pays, at most `token_budget` (0-d int64); `decoding` [B] bool."""
+    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
+        """Return `draft` cut to what pays by the policy's own reckoning, and to the limits."""
         if not draft.batch_size or not draft.width:
             return draft
-        rows = decoding.sum().clamp_(min=1).float()
+        rows = limits.decoding.sum().clamp_(min=1).float()
         told = self._options.batch_size
         weight = torch.ones_like(rows) if told is None else told / rows
         sums = self._sums[min(draft.batch_size.bit_length(), CLASSES) - 1]
         survival, rank = rank_tokens(draft)
         pays = survival * weight > self._price(rank, rows, weight, sums)
-        admitted = draft.mask() & pays & (rank < token_budget)
+        admitted = draft.mask() & pays & (rank < limits.token_budget) & (survival >= limits.price)
         self._learn(torch.where(admitted, survival, 0.0), rank, admitted.sum(), rows, weight, sums)
         return draft.keep(admitted)
 

@@ -4,7 +4,8 @@
     propose  DraftStage.propose      device: ingest, draft, make safe
     trim     DraftStage.trim         device: cut to the token budget
     verify   the engine's, or a specplug verifier
-    observe  DraftStage.observe      device: verdict to metrics, trace and proposers
+    observe  DraftStage.observe      device: verdict to metrics, trace, proposers and the trim half
+             PlanStage.observe       host, where the plan was made: report to the plan half
 
 The two stages share no memory.  Everything that a plug-in does wrong ends here: see `specplug.pipeline.containment`.
 
@@ -40,8 +41,9 @@ from specplug.trace import TraceWriter, rows_from
 from specplug.types.batch import BatchView, EngineBatch
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan
+from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
 from specplug.types.request import Event
+from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Outcome, Verdict
 
 
@@ -50,6 +52,7 @@ class PlanStage:
 
     def __init__(self, planner: Planner, caps: EngineCaps, guard: FaultGuard, *, ceiling: int | None = None) -> None:
         self._planner, self._caps, self._guard = planner, caps, guard
+        self._learns = planner.learns
         self.ceiling = ceiling
         """The operator's limit on the width, changeable while serving; 0 stops speculation, None is no limit."""
 
@@ -60,8 +63,20 @@ class PlanStage:
             self._guard.step(lambda: plans.append(self._fitted(self._planner.plan(stats))))
         return plans[-1]
 
+    @property
+    def learns(self) -> bool:
+        """Whether anyone wants reports."""
+        return self._learns
+
+    def observe(self, report: StepReport) -> None:
+        """Tell the planner what became of a step, if it learns."""
+        if self._learns and not self._guard.is_off:
+            self._guard.call(partial(self._planner.observe, report))
+
     def _fitted(self, plan: StepPlan) -> StepPlan:
         width = index(plan.width)  # a fraction is an error here, where it is contained
+        if not plan.price >= 0:  # so written, NaN is wrong
+            raise ContractError.build("a plan's price is no number of tokens", found=plan.price, expected=">= 0")
         budget = None if plan.token_budget is None else index(plan.token_budget)
         if self.ceiling is not None:
             width = min(width, self.ceiling)
@@ -109,7 +124,7 @@ class DraftStage:
         self._generations = torch.full((max_slots,), -1, dtype=torch.int64, device=device)
         self._missed_resets: list[set[int]] = [set() for _ in handles]
         self._choices = Choices([handle.spec.name for handle in handles], max_slots, device)
-        self._tells = trace is not None or any(handle.caps.learns for handle in handles)
+        self._tells = trace is not None or trimmer.learns or any(handle.caps.learns for handle in handles)
         self._steps = 0
 
     @property
@@ -164,20 +179,20 @@ class DraftStage:
         return draft if self._caps.trees else draft.as_chain()
 
     @torch.inference_mode()
-    def trim(self, batch: EngineBatch, draft: Draft, token_budget: int | None) -> Draft:
-        """Cut the drafts to the budget (None: no limit), or further, and remember them until their verdict."""
+    def trim(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
+        """Cut the drafts to the plan's budget and price, or further, and remember them until their verdict."""
         if batch.is_dummy or not batch.batch_size:
             return draft
-        draft = self.cut(batch, draft, token_budget)
+        draft = self.cut(batch, draft, plan)
         self._in_flight.put(batch, draft, self._choices.num_running)
         return draft
 
-    def cut(self, batch: EngineBatch, draft: Draft, token_budget: int | None) -> Draft:
+    def cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
         """Do as `trim`, but remember nothing."""
         places = draft.batch_size * draft.width
-        budget = places if token_budget is None else min(max(0, token_budget), places)
-        if budget < places or (places and self._cuts_without_budget(draft)):
-            return self._cut(batch, draft, budget)
+        budget = places if plan.token_budget is None else min(max(0, plan.token_budget), places)
+        if budget < places or (places and (plan.price > 0 or self._cuts_without_budget(draft))):
+            return self._cut(draft, TrimLimits.build(budget, batch.sampled, plan.price), batch.vocab_size)
         return draft
 
     @torch.inference_mode()
@@ -204,13 +219,15 @@ class DraftStage:
         return verdict
 
     def tell(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        """Hand trimmed drafts and what became of them to the trace and to the proposers that learn."""
+        """Hand trimmed drafts and what became of them to the trace, and to the proposers and trim half that learn."""
         if self._trace is not None and self._trace_guard.admits_step():
             self._trace_guard.step(partial(_write, self._trace, self._steps, batch, draft, verdict))
+        handed = batch.handed(verdict.emitted, batch.reset_slots)
         for lane, (handle, guard) in enumerate(self._lanes):
             if handle.caps.learns and not guard.is_off:
-                handed = batch.handed(verdict.emitted, batch.reset_slots)
                 guard.call(partial(handle.observe, handed, self._buffers.seen_by(lane, draft), verdict))
+        if self._trimmer.learns and not self._trimmer_guard.is_off:
+            self._trimmer_guard.call(partial(self._trimmer.observe, handed, draft, verdict))
 
     def _tell_of_grammars(self, batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> None:
         """Count and trace what grammars drafted; proposers see none of it."""
@@ -285,15 +302,14 @@ class DraftStage:
 
         return not self._trimmer_guard.call(ask) or said[0]
 
-    def _cut(self, batch: EngineBatch, draft: Draft, token_budget: int) -> Draft:
+    def _cut(self, draft: Draft, limits: TrimLimits, vocab_size: int) -> Draft:
         """Let the policy trim, contained.  Drafts that it fails to cut are dropped: the budget holds."""
-        budget = torch.full((), token_budget, dtype=torch.int64, device=draft.device)
         cut: list[Draft] = []
 
         def trim() -> None:
-            trimmed = self._trimmer.trim_step(draft.view(draft.batch_size, draft.width), budget, batch.sampled)
+            trimmed = self._trimmer.trim(draft.view(draft.batch_size, draft.width), limits)
             _check_shape(trimmed, draft)
-            sanitize(trimmed, draft.lengths, batch.vocab_size)
+            sanitize(trimmed, draft.lengths, vocab_size)
             cut.append(trimmed)
 
         if self._trimmer_guard.admits_step() and self._trimmer_guard.step(trim):

@@ -27,7 +27,7 @@ from specplug.pipeline.stages import DraftStage
 from specplug.registry import Registry, default_registry
 from specplug.replay.corpora import Corpora, hand_over
 from specplug.replay.items import Ids
-from specplug.replay.late import EarlyPlans, LateVerdicts
+from specplug.replay.late import EarlyPlans, LateTrimmer, LateVerdicts
 from specplug.replay.lean import LeanStage, can_stand_in
 from specplug.replay.loop import Offer
 from specplug.replay.seats import PLENTY, Seat, Seats
@@ -37,7 +37,7 @@ from specplug.settings.sources import load_settings
 from specplug.specs import PluginSpec, PolicySpec, ProposerSpec
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, StepPlan
+from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
 from specplug.types.request import Lifecycle, Reference, Request, RequestEvent
 
 S = TypeVar("S", bound=PluginSpec)
@@ -99,6 +99,7 @@ class ReplayEngine:
         self._seats.clear()
         self._steps = 0
         self._early = EarlyPlans(self._setup.lag)
+        self._plan_made = NO_SPECULATION
         stage = build_draft_stage(self._settings, self._registry, self._context)
         is_lean = self._setup.lean and can_stand_in(self._settings)
         self._drafts = LeanStage(stage, self._context.max_slots) if is_lean else stage
@@ -177,9 +178,9 @@ class ReplayEngine:
         batch = self._seats.view().batch(self._seats.pop_resets(self._seats.taken))
         draft = self._stage.propose(batch, plan.width, self._caps(plan, most))
         if self._trimmer is None:
-            draft = self._stage.trim(batch, draft, plan.token_budget)
+            draft = self._stage.trim(batch, draft, plan)
         else:
-            draft = self._trimmer.trim_told(self._stage, batch, draft, plan.token_budget)
+            draft = self._trimmer.trim_told(self._stage, batch, draft, plan)
         offers = _offers(draft)
         self.seconds += perf_counter() - began
         return offers
@@ -201,12 +202,21 @@ class ReplayEngine:
         view = self._seats.view()
         outcome = view.outcome(verified, accepted, [len(tokens) for tokens in emitted])
         self._stage.observe(view.batch(()), outcome)
+        if self._plans.learns:
+            self._plans.observe(self._report(verified, accepted))
         self._steps += 1
         self.seconds += perf_counter() - began
 
     def _plan(self) -> StepPlan:
         figures = tuple([seat.stats() for seat in self._seats.taken]) * self._told
-        return self._early.exchange(self._plans.plan(HostStats(self._steps, figures)))
+        self._plan_made = self._early.exchange(self._plans.plan(HostStats(self._steps, figures)))
+        return self._plan_made
+
+    def _report(self, verified: Sequence[int], accepted: Sequence[int]) -> StepReport:
+        """Report the present step to the plan half; what it costs is nobody's to say here."""
+        fates = [*zip(verified, accepted, strict=True)] * self._told
+        number = max(0, self._steps - self._setup.lag)
+        return StepReport.build(number, self._plan_made.width, len(fates), fates)
 
     def _caps(self, plan: StepPlan, most: int | None) -> Tensor | None:
         """Return what bounds single rows, [B] int32; None where nothing does."""
@@ -220,15 +230,18 @@ class ReplayEngine:
 
     def _dress(self, spec: PluginSpec) -> PluginSpec:
         """Return a plug-in's registration with what replay puts around it."""
-        if isinstance(spec, PolicySpec) and self._told > 1:
-            return replace(spec, trimmer=lambda context: self._repeated(spec.build_trimmer(context)))
+        if isinstance(spec, PolicySpec) and (self._told > 1 or self._setup.lag):
+            return replace(spec, trimmer=lambda context: self._dressed(spec.build_trimmer(context)))
         if isinstance(spec, ProposerSpec) and self._setup.lag and spec.caps_for("cpu").learns:
             return replace(spec, factory=lambda context: LateVerdicts(spec.build(context), self._setup.lag))
         return spec
 
-    def _repeated(self, trimmer: Trimmer) -> RepeatedTrimmer:
-        self._trimmer = RepeatedTrimmer(trimmer, self._told, self._setup.gamma, self._setup.trees)
-        return self._trimmer
+    def _dressed(self, trimmer: Trimmer) -> Trimmer:
+        if self._setup.lag:
+            trimmer = LateTrimmer(trimmer, self._setup.lag)
+        if self._told > 1:
+            trimmer = self._trimmer = RepeatedTrimmer(trimmer, self._told, self._setup.gamma, self._setup.trees)
+        return trimmer
 
 
 class _Dressed(Registry):

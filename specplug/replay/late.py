@@ -9,11 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from specplug.interfaces import Proposer
+from specplug.interfaces import Proposer, Trimmer
 from specplug.types.batch import BatchView
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import Event
+from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Verdict
 
 
@@ -29,14 +30,49 @@ class EarlyPlans:
         return self._plans[0]
 
 
+class _Delay:
+    """Makes calls of an `observe` method `lag` steps late, as of the step that each is about."""
+
+    def __init__(self, observe: Callable[[BatchView, Draft, Verdict], None], lag: int) -> None:
+        self._observe, self._lag = observe, lag
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def __call__(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+        """Keep copies, as the arguments lie in memory that later steps change, and hand over those that are due."""
+        mine, kept = batch.to_host(), _cloned(draft)
+        counts = Verdict(**{field.name: getattr(verdict, field.name).clone() for field in fields(verdict)})
+        self._waiting.append(lambda: self._observe(mine, kept, counts))
+        if len(self._waiting) > self._lag:
+            self._waiting.popleft()()
+
+
+class LateTrimmer(Trimmer):
+    """Hands a trim half what drafts became `lag` steps late."""
+
+    def __init__(self, trimmer: Trimmer, lag: int) -> None:
+        self._trimmer, self._delay = trimmer, _Delay(trimmer.observe, lag)
+
+    @property
+    def learns(self) -> bool:
+        return self._trimmer.learns
+
+    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
+        return self._trimmer.trim(draft, limits)
+
+    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+        self._delay(batch, draft, verdict)
+
+    def cuts_without_budget(self, batch_size: int, width: int) -> bool:
+        return self._trimmer.cuts_without_budget(batch_size, width)
+
+
 class LateVerdicts(Proposer):
-    """Hands a proposer what its drafts became `lag` steps late, as of the step that it is about."""
+    """Hands a proposer what its drafts became `lag` steps late."""
 
     def __init__(self, proposer: Proposer, lag: int) -> None:
         self.proposer = proposer
         self.sources = proposer.sources
-        self._lag = lag
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._delay = _Delay(proposer.observe, lag)
 
     def warmup(self) -> None:
         self.proposer.warmup()
@@ -48,12 +84,7 @@ class LateVerdicts(Proposer):
         self.proposer.propose(batch, limits, draft)
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
-        """Keep copies, as the arguments lie in memory that later steps change, and hand over those that are due."""
-        mine, kept = batch.to_host(), _cloned(draft)
-        counts = Verdict(**{field.name: getattr(verdict, field.name).clone() for field in fields(verdict)})
-        self._waiting.append(lambda: self.proposer.observe(mine, kept, counts))
-        if len(self._waiting) > self._lag:
-            self._waiting.popleft()()
+        self._delay(batch, draft, verdict)
 
     def on_event(self, event: Event) -> None:
         self.proposer.on_event(event)

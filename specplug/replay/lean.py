@@ -22,6 +22,7 @@ from specplug.pipeline.stages import DraftStage
 from specplug.settings.model import Settings
 from specplug.types.batch import BatchView, EngineBatch
 from specplug.types.draft import NO_TOKEN, Draft, chain_parents
+from specplug.types.plan import StepPlan
 from specplug.types.request import Event
 from specplug.types.verdict import Outcome, Verdict
 
@@ -78,9 +79,9 @@ class LeanStage:
         return self._stage.for_engine(sheet.draft)
 
     @torch.inference_mode()
-    def trim(self, batch: EngineBatch, draft: Draft, token_budget: int | None) -> Draft:
+    def trim(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
         """Do as `DraftStage.trim` does."""
-        self._newest = self._stage.cut(batch, draft, token_budget)
+        self._newest = self._stage.cut(batch, draft, plan)
         return self._newest
 
     @torch.inference_mode()

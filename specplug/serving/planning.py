@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from specplug.assembly import build_plan_stage
 from specplug.interfaces import PluginContext
@@ -14,9 +14,12 @@ from specplug.registry import default_registry
 from specplug.serving.control import Control
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import Ragged
-from specplug.types.plan import HostStats, RequestStats, StepPlan
+from specplug.types.plan import NO_SPECULATION, HostStats, RequestStats, StepCost, StepPlan, StepReport
 
 R = TypeVar("R")
+
+Fate = tuple[str, int, int]
+"""A request's id, and how many draft tokens of it a step verified and accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,20 @@ class Bounds:
 
     end: int
     cap: int | None
+
+
+class Launched(NamedTuple):
+    """A step that the engine has begun, and whose results are still to come.
+
+    Attributes:
+        plan: what shaped its drafts, with the number and the number of requests that it was made for.
+        began: when, in seconds.
+        cost: what it costs; its seconds are still 0.  None where the time is not going to be known.
+    """
+
+    plan: tuple[int, int, StepPlan]
+    began: float
+    cost: StepCost | None
 
 
 class _Tally:
@@ -57,6 +74,7 @@ class Planning(Generic[R]):
         faults: per plug-in and kind, as `SpecMetrics` counts them.
         plan: the newest plan.
         steps: how many were planned.
+        last_step: cost of the newest step whose time is known; None at first.
     """
 
     def __init__(
@@ -70,8 +88,11 @@ class Planning(Generic[R]):
         self.faults: Counter[tuple[str, str]] = Counter()
         self.stage: PlanStage = build_plan_stage(found.settings, default_registry(), context, self._count)
         self.control = Control(found.settings)
-        self.plan = StepPlan(width=0)
+        self.plan = NO_SPECULATION
         self.steps = 0
+        self.last_step: StepCost | None = None
+        self._planned = (0, 0)  # requests and their tokens
+        self._ended = 0.0
         self._measure, self._bounds = measure, bounds
         self._tallies: dict[str, _Tally] = {}
         self._capped: dict[str, int] = {}
@@ -80,17 +101,42 @@ class Planning(Generic[R]):
         """Plan what the next step's drafts may be; `running` are the engine's own requests."""
         self.stage.ceiling = self.control.ceiling()
         figures = tuple([self._figures(request) for request in running])
-        stats = HostStats(self.steps, figures, num_waiting=num_waiting, prefill_tokens=prefill_tokens)
+        stats = HostStats(self.steps, figures, num_waiting, prefill_tokens, self.last_step)
         self.plan = self._enforced(self.stage.plan(stats), len(figures))
+        self._planned = (len(figures), sum([figure.length for figure in figures]))
         self.steps += 1
         return self.plan
 
-    def observe(self, request_id: str, verified: int, accepted: int) -> None:
-        """Count what a step verified and accepted of one request's drafts, filler included."""
-        tally = self._tallies.get(request_id)
-        if tally is not None:
-            tally.verified += verified
-            tally.accepted += accepted
+    def launch(self, began: float, requests: int, tokens: int, width: int, *, timed: bool = True) -> Launched:
+        """Note that the engine runs a step with the drafts of the newest plan; hand the result to `finish`.
+
+        Args:
+            began: when it was begun, by `time.perf_counter`.
+            requests, tokens, width: see `StepCost`.
+            timed: whether nothing else is going to be measured with it.
+        """
+        planned, context = self._planned
+        cost = StepCost(requests, tokens, context, width, seconds=0.0) if timed and tokens else None
+        return Launched((self.steps - 1, planned, self.plan), began, cost)
+
+    def finish(self, step: Launched, fates: Sequence[Fate], ended: float) -> None:
+        """Count what became of a step's drafts, whose results came at `ended`; steps finish in their order.
+
+        Where the host runs ahead, a step waits for the one before it, so its time is counted from when that one ended.
+        """
+        for request_id, verified, accepted in fates:
+            tally = self._tallies.get(request_id)
+            if tally is not None:
+                tally.verified += verified
+                tally.accepted += accepted
+        cost = None
+        if step.cost is not None:
+            cost = self.last_step = replace(step.cost, seconds=ended - max(step.began, self._ended))
+        self._ended = ended
+        number, requests, plan = step.plan
+        if self.stage.learns and number >= 0:
+            counts = [(verified, accepted) for _, verified, accepted in fates]
+            self.stage.observe(StepReport.build(number, plan.width, requests, counts, cost))
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop what is known of finished requests."""

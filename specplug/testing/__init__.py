@@ -14,6 +14,7 @@ _HOME = {
     "EqualityReport": "specplug.testing.equality",
     "Knobs": "specplug.testing.law",
     "LOSSY_MUTANTS": "specplug.testing.mutants",
+    "PolicyContract": "specplug.testing.policy_contract",
     "ProposerContract": "specplug.testing.contract",
     "TinyModel": "specplug.testing.law",
     "emitted_law": "specplug.testing.law",

@@ -1,4 +1,4 @@
-"""A proposer wrapped so that whatever it writes to and should only read is noticed."""
+"""A watch on tensors that a plug-in should only read, and a proposer wrapped in it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class WatchedProposer(Proposer):
         self._proposer.warmup()
 
     def ingest(self, batch: BatchView) -> None:
-        _watch("ingest", lambda: self._proposer.ingest(batch), batch=batch)
+        watch("ingest", lambda: self._proposer.ingest(batch), batch=batch)
 
     def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
         read_only = {"batch": batch, "limits": limits, "draft.base_len": draft.base_len}
-        _watch("propose", lambda: self._proposer.propose(batch, limits, draft), **read_only)
+        watch("propose", lambda: self._proposer.propose(batch, limits, draft), **read_only)
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
         read_only = {"batch": batch, "draft": draft, "verdict": verdict}
-        _watch("observe", lambda: self._proposer.observe(batch, draft, verdict), **read_only)
+        watch("observe", lambda: self._proposer.observe(batch, draft, verdict), **read_only)
 
     def on_event(self, event: Event) -> None:
         self._proposer.on_event(event)
@@ -45,7 +45,8 @@ class WatchedProposer(Proposer):
         self._proposer.close()
 
 
-def _watch(call: str, action: Callable[[], None], **read_only: Any) -> None:
+def watch(call: str, action: Callable[[], None], **read_only: Any) -> None:
+    """Run an action, and raise `ContractError` when it has changed one of the tensors that it should only read."""
     before = {name: _copies(value) for name, value in read_only.items()}
     action()
     for name, value in read_only.items():

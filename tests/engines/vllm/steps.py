@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -106,7 +107,7 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True, boundaries:
 
     def begin_step_without_trim(scheduler_output: Any) -> None:
         begin_step(scheduler_output)
-        worker.token_budget = None
+        worker.plan = replace(worker.plan, token_budget=None)
 
     manager.reallocate_drafts, worker.stage.observe = noting_reallocate_drafts, noting_observe
     if not trim:

@@ -10,6 +10,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.config.vllm import VllmConfig
 
 from specplug.types.caps import WidthChange
+from specplug.types.plan import StepPlan
 from specplug_vllm import graphs
 from specplug_vllm.asked import engine_caps
 from tests.engines.vllm.graphs import dispatcher, mode_of, vllm_config
@@ -131,7 +132,7 @@ def test_what_a_policy_caps_reaches_the_drafts_where_rows_are_padded():
     batch = SimpleNamespace(request_ids=("a", "b", "c"))
     for caps in ({}, {"a": 2, "b": 3}):
         step = SimpleNamespace(num_spec_tokens_to_schedule=7, scheduled_spec_decode_tokens={})
-        notes.attach(step, notes.StepNotes(caps=caps))
+        notes.attach(step, notes.StepNotes(StepPlan(7, caps=caps)))
         drafting.begin_step(step)
         with pytest.raises(InterruptedError):
             drafting.step(batch, None, own)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from specplug.types.plan import StepPlan
 from tests.engines.one_device import OneDevice
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import prompts
@@ -103,7 +104,7 @@ def on_meta(llm: Any) -> dict[str, Any]:
         new = {"mm_features": [], "prompt_embeds": None, "lora_request": None, "sampling_params": params}
         drafting.start(SimpleNamespace(req_id=name, prompt_token_ids=[1, 2, 3], **new), None)
     said = SimpleNamespace(num_spec_tokens_to_schedule=width, scheduled_spec_decode_tokens={})
-    notes.attach(said, notes.StepNotes(token_budget=3))
+    notes.attach(said, notes.StepNotes(StepPlan(width, 3)))
     found: list[str] = []
     for mode in (OneDevice(META, []), watch := OneDevice(META, found)):
         batch = SimpleNamespace(num_reqs=3, idx_mapping=empty(3, dtype=torch.int64), req_ids=list(names))

@@ -1,0 +1,179 @@
+"""The conformance kit's contract for policies: inherit `PolicyContract`, name your policy, run pytest.
+
+    class TestNight(PolicyContract):
+        spec = PolicySpec(name="night", factory="my_package:Plans", trimmer="my_package:Trims", summary="...")
+
+Each test is one clause of the contract that `specplug.interfaces` states for `Planner` and `Trimmer`.  What may be
+overridden, and what policies are fed, is `specplug.testing.policy_harness.PolicyHarness`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from specplug.testing.policy_harness import NOBODY, PRICES, PolicyHarness, stats_of, watch_for_waiting
+from specplug.testing.watch import watch
+from specplug.types.plan import StepPlan, StepReport
+
+
+class PolicyContract(PolicyHarness):
+    """The clauses that both halves of every policy must satisfy."""
+
+    # -- the plan half -------------------------------------------------------------------------------------------
+
+    def test_plans_without_figures(self) -> None:
+        """The first step, in which nobody decodes and nothing is known of earlier ones, has a plan."""
+        for name, caps in self.engines.items():
+            plan = self.planner(caps).plan(NOBODY)
+            assert isinstance(plan, StepPlan), f"{self.who}: planned {plan!r} on {name}; expected a StepPlan"
+
+    def test_plans_within_the_engines_limits(self) -> None:
+        """Width, budget, caps and price are what the engine can run, for any number of requests."""
+        for name, caps in self.engines.items():
+            for plan in self.plans(caps):
+                in_range = isinstance(plan.width, int) and 0 <= plan.width <= caps.max_width
+                assert in_range, f"{self.who}: width {plan.width!r} on {name}; expected an int in [0, {caps.max_width}]"
+                budget, price = plan.token_budget, plan.price
+                assert budget is None or (isinstance(budget, int) and budget >= 0), (
+                    f"{self.who}: token_budget {budget!r} on {name}; expected None or an int >= 0"
+                )
+                assert price >= 0, f"{self.who}: price {price!r} on {name}; expected a number >= 0"
+
+    def test_respects_requests_caps(self) -> None:
+        """No request is planned more than it allows itself."""
+        for caps in self.engines.values():
+            planner = self.planner(caps)
+            for number, cap in enumerate((0, 1, caps.max_width)):
+                stats = stats_of(3, step=number, cap=cap)
+                plan = planner.plan(stats)
+                wide = [plan.width_for(request.request_id) for request in stats.requests]
+                assert max(wide) <= cap, f"{self.who}: planned {wide} draft tokens; expected at most {cap} each"
+
+    def test_does_not_wait(self) -> None:
+        """Behind its first call `plan` neither sleeps, nor opens files or connections, nor starts processes."""
+        for caps in self.engines.values():
+            planner = self.planner(caps)
+            planner.plan(NOBODY)
+            with watch_for_waiting() as found:
+                planner.plan(stats_of(4, step=1))
+            assert not found, f"{self.who}: plan has called {sorted(found)}; expected nothing that may block"
+
+    def test_plans_alike_for_equal_figures(self) -> None:
+        """Two instances that are told the same plan the same: ranks plan on their own."""
+        for name, caps in self.engines.items():
+            one, other = self.plans(caps), self.plans(caps, rank=1)
+            assert one == other, f"{self.who}: two instances plan differently on {name}; found {other}, expected {one}"
+
+    def test_learns_from_reports(self) -> None:
+        """Reports are taken in, also those of steps without requests, drafts or a known time; plans stay sound."""
+        for caps in self.engines.values():
+            planner = self.planner(caps)
+            if not planner.learns:
+                pytest.skip("its plan half does not learn")
+            for step, fates in enumerate(([], [(0, 0)], [(caps.max_width, 0)], [(caps.max_width, caps.max_width)] * 3)):
+                planner.observe(StepReport.build(step, caps.max_width, len(fates), fates))
+                plan = planner.plan(stats_of(2, step=step + 1))
+                assert 0 <= plan.width <= caps.max_width, f"{self.who}: width {plan.width} behind {fates}"
+
+    # -- the trim half -------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("trees", [False, True])
+    def test_keeps_what_was_drafted(self, trees: bool) -> None:
+        """What is kept are drafted tokens in their order, with their confidences: of a chain its beginning."""
+        for budget in self.budgets:
+            draft = self.draft(trees=trees)
+            before, after = self.nodes(draft), self.nodes(self.trimmed(draft, budget))
+            for row, (all_nodes, kept) in enumerate(zip(before, after, strict=True)):
+                places = [all_nodes.index(node) for node in kept if node in all_nodes]
+                assert len(places) == len(kept), (
+                    f"{self.who}: row {row} has {kept} behind trim; expected tokens and confidences among {all_nodes}"
+                )
+                in_order = places == (sorted(places) if trees else list(range(len(kept))))
+                assert in_order, f"{self.who}: kept places {places} of row {row}; expected a beginning, in order"
+
+    def test_keeps_ancestors(self) -> None:
+        """Of a tree, every kept node hangs on the node that it hung on."""
+        for budget in self.budgets:
+            draft = self.draft(trees=True)
+            before, after = self.parents(draft), self.parents(self.trimmed(draft, budget))
+            for row, (above, kept) in enumerate(zip(before, after, strict=True)):
+                moved = {node: parent for node, parent in kept.items() if parent != above.get(node, parent)}
+                assert not moved, f"{self.who}: in row {row} nodes hang elsewhere: found {moved}, expected {above}"
+
+    @pytest.mark.parametrize("trees", [False, True])
+    def test_respects_the_budget(self, trees: bool) -> None:
+        """No more tokens are kept than the budget of the whole batch, which may be 0."""
+        for budget in self.budgets:
+            kept = int(self.trimmed(self.draft(trees=trees), budget).lengths.sum())
+            assert kept <= budget, f"{self.who}: kept {kept} draft tokens; expected at most {budget}"
+
+    @pytest.mark.parametrize("trees", [False, True])
+    def test_respects_the_price(self, trees: bool) -> None:
+        """No token is kept that survives less likely than the price, and a higher price keeps no more of any row."""
+        budget, lengths = max(self.budgets), None
+        for price in PRICES:
+            trimmed = self.trimmed(self.draft(trees=trees), budget, price)
+            worth = trimmed.survival()[trimmed.mask()].tolist()
+            cheap = [level for level in worth if level < price - 1e-6]
+            assert not cheap, f"{self.who}: kept tokens that survive by {cheap}; expected none below the price {price}"
+            more = lengths is not None and bool((trimmed.lengths > lengths).any())
+            assert not more, f"{self.who}: kept {trimmed.lengths.tolist()} at price {price}; expected at most {lengths}"
+            lengths = trimmed.lengths
+
+    def test_does_not_depend_on_the_order_of_rows(self) -> None:
+        """Where no two tokens are equally likely, rows may change places."""
+        for budget in self.budgets:
+            draft = self.draft()
+            order = torch.arange(draft.batch_size).flip(0)
+            turned = self.rows(self.draft(), order)
+            expected, found = self.trimmed(draft, budget).lengths[order], self.trimmed(turned, budget).lengths
+            assert torch.equal(expected, found), (
+                f"{self.who}: keeps {found.tolist()} with the rows in another order; expected {expected.tolist()}"
+            )
+
+    def test_trims_alike_on_all_ranks(self) -> None:
+        """Two instances trim the same: ranks whose drafts differ give silently wrong text."""
+        for budget in self.budgets:
+            one, other = self.trimmed(self.draft(), budget), self.trimmed(self.draft(), budget, rank=1)
+            found, expected = other.lengths.tolist(), one.lengths.tolist()
+            assert found == expected, f"{self.who}: another instance, of rank 1, keeps {found}; expected {expected}"
+
+    @pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
+    def test_takes_an_empty_draft(self, shape: tuple[int, int]) -> None:
+        """There may be no rows, or no width."""
+        trimmed = self.trimmed(self.empty(*shape), 2)
+        found = (trimmed.batch_size, trimmed.width)
+        assert found == shape, f"{self.who}: an empty draft of shape {shape} has shape {found} behind trim"
+
+    def test_says_when_it_cuts(self) -> None:
+        """`cuts_without_budget` answers for any batch."""
+        for caps in self.engines.values():
+            for batch_size, width in ((0, 0), (1, caps.max_width), (512, caps.max_width)):
+                answer = self.trimmer(caps).cuts_without_budget(batch_size, width)
+                assert isinstance(answer, bool), f"{self.who}: cuts_without_budget gave {answer!r}; expected a bool"
+
+    @pytest.mark.parametrize("trees", [False, True])
+    def test_never_reads_back(self, trees: bool) -> None:
+        """Both `trim` and `observe` run on the meta device, where tensors have no values."""
+        device = torch.device("meta")
+        draft = self.empty(3, 4, trees=trees, device=device)
+        trimmer = self.trimmer(device=device)
+        trimmed = trimmer.trim(draft, self.limits(draft, 5, 0.1))
+        trimmed.validate()
+        assert trimmed.device == device, f"{self.who}: trim moved the draft to {trimmed.device}"
+        if trimmer.learns:
+            trimmer.observe(*self.verified(draft))
+
+    def test_learns_from_verdicts(self) -> None:
+        """Verdicts are taken in, also on empty drafts and batches, and nothing that is read is changed."""
+        trimmer = self.trimmer()
+        if not trimmer.learns:
+            pytest.skip("its trim half does not learn")
+        for draft in (self.empty(0, 4), self.empty(3, 0), self.empty(3, 4), self.draft(), self.draft(trees=True)):
+            batch, of_batch, verdict = self.verified(draft)
+            action = partial(trimmer.observe, batch, of_batch, verdict)
+            watch("observe", action, batch=batch, draft=of_batch, verdict=verdict)
+            self.trimmed(self.draft(), 3, trimmer=trimmer)

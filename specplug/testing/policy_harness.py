@@ -1,0 +1,202 @@
+"""What the clauses of the contract for policies share: the policy under test, the figures and drafts that it is fed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from types import MappingProxyType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from specplug.interfaces import Planner, PluginContext, Trimmer
+from specplug.specs import PolicySpec
+from specplug.testing.batches import make_batch
+from specplug.testing.driver import NO_OPTIONS
+from specplug.types.batch import BatchView
+from specplug.types.caps import EngineCaps, Ragged, WidthChange
+from specplug.types.draft import Draft
+from specplug.types.paths import ROOT
+from specplug.types.plan import HostStats, RequestStats, StepCost, StepPlan, StepReport
+from specplug.types.trim import TrimLimits
+from specplug.types.verdict import Outcome, Verdict
+
+NOBODY = HostStats(0, ())
+"""The figures of a first step in which nobody decodes."""
+
+PRICES = (0.0, 0.05, 0.2, 0.5, 0.8, 1.0)
+
+ENGINES: Mapping[str, EngineCaps] = MappingProxyType(
+    {
+        "an engine of ragged rows": EngineCaps(8),
+        "an engine that pads rows": EngineCaps(8, ragged=Ragged.PADDED),
+        "an engine with captured widths": EngineCaps(
+            7, captured_widths=(0, 1, 3, 7), ragged=Ragged.PADDED, width_change=WidthChange.CAPTURED
+        ),
+        "an engine that verifies its budget": EngineCaps(8, verifies_budget=True),
+        "an engine without drafts": EngineCaps(0),
+    }
+)
+
+_LEVELS = ((0.97, 0.93, 0.88, 0.71), (0.61,), (0.83, 0.42, 0.91, 0.38), (), (0.99, 0.53, 0.36, 0.94))
+_PARENTS = ((ROOT, 0, 0, 2), (ROOT,), (ROOT, ROOT, 1, 0), (), (ROOT, 0, 1, 2))
+
+
+class PolicyHarness:
+    """Builds the halves of a policy, and feeds them.
+
+    Attributes:
+        spec: the policy under test.
+        options: its own settings, as its options model takes them.
+        engines: the engines that it plans for, by the name that messages give them; it trims for the first.
+    """
+
+    spec: PolicySpec
+    options: Mapping[str, object] = NO_OPTIONS
+    engines: Mapping[str, EngineCaps] = ENGINES
+
+    budgets: Sequence[int] = (0, 1, 4, 7, 99)
+
+    @property
+    def who(self) -> str:
+        """The policy, as messages call it."""
+        return f"policy {self.spec.name!r}"
+
+    # -- the plan half -------------------------------------------------------------------------------------------
+
+    def planner(self, caps: EngineCaps, rank: int = 0) -> Planner:
+        """Return a new plan half."""
+        planner: Planner = self.spec.build(self._context(caps, rank))
+        return planner
+
+    def plans(self, caps: EngineCaps, rank: int = 0) -> list[StepPlan]:
+        """Return the plans of steps of 0 to 512 requests, reported as an engine would on which half is accepted."""
+        planner, plans = self.planner(caps, rank), []
+        cost = None
+        for step, count in enumerate((0, 1, 4, 1, 32, 200, 512, 8, 0, 3)):
+            plan = planner.plan(replace(stats_of(count, step), last_step=cost))
+            plans.append(plan)
+            tokens = count * (plan.width + 1)
+            cost = StepCost(count, tokens, 100 * count, plan.width, seconds=0.01 + tokens * 1e-5) if count else cost
+            if planner.learns:
+                fates = [(plan.width, number % (plan.width + 1)) for number in range(count)]
+                planner.observe(StepReport.build(step, plan.width, count, fates, cost))
+        return plans
+
+    # -- the trim half -------------------------------------------------------------------------------------------
+
+    def trimmer(self, caps: EngineCaps | None = None, *, rank: int = 0, device: torch.device | None = None) -> Trimmer:
+        """Return a new trim half."""
+        caps = next(iter(self.engines.values())) if caps is None else caps
+        trimmer: Trimmer = self.spec.build_trimmer(self._context(caps, rank, device))
+        return trimmer
+
+    def trimmed(
+        self, draft: Draft, budget: int, price: float = 0.0, *, rank: int = 0, trimmer: Trimmer | None = None
+    ) -> Draft:
+        """Return what a trim half, a new one by default, leaves of a copy of `draft`."""
+        copy = _mapped(draft, Tensor.clone)
+        trimmed = (trimmer or self.trimmer(rank=rank)).trim(copy, self.limits(draft, budget, price))
+        trimmed.validate()
+        return trimmed
+
+    def limits(self, draft: Draft, budget: int, price: float = 0.0) -> TrimLimits:
+        """Return limits of a step in which all rows decode."""
+        return TrimLimits.build(budget, torch.ones_like(draft.lengths, dtype=torch.bool), price)
+
+    def empty(self, batch_size: int, width: int, *, trees: bool = False, device: torch.device | str = "cpu") -> Draft:
+        """Return an empty draft."""
+        return Draft.allocate(batch_size, width, trees=trees, device=device, sources=("kit",))
+
+    def draft(self, *, trees: bool = False) -> Draft:
+        """Return a draft whose token ids and survival probabilities all differ."""
+        draft = self.empty(len(_LEVELS), 4, trees=trees)
+        for row, (levels, parents) in enumerate(zip(_LEVELS, _PARENTS, strict=True)):
+            ids = [10 * row + place for place in range(len(levels))]
+            draft.set_row(row, ids, levels, parents=parents if trees else None)
+        return draft
+
+    def rows(self, draft: Draft, order: Tensor) -> Draft:
+        """Return the draft with its rows in another order."""
+        return _mapped(draft, lambda tensor: tensor[order])
+
+    def nodes(self, draft: Draft) -> list[list[tuple[int, float]]]:
+        """Return each row's tokens with their confidences."""
+        rows = zip(draft.token_ids.tolist(), draft.confidence.tolist(), draft.lengths.tolist(), strict=True)
+        return [[*zip(ids[:count], levels[:count], strict=True)] for ids, levels, count in rows]
+
+    def parents(self, draft: Draft) -> list[dict[int, int]]:
+        """Return each row's tokens with the token that they hang on, `ROOT` for the context."""
+        assert draft.parents is not None, f"{self.who}: a tree has no parents behind trim"
+        found = []
+        rows = zip(draft.token_ids.tolist(), draft.parents.tolist(), draft.lengths.tolist(), strict=True)
+        for ids, parents, count in rows:
+            above = {ids[node]: ROOT if parents[node] < 0 else ids[parents[node]] for node in range(count)}
+            found.append(above)
+        return found
+
+    def verified(self, draft: Draft) -> tuple[BatchView, Draft, Verdict]:
+        """Return what a trim half observes of `draft`, the first token of each row accepted."""
+        rows, device = draft.batch_size, draft.device
+        accepted = draft.lengths.clamp(max=1)
+        outcome = Outcome(draft.lengths.clone(), accepted, accepted + 1)
+        batch = make_batch([[1, 2, 3]] * rows, num_new=[2] * rows, device=device)
+        return batch, draft, Verdict.build(draft.lengths.clone(), outcome)
+
+    def _context(self, caps: EngineCaps, rank: int, device: torch.device | None = None) -> PluginContext:
+        model = self.spec.options_model()
+        return PluginContext(
+            caps,
+            options=None if model is None else model(**self.options),
+            vocab_size=64,
+            max_slots=512,
+            max_length=1024,
+            device=device or torch.device("cpu"),
+            rank=rank,
+        )
+
+
+def _mapped(draft: Draft, change: Callable[[Tensor], Tensor]) -> Draft:
+    changed: dict[str, Any] = {}
+    for field in fields(draft):
+        value = getattr(draft, field.name)
+        changed[field.name] = change(value) if isinstance(value, Tensor) else value
+    return Draft(**changed)
+
+
+def stats_of(count: int, step: int = 0, cap: int | None = None) -> HostStats:
+    """Return the figures of `count` requests, each with the given cap."""
+    requests = [
+        RequestStats(f"request {number}", 100 + number, 50, cap, verified=4 * step, accepted=2 * step)
+        for number in range(count)
+    ]
+    return HostStats(step, tuple(requests), num_waiting=count // 2)
+
+
+_WAITS = ("open", "socket.connect", "subprocess.Popen", "os.system")
+_watching = threading.local()
+
+
+@contextmanager
+def watch_for_waiting() -> Iterator[set[str]]:
+    """Note which calls that may block this thread makes meanwhile, by the name of their audit event."""
+    if not hasattr(_watching, "hooked"):
+        sys.addaudithook(_note)  # for good: Python has no way back
+        _watching.hooked = True
+    found: set[str] = set()
+    _watching.found = found
+    try:
+        with patch("time.sleep", lambda seconds: found.add("time.sleep")):
+            yield found
+    finally:
+        _watching.found = None
+
+
+def _note(event: str, _arguments: tuple[Any, ...]) -> None:
+    if event in _WAITS and (found := getattr(_watching, "found", None)) is not None:
+        found.add(event)
