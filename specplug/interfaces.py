@@ -199,8 +199,8 @@ class Trimmer(abc.ABC):
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional
         """Learn what became of earlier drafts, without reading back.
 
-        As `Proposer.observe`, for the rows of all proposers: `draft` is what `trim` let through, `draft.source` points
-        into `draft.sources`, -1 for rows without a draft.
+        As `Proposer.observe`, for the rows of all proposers: `draft` is what `trim` let through, and `draft.source`
+        points into `draft.sources`.
         """
 
     @property

@@ -32,7 +32,7 @@ class Learns(Trimmer):
     def observe(self, batch, draft, verdict):
         if self.fails:
             raise ZeroDivisionError("planted")
-        names = [draft.sources[source] if source >= 0 else None for source in draft.source.tolist()]
+        names = [[draft.sources[source] for source in row if source >= 0] for row in draft.source.tolist()]
         self.told.append((drafts(draft), names, verdict.accepted.tolist()))
 
 
@@ -113,7 +113,7 @@ class TestTheTrimHalf:
         bench.start("b", [9])
         bench.draft()
         bench.verify({"b": 0, "a": 2})
-        assert trimmer.told == [([[4], [1, 2, 3]], ["only", "only"], [0, 2])]
+        assert trimmer.told == [([[4], [1, 2, 3]], [["only"], ["only"] * 3], [0, 2])]
 
     def test_it_alone_is_reason_enough_to_keep_drafts_and_rows_without_one(self):
         trimmer = Learns()
@@ -121,7 +121,7 @@ class TestTheTrimHalf:
         bench.start("a", [0])
         bench.draft(0)
         bench.verify({"a": 0}, verified=0)
-        assert trimmer.told == [([[]], [None], [0])]
+        assert trimmer.told == [([[]], [[]], [0])]
 
     def test_what_it_raises_is_contained_and_it_is_left_alone_while_off(self):
         trimmer = Learns()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.errors import EngineError, SettingsError
+from specplug.registry import Registry
 from specplug.replay.engine import ReplayEngine
 from specplug.replay.interleaved import replay_interleaved
 from specplug.replay.run import replay
@@ -286,3 +289,39 @@ def test_calibration_is_of_what_was_decided():
         decided[False] += count * (verified > accepted and emitted > accepted)
     assert found.calibration.count == decided[True] + decided[False]
     assert found.calibration.sums[2].sum() == decided[True]
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_policy_of_somebody_elses_learns(monkeypatch, lean, batch, lag):
+    """Both halves hear what became of drafts, in as many rows as they are told; the trim half `lag` steps late."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "engines" / "plugins"))
+    built: list[Any] = []
+    found = Registry.discover()
+    get = found.get
+
+    def noting(spec_type: Any, name: str) -> Any:
+        spec = get(spec_type, name)
+        if name != "learner":
+            return spec
+        halves = {"factory": spec.build, "trimmer": spec.build_trimmer}
+        return replace(spec, **{half: lambda context, make=make: noted(make(context)) for half, make in halves.items()})
+
+    def noted(half: Any) -> Any:
+        built.append(half)
+        return half
+
+    found.get = noting
+    setup = Setup("ngram-reference", "learner", 4, {"ngram-reference": {"min_n": 1}}, lean=lean, lag=lag)
+    result = replay([SAME, SAME], setup, registry=found, vocab_size=VOCAB, batch=batch)
+    assert result.faults == {}
+    trimmer, planner = built
+    steps = sum(result.counts.histogram.values())
+    assert [report.step for report in planner.reports] == [max(0, step - lag) for step in range(steps)]
+    assert {report.requests for report in planner.reports} == {batch}
+    accepted = sum(count * times for (_, count, _), times in result.counts.histogram.items())
+    assert sum(report.accepted for report in planner.reports) == batch * accepted > 0
+    late = sum(report.accepted for report in planner.reports[: steps - lag])
+    assert int(trimmer.counts[1]) == late
+    assert float(trimmer.price) == pytest.approx(planner.prices[-1 - lag])

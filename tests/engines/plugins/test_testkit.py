@@ -21,6 +21,7 @@ from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
 from specplug.testing.harness import DEFAULT_TEXTS
 from specplug.testing.pipeline_driver import PipelineDriver
+from specplug.testing.policy_contract import PolicyContract
 from specplug.testing.statistics import g_test
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import HostStats, RequestStats
@@ -51,6 +52,15 @@ class TestOracle(ProposerContract):
         self.options = {"path": str(path), "error_every": 3}
 
 
+class TestLearner(PolicyContract):
+    spec = PolicySpec(
+        name="learner",
+        factory="specplug_testkit.learner:LearningPlanner",
+        trimmer="specplug_testkit.learner:LearningTrimmer",
+        summary="",
+    )
+
+
 class TestHealthyBetweenFaults(ProposerContract):
     """What is broken on purpose is sound apart from that."""
 
@@ -63,7 +73,7 @@ def test_the_entry_points_lead_to_them(monkeypatch):
     registry = Registry.discover()
     assert not [error for error in registry.load_errors if error.owner.plugin == "testkit"]
     assert set(PROPOSERS) <= set(registry.entries(ProposerSpec))
-    assert "ladder" in registry.entries(PolicySpec)
+    assert {"ladder", "learner"} <= set(registry.entries(PolicySpec))
 
 
 def test_the_oracle_errs_where_told(tmp_path):

@@ -77,3 +77,9 @@ class LadderOptions(Options):
     )
     caps: tuple[int | None, ...] = Field(default=(), description="one per request as they appear; None: no cap")
     token_budget: int | None = Field(default=None, ge=0)
+
+
+class LearnerOptions(Options):
+    """What is taken for granted."""
+
+    share: float = Field(default=0.1, ge=0, description="what verifying a token costs, as a share of a step")

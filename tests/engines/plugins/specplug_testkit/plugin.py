@@ -67,3 +67,12 @@ def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
             options="specplug_testkit.options:LadderOptions",
         )
     )
+    register(
+        PolicySpec(
+            name="learner",
+            factory="specplug_testkit.learner:LearningPlanner",
+            trimmer="specplug_testkit.learner:LearningTrimmer",
+            summary="learns how far drafts are accepted",
+            options="specplug_testkit.options:LearnerOptions",
+        )
+    )

@@ -1,0 +1,78 @@
+"""A policy that learns: acceptance by position, what tokens are worth, and how far confidences can be trusted."""
+
+from __future__ import annotations
+
+import torch
+
+from specplug.interfaces import Planner, PluginContext
+from specplug.trim import SurvivalTrimmer, rank_tokens
+from specplug.types.batch import BatchView
+from specplug.types.draft import Draft
+from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
+from specplug.types.trim import TrimLimits
+from specplug.types.verdict import Verdict
+from specplug_testkit.options import LearnerOptions
+
+
+class LearningPlanner(Planner):
+    """Plans as far as tokens were worth their price, which is a share of what a step emits per request.
+
+    Attributes:
+        reports: what became of steps.
+        costs: of the steps whose time was known when a plan was made, each once.
+        prices: of all plans.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        self._options: LearnerOptions = context.options or LearnerOptions()
+        self._caps = context.caps
+        self._tested, self._accepted = [1.0] * context.caps.max_width, [1.0] * context.caps.max_width
+        self._steps = self._emitted = 1.0
+        self.reports: list[StepReport] = []
+        self.costs: list[StepCost] = []
+        self.prices: list[float] = []
+
+    def plan(self, stats: HostStats) -> StepPlan:
+        if stats.last_step is not None and (not self.costs or self.costs[-1] is not stats.last_step):
+            self.costs.append(stats.last_step)
+        price = min(1.0, self._options.share * self._emitted / self._steps)
+        self.prices.append(price)
+        width, survival = 0, 1.0
+        for tested, accepted in zip(self._tested, self._accepted, strict=True):
+            survival *= accepted / tested
+            if survival < price:
+                break
+            width += 1
+        width = self._caps.fit_width(max(1, width))
+        caps = {r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < width}
+        return StepPlan(width, caps=caps, price=price)
+
+    def observe(self, report: StepReport) -> None:
+        self.reports.append(report)
+        self._steps += report.requests
+        self._emitted += report.requests + report.accepted
+        for place, (tested, accepted) in enumerate(zip(report.tested_at, report.accepted_at, strict=True)):
+            self._tested[place] += tested
+            self._accepted[place] += accepted
+
+
+class LearningTrimmer(SurvivalTrimmer):
+    """Takes confidences for as good as they have turned out to be so far.
+
+    Attributes:
+        counts: [2] int64 on the device, draft tokens that were decided and those that were accepted.
+        price: 0-d float32, of the newest step that was trimmed; None at first.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        self.counts = torch.zeros(2, dtype=torch.int64, device=context.device)
+        self.price: torch.Tensor | None = None
+
+    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
+        self.price = limits.price
+        trust = (self.counts[1] + 1) / (self.counts[0] + 1)
+        survival, rank = rank_tokens(draft)
+        return draft.keep((rank < limits.token_budget) & (survival * trust >= limits.price))
+
+    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+        self.counts += torch.stack((verdict.tested().sum(), verdict.accepted.sum()))

@@ -1,0 +1,43 @@
+"""A policy of somebody else's that learns, on the embedded engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specplug.registry import Registry
+from specplug_transformers import Engine, GenerateRequest, SamplingParams
+from tests.transformers.conftest import assert_greedy_equal, greedy
+from tests.transformers.toys import prompts
+
+PROMPTS = [prompt * 3 for prompt in prompts(4)]
+
+
+@pytest.fixture
+def engine(llama, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "plugins"))
+    settings = {"num_speculative_tokens": 6, "proposer": "ngram", "policy": "learner"}
+    engine = Engine(llama, settings=settings, max_num_seqs=3, registry=Registry.discover())
+    yield engine
+    engine.close()
+
+
+def test_both_halves_learn_and_the_text_stays(engine, llama):
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    requests = [GenerateRequest(prompt=prompt, params=params) for prompt in PROMPTS]
+    outputs = engine.generate(requests)
+    expected = [greedy(llama, prompt, 30, eos_token_id=None) for prompt in PROMPTS]
+    assert_greedy_equal(llama, PROMPTS, expected, [output.token_ids for output in outputs])
+
+    planner, trimmer = engine._plans._planner, engine._drafts._trimmer
+    counts = engine.metrics.snapshot()
+    assert counts.faults == {}
+    assert [report.step for report in planner.reports] == list(range(engine.steps))
+    assert sum(report.verified for report in planner.reports) == counts.total.verified > 0
+    assert sum(report.accepted for report in planner.reports) == counts.total.accepted > 0
+    assert trimmer.counts.tolist() == [counts.total.tested, counts.total.accepted]
+    assert planner.reports[-1].cost is engine.last_step
+    assert planner.costs == [report.cost for report in planner.reports[:-1]]
+    assert float(trimmer.price) == pytest.approx(planner.prices[-1])
+    assert len(set(planner.prices)) > 1, "the price was learnt"
