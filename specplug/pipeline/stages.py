@@ -222,11 +222,12 @@ class DraftStage:
         """Hand trimmed drafts and what became of them to the trace, and to the proposers and trim half that learn."""
         if self._trace is not None and self._trace_guard.admits_step():
             self._trace_guard.step(partial(_write, self._trace, self._steps, batch, draft, verdict))
-        handed = batch.handed(verdict.emitted, batch.reset_slots)
         for lane, (handle, guard) in enumerate(self._lanes):
             if handle.caps.learns and not guard.is_off:
+                handed = batch.handed(verdict.emitted, batch.reset_slots)
                 guard.call(partial(handle.observe, handed, self._buffers.seen_by(lane, draft), verdict))
         if self._trimmer.learns and not self._trimmer_guard.is_off:
+            handed = batch.handed(verdict.emitted, batch.reset_slots)
             self._trimmer_guard.call(partial(self._trimmer.observe, handed, draft, verdict))
 
     def _tell_of_grammars(self, batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> None:

@@ -21,7 +21,7 @@ from specplug.types.plan import StepPlan
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Verdict
 
-T = TypeVar("T", BatchView, Draft, Verdict)
+T = TypeVar("T", Draft, Verdict)
 
 
 class RepeatedTrimmer(Trimmer):
@@ -49,7 +49,7 @@ class RepeatedTrimmer(Trimmer):
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
         """Show the trimmer what became of one row in B rows."""
         times = self._times
-        self._trimmer.observe(_repeated(batch, times), _repeated(draft, times), _repeated(verdict, times))
+        self._trimmer.observe(batch.permute([0] * times), _repeated(draft, times), _repeated(verdict, times))
 
     def cuts_without_budget(self, batch_size: int, width: int) -> bool:
         """Return what the trimmer says of the whole batch."""
@@ -81,12 +81,10 @@ class RepeatedTrimmer(Trimmer):
 
 
 def _repeated(of_one: T, times: int) -> T:
-    """Return a batch, draft or verdict of one row with that row `times` times; the token table stays."""
+    """Return a draft or verdict of one row with that row `times` times."""
     changed: dict[str, Any] = {}
     for field in fields(of_one):
         value = getattr(of_one, field.name)
-        if isinstance(value, Tensor) and field.name != "tokens":
+        if isinstance(value, Tensor):
             changed[field.name] = value.expand(times, *value.shape[1:])
-        elif field.name in ("request_ids", "requests") and value is not None:
-            changed[field.name] = value * times
     return replace(of_one, **changed)
