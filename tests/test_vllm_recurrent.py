@@ -43,12 +43,16 @@ def test_refused(given, message):
         recurrent.refuse_unsupported(config(**given))
 
 
-@pytest.mark.parametrize(
-    "given",
-    [{"device": "cpu", "v2": False}, {"hybrid": True}, {"hybrid": True, "v2": False}, {"attention_free": True}],
-)
-def test_served(given):
+@pytest.mark.parametrize("given", [{"hybrid": True}, {"hybrid": True, "v2": False}, {"attention_free": True}])
+def test_served_with_a_warning(given, caplog):
     recurrent.refuse_unsupported(config(**given))
+    (warning,) = caplog.messages
+    assert "Mamba2ForCausalLM, a model with recurrent state: compare a few answers" in warning
+
+
+def test_a_model_of_attention_layers_is_served(caplog):
+    recurrent.refuse_unsupported(config(device="cpu", v2=False))
+    assert caplog.messages == []
 
 
 def test_layers_that_are_not_told_what_was_accepted_are_refused():

@@ -1,5 +1,5 @@
-"""Models with recurrent state (Mamba, short convolutions, linear attention): what they ask of a step, and where they
-are refused.
+"""Models with recurrent state (Mamba, short convolutions, linear attention): what they need of a step, and which are
+refused.
 
 A rejected draft token cannot be cut from such a state.  vLLM's decode kernels keep the state after every token of a
 step, and the next step begins with the one after the last accepted token.  Its prefill kernels keep the state after
@@ -9,6 +9,7 @@ the last token alone, so drafts must never run through them.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from specplug_vllm import seams
 
 ROLLED_BACK = ("GDN_ATTN", "MAMBA2", "SHORT_CONV")
 """The kinds of layers, by vLLM's names, whose kernels both runners tell how many drafts were accepted."""
+
+
+_log = logging.getLogger(__name__)
 
 
 def is_recurrent(vllm_config: Any) -> bool:
@@ -31,7 +35,7 @@ def kernels_roll_back(vllm_config: Any) -> bool:
 
 
 def refuse_unsupported(vllm_config: Any) -> None:
-    """Refuse models with recurrent state where vLLM does not roll back rejected drafts.
+    """Refuse models with recurrent state where vLLM does not roll back rejected drafts; warn of the others.
 
     Raises:
         EngineError: rejected drafts would stay in the state, and the text would be wrong.
@@ -50,6 +54,11 @@ def refuse_unsupported(vllm_config: Any) -> None:
             found=f"{_architecture(vllm_config)} on V1",
             expected="the V2 runner (VLLM_USE_V2_MODEL_RUNNER=1)",
         )
+    _log.warning(
+        "specplug has not been tried with vLLM's GPU kernels for %s, a model with recurrent state: compare a few answers "
+        "with those of a server without specplug",
+        _architecture(vllm_config),
+    )
 
 
 def refuse_layers(kv_cache_config: Any) -> None:
@@ -69,7 +78,7 @@ def refuse_layers(kv_cache_config: Any) -> None:
 
 
 def install_worker(runner: Any) -> None:
-    """Let V2 put rows that decode before rows that prefill.
+    """Let V2 put rows that decode before rows that prefill; the newest runner of a process counts.
 
     vLLM splits a batch at its first prefilling row and runs what comes after through the prefill kernels.  It sorts
     rows without drafts by their length, those as long as the longest verification first, so that a prompt of that
@@ -78,7 +87,8 @@ def install_worker(runner: Any) -> None:
     seams.require("recurrent")
     from vllm.v1.worker.gpu import model_runner
 
-    original, states = model_runner.sort_batch_req_ids, runner.req_states
+    states, present = runner.req_states, model_runner.sort_batch_req_ids
+    original = getattr(present, "stock", present)
 
     @functools.wraps(original)
     def sort_batch_req_ids(counts: Mapping[str, int], drafts: Mapping[str, Sequence[int]], *args: Any) -> list[str]:
@@ -89,6 +99,7 @@ def install_worker(runner: Any) -> None:
 
         return sorted(original(counts, drafts, *args), key=prefills)
 
+    sort_batch_req_ids.stock = original  # type: ignore[attr-defined]
     model_runner.sort_batch_req_ids = sort_batch_req_ids
 
 

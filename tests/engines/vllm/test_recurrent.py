@@ -128,7 +128,8 @@ def test_rows_that_decode_come_before_rows_that_prefill(monkeypatch):
     assert stock.index("as long as a verification") < stock.index("plain")  # else vLLM has been mended
 
     monkeypatch.setattr(model_runner, "sort_batch_req_ids", model_runner.sort_batch_req_ids)
-    recurrent.install_worker(SimpleNamespace(req_states=states))
+    for of_runner in (SimpleNamespace(), states):  # the second runner of a process takes the first one's place
+        recurrent.install_worker(SimpleNamespace(req_states=of_runner))
     found = model_runner.sort_batch_req_ids(counts, drafts, WIDTH + 1)
     assert set(found[: len(decodes) + 1]) == {*decodes, "last of a prompt"}
     assert [name for name in stock if name in prefills] == [name for name in found if name in prefills]
