@@ -55,8 +55,8 @@ def refuse_unsupported(vllm_config: Any) -> None:
             expected="the V2 runner (VLLM_USE_V2_MODEL_RUNNER=1)",
         )
     _log.warning(
-        "specplug has not been tried with vLLM's GPU kernels for %s, a model with recurrent state: compare a few answers "
-        "with those of a server without specplug",
+        "specplug has not been tried with vLLM's GPU kernels for %s, a model with recurrent state: "
+        "compare a few answers with those of a server without specplug",
         _architecture(vllm_config),
     )
 
