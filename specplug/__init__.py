@@ -61,6 +61,7 @@ _PUBLIC = {
     ),
     "specplug.types.trim": ("TrimLimits",),
     "specplug.types.verdict": ("Outcome", "Verdict"),
+    "specplug.types.verification": ("SamplingBatch", "TargetLogits", "Uniforms", "Verification"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 

@@ -17,6 +17,7 @@ _HOME = {
     "PolicyContract": "specplug.testing.policy_contract",
     "ProposerContract": "specplug.testing.contract",
     "TinyModel": "specplug.testing.law",
+    "VerifierContract": "specplug.testing.verifier_contract",
     "emitted_law": "specplug.testing.law",
     "g_test": "specplug.testing.statistics",
     "g_test_power": "specplug.testing.statistics",

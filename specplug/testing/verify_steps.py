@@ -1,0 +1,135 @@
+"""Random verification steps: ragged drafts, target logits, sampling parameters, and ways to vary them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from specplug.interfaces import Verifier
+from specplug.types.caps import Distribution
+from specplug.types.draft import Draft
+from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
+from specplug.verify.random import uniforms
+from specplug.verify.target import target_probs
+
+T = TypeVar("T")
+_TEMPERATURES, _TOP_K, _TOP_P, _MIN_P = (0.0, 0.5, 1.0), (0, 2, 4), (0.6, 1.0), (0.0, 0.2)
+
+
+@dataclass(frozen=True, eq=False)
+class VerifyStep:
+    """The arguments of one verification of B rows with drafts of at most N tokens, on the CPU.
+
+    Attributes:
+        dense: [B, N + 1, V] float32, the target's logits; only the first n_i + 1 positions of a row are its own.
+    """
+
+    draft: Draft
+    dense: Tensor
+    sampling: SamplingBatch
+    uniforms: Uniforms
+
+    @classmethod
+    def random(
+        cls, seed: int, distribution: Distribution, *, vocab_size: int, batch_size: int, width: int
+    ) -> VerifyStep:
+        """Draw a step whose rows differ in length and in sampling parameters."""
+        stream = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=stream) * 2
+
+        def choose(values: tuple[float, ...]) -> Tensor:
+            return torch.tensor(values)[torch.randint(len(values), (batch_size,), generator=stream)]
+
+        draft = Draft.allocate(batch_size, width, distribution=distribution, vocab_size=vocab_size)
+        for row, length in enumerate(torch.randint(width + 1, (batch_size,), generator=stream).tolist()):
+            draft.set_row(row, torch.randint(vocab_size, (length,), generator=stream).tolist(), 0.5)
+        if draft.draft_logits is not None:
+            draft.draft_logits.copy_(normal(batch_size, width, vocab_size))
+        if draft.draft_probs is not None:
+            draft.draft_probs.copy_(normal(batch_size, width, vocab_size).softmax(-1))
+        sampling = SamplingBatch(choose(_TEMPERATURES), choose(_TOP_K).long(), choose(_TOP_P), choose(_MIN_P))
+        positions = torch.randint(99, (batch_size,), generator=stream)
+        numbers = uniforms(torch.arange(batch_size), positions, width)
+        return cls(draft, normal(batch_size, width + 1, vocab_size), sampling, numbers)
+
+    def verify(self, verifier: Verifier, *, flat: bool = False, device: str = "cpu") -> Verification:
+        """Verify the step on `device`, its logits padded or flat."""
+        rows = [self.dense[row, : length + 1] for row, length in enumerate(self.draft.lengths.tolist())]
+        target = TargetLogits.flat(torch.cat(rows), self.draft.lengths) if flat else TargetLogits.dense(self.dense)
+        sampling, numbers = moved(self.sampling, device), moved(self.uniforms, device)
+        return verifier.verify(moved(self.draft, device), moved(target, device), sampling, numbers)
+
+    def pick(self, rows: list[int], width: int | None = None) -> VerifyStep:
+        """Return the step of some rows, in their order, cut to `width` draft tokens."""
+        index, width = torch.tensor(rows, dtype=torch.int64), self.draft.width if width is None else width
+
+        def cut(tensor: Tensor | None, columns: int) -> Any:
+            return None if tensor is None else tensor[index][:, :columns].clone()
+
+        draft = replace(
+            self.draft,
+            token_ids=cut(self.draft.token_ids, width),
+            lengths=self.draft.lengths[index],
+            confidence=cut(self.draft.confidence, width),
+            source=cut(self.draft.source, width),
+            base_len=self.draft.base_len[index],
+            draft_logits=cut(self.draft.draft_logits, width),
+            draft_probs=cut(self.draft.draft_probs, width),
+        )
+        knobs: dict[str, Any] = {name: tensor[index] for name, tensor in tensors(self.sampling).items()}
+        sampling = replace(self.sampling, **knobs)
+        numbers = Uniforms(cut(self.uniforms.accept, width), cut(self.uniforms.draw, width + 1))
+        return VerifyStep(draft, cut(self.dense, width + 1), sampling, numbers)
+
+    def poisoned(self, filler: int) -> VerifyStep:
+        """Return the step with `filler` and NaN wherever the memory of a row is undefined."""
+        step = self.pick(list(range(self.draft.batch_size)))
+        outside = ~step.draft.mask()
+        behind = torch.arange(step.draft.width + 1) > step.draft.lengths[:, None]
+        step.draft.token_ids[outside] = filler
+        for tensor in (step.draft.confidence, step.draft.draft_logits, step.draft.draft_probs, step.uniforms.accept):
+            if tensor is not None:
+                tensor[outside] = torch.nan
+        step.dense[behind] = torch.nan
+        step.uniforms.draw[behind] = torch.nan
+        return step
+
+    def with_other_numbers(self, num_accepted: Tensor) -> VerifyStep:
+        """Return the step with 0 for the random numbers of the places behind `num_accepted` [B] draft tokens."""
+        step = self.pick(list(range(self.draft.batch_size)))
+        places, accepted = torch.arange(step.draft.width + 1), num_accepted[:, None]
+        step.uniforms.accept[places[:-1] > accepted] = 0.0
+        step.uniforms.draw[places > accepted] = 0.0
+        return step
+
+    def greedy(self, *, all_greedy: bool) -> VerifyStep:
+        """Return the step with temperature 0 in every row, which the host knows or not."""
+        cold = torch.zeros_like(self.sampling.temperature)
+        return replace(self, sampling=replace(self.sampling, temperature=cold, all_greedy=all_greedy))
+
+    def drawn_from_the_target(self) -> VerifyStep:
+        """Return the step with drafts that state the target's own distribution at temperature 1."""
+        plain = SamplingBatch(torch.ones(self.draft.batch_size))
+        logits = self.dense[:, : self.draft.width]
+        draft = replace(
+            self.draft,
+            draft_logits=None if self.draft.draft_logits is None else logits,
+            draft_probs=None if self.draft.draft_probs is None else target_probs(logits, plain.temperature),
+        )
+        return replace(self, draft=draft, sampling=plain)
+
+
+def tensors(value: object) -> dict[str, Tensor]:
+    """Return the tensors of a draft, of sampling parameters, or of another dataclass, by attribute."""
+    named = {field.name: getattr(value, field.name) for field in fields(value)}  # type: ignore[arg-type]
+    return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
+
+
+def moved(value: T, device: str) -> T:
+    """Return a dataclass with its tensors on `device`."""
+    return replace(value, **{name: tensor.to(device) for name, tensor in tensors(value).items()})  # type: ignore[type-var]
