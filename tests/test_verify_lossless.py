@@ -82,6 +82,19 @@ def test_drawn_drafts_of_two_tokens(distribution):
     assert_lossless(drawn_drafts(3, 2, Knobs(), distribution))
 
 
+@pytest.mark.parametrize("knobs", [KNOBS["plain"], KNOBS["greedy"], KNOBS["cold"]], ids=["plain", "greedy", "cold"])
+@pytest.mark.parametrize("distribution", FULL)
+@pytest.mark.parametrize("draft_vocab", [(2,), (3, 0), (1, 3, 2), (2, 0, 3, 1)])
+def test_drafts_over_a_part_of_the_vocabulary(draft_vocab, distribution, knobs):
+    for seed in range(2):
+        assert_lossless(replace(drawn_drafts(4, 1, knobs, distribution, seed), draft_vocab=draft_vocab))
+
+
+@pytest.mark.parametrize("distribution", FULL)
+def test_drafts_of_two_tokens_over_a_part_of_the_vocabulary(distribution):
+    assert_lossless(replace(drawn_drafts(3, 2, Knobs(), distribution), draft_vocab=(2, 0)))
+
+
 def test_a_draft_law_equal_to_the_target():
     """Nothing is ever rejected, and the residual is empty up to rounding."""
     target = TinyModel.random(4, 2, seed=5)
@@ -112,6 +125,7 @@ def controls():
         "one-hot": fixed_drafts(4, 1, Knobs()),
         "top-k": fixed_drafts(4, 1, Knobs(top_k=3)),
         "drawn": [drawn_drafts(4, 1, Knobs(), Distribution.PROBS)],
+        "part": [replace(drawn_drafts(4, 1, Knobs(), Distribution.PROBS), draft_vocab=(3, 1))],
         "drawn by logits": [drawn_drafts(4, 1, Knobs(temperature=0.8), Distribution.LOGITS)],
         "filler": fixed_drafts(4, 1, Knobs(), filler=(1,)),
     }
@@ -121,7 +135,8 @@ def controls():
 CONTROLS = controls()
 APPLIES = {name: ["one-hot", "top-k", "drawn", "drawn by logits"] for name in LOSSY_MUTANTS} | {
     "dropped validity mask": ["filler"],
-    "draft law at another temperature": ["drawn", "drawn by logits"],
+    "draft law at another temperature": ["drawn", "drawn by logits", "part"],
+    "uniform draft law": ["drawn", "part"],
 }
 
 

@@ -14,6 +14,7 @@ from specplug.errors import ContractError
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
+from specplug.verify.draft_law import full_probs, was_drawn, write_probs
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
 from specplug.verify.target import target_probs
@@ -56,6 +57,7 @@ class Step:
             base_len=self.draft.base_len[index],
             draft_logits=cut(self.draft.draft_logits, width),
             draft_probs=cut(self.draft.draft_probs, width),
+            drawn=cut(self.draft.drawn, width),
         )
         sampling = SamplingBatch(**{name: getattr(self.sampling, name)[index] for name in KNOBS})
         numbers = Uniforms(cut(self.numbers.accept, width), cut(self.numbers.draw, width + 1))
@@ -331,3 +333,50 @@ def test_numbers_of_another_width_are_refused():
 def test_a_draft_law_over_another_vocabulary_is_refused():
     with pytest.raises(ContractError, match=rf"draft_probs.*found 9.*expected {VOCAB}"):
         refused(Draft.allocate(1, 2, distribution=Distribution.PROBS, vocab_size=9), numbers_for(2))
+
+
+@FEW
+@given(steps(min_batch=1), st.permutations(range(VOCAB)), st.integers(1, VOCAB), st.data())
+def test_a_draft_vocabulary_is_the_full_distribution_with_zeros(step, ids, size, data):
+    """Columns of a part of the vocabulary, in any order, and tokens outside of it; some of them one-hot drafts."""
+    draft = step.draft
+    assume(draft.distribution is not Distribution.ONE_HOT)
+    draft_vocab = torch.tensor(ids[:size])
+    flags = data.draw(st.lists(st.booleans(), min_size=draft.token_ids.numel(), max_size=draft.token_ids.numel()))
+    part = replace(
+        draft,
+        draft_logits=None if draft.draft_logits is None else draft.draft_logits[:, :, :size],
+        draft_probs=None if draft.draft_probs is None else draft.draft_probs[:, :, :size] + 1e-3,
+        draft_vocab=draft_vocab,
+        drawn=torch.tensor(flags, dtype=torch.bool).view_as(draft.token_ids),
+    )
+    part.validate()
+    probs = full_probs(part, step.sampling.temperature, VOCAB)
+    one_hot = ~was_drawn(part, step.sampling.temperature)
+    outside = [token for token in range(VOCAB) if token not in draft_vocab.tolist()]
+    assert not probs[~one_hot][:, outside].any()
+    assert torch.equal(probs[one_hot].argmax(-1), part.token_ids[one_hot].clamp(min=0).long())
+    full = replace(
+        draft, distribution=Distribution.PROBS, draft_logits=None, draft_probs=probs, draft_vocab=None, drawn=None
+    )
+    found, expected = replace(step, draft=part).verify(), replace(step, draft=full).verify()
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert torch.equal(found.num_accepted, expected.num_accepted)
+
+
+@FEW
+@given(steps(min_batch=1), st.permutations(range(VOCAB)), st.integers(1, VOCAB), st.booleans())
+def test_written_out_for_an_engine_it_is_the_full_distribution(step, ids, size, is_part):
+    draft = step.draft
+    assume(draft.distribution is Distribution.PROBS)
+    if is_part:
+        probs = draft.draft_probs[:, :, :size].softmax(-1)
+        draft = replace(draft, draft_probs=probs, draft_vocab=torch.tensor(ids[:size]))
+    draft = draft.as_one_hot(step.sampling.temperature == 0)
+    expected = full_probs(draft, step.sampling.temperature, VOCAB).float()
+    buffer = torch.full((*draft.token_ids.shape, VOCAB), torch.nan)
+    write_probs(buffer, draft)
+    torch.testing.assert_close(buffer, expected)
+    if not is_part:
+        write_probs(draft.draft_probs, draft)
+        torch.testing.assert_close(draft.draft_probs, expected)

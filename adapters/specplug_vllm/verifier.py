@@ -186,4 +186,5 @@ def _rows_of(draft: Draft, rows: slice) -> Draft:
         base_len=draft.base_len[rows],
         draft_logits=cut(draft.draft_logits),
         draft_probs=cut(draft.draft_probs),
+        drawn=cut(draft.drawn),
     )

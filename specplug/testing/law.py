@@ -89,6 +89,7 @@ class Case:
         knobs: how the target is sampled.
         drafted: the fixed draft of a one-hot proposer; None when drafts are drawn from `draft_model`.
         draft_model: drafts have its depth.
+        draft_vocab: ids that drafts are drawn from, in the order of their columns; None: the whole vocabulary.
         distribution: what the draft declares: LOGITS or PROBS for a draft model.
         filler: tokens that lie in the draft's buffers beyond its length; the target's logits there are of no law.
         judged_by: laws [N, V] that a wrong verifier may take for the draft law, as functions of the true one.  They
@@ -99,6 +100,7 @@ class Case:
     knobs: Knobs = field(default_factory=Knobs)
     drafted: Chain | None = None
     draft_model: TinyModel | None = None
+    draft_vocab: Chain | None = None
     distribution: Distribution = Distribution.ONE_HOT
     filler: Chain = ()
     judged_by: tuple[Callable[[Tensor], Tensor], ...] = ()
@@ -150,17 +152,32 @@ def _draft_law(case: Case, chain: Chain) -> Tensor:
     """[N, V] float64: the laws that the tokens of `chain` were drawn from."""
     if case.draft_model is None:
         return _one_hot(chain, case.target.vocab)
-    return Knobs(case.knobs.temperature).law(case.draft_model.along(chain[:-1]))
+    return Knobs(case.knobs.temperature).law(_draft_logits(case, chain))
+
+
+def _draft_logits(case: Case, chain: Chain) -> Tensor:
+    """[N, V] float64: what the tokens of `chain` were drawn by, minus infinity outside of the draft vocabulary."""
+    assert case.draft_model is not None
+    logits = case.draft_model.along(chain[:-1])
+    if case.draft_vocab is None:
+        return logits
+    outside = torch.ones(logits.shape[1], dtype=torch.bool)
+    outside[list(case.draft_vocab)] = False
+    return logits.masked_fill(outside, -torch.inf)
 
 
 def _verify(verifier: Verifier, case: Case, chain: Chain, cells: Tensor) -> Verification:
     """Run the verifier on one draft, once per row of `cells` [C, 2 N + 1]; all rows share one row's logits."""
     count, width = cells.shape[0], len(chain) + len(case.filler)
-    draft = Draft.allocate(count, width, distribution=case.distribution, vocab_size=case.target.vocab)
+    draft_vocab = None if case.draft_vocab is None else torch.tensor(case.draft_vocab)
+    draft = Draft.allocate(
+        count, width, distribution=case.distribution, vocab_size=case.target.vocab, draft_vocab=draft_vocab
+    )
     draft.token_ids[:] = torch.tensor(chain + case.filler, dtype=torch.int32)
     draft.lengths.fill_(len(chain))
     if case.draft_model is not None:
-        logits, probs = case.draft_model.along(chain[:-1]).float(), _draft_law(case, chain).float()
+        columns = slice(None) if draft_vocab is None else draft_vocab
+        logits, probs = (law[:, columns].float() for law in (_draft_logits(case, chain), _draft_law(case, chain)))
         for buffer, law in ((draft.draft_logits, logits), (draft.draft_probs, probs)):
             if buffer is not None:
                 buffer[:, : len(chain)] = law

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,22 +40,18 @@ class DroppedMask(WrongVerifier):
 class OffByOneBonus(WrongVerifier):
     """Draws the bonus token from the law of the last draft token's position instead of the one behind it."""
 
-    def _next_token_weights(
-        self, target_law: Tensor, draft_law: Tensor, num_accepted: Tensor, lengths: Tensor
-    ) -> Tensor:
+    def _next_token_weights(self, target_law: Tensor, q: Tensor, num_accepted: Tensor, lengths: Tensor) -> Tensor:
         index = torch.arange(target_law.shape[1], device=target_law.device)
         index = torch.where(index == lengths[:, None], (index - 1).clamp(min=0), index)
         shifted = target_law.gather(1, index[:, :, None].expand_as(target_law))
-        return super()._next_token_weights(shifted, draft_law, num_accepted, lengths)
+        return super()._next_token_weights(shifted, q, num_accepted, lengths)
 
 
 class ResamplesFromTarget(WrongVerifier):
     """Draws the recovered token from p instead of the residual: the rejected token gets a second chance."""
 
-    def _next_token_weights(
-        self, target_law: Tensor, draft_law: Tensor, num_accepted: Tensor, lengths: Tensor
-    ) -> Tensor:
-        return super()._next_token_weights(target_law, torch.zeros_like(draft_law), num_accepted, lengths)
+    def _next_token_weights(self, target_law: Tensor, q: Tensor, num_accepted: Tensor, lengths: Tensor) -> Tensor:
+        return super()._next_token_weights(target_law, torch.zeros_like(q), num_accepted, lengths)
 
 
 class ReusedNumber(WrongVerifier):
@@ -86,8 +83,12 @@ def halved(law: Tensor) -> Tensor:
 class UniformDraftLaw(WrongVerifier):
     """Judges every draft as if it had been drawn uniformly from the vocabulary."""
 
-    def _draft_law(self, draft: Draft, drafted: Tensor, sampling: SamplingBatch, vocab: int) -> Tensor:
-        return uniform(super()._draft_law(draft, drafted, sampling, vocab))
+    def _drafted_probs(self, *args: Any) -> Tensor:
+        vocab: int = args[-1]
+        return torch.full_like(super()._drafted_probs(*args), 1.0 / vocab)
+
+    def _draft_law_at(self, *args: Any) -> Tensor:
+        return uniform(super()._draft_law_at(*args))
 
 
 class TemperedDraftLaw(WrongVerifier):
@@ -96,8 +97,9 @@ class TemperedDraftLaw(WrongVerifier):
     Shows on drafts that are drawn from a law of their own; a one-hot draft is the same at any temperature.
     """
 
-    def _draft_law(self, draft: Draft, drafted: Tensor, sampling: SamplingBatch, vocab: int) -> Tensor:
-        return tempered(super()._draft_law(draft, drafted, sampling, vocab))
+    def _draft_law(self, draft: Draft, sampling: SamplingBatch) -> Tensor | None:
+        law = super()._draft_law(draft, sampling)
+        return None if law is None else tempered(law)
 
 
 class AcceptsAlways(WrongVerifier):

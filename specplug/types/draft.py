@@ -31,8 +31,12 @@ class Draft:
             before its children.  None where only chains are taken.  An empty buffer's parents are those of a chain, so
             that proposers without trees need not write them.
         distribution: which of the next two holds, if any.
-        draft_logits: [B, N, V]; the token was drawn from softmax(logits / temperature) and from nothing else.
-        draft_probs: [B, N, V]; the token was drawn from exactly this law.
+        draft_logits: [B, N, Vd]; the token was drawn from softmax(logits / temperature) and from nothing else.
+        draft_probs: [B, N, Vd]; the token was drawn from exactly this distribution.
+        draft_vocab: [Vd] int64, the id of each column of the two, which gives all other ids probability 0; None where
+            columns are ids, and Vd is V.
+        drawn: [B, N] bool, true where the token was drawn from the distribution, as an empty buffer says everywhere;
+            elsewhere the draft is one-hot, whatever the distribution holds.  None: everywhere.
         sources: names that `source` points into (host).
     """
 
@@ -45,6 +49,8 @@ class Draft:
     distribution: Distribution = Distribution.ONE_HOT
     draft_logits: Tensor | None = None
     draft_probs: Tensor | None = None
+    draft_vocab: Tensor | None = None
+    drawn: Tensor | None = None
     sources: tuple[str, ...] = ()
 
     @classmethod
@@ -57,11 +63,15 @@ class Draft:
         trees: bool = False,
         distribution: Distribution = Distribution.ONE_HOT,
         vocab_size: int = 0,
+        draft_vocab: Tensor | None = None,
         sources: Sequence[str] = (),
     ) -> Draft:
-        """Allocate an empty buffer; full distributions take [B, N, vocab_size] float32 more."""
+        """Allocate an empty buffer; a distribution takes [B, N, Vd] float32 more, V of them without `draft_vocab`."""
+        states = distribution is not Distribution.ONE_HOT
+        if draft_vocab is not None:
+            vocab_size = len(draft_vocab)
 
-        def full(size: tuple[int, ...], value: float, dtype: torch.dtype) -> Tensor:
+        def full(size: tuple[int, ...], value: float | bool, dtype: torch.dtype) -> Tensor:
             return torch.full(size, value, dtype=dtype, device=device)
 
         grid, law = (batch_size, width), (batch_size, width, vocab_size)
@@ -76,6 +86,8 @@ class Draft:
             distribution=distribution,
             draft_logits=full(law, 0.0, torch.float32) if distribution is Distribution.LOGITS else None,
             draft_probs=full(law, 0.0, torch.float32) if distribution is Distribution.PROBS else None,
+            draft_vocab=draft_vocab.to(device) if states and draft_vocab is not None else None,
+            drawn=full(grid, True, torch.bool) if states else None,
             sources=tuple(sources),
         )
 
@@ -110,10 +122,11 @@ class Draft:
             parents=cut(self.parents),
             draft_logits=cut(self.draft_logits),
             draft_probs=cut(self.draft_probs),
+            drawn=cut(self.drawn),
         )
 
     def reset(self, base_len: Tensor) -> None:
-        """Empty the draft, for contexts of `base_len` [B] tokens.  Full distributions keep stale values."""
+        """Empty the draft, for contexts of `base_len` [B] tokens.  Distributions keep stale values."""
         self.lengths.zero_()
         self.base_len.copy_(base_len)
         if not self.width:
@@ -121,6 +134,8 @@ class Draft:
         self.source.fill_(-1)
         self.token_ids.fill_(NO_TOKEN)
         self.confidence.zero_()
+        if self.drawn is not None:
+            self.drawn.fill_(True)
         if self.parents is not None:
             self.parents.copy_(chain_parents(self))
 
@@ -196,18 +211,15 @@ class Draft:
         however its token was chosen.  `keep` and `as_chain` choose and therefore return one-hot drafts; whoever
         chooses in another way calls this.
 
-        With `rows` the full distributions are overwritten in place; without, they are left out and nothing is written.
+        With `rows` the tokens are marked in `drawn`, in place; without, the distribution is left out.
         """
         if self.distribution is Distribution.ONE_HOT:
             return self
         if rows is None:
-            return replace(self, distribution=Distribution.ONE_HOT, draft_logits=None, draft_probs=None)
-        chosen, index = rows[:, None, None], self.token_ids.clamp(min=0).long()[:, :, None]
-        for full, elsewhere, at_token in ((self.draft_probs, 0.0, 1.0), (self.draft_logits, -torch.inf, 0.0)):
-            if full is not None and full.numel():
-                full.masked_fill_(chosen, elsewhere)
-                full.scatter_(2, index, torch.where(chosen, at_token, full.gather(2, index)))
-        return self
+            stripped = replace(self, distribution=Distribution.ONE_HOT, draft_logits=None, draft_probs=None)
+            return replace(stripped, draft_vocab=None, drawn=None)
+        drawn = torch.ones_like(self.token_ids, dtype=torch.bool) if self.drawn is None else self.drawn
+        return replace(self, drawn=drawn.masked_fill_(rows[:, None], False))
 
     def as_chain(self) -> Draft:
         """Return a draft without branches: of a tree, the path with the most expected accepted tokens, as one-hot.
@@ -260,6 +272,7 @@ class Draft:
             parents=None,
             draft_logits=law(self.draft_logits),
             draft_probs=law(self.draft_probs),
+            drawn=None if self.drawn is None else self.drawn.gather(1, path),
         )
 
     def shorten(self, lengths: Tensor) -> None:
@@ -309,22 +322,29 @@ class Draft:
         }
         if self.parents is not None:
             expected["parents"] = (grid, torch.int32)
+        if self.drawn is not None:
+            expected["drawn"] = (grid, torch.bool)
         for name, (shape, dtype) in expected.items():
-            tensor: Tensor = getattr(self, name)
-            if tuple(tensor.shape) != shape or tensor.dtype is not dtype or tensor.device != self.device:
-                raise ContractError.build(
-                    f"Draft.{name} is malformed",
-                    found=f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}",
-                    expected=f"{shape} {dtype} on {self.device}",
-                )
+            self._check(name, shape, dtype)
         if self.distribution is not Distribution.ONE_HOT:
             full = self.draft_logits if self.distribution is Distribution.LOGITS else self.draft_probs
-            if full is None or tuple(full.shape[:2]) != grid or full.ndim != 3 or full.device != self.device:
+            columns: int | str = "V" if self.draft_vocab is None else len(self.draft_vocab)
+            wrong = full is None or tuple(full.shape[:2]) != grid or full.ndim != 3 or full.device != self.device
+            if wrong or (full is not None and columns not in ("V", full.shape[2])):
                 raise ContractError.build(
                     f"Draft.{self.distribution.value} is missing or malformed",
                     found=None if full is None else f"{tuple(full.shape)} on {full.device}",
-                    expected=f"[{self.batch_size}, {self.width}, V] on {self.device}",
+                    expected=f"[{self.batch_size}, {self.width}, {columns}] on {self.device}",
                 )
+
+    def _check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        tensor: Tensor = getattr(self, name)
+        if tuple(tensor.shape) != shape or tensor.dtype is not dtype or tensor.device != self.device:
+            raise ContractError.build(
+                f"Draft.{name} is malformed",
+                found=f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}",
+                expected=f"{shape} {dtype} on {self.device}",
+            )
 
 
 def chain_parents(draft: Draft) -> Tensor:
@@ -332,4 +352,7 @@ def chain_parents(draft: Draft) -> Tensor:
     return torch.arange(ROOT, draft.width - 1, dtype=torch.int32, device=draft.device).expand(draft.batch_size, -1)
 
 
-_TENSORS = ("token_ids", "lengths", "confidence", "source", "base_len", "parents", "draft_logits", "draft_probs")
+_TENSORS = (
+    *("token_ids", "lengths", "confidence", "source", "base_len", "parents"),
+    *("draft_logits", "draft_probs", "drawn"),
+)

@@ -23,12 +23,15 @@ from specplug.interfaces import PluginContext, Verifier
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
+from specplug.verify.draft_law import column_probs, normalised, probs_of, scattered, was_drawn
 from specplug.verify.greedy import verify_greedy
 from specplug.verify.target import target_probs
 
 
 class ReferenceVerifier(Verifier):
     """Rejection sampling for chains.  Reads nothing back to the host; takes O(B N V) memory in float64.
+
+    Of a distribution over a draft vocabulary it makes no more than that of one position per row over the target's.
 
     Ids within a row's length must lie in [0, V); what the draft's buffers hold beyond it never matters.
     """
@@ -50,12 +53,14 @@ class ReferenceVerifier(Verifier):
         drafted = torch.where(is_draft, draft.token_ids.long(), 0).clamp(0, target.logits.shape[-1] - 1)
 
         target_law = self._target_law(target, sampling, lengths, draft.width)
-        draft_law = self._draft_law(draft, drafted, sampling, target.logits.shape[-1])
-        draft_law = torch.where(is_draft[:, :, None], draft_law, 0.0)
+        columns = self._draft_law(draft, sampling)
+        q = self._drafted_probs(draft, columns, drafted, sampling, target.logits.shape[-1])
 
-        kept = self._keeps(_at(target_law[:, : draft.width], drafted), _at(draft_law, drafted), uniforms.accept)
+        kept = self._keeps(_at(target_law[:, : draft.width], drafted), q, uniforms.accept)
         num_accepted = (kept & is_draft).long().cumprod(1).sum(1)
-        weights = self._next_token_weights(target_law, draft_law, num_accepted, lengths)
+        q = self._draft_law_at(draft, columns, drafted, sampling, num_accepted, target.logits.shape[-1])
+        q = torch.where((num_accepted < lengths)[:, None], q, 0.0)
+        weights = self._next_token_weights(target_law, q, num_accepted, lengths)
         next_token = _draw(weights, self._draw_number(uniforms, num_accepted))
         return _join(drafted, num_accepted, next_token)
 
@@ -68,18 +73,41 @@ class ReferenceVerifier(Verifier):
         positions = torch.arange(width + 1, device=lengths.device)
         logits = target.at(torch.minimum(positions, lengths[:, None]))
         law = target_probs(logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        return _normalised(law)
+        return normalised(law)
 
-    def _draft_law(self, draft: Draft, drafted: Tensor, sampling: SamplingBatch, vocab: int) -> Tensor:
-        """[B, N, V] float64: q at every position, undefined beyond a row's length."""
-        if draft.distribution is Distribution.PROBS and draft.draft_probs is not None:
-            return _normalised(draft.draft_probs)
-        one_hot = torch.zeros(*drafted.shape, vocab, dtype=torch.float64, device=drafted.device)
-        one_hot.scatter_(2, drafted[:, :, None], 1.0)
-        if draft.distribution is Distribution.LOGITS and draft.draft_logits is not None:
-            greedy = (sampling.temperature == 0)[:, None, None]
-            return torch.where(greedy, one_hot, _normalised(target_probs(draft.draft_logits, sampling.temperature)))
-        return one_hot
+    def _draft_law(self, draft: Draft, sampling: SamplingBatch) -> Tensor | None:
+        """[B, N, Vd] float64: what tokens were drawn from, over the draft vocabulary; None for one-hot drafts."""
+        return column_probs(draft, sampling.temperature)
+
+    def _drafted_probs(
+        self, draft: Draft, columns: Tensor | None, drafted: Tensor, sampling: SamplingBatch, vocab: int
+    ) -> Tensor:
+        """[B, N] float64: q of each draft token, undefined beyond a row's length."""
+        certain = torch.ones(drafted.shape, dtype=torch.float64, device=drafted.device)
+        if columns is None:
+            return certain
+        stated = probs_of(columns, drafted, draft.draft_vocab, vocab)
+        return torch.where(was_drawn(draft, sampling.temperature), stated, certain)
+
+    def _draft_law_at(
+        self,
+        draft: Draft,
+        columns: Tensor | None,
+        drafted: Tensor,
+        sampling: SamplingBatch,
+        places: Tensor,
+        vocab: int,
+    ) -> Tensor:
+        """[B, V] float64: q at `places` [B], undefined at and beyond a row's length."""
+        law = torch.zeros(len(places), vocab, dtype=torch.float64, device=drafted.device)
+        if not draft.width:
+            return law
+        places = places.clamp(max=draft.width - 1)
+        law.scatter_(1, drafted.gather(1, places[:, None]), 1.0)
+        if columns is None:
+            return law
+        drawn = was_drawn(draft, sampling.temperature).gather(1, places[:, None])
+        return torch.where(drawn, scattered(_position(columns, places), draft.draft_vocab, vocab), law)
 
     def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor) -> Tensor:
         """[B, N] bool: whether each draft token passes, from its p, its q and its number.
@@ -88,12 +116,9 @@ class ReferenceVerifier(Verifier):
         """
         return numbers * q < p
 
-    def _next_token_weights(
-        self, target_law: Tensor, draft_law: Tensor, num_accepted: Tensor, lengths: Tensor
-    ) -> Tensor:
-        """[B, V] float64: the unnormalised law of the recovered token, or of the bonus token, for which q is 0."""
+    def _next_token_weights(self, target_law: Tensor, q: Tensor, num_accepted: Tensor, lengths: Tensor) -> Tensor:
+        """[B, V] float64: the unnormalised law of the recovered token, or of the bonus token, for which `q` is 0."""
         p = _position(target_law, num_accepted)
-        q = _position(pad(draft_law, (0, 0, 0, 1)), num_accepted)
         residual = (p - q).clamp(min=0)
         # p == q leaves nothing over, and rejects with probability 0 up to rounding: any law may stand in.
         return torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
@@ -112,7 +137,7 @@ def _check(draft: Draft, target: TargetLogits, uniforms: Uniforms) -> None:
         )
     full = draft.draft_logits if draft.distribution is Distribution.LOGITS else draft.draft_probs
     vocab = target.logits.shape[-1]
-    if draft.distribution is not Distribution.ONE_HOT and full is not None and full.shape[-1] != vocab:
+    if draft.draft_vocab is None and full is not None and full.shape[-1] != vocab:
         raise ContractError.build(
             f"{draft.distribution.value} and the target's logits differ in vocabulary",
             who="reference verifier",
@@ -127,12 +152,6 @@ def _check(draft: Draft, target: TargetLogits, uniforms: Uniforms) -> None:
             found=f"accept {tuple(uniforms.accept.shape)}, draw {tuple(uniforms.draw.shape)}",
             expected=f"accept {(batch, width)}, draw {(batch, width + 1)}",
         )
-
-
-def _normalised(law: Tensor) -> Tensor:
-    """Return the law in float64, without the rounding by which the sum of a float32 law misses 1."""
-    law = law.double()
-    return law / law.sum(-1, keepdim=True)
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:

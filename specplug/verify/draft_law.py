@@ -1,0 +1,98 @@
+"""The distribution that draft tokens were drawn from, over a draft vocabulary and over the target's vocabulary.
+
+A proposer may draw from a part of the target's vocabulary (`Draft.draft_vocab`).  A verifier needs the probability of
+each draft token, and the whole distribution at one position of each row, so nothing of size [B, N, V] is made of the
+columns.  `full_probs` is the plain form; `write_probs` makes what an engine's own verifier takes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specplug.types.caps import Distribution
+from specplug.types.draft import Draft
+from specplug.verify.target import target_probs
+
+
+def column_probs(draft: Draft, temperature: Tensor) -> Tensor | None:
+    """Return [B, N, Vd] float64, the probability of each column; None for one-hot drafts.
+
+    Undefined where no token was drawn.  `temperature` [B] is that of `draft_logits`; 0 stands for 1, as tokens of
+    greedy rows are judged as one-hot.
+    """
+    if draft.distribution is Distribution.PROBS and draft.draft_probs is not None:
+        return normalised(draft.draft_probs)
+    if draft.distribution is Distribution.LOGITS and draft.draft_logits is not None:
+        return normalised(target_probs(draft.draft_logits, torch.where(temperature == 0, 1.0, temperature)))
+    return None
+
+
+def was_drawn(draft: Draft, temperature: Tensor) -> Tensor:
+    """Return [B, N] bool: which tokens are judged by the distribution; the others are one-hot drafts.
+
+    Tokens that are stated by logits are one-hot drafts in greedy rows, at temperature 0.
+    """
+    if draft.distribution is Distribution.ONE_HOT:
+        return torch.zeros_like(draft.token_ids, dtype=torch.bool)
+    drawn = torch.ones_like(draft.token_ids, dtype=torch.bool) if draft.drawn is None else draft.drawn
+    return drawn & (temperature != 0)[:, None] if draft.distribution is Distribution.LOGITS else drawn
+
+
+def probs_of(columns: Tensor, token_ids: Tensor, draft_vocab: Tensor | None, vocab_size: int) -> Tensor:
+    """Return [B, N], the probability of each of `token_ids` [B, N] int64 by `columns` [B, N, Vd]; 0 outside of them."""
+    if draft_vocab is None:
+        return columns.gather(2, token_ids[:, :, None])[:, :, 0]
+    places = torch.arange(len(draft_vocab), device=draft_vocab.device)
+    column_of = torch.full((vocab_size,), -1, device=draft_vocab.device).index_copy_(0, draft_vocab, places)
+    column = column_of[token_ids]
+    return torch.where(column >= 0, columns.gather(2, column.clamp(min=0)[:, :, None])[:, :, 0], 0.0)
+
+
+def scattered(columns: Tensor, draft_vocab: Tensor | None, vocab_size: int) -> Tensor:
+    """Return [..., V], `columns` [..., Vd] over the target's vocabulary, 0 outside of the draft vocabulary."""
+    if draft_vocab is None:
+        return columns
+    full = columns.new_zeros(*columns.shape[:-1], vocab_size)
+    return full.index_copy_(-1, draft_vocab, columns)
+
+
+def full_probs(draft: Draft, temperature: Tensor, vocab_size: int) -> Tensor:
+    """Return [B, N, V] float64, the distribution of every token over the target's vocabulary, one-hot drafts included.
+
+    The plain form that everything else here is held to; undefined beyond a row's length.
+    """
+    one_hot = torch.zeros(*draft.token_ids.shape, vocab_size, dtype=torch.float64, device=draft.device)
+    one_hot.scatter_(2, draft.token_ids.clamp(0, vocab_size - 1).long()[:, :, None], 1.0)
+    columns = column_probs(draft, temperature)
+    if columns is None:
+        return one_hot
+    return torch.where(
+        was_drawn(draft, temperature)[:, :, None], scattered(columns, draft.draft_vocab, vocab_size), one_hot
+    )
+
+
+def write_probs(buffer: Tensor, draft: Draft) -> None:
+    """Write `draft_probs` over the target's vocabulary, and certainty for one-hot drafts, for an engine's own verifier.
+
+    Args:
+        buffer: [B, N, V] float32, on any device; may be `draft.draft_probs` itself where columns are ids.
+        draft: with `draft_probs`.
+    """
+    stated = draft.draft_probs
+    assert stated is not None
+    if draft.draft_vocab is not None:
+        buffer.zero_().index_copy_(2, draft.draft_vocab.to(buffer.device), stated.to(buffer.device))
+    elif buffer is not stated:
+        buffer.copy_(stated)
+    if draft.drawn is not None:
+        certain = ~draft.drawn.to(buffer.device)[:, :, None]
+        index = draft.token_ids.clamp(min=0).long().to(buffer.device)[:, :, None]
+        buffer.masked_fill_(certain, 0.0)
+        buffer.scatter_(2, index, torch.where(certain, 1.0, buffer.gather(2, index)))
+
+
+def normalised(law: Tensor) -> Tensor:
+    """Return the distribution in float64, without the rounding by which the sum of a float32 one misses 1."""
+    law = law.double()
+    return law / law.sum(-1, keepdim=True)
