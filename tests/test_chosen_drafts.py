@@ -109,7 +109,7 @@ def first_token(draft):
     numbers = (torch.arange(CELLS, dtype=torch.float64) + 0.5) / CELLS
     cells = torch.cartesian_prod(numbers, numbers)
     rows = len(cells)
-    names = ("token_ids", "lengths", "confidence", "source", "base_len", "draft_probs")
+    names = ("token_ids", "lengths", "confidence", "source", "base_len", "draft_probs", "drawn")
     found = {name: getattr(draft, name) for name in names}
     many = {name: t if t is None else t.expand(rows, *t.shape[1:]) for name, t in found.items()}
     uniforms = Uniforms(cells[:, :1].expand(-1, draft.width), cells[:, 1:].expand(-1, draft.width + 1))

@@ -7,11 +7,13 @@ from functools import partial
 import pytest
 import torch
 
+from specplug.errors import ContractError
 from specplug.types.caps import Distribution, DraftInput, EngineCaps
 from specplug.types.request import Lifecycle
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
+from specplug.verify.draft_law import full_probs
 from specplug.verify.reference import ReferenceVerifier
-from tests.pipeline_tools import VOCAB, Bench, Recorder, bench_of, drafts, rows
+from tests.pipeline_tools import SLOTS, VOCAB, Bench, Recorder, bench_of, drafts, rows
 
 
 class TestSeveralProposers:
@@ -103,26 +105,24 @@ def law_writer(distribution, token, value):
 
 class TestFullDistributions:
     @pytest.mark.parametrize(
-        ("distribution", "takes", "certain"),
-        [
-            (Distribution.PROBS, DraftInput.PROBS, lambda law: law),
-            (Distribution.LOGITS, DraftInput.LOGITS, lambda law: law.softmax(-1)),
-        ],
+        ("distribution", "takes"),
+        [(Distribution.PROBS, DraftInput.PROBS), (Distribution.LOGITS, DraftInput.LOGITS)],
     )
-    def test_one_hot_rows_get_their_law_written_out(self, distribution, takes, certain):
+    def test_rows_of_others_are_one_hot_drafts(self, distribution, takes):
         sampler = Recorder(law_writer(distribution, 5, 0.25), distribution=distribution)
         bench = Bench({"sampler": sampler, "plain": Recorder(rows([], [7, 8]))}, caps=EngineCaps(4, draft_input=takes))
         bench.start("a", [1])
         bench.start("b", [1], proposer="plain")
-        bench.draft()  # leaves stale laws in the buffer
+        bench.draft()  # leaves stale distributions in the buffer
         draft = bench.draft()
         assert draft.distribution is distribution
         law = draft.draft_probs if distribution is Distribution.PROBS else draft.draft_logits
         assert law[0, 0, 5] == 0.25
         assert law[0, 0].count_nonzero() == 1
-        expected = torch.zeros(2, VOCAB)
+        assert draft.drawn[0].all()
+        expected = torch.zeros(2, VOCAB, dtype=torch.float64)
         expected[0, 7] = expected[1, 8] = 1.0
-        assert torch.equal(certain(law[1, :2]), expected)
+        assert torch.equal(full_probs(draft, torch.ones(2), VOCAB)[1, :2], expected)
 
     def test_the_same_rows_change_hands(self):
         sampler = Recorder(law_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
@@ -131,13 +131,53 @@ class TestFullDistributions:
             caps=EngineCaps(4, draft_input=DraftInput.PROBS),
         )
         bench.start("a", [1])
-        assert bench.draft(names=["a"]).draft_probs[0, 0, 7] == 1.0
+        assert not bench.draft(names=["a"]).drawn[0, 0]
         bench.leave("a")
         bench.start("b", [1], proposer="sampler")
         bench.start("c", [1])
-        law = bench.draft().draft_probs
-        assert (float(law[0, 0, 5]), float(law[0, 0].sum())) == (0.25, 0.25)
-        assert (float(law[1, 0, 7]), float(law[1, 0].sum())) == (1.0, 1.0)
+        draft = bench.draft()
+        assert (float(draft.draft_probs[0, 0, 5]), float(draft.draft_probs[0, 0].sum())) == (0.25, 0.25)
+        assert draft.drawn[:, 0].tolist() == [True, False]
+
+    def test_there_is_one_buffer_however_many_state_one(self):
+        """What a second proposer drafts is one-hot; the merged draft has no distributions of its own."""
+        first, second = (
+            Recorder(law_writer(Distribution.PROBS, token, 0.25), distribution=Distribution.PROBS) for token in (5, 6)
+        )
+        bench = Bench(
+            {"plain": Recorder(rows([7], [], [])), "first": first, "second": second},
+            caps=EngineCaps(4, draft_input=DraftInput.PROBS),
+        )
+        assert bench.stage.distribution_bytes == SLOTS * 4 * VOCAB * 4
+        bench.start("a", [1])
+        bench.start("b", [1], proposer="first")
+        bench.start("c", [1], proposer="second")
+        draft = bench.draft()
+        assert drafts(draft) == [[7], [5], [6]]
+        assert draft.drawn[:, 0].tolist() == [False, True, False]
+        assert draft.draft_probs.untyped_storage().nbytes() == bench.stage.distribution_bytes
+
+    def test_a_draft_vocabulary_makes_the_buffer_small_and_others_draft_what_it_lacks(self):
+        sampler = Recorder(law_writer(Distribution.PROBS, 1, 0.25), distribution=Distribution.PROBS)
+        sampler.draft_vocab = torch.tensor([9, 1, 4])
+        bench = Bench(
+            {"sampler": sampler, "plain": Recorder(rows([], [7]))}, caps=EngineCaps(4, draft_input=DraftInput.PROBS)
+        )
+        assert bench.stage.distribution_bytes == SLOTS * 4 * 3 * 4
+        bench.start("a", [1])
+        bench.start("b", [1], proposer="plain")
+        draft = bench.draft()
+        assert drafts(draft) == [[1], [7]]
+        assert draft.draft_vocab.tolist() == [9, 1, 4]
+        probs = full_probs(draft, torch.ones(2), VOCAB)
+        assert (float(probs[0, 0, 1]), float(probs[1, 0, 7])) == (1.0, 1.0)
+
+    @pytest.mark.parametrize("ids", [[], [1, 1], [-1, 2], [VOCAB], [[1]], [1.0]])
+    def test_a_malformed_draft_vocabulary_stops_start_up(self, ids):
+        sampler = Recorder(law_writer(Distribution.PROBS, 1, 0.25), distribution=Distribution.PROBS)
+        sampler.draft_vocab = torch.tensor(ids)
+        with pytest.raises(ContractError, match="draft vocabulary"):
+            bench_of(sampler, caps=EngineCaps(4, draft_input=DraftInput.PROBS))
 
     @pytest.mark.parametrize("takes", [DraftInput.ONE_HOT, DraftInput.LOGITS])
     def test_an_engine_that_does_not_take_a_law_is_not_given_one(self, takes):

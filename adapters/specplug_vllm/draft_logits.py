@@ -23,21 +23,25 @@ def write(buffer: Tensor, slots: Tensor, draft: Draft, temperature: Tensor, toke
     Args:
         buffer: [S, K, V] float32, by slot.
         slots: [B] int64, all of them different.
-        draft: of at most K tokens.
+        draft: of at most K tokens; its logits may be those of a draft vocabulary.
         temperature: [B] float32.
         token_ids: [B, K] int64: the drafts, padded.
     """
     floor = (UNLIKELY * temperature.clamp(min=1.0))[:, None, None]
     stated, width = draft.draft_logits, 0
+    is_stated = torch.zeros(token_ids.shape, dtype=torch.bool, device=buffer.device)
     if stated is not None:
-        width, inside = draft.width, draft.mask()[:, :, None]
-        ids = token_ids[:, :width, None]
+        width = draft.width
+        is_stated[:, :width] = draft.mask() if draft.drawn is None else draft.mask() & draft.drawn
         torch.maximum(stated, floor, out=stated)
-        torch.where(inside, stated, floor, out=stated)
-        stated.scatter_(2, ids, torch.where(inside, stated.gather(2, ids), 0.0))
+        torch.where(is_stated[:, :width, None], stated, floor, out=stated)
+    whole = width if draft.draft_vocab is None else 0  # positions whose logits are stated for every id
+    rest = (len(slots), buffer.shape[1] - whole, buffer.shape[2])
+    buffer[:, whole:].index_copy_(0, slots, floor.expand(rest))
+    places = torch.arange(buffer.shape[1], device=buffer.device)
+    if stated is not None and draft.draft_vocab is None:
         buffer[:, :width].index_copy_(0, slots, stated)
-    batch_size, rest = len(slots), buffer.shape[1] - width
-    if rest:
-        buffer[:, width:].index_copy_(0, slots, floor.expand(batch_size, rest, buffer.shape[2]))
-        places = torch.arange(width, buffer.shape[1], device=buffer.device)
-        buffer[slots[:, None], places, token_ids[:, width:]] = 0.0
+    elif stated is not None:
+        buffer[slots[:, None, None], places[:width, None], draft.draft_vocab] = stated
+    at_tokens = (slots[:, None], places, token_ids)
+    buffer[at_tokens] = torch.where(is_stated, buffer[at_tokens], 0.0)

@@ -18,7 +18,7 @@ from specplug.registry import default_registry
 from specplug.serving.places import Places
 from specplug.serving.stops import StopWatch
 from specplug.types.batch import EngineBatch
-from specplug.types.caps import EngineCaps
+from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEvent, EngineEventKind
@@ -40,6 +40,7 @@ class Drafting:
         places: the requests that the worker holds.
         plan: of the drafts that the newest step makes, as long as its rows are; its caps are the policy's.
         scheduled: by request id, draft tokens that the newest step verifies.
+        distribution_bytes: memory of the drafts' distributions, the engine's own form included.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, rank: int) -> None:
@@ -54,6 +55,7 @@ class Drafting:
         self.stage: DraftStage = build_draft_stage(
             found.settings, default_registry(), self._context(vllm_config), grammars=runner_of(vllm_config) == "v1"
         )
+        self.distribution_bytes = self.stage.distribution_bytes
         self._closing = weakref.finalize(self, self.stage.close)
         self.places = Places(self.max_slots, device, lambda event: self.stage.on_event(event))
         self.slots = self.places.slots
@@ -61,6 +63,20 @@ class Drafting:
         self.plan = StepPlan(self.caps.max_width)
         self.scheduled: dict[str, list[int]] = {}
         self.grammars: Mapping[str, notes.Constrained] = {}
+
+    def engine_distributions(self, device: torch.device) -> Tensor | None:
+        """Allocate [S, K, V] float32 for the drafts' distributions as the engine's verifier reads them.
+
+        None where no proposer states any, or where the engine can read what the proposer writes: V1's rows are those of
+        its batch, V2's are slots.
+        """
+        stage = self.stage
+        shared = device == self.device and not stage.has_draft_vocab and stage.distribution is not Distribution.LOGITS
+        if stage.distribution is Distribution.ONE_HOT or shared:
+            return None
+        buffer = torch.zeros(self.max_slots, self.caps.max_width, self.vocab_size, dtype=torch.float32, device=device)
+        self.distribution_bytes += buffer.nbytes
+        return buffer
 
     # -- requests, told by the lifecycle hook --------------------------------------------------------------------
 

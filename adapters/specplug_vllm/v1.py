@@ -17,6 +17,7 @@ from specplug.serving.slots import SlotRows
 from specplug.types.batch import EngineBatch, Residency
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
+from specplug.verify.draft_law import write_probs
 from specplug_vllm import config, events, lifecycle, mends, notes, ranks, seams, status, verifier, verifier_v1
 from specplug_vllm.drafting import Drafting
 
@@ -36,9 +37,11 @@ class Proposer:
         seams.require("v1")
         mends.install()
         self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks.ranks().leads else None
+        device = torch.device(vllm_config.device_config.device)
+        self._draft_probs = None if self.drafting is None else self.drafting.engine_distributions(device)
         self._rows: _Rows | None = None
         self._runner: Any = None
-        self.verifier = verifier.build(vllm_config, torch.device(vllm_config.device_config.device))
+        self.verifier = verifier.build(vllm_config, device)
         status.install_worker()
         _hook_runner()
 
@@ -115,7 +118,11 @@ class Proposer:
     def _state_law(self, draft: Draft, names: tuple[str, ...]) -> None:
         """Give the rejection sampler the law that drafts were drawn from; without one they are one-hot."""
         if draft.draft_probs is not None:
-            self._runner._draft_probs = draft.draft_probs.to(self._runner.device)
+            buffer = draft.draft_probs
+            if self._draft_probs is not None:
+                buffer = self._draft_probs[: draft.batch_size, : draft.width]
+            write_probs(buffer, draft)
+            self._runner._draft_probs = buffer
             self._runner._draft_prob_req_ids = list(names)
 
 

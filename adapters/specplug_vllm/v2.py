@@ -16,7 +16,6 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from specplug.serving.rows import RowFacts
 from specplug.serving.slots import SlotRows
 from specplug.types.batch import EngineBatch, Residency
-from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
 from specplug_vllm import (
@@ -73,9 +72,7 @@ class Speculator(BaseSpeculator):
         self._verified: Mapping[str, Sequence[int]] = {}
         if self.drafting is not None:
             self.drafting.places.place_of = lambda name: req_states.req_id_to_index[name]
-            if self.drafting.stage.distribution is Distribution.LOGITS:
-                shape = (slots, width, self.drafting.vocab_size)
-                self.draft_logits = torch.zeros(shape, dtype=torch.float32, device=device)
+            self.draft_logits = self.drafting.engine_distributions(device)
         if self.enable_adaptive_verification:
             adaptive.install_manager()
         status.install_worker()

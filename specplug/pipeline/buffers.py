@@ -9,24 +9,26 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from specplug.errors import ContractError
+from specplug.interfaces import Proposer
 from specplug.pipeline.handles import ProposerHandle
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, DraftInput, EngineCaps
 from specplug.types.draft import Draft
 
 _TAKES = {
-    DraftInput.ONE_HOT: {Distribution.ONE_HOT},
-    DraftInput.LOGITS: {Distribution.ONE_HOT, Distribution.LOGITS},
-    DraftInput.PROBS: {Distribution.ONE_HOT, Distribution.PROBS},
+    DraftInput.ONE_HOT: None,
+    DraftInput.LOGITS: Distribution.LOGITS,
+    DraftInput.PROBS: Distribution.PROBS,
 }
 
 
 class DraftBuffers:
     """One buffer of S rows per proposer, and one for the merged draft where there are several.
 
-    Full distributions are allocated only for proposers that declare them and engines that take them; elsewhere their
-    tokens are verified as one-hot drafts, which is lossless too.  When proposers with and without one serve the same
-    batch, the rows of the latter get their one-hot law written out.
+    There is one buffer for distributions at most, [S, N, Vd] float32: that of the first proposer that declares one that
+    the engine takes.  The merged draft shares it.  Tokens of all others are verified as one-hot drafts, which is
+    lossless too.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class DraftBuffers:
         self.sources = tuple(source for own in self._own_sources for source in own)
         """Names of all proposers' sources, in order."""
 
-        def allocate(law: Distribution, trees: bool) -> Draft:
+        def allocate(law: Distribution, trees: bool, draft_vocab: Tensor | None = None) -> Draft:
             return Draft.allocate(
                 max_slots,
                 caps.max_width,
@@ -50,15 +52,35 @@ class DraftBuffers:
                 trees=trees,
                 distribution=law,
                 vocab_size=vocab_size,
+                draft_vocab=draft_vocab,
                 sources=self.sources,
             )
 
-        declared = [handle.caps.distribution for handle in handles]
-        laws = [law if law in _TAKES[caps.draft_input] else Distribution.ONE_HOT for law in declared]
         trees = [handle.caps.trees for handle in handles]
-        self._parts = [allocate(*of_one) for of_one in zip(laws, trees, strict=True)]
-        richest = next((law for law in laws if law is not Distribution.ONE_HOT), Distribution.ONE_HOT)
-        self._merged = allocate(richest, any(trees)) if len(handles) > 1 else self._parts[0]
+        self._parts = [allocate(Distribution.ONE_HOT, of_one) for of_one in trees]
+        self._stating = next(
+            (i for i, it in enumerate(handles) if it.caps.distribution is _TAKES[caps.draft_input]), -1
+        )
+        if self._stating >= 0:
+            handle = handles[self._stating]
+            draft_vocab = checked_draft_vocab(handle.spec.name, handle.proposer, vocab_size)
+            self._parts[self._stating] = allocate(handle.caps.distribution, handle.caps.trees, draft_vocab)
+        self._merged = self._parts[0]
+        if len(handles) > 1:
+            self._merged = allocate(Distribution.ONE_HOT, any(trees))
+            if self._stating >= 0:
+                self._merged = _stated_like(self._merged, self._parts[self._stating])
+
+    @property
+    def has_draft_vocab(self) -> bool:
+        """Whether the distributions are over a draft vocabulary."""
+        return self._merged.draft_vocab is not None
+
+    @property
+    def distribution_bytes(self) -> int:
+        """How much memory the distributions take."""
+        stated = self._merged.draft_logits if self._merged.draft_probs is None else self._merged.draft_probs
+        return 0 if stated is None else stated.nbytes
 
     @property
     def distribution(self) -> Distribution:
@@ -85,8 +107,11 @@ class DraftBuffers:
         if len(parts) == 1:
             return replace(parts[0], sources=self.sources)
         merged = self.empty(batch, parts[0].width)
-        for part in parts:
-            _take_rows(merged, part, part.lengths > 0)
+        for index, part in enumerate(parts):
+            rows = part.lengths > 0
+            _take_rows(merged, part, rows)
+            if index != self._stating:
+                merged.as_one_hot(rows)
         return merged
 
     def seen_by(self, index: int, draft: Draft) -> Draft:
@@ -105,18 +130,48 @@ def _emptied(buffer: Draft, batch: EngineBatch, width: int) -> Draft:
 
 
 def _take_rows(merged: Draft, part: Draft, rows: Tensor) -> None:
-    """Copy `rows` [B] bool of `part` into `merged`, in place and without temporary full distributions."""
+    """Copy `rows` [B] bool of `part` into `merged`, in place.  Distributions are there already."""
     _take(merged.lengths, part.lengths, rows)
     for name in ("token_ids", "confidence", "source"):
         _take(getattr(merged, name), getattr(part, name), rows[:, None])
     if merged.parents is not None and part.parents is not None:  # else they are those of a chain, as emptied
         _take(merged.parents, part.parents, rows[:, None])
-    if part.distribution is not merged.distribution:
-        merged.as_one_hot(rows)
-        return
-    for mine, theirs in ((merged.draft_probs, part.draft_probs), (merged.draft_logits, part.draft_logits)):
-        if mine is not None and theirs is not None:
-            _take(mine, theirs, rows[:, None, None])
+    if merged.drawn is not None and part.drawn is not None:
+        _take(merged.drawn, part.drawn, rows[:, None])
+
+
+def _stated_like(buffer: Draft, stating: Draft) -> Draft:
+    """Return `buffer` with room for the distribution of `stating`, whose memory it shares."""
+    assert stating.drawn is not None
+    return replace(
+        buffer,
+        distribution=stating.distribution,
+        draft_logits=stating.draft_logits,
+        draft_probs=stating.draft_probs,
+        draft_vocab=stating.draft_vocab,
+        drawn=torch.ones_like(stating.drawn),
+    )
+
+
+def checked_draft_vocab(name: str, proposer: Proposer, vocab_size: int) -> Tensor | None:
+    """Return a proposer's draft vocabulary; reads it back, so this is for start-up.
+
+    Raises:
+        ContractError: it is no list of distinct ids.
+    """
+    ids = proposer.draft_vocab
+    if ids is None or ids.device.type == "meta":
+        return ids
+    is_list = ids.ndim == 1 and ids.dtype is torch.int64 and len(ids) > 0
+    if not is_list or int(ids.min()) < 0 or int(ids.max()) >= vocab_size or len(set(ids.tolist())) < len(ids):
+        raise ContractError.build(
+            "malformed draft vocabulary",
+            who=f"proposer {name!r}",
+            found=f"{tuple(ids.shape)} {ids.dtype}, ids {ids.flatten()[:5].tolist()} ...",
+            expected=f"[Vd] torch.int64, distinct ids in [0, {vocab_size})",
+            remedy="Set draft_vocab once, in the constructor or in warmup",
+        )
+    return ids
 
 
 def _take(mine: Tensor, theirs: Tensor, rows: Tensor) -> None:

@@ -222,6 +222,7 @@ def _empty_copy(draft: Draft) -> Draft:
         trees=draft.parents is not None,
         distribution=draft.distribution,
         vocab_size=0 if full is None else full.shape[2],
+        draft_vocab=draft.draft_vocab,
         sources=draft.sources,
     )
     own.base_len.copy_(draft.base_len)

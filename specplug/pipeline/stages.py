@@ -147,6 +147,16 @@ class DraftStage:
         """The richest law that drafts may state; `Distribution.ONE_HOT` where none of the proposers states one."""
         return self._buffers.distribution
 
+    @property
+    def has_draft_vocab(self) -> bool:
+        """Whether the drafts' distributions are over a draft vocabulary."""
+        return self._buffers.has_draft_vocab
+
+    @property
+    def distribution_bytes(self) -> int:
+        """How much memory the drafts' distributions take, in the one buffer that there is for them."""
+        return self._buffers.distribution_bytes
+
     @torch.inference_mode()
     def propose(self, batch: EngineBatch, width: int, caps: Tensor | None = None) -> Draft:
         """Let every proposer ingest the batch, and return drafts of at most `width` tokens; `caps` [B] bounds rows.

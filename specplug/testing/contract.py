@@ -107,11 +107,20 @@ class ProposerContract(ProposerHarness):
                 inside, draft = step.draft.mask(), step.draft
                 full = draft.draft_logits if law is Distribution.LOGITS else draft.draft_probs
                 assert full is not None
+                inside = inside if draft.drawn is None else inside & draft.drawn
                 probs = full[inside].softmax(-1) if law is Distribution.LOGITS else full[inside]
                 assert bool((probs >= 0).all()), f"{self.who}: {law.value} hold NaN or negative probabilities"
                 whole = (probs.sum(-1) - 1).abs() < 1e-3
                 assert bool(whole.all()), f"{self.who}: {law.value} do not sum to 1"
-                own = probs.gather(1, draft.token_ids[inside].long()[:, None])
+                column, tokens = draft.token_ids[inside].long(), draft.token_ids[inside].long()
+                if draft.draft_vocab is not None:
+                    found, column = (tokens[:, None] == draft.draft_vocab).max(1)
+                    foreign = tokens[~found].tolist()
+                    assert not foreign, (
+                        f"{self.who}: drafted ids {foreign} are not in its draft vocabulary. Draw from that, or clear "
+                        "draft.drawn for tokens that were not drawn from the distribution"
+                    )
+                own = probs.gather(1, column[:, None])
                 assert bool((own > 0).all()), f"{self.who}: drafted tokens that {law.value} give probability 0"
 
     def test_ingests_at_width_zero(self) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.interfaces import PluginContext, Proposer
+from specplug.pipeline.buffers import checked_draft_vocab
 from specplug.specs import ProposerSpec
 from specplug.testing.batches import PLENTY, POISON, make_batch
 from specplug.types.batch import Barrier, BatchView
@@ -261,6 +262,7 @@ class Driver:
             trees=self.caps.trees,
             distribution=distribution,
             vocab_size=0 if distribution is Distribution.ONE_HOT else batch.vocab_size,
+            draft_vocab=checked_draft_vocab(self.spec.name, self.proposer, batch.vocab_size),
             sources=self.proposer.sources or (self.spec.name,),
         )
         draft.reset(batch.lengths)
