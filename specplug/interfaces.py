@@ -94,8 +94,8 @@ class Proposer(abc.ABC):
     Attributes:
         sources: names of what drafts, if there are several (own text, references); `Draft.source` points into it.
         draft_vocab: [Vd] int64 on the context's device, distinct, the ids that tokens are drawn from, in the order of
-            the columns of `Draft.draft_logits` or `draft_probs`; None: the whole vocabulary.  Set before or in
-            `warmup`, and never changed.  A token of another id must be marked in `Draft.drawn` as not drawn.
+            the columns of `Draft.draft_logits` or `draft_probs`; None: the whole vocabulary.  Set by the
+            constructor, and never changed.  Tokens of other ids must be marked as not drawn in `Draft.drawn`.
     """
 
     sources: tuple[str, ...] = ()

@@ -208,6 +208,28 @@ class AnotherTokensLaw(Drawn):
         draft.draft_probs[row] = torch.nn.functional.one_hot(torch.tensor(0), self.context.vocab_size).float()
 
 
+class DrawnFromOthers(Drawn):
+    """States a draft vocabulary that lacks some of the tokens that it drafts."""
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__(context)
+        self.draft_vocab = torch.arange(1, context.vocab_size, 2)
+
+    def write(self, draft: Draft, row: int, ids: list[int]) -> None:
+        draft.set_row(row, ids, 0.5)
+        assert draft.draft_probs is not None
+        draft.draft_probs[row] = 1 / draft.draft_probs.shape[2]
+
+
+class OwnsUpToOthers(DrawnFromOthers):
+    """Says which of them were not drawn."""
+
+    def write(self, draft: Draft, row: int, ids: list[int]) -> None:
+        super().write(draft, row, ids)
+        assert draft.drawn is not None
+        draft.drawn[row, : len(ids)] = torch.tensor([token % 2 == 1 for token in ids], dtype=torch.bool)
+
+
 class IngestsWhenItDrafts(Lookup):
     def ingest(self, batch: BatchView) -> None:
         pass
@@ -342,6 +364,10 @@ class KeepsTheTable(Incremental):
         self.lengths = batch.lengths
 
 
+class TestOwnsUpToOthers(contract_of(OwnsUpToOthers, PROBS)):  # type: ignore[misc]
+    pass
+
+
 PLANTED = [
     (Silent, LEARNS, "test_drafts_for_the_texts", (), "drafted nothing"),
     (Resizes, LEARNS, "test_keeps_the_shape_of_the_draft", (torch.int64,), "Draft.confidence is malformed"),
@@ -354,6 +380,7 @@ PLANTED = [
     (SourceOfNothing, LEARNS, "test_names_its_sources", (), r"sources \[0.* stand beyond the lengths"),
     (ParentOfItself, TREES, "test_parents_come_before_children", (), r"parents \(0, 1"),
     (ForgetsItsLaw, PROBS, "test_fills_in_its_distribution", (), "do not sum to 1"),
+    (DrawnFromOthers, PROBS, "test_fills_in_its_distribution", (), "not in its draft vocabulary"),
     (AnotherTokensLaw, PROBS, "test_fills_in_its_distribution", (), "probability 0"),
     (IngestsWhenItDrafts, LEARNS, "test_ingests_at_width_zero", (), "after steps of width 0"),
     (NeedsARow, LEARNS, "test_takes_an_empty_batch", (), "max"),

@@ -169,7 +169,7 @@ def checked_draft_vocab(name: str, proposer: Proposer, vocab_size: int) -> Tenso
             who=f"proposer {name!r}",
             found=f"{tuple(ids.shape)} {ids.dtype}, ids {ids.flatten()[:5].tolist()} ...",
             expected=f"[Vd] torch.int64, distinct ids in [0, {vocab_size})",
-            remedy="Set draft_vocab once, in the constructor or in warmup",
+            remedy="Set draft_vocab once, in the constructor",
         )
     return ids
 

@@ -71,7 +71,7 @@ class LateVerdicts(Proposer):
 
     def __init__(self, proposer: Proposer, lag: int) -> None:
         self.proposer = proposer
-        self.sources = proposer.sources
+        self.sources, self.draft_vocab = proposer.sources, proposer.draft_vocab
         self._delay = _Delay(proposer.observe, lag)
 
     def warmup(self) -> None:

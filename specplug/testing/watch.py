@@ -22,7 +22,7 @@ class WatchedProposer(Proposer):
 
     def __init__(self, proposer: Proposer) -> None:
         self._proposer = proposer
-        self.sources = proposer.sources
+        self.sources, self.draft_vocab = proposer.sources, proposer.draft_vocab
 
     def warmup(self) -> None:
         self._proposer.warmup()

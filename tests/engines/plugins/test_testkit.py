@@ -25,6 +25,7 @@ from specplug.testing.policy_contract import PolicyContract
 from specplug.testing.statistics import g_test
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import HostStats, RequestStats
+from specplug.verify.draft_law import full_probs
 
 LOOP = [1, 2, 3, 1, 2, 3, 1]
 
@@ -35,6 +36,14 @@ class TestBigram(ProposerContract):
 
 class TestBigramAnywhere(ProposerContract):
     spec = spec_of("bigram-anywhere")
+
+
+class TestTinyModel(ProposerContract):
+    spec = spec_of("tiny-model")
+
+
+class TestTinyModelByLogits(ProposerContract):
+    spec = spec_of("tiny-model-logits")
 
 
 class TestRecorder(ProposerContract):
@@ -118,12 +127,9 @@ def test_drawn_tokens_follow_the_stated_law_or_not(name, true, temperature):
     assert (draft.lengths == 4).all()
     counts = torch.bincount(draft.token_ids.flatten(), minlength=vocab).double()
     assert not counts[[3, 5]].any()
-    if draft.draft_logits is not None:
-        law = (draft.draft_logits[0, 0].double() / temperature).softmax(-1)
-    else:
-        assert draft.draft_probs is not None
-        law = draft.draft_probs[0, 0].double()
-    assert (g_test(counts, law / law.sum()) > 1e-4) is true
+    assert draft.draft_vocab is not None
+    law = full_probs(draft, batch.temperature, vocab)[0, 0]
+    assert (g_test(counts, law) > 1e-4) is true
 
 
 @pytest.mark.parametrize("name", ["raises", "raises-device", "garbage", "garbage-device"])

@@ -20,6 +20,8 @@ from tests.engines.vllm.referee import RUNNERS, fields, kind, prompts, told, zoo
 __all__ = ["kind", "zoo"]
 
 WIDTH = 2
+DRAWN_FROM = [15, 2, 3, 4, 0, 7, 8, 9, 11, 12, 13, 5]
+"""The draft vocabulary: not all of the 16 tokens, and not in order."""
 
 
 @pytest.fixture(scope="session")
@@ -37,8 +39,8 @@ def small(kind: str, toy: Path, engine: Callable[..., Engine]) -> Engine:
         **RUNNERS[kind],
         specplug={
             "proposer": f"uniform{suffix}",
-            "extra_proposers": ["oracle", f"liar{suffix}"],
-            "options": {f"uniform{suffix}": {"spread": 0.5}, f"liar{suffix}": {"spread": 1.5}},
+            "extra_proposers": ["oracle"],
+            "options": {f"uniform{suffix}": {"spread": 1.5, "tokens": DRAWN_FROM, "lies_to": "credulous"}},
         },
         width=WIDTH,
         name=f"toy {kind}",
@@ -74,8 +76,7 @@ DRAFTS: dict[str, Callable[[], dict[str, Any]]] = {
     "likely": lambda: told([by_frequency()[0]] * 2 * PAIRS),
     "unlikely": lambda: told([by_frequency()[9]] * 2 * PAIRS),
     "drawn": dict,
-    "lies": lambda: fields(proposer="liar"),
-    "lies in V1's terms": lambda: fields(proposer="liar-probs"),
+    "lies": lambda: fields(tenant="credulous"),
 }
 
 
@@ -102,7 +103,7 @@ def test_the_law_is_the_targets(kind, small):
 
 def test_a_wrong_law_is_found_out(kind, small):
     """Drafts drawn from another law than the one that is stated: the same test at half the size must see it."""
-    p, total = p_value(small, 512, ["lies in V1's terms" if kind == "v1" else "lies"])
+    p, total = p_value(small, 512, ["lies"])
     assert total["accepted"] > 0
     assert p < 1e-6
 

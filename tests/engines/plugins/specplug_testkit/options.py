@@ -44,6 +44,14 @@ class DrawnOptions(Options):
     tokens: tuple[int, ...] = Field(default=(), description="ids to draw from; empty: the whole vocabulary")
     spread: float = Field(default=0.0, ge=0, description="how far the logits lie apart; 0 is the uniform law")
     length: int | None = Field(default=None, ge=0, description="draft tokens per row; None: as many as allowed")
+    lies_to: str | None = Field(default=None, description="the tenant whose requests get a false law stated")
+
+
+class TinyModelOptions(Options):
+    """The draft model's."""
+
+    first: int = Field(default=0, ge=0, le=1, description="the draft vocabulary's first id; every second one follows")
+    sharpness: float = Field(default=3.0, ge=0, description="how far its scores lie apart")
 
 
 class RaisesOptions(Options):

@@ -29,6 +29,8 @@ PROPOSERS = {
     "uniform-probs": ("drawn:Drawn", "DrawnOptions", PROBS, "tokens at random, with their probabilities"),
     "liar": ("drawn:Liar", "DrawnOptions", LOGITS, "tokens at random, with another law's logits"),
     "liar-probs": ("drawn:Liar", "DrawnOptions", PROBS, "tokens at random, with another law's probabilities"),
+    "tiny-model": ("tiny_model:TinyModel", "TinyModelOptions", PROBS, "a draft model over half of the vocabulary"),
+    "tiny-model-logits": ("tiny_model:TinyModel", "TinyModelOptions", LOGITS, "the same, with its logits"),
     "raises": ("broken:RaisesOnHost", "RaisesOptions", LEARNS, "raises when told, on the host"),
     "raises-device": ("broken:RaisesOnDevice", "RaisesOptions", ProposerCaps(learns=True), "raises when told"),
     "garbage": ("broken:GarbageOnHost", "GarbageOptions", HOST, "malformed drafts from the host"),

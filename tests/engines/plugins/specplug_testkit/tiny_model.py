@@ -1,0 +1,82 @@
+"""A draft model in one file, as a third party would write it: the last token's embedding against those of a vocabulary.
+
+It drafts from a part of the target's vocabulary with honest probabilities, on the device, without reading back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specplug.interfaces import PluginContext, Proposer
+from specplug.types.batch import BatchView
+from specplug.types.draft import Draft
+from specplug_testkit.options import TinyModelOptions
+
+_WIDTH = 16  # of embeddings of its own
+
+
+def memory(context: PluginContext) -> int:
+    """Return how many bytes the table of `TinyModel` takes on the device."""
+    size = len(_vocabulary(context))
+    return size * size * 4
+
+
+class TinyModel(Proposer):
+    """Draws each token behind the one before it, greedy rows the likeliest; by the target's embeddings where given.
+
+    Its tables are the scores of each token of the draft vocabulary behind each, [Vd, Vd]; behind other tokens all are
+    equally likely.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        options: TinyModelOptions = context.options or TinyModelOptions()
+        self._target, device = context.target, context.device
+        self.draft_vocab = torch.tensor(_vocabulary(context), device=device)
+        embeddings = self._target.input_embeddings
+        if embeddings is None:
+            generator = torch.Generator().manual_seed(12345)
+            embeddings = torch.randn(context.vocab_size, _WIDTH, generator=generator)
+        own = torch.nn.functional.normalize(embeddings.float().to(device)[self.draft_vocab], dim=-1)
+        self._scores = options.sharpness * (own @ own.T)  # [Vd, Vd]
+        self._column = torch.full((context.vocab_size,), -1, device=device)
+        self._column[self.draft_vocab] = torch.arange(len(self.draft_vocab), device=device)
+        is_meta = device.type == "meta"
+        self._generator = None if is_meta else torch.Generator(device).manual_seed(context.seed + 2)
+
+    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+        greedy = batch.temperature == 0
+        temperature = torch.where(greedy, 1.0, batch.temperature)[:, None]
+        last = batch.tokens[batch.rows.long(), (batch.lengths.long() - 1).clamp(min=0)].long()
+        last = torch.where(batch.lengths > 0, last, 0).clamp(0, len(self._column) - 1)
+        column = self._column[last]
+        for place in range(draft.width):
+            scores = torch.where((column >= 0)[:, None], self._scores[column.clamp(min=0)], 0.0)  # [B, Vd]
+            probs = (scores / temperature).softmax(-1)
+            noise = torch.empty_like(probs).exponential_(generator=self._generator)
+            column = torch.where(greedy, scores.argmax(-1), (probs / noise).argmax(-1))
+            if draft.draft_probs is not None:
+                certain = torch.nn.functional.one_hot(column, probs.shape[1]).float()
+                draft.draft_probs[:, place] = torch.where(greedy[:, None], certain, probs)
+            if draft.draft_logits is not None:
+                draft.draft_logits[:, place] = scores
+            draft.token_ids[:, place] = self.draft_vocab[column]
+            draft.confidence[:, place] = probs.gather(1, column[:, None])[:, 0]
+        draft.lengths.fill_(draft.width)
+        draft.source.zero_()
+        draft.shorten(limits)
+
+    def status(self) -> dict[str, Any]:
+        return {"target": self._target.path, "draft_vocabulary": len(self.draft_vocab)}
+
+
+def _vocabulary(context: PluginContext) -> list[int]:
+    """Return the ids that it drafts: every second one, without the tokenizer's and the model's special ones."""
+    special = set(getattr(context.target.tokenizer, "all_special_ids", ()))
+    if context.target.config is not None:
+        text = context.target.config.get_text_config()
+        special |= {getattr(text, name, None) for name in ("bos_token_id", "pad_token_id")}
+    options: TinyModelOptions = context.options or TinyModelOptions()
+    return [token for token in range(options.first, context.vocab_size, 2) if token not in special]
