@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import re
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +16,12 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import Planner, PluginContext
-from specplug.registry import Registry
+from specplug.registry import Owner, Registry
 from specplug.specs import PolicySpec
 from specplug.testing.policy_contract import PolicyContract
 from specplug.trim import SurvivalTrimmer, rank_tokens
 from specplug.types.batch import BatchView
+from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, StepPlan, StepReport
 from specplug.types.trim import TrimLimits
@@ -320,3 +324,42 @@ def test_halves_that_do_not_learn_skip_what_is_about_learning() -> None:
     for clause in (contract.test_learns_from_reports, contract.test_learns_from_verdicts):
         with pytest.raises(pytest.skip.Exception):
             clause()
+
+
+DOCS = Path(__file__).parents[1] / "docs" / "writing-policies.md"
+
+
+def code_block(containing: str) -> str:
+    (block,) = [
+        block for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if containing in block
+    ]
+    return block
+
+
+def test_documented_policy_satisfies_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "specplug_frugal"
+    halves = code_block("class Frugal"), code_block("class Short")
+    (tmp_path / f"{name}.py").write_text("\n".join(halves))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, name, None)  # so that it is forgotten when the test ends
+    del sys.modules[name]
+    registry = Registry()
+    registry.add(importlib.import_module(name), Owner("frugal", name, "0.1.0"))
+    assert not registry.load_errors
+
+    namespace: dict[str, Any] = {}
+    exec(code_block("class TestFrugal"), namespace)
+    contract = namespace["TestFrugal"]()
+    assert registry.get(PolicySpec, "frugal").factory == contract.spec.factory
+    for clause, values in {(clause, values) for _, clause, values, _ in PLANTED}:
+        getattr(contract, clause)(*values)
+    planner = contract.planner(EngineCaps(8))
+    long = StepReport.build(0, 8, 1, [(8, 8)])
+    before = planner.plan(HostStats(0, ())).width
+    for _ in range(20):
+        planner.observe(long)
+    assert planner.plan(HostStats(0, ())).width > before
+
+
+def test_every_clause_is_documented_and_no_other() -> None:
+    assert set(re.findall(r"^\| `(test_\w+)` \|", DOCS.read_text(), re.MULTILINE)) == clauses()

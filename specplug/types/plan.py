@@ -14,7 +14,7 @@ class StepCost:
     Attributes:
         requests: those that the target ran.
         tokens: tokens that the target ran, padding of drafts and prompt tokens of the same step included.
-        context_tokens: tokens of the decoding requests when the step was scheduled.
+        context_tokens: tokens of the decoding requests, as the plan half knew them.
         width: most draft tokens of a request.
         seconds: wall-clock time on the host of the process that plans.
     """

@@ -1,0 +1,75 @@
+"""A policy of somebody else's that learns, with both halves in SGLang's worker, and what it is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from tests.engines.engines import Engine
+from tests.engines.plain import assert_greedy, greedy, prompts
+from tests.engines.sglang import inside
+
+PROMPTS = [list(prompt) for prompt in prompts()][:8]
+SETTINGS = {"proposer": "ngram", "policy": "learner"}
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "overlap"])
+def learning(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> Engine:
+    environment = {"SPECPLUG_CONFIG": json.dumps(SETTINGS)}
+    return engine("SPECPLUG", overlap=request.param, environment=environment, name=f"learning, overlap {request.param}")
+
+
+def note_lengths(scheduler: Any) -> None:
+    """Note how many draft tokens each step really verifies."""
+    drafting = scheduler.draft_worker.drafting
+    original, scheduler._lengths = drafting.launched, []
+
+    def launched(reqs: Any, draft: Any) -> None:
+        scheduler._lengths.append(int(draft.lengths.sum()))
+        original(reqs, draft)
+
+    drafting.launched = launched
+
+
+def learnt(scheduler: Any) -> dict[str, Any]:
+    """Return what the policy's halves have learnt."""
+    drafting = scheduler.draft_worker.drafting
+    planner, trimmer = drafting.planning.stage._planner, drafting.stage._trimmer
+    return {
+        "reports": [asdict(report) for report in planner.reports],
+        "costs": [asdict(cost) for cost in planner.costs],
+        "prices": planner.prices,
+        "price": float(trimmer.price),
+        "counts": drafting.stage.metrics.snapshot().as_dict(),
+        "faults": len(drafting.planning.faults),
+        "decided": trimmer.counts.tolist(),
+        "lengths": scheduler._lengths,
+    }
+
+
+def test_both_halves_learn_and_the_text_stays(learning):
+    learning.inside(note_lengths)
+    answers = learning.call(inside.generate, prompts=PROMPTS)
+    assert_greedy(PROMPTS, [greedy(tuple(prompt)) for prompt in PROMPTS], answers)
+    found = learning.inside(learnt)
+    reports, total = found["reports"], found["counts"]["total"]
+    assert found["faults"] == 0
+    assert found["counts"]["faults"] == {}
+    assert [report["step"] for report in reports] == list(range(len(reports)))
+    verified = [report["verified"] for report in reports]
+    assert verified == found["lengths"][: len(verified)], "what was drafted, not the padded width"
+    assert sum(verified) < sum(report["draft_length"] * report["requests"] for report in reports)
+    assert sum(report["accepted"] for report in reports) >= total["accepted"] > 0
+    assert found["decided"] == [total["tested"], total["accepted"]]
+    assert len(set(found["prices"])) > 1, "the price was learnt"
+    assert min(abs(price - found["price"]) for price in found["prices"]) < 1e-6, "and came to the trim half"
+    for cost in found["costs"]:
+        assert cost["seconds"] > 0
+        assert cost["tokens"] == cost["requests"] * (cost["width"] + 1)
+        assert cost["context_tokens"] > cost["requests"]
+    assert any(cost["width"] for cost in found["costs"])
+    assert any(report["cost"] is None for report in reports), "the step behind a prefill is not timed"
