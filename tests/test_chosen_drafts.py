@@ -19,6 +19,7 @@ from specplug.interfaces import Trimmer
 from specplug.testing.batches import make_batch
 from specplug.types.caps import Distribution, DraftInput, EngineCaps
 from specplug.types.draft import Draft
+from specplug.types.plan import StepPlan
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
 from specplug.verify.reference import ReferenceVerifier
 from specplug_vllm.drafting import Drafting
@@ -75,8 +76,8 @@ def completed(token):
 def cut_by_the_scheduler(token):
     """vLLM's worker drafts, and its scheduler cuts what the grammar forbids."""
     drafting = object.__new__(Drafting)
-    drafting.policy_caps, drafting.width, drafting.token_budget = {}, 1, None
-    stage = SimpleNamespace(propose=lambda *_: written(token), trim=lambda _batch, draft, _budget: draft)
+    drafting.plan = StepPlan(width=1)
+    stage = SimpleNamespace(propose=lambda *_: written(token), trim=lambda _batch, draft, _plan: draft)
     drafting.stage = SimpleNamespace(observe=lambda *_: None, **vars(stage))
     draft = drafting.step(make_batch([[1]], grammar=[True], vocab_size=3), None, torch.ones(1, dtype=torch.int32))
     draft.shorten(torch.tensor([int(token != 2)]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -207,6 +208,7 @@ class VerifierContract:
         for law, heat in itertools.product(self.spec.caps.distributions, (1.0, 0.7)):
             case = Case(target, Knobs(heat), draft_model=draft_model, distribution=law, judged_by=MISTAKEN_LAWS)
             yield f"{law.value} at temperature {heat}", case
+            yield f"{law.value} over a draft vocabulary", replace(case, draft_vocab=(2, 0))
 
     def run(self, step: VerifyStep) -> Verification:
         """Verify a step on the device, and bring the result to the CPU."""

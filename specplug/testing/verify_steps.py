@@ -52,6 +52,8 @@ class VerifyStep:
             draft.draft_logits.copy_(normal(batch_size, width, vocab_size))
         if draft.draft_probs is not None:
             draft.draft_probs.copy_(normal(batch_size, width, vocab_size).softmax(-1))
+        if draft.drawn is not None:
+            draft.drawn.copy_(torch.rand(batch_size, width, generator=stream) < 0.7)
         sampling = SamplingBatch(choose(_TEMPERATURES), choose(_TOP_K).long(), choose(_TOP_P), choose(_MIN_P))
         positions = torch.randint(99, (batch_size,), generator=stream)
         numbers = uniforms(torch.arange(batch_size), positions, width)
@@ -80,6 +82,7 @@ class VerifyStep:
             base_len=self.draft.base_len[index],
             draft_logits=cut(self.draft.draft_logits, width),
             draft_probs=cut(self.draft.draft_probs, width),
+            drawn=cut(self.draft.drawn, width),
         )
         knobs: dict[str, Any] = {name: tensor[index] for name, tensor in tensors(self.sampling).items()}
         sampling = replace(self.sampling, **knobs)
@@ -95,6 +98,8 @@ class VerifyStep:
         for tensor in (step.draft.confidence, step.draft.draft_logits, step.draft.draft_probs, step.uniforms.accept):
             if tensor is not None:
                 tensor[outside] = torch.nan
+        if step.draft.drawn is not None:
+            step.draft.drawn[outside] ^= True
         step.dense[behind] = torch.nan
         step.uniforms.draw[behind] = torch.nan
         return step
@@ -120,6 +125,7 @@ class VerifyStep:
             self.draft,
             draft_logits=None if self.draft.draft_logits is None else logits,
             draft_probs=None if self.draft.draft_probs is None else target_probs(logits, plain.temperature),
+            drawn=None if self.draft.drawn is None else torch.ones_like(self.draft.drawn),
         )
         return replace(self, draft=draft, sampling=plain)
 
