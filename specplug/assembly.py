@@ -22,6 +22,7 @@ from specplug.interfaces import Planner, PluginContext, Proposer, Trimmer, Verif
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.containment import FaultGuard, FaultSink
 from specplug.pipeline.handles import ProposerHandle, make_handle
+from specplug.pipeline.runner import ProposerRunner
 from specplug.pipeline.stages import DraftStage, PlanStage
 from specplug.registry import Registry
 from specplug.settings.mistakes import shown
@@ -29,6 +30,7 @@ from specplug.settings.model import Section, Settings
 from specplug.settings.plugins import plugin_options
 from specplug.specs import PluginSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.trace import TraceWriter
+from specplug.types.draft import Draft
 from specplug.verify.fitting import FittedVerifier
 
 _CALLERS = (__file__, specs.__file__)
@@ -58,7 +60,12 @@ def build_draft_stage(
         settings, registry, context: what is asked for, what there is, and what the engine is.
         grammars: whether the engine's grammars draft too, behind the proposers; see `specplug.grammar`.
     """
-    handles = [_handle(name, settings, registry, context) for name in (settings.proposer, *settings.extra_proposers)]
+
+    def sink(name: str, kind: str) -> None:
+        metrics.fault(name, kind)
+
+    names = (settings.proposer, *settings.extra_proposers)
+    handles = [_handle(name, settings, registry, context, sink) for name in names]
     policy = registry.get(PolicySpec, settings.policy)
     with _starting(policy):
         trimmer: Trimmer = _checked(policy.build_trimmer(_context_for(policy, settings, context)), Trimmer, policy)
@@ -96,7 +103,7 @@ def try_to_build(spec: PluginSpec, settings: Settings, registry: Registry, conte
     chosen = settings.model_copy(update={spec.kind: spec.name})
     with _starting(spec):
         if isinstance(spec, ProposerSpec):
-            _handle(spec.name, chosen, registry, context).close()
+            _handle(spec.name, chosen, registry, context, lambda _name, _kind: None).close()
         elif isinstance(spec, PolicySpec):
             own = _context_for(spec, chosen, context)
             _checked(spec.build(own), Planner, spec)
@@ -105,12 +112,53 @@ def try_to_build(spec: PluginSpec, settings: Settings, registry: Registry, conte
             build_verifier(chosen, registry, context)
 
 
-def _handle(name: str, settings: Settings, registry: Registry, context: PluginContext) -> ProposerHandle:
+def build_part(
+    name: str, settings: Settings, registry: Registry, context: PluginContext, sink: FaultSink, within: tuple[str, ...]
+) -> ProposerRunner:
+    """Build a proposer as a part of another one; its drafts are one-hot.
+
+    Args:
+        name: of the part.
+        settings, registry, context: as for a whole draft stage.
+        sink: counts its faults, under the names of the proposers around it and its own.
+        within: names of the proposers around it, the outermost first.
+
+    Raises:
+        PluginError: it is not registered, does not start, or is one of those that it is a part of.
+    """
+    path = (*within, name)
+    if name in within:
+        raise PluginError.build(
+            f"proposer {name!r} is made of itself",
+            found=" made of ".join(map(repr, path)),
+            expected="parts that are made of others",
+        )
+    handle = _handle(name, settings, registry, context, sink, within)
+    buffer = Draft.allocate(
+        context.max_slots,
+        context.caps.max_width,
+        device=context.device,
+        trees=handle.caps.trees,
+        sources=handle.sources,
+    )
+    return ProposerRunner(handle, _guard(settings, "/".join(path), sink), buffer)
+
+
+def _handle(
+    name: str,
+    settings: Settings,
+    registry: Registry,
+    context: PluginContext,
+    sink: FaultSink,
+    within: tuple[str, ...] = (),
+) -> ProposerHandle:
     spec = registry.get(ProposerSpec, name)
     own = _context_for(spec, settings, context)
     with _starting(spec):
         if spec.caps_for(context.device.type).needs_host:
             own = replace(own, device=torch.device("cpu"))
+        around = replace(context, device=own.device)
+        own = replace(own, part=lambda part: build_part(part, settings, registry, around, sink, (*within, name)))
         proposer: Proposer = _checked(spec.build(own), Proposer, spec)
         proposer.warmup()
     deadline = settings.faults.host_deadline_ms

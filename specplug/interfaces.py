@@ -8,7 +8,7 @@ one step is verified in the next.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specplug.errors import ContractError
 from specplug.types.batch import BatchView
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
@@ -46,6 +47,14 @@ class TargetModel:
     input_embeddings: Tensor | None = None
 
 
+def _no_part(name: str) -> Any:
+    raise ContractError.build(
+        f"proposer {name!r} cannot be built as a part here",
+        who="PluginContext",
+        expected="a proposer's context from a server or from specplug.testing",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PluginContext:
     """What a plug-in is built with; the same for every kind.
@@ -63,6 +72,8 @@ class PluginContext:
         target: the target model.
         sections: sections of the server's settings by name, those that the plug-in registered for
             (`PluginSpec.sections`); none where it is built without settings, as by a test.
+        part: builds another registered proposer, by name and with its own settings, as a part of this one; returns a
+            `specplug.pipeline.runner.ProposerRunner`.  See `specplug.composing`.
     """
 
     caps: EngineCaps
@@ -75,6 +86,7 @@ class PluginContext:
     seed: int = 0
     target: TargetModel = field(default_factory=TargetModel)
     sections: Mapping[str, Any] = field(default_factory=dict)
+    part: Callable[[str], Any] = _no_part
 
 
 class Proposer(abc.ABC):
@@ -114,6 +126,15 @@ class Proposer(abc.ABC):
         Write `token_ids`, `lengths`, `confidence` and `source`; `parents` and full distributions where declared.
         `draft.base_len` is set already.
         """
+
+    def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
+        """Take a real step: `ingest`, and `propose` where there are `limits` and a `draft`.
+
+        This is what engines call.  Override it only where the two are cheaper together.
+        """
+        self.ingest(batch)
+        if limits is not None and draft is not None:
+            self.propose(batch, limits, draft)
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional
         """Learn what became of earlier drafts.  All arguments are in the row order of `batch`, the batch after the

@@ -129,7 +129,7 @@ def settings(**changes) -> Settings:
 
 def test_proposers_are_built_warmed_up_and_placed_where_they_need_to_be(registry):
     stage = build_draft_stage(settings(extra_proposers=("host",)), registry, META)
-    device, host = (handle for handle, _ in stage._lanes)
+    device, host = (runner.handle for runner in stage.runners)
     assert (type(device), type(host)) == (DeviceHandle, HostHandle)
     assert device.proposer.context.device == torch.device("meta")
     assert host.proposer.context.device == torch.device("cpu")
@@ -156,7 +156,7 @@ def test_shared_settings_reach_only_who_registered_for_them(registry):
 def test_a_quick_host_proposer_runs_inline_where_the_batch_lies_in_host_memory(registry, device, expected):
     context = replace(META, device=torch.device(device))
     stage = build_draft_stage(settings(proposer="quick"), registry, context)
-    [(handle, _)] = stage._lanes
+    [handle] = [runner.handle for runner in stage.runners]
     assert type(handle) is expected
     assert handle.proposer.context.device == torch.device("cpu")
     stage.close()
@@ -166,7 +166,7 @@ def test_a_quick_host_proposer_runs_inline_where_the_batch_lies_in_host_memory(r
 def test_capabilities_are_those_of_the_engines_device(registry, device, expected):
     context = replace(META, device=torch.device(device))
     stage = build_draft_stage(settings(proposer="anywhere"), registry, context)
-    [(handle, _)] = stage.lanes
+    [handle] = [runner.handle for runner in stage.runners]
     assert type(handle) is expected
     assert handle.caps == anywhere(device)
     assert handle.proposer.context.device == context.device
@@ -182,7 +182,8 @@ def test_capabilities_that_fail_at_start_up_are_named(registry):
 def test_the_deadline_is_given_in_milliseconds(registry, milliseconds, seconds):
     faults = {"host_deadline_ms": milliseconds, "max_consecutive": 2, "cooldown_steps": 5}
     stage = build_draft_stage(settings(proposer="host", faults=faults), registry, META)
-    [(handle, guard)] = stage._lanes
+    [runner] = stage.runners
+    handle, guard = runner.handle, runner.guard
     assert handle._deadline == seconds
     assert (guard.name, guard._max_consecutive, guard._cooldown_steps) == ("host", 2, 5)
     stage.close()

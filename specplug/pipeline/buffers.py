@@ -39,9 +39,9 @@ class DraftBuffers:
         vocab_size: int,
         device: torch.device,
     ) -> None:
-        self._own_sources = [handle.sources for handle in handles]
-        self._starts = list(accumulate(map(len, self._own_sources), initial=0))
-        self.sources = tuple(source for own in self._own_sources for source in own)
+        self.starts = list(accumulate((len(handle.sources) for handle in handles), initial=0))
+        """From where on each proposer's sources stand in `sources`."""
+        self.sources = tuple(source for handle in handles for source in handle.sources)
         """Names of all proposers' sources, in order."""
 
         def allocate(law: Distribution, trees: bool, draft_vocab: Tensor | None = None) -> Draft:
@@ -57,19 +57,20 @@ class DraftBuffers:
             )
 
         trees = [handle.caps.trees for handle in handles]
-        self._parts = [allocate(Distribution.ONE_HOT, of_one) for of_one in trees]
+        self.parts = [allocate(Distribution.ONE_HOT, of_one) for of_one in trees]
+        """The buffer of each proposer."""
         self._stating = next(
             (i for i, it in enumerate(handles) if it.caps.distribution is _TAKES[caps.draft_input]), -1
         )
         if self._stating >= 0:
             handle = handles[self._stating]
             draft_vocab = checked_draft_vocab(handle.spec.name, handle.proposer, vocab_size)
-            self._parts[self._stating] = allocate(handle.caps.distribution, handle.caps.trees, draft_vocab)
-        self._merged = self._parts[0]
+            self.parts[self._stating] = allocate(handle.caps.distribution, handle.caps.trees, draft_vocab)
+        self._merged = self.parts[0]
         if len(handles) > 1:
             self._merged = allocate(Distribution.ONE_HOT, any(trees))
             if self._stating >= 0:
-                self._merged = _stated_like(self._merged, self._parts[self._stating])
+                self._merged = _stated_like(self._merged, self.parts[self._stating])
 
     @property
     def has_draft_vocab(self) -> bool:
@@ -87,13 +88,11 @@ class DraftBuffers:
         """The law that whole batches' drafts may state."""
         return self._merged.distribution
 
-    def part(self, index: int, batch: EngineBatch, width: int) -> Draft:
-        """Return proposer `index`'s buffer, empty, for `batch`."""
-        return _emptied(replace(self._parts[index], sources=self._own_sources[index]), batch, width)
-
     def empty(self, batch: EngineBatch, width: int) -> Draft:
         """Return the buffer of the whole batch, empty."""
-        return _emptied(self._merged, batch, width)
+        draft = self._merged.view(batch.batch_size, width)
+        draft.reset(batch.lengths)
+        return draft
 
     def merge(self, batch: EngineBatch, parts: Sequence[Draft]) -> Draft:
         """Return one draft of all parts, one per proposer.  Every row has one proposer, so rows never collide.
@@ -101,9 +100,8 @@ class DraftBuffers:
         From here on `source` points into the sources of all proposers.  With one proposer its part is the whole, and
         nothing is copied.
         """
-        for start, own, part in zip(self._starts, self._own_sources, parts, strict=False):
-            known = (part.source >= 0) & (part.source < len(own))
-            part.source.add_(start).masked_fill_(~known, -1)
+        for start, part in zip(self.starts, parts, strict=False):
+            shift_sources(part, start)
         if len(parts) == 1:
             return replace(parts[0], sources=self.sources)
         merged = self.empty(batch, parts[0].width)
@@ -114,19 +112,20 @@ class DraftBuffers:
                 merged.as_one_hot(rows)
         return merged
 
-    def seen_by(self, index: int, draft: Draft) -> Draft:
-        """Return `draft` as proposer `index` knows it: `source` points into its own sources, -1 for other tokens."""
-        if len(self._parts) == 1:
-            return draft
-        own = draft.source - self._starts[index]
-        mine = (own >= 0) & (own < len(self._own_sources[index]))
-        return replace(draft, source=torch.where(mine, own, -1), sources=self._own_sources[index])
+
+def shift_sources(draft: Draft, start: int) -> None:
+    """Let `source` point, in place, into names among which the draft's own stand from `start` on; -1 for unknown."""
+    known = (draft.source >= 0) & (draft.source < len(draft.sources))
+    draft.source.add_(start).masked_fill_(~known, -1)
 
 
-def _emptied(buffer: Draft, batch: EngineBatch, width: int) -> Draft:
-    draft = buffer.view(batch.batch_size, width)
-    draft.reset(batch.lengths)
-    return draft
+def seen_from(draft: Draft, start: int, sources: tuple[str, ...]) -> Draft:
+    """Undo `shift_sources`: let `source` point into `sources`, which stand from `start` on, -1 for all others."""
+    if draft.sources == sources:
+        return draft
+    own = draft.source - start
+    mine = (own >= 0) & (own < len(sources))
+    return replace(draft, source=torch.where(mine, own, -1), sources=sources)
 
 
 def _take_rows(merged: Draft, part: Draft, rows: Tensor) -> None:

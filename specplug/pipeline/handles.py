@@ -66,10 +66,11 @@ class ProposerHandle(abc.ABC):
 
 
 def _run(proposer: Proposer, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
-    proposer.ingest(batch)
-    if limits is not None and draft is not None:
+    if draft is None:
+        proposer.step(batch, None, None)
+    else:
         shape, device = draft.token_ids.shape, draft.device
-        proposer.propose(batch, limits, draft)
+        proposer.step(batch, limits, draft)
         if draft.token_ids.shape != shape or draft.device != device:  # what `validate` holds the other tensors to
             raise ContractError.build(
                 "Draft.token_ids has been resized or moved",

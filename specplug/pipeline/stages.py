@@ -33,12 +33,13 @@ from specplug.interfaces import Planner, Proposer, Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.buffers import DraftBuffers
 from specplug.pipeline.choices import Choices
-from specplug.pipeline.containment import FaultGuard, LateDraft
+from specplug.pipeline.containment import FaultGuard
 from specplug.pipeline.handles import ProposerHandle
 from specplug.pipeline.inflight import InFlight
+from specplug.pipeline.runner import ProposerRunner
 from specplug.pipeline.sanitize import sanitize
 from specplug.trace import TraceWriter, rows_from
-from specplug.types.batch import BatchView, EngineBatch
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
@@ -112,7 +113,6 @@ class DraftStage:
         metrics: SpecMetrics,
         trace: TraceWriter | None = None,
     ) -> None:
-        self._lanes = tuple(zip(handles, guards, strict=True))
         self._trimmer, self._trimmer_guard = trimmer, trimmer_guard
         self._caps = caps
         self.metrics, self._trace = metrics, trace
@@ -120,22 +120,16 @@ class DraftStage:
         self._buffers = DraftBuffers(handles, caps, max_slots, vocab_size, device)
         trees = caps.trees and any(handle.caps.trees for handle in handles)
         self._in_flight = InFlight(max_slots, caps.max_width, device, trees=trees)
-        self._ingested = torch.zeros(len(handles), max_slots, dtype=torch.int32, device=device)
-        self._generations = torch.full((max_slots,), -1, dtype=torch.int64, device=device)
-        self._missed_resets: list[set[int]] = [set() for _ in handles]
+        self.runners = tuple(map(ProposerRunner, handles, guards, self._buffers.parts))
+        """The proposers as they are run, the server's default first."""
         self._choices = Choices([handle.spec.name for handle in handles], max_slots, device)
         self._tells = trace is not None or trimmer.learns or any(handle.caps.learns for handle in handles)
         self._steps = 0
 
     @property
-    def lanes(self) -> tuple[tuple[ProposerHandle, FaultGuard], ...]:
-        """The proposers as they are run, each with its guard, the server's default first."""
-        return self._lanes
-
-    @property
     def proposers(self) -> dict[str, Proposer]:
         """The proposers by name, the server's default first."""
-        return {handle.spec.name: handle.proposer for handle, _ in self._lanes}
+        return {runner.handle.spec.name: runner.handle.proposer for runner in self.runners}
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -166,18 +160,14 @@ class DraftStage:
         """
         if batch.is_dummy or not batch.batch_size:
             return self.for_engine(self.empty(batch, width))
-        slots = batch.slots.long()
-        known = self._ingested_so_far(slots, batch.generations)
-        lanes = range(len(self._lanes))
         if width:
             limits = batch.limits(width, caps)
-            parts = [self._part(lane, batch, slots, known[lane], limits, width) for lane in lanes]
+            parts = [self._part(index, batch, limits, width) for index in range(len(self.runners))]
             draft = self._buffers.merge(batch, parts)
         else:
-            for lane in lanes:
-                self._feed(lane, batch, known[lane], None, None)
+            for runner in self.runners:
+                runner.ingest(batch)
             draft = self.empty(batch, width)
-        self._ingested[:, slots] = known
         return self.for_engine(draft)
 
     def empty(self, batch: EngineBatch, width: int) -> Draft:
@@ -232,10 +222,8 @@ class DraftStage:
         """Hand trimmed drafts and what became of them to the trace, and to the proposers and trim half that learn."""
         if self._trace is not None and self._trace_guard.admits_step():
             self._trace_guard.step(partial(_write, self._trace, self._steps, batch, draft, verdict))
-        for lane, (handle, guard) in enumerate(self._lanes):
-            if handle.caps.learns and not guard.is_off:
-                handed = batch.handed(verdict.emitted, batch.reset_slots)
-                guard.call(partial(handle.observe, handed, self._buffers.seen_by(lane, draft), verdict))
+        for runner, start in zip(self.runners, self._buffers.starts, strict=False):
+            runner.observe(batch, draft, start, verdict)
         if self._trimmer.learns and not self._trimmer_guard.is_off:
             handed = batch.handed(verdict.emitted, batch.reset_slots)
             self._trimmer_guard.call(partial(self._trimmer.observe, handed, draft, verdict))
@@ -252,57 +240,23 @@ class DraftStage:
     def on_event(self, event: Event) -> None:
         """Tell every proposer, also those switched off, and note which of them a request chose."""
         self._choices.on_event(event)
-        for handle, guard in self._lanes:
-            guard.call(partial(handle.on_event, event))
+        for runner in self.runners:
+            runner.on_event(event)
 
     def close(self) -> None:
         """Release proposers and the trace."""
-        for handle, guard in self._lanes:
-            guard.call(handle.close)
+        for runner in self.runners:
+            runner.close()
         if self._trace is not None:
             self._trace_guard.call(self._trace.close)
 
-    def _part(self, lane: int, batch: EngineBatch, slots: Tensor, known: Tensor, limits: Tensor, width: int) -> Draft:
+    def _part(self, index: int, batch: EngineBatch, limits: Tensor, width: int) -> Draft:
         """Return one proposer's drafts for the rows that chose it, safe to verify."""
-        part = self._buffers.part(lane, batch, width)
-        if not self._choices.is_wanted(lane):
-            self._feed(lane, batch, known, None, None)
-            return part
-        limits = self._choices.limits(lane, slots, limits)
-        if not self._feed(lane, batch, known, limits, part):
-            part = self._buffers.part(lane, batch, width)  # viewed anew: a proposer can even resize its view
-        sanitize(part, limits, batch.vocab_size)
-        return part
-
-    def _feed(self, lane: int, batch: EngineBatch, known: Tensor, limits: Tensor | None, part: Draft | None) -> bool:
-        """Run one proposer, contained; return whether it ran well.
-
-        Each token is handed to it once: it knows `known` [B] tokens of each row, which is brought up to date.  Those of
-        steps that it sits out wait for it, and so do resets of slots.
-        """
-        handle, guard = self._lanes[lane]
-        resets = self._missed_resets[lane]
-        resets.update(batch.reset_slots)
-        if not guard.admits_step() or not guard.call(handle.check_ready):
-            return False
-        new = (batch.lengths - known).clamp_(min=0)
-        known.copy_(batch.lengths)
-        handed = batch.handed(new, tuple(sorted(resets)))
-        resets.clear()
-        return guard.step(partial(self._step, lane, handed, known, limits, part))
-
-    def _step(self, lane: int, batch: BatchView, known: Tensor, limits: Tensor | None, part: Draft | None) -> None:
-        """Let one proposer take its step.  One that never sees a text twice gets all texts anew when it failed."""
-        handle, _ = self._lanes[lane]
-        try:
-            handle.step(batch, limits, part)
-        except LateDraft:  # its thread has the tokens, and takes them in yet
-            raise
-        except BaseException:
-            if handle.caps.incremental:
-                self._ingested[lane].zero_()
-                known.zero_()
-            raise
+        runner = self.runners[index]
+        if self._choices.is_wanted(index):
+            return runner.draft(batch, self._choices.limits(index, batch.slots.long(), limits), width)
+        runner.ingest(batch)
+        return runner.empty(batch, width)
 
     def _cuts_without_budget(self, draft: Draft) -> bool:
         """Ask the policy, contained; where it fails to say, its trim half decides."""
@@ -327,12 +281,6 @@ class DraftStage:
             return cut[0].as_one_hot()  # by whatever means it chose
         draft.clear()
         return draft
-
-    def _ingested_so_far(self, slots: Tensor, generations: Tensor) -> Tensor:
-        """Return [P, B] int32: how many tokens of each row each proposer knows, none of a slot's earlier tenants."""
-        fresh = self._generations[slots] != generations
-        self._generations[slots] = generations
-        return self._ingested[:, slots].masked_fill_(fresh, 0)
 
 
 def _check_shape(trimmed: Draft, draft: Draft) -> None:

@@ -45,7 +45,8 @@ class LeanStage:
 
     def __init__(self, stage: DraftStage, max_slots: int) -> None:
         self._stage = stage
-        ((self._handle, self._guard),) = stage.lanes
+        (runner,) = stage.runners
+        self._handle, self._guard = runner.handle, runner.guard
         self._newest: Draft | None = None
         self._missed_resets: set[int] = set()
         self._known = np.zeros(max_slots, dtype=np.int32)

@@ -200,7 +200,7 @@ def proposer_of(stage: Any) -> Any:
     """Return the proposer, which comes from the one file."""
     import specplug_parrot
 
-    [proposer] = [handle.proposer for handle, _ in stage._lanes if handle.spec.name == PROPOSER]
+    [proposer] = [it.handle.proposer for it in stage.runners if it.handle.spec.name == PROPOSER]
     assert type(proposer) is specplug_parrot.Parrot
     assert Path(specplug_parrot.__file__).resolve() == FILE
     return proposer

@@ -47,7 +47,7 @@ def misbehave(scheduler: Any, call: str) -> None:
     from specplug.serving import wire
     from specplug.types.request import RequestOptions
 
-    for handle, _ in scheduler.draft_worker.drafting.stage._lanes:
+    for handle in [runner.handle for runner in scheduler.draft_worker.drafting.stage.runners]:
         if handle.spec.name.startswith("raises"):
             options = handle.proposer._options
             handle.proposer._options = options.model_copy(update={"call": call})

@@ -175,7 +175,7 @@ def _catch_up(stage: Any) -> None:
     """Wait for what host proposers have still to hear."""
     from concurrent.futures import wait
 
-    for handle, _ in stage._lanes:
+    for handle in [runner.handle for runner in stage.runners]:
         wait(list(getattr(handle, "_unchecked", ())))
 
 
