@@ -12,6 +12,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "specplug.composing": ("ComposedProposer",),
     "specplug.errors": (
         "ContractError",
         "EngineError",

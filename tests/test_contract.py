@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -491,6 +492,20 @@ def test_documented_proposer_satisfies_the_contract(tmp_path: Path, monkeypatch:
     skips |= {"test_needs_only_the_newest_tokens", "test_starts_over_with_a_whole_text"}
     for clause in set(clauses()) - skips:
         getattr(contract(), clause)(*arguments[clause])
+
+
+def test_the_documented_composed_proposer_satisfies_the_contract() -> None:
+    namespace: dict[str, Any] = {}
+    exec(code_block("python", "ComposedProposer"), namespace)
+    registry = Registry.discover()
+    registry.add(SimpleNamespace(**namespace), Owner("spliced", "acme", "1"))
+
+    class TestSpliced(ProposerContract):
+        spec = registry.get(ProposerSpec, "spliced")
+
+    TestSpliced.registry = registry
+    TestSpliced().test_drafts_for_the_texts()
+    TestSpliced().test_names_its_sources()
 
 
 def test_every_clause_is_documented() -> None:

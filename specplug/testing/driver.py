@@ -13,16 +13,21 @@ its row in the batch are three different numbers, and whatever is undefined is p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from specplug.assembly import build_part
 from specplug.errors import ContractError
 from specplug.interfaces import PluginContext, Proposer
 from specplug.pipeline.buffers import checked_draft_vocab
+from specplug.pipeline.runner import ProposerRunner
+from specplug.registry import Registry, default_registry
+from specplug.settings.model import Faults, Settings
 from specplug.specs import ProposerSpec
 from specplug.testing.batches import PLENTY, POISON, make_batch
 from specplug.types.batch import Barrier, BatchView
@@ -92,6 +97,7 @@ class Driver:
         rank: tensor-parallel rank that the proposer is told.
         poison: what undefined entries of the token table hold.
         index_dtype: int32 or int64, of slots and table rows.
+        registry: where the parts of a composed proposer are found; by default the installed plug-ins.
     """
 
     def __init__(
@@ -107,6 +113,7 @@ class Driver:
         rank: int = 0,
         poison: int = POISON,
         index_dtype: torch.dtype = torch.int64,
+        registry: Registry | None = None,
     ) -> None:
         model = spec.options_model()
         if model is None and options:
@@ -122,6 +129,7 @@ class Driver:
             device=torch.device(device),
             rank=rank,
         )
+        self.context = replace(self.context, part=partial(self._part, registry))
         self._poison, self._index_dtype = poison, index_dtype
         self._seats: dict[str, _Seat] = {}
         self._free = list(range(max_slots))
@@ -266,13 +274,21 @@ class Driver:
             sources=self.proposer.sources or (self.spec.name,),
         )
         draft.reset(batch.lengths)
-        self.proposer.ingest(batch)
-        if width:
-            self.proposer.propose(batch, batch.limits(width, caps), draft)
+        limits = batch.limits(width, caps)
+        self.proposer.step(batch, limits if width else None, draft if width else None)
         return draft
+
+    def _part(self, registry: Registry | None, name: str) -> ProposerRunner:
+        """Build a part whose faults end the test."""
+        settings = Settings(faults=Faults(host_deadline_ms=None))
+        return build_part(name, settings, registry or default_registry(), self.context, _refuse, (self.spec.name,))
 
     def _tell(self, kind: Lifecycle, seat: _Seat, visible: int | None = None) -> None:
         self.proposer.on_event(RequestEvent(kind, seat.request, seat.slot, seat.generation, visible))
+
+
+def _refuse(name: str, kind: str) -> None:
+    raise ContractError.build("a part failed", who=f"proposer {name!r}", found=kind, expected="no faults")
 
 
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from specplug.registry import Registry
 from specplug.specs import ProposerSpec
 from specplug.testing.driver import NO_OPTIONS, Driver, RowDraft, Step
 from specplug.types.caps import ProposerCaps
@@ -37,6 +38,7 @@ class ProposerHarness:
         texts: each is fed from half its length to its end; the proposer must draft for at least one of them.
         width: most draft tokens per request and step, at least 2.
         device: where batches lie; leave it for proposers that need the host.
+        registry: where the parts of a composed proposer are found; by default the installed plug-ins.
     """
 
     spec: ProposerSpec
@@ -45,6 +47,7 @@ class ProposerHarness:
     texts: Sequence[Sequence[int]] = DEFAULT_TEXTS
     width: int = 4
     device: str = "cpu"
+    registry: Registry | None = None
 
     def driver(self, **changes: Any) -> Driver:
         """Return a new proposer in a new engine that is large enough for the texts."""
@@ -60,6 +63,7 @@ class ProposerHarness:
             max_length=max(len(text) for text in self.texts) + self.width + 1,
             max_width=self.width,
             device=self.device,
+            registry=self.registry,
             **changes,
         )
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from specplug_testkit import broken, recorder
+from specplug_testkit import broken, plugin, recorder
 from specplug_testkit.ladder import Ladder
 from specplug_testkit.options import LadderOptions
 from specplug_testkit.plugin import PROPOSERS, spec_of
 
 from specplug.interfaces import PluginContext
-from specplug.registry import Registry
+from specplug.registry import Owner, Registry
 from specplug.specs import PolicySpec, ProposerSpec
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
@@ -28,6 +28,13 @@ from specplug.types.plan import HostStats, RequestStats
 from specplug.verify.draft_law import full_probs
 
 LOOP = [1, 2, 3, 1, 2, 3, 1]
+
+
+def with_testkit() -> Registry:
+    registry = Registry.discover()
+    if "spliced" not in registry.entries(ProposerSpec):  # else it is installed
+        registry.add(plugin, Owner("testkit", "tests", "0"))
+    return registry
 
 
 class TestBigram(ProposerContract):
@@ -68,6 +75,12 @@ class TestLearner(PolicyContract):
         trimmer="specplug_testkit.learner:LearningTrimmer",
         summary="",
     )
+
+
+class TestSpliced(ProposerContract):
+    spec = spec_of("spliced")
+    registry = with_testkit()
+    options = {"parts": ["ngram-reference", "bigram"]}  # noqa: RUF012
 
 
 class TestHealthyBetweenFaults(ProposerContract):

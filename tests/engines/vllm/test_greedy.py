@@ -44,6 +44,7 @@ PROPOSERS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "often right": lambda answer: told(err(answer)),
     "always wrong": lambda answer: told(wrong(answer)),
     "bigram": lambda answer: fields(proposer="bigram"),
+    "spliced": lambda answer: fields(proposer="spliced"),
     "off": lambda answer: fields(enabled=False),
 }
 
@@ -73,7 +74,8 @@ def test_stock_is_the_plain_model(truth):
 @pytest.mark.parametrize("name", PROPOSERS)
 def test_one_proposer(name, zoo, truth):
     """Every prompt by every proposer, on the runner that is quick enough; the others get them all at once, below."""
-    counts = ask(zoo, truth, [name])["total"]
+    found = ask(zoo, truth, [name])
+    counts = found["total"]
     match name:
         case "oracle":
             assert counts["accepted"] == counts["verified"]
@@ -83,13 +85,15 @@ def test_one_proposer(name, zoo, truth):
             assert counts["accepted"] == 0
         case "off":
             assert counts["proposed"] == 0
+        case "spliced":
+            assert all(found["by_source"][f"spliced/{part}"]["accepted"] for part in ("ngram/own text", "bigram"))
         case _:
             assert 0 < counts["accepted"] < counts["verified"]
 
 
 def test_all_proposers_in_one_batch(zoo, truth):
     """Rows of different proposers share steps; with five of them each kind of prompt meets each proposer."""
-    found = ask(zoo, truth, [name for name in PROPOSERS if name != "off"])
+    found = ask(zoo, truth, [name for name in PROPOSERS if name not in ("off", "spliced")])
     by_source = found["by_source"]
     assert by_source["ngram/own text"]["accepted"] > 0
     assert by_source["bigram"]["accepted"] > 0

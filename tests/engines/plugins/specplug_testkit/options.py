@@ -54,6 +54,14 @@ class TinyModelOptions(Options):
     sharpness: float = Field(default=3.0, ge=0, description="how far its scores lie apart")
 
 
+class SplicedOptions(Options):
+    """What to splice."""
+
+    parts: tuple[str, ...] = Field(
+        default=("ngram", "bigram"), description="the proposers, the first one's drafts first"
+    )
+
+
 class RaisesOptions(Options):
     """When to raise."""
 
