@@ -21,6 +21,7 @@ from specplug.specs import ProposerSpec
 from specplug.testing.batches import make_batch
 from specplug.types.caps import EngineCaps, ProposerCaps
 from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEvent, Lifecycle, Request, RequestEvent
 from specplug.types.verdict import Outcome
 from tests.pipeline_tools import Recorder, int32, rows
@@ -107,7 +108,7 @@ class Made:
     def draft(self, length: int = 3, width: int = WIDTH, **columns) -> Draft:
         self.batch = make_batch([range(length)] * 3, vocab_size=16, generations=[0, 0, 0], **columns)
         draft = self.stage.propose(self.batch, width)
-        return self.stage.trim(self.batch, draft, None)
+        return self.stage.trim(self.batch, draft, StepPlan(width))
 
     def verify(self, accepted: list[int]) -> None:
         counts = int32(accepted)
