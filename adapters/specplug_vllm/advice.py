@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import multiprocessing
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,12 @@ def advise(launch: Launch) -> list[CheckResult]:
 
 
 def announce(vllm_config: Any) -> None:
-    """Log what starts, and the warnings of its launch, each once per process."""
+    """Log what starts, and the warnings of its launch, each once per server.
+
+    vLLM makes the configuration again in the processes that it starts.
+    """
+    if multiprocessing.parent_process() is not None:
+        return
     found, launch = resolved(vllm_config), launch_of(vllm_config)
     assert found is not None
     scheduling = "async" if launch.async_scheduling else "synchronous"

@@ -81,6 +81,15 @@ def stock(serve: Callable[..., Server]) -> Server:
     return serve(name="stock server")
 
 
+def test_the_log_says_once_what_runs(server):
+    server.running()
+    (line,) = [line for line in server.log().splitlines() if "up to 8 draft tokens" in line]
+    assert (
+        "ngram + oracle + raises + garbage, policy fixed, up to 8 draft tokens, chains, overlap; /specplug/status: on, "
+        in line
+    )
+
+
 def request(number: int) -> dict[str, Any]:
     """Return one of a hundred requests, no two of them alike in text, sampling, endpoint and what they say to
     specplug."""

@@ -67,6 +67,15 @@ def stock(serve: Callable[..., Server]) -> Server:
     return serve("v1", name="stock server", installed=False)
 
 
+def test_the_log_says_once_what_runs(server):
+    server.running()
+    (line,) = [line for line in server.log().splitlines() if "up to 8 draft tokens" in line]
+    assert (
+        "ngram + oracle + raises + garbage, policy fixed, up to 8 draft tokens, V1, synchronous; /specplug/status: on, "
+        in line
+    )
+
+
 def request(number: int) -> dict[str, Any]:
     """Return one of a hundred requests, no two of them alike in text, sampling and what they say to specplug."""
     return {
