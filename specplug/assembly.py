@@ -20,6 +20,7 @@ from specplug.errors import PluginError, SpecplugError, ends_process
 from specplug.grammar.drafts import SOURCE
 from specplug.interfaces import Planner, PluginContext, Proposer, Trimmer, Verifier
 from specplug.metrics import SpecMetrics
+from specplug.pipeline import memory
 from specplug.pipeline.containment import FaultGuard, FaultSink
 from specplug.pipeline.handles import ProposerHandle, make_handle
 from specplug.pipeline.runner import ProposerRunner
@@ -158,11 +159,24 @@ def _handle(
         if spec.caps_for(context.device.type).needs_host:
             own = replace(own, device=torch.device("cpu"))
         around = replace(context, device=own.device)
-        own = replace(own, part=lambda part: build_part(part, settings, registry, around, sink, (*within, name)))
+        parts: list[ProposerRunner] = []
+
+        def part(other: str) -> ProposerRunner:
+            parts.append(build_part(other, settings, registry, around, sink, (*within, name)))
+            return parts[-1]
+
+        own = replace(own, part=part)
+        declared, before = spec.memory_for(own), memory.allocated_bytes(own.device)
+        if declared:
+            memory.require(name, declared, memory.free_bytes(own.device))
         proposer: Proposer = _checked(spec.build(own), Proposer, spec)
         proposer.warmup()
     deadline = settings.faults.host_deadline_ms
-    return make_handle(spec, proposer, None if deadline is None else deadline / 1000, context.device)
+    handle = make_handle(spec, proposer, None if deadline is None else deadline / 1000, context.device)
+    if own.device == context.device:
+        handle.declared = declared + sum(part.handle.declared for part in parts)
+        handle.to_allocate = max(0, handle.declared - (memory.allocated_bytes(own.device) - before))
+    return handle
 
 
 @contextmanager

@@ -88,10 +88,17 @@ class ProposerSpec(PluginSpec):
     Attributes:
         caps: what it needs and offers; where that depends on the device, a callable ``caps(device: str) ->
             ProposerCaps``, or the callable's import path.  `device` is the type that batches lie on: "cpu", "cuda".
+        memory: ``memory(context) -> int``, or its import path: most bytes that it takes on `context.device` at a time,
+            weights, caches and temporaries of a step together, asked before it is built; None: next to nothing.
     """
 
     kind: ClassVar[str] = "proposer"
     caps: ProposerCaps | Factory
+    memory: Factory | None = None
+
+    def memory_for(self, context: Any) -> int:
+        """Return how many bytes the proposer takes when built with a `PluginContext`."""
+        return 0 if self.memory is None else int(resolve(self.memory, f"proposer {self.name!r}")(context))
 
     def caps_for(self, device: str) -> ProposerCaps:
         """Return what the proposer needs and offers where batches lie on a device of type `device`.

@@ -42,6 +42,11 @@ _BATCHES = (
     seam("sglang.srt.model_executor.forward_batch_info:ForwardMode", "worker", holds="DECODE TARGET_VERIFY is_decode"),
     seam("sglang.srt.mem_cache.memory_pool:ReqToTokenPool", "worker", holds="req_to_token"),
     seam("sglang.srt.mem_cache.kv_cache_configurator:get_req_to_token_extra_context_len", "worker"),
+    seam(
+        "sglang.srt.mem_cache.kv_cache_configurator:KVCacheConfigurator._profile_available_bytes",
+        "worker",
+        takes="pre_model_load_memory",
+    ),
     seam("sglang.srt.mem_cache.allocation_sizing:get_alloc_reserve_per_decode", "worker"),
     seam(
         "sglang.srt.managers.utils:GenerationBatchResult",

@@ -19,7 +19,7 @@ from torch import Tensor
 from specplug.errors import EngineError
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
-from specplug_sglang import advice, attention, exact, seams, seeded
+from specplug_sglang import advice, attention, exact, memory, seams, seeded
 from specplug_sglang.asked import decided
 from specplug_sglang.corpora import ExternalCorpora
 from specplug_sglang.drafting import Drafting
@@ -64,11 +64,19 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             rank=self.ranks.rank,
             tokenizer=getattr(target_worker, "tokenizer", None),
         )
+        self._leave_room()
         self.speculative_num_draft_tokens = self.drafting.caps.max_width + 1
         self.widths = Widths(self.model_runner, self.speculative_num_draft_tokens)
         self.load_first_corpus()
         if self.ranks.leads:
             advice.announce(server_args)
+
+    def _leave_room(self) -> None:
+        """Let SGLang leave the room that rank 0's proposers have declared, which all ranks must leave alike."""
+        stage = self.drafting.stage
+        to_allocate = self.ranks.agree(0 if stage is None else stage.bytes_to_allocate)
+        if to_allocate:
+            memory.install(stage.leave_room if stage is not None else lambda found: found - to_allocate)
 
     @property
     def draft_worker(self) -> None:

@@ -46,6 +46,8 @@ _WORKER = (
         holds="eos_token_id extra_args ignore_eos max_tokens min_p seed stop_token_ids structured_outputs temperature "
         "top_k top_p",
     ),
+    seam("vllm.v1.worker.gpu_worker:Worker.determine_available_memory", "v1", "v2"),
+    seam("vllm.v1.worker.worker_base:WorkerBase", "v1", "v2", holds="cache_config"),
     seam("vllm.lora.request:LoRARequest", "v1", "v2", holds="lora_int_id"),
     seam("vllm.multimodal.inputs:MultiModalFeatureSpec", "v1", "v2", holds="mm_position modality"),
     seam("vllm.multimodal.inputs:PlaceholderRange", "v1", "v2", holds="length offset"),

@@ -18,7 +18,7 @@ from specplug.types.batch import EngineBatch, Residency
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
 from specplug.verify.draft_law import write_probs
-from specplug_vllm import config, events, lifecycle, mends, notes, ranks, seams, status, verifier, verifier_v1
+from specplug_vllm import config, events, lifecycle, memory, mends, notes, ranks, seams, status, verifier, verifier_v1
 from specplug_vllm.drafting import Drafting
 
 _CPU = torch.device("cpu")
@@ -39,6 +39,8 @@ class Proposer:
         self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks.ranks().leads else None
         device = torch.device(vllm_config.device_config.device)
         self._draft_probs = None if self.drafting is None else self.drafting.engine_distributions(device)
+        if self.drafting is not None:
+            memory.install(self.drafting)
         self._rows: _Rows | None = None
         self._runner: Any = None
         self.verifier = verifier.build(vllm_config, device)

@@ -24,6 +24,7 @@ from specplug_vllm import (
     draft_logits,
     events,
     lifecycle,
+    memory,
     mends,
     ranks,
     recurrent,
@@ -73,6 +74,7 @@ class Speculator(BaseSpeculator):
         if self.drafting is not None:
             self.drafting.places.place_of = lambda name: req_states.req_id_to_index[name]
             self.draft_logits = self.drafting.engine_distributions(device)
+            memory.install(self.drafting)
         if self.enable_adaptive_verification:
             adaptive.install_manager()
         status.install_worker()

@@ -28,7 +28,11 @@ class ProposerHandle(abc.ABC):
 
     Attributes:
         caps: what the proposer needs and offers on the engine's device.
+        declared: bytes on that device that the proposer and its parts have declared.
+        to_allocate: those of them that had not been taken when it was built.
     """
+
+    declared = to_allocate = 0
 
     def __init__(self, spec: ProposerSpec, proposer: Proposer, caps: ProposerCaps) -> None:
         self.spec = spec

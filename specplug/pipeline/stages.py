@@ -36,6 +36,7 @@ from specplug.pipeline.choices import Choices
 from specplug.pipeline.containment import FaultGuard
 from specplug.pipeline.handles import ProposerHandle
 from specplug.pipeline.inflight import InFlight
+from specplug.pipeline.memory import require
 from specplug.pipeline.runner import ProposerRunner
 from specplug.pipeline.sanitize import sanitize
 from specplug.trace import TraceWriter, rows_from
@@ -140,6 +141,22 @@ class DraftStage:
     def distribution(self) -> Distribution:
         """The richest law that drafts may state; `Distribution.ONE_HOT` where none of the proposers states one."""
         return self._buffers.distribution
+
+    @property
+    def bytes_to_allocate(self) -> int:
+        """How much memory proposers on the engine's device have declared and not taken when they were built."""
+        return sum(runner.handle.to_allocate for runner in self.runners)
+
+    def leave_room(self, available: int) -> int:
+        """Return what is left of `available` bytes for the engine's key-value cache.
+
+        Raises:
+            PluginError: nothing is.
+        """
+        names = " + ".join(it.handle.spec.name for it in self.runners if it.handle.to_allocate)
+        if names:
+            require(names, self.bytes_to_allocate, available)
+        return available - self.bytes_to_allocate
 
     @property
     def has_draft_vocab(self) -> bool:

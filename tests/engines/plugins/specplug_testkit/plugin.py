@@ -42,6 +42,9 @@ PROPOSERS = {
 }
 
 
+MEMORY = dict.fromkeys(("tiny-model", "tiny-model-logits"), "specplug_testkit.tiny_model:memory")
+
+
 def spec_of(name: str) -> ProposerSpec:
     """Return the specification of one proposer."""
     factory, options, caps, summary = PROPOSERS[name]
@@ -51,6 +54,7 @@ def spec_of(name: str) -> ProposerSpec:
         summary=summary,
         options=None if options is None else f"specplug_testkit.options:{options}",
         caps=caps,
+        memory=MEMORY.get(name),
     )
 
 

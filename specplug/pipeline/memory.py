@@ -1,0 +1,55 @@
+"""Memory that proposers declare before they are built: whether it is there, and what of it is still to be taken.
+
+An engine gives the memory that it finds free at start-up to its key-value cache.  What a proposer has allocated by then
+is counted by itself; what it takes later (caches that grow, temporaries of a step) must be left out of the cache.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from specplug.errors import PluginError
+
+_MEMORY = Path("/proc/meminfo")
+_REMEDY = "Choose a smaller draft model, lower num_speculative_tokens or the most requests at a time, or free memory"
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return how much memory a device has free; None where nobody knows."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "cpu" and _MEMORY.exists():
+        fields = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    return None
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """Return what this process has allocated on a device; 0 on a CPU, where that is not counted."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def require(name: str, asked: int, found: int | None) -> None:
+    """Raise when a proposer asks for more than there is.
+
+    Args:
+        name: the proposer's, or several proposers' names.
+        asked, found: bytes; None is not known.
+
+    Raises:
+        PluginError: it does.
+    """
+    if found is not None and asked > found:
+        raise PluginError.build(
+            "not enough memory",
+            who=f"proposer {name!r}",
+            found=f"{_gib(found)} free ({found} bytes)",
+            expected=f"{_gib(asked)}, as it declares ({asked} bytes)",
+            remedy=_REMEDY,
+        )
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.2f} GiB"
