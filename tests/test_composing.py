@@ -202,6 +202,18 @@ def test_at_width_zero_the_parts_only_ingest(made):
     assert not any(part.limits for part in it.parts.values())
 
 
+def test_who_asks_it_to_ingest_and_to_propose_apart_hands_nothing_twice(made):
+    it = made()
+    batch = make_batch([range(3)] * 3, vocab_size=16, reset_slots=(0, 1, 2))
+    composed, draft = it.stage.proposers["joined"], Draft.allocate(3, WIDTH)
+    composed.ingest(batch)
+    composed.propose(batch, int32([WIDTH] * 3), draft)
+    assert ids(draft) == JOINED
+    for part in it.parts.values():
+        assert part.resets == [(0, 1, 2), ()]
+        assert [handed[0, 0] for handed in part.handed] == [[0, 1, 2], []]
+
+
 def test_it_tells_what_its_parts_tell(made):
     it = made()
     it.draft()
