@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-import pytest
-from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+import os
+import subprocess
+import sys
 
+from tests.engines.sglang.launch import SGLANG_CPU
+
+FOUND, LEFT_OUT = 3 << 30, 5
+
+SIZING = f"""
+from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from specplug_sglang import memory
 
-GIB = 1 << 30
+class Sized(Exception):
+    pass
+
+def config_from_budget(self, budget):
+    raise Sized(budget)
+
+KVCacheConfigurator._profile_available_bytes = lambda self, before: {FOUND}
+KVCacheConfigurator.config_from_budget = config_from_budget
+memory.install(lambda found: found - {LEFT_OUT})
+try:
+    object.__new__(KVCacheConfigurator)._resolve_memory_pool_config(1)
+except Sized as sized:
+    print("sized by", *sized.args)
+"""
 
 
-def test_declared_bytes_are_taken_off_what_the_caches_are_sized_by(monkeypatch: pytest.MonkeyPatch):
-    """Through the engine's own function that asks for them."""
-    monkeypatch.setattr(KVCacheConfigurator, "_profile_available_bytes", lambda _self, before: before * GIB)
-    budgets = []
-
-    def config_from_budget(_self: KVCacheConfigurator, budget: int) -> None:
-        budgets.append(budget)
-        raise StopIteration
-
-    monkeypatch.setattr(KVCacheConfigurator, "config_from_budget", config_from_budget)
-    memory.install(lambda found: found - 5)
-    with pytest.raises(StopIteration):
-        object.__new__(KVCacheConfigurator)._resolve_memory_pool_config(3)
-    assert budgets == [3 * GIB - 5]
+def test_declared_bytes_are_taken_off_what_the_caches_are_sized_by():
+    """In the engine's own function that asks for them, in a process with SGLang's stand-ins."""
+    environment = {**os.environ, "PYTHONPATH": str(SGLANG_CPU)}
+    done = subprocess.run(
+        [sys.executable, "-c", SIZING], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert f"sized by {FOUND - LEFT_OUT}" in done.stdout, done.stderr
