@@ -101,6 +101,37 @@ def test_the_law_is_the_targets(kind, small):
     )
 
 
+@pytest.mark.parametrize("kind", ["v1"], indirect=True)
+def test_a_draft_model_over_half_of_the_vocabulary(kind: str, toy: Path, engine: Callable[..., Engine]):
+    """Written as a third party would; told of the target, and its memory declared."""
+    served = engine(
+        **RUNNERS[kind],
+        specplug={"proposer": "tiny-model"},
+        width=WIDTH,
+        name=f"draft model {kind}",
+        model=str(toy),
+        skip_tokenizer_init=True,
+        max_model_len=64,
+        max_num_seqs=64,
+    )
+    assert_lawful(served, 1024, ["drawn"])
+    told = served.call(facts_of_the_draft_model)
+    assert told["target"] == str(toy)
+    assert told["draft_vocabulary"] == 8
+    assert told["distribution_bytes"] == 64 * WIDTH * (8 + 16) * 4
+    assert told["bytes_to_allocate"] == 8 * 8 * 4
+
+
+def facts_of_the_draft_model(llm: Any) -> dict[str, Any]:
+    drafting = watching.drafting(llm)
+    (proposer,) = drafting.stage.proposers.values()
+    return {
+        **proposer.status(),  # type: ignore[attr-defined]
+        "distribution_bytes": drafting.distribution_bytes,
+        "bytes_to_allocate": drafting.stage.bytes_to_allocate,
+    }
+
+
 def test_a_wrong_law_is_found_out(kind, small):
     """Drafts drawn from another law than the one that is stated: the same test at half the size must see it."""
     p, total = p_value(small, 512, ["lies"])
