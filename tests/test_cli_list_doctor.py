@@ -133,12 +133,14 @@ def test_list_and_doctor_show_capabilities_by_device(registry):
 
     anywhere = ProposerSpec(name="anywhere", factory=Idle, summary="", caps=caps)
     broken = ProposerSpec(name="lost", factory=Idle, summary="", caps=lost)
-    registry.add(plugin(proposers=[anywhere, broken]), EXTRA)
+    by_path = ProposerSpec(name="by path", factory=Idle, summary="", caps="specplug.types.caps:ProposerCaps")
+    registry.add(plugin(proposers=[anywhere, broken, by_path]), EXTRA)
     rows = {row["name"]: row["capabilities"] for row in json.loads(run("list", "--json"))["plugins"]}
     assert rows["anywhere"] == ["host on cpu", "one-hot", "device on cuda"]
     assert "unknown: proposer 'lost': capabilities on 'cpu' are not known" in rows["lost"][0]
     found = {result.summary: result.status for result in plugins(Settings())}
     assert found["proposer 'anywhere': host on cpu, one-hot, device on cuda"] == "ok"
+    assert found["proposer 'by path': host, one-hot"] == "ok"
     assert "warn" in [status for summary, status in found.items() if "'lost'" in summary]
 
 

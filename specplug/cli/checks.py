@@ -14,7 +14,7 @@ from specplug.interfaces import PluginContext
 from specplug.registry import Registry, default_registry
 from specplug.settings import KINDS, Settings
 from specplug.specs import CheckResult, CheckSpec, EngineSpec, PluginSpec, PolicySpec, ProposerSpec, resolve
-from specplug.types.caps import EngineCaps
+from specplug.types.caps import EngineCaps, ProposerCaps
 
 
 def environment(settings: Settings) -> list[CheckResult]:
@@ -52,7 +52,7 @@ def plugins(settings: Settings) -> list[CheckResult]:
         results += [
             CheckResult("ok", f"{kind} {spec.name!r}: {', '.join(spec.labels())}")
             for spec in specs
-            if spec.name in healthy and isinstance(spec, ProposerSpec) and callable(spec.caps)
+            if spec.name in healthy and isinstance(spec, ProposerSpec) and not isinstance(spec.caps, ProposerCaps)
         ]
     return results
 
