@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.errors import EngineError, SettingsError
-from specplug.registry import Registry
+from specplug.registry import Owner, Registry
 from specplug.replay.engine import ReplayEngine
 from specplug.replay.interleaved import replay_interleaved
 from specplug.replay.run import replay
@@ -296,9 +297,10 @@ def test_calibration_is_of_what_was_decided():
 @pytest.mark.parametrize("lean", [False, True])
 def test_a_policy_of_somebody_elses_learns(monkeypatch, lean, batch, lag):
     """Both halves hear what became of drafts, in as many rows as they are told; the trim half `lag` steps late."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "engines" / "plugins"))
-    built: list[Any] = []
     found = Registry.discover()
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "engines" / "plugins"))
+    found.add(importlib.import_module("specplug_testkit.plugin"), Owner("testkit", "specplug-testkit", "0"))
+    built: list[Any] = []
     get = found.get
 
     def noting(spec_type: Any, name: str) -> Any:

@@ -106,7 +106,7 @@ def drafts(monkeypatch: pytest.MonkeyPatch) -> Any:
     def step() -> None:
         row = torch.ones(1, dtype=torch.int32)
         fate = Verdict(*(row if name == "emitted" else 0 * row for name in (field.name for field in fields(Verdict))))
-        metrics.record(-row, fate)
+        metrics.record(-row[:, None], fate)
         counts.step()
 
     def emitted() -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 
-from specplug.registry import Registry
+from specplug.registry import Owner, Registry
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests.transformers.conftest import assert_greedy_equal, greedy
 from tests.transformers.toys import prompts
@@ -16,9 +17,11 @@ PROMPTS = [prompt * 3 for prompt in prompts(4)]
 
 @pytest.fixture
 def engine(llama, monkeypatch):
+    registry = Registry.discover()
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "plugins"))
+    registry.add(importlib.import_module("specplug_testkit.plugin"), Owner("testkit", "specplug-testkit", "0"))
     settings = {"num_speculative_tokens": 6, "proposer": "ngram", "policy": "learner"}
-    engine = Engine(llama, settings=settings, max_num_seqs=3, registry=Registry.discover())
+    engine = Engine(llama, settings=settings, max_num_seqs=3, registry=registry)
     yield engine
     engine.close()
 
