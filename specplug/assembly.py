@@ -17,11 +17,11 @@ import torch
 
 from specplug import specs
 from specplug.errors import PluginError, SpecplugError, ends_process
+from specplug.faults import FaultGuard, FaultSink
 from specplug.grammar.drafts import SOURCE
 from specplug.interfaces import Planner, PluginContext, Proposer, Trimmer, Verifier
 from specplug.metrics import SpecMetrics
 from specplug.pipeline import memory
-from specplug.pipeline.containment import FaultGuard, FaultSink
 from specplug.pipeline.handles import ProposerHandle, make_handle
 from specplug.pipeline.runner import ProposerRunner
 from specplug.pipeline.stages import DraftStage, PlanStage

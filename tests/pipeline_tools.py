@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specplug.faults import FaultGuard
 from specplug.interfaces import Proposer, Trimmer
 from specplug.metrics import SpecMetrics
-from specplug.pipeline.containment import FaultGuard
 from specplug.pipeline.handles import HostHandle, make_handle
 from specplug.pipeline.stages import DraftStage
 from specplug.specs import ProposerSpec

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE, Completer, complete, told_apart
 from specplug.grammar.follow import CERTAIN, LIKELY, follow
 from specplug.grammar.states import AllowedState, MaskState, bit, bits_of, only_bit
 from specplug.metrics import SpecMetrics
-from specplug.pipeline.containment import FaultGuard
 from specplug.testing.batches import make_batch
 from specplug.text.jump_forward import JumpForwardTokenizer
 from specplug.trace import rows_from

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from specplug.errors import ContractError
-from specplug.pipeline.containment import LateDraft
+from specplug.faults import LateDraft
 from specplug.pipeline.handles import DeviceHandle, HostHandle, InlineHandle, make_handle
 from specplug.specs import ProposerSpec
 from specplug.testing.batches import make_batch

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specplug.faults import FaultGuard
 from specplug.interfaces import Proposer
 from specplug.metrics import SpecMetrics
-from specplug.pipeline.containment import FaultGuard
 from specplug.pipeline.handles import make_handle
 from specplug.pipeline.stages import DraftStage
 from specplug.specs import ProposerSpec

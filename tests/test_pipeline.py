@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from specplug.faults import FaultGuard
 from specplug.interfaces import Planner
-from specplug.pipeline.containment import FaultGuard
 from specplug.pipeline.stages import PlanStage
 from specplug.types.caps import EngineCaps, WidthChange
 from specplug.types.plan import HostStats, StepPlan

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from specplug.faults import FaultGuard
 from specplug.interfaces import Planner, PluginContext, Trimmer
-from specplug.pipeline.containment import FaultGuard
 from specplug.pipeline.stages import PlanStage
 from specplug.serving.planning import Bounds, Planning
 from specplug.settings import load_settings

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specplug.assembly import build_draft_stage
+from specplug.faults import FaultGuard
 from specplug.interfaces import PluginContext, TargetModel
-from specplug.pipeline.containment import FaultGuard
 from specplug.pipeline.stages import DraftStage
 from specplug.registry import default_registry
 from specplug.serving import wire

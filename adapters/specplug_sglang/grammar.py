@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
+from specplug.faults import FaultGuard
 from specplug.grammar.drafts import Completer
 from specplug.grammar.states import MaskState
-from specplug.pipeline.containment import FaultGuard
 from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE, Completer
 from specplug.interfaces import Verifier
-from specplug.pipeline.containment import FaultGuard
 from specplug.pipeline.stages import DraftStage, PlanStage
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepReport

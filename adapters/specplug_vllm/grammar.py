@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE
 from specplug.grammar.follow import follow
 from specplug.grammar.states import MaskState
-from specplug.pipeline.containment import FaultGuard
 from specplug.registry import default_registry
 from specplug.serving.planning import Planning
 from specplug.specs import ProposerSpec

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from specplug.faults import FaultGuard
 from specplug.grammar.follow import GrammarState, follow
-from specplug.pipeline.containment import FaultGuard
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft, chain_parents

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
+from specplug.faults import LateDraft
 from specplug.interfaces import Proposer
-from specplug.pipeline.containment import LateDraft
 from specplug.pipeline.held_back import HeldBack
 from specplug.pipeline.worker import Job, Worker
 from specplug.specs import ProposerSpec
@@ -117,7 +117,7 @@ class HostHandle(ProposerHandle):
     steps until its thread is free again; the tokens of those steps are handed over at the next one.  Meanwhile events
     are held back, see `HeldBack`, and verdicts, which carry whole snapshots, are left out.
 
-    A deadline is a fact of one process: ranks may disagree on whether it was met (see `specplug.pipeline.containment`).
+    A deadline is a fact of one process: ranks may disagree on whether it was met (see `specplug.faults`).
 
     Args:
         deadline: in seconds; None waits however long a draft takes.

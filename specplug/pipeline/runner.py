@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from specplug.faults import FaultGuard, LateDraft
 from specplug.pipeline.buffers import seen_from
-from specplug.pipeline.containment import FaultGuard, LateDraft
 from specplug.pipeline.handles import ProposerHandle
 from specplug.pipeline.sanitize import sanitize
 from specplug.types.batch import BatchView, EngineBatch

@@ -7,14 +7,14 @@
     observe  DraftStage.observe      device: verdict to metrics, trace, proposers and the trim half
              PlanStage.observe       host, where the plan was made: report to the plan half
 
-The two stages share no memory.  Everything that a plug-in does wrong ends here: see `specplug.pipeline.containment`.
+The two stages share no memory.  Everything that a plug-in does wrong ends here: see `specplug.faults`.
 
 Between plan and observe nothing is read back from the device, but by host proposers and the trace.  Plug-ins run in
 `torch.inference_mode`, as they do inside an engine's step, whoever calls.
 
 Several ranks must draft alike.  What device proposers and the trim half compute from equal batches is equal.  What may
-differ is decided in `containment` (who is admitted, who failed), in `handles` (deadlines) and by the planner (measured
-times), and is to be agreed between ranks there.
+differ is decided in `specplug.faults` (who is admitted, who failed), in `handles` (deadlines) and by the planner
+(measured times), and is to be agreed between ranks there.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
+from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE, told_apart
 from specplug.interfaces import Planner, Proposer, Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.buffers import DraftBuffers
 from specplug.pipeline.choices import Choices
-from specplug.pipeline.containment import FaultGuard
 from specplug.pipeline.handles import ProposerHandle
 from specplug.pipeline.inflight import InFlight
 from specplug.pipeline.memory import require

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specplug.faults import LateDraft
 from specplug.interfaces import Proposer
 from specplug.metrics import SpecMetrics
-from specplug.pipeline.containment import LateDraft
 from specplug.pipeline.stages import DraftStage
 from specplug.settings.model import Settings
 from specplug.types.batch import BatchView, EngineBatch

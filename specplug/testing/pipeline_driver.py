@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from specplug.faults import FaultGuard
 from specplug.metrics import SpecMetrics
-from specplug.pipeline.containment import FaultGuard
 from specplug.pipeline.handles import make_handle
 from specplug.pipeline.stages import DraftStage
 from specplug.testing.driver import Driver

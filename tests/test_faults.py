@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from specplug.errors import ContractError
-from specplug.pipeline.containment import FaultGuard, LateDraft
+from specplug.faults import FaultGuard, LateDraft
 
 OFF, ON = False, True
 
