@@ -8,23 +8,21 @@ here.
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
 
 from specplug.pipeline.memory import free_bytes
 from specplug_vllm.drafting import Drafting
 from specplug_vllm.lifecycle import drafting_of
 
-WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
-
 
 def install(drafting: Drafting) -> None:
     """Hook the worker classes of this process, once; not where nothing has been declared."""
     if not drafting.stage.bytes_to_allocate:
         return
-    for module, name in WORKERS.items():
-        if module in sys.modules:
-            hook(getattr(sys.modules[module], name))
+    from vllm.v1.worker.gpu_worker import Worker
+
+    for worker_class in (Worker, *type.__subclasses__(Worker)):  # that of CPUs is one of them
+        hook(worker_class)
 
 
 def hook(worker_class: Any) -> None:

@@ -48,6 +48,7 @@ _WORKER = (
     ),
     seam("vllm.v1.worker.gpu_worker:Worker.determine_available_memory", "v1", "v2"),
     seam("vllm.v1.worker.worker_base:WorkerBase", "v1", "v2", holds="cache_config"),
+    seam("vllm.config.cache:CacheConfig", "v1", "v2", holds="kv_cache_memory_bytes"),
     seam("vllm.lora.request:LoRARequest", "v1", "v2", holds="lora_int_id"),
     seam("vllm.multimodal.inputs:MultiModalFeatureSpec", "v1", "v2", holds="mm_position modality"),
     seam("vllm.multimodal.inputs:PlaceholderRange", "v1", "v2", holds="length offset"),

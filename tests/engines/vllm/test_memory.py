@@ -9,6 +9,7 @@ import pytest
 import torch
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu_worker import Worker
 
 from specplug.errors import PluginError
 from specplug.pipeline.stages import DraftStage
@@ -22,12 +23,13 @@ LATER = GIB // 2
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A worker that has what its sizing reads, and 8 GiB of which it may use half."""
-    monkeypatch.setattr(CPUWorker, "determine_available_memory", CPUWorker.determine_available_memory)
+    for worker_class in (Worker, CPUWorker):
+        monkeypatch.setattr(worker_class, "determine_available_memory", worker_class.determine_available_memory)
     status = SimpleNamespace(total_memory=8 * GIB, available_memory=6 * GIB)
     monkeypatch.setattr(cpu_worker, "get_memory_node_info", lambda _node: status)
     monkeypatch.setattr(memory, "free_bytes", lambda _device: 6 * GIB)
     monkeypatch.setattr(cpu_worker.psutil.Process, "memory_info", lambda _self: SimpleNamespace(rss=GIB))
-    memory.hook(CPUWorker)
+    memory.install(SimpleNamespace(stage=SimpleNamespace(bytes_to_allocate=1)))
     made = object.__new__(CPUWorker)
     made.requested_cpu_memory = 4 * GIB
     made.cache_config = SimpleNamespace(kv_cache_memory_bytes=None)
