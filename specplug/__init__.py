@@ -39,7 +39,6 @@ _PUBLIC = {
     "specplug.types.batch": ("Barrier", "BatchView", "Residency"),
     "specplug.types.caps": (
         "Distribution",
-        "DraftInput",
         "EngineCaps",
         "Feedback",
         "PlanSite",

@@ -17,7 +17,7 @@ from specplug.grammar.drafts import complete
 from specplug.grammar.states import AllowedState
 from specplug.interfaces import Trimmer
 from specplug.testing.batches import make_batch
-from specplug.types.caps import Distribution, DraftInput, EngineCaps
+from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
@@ -61,7 +61,7 @@ def trimmed(token):
     def one_row(_batch, _limits, draft):
         write([token], draft)
 
-    caps = EngineCaps(1, draft_input=DraftInput.PROBS)
+    caps = EngineCaps(1, draft_input=Distribution.PROBS)
     bench = bench_of(Recorder(one_row, distribution=Distribution.PROBS), caps=caps, trimmer=Shortener())
     bench.start("a", [1])
     draft = bench.draft(1, budget=0)

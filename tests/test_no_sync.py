@@ -17,7 +17,7 @@ from specplug.pipeline.stages import DraftStage
 from specplug.specs import ProposerSpec
 from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import EngineBatch
-from specplug.types.caps import Distribution, DraftInput, EngineCaps, ProposerCaps
+from specplug.types.caps import Distribution, EngineCaps, ProposerCaps
 from specplug.types.plan import StepPlan
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
 from specplug.types.verdict import Outcome
@@ -150,7 +150,7 @@ SETUPS = {
     "trees as chains": ([ProposerCaps(trees=True)], EngineCaps(WIDTH)),
     "several": (
         [ProposerCaps(learns=True), ProposerCaps(distribution=Distribution.PROBS), ProposerCaps(trees=True)],
-        EngineCaps(WIDTH, trees=True, draft_input=DraftInput.PROBS),
+        EngineCaps(WIDTH, trees=True, draft_input=Distribution.PROBS),
     ),
 }
 

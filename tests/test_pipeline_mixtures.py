@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specplug.errors import ContractError
-from specplug.types.caps import Distribution, DraftInput, EngineCaps
+from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.request import Lifecycle
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
 from specplug.verify.draft_law import full_probs
@@ -106,7 +106,7 @@ def law_writer(distribution, token, value):
 class TestFullDistributions:
     @pytest.mark.parametrize(
         ("distribution", "takes"),
-        [(Distribution.PROBS, DraftInput.PROBS), (Distribution.LOGITS, DraftInput.LOGITS)],
+        [(Distribution.PROBS, Distribution.PROBS), (Distribution.LOGITS, Distribution.LOGITS)],
     )
     def test_rows_of_others_are_one_hot_drafts(self, distribution, takes):
         sampler = Recorder(law_writer(distribution, 5, 0.25), distribution=distribution)
@@ -128,7 +128,7 @@ class TestFullDistributions:
         sampler = Recorder(law_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
         bench = Bench(
             {"plain": Recorder(rows([7], [7])), "sampler": sampler},
-            caps=EngineCaps(4, draft_input=DraftInput.PROBS),
+            caps=EngineCaps(4, draft_input=Distribution.PROBS),
         )
         bench.start("a", [1])
         assert not bench.draft(names=["a"]).drawn[0, 0]
@@ -146,7 +146,7 @@ class TestFullDistributions:
         )
         bench = Bench(
             {"plain": Recorder(rows([7], [], [])), "first": first, "second": second},
-            caps=EngineCaps(4, draft_input=DraftInput.PROBS),
+            caps=EngineCaps(4, draft_input=Distribution.PROBS),
         )
         assert bench.stage.distribution_bytes == SLOTS * 4 * VOCAB * 4
         bench.start("a", [1])
@@ -161,7 +161,7 @@ class TestFullDistributions:
         sampler = Recorder(law_writer(Distribution.PROBS, 1, 0.25), distribution=Distribution.PROBS)
         sampler.draft_vocab = torch.tensor([9, 1, 4])
         bench = Bench(
-            {"sampler": sampler, "plain": Recorder(rows([], [7]))}, caps=EngineCaps(4, draft_input=DraftInput.PROBS)
+            {"sampler": sampler, "plain": Recorder(rows([], [7]))}, caps=EngineCaps(4, draft_input=Distribution.PROBS)
         )
         assert bench.stage.distribution_bytes == SLOTS * 4 * 3 * 4
         bench.start("a", [1])
@@ -177,9 +177,9 @@ class TestFullDistributions:
         sampler = Recorder(law_writer(Distribution.PROBS, 1, 0.25), distribution=Distribution.PROBS)
         sampler.draft_vocab = torch.tensor(ids)
         with pytest.raises(ContractError, match="draft vocabulary"):
-            bench_of(sampler, caps=EngineCaps(4, draft_input=DraftInput.PROBS))
+            bench_of(sampler, caps=EngineCaps(4, draft_input=Distribution.PROBS))
 
-    @pytest.mark.parametrize("takes", [DraftInput.ONE_HOT, DraftInput.LOGITS])
+    @pytest.mark.parametrize("takes", [Distribution.ONE_HOT, Distribution.LOGITS])
     def test_an_engine_that_does_not_take_a_law_is_not_given_one(self, takes):
         sampler = Recorder(law_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
         bench = bench_of(sampler, caps=EngineCaps(4, draft_input=takes))
@@ -191,7 +191,7 @@ class TestFullDistributions:
 
     def test_a_trimmed_draft_is_verified_as_one_hot(self):
         sampler = Recorder(law_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
-        bench = bench_of(sampler, caps=EngineCaps(4, draft_input=DraftInput.PROBS))
+        bench = bench_of(sampler, caps=EngineCaps(4, draft_input=Distribution.PROBS))
         bench.start("a", [1])
         bench.start("b", [1])
         draft = bench.draft(budget=1)
@@ -205,7 +205,7 @@ class TestFullDistributions:
         for drawn in (0, 1):
             bench = bench_of(
                 Recorder(partial(draw, drawn, q), distribution=Distribution.PROBS),
-                caps=EngineCaps(1, draft_input=DraftInput.PROBS),
+                caps=EngineCaps(1, draft_input=Distribution.PROBS),
             )
             bench.start("a", [1])
             bench.start("b", [1])
@@ -258,7 +258,7 @@ class TestTrees:
             fork(batch, limits, draft)
             draft.draft_probs.fill_(1 / VOCAB)
 
-        caps = EngineCaps(4, draft_input=DraftInput.PROBS)
+        caps = EngineCaps(4, draft_input=Distribution.PROBS)
         bench = bench_of(Recorder(with_law, trees=True, distribution=Distribution.PROBS), caps=caps)
         bench.start("a", [1])
         draft = bench.draft()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from specplug.types.batch import BatchView, Residency
-from specplug.types.caps import DraftInput, EngineCaps, Feedback, PlanSite, Ragged, WidthChange
+from specplug.types.caps import Distribution, EngineCaps, Feedback, PlanSite, Ragged, WidthChange
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome, Verdict
 from tests.engine_views import (
@@ -90,7 +90,7 @@ class TestVllmV2:
             captured_widths=tuple(launch["graph_widths"]),
             ragged=Ragged.NATIVE if launch["varlen_graphs"] else Ragged.COSTS_FULL_GRAPH,
             width_change=WidthChange.CAPTURED,
-            draft_input=DraftInput.LOGITS,
+            draft_input=Distribution.LOGITS,
             decision_lag=2,
             plan_site=PlanSite.SCHEDULER,
             feedback=Feedback.SCHEDULER,
@@ -159,7 +159,7 @@ class TestVllmV1:
     def test_caps(self):
         caps = EngineCaps(
             max_width=LAUNCH["vllm_v1"]["num_speculative_tokens"],
-            draft_input=DraftInput.PROBS,
+            draft_input=Distribution.PROBS,
             decision_lag=1,
             plan_site=PlanSite.SCHEDULER,
             feedback=Feedback.SCHEDULER,
@@ -260,6 +260,6 @@ class TestTransformers:
         }
 
     def test_caps(self):
-        caps = EngineCaps(max_width=LAUNCH["transformers"]["num_speculative_tokens"], draft_input=DraftInput.PROBS)
+        caps = EngineCaps(max_width=LAUNCH["transformers"]["num_speculative_tokens"], draft_input=Distribution.PROBS)
         assert (caps.plan_site, caps.feedback, caps.decision_lag) == (PlanSite.INLINE, Feedback.DIRECT, 0)
         assert [caps.fit_width(width) for width in (-1, 5, 17)] == [0, 5, 16]

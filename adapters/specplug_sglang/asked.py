@@ -11,7 +11,7 @@ from typing import Any
 
 from specplug.registry import default_registry
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
-from specplug.types.caps import DraftInput, EngineCaps, Feedback, PlanSite, Ragged, WidthChange
+from specplug.types.caps import Distribution, EngineCaps, Feedback, PlanSite, Ragged, WidthChange
 
 ALGORITHM = "SPECPLUG"
 WIDTH_FLAG = "--speculative-num-draft-tokens"
@@ -56,7 +56,7 @@ def engine_caps(server_args: Any) -> EngineCaps:
         ragged=Ragged.PADDED,
         width_change=WidthChange.CAPTURED if ladder else WidthChange.FREE,
         trees=is_tree_mode(view),
-        draft_input=DraftInput.ONE_HOT,
+        draft_input=Distribution.ONE_HOT,
         decision_lag=0,
         plan_site=PlanSite.WORKER,
         feedback=Feedback.SCHEDULER,

@@ -21,7 +21,7 @@ from specplug.registry import Registry, default_registry
 from specplug.serving.start import start_line
 from specplug.settings.model import Settings
 from specplug.settings.sources import load_settings
-from specplug.types.caps import DraftInput, EngineCaps, Ragged
+from specplug.types.caps import Distribution, EngineCaps, Ragged
 from specplug.types.plan import StepCost
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, RequestEvent
 from specplug_transformers import seams
@@ -69,7 +69,7 @@ class Engine:
             settings = load_settings(settings, flags_origin="Engine(settings=...)", registry=self.registry).settings
         self.settings = settings
         gamma = settings.num_speculative_tokens
-        self.caps = EngineCaps(max_width=gamma, ragged=Ragged.PADDED, draft_input=DraftInput.PROBS)
+        self.caps = EngineCaps(max_width=gamma, ragged=Ragged.PADDED, draft_input=Distribution.PROBS)
         self._runner = ModelRunner(model)
         probe(self._runner)
         self.max_length = min(self._runner.max_length, max_length or self._runner.max_length)

@@ -14,7 +14,7 @@ from specplug.errors import EngineError, SettingsError
 from specplug.interfaces import TargetModel
 from specplug.registry import default_registry
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
-from specplug.types.caps import DraftInput, EngineCaps, Feedback, PlanSite, Ragged, WidthChange
+from specplug.types.caps import Distribution, EngineCaps, Feedback, PlanSite, Ragged, WidthChange
 
 METHOD = "custom_class"
 PROPOSER = "specplug_vllm.Proposer"
@@ -62,14 +62,14 @@ def engine_caps(vllm_config: Any) -> EngineCaps:
     v2 = runner_of(vllm_config) == "v2"
     cuts = cuts_on_device(vllm_config)
     several_ranks = parallel.tensor_parallel_size > 1  # full distributions are not sent from rank to rank
-    law = DraftInput.LOGITS if v2 else DraftInput.PROBS
+    law = Distribution.LOGITS if v2 else Distribution.PROBS
     return EngineCaps(
         max_width=spec.num_speculative_tokens,
         captured_widths=_ladder(vllm_config) if v2 and not cuts else (),
         ragged=Ragged.NATIVE if cuts or not v2 else Ragged.PADDED,
         width_change=_width_change(vllm_config, v2),
         # Which tokens are cut depends on their confidences, and so on the tokens: only one-hot stays exact.
-        draft_input=DraftInput.ONE_HOT if several_ranks or cuts else law,
+        draft_input=Distribution.ONE_HOT if several_ranks or cuts else law,
         decision_lag=2 if vllm_config.scheduler_config.async_scheduling else 1,
         plan_site=PlanSite.SCHEDULER,
         feedback=Feedback.SCHEDULER,

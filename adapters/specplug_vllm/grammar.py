@@ -18,7 +18,7 @@ from specplug.registry import default_registry
 from specplug.serving.planning import Planning
 from specplug.specs import ProposerSpec
 from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
-from specplug.types.caps import Distribution, DraftInput
+from specplug.types.caps import Distribution
 from specplug_vllm.asked import runner_of
 from specplug_vllm.notes import Constrained
 
@@ -144,6 +144,6 @@ def _states_laws(planning: Planning[Any], device: str) -> bool:
     """Whether one of the server's proposers states the law that its drafts are drawn from, and the engine takes it."""
     settings = planning.resolved.settings
     specs = (default_registry().get(ProposerSpec, name) for name in (settings.proposer, *settings.extra_proposers))
-    return planning.caps.draft_input is DraftInput.PROBS and any(
+    return planning.caps.draft_input is Distribution.PROBS and any(
         spec.caps_for(device).distribution is Distribution.PROBS for spec in specs
     )

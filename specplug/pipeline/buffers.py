@@ -13,14 +13,8 @@ from specplug.errors import ContractError
 from specplug.interfaces import Proposer
 from specplug.pipeline.handles import ProposerHandle
 from specplug.types.batch import EngineBatch
-from specplug.types.caps import Distribution, DraftInput, EngineCaps
+from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
-
-_TAKES = {
-    DraftInput.ONE_HOT: None,
-    DraftInput.LOGITS: Distribution.LOGITS,
-    DraftInput.PROBS: Distribution.PROBS,
-}
 
 
 class DraftBuffers:
@@ -59,9 +53,9 @@ class DraftBuffers:
         trees = [handle.caps.trees for handle in handles]
         self.parts = [allocate(Distribution.ONE_HOT, of_one) for of_one in trees]
         """The buffer of each proposer."""
-        self._stating = next(
-            (i for i, it in enumerate(handles) if it.caps.distribution is _TAKES[caps.draft_input]), -1
-        )
+        taken = caps.draft_input
+        states = (it.caps.distribution is taken is not Distribution.ONE_HOT for it in handles)
+        self._stating = next((index for index, it in enumerate(states) if it), -1)
         if self._stating >= 0:
             handle = handles[self._stating]
             draft_vocab = checked_draft_vocab(handle.spec.name, handle.proposer, vocab_size)

@@ -31,19 +31,13 @@ from specplug.settings.model import Faults, Settings
 from specplug.specs import ProposerSpec
 from specplug.testing.batches import PLENTY, POISON, make_batch
 from specplug.types.batch import Barrier, BatchView
-from specplug.types.caps import Distribution, DraftInput, EngineCaps
+from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, Reference, Request, RequestEvent
 from specplug.types.verdict import Outcome, Verdict
 
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 FULL_LENGTH = -1
-
-_TAKEN_AS = {
-    Distribution.ONE_HOT: DraftInput.ONE_HOT,
-    Distribution.LOGITS: DraftInput.LOGITS,
-    Distribution.PROBS: DraftInput.PROBS,
-}
 
 
 class RowDraft(NamedTuple):
@@ -119,7 +113,7 @@ class Driver:
         if model is None and options:
             raise ContractError.build("takes no options", who=f"proposer {spec.name!r}", found=dict(options))
         self.spec, self.caps = spec, spec.caps_for(torch.device(device).type)
-        caps = EngineCaps(max_width, trees=self.caps.trees, draft_input=_TAKEN_AS[self.caps.distribution])
+        caps = EngineCaps(max_width, trees=self.caps.trees, draft_input=self.caps.distribution)
         self.context = PluginContext(
             caps,
             options=None if model is None else model(**options),

@@ -25,12 +25,12 @@ class WidthChange(enum.Enum):
     FIXED = "fixed"
 
 
-class DraftInput(enum.Enum):
-    """Which proposal distributions an engine's verifier takes beside one-hot drafts."""
+class Distribution(enum.Enum):
+    """The distribution that draft tokens were drawn from; a wrong one is silently lossy."""
 
-    ONE_HOT = "one-hot only"
-    PROBS = "draft_probs"
+    ONE_HOT = "one-hot"
     LOGITS = "draft_logits"
+    PROBS = "draft_probs"
 
 
 class PlanSite(enum.Enum):
@@ -59,7 +59,7 @@ class EngineCaps:
         ragged: how drafts of different lengths in one batch are verified.
         width_change: what verifying another width than before costs.
         trees: whether drafts with `parents` are verified as trees; chains otherwise.
-        draft_input: the richest proposal distribution that the verifier takes.
+        draft_input: the proposal distribution that the verifier takes beside one-hot drafts; `ONE_HOT` for none.
         decision_lag: engine steps between a plan and the verification that it shapes.
         plan_site: where plans are made.
         feedback: how verdicts reach the planner.
@@ -73,7 +73,7 @@ class EngineCaps:
     ragged: Ragged = Ragged.NATIVE
     width_change: WidthChange = WidthChange.FREE
     trees: bool = False
-    draft_input: DraftInput = DraftInput.ONE_HOT
+    draft_input: Distribution = Distribution.ONE_HOT
     decision_lag: int = 0
     plan_site: PlanSite = PlanSite.INLINE
     feedback: Feedback = Feedback.DIRECT
@@ -103,14 +103,6 @@ class EngineCaps:
         if not self.captured_widths or self.width_change is WidthChange.FIXED:
             return width
         return max((w for w in self.captured_widths if w <= width), default=0)
-
-
-class Distribution(enum.Enum):
-    """The distribution that draft tokens were drawn from; a wrong one is silently lossy."""
-
-    ONE_HOT = "one-hot"
-    LOGITS = "draft_logits"
-    PROBS = "draft_probs"
 
 
 @dataclass(frozen=True, slots=True)

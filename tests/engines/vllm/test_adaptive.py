@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specplug.errors import EngineError
-from specplug.types.caps import DraftInput, Ragged, WidthChange
+from specplug.types.caps import Distribution, Ragged, WidthChange
 from tests.engines.engines import Raised
 from tests.engines.vllm import steps
 from tests.engines.vllm.referee import assert_greedy, prompts
@@ -188,14 +188,14 @@ def test_the_seam_is_declared():
     caps = engine_caps(config())
     assert caps.ragged is Ragged.NATIVE
     assert caps.verifies_budget
-    assert caps.draft_input is DraftInput.ONE_HOT
+    assert caps.draft_input is Distribution.ONE_HOT
     assert caps.captured_widths == ()
     assert caps.width_change is WidthChange.FREE
     without = config()
     without.speculative_config.enable_adaptive_verification = False
     caps = engine_caps(without)
     assert not caps.verifies_budget
-    assert (caps.ragged, caps.draft_input, caps.captured_widths) == (Ragged.PADDED, DraftInput.LOGITS, (2, 6))
+    assert (caps.ragged, caps.draft_input, caps.captured_widths) == (Ragged.PADDED, Distribution.LOGITS, (2, 6))
 
 
 @pytest.mark.slow  # two ranks in Triton's interpreter
