@@ -1,9 +1,10 @@
-"""The reference verifier's mechanics: layouts, ragged rows, padding, greedy rows, and what it refuses.
+"""The reference verifier's own figures, draft vocabularies, and what it refuses.
 
-That its output has the target's law is shown in test_verify_lossless.py.
+The contract of all verifiers is held in test_verifier_contract.py, the output's distribution in
+test_verify_lossless.py.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from specplug.errors import ContractError
+from specplug.testing.verify_steps import VerifyStep, tensors
 from specplug.types.caps import Distribution
-from specplug.types.draft import NO_TOKEN, Draft
-from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
+from specplug.types.draft import Draft
+from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
 from specplug.verify.draft_law import full_probs, was_drawn, write_probs
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
@@ -24,184 +26,21 @@ FEW = settings(max_examples=60, deadline=None)
 VERIFIER = ReferenceVerifier()
 
 
-@dataclass
-class Step:
-    """All that a verification needs; `dense` is [B, N + 1, V]."""
-
-    draft: Draft
-    dense: torch.Tensor
-    sampling: SamplingBatch
-    numbers: Uniforms
-
-    def verify(self, target: TargetLogits | None = None) -> Verification:
-        return VERIFIER.verify(self.draft, target or TargetLogits.dense(self.dense), self.sampling, self.numbers)
-
-    def flat(self) -> TargetLogits:
-        rows = [self.dense[i, : n + 1] for i, n in enumerate(self.draft.lengths.tolist())]
-        return TargetLogits.flat(torch.cat(rows) if rows else self.dense.reshape(0, VOCAB), self.draft.lengths)
-
-    def pick(self, rows: list[int], width: int | None = None) -> "Step":
-        """The same step with other rows, at another width."""
-        width = self.draft.width if width is None else width
-        index = torch.tensor(rows, dtype=torch.int64)
-
-        def cut(tensor, columns):
-            return None if tensor is None else tensor[index][:, :columns].clone()
-
-        draft = replace(
-            self.draft,
-            token_ids=cut(self.draft.token_ids, width),
-            lengths=self.draft.lengths[index],
-            confidence=cut(self.draft.confidence, width),
-            source=cut(self.draft.source, width),
-            base_len=self.draft.base_len[index],
-            draft_logits=cut(self.draft.draft_logits, width),
-            draft_probs=cut(self.draft.draft_probs, width),
-            drawn=cut(self.draft.drawn, width),
-        )
-        sampling = SamplingBatch(**{name: getattr(self.sampling, name)[index] for name in KNOBS})
-        numbers = Uniforms(cut(self.numbers.accept, width), cut(self.numbers.draw, width + 1))
-        return Step(draft, cut(self.dense, width + 1), sampling, numbers)
-
-
-KNOBS = ("temperature", "top_k", "top_p", "min_p")
-
-
 @st.composite
-def steps(draw, min_batch=0):
-    batch, width = draw(st.integers(min_batch, 4)), draw(st.integers(0, 4))
+def steps(draw):
+    sizes = {"batch_size": draw(st.integers(1, 4)), "width": draw(st.integers(0, 4))}
     distribution = draw(st.sampled_from(list(Distribution)))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
-
-    def normal(*shape):
-        return torch.randn(shape, generator=generator) * 2
-
-    def choose(values, dtype):
-        return torch.tensor([draw(st.sampled_from(values)) for _ in range(batch)], dtype=dtype)
-
-    draft = Draft.allocate(batch, width, distribution=distribution, vocab_size=VOCAB)
-    for row in range(batch):
-        length = draw(st.integers(0, width))
-        draft.set_row(row, torch.randint(VOCAB, (length,), generator=generator).tolist(), 0.5)
-    if draft.draft_logits is not None:
-        draft.draft_logits[:] = normal(batch, width, VOCAB)
-    if draft.draft_probs is not None:
-        draft.draft_probs[:] = normal(batch, width, VOCAB).softmax(-1)
-    sampling = SamplingBatch(
-        temperature=choose([0.0, 0.5, 1.0], torch.float32),
-        top_k=choose([0, 2, 4], torch.int64),
-        top_p=choose([0.6, 1.0], torch.float32),
-        min_p=choose([0.0, 0.2], torch.float32),
-    )
-    numbers = uniforms(torch.arange(batch), torch.randint(99, (batch,), generator=generator), width)
-    return Step(draft, normal(batch, width + 1, VOCAB), sampling, numbers)
-
-
-def same(first: Verification, second: Verification) -> bool:
-    return torch.equal(first.token_ids, second.token_ids) and torch.equal(first.num_accepted, second.num_accepted)
+    return VerifyStep.random(draw(st.integers(0, 10_000)), distribution, vocab_size=VOCAB, **sizes)
 
 
 @FEW
 @given(steps())
-def test_flat_equals_dense(step):
-    assert same(step.verify(step.flat()), step.verify())
-
-
-@FEW
-@given(steps(min_batch=1))
-def test_a_ragged_batch_equals_its_rows_one_by_one(step):
-    together = step.verify()
-    for row, length in enumerate(step.draft.lengths.tolist()):
-        alone = step.pick([row], width=length).verify()
-        assert torch.equal(alone.token_ids[0], together.token_ids[row, : length + 1])
-        assert alone.num_accepted[0] == together.num_accepted[row]
-        assert (together.token_ids[row, length + 1 :] == NO_TOKEN).all()
-
-
-@FEW
-@given(steps(min_batch=1), st.randoms(use_true_random=False))
-def test_permuting_rows_permutes_results(step, random):
-    order = random.sample(range(step.draft.batch_size), step.draft.batch_size)
-    moved, straight = step.pick(order).verify(), step.verify()
-    assert torch.equal(moved.token_ids, straight.token_ids[order])
-    assert torch.equal(moved.num_accepted, straight.num_accepted[order])
-
-
-@FEW
-@given(steps(min_batch=1), st.sampled_from([-1, -(2**31), VOCAB, 2**31 - 1, 0]))
-def test_what_lies_beyond_a_row_s_length_never_matters(step, filler):
-    clean = step.verify()
-    outside = ~step.draft.mask()
-    step.draft.token_ids[outside] = filler
-    step.draft.confidence[outside] = torch.nan
-    for full in (step.draft.draft_logits, step.draft.draft_probs):
-        if full is not None:
-            full[outside] = torch.nan
-    places = torch.arange(step.draft.width + 1)
-    step.dense[places > step.draft.lengths[:, None]] = torch.nan
-    step.numbers.accept[outside] = 0.0
-    step.numbers.draw[places > step.draft.lengths[:, None]] = torch.nan
-    assert same(step.verify(), clean)
-
-
-@FEW
-@given(steps(min_batch=1))
-def test_numbers_that_decide_nothing_never_matter(step):
-    """Only then may a later step use them again; see specplug.verify.random."""
-    before = step.verify()
-    places = torch.arange(step.draft.width + 1)
-    accepted = before.num_accepted[:, None]
-    step.numbers.accept[places[:-1] > accepted] = 0.0
-    step.numbers.draw[places != accepted] = 0.0
-    assert same(step.verify(), before)
-
-
-@FEW
-@given(steps(min_batch=1))
-def test_results_are_well_formed(step):
-    result = step.verify()
-    places = torch.arange(step.draft.width + 1)
-    emitted = places < result.num_emitted[:, None]
-    assert result.token_ids.dtype is result.num_accepted.dtype is torch.int32
-    assert result.token_ids.shape == (step.draft.batch_size, step.draft.width + 1)
-    assert ((result.num_accepted >= 0) & (result.num_accepted <= step.draft.lengths)).all()
-    assert torch.equal((result.token_ids >= 0) & (result.token_ids < VOCAB), emitted)
-    assert (result.token_ids[~emitted] == NO_TOKEN).all()
-    kept = places[:-1] < result.num_accepted[:, None]
-    assert torch.equal(result.token_ids[:, :-1][kept], step.draft.token_ids[kept])
-
-
-@FEW
-@given(steps(min_batch=1))
 def test_only_possible_tokens_are_emitted(step):
-    result = step.verify()
-    law = target_probs(step.dense, *(getattr(step.sampling, name) for name in KNOBS))
+    result = step.verify(VERIFIER)
+    law = target_probs(step.dense, **tensors(step.sampling))
     emitted = torch.arange(step.draft.width + 1) < result.num_emitted[:, None]
     chance = law.gather(2, result.token_ids.long().clamp(min=0)[:, :, None])[:, :, 0]
     assert (chance[emitted] > 0).all()
-
-
-@FEW
-@given(steps(min_batch=1))
-def test_greedy_emits_the_argmax_prefix(step):
-    step.sampling.temperature.zero_()
-    result, best = step.verify(), step.dense.argmax(-1).tolist()
-    for row, length in enumerate(step.draft.lengths.tolist()):
-        drafted = step.draft.token_ids[row, :length].tolist()
-        accepted = next((j for j in range(length) if drafted[j] != best[row][j]), length)
-        assert result.num_accepted[row] == accepted
-        assert result.token_ids[row, : accepted + 1].tolist() == best[row][: accepted + 1]
-
-
-def test_no_rows():
-    result = VERIFIER.verify(
-        Draft.allocate(0, 3),
-        TargetLogits.flat(torch.zeros(0, VOCAB), torch.zeros(0, dtype=torch.int32)),
-        SamplingBatch(torch.zeros(0)),
-        uniforms(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), 3),
-    )
-    assert result.token_ids.shape == (0, 4)
-    assert result.num_accepted.shape == (0,)
 
 
 def one_row(drafted, logits, accept, draw, *, temperature=1.0, probs=None):
@@ -280,36 +119,18 @@ def test_ids_outside_the_vocabulary_are_never_emitted():
 
 
 @FEW
-@given(steps(min_batch=1))
-def test_arguments_are_left_alone(step):
-    tensors = [step.draft.token_ids, step.draft.lengths, step.dense, step.numbers.accept, step.numbers.draw]
-    tensors += [full for full in (step.draft.draft_logits, step.draft.draft_probs) if full is not None]
-    copies = [tensor.clone() for tensor in tensors]
-    step.verify()
-    assert all(torch.equal(tensor, copy) for tensor, copy in zip(tensors, copies, strict=True))
-
-
-@FEW
-@given(steps(min_batch=1))
+@given(steps())
 def test_narrow_and_wide_buffers_agree(step):
     """A draft that is a view of a wider buffer."""
     assume(step.draft.width > 0)
     width = step.draft.width - 1
     step.draft.shorten(torch.full_like(step.draft.lengths, width))
-    cut = Uniforms(step.numbers.accept[:, :width], step.numbers.draw[:, : width + 1])
+    cut = Uniforms(step.uniforms.accept[:, :width], step.uniforms.draw[:, : width + 1])
     narrow = VERIFIER.verify(
         step.draft.view(step.draft.batch_size, width), TargetLogits.dense(step.dense), step.sampling, cut
     )
-    wide = step.verify()
+    wide = step.verify(VERIFIER)
     assert torch.equal(narrow.token_ids, wide.token_ids[:, : width + 1])
-
-
-def test_reads_nothing_back():
-    draft = Draft.allocate(2, 3, device="meta", distribution=Distribution.LOGITS, vocab_size=VOCAB)
-    seeds = torch.empty(2, dtype=torch.int64, device="meta")
-    sampling = SamplingBatch(torch.empty(2, device="meta"), torch.empty(2, dtype=torch.int64, device="meta"))
-    target = TargetLogits.dense(torch.empty(2, 4, VOCAB, device="meta"))
-    assert VERIFIER.verify(draft, target, sampling, uniforms(seeds, seeds, 3)).token_ids.shape == (2, 4)
 
 
 def refused(draft, numbers):
@@ -336,7 +157,7 @@ def test_a_draft_law_over_another_vocabulary_is_refused():
 
 
 @FEW
-@given(steps(min_batch=1), st.permutations(range(VOCAB)), st.integers(1, VOCAB), st.data())
+@given(steps(), st.permutations(range(VOCAB)), st.integers(1, VOCAB), st.data())
 def test_a_draft_vocabulary_is_the_full_distribution_with_zeros(step, ids, size, data):
     """Columns of a part of the vocabulary, in any order, and tokens outside of it; some of them one-hot drafts."""
     draft = step.draft
@@ -359,13 +180,13 @@ def test_a_draft_vocabulary_is_the_full_distribution_with_zeros(step, ids, size,
     full = replace(
         draft, distribution=Distribution.PROBS, draft_logits=None, draft_probs=probs, draft_vocab=None, drawn=None
     )
-    found, expected = replace(step, draft=part).verify(), replace(step, draft=full).verify()
+    found, expected = replace(step, draft=part).verify(VERIFIER), replace(step, draft=full).verify(VERIFIER)
     assert torch.equal(found.token_ids, expected.token_ids)
     assert torch.equal(found.num_accepted, expected.num_accepted)
 
 
 @FEW
-@given(steps(min_batch=1), st.permutations(range(VOCAB)), st.integers(1, VOCAB), st.booleans())
+@given(steps(), st.permutations(range(VOCAB)), st.integers(1, VOCAB), st.booleans())
 def test_written_out_for_an_engine_it_is_the_full_distribution(step, ids, size, is_part):
     draft = step.draft
     assume(draft.distribution is Distribution.PROBS)
