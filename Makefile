@@ -11,7 +11,7 @@ PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang demo demo-vllm demo-sglang demo-rag test test-all test-core \
-  test-vllm test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
+  then-vllm then-sglang test-vllm test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -96,10 +96,15 @@ lint: setup ## ruff, mypy and import-linter
 	$(BIN)/lint-imports
 
 test: lint ## lint, and all tests, those with vLLM and SGLang too where they run
-	@echo "The tests without an engine, and meanwhile the engines' environments; what they say comes when they end."
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-core setup-engines
-	@echo "The tests with the real engines, both at once; what they say comes when they end."
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-vllm test-sglang
+	@echo "The tests without an engine and then SGLang's; beside them the engines' environments and then vLLM's tests."
+	@echo "What they print comes when each of them ends."
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-core then-vllm then-sglang
+
+then-vllm: setup-engines
+	@$(MAKE) --no-print-directory test-vllm
+
+then-sglang: test-core setup-engines
+	@$(MAKE) --no-print-directory test-sglang
 
 test-all: lint test-core test-vllm-all test-sglang-all ## lint, and all tests, the slow ones too
 

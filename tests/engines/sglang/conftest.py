@@ -22,15 +22,16 @@ sys.path.remove(str(SGLANG_CPU))  # what is installed stays what transformers fi
 
 
 SLOW = (
-    ("test_spec_greedy", "trees, sync"),
+    ("test_harness", ""),
+    ("test_spec_greedy", ", sync"),
     ("test_spec_sampling", "trees, sync"),
-    ("test_grammar", "[sync"),
-    ("test_recurrent", "[sync"),
+    *((f"test_{name}", "[sync") for name in ("exact", "features", "grammar", "greedy", "lifecycle", "policies_learn")),
+    *((f"test_{name}", "[sync") for name in ("recurrent", "sampling", "visible")),
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what repeats, a step at a time, what runs overlapped already."""
+    """Mark as slow what is of the tests themselves, and what repeats, a step at a time, what runs overlapped."""
     for item in items:
         if any(item.path.stem == file and kind in item.name for file, kind in SLOW):
             item.add_marker("slow")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.engines.benchmark import assert_measured, bench
 
 
+@pytest.mark.slow  # it runs beside vLLM, and is one for both
 def test_a_server_is_measured_in_both_modes_and_put_back(serve, tmp_path):
     server = serve("SPECPLUG", name="examples")
     assert_measured(bench(server, tmp_path))

@@ -88,6 +88,7 @@ def answer_text() -> str:
     return tokenizer().decode([*PROMPT, *greedy(PROMPT, 40)["token_ids"]], skip_special_tokens=True)
 
 
+@pytest.mark.slow  # test_retrieval has it with the shipped proposer
 def test_what_is_added_is_drafted_until_it_is_removed(library, first):
     assert drafted(library) == 0
     status, answer = add(library, corpus_id="answers", documents=[answer_text()])
@@ -216,6 +217,7 @@ def test_the_separator_is_sglangs(stock):
     assert stock.call(separator) == SEPARATOR
 
 
+@pytest.mark.slow
 def test_sglangs_own_are_left_alone(engine, stock):
     for answer in stock.call(asked, documents=["a text"]).values():
         assert answer == {"success": False, "message": "Ngram speculative decoding is not enabled."}

@@ -31,6 +31,7 @@ def run(name: str, *arguments: str, values: Mapping[str, str] | None = None) -> 
     return done.stdout, done.stderr
 
 
+@pytest.mark.slow  # a server of its own
 def test_the_client_shows_what_it_says(serve):
     server = serve("SPECPLUG", name="examples")
     values = {"http://localhost:30000": server.url, "MODEL": server.model}

@@ -13,6 +13,7 @@ def server(serve):
     return serve("SPECPLUG", name="examples")
 
 
+@pytest.mark.slow
 def test_the_client_quotes_what_it_found(server, tmp_path):
     rag.client_answers(lambda *asked, **values: run(*asked, **values)[0], server.url, server.model, "sglang", tmp_path)
 

@@ -15,11 +15,14 @@ NGRAM = {"proposer": "ngram", "policy": "fixed"}
 
 FAMILIES = ("v1", "v2", "v2_async")
 
-# What `make test` leaves to `make test-vllm-all`, because V2 in Triton's interpreter takes its time: a whole file, what
-# some files try again with async scheduling on, and what others try again with it off.
-SLOW = ("test_verifier",)
+# What `make test` leaves to `make test-all`, because V2 in Triton's interpreter takes its time: what is of vLLM or of the
+# tests themselves, what some files try again with async scheduling on, and what others try again with it off.
+SLOW = ("test_harness", "test_stock", "test_verifier")
 SLOW_ON_ASYNC = ("test_features", "test_lifecycle", "test_sampling", "test_traps")
-SLOW_ON_SYNC = ("test_containment", "test_counts", "test_greedy", "test_same_drafts", "test_visible")
+SLOW_ON_SYNC = (
+    *("test_containment", "test_counts", "test_greedy", "test_same_drafts", "test_visible", "test_width"),
+    *("test_lora", "test_policies_learn", "test_prompt_embeds"),  # with async scheduling neither: V1 has them
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

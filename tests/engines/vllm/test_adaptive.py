@@ -113,6 +113,7 @@ def test_a_budget_of_zero_decodes_plainly(stock_v2, engine):
     assert not any(any(step["drafts"].values()) for step in run["record"])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_cut_stops_the_start(engine):
     with pytest.raises(Raised, match=r"Adaptive verification is not currently compatible.*LoRA"):
         launch(engine, enable_lora=True).call("inside.facts")

@@ -50,6 +50,7 @@ def test_doctor_looks_through_a_launch_line():
         assert part in text
 
 
+@pytest.mark.slow
 def test_a_v2_launch_with_too_small_a_budget_is_warned_of_by_doctor_and_by_the_server():
     config = configuration("v2", NGRAM, asynchronous=True, width=32, max_num_seqs=16)
     _, arguments = launch.parsed(line_of(config))

@@ -289,6 +289,7 @@ def test_openapi_describes_the_routes(server):
     assert set(body["properties"]) == {"mode", "num_speculative_tokens"}
 
 
+@pytest.mark.slow  # four processes
 def test_every_api_process_speaks_for_every_engine(serve):
     """Two API processes, so that vLLM's metrics lie in files, and two engines: orders and scrapes reach both."""
     several = serve("v1", NGRAM, name="several", endpoints=True, api_server_count=2, data_parallel_size=2)

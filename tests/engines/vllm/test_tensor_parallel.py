@@ -64,6 +64,7 @@ def v2_ranks(two_ranks: Callable[..., Engine]) -> Engine:
     return two_ranks("v2")
 
 
+@pytest.mark.slow  # two ranks in Triton's interpreter
 def test_v2_ranks_hold_the_same_drafts_and_the_text_is_right(v2_ranks, truth):
     found = v2_ranks.call("ranks.generate_and_hold", prompts=PROMPTS, params=PARAMS)
     assert_greedy(PROMPTS, truth, found["answers"])
