@@ -15,8 +15,8 @@ NGRAM = {"proposer": "ngram", "policy": "fixed"}
 
 FAMILIES = ("v1", "v2", "v2_async")
 
-# What `make test` leaves to `make test-all`, because V2 in Triton's interpreter takes its time: what is of vLLM or of the
-# tests themselves, what some files try again with async scheduling on, and what others try again with it off.
+# What `make test` leaves to `make test-all`, because V2 in Triton's interpreter takes its time: what is of vLLM or of
+# the tests themselves, what some files try again with async scheduling on, and what others try again with it off.
 SLOW = ("test_harness", "test_stock", "test_verifier")
 SLOW_ON_ASYNC = ("test_features", "test_lifecycle", "test_sampling", "test_traps")
 SLOW_ON_SYNC = (
