@@ -227,7 +227,8 @@ class Changes(RuleBasedStateMachine):
         documents = some_documents(seed, count, 6)
         if count and (extend or name not in self.model.get(tenant, {})):
             self.store.add(name, documents, tenant=tenant, extend=extend)
-            self.model.setdefault(tenant, {}).setdefault(name, []).extend(as_content(documents))
+            there = self.model.setdefault(tenant, {}).setdefault(name, [])
+            there.extend([document for document in as_content(documents) if document not in there])
         else:
             with pytest.raises(CorpusError):
                 self.store.add(name, documents, tenant=tenant, extend=extend)
