@@ -50,7 +50,7 @@ class ComposedProposer(Proposer):
     def compose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
         """Fill `draft`, which arrives empty, with the parts' drafts.
 
-        Override it to compose otherwise.  Every part has to be asked at every step, by `part_draft`, or by `ingest` of
+        Override it to compose otherwise.  Every part has to run at every step: by `part_draft`, or by `ingest` of
         `parts` where its drafts are not wanted.
         """
         for index in range(len(self.parts)):
@@ -114,9 +114,9 @@ def splice(draft: Draft, other: Draft) -> None:
         other: [B, N] chains on the same device, `source` pointing into the same sources.
     """
     place = torch.arange(draft.width, device=draft.device)
-    behind = place >= draft.lengths[:, None]
-    agrees = ((draft.token_ids == other.token_ids) | behind).all(1)
-    tail = behind & other.mask() & agrees[:, None]
+    after = place >= draft.lengths[:, None]
+    agrees = ((draft.token_ids == other.token_ids) | after).all(1)
+    tail = after & other.mask() & agrees[:, None]
     for mine, theirs in (
         (draft.token_ids, other.token_ids),
         (draft.confidence, other.confidence),

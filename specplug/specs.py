@@ -89,7 +89,7 @@ class ProposerSpec(PluginSpec):
         caps: what it needs and offers; where that depends on the device, a callable ``caps(device: str) ->
             ProposerCaps``, or the callable's import path.  `device` is the type that batches lie on: "cpu", "cuda".
         memory: ``memory(context) -> int``, or its import path: most bytes that it takes on `context.device` at a time,
-            weights, caches and temporaries of a step together, asked before it is built; None: next to nothing.
+            weights, caches and temporaries of a step together, called before it is built; None: next to nothing.
     """
 
     kind: ClassVar[str] = "proposer"

@@ -31,22 +31,22 @@ def allocated_bytes(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
-def require(name: str, asked: int, found: int | None) -> None:
+def require(name: str, declared: int, found: int | None) -> None:
     """Raise when a proposer asks for more than there is.
 
     Args:
         name: the proposer's, or several proposers' names.
-        asked, found: bytes; None is not known.
+        declared, found: bytes; None is not known.
 
     Raises:
         PluginError: it does.
     """
-    if found is not None and asked > found:
+    if found is not None and declared > found:
         raise PluginError.build(
             "not enough memory",
             who=f"proposer {name!r}",
             found=f"{_gib(found)} free ({found} bytes)",
-            expected=f"{_gib(asked)}, as it declares ({asked} bytes)",
+            expected=f"{_gib(declared)}, as it declares ({declared} bytes)",
             remedy=_REMEDY,
         )
 

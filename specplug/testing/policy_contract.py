@@ -62,7 +62,7 @@ class PolicyContract(PolicyHarness):
             assert not found, f"{self.who}: plan has called {sorted(found)}; expected nothing that may block"
 
     def test_plans_alike_for_equal_figures(self) -> None:
-        """Two instances that are told the same plan the same: ranks plan on their own."""
+        """Two instances given the same figures plan the same: ranks plan on their own."""
         for name, caps in self.engines.items():
             one, other = self.plans(caps), self.plans(caps, rank=1)
             assert one == other, f"{self.who}: two instances plan differently on {name}; found {other}, expected {one}"
@@ -76,7 +76,7 @@ class PolicyContract(PolicyHarness):
             for step, fates in enumerate(([], [(0, 0)], [(caps.max_width, 0)], [(caps.max_width, caps.max_width)] * 3)):
                 planner.observe(StepReport.build(step, caps.max_width, len(fates), fates))
                 plan = planner.plan(stats_of(2, step=step + 1))
-                assert 0 <= plan.width <= caps.max_width, f"{self.who}: width {plan.width} behind {fates}"
+                assert 0 <= plan.width <= caps.max_width, f"{self.who}: width {plan.width} after {fates}"
 
     # -- the trim half -------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class PolicyContract(PolicyHarness):
             for row, (all_nodes, kept) in enumerate(zip(before, after, strict=True)):
                 places = [all_nodes.index(node) for node in kept if node in all_nodes]
                 assert len(places) == len(kept), (
-                    f"{self.who}: row {row} has {kept} behind trim; expected tokens and confidences among {all_nodes}"
+                    f"{self.who}: row {row} has {kept} after trim; expected tokens and confidences among {all_nodes}"
                 )
                 in_order = places == (sorted(places) if trees else list(range(len(kept))))
                 assert in_order, f"{self.who}: kept places {places} of row {row}; expected a beginning, in order"
@@ -146,7 +146,7 @@ class PolicyContract(PolicyHarness):
         """There may be no rows, or no width."""
         trimmed = self.trimmed(self.empty(*shape), 2)
         found = (trimmed.batch_size, trimmed.width)
-        assert found == shape, f"{self.who}: an empty draft of shape {shape} has shape {found} behind trim"
+        assert found == shape, f"{self.who}: an empty draft of shape {shape} has shape {found} after trim"
 
     def test_says_when_it_cuts(self) -> None:
         """`cuts_without_budget` answers for any batch."""

@@ -132,7 +132,7 @@ class PolicyHarness:
 
     def parents(self, draft: Draft) -> list[dict[int, int]]:
         """Return each row's tokens with the token that they hang on, `ROOT` for the context."""
-        assert draft.parents is not None, f"{self.who}: a tree has no parents behind trim"
+        assert draft.parents is not None, f"{self.who}: a tree has no parents after trim"
         found = []
         rows = zip(draft.token_ids.tolist(), draft.parents.tolist(), draft.lengths.tolist(), strict=True)
         for ids, parents, count in rows:

@@ -75,7 +75,7 @@ class VerifierContract:
                 assert 0 <= follows < self.vocab_size, (
                     f"{self.who}: emitted {follows}; expected an id of the vocabulary"
                 )
-                assert set(rest) <= {NO_TOKEN}, f"{self.who}: {rest} behind what is emitted; expected {NO_TOKEN}"
+                assert set(rest) <= {NO_TOKEN}, f"{self.who}: {rest} after what is emitted; expected {NO_TOKEN}"
 
     def test_takes_empty_drafts(self) -> None:
         """A step without rows is a step, and so is one without draft tokens, which samples from the target."""
@@ -116,7 +116,7 @@ class VerifierContract:
                 )
 
     def test_uses_each_number_once(self) -> None:
-        """Numbers of the places behind the emitted tokens decide nothing, because later steps use them.
+        """Numbers of the places after the emitted tokens decide nothing, because later steps use them.
 
         That no number decides two things within a step is part of `test_emits_the_targets_distribution`.
         """
@@ -125,7 +125,7 @@ class VerifierContract:
             self.same(
                 found,
                 self.run(step.with_other_numbers(found.num_accepted)),
-                "with other numbers behind the emitted tokens",
+                "with other numbers after the emitted tokens",
             )
 
     def test_does_not_depend_on_other_rows(self) -> None:
@@ -145,12 +145,12 @@ class VerifierContract:
             self.same(turned, self.run(step.pick(order)), "with the rows in another order")
 
     def test_does_not_read_undefined_memory(self) -> None:
-        """Whatever stands behind a row's draft in the buffers has no influence."""
-        for step, filler in itertools.product(self.steps(), (NO_TOKEN, 0, self.vocab_size, 2**31 - 1)):
-            self.same(self.run(step), self.run(step.poisoned(filler)), f"with {filler} in undefined memory")
+        """Whatever stands after a row's draft in the buffers has no influence."""
+        for step, poison in itertools.product(self.steps(), (NO_TOKEN, 0, self.vocab_size, 2**31 - 1)):
+            self.same(self.run(step), self.run(step.poisoned(poison)), f"with {poison} in undefined memory")
 
     def test_finds_logits_by_their_starts(self) -> None:
-        """Logits may be padded to [B, N + 1, V] or lie flat, row behind row."""
+        """Logits may be padded to [B, N + 1, V] or lie flat, row after row."""
         for step in self.steps():
             self.same(self.run(step), moved(step.verify(self.verifier(), flat=True, device=self.device), "cpu"), "flat")
 

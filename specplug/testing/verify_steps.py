@@ -89,23 +89,23 @@ class VerifyStep:
         numbers = Uniforms(cut(self.uniforms.accept, width), cut(self.uniforms.draw, width + 1))
         return VerifyStep(draft, cut(self.dense, width + 1), sampling, numbers)
 
-    def poisoned(self, filler: int) -> VerifyStep:
-        """Return the step with `filler` and NaN wherever the memory of a row is undefined."""
+    def poisoned(self, poison: int) -> VerifyStep:
+        """Return the step with `poison` and NaN wherever the memory of a row is undefined."""
         step = self.pick(list(range(self.draft.batch_size)))
         outside = ~step.draft.mask()
-        behind = torch.arange(step.draft.width + 1) > step.draft.lengths[:, None]
-        step.draft.token_ids[outside] = filler
+        after = torch.arange(step.draft.width + 1) > step.draft.lengths[:, None]
+        step.draft.token_ids[outside] = poison
         for tensor in (step.draft.confidence, step.draft.draft_logits, step.draft.draft_probs, step.uniforms.accept):
             if tensor is not None:
                 tensor[outside] = torch.nan
         if step.draft.drawn is not None:
             step.draft.drawn[outside] ^= True
-        step.dense[behind] = torch.nan
-        step.uniforms.draw[behind] = torch.nan
+        step.dense[after] = torch.nan
+        step.uniforms.draw[after] = torch.nan
         return step
 
     def with_other_numbers(self, num_accepted: Tensor) -> VerifyStep:
-        """Return the step with 0 for the random numbers of the places behind `num_accepted` [B] draft tokens."""
+        """Return the step with 0 for the random numbers of the places after `num_accepted` [B] draft tokens."""
         step = self.pick(list(range(self.draft.batch_size)))
         places, accepted = torch.arange(step.draft.width + 1), num_accepted[:, None]
         step.uniforms.accept[places[:-1] > accepted] = 0.0

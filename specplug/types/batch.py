@@ -112,7 +112,7 @@ class EngineBatch:
         return limits.clamp_(min=0, max=width) * self.sampled
 
     def handed(self, num_new: Tensor, reset_slots: tuple[int, ...]) -> BatchView:
-        """Return what one proposer sees of this batch: what is new to it, and which resets it was not told of."""
+        """Return what one proposer sees of this batch: what is new to it, and which resets it has missed."""
         held = {it.name: getattr(self, it.name) for it in fields(EngineBatch)}
         return BatchView(**held | {"reset_slots": reset_slots}, num_new=num_new)
 

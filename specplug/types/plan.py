@@ -74,7 +74,7 @@ class StepReport:
         requests: those that it was planned for.
         verified, accepted: draft tokens of all requests, as `RequestStats` counts them.
         tested_at: by position in the draft, requests whose token there was decided: accepted, or the first rejected.
-            Tokens behind a rejection are undecided.  Of trees, whose nodes have no positions, not to be used.
+            Tokens after a rejection are undecided.  Of trees, whose nodes have no positions, not to be used.
         accepted_at: by position, or depth in a tree, requests whose token there was accepted.
         cost: of the step; None where its time is not known.
     """
