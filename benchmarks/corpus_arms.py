@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from specplug.corpus.documents import Document
 from specplug.corpus.view import LiveSegment
-from specplug.match.abreast import find_points
-from specplug.match.compiled import compiled
-from specplug.match.lookup import Lookup, LookupOptions
-from specplug.match.records import lent
-from specplug.match.searching import nearest
-from specplug.match.shelves import Segment
-from specplug.match.texts import MOST_CANDIDATES
+from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.corpus_index import Segment
+from specplug.match.cpu.interleaved_search import find_points
+from specplug.match.cpu.lookup import Lookup, LookupOptions
+from specplug.match.cpu.records import lent
+from specplug.match.cpu.searching import nearest
+from specplug.match.cpu.texts import MOST_CANDIDATES
 
 Ids = npt.NDArray[np.int32]
 

@@ -9,12 +9,12 @@ import numpy as np
 from benchmarks.corpus_arms import KEY, Contexts, Ours
 from specplug.corpus.counting import continuations
 from specplug.corpus.view import LiveSegment
-from specplug.match.reference import key_of
-from specplug.match.reference_shelves import ReferenceShelf
-from specplug.match.searching import token_behind
-from specplug.match.shelves import Segment
-from specplug.match.sorting import sorted_places
-from specplug.match.texts import NO_TEXT
+from specplug.match.cpu.corpus_index import Segment
+from specplug.match.cpu.searching import token_behind
+from specplug.match.cpu.sorting import sorted_places
+from specplug.match.cpu.texts import NO_TEXT
+from specplug.match.reference.corpus_index import ReferenceShelf
+from specplug.match.reference.recency import key_of
 
 PART = 4000
 """Tokens of the text that the plain search is asked about: it sorts, and searches, in Python."""

@@ -54,7 +54,7 @@ def build(texts: Texts, root: Path) -> dict[str, Any]:
 
     from specplug.corpus.store import Store
     from specplug.corpus.view import View
-    from specplug.match.sorting import sorted_places
+    from specplug.match.cpu.sorting import sorted_places
 
     sorted_places(np.array([-1, 1, 2, 1, 2, -1], np.int32))
     began = time.perf_counter()

@@ -149,7 +149,7 @@ def _taus(items: Sequence[Any], setup: Setup, mode: Any, shapes: Sequence[str]) 
 
 
 def _peers(items: Sequence[Any], options: argparse.Namespace) -> list[dict[str, Any]]:
-    from specplug.replay.foreign import replay_foreign
+    from specplug.replay.external import replay_foreign
 
     rows = []
     for mode in options.modes:

@@ -18,7 +18,7 @@ def install(scheduler: Any) -> Meter:
     """Wrap what runs at every step, once."""
     from sglang.srt.speculative import eagle_utils
 
-    import specplug_sglang.worker as module
+    import specplug_sglang.scheduler.worker as module
 
     worker = scheduler.draft_worker
     found: Meter | None = getattr(worker, "_specplug_meter", None)

@@ -22,7 +22,7 @@ _PUBLIC = {
         "SpecplugError",
         "TraceError",
     ),
-    "specplug.hooks": ("hookimpl",),
+    "specplug.plugins.hooks": ("hookimpl",),
     "specplug.host": ("HostProposer",),
     "specplug.interfaces": (
         "HoldsCorpora",
@@ -34,8 +34,8 @@ _PUBLIC = {
         "Trimmer",
         "Verifier",
     ),
-    "specplug.registry": ("Registry", "default_registry"),
-    "specplug.specs": ("CheckResult", "CheckSpec", "EngineSpec", "PolicySpec", "ProposerSpec", "VerifierSpec"),
+    "specplug.plugins.registry": ("Registry", "default_registry"),
+    "specplug.plugins.specs": ("CheckResult", "CheckSpec", "EngineSpec", "PolicySpec", "ProposerSpec", "VerifierSpec"),
     "specplug.types.batch": ("Barrier", "BatchView", "Residency"),
     "specplug.types.caps": (
         "Distribution",

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from specplug import specs
 from specplug.errors import PluginError, SpecplugError, ends_process
 from specplug.faults import FaultGuard, FaultSink
 from specplug.grammar.drafts import SOURCE
@@ -25,11 +24,12 @@ from specplug.pipeline import memory
 from specplug.pipeline.handles import ProposerHandle, make_handle
 from specplug.pipeline.runner import ProposerRunner
 from specplug.pipeline.stages import DraftStage, PlanStage
-from specplug.registry import Registry
+from specplug.plugins import specs
+from specplug.plugins.registry import Registry
+from specplug.plugins.specs import PluginSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.settings.mistakes import shown
 from specplug.settings.model import Section, Settings
 from specplug.settings.plugins import plugin_options
-from specplug.specs import PluginSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.trace import TraceWriter
 from specplug.types.draft import Draft
 from specplug.verify.fitting import FittedVerifier

@@ -11,19 +11,19 @@ import torch
 
 from specplug.assembly import build_draft_stage, build_plan_stage, build_verifier
 from specplug.errors import PluginError, SettingsError
-from specplug.hooks import hookimpl
 from specplug.interfaces import Planner, PluginContext
 from specplug.pipeline.handles import DeviceHandle, HostHandle, InlineHandle
-from specplug.registry import Owner, Registry
+from specplug.plugins.hooks import hookimpl
+from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec
 from specplug.settings.model import CorporaSettings, Settings
-from specplug.specs import PolicySpec, ProposerSpec, VerifierSpec
 from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution, EngineCaps, ProposerCaps, VerifierCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, StepPlan
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
 from specplug.verify.reference import ReferenceVerifier
-from tests.pipeline_tools import Recorder
+from tests.pipeline.tools import Recorder
 
 META = PluginContext(EngineCaps(4), vocab_size=16, max_slots=2, max_length=32, device=torch.device("meta"))
 

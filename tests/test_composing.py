@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from specplug.assembly import build_draft_stage
 from specplug.composing import ComposedProposer, splice
 from specplug.errors import ContractError, PluginError
-from specplug.hooks import hookimpl
 from specplug.interfaces import PluginContext
-from specplug.registry import Owner, Registry
+from specplug.plugins.hooks import hookimpl
+from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.specs import ProposerSpec
 from specplug.settings.model import Settings
-from specplug.specs import ProposerSpec
 from specplug.testing.batches import make_batch
 from specplug.types.caps import EngineCaps, ProposerCaps
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEvent, Lifecycle, Request, RequestEvent
 from specplug.types.verdict import Outcome
-from tests.pipeline_tools import Recorder, int32, rows
+from tests.pipeline.tools import Recorder, int32, rows
 
 WIDTH = 4
 CHAINS = st.lists(st.lists(st.integers(0, 1), max_size=WIDTH), min_size=2, max_size=2)
@@ -72,10 +72,10 @@ class Made:
         self.parts: dict[str, Recorder] = {}
         registry = Registry()
         registry.add(SimpleNamespace(specplug_register_proposers=self._hook()), Owner("made", "tests", "1"))
-        import specplug.builtin
+        import specplug.plugins.builtin
         import specplug_fixed.plugin
 
-        for name, module in {"core": specplug.builtin, "fixed": specplug_fixed.plugin}.items():
+        for name, module in {"core": specplug.plugins.builtin, "fixed": specplug_fixed.plugin}.items():
             registry.add(module, Owner(name, "tests", "1"))
         assert not registry.load_errors
         faults = {"host_deadline_ms": None, "max_consecutive": 100, **settings.pop("faults", {})}

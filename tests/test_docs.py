@@ -13,11 +13,13 @@ from types import ModuleType
 import pytest
 import typer.main
 
-from specplug import hooks
 from specplug.cli.app import app
-from specplug.registry import Owner, Registry
-from specplug.settings import KINDS, Limits, RequestFields, Settings, leaves, load_settings, parse_request_fields
-from specplug.specs import CheckResult, PluginSpec
+from specplug.plugins import hooks
+from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.specs import CheckResult, PluginSpec
+from specplug.requests.fields import parse_request_fields
+from specplug.requests.schema import RequestFields
+from specplug.settings import KINDS, Limits, Settings, leaves, load_settings
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -12,7 +12,8 @@ import pytest
 
 from specplug.corpus.store import Store
 from specplug.demo.tasks import Task
-from specplug.settings import Limits, parse_request_fields
+from specplug.requests.fields import parse_request_fields
+from specplug.settings import Limits
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -46,11 +47,11 @@ def test_paragraphs_are_read_from_texts_and_a_folder_without_any_is_refused(tmp_
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_retrieved_text_that_looks_like_the_long_form_is_taken_as_it_is(engine):
-    from specplug.serving import fields
+    from specplug.requests import arguments
 
     record = rag_tasks.as_json(rag_tasks.records()[0])
     (body,) = rag_client.references(engine, [record]).values()
-    given, rest = fields.split(body)
+    given, rest = arguments.split(body)
     said: list[str] = []
     parse_request_fields(
         given, tokenize=lambda text: said.append(text) or [1], vocab_size=9, limits=Limits(), proposers=("ngram",)

@@ -16,7 +16,7 @@ from specplug.errors import TraceError
 from specplug.trace import HEADER, REASONS, TraceRow, TraceWriter, read_trace, rows_from
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome, Verdict
-from tests.test_batch_and_plan import make_batch
+from tests.types.test_batch_and_plan import make_batch
 
 DOCS = Path(__file__).parents[1] / "docs" / "trace.md"
 ROW = TraceRow("chat-1", 12, 40, (17, 4, 9), (0.9, 0.75, 0.5), ("ngram", "ngram", "copy"), 3, 1, "rejected")

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from specplug.errors import EngineError, SpecplugError
-from specplug.serving import uncaught
+from specplug.operator import startup_errors
 from specplug_sglang import seams
-from specplug_sglang.asked import ALGORITHM
-from specplug_sglang.seams_table import VERSIONS
+from specplug_sglang.config import ALGORITHM
+from specplug_sglang.seams.table import VERSIONS
 
 _log = logging.getLogger("specplug")
 
@@ -38,7 +38,7 @@ def _options() -> dict[str, Any]:
         if seams.moved("algorithm"):
             return {"validate_server_args": lambda server_args: _refuse(lambda: seams.require("algorithm"))}
         from specplug_sglang import hooks
-        from specplug_sglang.algorithm import Algorithm
+        from specplug_sglang.startup.algorithm import Algorithm
 
         hooks.install()
         return {"spec_class": Algorithm}
@@ -52,7 +52,7 @@ def _refuse(check: Callable[[], None]) -> None:
     try:
         check()
     except SpecplugError as error:
-        uncaught.show_message_only()
+        startup_errors.show_message_only()
         raise ValueError(str(error)) from error
 
 
@@ -74,7 +74,7 @@ def _broken(error: Exception) -> SpecplugError:
 
 def _worker(server_args: Any) -> type:
     """Return the class of the worker that drafts and verifies."""
-    from specplug_sglang.worker import Worker
+    from specplug_sglang.scheduler.worker import Worker
 
     return Worker
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 
 def install() -> None:
-    """Install them, once per process.  Each looks at the server's arguments itself, and stands aside if unasked."""
-    from specplug_sglang import corpora, events, front, intake, status
+    """Install them, once per process.  Each reads the server's arguments itself, and does nothing without specplug."""
+    from specplug_sglang.frontend import corpora_routes, http, intake
+    from specplug_sglang.scheduler import events, status
 
-    for part in (intake, front, status, events, corpora):
+    for part in (intake, http, status, events, corpora_routes):
         part.install()

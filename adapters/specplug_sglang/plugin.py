@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specplug.hooks import hookimpl
-from specplug.specs import CheckSpec, EngineSpec
+from specplug.plugins.hooks import hookimpl
+from specplug.plugins.specs import CheckSpec, EngineSpec
 
 
 @hookimpl
@@ -14,7 +14,7 @@ def specplug_register_engines(register: Callable[[EngineSpec], None]) -> None:
     register(
         EngineSpec(
             name="sglang",
-            factory="specplug_sglang.text:SglangEngine",
+            factory="specplug_sglang.generate:SglangEngine",
             summary="SGLang, on the device that it is built for",
         )
     )
@@ -26,14 +26,14 @@ def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
     register(
         CheckSpec(
             name="sglang",
-            factory="specplug_sglang.checks:installed",
+            factory="specplug_sglang.doctor.checks:installed",
             summary="the installed SGLang is supported, has the seams that the adapter uses, and loads specplug",
         )
     )
     register(
         CheckSpec(
             name="sglang launch",
-            factory="specplug_sglang.checks:launch",
+            factory="specplug_sglang.doctor.checks:launch",
             summary="the server that a launch line starts: chains or trees, widths and their graphs, what is refused "
             "and what it costs",
             takes_launch=True,

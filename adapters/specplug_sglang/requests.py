@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specplug.serving import wire
-from specplug.serving.isolation import isolation_key
-from specplug.serving.residents import MAX_STOP_IDS, Resident
+from specplug.requests import wire
+from specplug.requests.isolation import isolation_key
+from specplug.runtime.running_request import MAX_STOP_IDS, Resident
 from specplug.types.request import Request, RequestOptions, Sampling
 
 

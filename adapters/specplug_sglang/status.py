@@ -1,174 +1,16 @@
-"""What a running engine says about itself, and how its scheduler is asked and told.
+"""The status of a running server and its operator's orders, from the processes that serve requests.
 
-SGLang's own request for a scheduler's internal state brings the status to the front and, for operators, to
-``/server_info``, under the key "specplug"; its request to set that state brings an operator's order to the scheduler,
-and to all of its ranks in the same step.  Such orders hold numbers only, so the mode travels as one.
+`read` and `set_mode` are for offline use, with an `Engine`; the HTTP routes await `ask` and `order`.
 """
 
 from __future__ import annotations
 
-import logging
 from importlib.metadata import version
 from typing import Any
 
-from specplug.errors import SettingsError
-from specplug.serving.control import parse_order
-from specplug.serving.telling import by_plugin, details_told, settings_told
-from specplug_sglang import seams
-
-logger = logging.getLogger("specplug")
-
-KEY = "specplug"
-"""Where the status stands among what a scheduler tells of its state."""
-
-MODE, LIMIT = "specplug_mode", "specplug_num_speculative_tokens"
-"""Keys of an order among those that set a scheduler's state: 1 is on, 0 is off; -1 is no limit."""
-
-_MODES = {"off": 0, "on": 1}
-_NO_LIMIT = -1
-_CONTROLLER = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
-
-
-def install() -> None:
-    """Hook into the schedulers of this process; they tell and take nothing more where specplug does not draft."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(f"{_CONTROLLER}.get_internal_state", state_told, HookType.AROUND)
-    HookRegistry.register(f"{_CONTROLLER}.set_internal_state", state_set, HookType.AROUND)
-
-
-# -- in the scheduler's process ----------------------------------------------------------------------------------------
-
-
-def scheduler_status(scheduler: Any) -> dict[str, Any]:
-    """Return what a scheduler and its worker do: settings, plan, control, counts and faults, as plain data.
-
-    Nobody waits for steps that run: counts may be those of a step a moment ago (see `specplug_sglang.counts`).
-    """
-    drafting = scheduler.draft_worker.drafting
-    planning, caps = drafting.planning, drafting.caps
-    return {
-        "engine": _engine_of(),
-        "overlap": bool(scheduler.enable_overlap),
-        "trees": caps.trees,
-        "max_width": caps.max_width,
-        "captured_widths": list(caps.captured_widths),
-        "settings": settings_told(drafting.resolved),
-        "scheduler": {
-            "steps": planning.steps,
-            "plan": {"width": planning.plan.width, "token_budget": planning.plan.token_budget},
-            "control": planning.control.state(),
-            "faults": by_plugin(planning.faults),
-        },
-        "workers": [worker_status(scheduler)],
-    }
-
-
-def worker_status(scheduler: Any) -> dict[str, Any]:
-    """Return what this process's worker does: its rank, and where it drafts (rank 0 does) its counts and faults."""
-    drafting = scheduler.draft_worker.drafting
-    status: dict[str, Any] = {"rank": drafting.rank, "drafts": drafting.stage is not None}
-    if drafting.stage is not None:
-        settings = drafting.resolved.settings
-        status |= {
-            "device": str(drafting.device),
-            "proposers": [settings.proposer, *settings.extra_proposers],
-            "sources": list(drafting.stage.sources),
-            "details": details_told(drafting.stage.proposers),
-            "metrics": drafting.counts.read().as_dict(),
-        }
-    return status
-
-
-def control(scheduler: Any, order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out an operator's order (see `specplug.serving.control.Order`); return what holds now.
-
-    Raises:
-        SettingsError: the order is wrong; nothing has changed.
-    """
-    state: dict[str, Any] = scheduler.draft_worker.drafting.planning.control.set(**order)
-    return state
-
-
-def state_told(original: Any, controller: Any, request: Any) -> Any:
-    """Stand around `get_internal_state`, whose answer gains the status.
-
-    An exception here would end the scheduler, and with it the server: it is told instead.
-    """
-    answer = original(controller, request)
-    if _drafts(controller.scheduler):
-        try:
-            told = scheduler_status(controller.scheduler)
-        except Exception as error:
-            logger.exception("the status cannot be told")
-            told = {"error": f"{type(error).__name__}: {error}"}
-        answer.internal_state[KEY] = told
-    return answer
-
-
-def state_set(original: Any, controller: Any, request: Any) -> Any:
-    """Stand around `set_internal_state`, which takes an operator's order, too; what is wrong changes nothing."""
-    from sglang.srt.managers.io_struct import SetInternalStateReq, SetInternalStateReqOutput
-
-    mine = {key: value for key, value in request.server_args.items() if key in (MODE, LIMIT)}
-    if not mine or not _drafts(controller.scheduler):
-        return original(controller, request)
-    others = {key: value for key, value in request.server_args.items() if key not in mine}
-    try:
-        order = order_of(mine)
-    except SettingsError as error:
-        logger.warning("%s", error)
-        return SetInternalStateReqOutput(updated=False)
-    if others:
-        answer = original(controller, SetInternalStateReq(server_args=others))
-        if not answer.updated:
-            return answer
-    control(controller.scheduler, order)
-    return SetInternalStateReqOutput(updated=True)
-
-
-def numbers_of(order: dict[str, Any]) -> dict[str, int]:
-    """Return an order, which has been checked, in numbers."""
-    numbers = {}
-    if order.get("mode") is not None:
-        numbers[MODE] = _MODES[order["mode"]]
-    if "num_speculative_tokens" in order:
-        limit = order["num_speculative_tokens"]
-        numbers[LIMIT] = _NO_LIMIT if limit is None else limit
-    return numbers
-
-
-def order_of(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return the order that numbers stand for.
-
-    Raises:
-        SettingsError: they stand for none.
-    """
-    order: dict[str, Any] = {}
-    if MODE in numbers:
-        modes = {number: mode for mode, number in _MODES.items()}
-        if numbers[MODE] not in modes:
-            expected = "1 (on) or 0 (off)"
-            raise SettingsError.build("no such mode", who=MODE, found=numbers[MODE], expected=expected)
-        order["mode"] = modes[numbers[MODE]]
-    if LIMIT in numbers:
-        order["num_speculative_tokens"] = None if numbers[LIMIT] == _NO_LIMIT else numbers[LIMIT]
-    return parse_order(order, "/set_internal_state").model_dump(exclude_unset=True)
-
-
-def _drafts(scheduler: Any) -> bool:
-    """Whether specplug drafts for this scheduler, and can be asked how."""
-    return hasattr(scheduler.draft_worker, "drafting") and seams.available("status")
-
-
-def _engine_of() -> int:
-    """Return the data-parallel rank of this process."""
-    from sglang.srt.runtime_context import get_parallel
-
-    return int(get_parallel().dp_rank or 0)
-
-
-# -- in the front's process --------------------------------------------------------------------------------------------
+from specplug.errors import EngineError, SpecplugError
+from specplug.operator.control import parse_order
+from specplug_sglang.scheduler.status import KEY, numbers_of
 
 
 async def ask(manager: Any) -> list[dict[str, Any]]:
@@ -233,7 +75,5 @@ def versions() -> dict[str, str]:
     return {"specplug": version("specplug"), "sglang": str(sglang.__version__)}
 
 
-def _error(what: str, found: Any) -> Exception:
-    from specplug.errors import EngineError
-
+def _error(what: str, found: Any) -> SpecplugError:
     return EngineError.build(what, who="specplug_sglang", found=found)

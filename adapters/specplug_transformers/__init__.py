@@ -16,7 +16,7 @@ _HOME = {
     "GenerateRequest": "intake",
     "RequestOutput": "intake",
     "SamplingParams": "params",
-    "TransformersEngine": "text",
+    "TransformersEngine": "generate",
     "speculative_generate": "custom_generate",
 }
 

@@ -17,8 +17,8 @@ from specplug.assembly import build_draft_stage, build_plan_stage, build_verifie
 from specplug.errors import RequestError
 from specplug.interfaces import PluginContext, TargetModel
 from specplug.metrics import SpecMetrics
-from specplug.registry import Registry, default_registry
-from specplug.serving.start import start_line
+from specplug.operator.startup_line import start_line
+from specplug.plugins.registry import Registry, default_registry
 from specplug.settings.model import Settings
 from specplug.settings.sources import load_settings
 from specplug.types.caps import Distribution, EngineCaps, Ragged

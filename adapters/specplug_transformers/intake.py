@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specplug.errors import RequestError
-from specplug.serving.isolation import isolation_key
+from specplug.requests.fields import parse_request_fields
+from specplug.requests.isolation import isolation_key
 from specplug.settings.mistakes import shown
 from specplug.settings.model import Settings
-from specplug.settings.request import parse_request_fields
 from specplug.types.request import Request
+from specplug_transformers.generate_stream import TextStream
 from specplug_transformers.params import SamplingParams
 from specplug_transformers.processing import Processor, build_processors
 from specplug_transformers.state import FinishReason, RequestState
-from specplug_transformers.text_stream import TextStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

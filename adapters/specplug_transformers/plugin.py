@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specplug.hooks import hookimpl
-from specplug.specs import CheckSpec, EngineSpec
+from specplug.plugins.hooks import hookimpl
+from specplug.plugins.specs import CheckSpec, EngineSpec
 
 
 @hookimpl
@@ -14,7 +14,7 @@ def specplug_register_engines(register: Callable[[EngineSpec], None]) -> None:
     register(
         EngineSpec(
             name="transformers",
-            factory="specplug_transformers.text:TransformersEngine",
+            factory="specplug_transformers.generate:TransformersEngine",
             summary="the embedded engine: any Hugging Face causal language model, on a CPU or a GPU",
             requires=("transformers>=5.16",),
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specplug.errors import EngineError
-from specplug.specs import CheckResult
+from specplug.plugins.specs import CheckResult
 
 SUPPORTED = "transformers 5.16 to 5.19"
 _REMEDY = f"Install a supported version: {SUPPORTED}"

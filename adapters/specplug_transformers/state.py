@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from specplug.serving.seen import tokens_before_stop
+from specplug.runtime.visible_text import tokens_before_stop
 from specplug.types.plan import RequestStats
 from specplug.types.request import Request
+from specplug_transformers.generate_stream import TextStream
 from specplug_transformers.params import SamplingParams
 from specplug_transformers.processing import Processor
-from specplug_transformers.text_stream import TextStream
 
 FinishReason = Literal["stop", "length", "abort"]
 

@@ -14,7 +14,7 @@ __all__ = ["Proposer"]
 def __getattr__(name: str) -> Any:
     """Load the proposer when vLLM asks for it by name."""
     if name == "Proposer":
-        from specplug_vllm.v1 import Proposer
+        from specplug_vllm.worker.v1 import Proposer
 
         return Proposer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,119 +1,161 @@
-"""The patches of vLLM's configuration: specplug's method runs on V2, with async scheduling and our scheduler.
+"""Whether a vLLM server asked for specplug, with which settings, and what its engine can do.
 
-Stock vLLM sends ``custom_class`` to the V1 runner and turns async scheduling off for it.  Configurations that do not
-name specplug pass through untouched.
+Every process answers these from `VllmConfig` alone, so all of them agree.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from specplug.errors import EngineError, SpecplugError
-from specplug.serving import uncaught
-from specplug_vllm import adaptive, advice, graphs, recurrent, seams
-from specplug_vllm.asked import METHOD, is_asked, refuse_unsupported, resolved, runner_of
+from specplug.errors import EngineError, SettingsError
+from specplug.interfaces import TargetModel
+from specplug.plugins.registry import default_registry
+from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
+from specplug.types.caps import Distribution, EngineCaps, Feedback, PlanSite, Ragged, WidthChange
 
-SCHEDULERS = {
-    False: "specplug_vllm.scheduler.SpecplugScheduler",
-    True: "specplug_vllm.scheduler.SpecplugAsyncScheduler",
-}
+METHOD = "custom_class"
+PROPOSER = "specplug_vllm.Proposer"
+SECTION = "specplug"
+FLAG = "--additional-config"
+_SPECULATIVE = "--speculative-config"
 
-
-def install() -> None:
-    """Patch `VllmConfig`, once per process."""
-    from vllm.config import vllm as module
-
-    cls = module.VllmConfig
-    if not hasattr(cls.__post_init__, "_specplug"):
-        cls.__post_init__ = _with_specplug(cls.__post_init__, module)
-        unsupported = cls._get_v2_model_runner_unsupported_features
-        cls._get_v2_model_runner_unsupported_features = _supporting_specplug(unsupported)
-        adaptive.install_checks(cls)
-        graphs.install(cls)
+Runner = Literal["v1", "v2"]
 
 
-def require_installed() -> None:
-    """Refuse a server that names specplug where vLLM has not loaded it: it would draft unplanned.
+def is_asked(vllm_config: Any) -> bool:
+    """Whether this server's speculative configuration names specplug."""
+    spec = getattr(vllm_config, "speculative_config", None)
+    return spec is not None and spec.method == METHOD and spec.model == PROPOSER
+
+
+def resolved(vllm_config: Any) -> ResolvedSettings | None:
+    """Return the server's settings, or None when it did not ask for specplug.
+
+    The widest draft is vLLM's own ``num_speculative_tokens``.
 
     Raises:
-        EngineError: vLLM has moved, or was kept from loading specplug.
+        SettingsError: the settings are wrong, or name another width than vLLM's.
     """
-    from vllm.config.vllm import VllmConfig
+    if not is_asked(vllm_config):
+        return None
+    width = vllm_config.speculative_config.num_speculative_tokens
+    section = _section(vllm_config.additional_config)
+    return _load(json.dumps(section, sort_keys=True), width, os.environ.get(CONFIG_VARIABLE, ""))
 
-    if not hasattr(VllmConfig.__post_init__, "_specplug"):
-        seams.require("config")
+
+def runner_of(vllm_config: Any) -> Runner:
+    """Return which of vLLM's model runners serves."""
+    return "v2" if vllm_config.use_v2_model_runner else "v1"
+
+
+def cuts_on_device(vllm_config: Any) -> bool:
+    """Whether the engine cuts drafts between the step that made them and their verification; see `adaptive`."""
+    return runner_of(vllm_config) == "v2" and bool(vllm_config.speculative_config.enable_adaptive_verification)
+
+
+def engine_caps(vllm_config: Any) -> EngineCaps:
+    """Return what the engine can do, as it is configured."""
+    spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    v2 = runner_of(vllm_config) == "v2"
+    cuts = cuts_on_device(vllm_config)
+    several_ranks = parallel.tensor_parallel_size > 1  # full distributions are not sent from rank to rank
+    law = Distribution.LOGITS if v2 else Distribution.PROBS
+    return EngineCaps(
+        max_width=spec.num_speculative_tokens,
+        captured_widths=_ladder(vllm_config) if v2 and not cuts else (),
+        ragged=Ragged.NATIVE if cuts or not v2 else Ragged.PADDED,
+        width_change=_width_change(vllm_config, v2),
+        # Which tokens are cut depends on their confidences, and so on the tokens: only one-hot stays exact.
+        draft_input=Distribution.ONE_HOT if several_ranks or cuts else law,
+        decision_lag=2 if vllm_config.scheduler_config.async_scheduling else 1,
+        plan_site=PlanSite.SCHEDULER,
+        feedback=Feedback.SCHEDULER,
+        tensor_parallel_size=parallel.tensor_parallel_size,
+        data_parallel_size=parallel.data_parallel_size,
+        verifies_budget=cuts,
+    )
+
+
+def target_model(vllm_config: Any) -> TargetModel:
+    """Return the target as plug-ins are told of it, without a tokenizer where the server runs without one.
+
+    Its embeddings are left out: vLLM builds what drafts before it loads the model, and each rank holds a part of them.
+    """
+    model = vllm_config.model_config
+    tokenizer = None
+    if not model.skip_tokenizer_init:
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        tokenizer = cached_tokenizer_from_config(model)
+    return TargetModel(model.model, model.hf_config, tokenizer)
+
+
+def refuse_unsupported(vllm_config: Any) -> None:
+    """Refuse what would be served wrongly.
+
+    Raises:
+        EngineError: the server is configured in a way that specplug does not support.
+    """
+    if getattr(vllm_config, "watermark_config", None) is not None:
         raise EngineError.build(
-            "vLLM has not loaded specplug, which --speculative-config names",
+            "watermarking is not supported",
             who="specplug_vllm",
-            found=f"VLLM_PLUGINS={os.environ.get('VLLM_PLUGINS')!r}",
-            expected="'specplug' in it, or no such variable",
-            remedy="Add 'specplug' to it, or unset it; if it is not set, reinstall specplug in vLLM's environment",
+            found="a watermark configuration",
+            expected="none",
+            remedy="Serve watermarked output without specplug",
+        )
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    if stages > 1:  # V1 ends with any speculation; on V2 the first stage ends on its check of how many drafts came
+        raise EngineError.build(
+            "pipeline parallelism is not supported",
+            who="specplug_vllm",
+            found=f"pipeline_parallel_size {stages}",
+            expected="1",
+            remedy="Use tensor parallelism, or serve without specplug",
         )
 
 
-def _supporting_specplug(original: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
-    """Take specplug's method off the list of what V2 does not support."""
-
-    @functools.wraps(original)
-    def unsupported_features(self: Any) -> list[str]:
-        features = original(self)
-        return [feature for feature in features if METHOD not in feature] if is_asked(self) else features
-
-    return unsupported_features
+def _section(additional_config: Any) -> dict[str, Any]:
+    section = additional_config.get(SECTION, {}) if isinstance(additional_config, dict) else {}
+    if not isinstance(section, dict):
+        raise SettingsError.build(
+            "malformed settings", who=f"{FLAG} {SECTION!r}", found=repr(section), expected="a JSON object"
+        )
+    return section
 
 
-def _with_specplug(original: Callable[..., None], module: Any) -> Callable[..., None]:
-    """Check the settings before anything else, and name our scheduler when vLLM has decided on its own."""
-
-    @functools.wraps(original)
-    def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not is_asked(self):
-            original(self, *args, **kwargs)
-            return
-        _check(self)
-        with _async_allowed(module, runner_of(self) == "v2"):
-            original(self, *args, **kwargs)
-        scheduler = self.scheduler_config
-        if scheduler.scheduler_cls is None or scheduler.scheduler_cls in SCHEDULERS.values():
-            scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
-        advice.announce(self)
-
-    post_init._specplug = True  # type: ignore[attr-defined]
-    return post_init
+@functools.lru_cache(maxsize=16)
+def _load(section: str, width: int, _environment: str) -> ResolvedSettings:
+    flags = json.loads(section)
+    key = "num_speculative_tokens"
+    own = {} if key in flags else {key: _SPECULATIVE}
+    if flags.setdefault(key, width) != width:
+        raise SettingsError.build(
+            f"{key!r} is given twice",
+            who=f"{FLAG} {SECTION!r}",
+            found=flags[key],
+            expected=f"{width}, as in {_SPECULATIVE}",
+            remedy=f"Leave it out of {FLAG}; a policy's own width is one of that policy's options",
+        )
+    return load_settings(flags, flags_origin=f"{FLAG} {SECTION!r}", origins_of=own, registry=default_registry())
 
 
-def _check(vllm_config: Any) -> None:
-    """Refuse what is wrong or unsupported, long before the weights are loaded.
+def _ladder(vllm_config: Any) -> tuple[int, ...]:
+    """Return the widths with CUDA graphs of their own, as the launch names them; without a ladder any may be used.
 
-    Raises:
-        SpecplugError: something is.
+    vLLM captures a width for the batch sizes that name it, so one for larger batches than the server's has no graphs.
     """
-    try:
-        seams.require("config")
-        resolved(vllm_config)
-        refuse_unsupported(vllm_config)
-        recurrent.refuse_unsupported(vllm_config)
-    except SpecplugError:
-        uncaught.show_message_only()
-        raise
+    spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
+    schedule = getattr(spec, "num_speculative_tokens_per_batch_size", None) or ()
+    return tuple(sorted({min(int(w), spec.num_speculative_tokens) for first, _, w in schedule if first <= largest}))
 
 
-@contextmanager
-def _async_allowed(module: Any, wanted: bool) -> Iterator[None]:
-    """Let the method pass vLLM's list of methods that keep async scheduling on, while one configuration is made.
-
-    From 0.33 on the list is looked at for V1 only, and may go.
-    """
-    types = getattr(module, "NgramGPUTypes", None)
-    if types is None or not wanted:
-        yield
-        return
-    module.NgramGPUTypes = Literal[(*get_args(types), METHOD)]
-    try:
-        yield
-    finally:
-        module.NgramGPUTypes = types
+def _width_change(vllm_config: Any, v2: bool) -> WidthChange:
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        return WidthChange.FIXED  # ranks that choose different widths deadlock
+    if not v2 or cuts_on_device(vllm_config) or not _ladder(vllm_config):
+        return WidthChange.FREE
+    return WidthChange.CAPTURED

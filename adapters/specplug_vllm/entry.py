@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from specplug_vllm import config, factory, intake, seams
+from specplug_vllm import seams
+from specplug_vllm.frontend import intake
+from specplug_vllm.startup import engine_config
+from specplug_vllm.worker import factory
 
 
 def register() -> None:
@@ -16,7 +19,7 @@ def register() -> None:
     if seams.moved("config"):
         return
     _log_as_vllm_does()
-    config.install()
+    engine_config.install()
     factory.install()
     intake.install()
 

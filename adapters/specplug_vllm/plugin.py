@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specplug.hooks import hookimpl
-from specplug.specs import CheckSpec, EngineSpec
+from specplug.plugins.hooks import hookimpl
+from specplug.plugins.specs import CheckSpec, EngineSpec
 
 
 @hookimpl
@@ -14,7 +14,7 @@ def specplug_register_engines(register: Callable[[EngineSpec], None]) -> None:
     register(
         EngineSpec(
             name="vllm",
-            factory="specplug_vllm.text:VllmEngine",
+            factory="specplug_vllm.generate:VllmEngine",
             summary="vLLM, on the device that it is built for",
         )
     )
@@ -26,14 +26,14 @@ def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
     register(
         CheckSpec(
             name="vllm",
-            factory="specplug_vllm.checks:installed",
+            factory="specplug_vllm.doctor.checks:installed",
             summary="the installed vLLM is supported, has the seams that the adapter uses, and loads specplug",
         )
     )
     register(
         CheckSpec(
             name="vllm launch",
-            factory="specplug_vllm.checks:launch",
+            factory="specplug_vllm.doctor.checks:launch",
             summary="the server that a launch line starts: runner, token budget, what it refuses and what it costs",
             takes_launch=True,
         )

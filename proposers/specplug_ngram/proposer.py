@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specplug.interfaces import PluginContext
-from specplug.match.lookup import SOURCES
+from specplug.match.cpu.lookup import SOURCES
 from specplug.match.options import LookupSettings
 from specplug.match.proposer import LookupProposer
 

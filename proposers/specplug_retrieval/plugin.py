@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specplug.hooks import hookimpl
-from specplug.specs import ProposerSpec
+from specplug.plugins.hooks import hookimpl
+from specplug.plugins.specs import ProposerSpec
 from specplug.types.caps import ProposerCaps
 
 

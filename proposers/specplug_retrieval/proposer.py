@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from specplug.interfaces import PluginContext
-from specplug.match.lookup import SOURCES
+from specplug.match.cpu.lookup import SOURCES
 from specplug.match.options import LookupSettings
 from specplug.match.proposer import LookupProposer
 from specplug.types.batch import BatchView
 from specplug.types.request import Request
-from specplug_retrieval.library import Library
+from specplug_retrieval.store_watcher import Library
 
 SHARED = ""
 """The tenant of requests that name none, and of corpora that come over an engine's own routes."""

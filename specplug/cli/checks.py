@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from specplug.assembly import try_to_build
 from specplug.errors import PluginError, SpecplugError
 from specplug.interfaces import PluginContext
-from specplug.registry import Registry, default_registry
+from specplug.plugins.registry import Registry, default_registry
+from specplug.plugins.specs import CheckResult, CheckSpec, EngineSpec, PluginSpec, PolicySpec, ProposerSpec, resolve
 from specplug.settings import KINDS, Settings
-from specplug.specs import CheckResult, CheckSpec, EngineSpec, PluginSpec, PolicySpec, ProposerSpec, resolve
 from specplug.types.caps import EngineCaps, ProposerCaps
 
 

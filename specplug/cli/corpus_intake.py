@@ -16,9 +16,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from specplug.cli.output import console, print_json, print_line, print_table, printable
 from specplug.corpus.lines import Fields
 from specplug.corpus.sources import STDIN, Reading, Skipped, read, stem
+from specplug.corpus.status import Added, Synced
 from specplug.corpus.store import Store
 from specplug.corpus.tokenizing import documents_from, tokenizer_of
-from specplug.corpus.told import Added, Synced
 from specplug.errors import CorpusError
 from specplug.text.loading import load_tokenizer
 

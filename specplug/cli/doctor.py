@@ -11,10 +11,10 @@ from rich.text import Text
 
 from specplug.cli.output import AsJson, console, print_json, print_table
 from specplug.errors import SettingsError
-from specplug.registry import Entry, Registry, default_registry
+from specplug.plugins.registry import Entry, Registry, default_registry
+from specplug.plugins.specs import CheckResult, CheckSpec
 from specplug.settings import ResolvedSettings, Settings, leaves, load_settings
 from specplug.settings.mistakes import flatten
-from specplug.specs import CheckResult, CheckSpec
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 

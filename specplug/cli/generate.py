@@ -63,7 +63,7 @@ def generate(
     fields: dict[str, Any] = {}
     if references:
         fields["references"] = [{"text": _text(path), "name": path.name} for path in references]
-    from specplug.engines import TextRequest
+    from specplug.plugins.engines import TextRequest
 
     overrides = flags(proposer=proposer, policy=policy, num_speculative_tokens=width, mode=None if speculate else "off")
     launch: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}

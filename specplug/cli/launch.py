@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from specplug.demo import MODEL_NAMES, model_path
-from specplug.registry import default_registry
-from specplug.specs import EngineSpec
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import EngineSpec
 
 EngineName = Annotated[str, typer.Option("--engine", help="The engine that runs the model; see `specplug list`.")]
 Proposer = Annotated[str | None, typer.Option("--proposer", help="The proposer that drafts; see `specplug list`.")]
@@ -40,7 +40,7 @@ def flags(**given: Any) -> dict[str, Any]:
 def start_engine(
     engine: str, model: str, overrides: dict[str, Any], *, threads: int | None = None, **launch: Any
 ) -> Any:
-    """Resolve the settings and start an engine, a `specplug.engines.TextEngine`.
+    """Resolve the settings and start an engine, a `specplug.plugins.engines.TextEngine`.
 
     Raises:
         SettingsError, PluginError, EngineError: a setting, a plug-in's name or the model is wrong.

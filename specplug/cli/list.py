@@ -8,9 +8,9 @@ import typer
 
 from specplug.cli.output import AsJson, print_json, print_table
 from specplug.errors import PluginError, suggest
-from specplug.registry import Registry, default_registry
+from specplug.plugins.registry import Registry, default_registry
+from specplug.plugins.specs import PluginSpec
 from specplug.settings.plugins import KINDS
-from specplug.specs import PluginSpec
 
 
 def _known_kind(kind: str | None) -> str | None:

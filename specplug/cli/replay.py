@@ -189,7 +189,7 @@ def _proposers(names: Iterable[str | None], given: dict[str, Any], rest: dict[st
     Raises:
         SettingsError: a name or an option is wrong.
     """
-    from specplug.registry import default_registry
+    from specplug.plugins.registry import default_registry
     from specplug.replay.matrix import Contender
     from specplug.replay.setup import Setup
     from specplug.settings.sources import load_settings
@@ -205,7 +205,7 @@ def _proposers(names: Iterable[str | None], given: dict[str, Any], rest: dict[st
 
 def _peer(path: str) -> Any:
     """Return a foreign object to compare with, its factory's path checked."""
-    from specplug.replay.foreign import load_factory
+    from specplug.replay.external import load_factory
     from specplug.replay.matrix import Contender
 
     load_factory(path)

@@ -12,8 +12,8 @@ The rest has a part of it each.  Nothing here imports an engine; numba is import
 
 from specplug.corpus.documents import Document, tokenized
 from specplug.corpus.segment import Segment
+from specplug.corpus.status import Added, CorpusInfo, Merged, Problem, Removed, Synced
 from specplug.corpus.store import Store
-from specplug.corpus.told import Added, CorpusInfo, Merged, Problem, Removed, Synced
 from specplug.corpus.view import LiveSegment, Snapshot, View
 from specplug.text.fingerprint import Fingerprint, fingerprint
 

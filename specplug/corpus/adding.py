@@ -12,8 +12,8 @@ from specplug.corpus.manifest import Entry, Manifest
 from specplug.corpus.names import check_name, shortened
 from specplug.corpus.present import Present
 from specplug.corpus.segment import write_segment
+from specplug.corpus.status import Added, Progress
 from specplug.corpus.tenant import Tenant
-from specplug.corpus.told import Added, Progress
 from specplug.errors import CorpusError
 from specplug.text.fingerprint import Fingerprint
 

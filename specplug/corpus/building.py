@@ -103,7 +103,7 @@ class Builder:
 
     def sections(self) -> Sections:
         """Return all arrays of the segment, as `layout.SECTIONS` describes them; takes long, without the GIL."""
-        from specplug.match.sorting import sorted_places  # imports numba: for those who build only
+        from specplug.match.cpu.sorting import sorted_places  # imports numba: for those who build only
 
         text = np.frombuffer(self._text, np.int32)
         hashes = np.array(self._hashes, np.uint64)

@@ -17,8 +17,8 @@ from specplug.corpus.layout import DEAD_SHARE, SEGMENTS_OF_A_SIZE
 from specplug.corpus.locking import Building
 from specplug.corpus.manifest import Entry, Manifest, Mask
 from specplug.corpus.segment import Segment
+from specplug.corpus.status import Merged
 from specplug.corpus.tenant import Tenant
-from specplug.corpus.told import Merged
 from specplug.corpus.verifying import check_sections
 
 _SMALLEST = 1 << 12  # tokens: all below are of one size

@@ -5,8 +5,8 @@ from __future__ import annotations
 from specplug.corpus.documents import Tokens
 from specplug.corpus.manifest import Entry, Manifest
 from specplug.corpus.removing import unknown_corpus, unknown_document
+from specplug.corpus.status import Problem
 from specplug.corpus.tenant import Tenant
-from specplug.corpus.told import Problem
 from specplug.corpus.verifying import check_sections, promises_broken
 from specplug.errors import CorpusError, SpecplugError
 

@@ -9,8 +9,8 @@ import numpy as np
 from specplug.corpus.manifest import Entry, Manifest
 from specplug.corpus.names import hint, shortened
 from specplug.corpus.segment import Segment
+from specplug.corpus.status import Removed
 from specplug.corpus.tenant import Tenant
-from specplug.corpus.told import Removed
 from specplug.corpus.writing import breathe
 from specplug.errors import CorpusError, SpecplugError
 

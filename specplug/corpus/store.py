@@ -25,9 +25,9 @@ from specplug.corpus.manifest import Entry
 from specplug.corpus.merging import merge
 from specplug.corpus.reading import newest_document, problems_with
 from specplug.corpus.removing import remove_corpus, remove_documents
+from specplug.corpus.status import Added, CorpusInfo, Merged, Problem, Progress, Removed, Synced
 from specplug.corpus.syncing import Sync
 from specplug.corpus.tenant import Tenant, folders
-from specplug.corpus.told import Added, CorpusInfo, Merged, Problem, Progress, Removed, Synced
 from specplug.errors import CorpusError, SpecplugError
 from specplug.text.fingerprint import Fingerprint
 

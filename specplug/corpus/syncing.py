@@ -10,7 +10,7 @@ from specplug.corpus.documents import Document, Tokens
 from specplug.corpus.locking import Building
 from specplug.corpus.names import name_hash
 from specplug.corpus.present import Present
-from specplug.corpus.told import Synced
+from specplug.corpus.status import Synced
 from specplug.errors import CorpusError
 
 

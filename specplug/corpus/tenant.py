@@ -14,7 +14,7 @@ from specplug.corpus.locking import clean, held
 from specplug.corpus.manifest import Entry, Manifest, commit, load
 from specplug.corpus.names import check_name, folder_name
 from specplug.corpus.segment import Segment
-from specplug.corpus.told import CorpusInfo
+from specplug.corpus.status import CorpusInfo
 from specplug.corpus.writing import fsync_folder, told
 from specplug.errors import CorpusError
 from specplug.text.fingerprint import Fingerprint

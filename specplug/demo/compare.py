@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 from specplug.demo.loops import loop_mask
 from specplug.demo.tasks import Task
-from specplug.engines import TextEngine, TextRequest
+from specplug.plugins.engines import TextEngine, TextRequest
 
 
 @dataclass(frozen=True, slots=True)

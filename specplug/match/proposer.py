@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import PluginContext, Proposer
-from specplug.match.lookup import Lookup, LookupOptions
+from specplug.match.cpu.lookup import Lookup, LookupOptions
+from specplug.match.cpu.texts import NO_TEXT
 from specplug.match.options import LookupSettings
-from specplug.match.texts import NO_TEXT
 from specplug.types.batch import BatchView
 from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, Event, Lifecycle, Request, RequestEvent

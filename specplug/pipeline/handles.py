@@ -15,7 +15,7 @@ from specplug.faults import LateDraft
 from specplug.interfaces import Proposer
 from specplug.pipeline.held_back import HeldBack
 from specplug.pipeline.worker import Job, Worker
-from specplug.specs import ProposerSpec
+from specplug.plugins.specs import ProposerSpec
 from specplug.types.batch import BatchView
 from specplug.types.caps import ProposerCaps
 from specplug.types.draft import Draft

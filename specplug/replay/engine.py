@@ -1,6 +1,6 @@
 """An engine without a model: lifecycle events and steps, in the real pipeline around them.
 
-Nothing tells how an output goes on, and nothing how long it is: see `specplug.replay.seats`.
+Nothing tells how an output goes on, and nothing how long it is: see `specplug.replay.slots`.
 
 With a lag of k steps, two things are late, as they are at engines' seams.  The plan that shapes a step was made k
 steps before, from the figures of then (a scheduler that runs ahead of its workers).  And what proposers are told by
@@ -24,17 +24,17 @@ from specplug.assembly import build_draft_stage, build_plan_stage
 from specplug.errors import EngineError
 from specplug.interfaces import PluginContext, Trimmer
 from specplug.pipeline.stages import DraftStage
-from specplug.registry import Registry, default_registry
+from specplug.plugins.registry import Registry, default_registry
+from specplug.plugins.specs import PluginSpec, PolicySpec, ProposerSpec
 from specplug.replay.corpora import Corpora, hand_over
+from specplug.replay.fast_path import LeanStage, can_stand_in
 from specplug.replay.items import Ids
 from specplug.replay.late import EarlyPlans, LateTrimmer, LateVerdicts
-from specplug.replay.lean import LeanStage, can_stand_in
 from specplug.replay.loop import Offer
-from specplug.replay.seats import PLENTY, Seat, Seats
+from specplug.replay.repeated_batch import RepeatedTrimmer
 from specplug.replay.setup import Setup
-from specplug.replay.told import RepeatedTrimmer
+from specplug.replay.slots import PLENTY, Seat, Seats
 from specplug.settings.sources import load_settings
-from specplug.specs import PluginSpec, PolicySpec, ProposerSpec
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
@@ -53,7 +53,8 @@ class ReplayEngine:
         seats: S, most requests at a time.
         max_length: L, the longest prompt and output.
         vocab_size: ids lie in [0, vocab_size).
-        told: B, the identical requests that a single one stands for (see `specplug.replay.told`); with several seats 1.
+        told: B, the identical requests that a single one stands for, see `specplug.replay.repeated_batch`; 1 with
+            several seats.
         corpora: handed to a proposer that holds some whenever it is built.
         registry: of plug-ins; the installed ones by default.
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specplug.errors import SettingsError
-from specplug.registry import Registry
+from specplug.plugins.registry import Registry
 from specplug.replay.corpora import DOCUMENTS, distinct
 from specplug.replay.engine import ReplayEngine
 from specplug.replay.items import Ids

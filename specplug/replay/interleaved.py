@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specplug.errors import SettingsError
-from specplug.registry import Registry
+from specplug.plugins.registry import Registry
 from specplug.replay.corpora import corpora_of
 from specplug.replay.engine import ReplayEngine
 from specplug.replay.items import TokenItem

@@ -152,7 +152,7 @@ def _one(
     """Replay one workload."""
     contender = run.contender
     if contender.setup is None:
-        from specplug.replay.foreign import replay_foreign
+        from specplug.replay.external import replay_foreign
 
         assert contender.peer is not None
         return replay_foreign(

@@ -31,7 +31,8 @@ class Setup:
         distractors: further corpora for them, the documents of each; see `specplug.replay.corpora.distractors`.
         trees: the target verifies trees.
         settings: further settings, as `SPECPLUG_CONFIG` takes them.
-        lean: drafts pass through `specplug.replay.lean`, which is several times faster than the stage that engines use
+        lean: drafts pass through `specplug.replay.fast_path`, which is several times faster than the stage that engines
+            use
             and counts the same.
     """
 

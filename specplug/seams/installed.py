@@ -9,10 +9,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from specplug.plugins.specs import CheckResult
 from specplug.seams.seam import Seam
 from specplug.seams.sources import moved_in
 from specplug.seams.support import UNKNOWN, Range, is_optional
-from specplug.specs import CheckResult
 
 
 def package_folder(package: str) -> Path | None:

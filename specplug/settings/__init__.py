@@ -1,7 +1,7 @@
-"""Settings: what a server is told at start-up, and what one request may say.
+"""Settings of a server, given at start-up.
 
-`load_settings` resolves a server's settings and knows where each value came from; `parse_request_fields` checks the
-fields of one request.  pydantic is imported here and in plug-ins' own option models, never by hot-path modules.
+`load_settings` resolves them and knows where each value came from.  pydantic is imported here and in plug-ins' own
+option models, never by hot-path modules.
 """
 
 from specplug.settings.model import (
@@ -14,8 +14,6 @@ from specplug.settings.model import (
     leaves,
 )
 from specplug.settings.plugins import KINDS, plugin_options
-from specplug.settings.request import parse_request_fields
-from specplug.settings.request_fields import RequestFields
 from specplug.settings.sources import CONFIG_VARIABLE, DEFAULT_ORIGIN, ResolvedSettings, load_settings
 
 __all__ = [
@@ -26,12 +24,10 @@ __all__ = [
     "CorporaSettings",
     "Faults",
     "Limits",
-    "RequestFields",
     "ResolvedSettings",
     "Settings",
     "TraceSettings",
     "leaves",
     "load_settings",
-    "parse_request_fields",
     "plugin_options",
 ]

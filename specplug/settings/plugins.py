@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from specplug.errors import PluginError, SettingsError, suggest
-from specplug.registry import Registry
+from specplug.plugins.registry import Registry
+from specplug.plugins.specs import CheckSpec, EngineSpec, PluginSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.settings.mistakes import Mistake, from_pydantic, shown, together, unknown
 from specplug.settings.model import Settings
-from specplug.specs import CheckSpec, EngineSpec, PluginSpec, PolicySpec, ProposerSpec, VerifierSpec
 
 KINDS: dict[str, type[PluginSpec]] = {
     spec.kind: spec for spec in (ProposerSpec, PolicySpec, VerifierSpec, EngineSpec, CheckSpec)

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from specplug.errors import SettingsError
-from specplug.registry import Registry
+from specplug.plugins.registry import Registry
 from specplug.settings.mistakes import Mistake, flatten, from_pydantic, no_duplicates, shown, together
 from specplug.settings.model import Settings
 from specplug.settings.plugins import plugin_mistakes

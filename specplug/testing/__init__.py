@@ -10,21 +10,21 @@ import importlib
 from typing import Any
 
 _HOME = {
-    "Case": "specplug.testing.law",
+    "Case": "specplug.testing.output_distribution",
     "EqualityReport": "specplug.testing.equality",
-    "Knobs": "specplug.testing.law",
+    "Knobs": "specplug.testing.output_distribution",
     "LOSSY_MUTANTS": "specplug.testing.mutants",
     "PolicyContract": "specplug.testing.policy_contract",
     "ProposerContract": "specplug.testing.contract",
-    "TinyModel": "specplug.testing.law",
+    "TinyModel": "specplug.testing.output_distribution",
     "VerifierContract": "specplug.testing.verifier_contract",
-    "emitted_law": "specplug.testing.law",
+    "emitted_law": "specplug.testing.output_distribution",
     "g_test": "specplug.testing.statistics",
     "g_test_power": "specplug.testing.statistics",
     "judge_greedy": "specplug.testing.equality",
-    "law_error": "specplug.testing.law",
+    "law_error": "specplug.testing.output_distribution",
     "make_batch": "specplug.testing.batches",
-    "target_law": "specplug.testing.law",
+    "target_law": "specplug.testing.output_distribution",
 }
 
 __all__ = sorted(_HOME)

@@ -26,9 +26,9 @@ from specplug.errors import ContractError
 from specplug.interfaces import PluginContext, Proposer
 from specplug.pipeline.buffers import checked_draft_vocab
 from specplug.pipeline.runner import ProposerRunner
-from specplug.registry import Registry, default_registry
+from specplug.plugins.registry import Registry, default_registry
+from specplug.plugins.specs import ProposerSpec
 from specplug.settings.model import Faults, Settings
-from specplug.specs import ProposerSpec
 from specplug.testing.batches import PLENTY, POISON, make_batch
 from specplug.types.batch import Barrier, BatchView
 from specplug.types.caps import Distribution, EngineCaps

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from specplug.registry import Registry
-from specplug.specs import ProposerSpec
+from specplug.plugins.registry import Registry
+from specplug.plugins.specs import ProposerSpec
 from specplug.testing.driver import NO_OPTIONS, Driver, RowDraft, Step
 from specplug.types.caps import ProposerCaps
 from specplug.types.request import Lifecycle

@@ -116,7 +116,7 @@ class LenientThreshold(WrongVerifier):
         return super()._keeps(p, halved(q), numbers)
 
 
-# What the mutants take for the draft law: `specplug.testing.law.Case.judged_by` needs to know.
+# What the mutants take for the draft law: `specplug.testing.output_distribution.Case.judged_by` needs to know.
 MISTAKEN_LAWS: tuple[Callable[[Tensor], Tensor], ...] = (uniform, tempered, halved)
 
 LOSSY_MUTANTS: Mapping[str, type[ReferenceVerifier]] = MappingProxyType(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import Planner, PluginContext, Trimmer
-from specplug.specs import PolicySpec
+from specplug.plugins.specs import PolicySpec
 from specplug.testing.batches import make_batch
 from specplug.testing.driver import NO_OPTIONS
 from specplug.types.batch import BatchView

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from specplug.interfaces import PluginContext, Verifier
-from specplug.specs import VerifierSpec
+from specplug.plugins.specs import VerifierSpec
 from specplug.testing.driver import NO_OPTIONS
-from specplug.testing.law import Case, Knobs, TinyModel, law_error
 from specplug.testing.mutants import MISTAKEN_LAWS
+from specplug.testing.output_distribution import Case, Knobs, TinyModel, law_error
 from specplug.testing.verify_steps import VerifyStep, moved, tensors
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import NO_TOKEN, Draft

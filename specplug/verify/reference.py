@@ -23,7 +23,7 @@ from specplug.interfaces import PluginContext, Verifier
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
-from specplug.verify.draft_law import column_probs, normalised, probs_of, scattered, was_drawn
+from specplug.verify.draft_distribution import column_probs, normalised, probs_of, scattered, was_drawn
 from specplug.verify.greedy import verify_greedy
 from specplug.verify.target import target_probs
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specplug.registry import Registry
-from specplug.specs import ProposerSpec
+from specplug.plugins.registry import Registry
+from specplug.plugins.specs import ProposerSpec
 from specplug.testing.driver import Driver
 from specplug.trace import TraceRow, TraceWriter
 from tests.engines.launch import PLUGINS, ROOT

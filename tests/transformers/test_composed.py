@@ -6,7 +6,7 @@ import pytest
 
 from specplug.composing import ComposedProposer
 from specplug.interfaces import PluginContext
-from specplug.specs import ProposerSpec
+from specplug.plugins.specs import ProposerSpec
 from specplug.types.caps import ProposerCaps
 from specplug_transformers import Engine
 from tests.transformers import toys

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specplug.specs import ProposerSpec
+from specplug.plugins.specs import ProposerSpec
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests.transformers import test_law as law
 from tests.transformers import toys

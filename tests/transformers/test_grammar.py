@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specplug.interfaces import PluginContext, Proposer
-from specplug.specs import ProposerSpec
+from specplug.plugins.specs import ProposerSpec
 from specplug.testing.statistics import g_test
 from specplug.trace import read_trace
 from specplug.types.batch import BatchView

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specplug.interfaces import PluginContext, Proposer
-from specplug.specs import ProposerSpec
+from specplug.plugins.specs import ProposerSpec
 from specplug.testing import g_test
 from specplug.types.batch import BatchView
 from specplug.types.caps import Distribution, ProposerCaps

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specplug.registry import Owner, Registry
+from specplug.plugins.registry import Owner, Registry
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests.transformers.conftest import assert_greedy_equal, greedy
 from tests.transformers.toys import prompts

@@ -15,7 +15,7 @@ from specplug.corpus.store import Store
 from specplug.errors import SpecplugError
 from specplug.text.fingerprint import encoder, fingerprint
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
-from tests.corpus_tools import OTHER
+from tests.corpus.tools import OTHER
 from tests.transformers.conftest import greedy
 from tests.transformers.test_stopping import byte_tokenizer, spell
 

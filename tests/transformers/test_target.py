@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from specplug.interfaces import PluginContext
-from specplug.specs import ProposerSpec
+from specplug.plugins.specs import ProposerSpec
 from specplug.types.caps import ProposerCaps
 from specplug_transformers import Engine
 from tests.transformers import toys

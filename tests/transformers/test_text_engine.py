@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specplug.engines import TextRequest
 from specplug.errors import EngineError, RequestError
+from specplug.plugins.engines import TextRequest
 from specplug.settings.sources import load_settings
 from specplug_transformers import TransformersEngine
 from tests.transformers.conftest import cached_model, greedy

@@ -21,16 +21,16 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-import specplug.builtin
+import specplug.plugins.builtin
 import specplug_batch.plugin
 import specplug_fixed.plugin
 import specplug_ngram.plugin
 import specplug_retrieval.plugin
-from specplug.hooks import hookimpl
 from specplug.host import HostProposer
 from specplug.interfaces import Planner, PluginContext, Proposer
-from specplug.registry import Owner, Registry
-from specplug.specs import PolicySpec, ProposerSpec, VerifierSpec
+from specplug.plugins.hooks import hookimpl
+from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec
 from specplug.testing.mutants import LOSSY_MUTANTS
 from specplug.types.batch import BatchView
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
@@ -241,7 +241,7 @@ def make_registry(more: Sequence[ProposerSpec] = ()) -> Registry:
     """Return a registry of the built-ins and the toys."""
     registry = Registry()
     plugins = {
-        "core": specplug.builtin,
+        "core": specplug.plugins.builtin,
         "batch": specplug_batch.plugin,
         "fixed": specplug_fixed.plugin,
         "ngram": specplug_ngram.plugin,

@@ -15,8 +15,8 @@ from specplug_testkit.options import LadderOptions
 from specplug_testkit.plugin import PROPOSERS, spec_of
 
 from specplug.interfaces import PluginContext
-from specplug.registry import Owner, Registry
-from specplug.specs import PolicySpec, ProposerSpec
+from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.specs import PolicySpec, ProposerSpec
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
 from specplug.testing.harness import DEFAULT_TEXTS
@@ -25,7 +25,7 @@ from specplug.testing.policy_contract import PolicyContract
 from specplug.testing.statistics import g_test
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import HostStats, RequestStats
-from specplug.verify.draft_law import full_probs
+from specplug.verify.draft_distribution import full_probs
 
 LOOP = [1, 2, 3, 1, 2, 3, 1]
 

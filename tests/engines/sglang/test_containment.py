@@ -44,7 +44,7 @@ def truth() -> Answers:
 
 def misbehave(scheduler: Any, call: str) -> None:
     """Let those that raise do so in another kind of call; and let requests named "x/1" ask for proposer x."""
-    from specplug.serving import wire
+    from specplug.requests import wire
     from specplug.types.request import RequestOptions
 
     for handle in [runner.handle for runner in scheduler.draft_worker.drafting.stage.runners]:

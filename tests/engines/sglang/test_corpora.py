@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specplug_sglang.corpus_texts import SEPARATOR
+from specplug_sglang.corpus_handover import SEPARATOR
 from tests.engines.engines import Engine, HostDied, Raised
 from tests.engines.plain import greedy, ids, prompts, tokenizer
 from tests.engines.server import Server

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from specplug.serving.launches import MARK
-from specplug_sglang.advice import Launch, advise
+from specplug.operator.launches import MARK
+from specplug_sglang.startup.advice import Launch, advise
 from tests.engines.sglang.launch import Configuration, configuration
 
 SPECPLUG = Path(sys.executable).parent / "specplug"
@@ -20,8 +20,8 @@ NGRAM = '{"proposer": "ngram", "mode": "off"}'
 
 ASKED = """
 import json, os, sys
-from specplug.serving.launches import tell
-from specplug_sglang.launch import _resolved
+from specplug.operator.launches import tell
+from specplug_sglang.doctor.launch import _resolved
 for settings, arguments in json.loads(sys.argv[1]):
     os.environ["SPECPLUG_CONFIG"] = settings
     tell(_resolved, json.dumps(arguments))
@@ -116,7 +116,7 @@ def test_another_algorithms_name_is_not_asked_about(answers):
 
 def test_a_line_that_keeps_specplug_out_is_refused():
     config = configuration("SPECPLUG", environment={"SGLANG_PLUGINS": "other"})
-    command = [sys.executable, "-m", "specplug_sglang.launch", json.dumps(config.flags())]
+    command = [sys.executable, "-m", "specplug_sglang.doctor.launch", json.dumps(config.flags())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=config.variables())
     (told,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     assert "SGLang does not load specplug" in told

@@ -387,7 +387,7 @@ def test_a_draw_of_verification_is_found_out(toys):
 
 
 def draw_by_verification(scheduler: Any) -> None:
-    from specplug_sglang import exact
+    from specplug_sglang.verification import exact
 
     trees.put(exact, "sample_plainly", lambda *args: None)
 
@@ -431,7 +431,7 @@ def test_penalties_applied_twice_are_found_out(toys):
 
 def penalise_twice(scheduler: Any) -> None:
     """The mistake: what is sampled plainly starts from logits that hold the penalties, and adds them again."""
-    from specplug_sglang import exact
+    from specplug_sglang.verification import exact
 
     def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Any, n: int) -> None:
         penalties = batch.sampling_info.acc_additive_penalties

@@ -13,7 +13,7 @@ import pytest
 from specplug.grammar.follow import follow
 from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
 from specplug.types.draft import NO_TOKEN
-from specplug_sglang.grammar import State
+from specplug_sglang.scheduler.grammar import State
 from tests.engines.matchers import KEYS, REGEX, allows, legal, matcher, schema
 from tests.engines.plain import ids, tokenizer
 from tests.engines.sglang import trees
@@ -311,6 +311,6 @@ def which_go_back(scheduler: Any) -> list[bool]:
     """Return it of grammars without a way back, as Outlines' are, and of XGrammar's."""
     from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
 
-    from specplug_sglang.grammar import _goes_back
+    from specplug_sglang.scheduler.grammar import _goes_back
 
     return [_goes_back(BaseGrammarObject()), _goes_back(state_of(REGEX, [])._grammar)]

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from specplug.serving.operators import KEY_VARIABLE
-from specplug_sglang import guards, status
+from specplug.operator.access import KEY_VARIABLE
+from specplug_sglang.frontend import guards
+from specplug_sglang.scheduler import status
 from tests.engines.engines import Engine
 
 CORPORA = [("POST", "/add_external_corpus"), ("POST", "/remove_external_corpus"), ("GET", "/list_external_corpora")]
@@ -60,7 +61,7 @@ def attached(admin_api_key: str | None) -> Iterator[tuple[Manager, Callable[...,
     import sglang.srt.entrypoints.http_server as module
     from fastapi.testclient import TestClient
 
-    from specplug_sglang.endpoints import attach
+    from specplug_sglang.frontend.endpoints import attach
 
     app, routes, manager = module.app, list(module.app.router.routes), Manager(admin_api_key)
     apps = [(route, route.app) for route in routes if hasattr(route, "app")]

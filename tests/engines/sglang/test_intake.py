@@ -42,7 +42,7 @@ def zoo(engine: Callable[..., Engine]) -> Engine:
 
 def listen(scheduler: Any) -> None:
     """Note what arrives from now on."""
-    from specplug.serving import wire
+    from specplug.requests import wire
 
     scheduler._arrivals = []
     original = type(scheduler)._add_request_to_queue
@@ -94,7 +94,7 @@ def refusals(engine: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
 
 def parses(engine: Any, sampling_params: Any, prompts: int = 1) -> dict[str, Any]:
     """Tell how often fields are parsed for one call, and whether what the caller gave stays as it is."""
-    from specplug_sglang.parsing import Parser
+    from specplug_sglang.frontend.parsing import Parser
 
     count, before, original = [], repr(sampling_params), Parser.parsed
 
@@ -135,7 +135,7 @@ def while_parsing(engine: Any, sizes: list[int]) -> dict[str, Any]:
     """Send requests with references of so many lines at once; tell which were parsed on the event loop's thread."""
     import threading
 
-    from specplug_sglang.parsing import Parser
+    from specplug_sglang.frontend.parsing import Parser
 
     on_loop, original = {}, Parser.parsed
 
@@ -166,7 +166,7 @@ def transported(engine: Any, size: int) -> dict[str, Any]:
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput, msgpack_decode, msgpack_encode
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    from specplug.serving import wire
+    from specplug.requests import wire
     from specplug.types.request import Reference, RequestOptions
 
     reference = Reference(np.arange(size, dtype=np.int32), "x")
@@ -388,7 +388,7 @@ def test_requests_without_a_body_keep_their_fields():
     """Those of SGLang's gRPC bridge, where OpenAI's `prediction` is lost."""
     from types import SimpleNamespace
 
-    from specplug_sglang import intake
+    from specplug_sglang.frontend import intake
 
     async def handle_request(self: Any, request: Any, raw_request: Any) -> Any:
         return request.custom_params

@@ -52,9 +52,9 @@ def test_lengths_come_to_the_host_where_attention_reads_them_only(engine, topk):
 def on_meta(scheduler: Any, width: int) -> dict[str, Any]:
     """Draft, prepare and observe for three requests on the meta device, the second time under watch."""
     from specplug.types.verdict import Outcome
-    from specplug_sglang.drafting import Drafting
-    from specplug_sglang.trees import nodes_of, whole_mask
-    from specplug_sglang.verify_input import relayed
+    from specplug_sglang.scheduler.drafting import Drafting
+    from specplug_sglang.verification.trees import nodes_of, whole_mask
+    from specplug_sglang.verification.verify_input import relayed
 
     config = scheduler.model_config
     drafting = Drafting(scheduler.server_args, config, slots=9, device=META, rank=0, tokenizer=None)

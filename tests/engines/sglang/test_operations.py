@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from specplug.serving.operators import KEY_HEADER
+from specplug.operator.access import KEY_HEADER
 from tests.engines.engines import Engine, Raised
 from tests.engines.plain import ids
 from tests.engines.server import MODEL, Server
@@ -379,13 +379,13 @@ def set_mode(engine: Any, **order: Any) -> list[dict[str, Any]]:
 
 
 def told_in_scheduler(scheduler: Any) -> dict[str, Any]:
-    from specplug_sglang import status
+    from specplug_sglang.scheduler import status
 
     return status.scheduler_status(scheduler)
 
 
 def obeyed_in_scheduler(scheduler: Any, order: dict[str, Any]) -> dict[str, Any]:
-    from specplug_sglang import status
+    from specplug_sglang.scheduler import status
 
     return status.control(scheduler, order)
 
@@ -451,12 +451,14 @@ def routes_without_specplug(engine: Any) -> list[str]:
     """Let a server of this engine's arguments be made, as far as specplug has a part in it; return what is ours."""
     from sglang.srt.entrypoints.http_server import app
 
-    from specplug_sglang import front, metrics
+    from specplug_sglang.frontend import exporter, http
 
-    front.front_made(None, engine.tokenizer_manager)
-    metrics.metrics_made(None, app)
+    http.front_made(None, engine.tokenizer_manager)
+    exporter.metrics_made(None, app)
     ours = [path for route in app.routes if "specplug" in (path := getattr(route, "path", ""))]
-    return ours + [name for name in ("specplug_sglang.endpoints", "specplug.serving.exporter") if name in sys.modules]
+    return ours + [
+        name for name in ("specplug_sglang.frontend.endpoints", "specplug.operator.exporter") if name in sys.modules
+    ]
 
 
 def test_an_engine_that_did_not_ask_has_none_of_it(stock):

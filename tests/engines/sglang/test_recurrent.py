@@ -181,7 +181,7 @@ def fuse_accept(engine: Any) -> None:
     from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
     from sglang.srt.layers.attention.linear.kda_backend import KDAAttnBackend
 
-    from specplug_sglang.widths import refuse_fused_accept
+    from specplug_sglang.verification.draft_lengths import refuse_fused_accept
 
     attention = object.__new__(HybridLinearAttnBackend)
     attention.linear_attn_backend = object.__new__(KDAAttnBackend)

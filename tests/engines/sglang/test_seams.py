@@ -11,7 +11,7 @@ import pytest
 
 from specplug.seams.installed import package_folder, version_in
 from specplug.seams.sources import moved_in
-from specplug_sglang.seams_table import OPTIONAL, RUN, SEAMS, VERSIONS, Where
+from specplug_sglang.seams.table import OPTIONAL, RUN, SEAMS, VERSIONS, Where
 from tests.engines.engines import Raised
 from tests.engines.planted import assert_named_in_sources, sources_of
 
@@ -135,7 +135,9 @@ def move_comfort(engine):
     import sglang.srt.utils.common as common
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
-    from specplug_sglang import events, metrics, seams
+    from specplug_sglang import seams
+    from specplug_sglang.frontend import exporter
+    from specplug_sglang.scheduler import events
 
     weights = SimpleNamespace(get_model_runner=lambda: None)
     with warned() as records, pytest.MonkeyPatch.context() as patch:
@@ -144,7 +146,7 @@ def move_comfort(engine):
         patch.setattr(events, "_runners", {None: None})
         for _ in range(2):
             events._tell_change(weights)
-            metrics.metrics_made(None, SimpleNamespace(state=SimpleNamespace(specplug="a manager")))
+            exporter.metrics_made(None, SimpleNamespace(state=SimpleNamespace(specplug="a manager")))
         for where in set(get_args(Where)) - OPTIONAL.keys():
             seams.require(where)
     return records

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from specplug.engines import TextRequest, TextUpdate
 from specplug.errors import EngineError, RequestError
+from specplug.plugins.engines import TextRequest, TextUpdate
 from specplug.settings import Settings
-from specplug_sglang.text import SglangEngine
+from specplug_sglang.generate import SglangEngine
 from tests.engines import plain
 from tests.engines.launch import TINY
 from tests.engines.sglang.launch import Configuration, configuration

@@ -183,7 +183,7 @@ def after_preparing(scheduler: Any, change: Callable[[Any, int], None]) -> None:
             change(batch, batch.spec_info.draft_token_num)
 
     if is_ours(scheduler):
-        import specplug_sglang.worker as module
+        import specplug_sglang.scheduler.worker as module
 
         original = put(module, "prepare", prepare)
     else:
@@ -252,8 +252,8 @@ def misplace(scheduler: Any) -> None:
 
 def mask_as_on_gpus(scheduler: Any) -> None:
     """No mistake: the worker's own masks of the whole text, whose size it takes from lengths that the host knows."""
-    import specplug_sglang.verify_input as module
-    from specplug_sglang.trees import chain_sees, whole_mask
+    import specplug_sglang.verification.verify_input as module
+    from specplug_sglang.verification.trees import chain_sees, whole_mask
 
     def mask(batch: Any, nodes: Any, *_: Any, **__: Any) -> torch.Tensor:
         sees = chain_sees(*nodes.tokens.shape, nodes.tokens.device) if nodes.sees is None else nodes.sees

@@ -9,7 +9,7 @@ from vllm.config import vllm as config_module
 from vllm.config.compilation import CompilationConfig, CUDAGraphMode
 from vllm.v1.worker.gpu import cudagraph_utils
 
-from specplug_vllm.asked import METHOD, PROPOSER
+from specplug_vllm.config import METHOD, PROPOSER
 
 
 def vllm_config(

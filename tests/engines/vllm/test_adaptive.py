@@ -146,7 +146,7 @@ def create(backend: Any, graphs: str, method: str = "custom_class", support: str
     from vllm.v1.attention.backend import AttentionCGSupport
     from vllm.v1.worker.gpu.spec_decode.adaptive_verification import maybe_create_adaptive_verification_manager
 
-    from specplug_vllm.adaptive import _our_manager
+    from specplug_vllm.worker.adaptive import _our_manager
 
     builder = SimpleNamespace(
         get_cudagraph_support=lambda *_: AttentionCGSupport[support],
@@ -184,7 +184,7 @@ def test_a_backend_whose_graphs_take_no_mixed_lengths_is_refused_by_name():
 
 
 def test_the_seam_is_declared():
-    from specplug_vllm.asked import engine_caps
+    from specplug_vllm.config import engine_caps
 
     caps = engine_caps(config())
     assert caps.ragged is Ragged.NATIVE

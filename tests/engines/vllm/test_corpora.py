@@ -20,7 +20,7 @@ import pytest
 from specplug.corpus.documents import Document
 from specplug.corpus.store import Store
 from specplug.text.fingerprint import fingerprint
-from tests.corpus_tools import OTHER, overwrite
+from tests.corpus.tools import OTHER, overwrite
 from tests.engines.engines import Engine, Raised
 from tests.engines.launch import TINY
 from tests.engines.plain import greedy, prompts, tokenizer

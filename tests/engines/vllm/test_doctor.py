@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from specplug.errors import EngineError
-from specplug.serving import launches
-from specplug.serving.launches import MARK
-from specplug_vllm import launch
-from specplug_vllm.advice import Launch, advise
+from specplug.operator import launches
+from specplug.operator.launches import MARK
+from specplug_vllm.doctor import launch
+from specplug_vllm.startup.advice import Launch, advise
 from tests.engines.vllm.launch import Configuration, configuration
 
 SPECPLUG = Path(sys.executable).parent / "specplug"
@@ -54,7 +54,7 @@ def test_doctor_looks_through_a_launch_line():
 def test_a_v2_launch_with_too_small_a_budget_is_warned_of_by_doctor_and_by_the_server():
     config = configuration("v2", NGRAM, asynchronous=True, width=32, max_num_seqs=16)
     _, arguments = launch.parsed(line_of(config))
-    command = [sys.executable, "-m", "specplug_vllm.launch", json.dumps(arguments)]
+    command = [sys.executable, "-m", "specplug_vllm.doctor.launch", json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=config.variables())
     found = Launch(**launches.heard(done, "vLLM"))
     text = "\n".join(result.summary for result in advise(found))
@@ -67,8 +67,8 @@ def test_a_v2_launch_with_too_small_a_budget_is_warned_of_by_doctor_and_by_the_s
 
 ASKED = """
 import json, sys
-from specplug.serving.launches import tell
-from specplug_vllm.launch import _configured
+from specplug.operator.launches import tell
+from specplug_vllm.doctor.launch import _configured
 for arguments in json.loads(sys.argv[1]):
     tell(_configured, json.dumps(arguments))
 """

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
-from specplug_vllm.draft_logits import UNLIKELY, write
+from specplug_vllm.worker.draft_logits import UNLIKELY, write
 
 SLOTS, WIDEST, VOCAB = 7, 5, 300
 

@@ -11,10 +11,10 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from specplug.serving.operators import KEY_VARIABLE
-from specplug_vllm import endpoints
-from specplug_vllm.advice import routes
-from specplug_vllm.asked import METHOD, PROPOSER, resolved
+from specplug.operator.access import KEY_VARIABLE
+from specplug_vllm.config import METHOD, PROPOSER, resolved
+from specplug_vllm.frontend import endpoints
+from specplug_vllm.startup.advice import routes
 
 ROUTES = [("GET", "/specplug/status"), ("POST", "/specplug/mode"), ("GET", "/specplug/corpora")]
 ROUTES += [("POST", "/specplug/corpora"), ("DELETE", "/specplug/corpora/x")]

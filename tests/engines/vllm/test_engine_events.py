@@ -161,8 +161,8 @@ def test_drafting_is_closed_once_before_its_worker_shuts_down():
 
     from vllm.v1.worker.worker_base import WorkerBase
 
-    from specplug_vllm import events
-    from specplug_vllm.drafting import Drafting
+    from specplug_vllm.worker import events
+    from specplug_vllm.worker.drafting import Drafting
 
     order: list[str] = []
 

@@ -11,8 +11,8 @@ from vllm.config.vllm import VllmConfig
 
 from specplug.types.caps import WidthChange
 from specplug.types.plan import StepPlan
-from specplug_vllm import graphs
-from specplug_vllm.asked import engine_caps
+from specplug_vllm.config import engine_caps
+from specplug_vllm.startup import graphs
 from tests.engines.vllm.graphs import dispatcher, mode_of, vllm_config
 
 
@@ -112,8 +112,8 @@ def test_vllm_reads_the_list_as_it_is_meant(most, max_num_seqs):
 def test_what_a_policy_caps_reaches_the_drafts_where_rows_are_padded():
     import torch
 
-    from specplug_vllm import notes
-    from specplug_vllm.drafting import Drafting
+    from specplug_vllm import step_metadata
+    from specplug_vllm.worker.drafting import Drafting
 
     found: list[list[int]] = []
     drafting = object.__new__(Drafting)
@@ -132,7 +132,7 @@ def test_what_a_policy_caps_reaches_the_drafts_where_rows_are_padded():
     batch = SimpleNamespace(request_ids=("a", "b", "c"))
     for caps in ({}, {"a": 2, "b": 3}):
         step = SimpleNamespace(num_spec_tokens_to_schedule=7, scheduled_spec_decode_tokens={})
-        notes.attach(step, notes.StepNotes(StepPlan(7, caps=caps)))
+        step_metadata.attach(step, step_metadata.StepNotes(StepPlan(7, caps=caps)))
         drafting.begin_step(step)
         with pytest.raises(InterruptedError):
             drafting.step(batch, None, own)

@@ -29,7 +29,7 @@ MAX_TOKENS = 24
 
 def arrival(llm: Any, extra_args: dict[str, Any], **sampling: Any) -> dict[str, Any]:
     """Let a request in, and tell what the scheduler's copies of it carry (one per child)."""
-    from specplug.serving import wire
+    from specplug.requests import wire
 
     before = repr(extra_args)
     params = inside.sampling({**sampling, "extra_args": extra_args})
@@ -268,8 +268,8 @@ def test_too_many_biases_are_refused_before_they_end_the_engine(engine):
 
 
 def test_large_texts_are_tokenised_in_a_thread_and_small_ones_at_once():
-    from specplug.serving import wire
-    from specplug.serving.parsing import INLINE_CHARACTERS, Parser
+    from specplug.requests import wire
+    from specplug.requests.parser import INLINE_CHARACTERS, Parser
     from specplug.settings import load_settings
     from specplug.text.request_tokenizer import RequestTokenizer
 

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import torch
 
-from specplug.serving.places import Places
-from specplug.serving.residents import Resident
-from specplug.serving.stops import StopWatch
+from specplug.runtime.running_request import Resident
+from specplug.runtime.slot_allocator import Places
+from specplug.runtime.stops import StopWatch
 from specplug.types.draft import Draft
 from specplug.types.request import Request
-from specplug_vllm.drafting import Drafting
-from specplug_vllm.v2 import Speculator, buffers
+from specplug_vllm.worker.drafting import Drafting
+from specplug_vllm.worker.v2 import Speculator, buffers
 
 CPU = torch.device("cpu")
 SLOTS, WIDTH = 6, 3

@@ -13,8 +13,8 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from specplug.errors import PluginError
 from specplug.pipeline.stages import DraftStage
-from specplug_vllm import memory
-from specplug_vllm.drafting import Drafting
+from specplug_vllm.worker import memory
+from specplug_vllm.worker.drafting import Drafting
 
 GIB = 1 << 30
 LATER = GIB // 2

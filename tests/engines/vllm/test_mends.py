@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from specplug_vllm import mends
+from specplug_vllm.worker import workarounds
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +24,8 @@ def module():
         current_platform.import_kernels()
     names = ("expand_batch_to_tokens", "apply_sampling_constraints")
     stock = {name: getattr(rejection_sampler, name) for name in names}
-    mends.install()
-    mends.install()
+    workarounds.install()
+    workarounds.install()
     yield rejection_sampler
     for name, function in stock.items():
         setattr(rejection_sampler, name, function)
@@ -60,5 +60,5 @@ def test_every_row_of_logits_gets_its_requests_adapter(by_row):
             return (1, 1, 1, 0, 2, 2) if by_row else named, tuple(counts), "mapping"
 
     state = State()
-    mends.spread_adapters(state, lambda: drafts)
+    workarounds.spread_adapters(state, lambda: drafts)
     assert state.make_lora_inputs(["a", "b", "c"], [3, 1, 2]) == ((1, 1, 1, 0, 2, 2), (3, 1, 2), "mapping")

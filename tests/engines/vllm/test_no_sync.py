@@ -16,7 +16,7 @@ from specplug.types.plan import StepPlan
 from tests.engines.one_device import OneDevice
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import prompts
-from tests.test_no_sync import Watch
+from tests.pipeline.test_no_sync import Watch
 
 META = torch.device("meta")
 ADAPTIVE = {
@@ -81,8 +81,8 @@ def test_the_device_is_watched(operation):
 
 def on_meta(llm: Any) -> dict[str, Any]:
     """Draft with a speculator on the meta device for three requests, the second time under watch."""
-    from specplug_vllm import notes
-    from specplug_vllm.v2 import Speculator
+    from specplug_vllm import step_metadata
+    from specplug_vllm.worker.v2 import Speculator
 
     config = llm.llm_engine.vllm_config
     seats, length = config.scheduler_config.max_num_seqs, config.model_config.max_model_len
@@ -104,7 +104,7 @@ def on_meta(llm: Any) -> dict[str, Any]:
         new = {"mm_features": [], "prompt_embeds": None, "lora_request": None, "sampling_params": params}
         drafting.start(SimpleNamespace(req_id=name, prompt_token_ids=[1, 2, 3], **new), None)
     said = SimpleNamespace(num_spec_tokens_to_schedule=width, scheduled_spec_decode_tokens={})
-    notes.attach(said, notes.StepNotes(StepPlan(width, 3)))
+    step_metadata.attach(said, step_metadata.StepNotes(StepPlan(width, 3)))
     found: list[str] = []
     for mode in (OneDevice(META, []), watch := OneDevice(META, found)):
         batch = SimpleNamespace(num_reqs=3, idx_mapping=empty(3, dtype=torch.int64), req_ids=list(names))

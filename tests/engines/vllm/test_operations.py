@@ -319,7 +319,7 @@ def routes_of_a_server_without_specplug(llm: Any) -> list[Any]:
     from fastapi import FastAPI
     from fastapi.testclient import TestClient
 
-    from specplug_vllm.endpoints import SpecplugEndpoints
+    from specplug_vllm.frontend.endpoints import SpecplugEndpoints
 
     app, plugin = FastAPI(), SpecplugEndpoints()
     plugin.attach_router(app)

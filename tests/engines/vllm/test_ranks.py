@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specplug_vllm.ranks import Ranks
-from specplug_vllm.v2 import buffers
+from specplug_vllm.worker.ranks import Ranks
+from specplug_vllm.worker.v2 import buffers
 
 
 class Group:

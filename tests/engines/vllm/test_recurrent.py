@@ -111,7 +111,7 @@ def test_rows_that_decode_come_before_rows_that_prefill(monkeypatch):
     """vLLM takes the first prefilling row for the end of those that decode."""
     from vllm.v1.worker.gpu import model_runner
 
-    from specplug_vllm import recurrent
+    from specplug_vllm.startup import recurrent
 
     decodes = {"drafted": 4, "full": WIDTH + 1, "plain": 1}
     prefills = {"as long as a verification": WIDTH + 1, "fresh": 1, "long": 40}

@@ -18,8 +18,11 @@ from specplug.errors import EngineError
 from specplug.seams.probe import imported, problems
 from specplug.seams.seam import Seam
 from specplug.seams.sources import Sources, moved_in
-from specplug_vllm import config, events, exporter, seams
-from specplug_vllm.seams_table import DIFFERENCES, NEWEST, OLDEST, OPTIONAL, SEAMS, Where
+from specplug_vllm import seams
+from specplug_vllm.frontend import exporter
+from specplug_vllm.seams.table import DIFFERENCES, NEWEST, OLDEST, OPTIONAL, SEAMS, Where
+from specplug_vllm.startup import engine_config
+from specplug_vllm.worker import events
 from tests.engines.planted import assert_named_in_process, assert_named_in_sources, sources_of
 
 INSTALLED = Path(vllm.__file__).parents[1]
@@ -140,7 +143,7 @@ def test_later_versions_do_without_the_list_of_methods_that_schedule_asynchronou
     monkeypatch.delattr(module, "NgramGPUTypes")
     monkeypatch.setattr(vllm, "__version__", "0.33.0")
     seams.require("config")
-    with config._async_allowed(module, wanted=True):
+    with engine_config._async_allowed(module, wanted=True):
         assert not hasattr(module, "NgramGPUTypes")
     seams.require.cache_clear()
     monkeypatch.setattr(vllm, "__version__", "0.32.0")

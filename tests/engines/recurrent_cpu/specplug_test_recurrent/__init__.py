@@ -10,7 +10,7 @@ from __future__ import annotations
 def register() -> None:
     """Replace the kernels, once per process, and let specplug serve with them."""
     from specplug_test_recurrent import kernels
-    from specplug_vllm import recurrent
+    from specplug_vllm.startup import recurrent
 
     kernels.install()
     recurrent.kernels_roll_back = lambda vllm_config: True

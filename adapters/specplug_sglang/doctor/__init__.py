@@ -1,0 +1,1 @@
+"""Checks of `specplug doctor` for SGLang and its launch lines."""

@@ -1,0 +1,75 @@
+"""What ``specplug doctor`` says about SGLang.  The installed SGLang is read, not imported: that takes seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specplug.errors import EngineError
+from specplug.operator.launches import host_proposers
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import CheckResult
+from specplug.seams import installed as installation
+from specplug.settings.model import Settings
+from specplug_sglang.doctor import launch as launching
+from specplug_sglang.seams.table import OPTIONAL, RUN, SEAMS, VERSIONS
+
+GROUP, NAME, TARGET = "sglang.srt.plugins", "specplug", "specplug_sglang.entry:register"
+ASKING = "--speculative-algorithm SPECPLUG --speculative-num-draft-tokens 16"
+
+
+def installed(settings: Settings) -> list[CheckResult]:
+    """Report whether the installed SGLang is supported, has every seam, and loads specplug."""
+    folder = package_folder()
+    if folder is None:
+        return [CheckResult("warn", "SGLang is not installed: its adapter cannot run", f"Install {VERSIONS}")]
+    version = installation.version_in(folder)
+    return [
+        _version(version),
+        installation.seams_result(VERSIONS, version, folder, SEAMS, OPTIONAL),
+        installation.entry_point_result("SGLang", GROUP, NAME, TARGET, allowing="SGLANG_PLUGINS", empty_allows=True),
+    ]
+
+
+def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
+    """Report what the server would be that a launch line starts; nothing about another engine's line."""
+    if launch and not launching.is_mine(launch):
+        return []
+    if package_folder() is None:
+        remedy = VERSIONS.remedy
+        return [CheckResult("fail", "this line starts SGLang, which is not installed", remedy)] if launch else []
+    if not launch:
+        return _standing(settings)
+    from specplug_sglang.startup import advice
+
+    try:
+        found = launching.ask(launch)
+    except EngineError as error:
+        return [CheckResult("fail", str(error), "Correct what the message names")]
+    if found is None:
+        return [CheckResult("warn", "the launch line does not ask for specplug", f"Add {ASKING}")]
+    said = ", ".join(f"{key}: {value}" for key, value in found.settings.items()) or "all at their defaults"
+    return [CheckResult("ok", f"settings of the launch: {said}"), *advice.advise(found)]
+
+
+def package_folder() -> Path | None:
+    """Return the installed SGLang's package folder."""
+    return installation.package_folder("sglang")
+
+
+def _version(version: str) -> CheckResult:
+    """Say whether a version is supported, and whether it has been run or only compared."""
+    found = installation.version_result(VERSIONS, version)
+    if found.status == "ok" and VERSIONS.parse(version) != RUN:
+        run = ".".join(map(str, RUN))
+        return CheckResult("ok", f"{found.summary}; run in the tests is {run}, this one's seams were compared with it")
+    return found
+
+
+def _standing(settings: Settings) -> list[CheckResult]:
+    """Say what holds whatever the launch line."""
+    from specplug_sglang.startup import advice
+
+    hint = "no launch line given; specplug doctor --launch 'sglang serve MODEL ...' looks at one. In general:"
+    texts = [hint, advice.PLANNING, advice.GRAMMARS, advice.UNDRAFTED, advice.REFUSED]
+    names = host_proposers(settings, default_registry(), "cuda")
+    return [CheckResult("ok", text) for text in [*texts, *([advice.host_cost(names)] if names else [])]]

@@ -1,0 +1,1 @@
+"""The processes that serve HTTP: request fields, the operator's routes, and metrics."""

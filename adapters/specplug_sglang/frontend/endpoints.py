@@ -1,0 +1,87 @@
+"""The operator's HTTP routes, on SGLang's own server; they are there whenever a server asks for specplug.
+
+They answer operators only, see `specplug.operator.access`; SGLang's ``--admin-api-key`` is an operator's key.  Before
+that SGLang asks for its own keys, as it does on ``/set_internal_state``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Depends, HTTPException, Request
+
+from specplug.errors import EngineError, SpecplugError
+from specplug.operator.access import Operators
+from specplug.operator.control import Order, parse_order
+from specplug_sglang import status
+from specplug_sglang.frontend import guards
+
+_EXAMPLES = {
+    "off": {"value": {"mode": "off"}},
+    "on, at most 4 draft tokens": {"value": {"mode": "on", "num_speculative_tokens": 4}},
+}
+
+
+def attach(app: Any, manager: Any) -> None:
+    """Let an app answer `GET /specplug/status` and `POST /specplug/mode` for a `TokenizerManager`."""
+    from sglang.srt.utils.auth import AuthLevel, auth_level
+
+    is_new = not hasattr(app.state, "specplug")
+    app.state.specplug = manager
+    app.state.specplug_operators = operators = Operators([manager.server_args.admin_api_key])
+    if not is_new:
+        return
+    guards.install(app, operators)
+    app.add_api_route(
+        "/specplug/status",
+        auth_level(AuthLevel.ADMIN_OPTIONAL)(read_status),
+        methods=["GET"],
+        tags=["specplug"],
+        dependencies=[Depends(guard)],
+        summary="What specplug does: settings and their origins, sources, counts, faults, the operator's control",
+    )
+    body = {"schema": Order.model_json_schema(), "examples": _EXAMPLES}
+    app.add_api_route(
+        "/specplug/mode",
+        auth_level(AuthLevel.ADMIN_OPTIONAL)(set_mode),
+        methods=["POST"],
+        tags=["specplug"],
+        dependencies=[Depends(guard)],
+        summary="Switch speculation off or on, or limit the draft length; what is left out stays as it is",
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": body}}},
+    )
+
+
+async def guard(request: Request) -> None:
+    """Refuse everybody but operators."""
+    refused = request.app.state.specplug_operators.refusal(request.scope)
+    if refused is not None:
+        raise HTTPException(refused.status, refused.message)
+
+
+async def read_status(request: Request) -> dict[str, Any]:
+    """Answer `GET /specplug/status`."""
+    return {"versions": status.versions(), "engines": await _answer(status.ask(request.app.state.specplug))}
+
+
+async def set_mode(request: Request) -> dict[str, Any]:
+    """Answer `POST /specplug/mode`."""
+    try:
+        said = await request.json()
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, f"the body is not JSON: {error}") from error
+    try:
+        order = parse_order(said, "/specplug/mode").model_dump(exclude_unset=True)
+    except SpecplugError as error:
+        raise HTTPException(400, str(error)) from error
+    if not order:
+        raise HTTPException(400, "/specplug/mode: the order is empty; expected mode, num_speculative_tokens, or both")
+    return {"engines": await _answer(status.order(request.app.state.specplug, order))}
+
+
+async def _answer(asking: Any) -> Any:
+    """Return what engines answer; a failure of theirs is not the client's fault."""
+    try:
+        return await asking
+    except EngineError as error:
+        raise HTTPException(500, str(error)) from error

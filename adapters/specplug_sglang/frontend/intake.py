@@ -1,0 +1,176 @@
+"""The doors where SGLang takes requests in: specplug's fields are checked there, before the scheduler sees a request.
+
+There are two.  `TokenizerManager.generate_request` is where every request passes.  ``/generate`` begins its streams
+before that, so it is checked in the endpoint: a mistake is a status 400 for streams, too.  Whoever comes first leaves
+the wire form, which the other lets pass.  OpenAI's `prediction` is dropped before either: OpenAI's endpoints take it
+from the body.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from specplug.requests import clients
+from specplug_sglang import seams
+from specplug_sglang.config import is_asked
+
+PARSER = "_specplug_parser"  # on a TokenizerManager whose server asked for specplug
+_MARK = "_specplug_intake"
+_HTTP = "sglang.srt.entrypoints.http_server"
+_SHARES_ARGUMENTS = "sglang.srt.managers.multi_tokenizer_mixin.write_data_for_multi_tokenizer"
+
+
+def install() -> None:
+    """Open the doors once this process launches a server that asks for specplug; until then import nothing."""
+    from sglang.srt.server_args import ServerArgs
+
+    _wrap(ServerArgs, "check_server_args", _opening)
+
+
+def open_doors() -> None:
+    """Patch SGLang's classes, once per process."""
+    seams.require("api")
+    clients.prepare()
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    _wrap(TokenizerManager, "__init__", _with_parser)
+    _wrap(TokenizerManager, "generate_request", _parsing_first)
+    if _SHARES_ARGUMENTS not in HookRegistry._patched:
+        HookRegistry.register(_SHARES_ARGUMENTS, _shared, HookType.BEFORE)
+        HookRegistry.apply_hooks()
+    if _HTTP in sys.modules:
+        seams.require("http")
+        _wrap(sys.modules[_HTTP], "serve_generate_request", _answering)
+        from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
+
+        _wrap(OpenAIServingBase, "handle_request", _taking_predictions)
+
+
+def _wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
+    original = getattr(owner, name)
+    if not hasattr(original, _MARK):
+        wrapped = around(original)
+        setattr(wrapped, _MARK, True)
+        setattr(owner, name, wrapped)
+
+
+def _opening(original: Callable[..., None]) -> Callable[..., None]:
+    """Look at the server's arguments where a launch checks them, before anything is made."""
+
+    @functools.wraps(original)
+    def check_server_args(self: Any) -> None:
+        original(self)
+        if is_asked(self):
+            open_doors()
+
+    return check_server_args
+
+
+def _with_parser(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, server_args, *args, **kwargs)
+        if not is_asked(server_args):
+            return
+        from specplug_sglang.frontend.parsing import parser_of
+
+        parser = parser_of(self)
+        setattr(self, PARSER, parser)
+        self.preferred_sampling_params = parser.preferred(self.preferred_sampling_params)
+        if _HTTP in sys.modules:
+            parser.prepare_for_serving()
+
+    return init
+
+
+def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Parse first what has fields, note which client comes over HTTP, and leave everything else to SGLang alone."""
+    from specplug_sglang.frontend.parsing import says_something, with_client
+
+    @functools.wraps(original)
+    def generate_request(self: Any, obj: Any, request: Any = None, *args: Any, **kwargs: Any) -> Any:
+        parser = getattr(self, PARSER, None)
+        client = None if parser is None or request is None else clients.digest(request.headers.raw)
+
+        def begin() -> Any:
+            if client is not None:
+                with_client(obj, client, self.preferred_sampling_params)
+            return original(self, obj, request, *args, **kwargs)
+
+        if parser is None or not says_something(obj):
+            return begin()
+        return _after_parsing(parser, obj, begin)
+
+    return generate_request
+
+
+async def _after_parsing(parser: Any, obj: Any, begin: Callable[[], Any]) -> AsyncIterator[Any]:
+    await parser.parse(obj)
+    answers = begin()
+    try:
+        async for answer in answers:
+            yield answer
+    finally:
+        await answers.aclose()
+
+
+def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
+    from specplug_sglang.frontend.parsing import says_something
+    from specplug_sglang.frontend.refusal import RefusedRequest
+
+    @functools.wraps(original)
+    async def serve_generate_request(obj: Any, request: Any) -> Any:
+        module = sys.modules[_HTTP]
+        parser = getattr(module.get_global_state().tokenizer_manager, PARSER, None)
+        if parser is not None and says_something(obj):
+            try:
+                await parser.parse(obj)
+            except RefusedRequest as error:
+                return module._create_error_response(error)
+        return await original(obj, request)
+
+    return serve_generate_request
+
+
+def _taking_predictions(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Take OpenAI's `prediction` from the body: SGLang's models of requests leave it out."""
+    from specplug_sglang.frontend.refusal import RefusedRequest
+
+    @functools.wraps(original)
+    async def handle_request(self: Any, request: Any, raw_request: Any) -> Any:
+        parser = getattr(self.tokenizer_manager, PARSER, None)
+        # What comes through SGLang's gRPC bridge has no body to look at.
+        if parser is not None and hasattr(request, "custom_params") and hasattr(raw_request, "json"):
+            body = await raw_request.json()  # kept since the model was made of it
+            prediction = body.get("prediction") if isinstance(body, dict) else None
+            if prediction is not None:
+                try:
+                    request.custom_params = parser.with_prediction(request.custom_params, prediction)
+                except RefusedRequest as error:
+                    return self.create_error_response(str(error), err_type="BadRequest")
+        return await original(self, request, raw_request)
+
+    return handle_request
+
+
+class _Information(dict[str, Any]):
+    """What a launch tells its further tokenizer processes, which load no plug-ins by themselves: this makes them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (dict(self),)
+
+
+def _shared(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> Any:
+    return ((port_args, server_args, _Information(scheduler_info)), {}) if is_asked(server_args) else None
+
+
+def _arrived(information: dict[str, Any]) -> dict[str, Any]:
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    open_doors()
+    return information

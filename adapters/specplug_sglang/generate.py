@@ -1,0 +1,200 @@
+"""SGLang as the command line drives it: a model by name or path, text in, text out.
+
+SGLang keeps what a server is configured with in one place per process, and takes specplug's settings from the
+environment.  So each engine gets a process of its own, `specplug_sglang.generate_process`, and they do not meet.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+from specplug.errors import EngineError, RequestError
+from specplug.metrics import MetricsSnapshot
+from specplug.operator.launches import differing
+from specplug.plugins.engines import TextRequest, TextUpdate
+from specplug.settings.model import Settings
+from specplug.settings.sources import CONFIG_VARIABLE
+
+PATIENCE = 30.0
+"""Seconds for an engine's processes to end."""
+
+
+class SglangEngine:
+    """A `specplug.plugins.engines.TextEngine` over `sglang.Engine`.
+
+    Args:
+        model: a Hugging Face model id or a folder.
+        settings: the server's settings.
+        device: as SGLang names it; its own choice by default.
+        dtype: a torch dtype's name; float32 on a CPU and SGLang's own choice elsewhere by default.
+        max_num_seqs: most requests at a time.
+        threads: CPU threads; None leaves SGLang's own choice.
+
+    Raises:
+        EngineError: SGLang is not installed, does not run on this machine, or does not load the model.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        settings: Settings,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        max_num_seqs: int = 8,
+        threads: int | None = None,
+    ) -> None:
+        if importlib.util.find_spec("sglang") is None:
+            raise _error("SGLang is not installed", remedy="Install it beside specplug")
+        arguments = {
+            "model": model,
+            "device": device,
+            "dtype": dtype,
+            "width": settings.num_speculative_tokens,
+            "seed": settings.seed,
+            "max_num_seqs": max_num_seqs,
+        }
+        self._model = model
+        self._process = _Process(_environment(settings, threads), arguments)
+        self.metrics = _Counts(self._process)
+
+    def stream(self, requests: Sequence[TextRequest]) -> Iterator[TextUpdate]:
+        """Serve the requests together; yield updates as they come.  Whoever stops listening ends them all."""
+        self._process.send("generate", [asdict(request) for request in requests])
+        what, update = self._process.hear()
+        while what == "update":
+            try:
+                yield TextUpdate(**update)
+            except GeneratorExit:
+                self._process.send("stop")
+                while what == "update":
+                    what, _ = self._process.hear()
+                raise
+            what, update = self._process.hear()
+
+    def describe(self) -> str:
+        """Name model, dtype, device and engine in one line."""
+        said = self._process.ready
+        return f"{Path(self._model).name}, {said['dtype']}, on {said['device']}, SGLang {said['version']}"
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        self._process.close()
+
+
+class _Counts:
+    """Counters since the engine was built, asked for when they are wanted."""
+
+    def __init__(self, process: _Process) -> None:
+        self._process = process
+
+    def snapshot(self) -> MetricsSnapshot:
+        """Return the counts of the worker that drafts, and the faults of the scheduler beside its own."""
+        from specplug.operator.exporter import snapshot_of
+
+        self._process.send("status")
+        _, (status,) = self._process.hear()
+        (counts,) = (worker["metrics"] for worker in status["workers"] if worker["drafts"])
+        return snapshot_of(counts, status["scheduler"]["faults"])
+
+
+class _Process:
+    """The process that holds the engine.
+
+    Attributes:
+        ready: what it said of its engine when that had started.
+    """
+
+    def __init__(self, environment: dict[str, str], arguments: dict[str, Any]) -> None:
+        self._connection, theirs = Pipe()
+        handle, log = tempfile.mkstemp(prefix="specplug-sglang-", suffix=".log")
+        self._log, self._is_log_wanted = Path(log), False
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "specplug_sglang.generate_process", str(theirs.fileno())],
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=handle,
+            stderr=handle,
+            start_new_session=True,  # an interrupt on the keyboard is this process's matter, which then ends that one
+        )
+        theirs.close()
+        os.close(handle)
+        try:
+            self.send("start", arguments)
+            _, self.ready = self.hear()
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, what: str, value: Any = None) -> None:
+        """Send an order."""
+        try:
+            self._connection.send((what, value))
+        except OSError:
+            raise self._ended() from None
+
+    def hear(self) -> tuple[str, Any]:
+        """Return the next message.
+
+        Raises:
+            EngineError: SGLang has failed, or its process has ended.
+            RequestError: a request is wrong.
+        """
+        try:
+            what, value = self._connection.recv()
+        except (EOFError, OSError):
+            raise self._ended() from None
+        if what == "refused":
+            raise RequestError(value)
+        if what == "raised":
+            raise _error(value["what"], found=value["found"], remedy=f"SGLang's own log: {self._keep_log()}")
+        return what, value
+
+    def close(self) -> None:
+        """Let the process end."""
+        self._connection.close()
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if not self._is_log_wanted:
+            self._log.unlink(missing_ok=True)
+
+    def _keep_log(self) -> Path:
+        """Return the log, which stays for whoever reads the message."""
+        self._is_log_wanted = True
+        return self._log
+
+    def _ended(self) -> EngineError:
+        found = f"exit code {self._process.wait(PATIENCE)}"
+        return _error("SGLang has ended", found=found, remedy=f"Its log says why: {self._keep_log()}")
+
+
+def _environment(settings: Settings, threads: int | None) -> dict[str, str]:
+    """Return the environment of an engine's process.
+
+    The widest draft is an argument of SGLang's; an engine that is to draft nothing is one that is switched off.
+    """
+    said = {key: value for key, value in differing(settings).items() if key != "num_speculative_tokens"}
+    if not settings.num_speculative_tokens:
+        said["mode"] = "off"
+    threads_asked = {} if threads is None or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)}
+    return {**os.environ, **threads_asked, CONFIG_VARIABLE: json.dumps(said)}
+
+
+def _error(what: str, *, found: str | None = None, remedy: str | None = None) -> EngineError:
+    error = EngineError.build(what, who="specplug_sglang", found=found, remedy=remedy)
+    assert isinstance(error, EngineError)
+    return error

@@ -1,0 +1,164 @@
+"""The process that holds one `sglang.Engine` for the command line: ``python -m specplug_sglang.generate_process FD``.
+
+FD is one end of a pipe.  On it come "start", "generate", "stop" and "status", and go "ready", "update", "done" and
+"status", each with a value; "refused" says what is wrong with a request, "raised" what else went wrong.  The process
+ends when the other side hangs up.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from specplug.errors import RequestError
+from specplug_sglang.config import ALGORITHM
+
+MOST_CACHED_ON_A_CPU = 1 << 16
+"""Tokens, instead of most of the machine's memory."""
+
+
+class _Failure(Exception):
+    """What the other side is told."""
+
+    def __init__(self, what: str, found: object) -> None:
+        super().__init__(what)
+        self.told = {"what": what, "found": str(found).strip().splitlines()[0] if str(found).strip() else repr(found)}
+
+
+def main(connection: Connection) -> None:
+    """Start an engine and serve it until the other side hangs up."""
+    engine: Any = None
+    try:
+        while True:
+            what, value = connection.recv()
+            try:
+                if what == "start":
+                    engine = _start(**value)
+                    connection.send(("ready", _describe(engine)))
+                elif what == "generate":
+                    _generate(engine, value, connection)
+                elif what == "status":
+                    connection.send(("status", _status(engine)))
+            except _Failure as failure:
+                connection.send(("raised", failure.told))
+            except RequestError as error:
+                connection.send(("refused", str(error)))
+            except Exception as error:
+                told = {"what": f"SGLang failed to {what}", "found": f"{type(error).__name__}: {error}"}
+                connection.send(("raised", told))
+    except (EOFError, OSError):
+        pass  # the other side has hung up
+    finally:
+        if engine is not None:
+            engine.shutdown()
+
+
+def _start(
+    *, model: str, device: str | None, dtype: str | None, width: int, seed: int | None, max_num_seqs: int
+) -> Any:
+    import torch
+
+    is_cpu = device == "cpu" or (device is None and not torch.accelerator.is_available())
+    if is_cpu:
+        os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+    try:
+        from sglang.srt.entrypoints.engine import Engine
+    except ImportError as error:
+        what = "SGLang does not run on this machine"
+        if is_cpu:
+            what += ", which has no accelerator that torch finds"
+        raise _Failure(what, f"{type(error).__name__}: {error}") from error
+    from specplug_sglang import seams
+
+    seams.require("cli")
+    more: dict[str, Any] = {}
+    if is_cpu:
+        # SGLang would leave gigabytes unused besides, and end where there are none to be left.
+        small = {"max_total_tokens": MOST_CACHED_ON_A_CPU, "mem_fraction_static": 0.99}
+        more = {"device": "cpu", "disable_cuda_graph": True, **small}
+    elif device is not None:
+        more = {"device": device}
+    try:
+        return Engine(
+            model_path=model,
+            dtype=dtype or ("float32" if is_cpu else "auto"),
+            max_running_requests=max_num_seqs,
+            random_seed=seed,
+            speculative_algorithm=ALGORITHM,
+            speculative_num_draft_tokens=max(1, width) + 1,
+            **more,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _Failure(f"SGLang does not start on model {model!r}", error) from error
+
+
+def _describe(engine: Any) -> dict[str, str]:
+    from sglang.version import __version__
+
+    info = engine.get_server_info()
+    return {"dtype": str(info["dtype"]), "device": str(info["device"]), "version": str(__version__)}
+
+
+def _status(engine: Any) -> Any:
+    from specplug_sglang import status
+
+    return status.read(engine)
+
+
+def _generate(engine: Any, requests: list[dict[str, Any]], connection: Connection) -> None:
+    """Serve requests until they have ended, or the other side says "stop" or hangs up."""
+    names = [f"specplug-{os.getpid()}-{number}" for number in range(len(requests))]
+    outputs = engine.generate(
+        prompt=[request["prompt"] for request in requests],
+        sampling_params=[_translate(request) for request in requests],
+        rid=names,
+        stream=True,
+    )
+    stopped = False
+    for update in _news(outputs, len(requests)):
+        if stopped:
+            continue  # what is left ends as aborted
+        connection.send(("update", update))
+        if connection.poll():  # nothing but "stop" comes now
+            stopped = True
+            for name in names:
+                engine.tokenizer_manager.abort_request(rid=name)
+    connection.send(("done", None))
+
+
+def _news(outputs: Iterator[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
+    """Yield what each output adds to those before it, which it repeats."""
+    texts, ids = [0] * count, [0] * count
+    for output in outputs:
+        index, reason = output["index"], output["meta_info"]["finish_reason"]
+        text, token_ids = output["text"], output["output_ids"]
+        yield {
+            "index": index,
+            "text": text[texts[index] :],
+            "token_ids": list(token_ids[ids[index] :]),
+            "finish_reason": None if reason is None else reason["type"],
+        }
+        texts[index], ids[index] = len(text), len(token_ids)
+
+
+def _translate(request: dict[str, Any]) -> dict[str, Any]:
+    """Return SGLang's sampling parameters."""
+    params = {
+        "max_new_tokens": request["max_tokens"],
+        "temperature": request["temperature"],
+        "top_k": request["top_k"] or -1,
+        "top_p": request["top_p"],
+        "stop": list(request["stop"]),
+    }
+    if request["seed"] is not None:
+        params["sampling_seed"] = request["seed"]
+    if request["specplug"]:
+        params["custom_params"] = {"specplug": dict(request["specplug"])}
+    return params
+
+
+if __name__ == "__main__":
+    main(Connection(int(sys.argv[1])))

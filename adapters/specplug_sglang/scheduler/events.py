@@ -1,0 +1,107 @@
+"""What a worker is not told by itself: its scheduler, idle times, new weights, released memory.
+
+Everything here is told between two steps: SGLang runs such calls and steps one after the other.  A flushed cache the
+worker is told by SGLang (`Worker.clear_cache_pool`).
+
+Weights change where SGLang's `WeightUpdater` writes them, on the target's runner: from disk, from tensors, from other
+processes.  Whoever writes them from outside, by RDMA, says so by an update that ends without a load in between.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from specplug_sglang import seams
+
+if TYPE_CHECKING:
+    from specplug_sglang.scheduler.drafting import Drafting
+
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+
+_runners: weakref.WeakKeyDictionary[Any, Drafting] = weakref.WeakKeyDictionary()
+"""What drafts for a target's runner."""
+
+
+def install() -> None:
+    """Register the hooks, once per process."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    register = HookRegistry.register
+    register(f"{SCHEDULER}.maybe_init_draft_worker", _attach, HookType.AFTER)
+    register(f"{SCHEDULER}.on_idle", _idle, HookType.BEFORE)
+    for name in ("update_weights_from_disk", "update_weights_from_tensor", "update_weights_from_ipc"):
+        register(f"{UPDATER}.{name}", _change, HookType.AROUND)
+    register(f"{UPDATER}.load_weights_from_distributed", _change, HookType.AROUND)
+    register(f"{UPDATER}.end_weight_update", _end_update, HookType.AROUND)
+    register(f"{MANAGER}.release_memory_occupation", _release, HookType.BEFORE)
+    register(f"{MANAGER}.resume_memory_occupation", _resume, HookType.AFTER)
+
+
+def drafting_of(owner: Any) -> Drafting | None:
+    """Return what drafts for a scheduler, or whatever else has a `draft_worker`; None where specplug was not asked."""
+    drafting = getattr(getattr(owner, "draft_worker", None), "drafting", None)
+    if drafting is None:
+        return None
+    from specplug_sglang.scheduler.drafting import Drafting
+
+    return drafting if isinstance(drafting, Drafting) else None
+
+
+def _attach(_: Any, scheduler: Any) -> None:
+    drafting = drafting_of(scheduler)
+    if drafting is not None:
+        drafting.attach(scheduler)
+        _runners[scheduler.draft_worker.model_runner] = drafting
+
+
+def _listening(owner: Any) -> Drafting | None:
+    """Return what drafts for `owner` and can be told of the engine's events."""
+    drafting = drafting_of(owner)
+    return drafting if drafting is not None and seams.available("events") else None
+
+
+def _idle(scheduler: Any) -> None:
+    """Proposers learn of the last request's end now, not when the next one comes."""
+    drafting = _listening(scheduler)
+    if drafting is not None:
+        drafting.sweep()
+
+
+def _change(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
+    """Told also when it fails: some of the weights may be new by then."""
+    try:
+        return original(updater, *args, **kwargs)
+    finally:
+        _tell_change(updater)
+
+
+def _end_update(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
+    """An update in which SGLang loaded weights was told when it did."""
+    result = original(updater, *args, **kwargs)
+    if kwargs.get("run_post_load"):
+        _tell_change(updater)
+    return result
+
+
+def _tell_change(updater: Any) -> None:
+    drafting = _runners.get(updater.get_model_runner()) if _runners and seams.available("events") else None
+    if drafting is not None:
+        drafting.on_engine_event("weights changed")
+
+
+def _release(manager: Any, *_: Any) -> None:
+    """Proposers are told first, while the device's memory is as it was."""
+    drafting = _listening(manager)
+    if drafting is not None and not manager.offload_tags:
+        drafting.on_engine_event("sleep")
+
+
+def _resume(_: Any, manager: Any, *__: Any) -> None:
+    """Memory may come back part by part: proposers are told when all of it is there."""
+    drafting = _listening(manager)
+    if drafting is not None and not manager.offload_tags:
+        drafting.on_engine_event("wake")

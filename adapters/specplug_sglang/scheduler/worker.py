@@ -1,0 +1,263 @@
+"""SGLang's worker for drafts and their verification: the five phases in one call.
+
+A step of decoding plans on the host, proposes and trims on the device, lets the target verify, and observes.  The host
+runs ahead of the device: it knows the requests, and figures that are a step old.  What the device emitted is on the
+device only, in the table that the next step's proposers read, so overlapped and synchronous steps are the same here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from torch import Tensor
+
+from specplug.errors import EngineError
+from specplug.types.draft import Draft
+from specplug.types.verdict import Outcome
+from specplug_sglang import seams
+from specplug_sglang.config import decided
+from specplug_sglang.scheduler import memory
+from specplug_sglang.scheduler.corpora import ExternalCorpora
+from specplug_sglang.scheduler.drafting import Drafting
+from specplug_sglang.scheduler.ranks import Ranks
+from specplug_sglang.startup import advice
+from specplug_sglang.verification import attention, exact, seeded
+from specplug_sglang.verification.cache_room import make_room
+from specplug_sglang.verification.draft_lengths import Widths
+from specplug_sglang.verification.table import on_device
+from specplug_sglang.verification.trees import Nodes, nodes_of
+from specplug_sglang.verification.verify_input import prepare, relayed, verify_input
+
+
+class Worker(ExternalCorpora, BaseSpecWorker):
+    """specplug as SGLang's scheduler sees it.
+
+    Args:
+        server_args: of a server that asked for specplug.
+        gpu_id, nccl_port: not needed, as nothing of ours talks to other processes by itself.
+        target_worker: SGLang's worker of the target model.
+
+    Attributes:
+        drafting: requests, plans and drafts.
+        widths: what verifies each width.
+    """
+
+    adaptive_controller = None
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        seams.require("worker")
+        super().__init__()
+        self.server_args = server_args
+        self._target_worker = target_worker
+        self.model_runner = target_worker.model_runner
+        self.device = torch.device(self.model_runner.device)
+        self.ranks = Ranks(get_parallel().tp_group)
+        make_room()
+        # Before SGLang sizes its cache, so that what is allocated here is counted.
+        self.drafting = Drafting(
+            server_args,
+            self.model_runner.model_config,
+            slots=exact.rows_of_pool(server_args),
+            device=self.device,
+            rank=self.ranks.rank,
+            tokenizer=getattr(target_worker, "tokenizer", None),
+        )
+        self._leave_room()
+        self.speculative_num_draft_tokens = self.drafting.caps.max_width + 1
+        self.widths = Widths(self.model_runner, self.speculative_num_draft_tokens)
+        self.load_first_corpus()
+        if self.ranks.leads:
+            advice.announce(server_args)
+
+    def _leave_room(self) -> None:
+        """Let SGLang leave the room that rank 0's proposers have declared, which all ranks must leave alike."""
+        stage = self.drafting.stage
+        to_allocate = self.ranks.agree(0 if stage is None else stage.bytes_to_allocate)
+        if to_allocate:
+            memory.install(stage.leave_room if stage is not None else lambda found: found - to_allocate)
+
+    @property
+    def draft_worker(self) -> None:
+        """No model of ours runs as SGLang's draft model."""
+        return None
+
+    @property
+    def spec_v2_attn_backends(self) -> tuple[Any, ...]:
+        """Return all backends that steps run with."""
+        return (self.model_runner.attn_backend, *self.widths.backends())
+
+    def alloc_memory_pool(self, memory_pool_config: Any = None, **pools: Any) -> None:
+        """Take note of the target's pools."""
+        self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
+        rows, expected = self.req_to_token_pool.req_to_token.shape[0], self.drafting.table.tokens.shape[0]
+        if rows > expected:
+            raise EngineError.build(
+                "SGLang's request pool is larger than its settings say",
+                who="specplug_sglang",
+                found=f"{rows} rows",
+                expected=f"at most {expected}",
+                remedy="Set --max-running-requests",
+            )
+
+    def init_cuda_graphs(self) -> None:
+        """Build, and on a GPU capture, the widths that plans may choose."""
+        self.widths.prepare(tuple(width + 1 for width in self.drafting.caps.captured_widths))
+        attention.check(self.model_runner.attn_backend, trees=self.drafting.caps.trees)
+        self.model_runner.spec_algorithm.host_lengths = (
+            attention.needs_host_lengths(self.spec_v2_attn_backends)
+            or decided(self.server_args).enable_forward_pass_metrics  # which sums them, a request at a time
+        )
+
+    # -- what SGLang tells -----------------------------------------------------------------------------------------
+
+    def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
+        """Take in what a step accepted, a step late."""
+        self.drafting.verified(num_correct_drafts_per_req)
+
+    def clear_cache_pool(self) -> None:
+        """Tell proposers: whoever wants cached prompts forgotten may want drafts forgotten too."""
+        self.drafting.on_engine_event("cache flushed")
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def forward_batch_generation(self, batch: Any, on_publish: Any = None, pp_proxy_tensors: Any = None) -> Any:
+        """Run one step of a batch: a prefill, or drafts and their verification."""
+        from sglang.srt.speculative.spec_utils import record_stream_for_v2_verify
+
+        if self.device.type != "cpu":
+            record_stream_for_v2_verify(batch, None, torch.get_device_module(self.device).current_stream())
+        if batch.forward_mode.is_decode():
+            return self._decode(batch, on_publish)
+        return self._extend(batch, on_publish)
+
+    def _extend(self, batch: Any, on_publish: Any) -> Any:
+        """Let the target read prompts; proposers read them behind it."""
+        drafting, reqs = self.drafting, batch.reqs
+        drafting.admit(reqs)
+        result = self.target_worker.forward_batch_generation(batch)
+        first, ones = result.next_token_ids, torch.ones(len(reqs), dtype=torch.int32, device=self.device)
+        if on_publish is not None:
+            on_publish(batch.seq_lens.clone())
+        if reqs:
+            self._read(batch, reqs, first, ones)
+        return GenerationBatchResult(
+            logits_output=result.logits_output,
+            next_token_ids=first,
+            can_run_cuda_graph=result.can_run_cuda_graph,
+            accept_lens=ones,
+            new_seq_lens=batch.seq_lens.clone(),
+            next_draft_input=relayed(first[:, None], ones, batch.seq_lens.clone()),
+            speculative_num_draft_tokens=self.speculative_num_draft_tokens,
+        )
+
+    def _read(self, batch: Any, reqs: list[Any], first: Tensor, ones: Tensor) -> None:
+        """Hand prompts, and the first token behind those that are whole, to the proposers."""
+        drafting, slots = self.drafting, batch.req_pool_indices
+        whole = [req.extend_end >= len(req.origin_input_ids) + len(req.output_ids) for req in reqs]
+        if all(whole):
+            sampled, emitted = None, ones
+            drafting.table.append(slots, batch.seq_lens, first[:, None])
+        else:
+            rows = on_device([row for row, is_whole in enumerate(whole) if is_whole], torch.int64, self.device)
+            sampled = torch.zeros(len(reqs), dtype=torch.bool, device=self.device).index_fill_(0, rows, True)
+            emitted = sampled.to(torch.int32)
+            drafting.table.append(slots[rows], batch.seq_lens[rows], first[rows][:, None])
+        if drafting.stage is None:
+            return
+        view = drafting.view(reqs, slots, batch.seq_lens + emitted, sampled)
+        nothing = torch.zeros_like(emitted)
+        behind = drafting.behind_stop(view, emitted)
+        drafting.observe(view, Outcome(verified=nothing, accepted=nothing, emitted=emitted, after_stop=behind))
+        drafting.stage.propose(view, 0)
+
+    def _decode(self, batch: Any, on_publish: Any) -> Any:
+        """Draft, verify, and learn."""
+        from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
+
+        drafting, reqs, slots, before = self.drafting, batch.reqs, batch.req_pool_indices, batch.seq_lens
+        width = self.ranks.agree(drafting.plan(reqs))
+        draft = self._draft(batch, width)
+        last = drafting.table.tokens[slots, before].long()
+        nodes = nodes_of(draft, last)
+        n = width + 1
+        with self.widths.using(n):
+            prepare(batch, self._verify_input(batch, nodes))
+            tree = exact.grammar_tree(batch, nodes)
+            result = self.target_worker.forward_batch_generation(batch, is_verify=True)
+            logits = result.logits_output
+            mask = exact.grammar_mask(batch, tree, self.device)
+            predict, accept_lens, accept_index = seeded.verify(self.model_runner, batch, logits, mask)
+            exact.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
+            # The backend that attended knows which recurrent states are whose.
+            commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
+        emitted = predict[accept_index.long()]  # [B, n], undefined beyond a row's count
+        self._settle(batch, draft, accept_lens, accept_index, predict, logits)
+        new_seq_lens = before + accept_lens
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+        self._observe(batch, before, emitted, accept_lens, draft)
+        drafting.launched(reqs, draft)
+        batch.forward_mode = ForwardMode.DECODE
+        return GenerationBatchResult(
+            logits_output=logits,
+            next_token_ids=emitted.flatten(),
+            can_run_cuda_graph=result.can_run_cuda_graph,
+            accept_lens=accept_lens,
+            new_seq_lens=new_seq_lens,
+            next_draft_input=relayed(emitted, accept_lens, new_seq_lens),
+            speculative_num_draft_tokens=n,
+            speculative_output_stride=n,
+        )
+
+    def _draft(self, batch: Any, width: int) -> Draft:
+        """Return drafts of B rows, `width` tokens at most, the same on all ranks."""
+        drafting, reqs = self.drafting, batch.reqs
+        if self.ranks.leads:
+            view = drafting.view(reqs, batch.req_pool_indices, batch.seq_lens + 1)
+            draft = drafting.propose(view, reqs, width)
+        else:
+            draft = Draft.allocate(len(reqs), width, device=self.device, trees=drafting.drafts_trees)
+        return self.ranks.share(draft)
+
+    def _verify_input(self, batch: Any, nodes: Nodes) -> Any:
+        drafting = self.drafting
+        backend = self.model_runner.attn_backend
+        return verify_input(batch, nodes, backend, trees=drafting.caps.trees, max_length=drafting.max_length)
+
+    def _settle(
+        self, batch: Any, draft: Draft, accept_lens: Tensor, accept_index: Tensor, predict: Tensor, logits: Any
+    ) -> None:
+        """Move what was accepted to where it belongs in the cache; a chain lies there already.  Then logprobs."""
+        from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+        from sglang.srt.speculative.spec_utils import move_accept_tokens_to_target_kvcache
+
+        if draft.parents is not None and draft.width:
+            move_accept_tokens_to_target_kvcache(batch, accept_index, accept_lens - 1, self.token_to_kv_pool_allocator)
+            if logits.hidden_states is not None:  # of which SGLang returns each row's first ones
+                logits.hidden_states = logits.hidden_states[accept_index.flatten().long()]
+        if batch.return_logprob:
+            compute_spec_logprobs(batch, logits, predict, accept_index=accept_index)
+
+    def _observe(self, batch: Any, before: Tensor, emitted: Tensor, accept_lens: Tensor, draft: Draft) -> None:
+        """Write what was emitted behind the texts, and let everyone learn from it."""
+        drafting, slots = self.drafting, batch.req_pool_indices
+        drafting.table.append(slots, before + 1, emitted)
+        if drafting.stage is None:
+            return
+        counts = accept_lens.to(torch.int32)
+        view = drafting.view(batch.reqs, slots, before + 1 + counts)
+        drafting.observe(
+            view,
+            Outcome(
+                verified=draft.lengths,
+                accepted=counts - 1,
+                emitted=counts,
+                after_stop=drafting.behind_stop(view, counts),
+            ),
+        )

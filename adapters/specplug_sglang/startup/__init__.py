@@ -1,0 +1,1 @@
+"""Start-up: specplug as one of SGLang's speculative algorithms, what it refuses, and what it advises."""

@@ -1,0 +1,159 @@
+"""What an operator should know about a launch: said by ``specplug doctor`` and by the server when it starts."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass, fields
+from typing import Any
+
+from specplug.operator.launches import differing, host_proposers
+from specplug.operator.startup_line import start_line
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import CheckResult
+from specplug_sglang.config import decided, engine_caps, resolved
+
+logger = logging.getLogger("specplug")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What SGLang made of a launch line that asks for specplug.
+
+    Attributes:
+        width: the server's widest draft.
+        topk: ``--speculative-eagle-topk``: 1 for chains, more for trees.
+        overlap: whether the host prepares a step while the device runs the one before.
+        max_running_requests: most requests at a time.
+        widths: those that plans choose among and that have graphs; empty where every width runs as it is.
+        graphs_up_to: the largest batch that decodes as a graph; None where every step runs eagerly.
+        settings: specplug's, those that are not at their defaults.
+        host_proposers: those in force that draft on the host.
+    """
+
+    width: int
+    topk: int
+    overlap: bool
+    device: str
+    attention_backend: str
+    max_running_requests: int
+    tensor_parallel_size: int
+    widths: tuple[int, ...]
+    graphs_up_to: int | None
+    settings: dict[str, Any]
+    host_proposers: tuple[str, ...]
+
+    @classmethod
+    def told(cls, plain: dict[str, Any]) -> Launch:
+        """Rebuild one that travelled as JSON."""
+        values = {field.name: plain[field.name] for field in fields(cls)}
+        return cls(**{**values, "widths": tuple(plain["widths"]), "host_proposers": tuple(plain["host_proposers"])})
+
+
+def launch_of(server_args: Any) -> Launch:
+    """Return what a server's arguments came to; SGLang has settled them."""
+    view, caps, settings = decided(server_args), engine_caps(server_args), resolved(server_args).settings
+    return Launch(
+        width=caps.max_width,
+        topk=int(view.speculative_eagle_topk or 1),
+        overlap=not view.disable_overlap_schedule,
+        device=str(view.device),
+        attention_backend=str(view.attention_backend),
+        max_running_requests=int(view.max_running_requests),
+        tensor_parallel_size=caps.tensor_parallel_size,
+        widths=caps.captured_widths,
+        graphs_up_to=_graphs_up_to(view),
+        settings=differing(settings),
+        host_proposers=host_proposers(settings, default_registry(), str(view.device)),
+    )
+
+
+def _graphs_up_to(view: Any) -> int | None:
+    decoding = view.cuda_graph_config.decode
+    return None if view.device == "cpu" or decoding.backend == "disabled" else int(decoding.max_bs)
+
+
+def advise(launch: Launch) -> list[CheckResult]:
+    """Say what is to be known of a launch, warnings among it."""
+    results = [CheckResult("ok", _head(launch)), _graphs(launch)]
+    results += [CheckResult("ok", text) for text in on_the_host(launch)]
+    return [*results, CheckResult("ok", UNDRAFTED)]
+
+
+def announce(server_args: Any) -> None:
+    """Log what starts, and the warnings of its launch, each once per process."""
+    launch = launch_of(server_args)
+    shape = "chains" if launch.topk == 1 else "trees"
+    scheduling = "overlap" if launch.overlap else "synchronous"
+    settings = resolved(server_args).settings
+    _log_once(logging.INFO, start_line(settings, launch.width, shape, scheduling, status="on, where HTTP is served"))
+    for result in advise(launch):
+        if result.status != "ok":
+            _log_once(logging.WARNING, f"{result.summary}. {result.remedy}")
+
+
+UNDRAFTED = (
+    "requests with penalties, min_new_tokens, a custom logit processor, or min_p when sampling get no drafts: "
+    "SGLang verifies them inexactly, so they are served one token a step"
+)
+REFUSED = (
+    "a server is refused that asks for attention with data parallelism, pipeline parallelism, prefill and decode on "
+    "separate servers, two-batch overlap, SGLang's adaptive speculation, rejection sampling or acceptance thresholds, "
+    "watermarks, its servers in Rust or over gRPC, trees with a page size above 1 (but for flashinfer), or trees for a "
+    "model with recurrent state"
+)
+PLANNING = (
+    "each step on the host: the plan, from figures that are a step old; drafts and what came of them stay on the device"
+)
+GRAMMARS = "steps with a grammar in the batch hand the drafts to the host and wait there for what it forbids"
+
+
+def host_cost(names: tuple[str, ...]) -> str:
+    """Say what proposers on the host cost."""
+    several = "draft" if len(names) > 1 else "drafts"
+    return (
+        f"{', '.join(names)} {several} on the host, on a thread: on a GPU every step then waits once for the device to "
+        "hand its new tokens over"
+    )
+
+
+def on_the_host(launch: Launch) -> list[str]:
+    """Say what of a step is left to the host."""
+    lines = [PLANNING]
+    if launch.host_proposers:
+        lines.append(host_cost(launch.host_proposers))
+    if launch.tensor_parallel_size > 1:
+        lines.append("each step the first of the tensor-parallel ranks tells the others the width, between hosts")
+    return [*lines, GRAMMARS]
+
+
+def _head(launch: Launch) -> str:
+    shape = "chains" if launch.topk == 1 else f"trees (--speculative-eagle-topk {launch.topk})"
+    scheduling = "overlap" if launch.overlap else "synchronous"
+    return (
+        f"drafts are {shape} of up to {launch.width} tokens; {scheduling} scheduling, up to "
+        f"{launch.max_running_requests} requests at a time, {launch.attention_backend} attention on {launch.device}"
+    )
+
+
+def _graphs(launch: Launch) -> CheckResult:
+    """Say which widths have graphs, and whether the largest batches do."""
+    if not launch.widths:
+        return CheckResult("ok", f"every width from 0 to {launch.width} may be chosen; {launch.device} has no graphs")
+    widths = ", ".join(map(str, launch.widths))
+    if launch.graphs_up_to is None:
+        return CheckResult("ok", f"widths {widths} may be chosen; graphs are switched off, so every step runs eagerly")
+    said = f"widths {widths} may be chosen, each with graphs of its own, for up to {launch.graphs_up_to} requests"
+    if launch.max_running_requests <= launch.graphs_up_to:
+        return CheckResult("ok", said)
+    most = launch.max_running_requests
+    return CheckResult(
+        "warn",
+        f"{said}: larger batches, up to max_running_requests = {most}, run eagerly",
+        f"Raise --cuda-graph-max-bs-decode to {most}, or lower --max-running-requests to {launch.graphs_up_to}",
+    )
+
+
+@functools.cache
+def _log_once(level: int, text: str) -> None:
+    logger.log(level, "%s", text)

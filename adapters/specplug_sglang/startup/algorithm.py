@@ -1,0 +1,174 @@
+"""specplug as one of SGLang's speculative algorithms: what SGLang asks it, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from sglang.srt.environ import envs
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+from specplug.errors import EngineError, SpecplugError
+from specplug.operator import startup_errors
+from specplug_sglang import seams
+from specplug_sglang.config import ALGORITHM, WIDTH_FLAG, is_tree_mode, resolved
+
+MOST_REQUESTS = 48
+"""Requests at a time where the server does not say: what SGLang's own n-gram runs."""
+
+
+class Algorithm(CustomSpecAlgo):
+    """SGLang takes specplug for its n-gram speculation wherever it asks: that drafts without a model, too."""
+
+    host_lengths = True
+    """Whether steps need text lengths on the host; the worker sets it, once it has attention backends."""
+
+    def is_ngram(self) -> bool:
+        """Share the n-gram's relay of results, its dummy inputs for graphs, and its external corpora."""
+        return True
+
+    def has_draft_kv(self) -> bool:
+        """Nothing is cached for drafting."""
+        return False
+
+    def need_topk(self) -> bool:
+        """No hidden states or top-k are relayed between steps."""
+        return False
+
+    def carries_draft_hidden_states(self) -> bool:
+        """Nothing of drafting travels from prefill to decode servers."""
+        return False
+
+    def create_future_map(
+        self, device: Any, req_to_token_pool: Any, needs_cpu_seq_lens: bool = True, needs_confidence_relay: bool = False
+    ) -> Any:
+        """Make the relay between overlapped steps.
+
+        SGLang asks for lengths on the host wherever drafts are the n-gram's, and so waits for every verification.
+        """
+        from sglang.srt.managers.overlap_utils import FutureMap
+
+        needed = needs_cpu_seq_lens and self.host_lengths
+        return FutureMap(device, self, req_to_token_pool, needed, needs_confidence_relay)
+
+    def handle_server_args(self, server_args: Any) -> None:
+        """Refuse what would be served wrongly, and settle what the server left open.
+
+        Args:
+            server_args: a stand-in that records what is assigned.
+
+        Raises:
+            ValueError: the settings are wrong, or the server is configured in a way that specplug does not support.
+        """
+        try:
+            for where in ("algorithm", "worker"):  # a scheduler would end with it, a moment later
+                seams.require(where)
+            refuse_unsupported(server_args)
+            found = resolved(server_args)
+        except SpecplugError as error:
+            startup_errors.show_message_only()
+            raise ValueError(str(error)) from error
+        tokens = found.settings.num_speculative_tokens + 1
+        server_args.speculative_num_draft_tokens = tokens
+        server_args.speculative_eagle_topk = server_args.speculative_eagle_topk or 1
+        topk = server_args.speculative_eagle_topk
+        # SGLang reserves room for steps x topk tokens behind each text: for as many as a draft has, whatever its shape.
+        server_args.speculative_num_steps = max(1, tokens - 1 if topk == 1 else tokens // topk)
+        server_args.enable_mixed_chunk = False
+        if server_args.max_running_requests is None:
+            server_args.max_running_requests = MOST_REQUESTS
+
+
+def refuse_unsupported(server_args: Any) -> None:
+    """Refuse what would be served wrongly.
+
+    Raises:
+        EngineError: the server is configured in a way that specplug does not support.
+    """
+    tokens, topk = server_args.speculative_num_draft_tokens, server_args.speculative_eagle_topk
+    if tokens is not None and tokens < 1:
+        raise _refusal("no room for the token that is verified with every draft", f"{WIDTH_FLAG} {tokens}", ">= 1")
+    if topk is not None and topk < 1:
+        raise _refusal("drafts are chains or trees", f"--speculative-eagle-topk {topk}", "1 for chains, more for trees")
+    pages, backend = server_args.page_size or 1, server_args.attention_backend
+    if is_tree_mode(server_args) and pages > 1 and backend != "flashinfer":
+        raise _refusal(
+            "trees with pages need flashinfer",
+            f"--speculative-eagle-topk {topk}, --page-size {pages}, --attention-backend {backend}",
+            "--page-size 1, --attention-backend flashinfer, or --speculative-eagle-topk 1",
+        )
+    if is_tree_mode(server_args):
+        _refuse_trees_for_states(server_args)
+    for name, expected in _REFUSED.items():
+        value = getattr(server_args, name, expected)
+        if value is not None and value != expected:
+            flag = "--" + name.replace("_", "-")
+            raise _refusal(_WHY.get(name, "not supported with specplug"), f"{flag} {value}", f"{expected!r}")
+    if os.environ.get(_RUST, "").lower() in ("1", "true", "yes"):
+        raise _refusal(_PAST_THE_DOORS, f"{_RUST}={os.environ[_RUST]}", "SGLang's own server in Python")
+    simulated = envs.SGLANG_SIMULATE_ACC_LEN.get()
+    if simulated > 0:
+        raise _refusal("simulated acceptance emits other text", f"{_SIMULATED}={simulated}", f"{_SIMULATED} unset")
+
+
+def _refuse_trees_for_states(server_args: Any) -> None:
+    """Refuse trees where layers keep a state per request: not all of SGLang's go by a node's parent."""
+    from sglang.srt.arg_groups.overrides import model_config_of
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    config = model_config_of(server_args)
+    if mambaish_config(config) is None:
+        return
+    names = ", ".join(getattr(config.hf_config, "architectures", None) or ["this model"])
+    raise _refusal(
+        "trees cannot be verified by a model with recurrent state",
+        f"{names}, --speculative-eagle-topk {server_args.speculative_eagle_topk}",
+        "--speculative-eagle-topk 1",
+    )
+
+
+_REFUSED: dict[str, Any] = {
+    "attn_dp_size": 1,
+    "enable_dp_attention": False,  # its old name, which newer versions have turned into it by now
+    "pp_size": 1,
+    "disaggregation_mode": "null",
+    "speculative_adaptive": False,
+    "speculative_use_rejection_sampling": False,
+    "speculative_accept_threshold_single": 1.0,
+    "speculative_accept_threshold_acc": 1.0,
+    "enable_two_batch_overlap": False,
+    "enable_linear_replayssm_spec": False,
+    "enable_pdmux": False,
+    "enable_watermark": False,
+    "enable_hisparse": False,
+    "grpc_mode": False,
+    "smg_grpc_mode": False,
+}
+"""Arguments that are refused when they have another value."""
+
+_RUST = "SGLANG_RUST_SERVER"
+_SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
+_LOSSY = "SGLang's lossy acceptance changes the distribution of the text"
+_PAST_THE_DOORS = "requests would reach the scheduler without their fields being checked"
+
+_WHY = {
+    "attn_dp_size": "attention with data parallelism is not supported",
+    "enable_dp_attention": "attention with data parallelism is not supported",
+    "pp_size": "pipeline parallelism is not supported",
+    "disaggregation_mode": "prefill and decode on separate servers are not supported",
+    "speculative_adaptive": "widths are the policy's business",
+    "speculative_use_rejection_sampling": "SGLang's rejection sampling needs the drafts' distributions",
+    "speculative_accept_threshold_single": _LOSSY,
+    "speculative_accept_threshold_acc": _LOSSY,
+    "enable_two_batch_overlap": "SGLang cannot split specplug's verification batches in two",
+    "enable_linear_replayssm_spec": "SGLang's ring of verified states needs the same draft length in every step",
+    "grpc_mode": _PAST_THE_DOORS,
+    "smg_grpc_mode": _PAST_THE_DOORS,
+}
+
+
+def _refusal(what: str, found: str, expected: str) -> EngineError:
+    remedy = f"Change it, or start without --speculative-algorithm {ALGORITHM}"
+    error = EngineError.build(what, who="specplug_sglang", found=found, expected=expected, remedy=remedy)
+    assert isinstance(error, EngineError)
+    return error

@@ -1,0 +1,140 @@
+"""The embedded engine as the command line drives it: a model by name or path, text in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from specplug.errors import EngineError
+from specplug.metrics import SpecMetrics
+from specplug.plugins.engines import TextRequest, TextUpdate
+from specplug.settings.model import Settings
+from specplug_transformers.engine import Engine
+from specplug_transformers.intake import GenerateRequest
+from specplug_transformers.params import SamplingParams
+
+
+class TransformersEngine:
+    """A `specplug.plugins.engines.TextEngine` over `Engine`.
+
+    Args:
+        model: a Hugging Face model id or a folder.
+        settings: the server's settings.
+        device: "cpu", "cuda", ...; a GPU where there is one by default.
+        dtype: a torch dtype's name; float32 on a CPU and bfloat16 on a GPU by default.
+        max_num_seqs: most requests at a time.
+        threads: CPU threads, for the whole process; None leaves torch's own choice.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        settings: Settings,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        max_num_seqs: int = 8,
+        threads: int | None = None,
+    ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        loaded, tokenizer = load(model, device, dtype or ("float32" if device == "cpu" else "bfloat16"))
+        self._name = model
+        self._model = loaded
+        self.engine = Engine(loaded, tokenizer, settings=settings, max_num_seqs=max_num_seqs)
+
+    @property
+    def metrics(self) -> SpecMetrics:
+        """Counters since the engine was built."""
+        return self.engine.metrics
+
+    def stream(self, requests: Sequence[TextRequest]) -> Iterator[TextUpdate]:
+        """Serve the requests together; yield updates as they come.  Whoever stops listening ends them all."""
+        index: dict[str, int] = {}
+        try:
+            for number, request in enumerate(requests):
+                index[self.engine.add(_translate(request))] = number
+            for output in self.engine.run():
+                yield TextUpdate(
+                    index=index[output.request_id],
+                    text=output.new_text,
+                    token_ids=output.new_token_ids,
+                    finish_reason=output.finish_reason,
+                )
+        finally:
+            for name in index:
+                self.engine.abort(name)
+
+    def describe(self) -> str:
+        """Name model, size, device and dtype in one line."""
+        count = sum(parameter.numel() for parameter in self._model.parameters())
+        device = self._model.device
+        threads = torch.get_num_threads()
+        on_cpu = f"a CPU, {threads} {'thread' if threads == 1 else 'threads'}"
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
+        return f"{Path(self._name).name}, {count / 1e6:.1f} M parameters, {self._model.dtype}, on {where}"
+
+    def close(self) -> None:
+        """Release the engine."""
+        self.engine.close()
+
+
+def load(model: str, device: str, dtype: str) -> tuple[Any, Any]:
+    """Load a model and its tokenizer.
+
+    Raises:
+        EngineError: there is no such model here, no such dtype, or no such device.
+    """
+    _check_device(device)
+    if not isinstance(getattr(torch, dtype, None), torch.dtype):
+        names = "float32, bfloat16, float16"
+        raise EngineError.build("unknown dtype", who="specplug_transformers", found=repr(dtype), expected=names)
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # the command line shows its own
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            model, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        )
+    except (OSError, ValueError) as error:
+        raise EngineError.build(
+            f"cannot load model {model!r}",
+            who="specplug_transformers",
+            found=str(error).strip().splitlines()[0],
+            expected="a folder with a Hugging Face causal language model, or a model id that can be downloaded",
+            remedy="Check the path, or name one of the shipped models",
+        ) from error
+    return loaded.to(device), tokenizer
+
+
+def _check_device(device: str) -> None:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        kind = ""
+    is_there = {"cpu": True, "cuda": torch.cuda.is_available(), "": False}.get(kind, True)  # torch judges the others
+    if not is_there:
+        raise EngineError.build(
+            "no such device",
+            who="specplug_transformers",
+            found=repr(device),
+            expected=", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]),
+            remedy="Leave it out to use a GPU where there is one",
+        )
+
+
+def _translate(request: TextRequest) -> GenerateRequest:
+    params = SamplingParams(
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        seed=request.seed,
+        stop=tuple(request.stop),
+    )
+    return GenerateRequest(prompt=request.prompt, params=params, specplug=request.specplug or None)

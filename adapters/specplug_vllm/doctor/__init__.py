@@ -1,0 +1,1 @@
+"""Checks of `specplug doctor` for vLLM and its launch lines."""

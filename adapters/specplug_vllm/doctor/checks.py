@@ -1,0 +1,71 @@
+"""What ``specplug doctor`` says about vLLM.  The installed vLLM is read, not imported: that takes seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specplug.errors import EngineError
+from specplug.operator.launches import host_proposers, names_engine
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import CheckResult
+from specplug.seams import installed as installation
+from specplug.settings.model import Settings
+from specplug_vllm.seams import REMEDY, SUPPORTED, VERSIONS
+from specplug_vllm.seams.table import OPTIONAL, SEAMS
+from specplug_vllm.startup import advice
+
+GROUP, NAME, TARGET = "vllm.general_plugins", "specplug", "specplug_vllm.entry:register"
+
+
+def installed(settings: Settings) -> list[CheckResult]:
+    """Report whether the installed vLLM is supported, has every seam, and loads specplug."""
+    folder = package_folder()
+    if folder is None:
+        return [CheckResult("warn", "vLLM is not installed: its adapter cannot run", f"Install {SUPPORTED}")]
+    version = installation.version_in(folder)
+    return [
+        installation.version_result(VERSIONS, version),
+        installation.seams_result(VERSIONS, version, folder, SEAMS, OPTIONAL),
+        installation.entry_point_result("vLLM", GROUP, NAME, TARGET, allowing="VLLM_PLUGINS", empty_allows=False),
+    ]
+
+
+def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
+    """Report what the server would be that a launch line starts; nothing about another engine's line."""
+    if launch and not names_engine(launch, "vllm"):
+        return []
+    if package_folder() is None:
+        return [CheckResult("fail", "this line starts vLLM, which is not installed", REMEDY)] if launch else []
+    if not launch:
+        hint = "no launch line given; specplug doctor --launch 'vllm serve MODEL ...' looks at one. In general:"
+        return [CheckResult("ok", hint), *_standing(settings)]
+    from specplug_vllm.doctor.launch import ask
+
+    try:
+        found = ask(launch)
+    except EngineError as error:
+        return [CheckResult("fail", str(error), "Correct what the message names")]
+    if found is None:
+        return [CheckResult("warn", "the launch line does not ask for specplug", f"Add {ASKING}")]
+    said = ", ".join(f"{key}: {value}" for key, value in found.settings.items()) or "all at their defaults"
+    return [CheckResult("ok", f"settings of the launch: {said}"), *advice.advise(found)]
+
+
+ASKING = (
+    "--speculative-config.method custom_class --speculative-config.model specplug_vllm.Proposer "
+    "--speculative-config.num_speculative_tokens 15"
+)
+
+
+def package_folder() -> Path | None:
+    """Return the installed vLLM's package folder."""
+    return installation.package_folder("vllm")
+
+
+def _standing(settings: Settings) -> list[CheckResult]:
+    """Say what holds whatever the launch line."""
+    names = host_proposers(settings, default_registry(), "cuda")
+    results = [CheckResult("ok", advice.REFUSED_ON_V1)]
+    if names:
+        results.append(CheckResult("ok", advice.host_cost(names)))
+    return [*results, CheckResult("ok", f"with data parallelism {advice.FIXED_WIDTH}")]

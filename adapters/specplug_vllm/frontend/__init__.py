@@ -1,0 +1,1 @@
+"""The API server's process: request fields, the operator's routes, and metrics."""

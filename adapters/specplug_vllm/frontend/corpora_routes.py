@@ -1,0 +1,145 @@
+"""The operator's HTTP routes for corpora: what is there, adding, removing; see `endpoints`.
+
+The workers are processes of their own, so corpora reach them through the store that `corpora.store` names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request
+
+from specplug.errors import SpecplugError
+from specplug.operator.bodies import BYTES_PER_SECOND, PATIENCE, TooLargeError, read_body
+from specplug.operator.corpus_admin import Desk, status_of
+from specplug.operator.corpus_schema import EXAMPLES, add_schema
+from specplug.text.request_tokenizer import RequestTokenizer
+from specplug_vllm.config import resolved
+
+PATH = "/corpora"
+
+_WHO = "/specplug/corpora"
+_MOST_AT_ONCE = 4
+"""Bodies that are held at a time; further ones are not read yet."""
+
+
+class Corpora:
+    """The corpora of one server.
+
+    Args:
+        vllm_config: of a server that asked for specplug.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        found = resolved(vllm_config)
+        assert found is not None
+        settings = found.settings.corpora
+        model = vllm_config.model_config
+        needed = settings.store is not None and not model.skip_tokenizer_init
+        self.desk = Desk(settings, _own_tokenizer(model) if needed else None)
+        self.desk.prepare()
+        self.most_bytes = settings.max_request_bytes
+        self.room = asyncio.Semaphore(_MOST_AT_ONCE)
+
+
+def attach(router: APIRouter) -> None:
+    """Register the routes."""
+    router.add_api_route(
+        PATH,
+        list_corpora,
+        methods=["GET"],
+        summary="The corpora that proposers draft from, by tenant, and what is wrong with the store",
+    )
+    router.add_api_route(
+        PATH,
+        add_corpus,
+        methods=["POST"],
+        summary="Add a corpus, all of it or nothing, or more documents to one",
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": add_schema(), "examples": EXAMPLES}},
+            }
+        },
+    )
+    router.add_api_route(
+        PATH + "/{name:path}",
+        remove_corpus,
+        methods=["DELETE"],
+        summary="Remove a corpus, or documents of it",
+        openapi_extra={"parameters": [_query("tenant", "whose it is"), _query("document", "remove only these", True)]},
+    )
+
+
+async def list_corpora(request: Request) -> dict[str, Any]:
+    """Answer `GET /specplug/corpora`."""
+    return await _answer(_corpora(request).desk.listed(request.query_params.get("tenant")))
+
+
+async def add_corpus(request: Request) -> dict[str, Any]:
+    """Answer `POST /specplug/corpora`."""
+    corpora = _corpora(request)
+    async with corpora.room:
+        body = await _body(request, corpora.most_bytes)
+        return await _answer(corpora.desk.add(body, _WHO))
+
+
+async def remove_corpus(request: Request) -> dict[str, Any]:
+    """Answer `DELETE /specplug/corpora/{name}`."""
+    query, name = request.query_params, request.path_params["name"]
+    removing = _corpora(request).desk.remove(name, query.getlist("document"), query.get("tenant") or "")
+    return await _answer(removing)
+
+
+def _corpora(request: Request) -> Corpora:
+    corpora: Corpora | None = request.app.state.specplug_corpora
+    if corpora is None:
+        raise HTTPException(
+            404, "this server did not ask for specplug; start it with a --speculative-config that names it"
+        )
+    return corpora
+
+
+async def _body(request: Request, most: int) -> bytearray:
+    """Return what was sent; refuse more than `most` bytes as soon as that is known, and who sends too slowly."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > most:
+        raise _too_large(f"{declared} bytes", most)
+    try:
+        return await read_body(request.stream(), most)
+    except TooLargeError:
+        raise _too_large(f"more than {most} bytes", most) from None
+    except TimeoutError:
+        expected = f"{BYTES_PER_SECOND // 1024} KiB a second, after the first {PATIENCE:.0f} seconds"
+        raise HTTPException(408, f"{_WHO}: the body arrives too slowly; expected {expected}") from None
+
+
+def _too_large(found: str, most: int) -> HTTPException:
+    return HTTPException(
+        413,
+        f"{_WHO}: the body is too large; found {found}; expected at most {most}, corpora.max_request_bytes. "
+        "Send part of the documents, and the others with 'extend': true",
+    )
+
+
+async def _answer(asking: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return await asking
+    except SpecplugError as error:
+        raise HTTPException(status_of(error), str(error)) from error
+
+
+def _own_tokenizer(model_config: Any) -> Any:
+    """Return a copy of the server's tokenizer: vLLM lends its own to one thread at a time."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    return RequestTokenizer(functools.partial(cached_tokenizer_from_config, model_config)).copy()
+
+
+def _query(name: str, description: str, several: bool = False) -> dict[str, Any]:
+    text = {"type": "string"}
+    schema = {"type": "array", "items": text} if several else text
+    return {"name": name, "in": "query", "description": description, "required": False, "schema": schema}

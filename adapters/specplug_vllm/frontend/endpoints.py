@@ -1,0 +1,166 @@
+"""The operator's HTTP routes, as an endpoint plug-in of vLLM.
+
+A server that asks for specplug has them unless ``VLLM_PLUGINS`` leaves ``specplug_http`` out.  By itself vLLM loads no
+endpoint plug-in that ``VLLM_PLUGINS`` does not name, as it cannot know whether its routes are guarded.  These are, by
+`specplug.operator.access`.  vLLM's own ``--api-key`` guards the paths of its API only; a server that has such a key,
+and none of an operator's, asks for it here, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import secrets
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
+
+from specplug.errors import SpecplugError
+from specplug.operator.access import Operators
+from specplug.operator.control import Order, parse_order
+from specplug.requests.clients import Clients
+from specplug_vllm import seams
+from specplug_vllm.config import is_asked
+from specplug_vllm.frontend import corpora_routes
+from specplug_vllm.worker import status
+
+_GROUP = "vllm.endpoint_plugins"
+_EXAMPLES = {
+    "off": {"value": {"mode": "off"}},
+    "on, at most 4 draft tokens": {"value": {"mode": "on", "num_speculative_tokens": 4}},
+}
+
+
+def install() -> None:
+    """Let vLLM load these routes by default, in a process whose configuration asks for specplug."""
+    from vllm import plugins
+
+    if not hasattr(plugins, "load_endpoint_plugins"):
+        seams.available("routes")  # which says what is off
+    elif not hasattr(plugins.load_endpoint_plugins, "_specplug"):
+        plugins.load_endpoint_plugins = _with_ours(plugins.load_endpoint_plugins)
+
+
+def _with_ours(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    @functools.wraps(original)
+    def load_endpoint_plugins(supported_tasks: Any = None) -> list[Any]:
+        import vllm.envs as envs
+
+        if envs.VLLM_PLUGINS is not None:
+            return [*original(supported_tasks), _ClientsKept()]
+        others = {point.name for point in entry_points(group=_GROUP)} - {SpecplugEndpoints.name}
+        found = original(supported_tasks) if others else []  # it warns of each that it leaves out
+        fits = set(SpecplugEndpoints.required_tasks) & set(supported_tasks or ())
+        return [*found, *([SpecplugEndpoints()] if fits else ()), _ClientsKept()]
+
+    load_endpoint_plugins._specplug = True  # type: ignore[attr-defined]
+    return load_endpoint_plugins
+
+
+class _ClientsKept:
+    """Adds no routes, and the middleware that tells requests' clients apart.  An endpoint plug-in of vLLM."""
+
+    name = "specplug_clients"
+    required_tasks = None
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Add the middleware."""
+        app.add_middleware(Clients)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Do nothing."""
+
+
+class SpecplugEndpoints:
+    """Adds `GET /specplug/status`, `POST /specplug/mode`, and those of `corpora_routes`."""
+
+    name = "specplug_http"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Register the routes."""
+        if not seams.available("routes"):
+            return
+        router = APIRouter(prefix="/specplug", tags=["specplug"], dependencies=[Depends(guard)])
+        router.add_api_route(
+            "/status",
+            read_status,
+            methods=["GET"],
+            summary="What specplug does: settings and their origins, sources, counts, faults, the operator's control",
+        )
+        body = {"schema": Order.model_json_schema(), "examples": _EXAMPLES}
+        router.add_api_route(
+            "/mode",
+            set_mode,
+            methods=["POST"],
+            summary="Switch speculation off or on, or limit the draft length; what is left out stays as it is",
+            openapi_extra={"requestBody": {"required": True, "content": {"application/json": body}}},
+        )
+        corpora_routes.attach(router)
+        app.include_router(router)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Keep the engine client for the routes, the corpora, and who may use them."""
+        if not seams.available("routes"):
+            return
+        import vllm.envs as envs
+
+        state.specplug_engine = engine_client
+        asked = engine_client is not None and is_asked(engine_client.vllm_config)
+        state.specplug_corpora = corpora_routes.Corpora(engine_client.vllm_config) if asked else None
+        keys = [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
+        state.specplug_keys = [_digest(key) for key in keys]
+        state.specplug_operators = Operators()
+
+
+async def read_status(request: Request) -> dict[str, Any]:
+    """Answer `GET /specplug/status`."""
+    client = _client(request)
+    return {"versions": status.versions(), "engines": await status.ask_engines(client, "specplug_status")}
+
+
+async def set_mode(request: Request) -> dict[str, Any]:
+    """Answer `POST /specplug/mode`."""
+    client = _client(request)
+    try:
+        said = await request.json()
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, f"the body is not JSON: {error}") from error
+    try:
+        order = parse_order(said, "/specplug/mode").model_dump(exclude_unset=True)
+    except SpecplugError as error:
+        raise HTTPException(400, str(error)) from error
+    if not order:
+        raise HTTPException(400, "/specplug/mode: the order is empty; expected mode, num_speculative_tokens, or both")
+    return {"engines": await status.ask_engines(client, "specplug_control", order)}
+
+
+async def guard(request: Request) -> None:
+    """Refuse everybody but operators.  Without a key of theirs, ask for the server's API key where it has one."""
+    operators: Operators = request.app.state.specplug_operators
+    refused = operators.refusal(request.scope)
+    if refused is not None:
+        raise HTTPException(refused.status, refused.message)
+    if operators.have_key:
+        return
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    keys = request.app.state.specplug_keys
+    shown = _digest(key) if scheme.lower() == "bearer" else b""
+    if keys and not any(secrets.compare_digest(shown, known) for known in keys):
+        raise HTTPException(401, "Unauthorized")
+
+
+def _client(request: Request) -> Any:
+    """Return the client of the engine cores."""
+    engine = request.app.state.specplug_engine
+    if engine is None or not is_asked(engine.vllm_config):
+        raise HTTPException(
+            404, "this server did not ask for specplug; start it with a --speculative-config that names it"
+        )
+    return engine.engine_core
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

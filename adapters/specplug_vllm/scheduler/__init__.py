@@ -1,0 +1,1 @@
+"""The engine core's process: plans, grammars and the ends of requests."""

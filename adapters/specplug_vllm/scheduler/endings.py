@@ -1,0 +1,75 @@
+"""How requests end, as the scheduler's process knows it: the workers are told which ones left, and no more.
+
+A stop string ends a request in vLLM's front end.  That cuts the text and aborts the request, which may have stepped on
+meanwhile, or have ended by itself behind the stop string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.v1.request import RequestStatus
+
+from specplug.runtime.visible_text import tokens_before_stop
+from specplug_vllm.step_metadata import Ending
+
+_LEAD = 4  # tokens of the prompt in front of an output's first ones, which many tokenizers treat differently
+_NEWEST = 256  # tokens of the output that are decoded: the front end ends a request a few steps after its stop string
+_KNOWN = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED)
+
+
+class Endings:
+    """Collects how requests end between two steps.
+
+    Args:
+        model_config: vLLM's.  Of a server without a tokenizer no stop string ends anything.
+    """
+
+    def __init__(self, model_config: Any) -> None:
+        self._tokenizer = None if model_config.skip_tokenizer_init else cached_tokenizer_from_config(model_config)
+        self._newest: dict[str, Ending] = {}
+
+    def note(self, request: Any) -> None:
+        """Take note of a `Request` that has ended."""
+        self._newest[request.request_id] = self._ending(request)
+
+    def take(self) -> dict[str, Ending]:
+        """Return the endings since the last call, by request id."""
+        taken, self._newest = self._newest, {}
+        return taken
+
+    def _ending(self, request: Any) -> Ending:
+        params, aborted = request.sampling_params, request.status == RequestStatus.FINISHED_ABORTED
+        if params is None or request.status not in _KNOWN:
+            return Ending(aborted)
+        if not params.stop or self._tokenizer is None:
+            return Ending(aborted, request.num_tokens)
+        seen = self._before_stop(request, params)
+        if seen is not None:
+            return Ending(aborted=False, visible=request.num_prompt_tokens + seen)
+        # Of an aborted request the front end may have found a stop string that is not found here.
+        return Ending(aborted, None if aborted else request.num_tokens)
+
+    def _before_stop(self, request: Any, params: Any) -> int | None:
+        prompt = request.num_prompt_tokens
+        return tokens_before_stop(
+            request.output_token_ids,
+            [params.stop] if isinstance(params.stop, str) else params.stop,
+            _decoder(self._tokenizer, params.skip_special_tokens),
+            lead=request.all_token_ids[max(0, prompt - _LEAD) : prompt],
+            least=params.min_tokens,
+            keep=params.include_stop_str_in_output,
+            newest=_NEWEST,
+        )
+
+
+def _decoder(tokenizer: Any, skip_special_tokens: bool) -> Callable[[list[int]], str]:
+    """Return what decodes as vLLM's front end does, which leaves spaces as they are."""
+    options = {"clean_up_tokenization_spaces": False} if hasattr(tokenizer, "clean_up_tokenization_spaces") else {}
+
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, **options))
+
+    return decode

@@ -1,0 +1,149 @@
+"""vLLM's grammars: they live in the scheduler's process, which the drafts come to before they are verified.
+
+vLLM cuts drafts there at the first illegal token.  On V1, whose runner verifies the ids that the scheduler names, what
+grammars force is added there too, and the workers are told of both.  V2's runner verifies what lies on its device, and
+under async scheduling the forward pass has begun by then: there vLLM's own cut is all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specplug.faults import FaultGuard
+from specplug.grammar.drafts import SOURCE
+from specplug.grammar.follow import follow
+from specplug.grammar.states import MaskState
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import ProposerSpec
+from specplug.runtime.planning import Planning
+from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
+from specplug.types.caps import Distribution
+from specplug_vllm.config import runner_of
+from specplug_vllm.step_metadata import Constrained
+
+
+class State(MaskState):
+    """A `StructuredOutputGrammar`, whichever backend it is of."""
+
+    def __init__(
+        self, grammar: Any, name: str, vocab_size: int, canonical: JumpForwardTokenizer | None, tail: Sequence[int]
+    ) -> None:
+        super().__init__(vocab_size, canonical, tail)
+        self._grammar, self._name = grammar, name
+
+    def _fill(self) -> None:
+        self._grammar.fill_bitmask(self._mask, 0)
+
+    def _accept(self, token: int) -> bool:
+        return bool(self._grammar.accept_tokens(self._name, [token]))
+
+    def _take_back(self, count: int) -> None:
+        self._grammar.rollback(count)
+
+    def _jump_forward(self) -> str | Sequence[int]:
+        text = getattr(getattr(self._grammar, "matcher", None), "find_jump_forward_string", None)  # XGrammar's
+        tokens = getattr(getattr(self._grammar, "ll_matcher", None), "compute_ff_tokens", None)  # llguidance's
+        return str(text()) if text is not None else () if tokens is None else list(tokens())
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the output is complete."""
+        return bool(self._grammar.is_terminated())
+
+
+class Grammars:
+    """The scheduler's half: adds what grammars force, and notes for the workers what became of their drafts.
+
+    Args:
+        vllm_config: of a server that asked for specplug.
+        planning: whose plans bound what is added.
+
+    Attributes:
+        adds: whether anything is added: on V1, and only where drafts are one-hot, as tokens that are added have no law.
+    """
+
+    def __init__(self, vllm_config: Any, planning: Planning[Any]) -> None:
+        self._planning = planning
+        self._is_v1 = runner_of(vllm_config) == "v1"
+        self.adds = self._is_v1 and not _states_laws(planning, vllm_config.device_config.device_type)
+        self._vocab_size = int(vllm_config.model_config.get_vocab_size())
+        self._longest = int(vllm_config.model_config.max_model_len)
+        self._guard = FaultGuard(SOURCE, sink=lambda name, kind: planning.faults.update([(name, kind)]))
+        self._canonical: JumpForwardTokenizer | None = None
+        self._said: dict[str, Constrained] = {}
+
+    def complete(self, scheduler: Any, drafts: Any) -> None:
+        """Complete the drafts of a step, which vLLM has cut, in the scheduler's requests.
+
+        Args:
+            scheduler: vLLM's, with "requests" and "structured_output_manager".
+            drafts: `DraftTokenIds` as the worker handed them over.
+        """
+        if not self._is_v1:
+            return
+        offered = dict(zip(drafts.req_ids, drafts.draft_token_ids, strict=False))
+        rows = [scheduler.requests.get(name) for name in offered]
+        constrained = [row for row in rows if row is not None and _is_constrained(row)]
+        self._said = {name: said for name, said in self._said.items() if name in scheduler.requests}
+        if not constrained:
+            return
+        for request in constrained:
+            kept = len(request.spec_token_ids)
+            cut = len(offered[request.request_id]) - kept
+            self._said[request.request_id] = Constrained(kept, cut)
+        if self.adds and self._planning.plan.width and self._guard.admits_step():
+            self._guard.step(lambda: self._add(scheduler.structured_output_manager, rows, constrained))
+
+    def take(self, names: Any) -> dict[str, Constrained]:
+        """Return, once, what is to be told of the drafts of these requests, which are scheduled."""
+        return {name: self._said.pop(name) for name in names if name in self._said} if self._said else {}
+
+    def _add(self, manager: Any, rows: Sequence[Any], constrained: Sequence[Any]) -> None:
+        budget = self._planning.plan.token_budget
+        drafted = sum(len(row.spec_token_ids) for row in rows if row is not None)
+        spare = self._longest if budget is None else max(0, budget - drafted)
+        if self._canonical is None:
+            self._canonical = JumpForwardTokenizer(manager.tokenizer)
+        for request in constrained:
+            own = request.spec_token_ids
+            room = min(self._room(request), len(own) + spare)
+            if room <= len(own) or _may_reason(manager, request):
+                continue
+            state = State(
+                request.structured_output_request.grammar,
+                request.request_id,
+                self._vocab_size,
+                self._canonical,
+                request.output_token_ids[-TAIL:],
+            )
+            found = follow(state, own, room)
+            request.spec_token_ids = own + found.added
+            spare -= len(found.added)
+            said = self._said[request.request_id]
+            self._said[request.request_id] = said._replace(confidence=tuple(found.confidence))
+
+    def _room(self, request: Any) -> int:
+        """Return the most draft tokens that the plan and the request allow."""
+        left = min(request.max_tokens - request.num_output_tokens, self._longest - request.num_tokens)
+        return int(min(self._planning.plan.width_for(request.request_id), left - 1))
+
+
+def _is_constrained(request: Any) -> bool:
+    return bool(request.use_structured_output) and not request.is_prefill_chunk and not request.is_finished()
+
+
+def _may_reason(manager: Any, request: Any) -> bool:
+    """Whether the request may still reason, which no grammar constrains."""
+    if manager.enable_in_reasoning or manager.reasoner_cls is None:
+        return False
+    return not request.structured_output_request.reasoning_ended
+
+
+def _states_laws(planning: Planning[Any], device: str) -> bool:
+    """Whether one of the server's proposers states the law that its drafts are drawn from, and the engine takes it."""
+    settings = planning.resolved.settings
+    specs = (default_registry().get(ProposerSpec, name) for name in (settings.proposer, *settings.extra_proposers))
+    return planning.caps.draft_input is Distribution.PROBS and any(
+        spec.caps_for(device).distribution is Distribution.PROBS for spec in specs
+    )

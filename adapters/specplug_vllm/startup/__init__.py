@@ -1,0 +1,1 @@
+"""Start-up: vLLM's configuration with specplug in it, what it refuses, and what it advises."""

@@ -1,0 +1,160 @@
+"""What an operator should know about a launch: said by ``specplug doctor`` and by the server when it starts."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import multiprocessing
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from specplug.operator.access import Operators
+from specplug.operator.launches import differing, host_proposers
+from specplug.operator.startup_line import start_line
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import CheckResult
+from specplug_vllm.config import resolved, runner_of
+from specplug_vllm.startup import graphs
+
+logger = logging.getLogger("specplug")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What vLLM made of a launch line that asks for specplug.
+
+    Attributes:
+        runner: "v1" or "v2".
+        width: the server's widest draft.
+        max_num_batched_tokens: most tokens of all requests in one step.
+        settings: specplug's, those that are not at their defaults.
+        host_proposers: those in force that draft on the host.
+        captured: (draft length, most requests) of the steps that have full CUDA graphs, longest drafts first.
+    """
+
+    runner: str
+    async_scheduling: bool
+    width: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    data_parallel_size: int
+    settings: dict[str, Any]
+    host_proposers: tuple[str, ...]
+    captured: tuple[tuple[int, int], ...] = ()
+
+
+def launch_of(vllm_config: Any) -> Launch:
+    """Return what a configuration that asks for specplug came to."""
+    found = resolved(vllm_config)
+    assert found is not None
+    scheduler = vllm_config.scheduler_config
+    return Launch(
+        runner=runner_of(vllm_config),
+        async_scheduling=bool(scheduler.async_scheduling),
+        width=vllm_config.speculative_config.num_speculative_tokens,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        data_parallel_size=vllm_config.parallel_config.data_parallel_size,
+        settings=differing(found.settings),
+        host_proposers=host_proposers(found.settings, default_registry(), vllm_config.device_config.device_type),
+        captured=tuple(graphs.captured(vllm_config).items()),
+    )
+
+
+def advise(launch: Launch) -> list[CheckResult]:
+    """Say what is to be known of a launch, warnings among it."""
+    scheduling = "async" if launch.async_scheduling else "synchronous"
+    head = f"runs on the {launch.runner.upper()} runner, {scheduling} scheduling, up to {launch.width} draft tokens"
+    results = [CheckResult("ok", head), _token_budget(launch)]
+    if launch.captured:
+        results.append(_graphs(launch))
+    if launch.runner == "v1":
+        results.append(CheckResult("ok", REFUSED_ON_V1))
+    if launch.runner == "v2" and launch.host_proposers:
+        results.append(CheckResult("ok", host_cost(launch.host_proposers)))
+    if launch.data_parallel_size > 1:
+        results.append(CheckResult("ok", f"data parallelism of {launch.data_parallel_size}: {FIXED_WIDTH}"))
+    return results
+
+
+def announce(vllm_config: Any) -> None:
+    """Log what starts, and the warnings of its launch, each once per server.
+
+    vLLM makes the configuration again in the processes that it starts.
+    """
+    if multiprocessing.parent_process() is not None:
+        return
+    found, launch = resolved(vllm_config), launch_of(vllm_config)
+    assert found is not None
+    scheduling = "async" if launch.async_scheduling else "synchronous"
+    runner = launch.runner.upper()
+    _log_once(logging.INFO, start_line(found.settings, launch.width, runner, scheduling, status=routes()))
+    for result in advise(launch):
+        if result.status != "ok":
+            _log_once(logging.WARNING, f"{result.summary}. {result.remedy}")
+
+
+def routes() -> str:
+    """Return whether this process's server answers `/specplug/status`, whom, and how to have it answer.
+
+    vLLM takes the names in `VLLM_PLUGINS` as they stand, spaces included; see `endpoints`.
+    """
+    named = os.environ.get("VLLM_PLUGINS")
+    if named is not None and "specplug_http" not in named.split(","):
+        return f"off (VLLM_PLUGINS={named},specplug_http turns it on)"
+    return f"on, {Operators().whom}"
+
+
+REFUSED_ON_V1 = (
+    "the V1 runner refuses requests with min_p or logit_bias (HTTP 400), as with any speculation of vLLM's; "
+    "the V2 runner serves them"
+)
+FIXED_WIDTH = (
+    "every step verifies the server's widest draft, as ranks that choose different widths deadlock; "
+    "a policy can only cut single requests' drafts"
+)
+
+
+def host_cost(names: tuple[str, ...]) -> str:
+    """Say what proposers on the host cost on V2."""
+    several = "draft" if len(names) > 1 else "drafts"
+    return (
+        f"{', '.join(names)} {several} on the host, on a thread: on the V2 runner every step then waits once for the "
+        "device to hand its new tokens over (on the V1 runner they are on the host anyway)"
+    )
+
+
+def _token_budget(launch: Launch) -> CheckResult:
+    """Compare what a full batch verifies at the widest draft with what one step may hold."""
+    wanted = (launch.width + 1) * launch.max_num_seqs
+    sum_ = f"(K + 1) x max_num_seqs = ({launch.width} + 1) x {launch.max_num_seqs} = {wanted}"
+    if wanted <= launch.max_num_batched_tokens:
+        return CheckResult("ok", f"{sum_} fits into max_num_batched_tokens = {launch.max_num_batched_tokens}")
+    fitting = launch.max_num_batched_tokens // launch.max_num_seqs - 1
+    narrower = f" or num_speculative_tokens to {fitting}" if fitting > 0 else ""
+    return CheckResult(
+        "warn",
+        f"{sum_} exceeds max_num_batched_tokens = {launch.max_num_batched_tokens}: "
+        "a full batch at the widest draft leaves requests and prompts waiting",
+        f"Raise --max-num-batched-tokens to {wanted} or more, or lower --max-num-seqs{narrower}",
+    )
+
+
+def _graphs(launch: Launch) -> CheckResult:
+    """Compare the steps that have CUDA graphs with the largest batch."""
+    reach = ", ".join(f"{length} draft tokens up to {requests} requests" for length, requests in launch.captured)
+    longest, requests = launch.captured[0]
+    if requests >= launch.max_num_seqs:
+        return CheckResult("ok", f"full CUDA graphs for {reach}")
+    return CheckResult(
+        "warn",
+        f"full CUDA graphs for {reach} only, of max_num_seqs = {launch.max_num_seqs}: longer steps run without",
+        f"Raise --max-cudagraph-capture-size to {launch.max_num_seqs * (longest + 1)}, which takes memory, lower "
+        "--max-num-seqs, or leave it to a policy that drafts less for more requests, as 'batch' does",
+    )
+
+
+@functools.cache
+def _log_once(level: int, text: str) -> None:
+    logger.log(level, "%s", text)

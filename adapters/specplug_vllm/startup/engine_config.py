@@ -1,0 +1,120 @@
+"""The patches of vLLM's configuration: specplug's method runs on V2, with async scheduling and our scheduler.
+
+Stock vLLM sends ``custom_class`` to the V1 runner and turns async scheduling off for it.  Configurations that do not
+name specplug pass through untouched.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+from specplug.errors import EngineError, SpecplugError
+from specplug.operator import startup_errors
+from specplug_vllm import seams
+from specplug_vllm.config import METHOD, is_asked, refuse_unsupported, resolved, runner_of
+from specplug_vllm.startup import adaptive, advice, graphs, recurrent
+
+SCHEDULERS = {
+    False: "specplug_vllm.scheduler.scheduler.SpecplugScheduler",
+    True: "specplug_vllm.scheduler.scheduler.SpecplugAsyncScheduler",
+}
+
+
+def install() -> None:
+    """Patch `VllmConfig`, once per process."""
+    from vllm.config import vllm as module
+
+    cls = module.VllmConfig
+    if not hasattr(cls.__post_init__, "_specplug"):
+        cls.__post_init__ = _with_specplug(cls.__post_init__, module)
+        unsupported = cls._get_v2_model_runner_unsupported_features
+        cls._get_v2_model_runner_unsupported_features = _supporting_specplug(unsupported)
+        adaptive.install_checks(cls)
+        graphs.install(cls)
+
+
+def require_installed() -> None:
+    """Refuse a server that names specplug where vLLM has not loaded it: it would draft unplanned.
+
+    Raises:
+        EngineError: vLLM has moved, or was kept from loading specplug.
+    """
+    from vllm.config.vllm import VllmConfig
+
+    if not hasattr(VllmConfig.__post_init__, "_specplug"):
+        seams.require("config")
+        raise EngineError.build(
+            "vLLM has not loaded specplug, which --speculative-config names",
+            who="specplug_vllm",
+            found=f"VLLM_PLUGINS={os.environ.get('VLLM_PLUGINS')!r}",
+            expected="'specplug' in it, or no such variable",
+            remedy="Add 'specplug' to it, or unset it; if it is not set, reinstall specplug in vLLM's environment",
+        )
+
+
+def _supporting_specplug(original: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
+    """Take specplug's method off the list of what V2 does not support."""
+
+    @functools.wraps(original)
+    def unsupported_features(self: Any) -> list[str]:
+        features = original(self)
+        return [feature for feature in features if METHOD not in feature] if is_asked(self) else features
+
+    return unsupported_features
+
+
+def _with_specplug(original: Callable[..., None], module: Any) -> Callable[..., None]:
+    """Check the settings before anything else, and name our scheduler when vLLM has decided on its own."""
+
+    @functools.wraps(original)
+    def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not is_asked(self):
+            original(self, *args, **kwargs)
+            return
+        _check(self)
+        with _async_allowed(module, runner_of(self) == "v2"):
+            original(self, *args, **kwargs)
+        scheduler = self.scheduler_config
+        if scheduler.scheduler_cls is None or scheduler.scheduler_cls in SCHEDULERS.values():
+            scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
+        advice.announce(self)
+
+    post_init._specplug = True  # type: ignore[attr-defined]
+    return post_init
+
+
+def _check(vllm_config: Any) -> None:
+    """Refuse what is wrong or unsupported, long before the weights are loaded.
+
+    Raises:
+        SpecplugError: something is.
+    """
+    try:
+        seams.require("config")
+        resolved(vllm_config)
+        refuse_unsupported(vllm_config)
+        recurrent.refuse_unsupported(vllm_config)
+    except SpecplugError:
+        startup_errors.show_message_only()
+        raise
+
+
+@contextmanager
+def _async_allowed(module: Any, wanted: bool) -> Iterator[None]:
+    """Let the method pass vLLM's list of methods that keep async scheduling on, while one configuration is made.
+
+    From 0.33 on the list is looked at for V1 only, and may go.
+    """
+    types = getattr(module, "NgramGPUTypes", None)
+    if types is None or not wanted:
+        yield
+        return
+    module.NgramGPUTypes = Literal[(*get_args(types), METHOD)]
+    try:
+        yield
+    finally:
+        module.NgramGPUTypes = types

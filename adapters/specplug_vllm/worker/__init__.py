@@ -1,0 +1,1 @@
+"""The workers' processes: drafting and verification in both model runners."""

@@ -1,0 +1,93 @@
+"""The V2 runner's adaptive verification, with specplug's budget manager in the place of vLLM's.
+
+`specplug_vllm.startup.adaptive` says what it is for.  vLLM's own checks are kept: a backend that plans from query
+lengths on the host would serve wrong text, silently.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from specplug.errors import EngineError
+from specplug_vllm import seams
+from specplug_vllm.config import is_asked
+from specplug_vllm.startup.adaptive import FLAG, has_any_graphs
+
+
+def install_manager() -> None:
+    """Put our manager into the V2 runner's module, which is being used by our caller."""
+    from vllm.v1.worker.gpu import model_runner
+
+    seams.require("adaptive")
+    for name, wrapped in _WRAPPED.items():
+        original = getattr(model_runner, name)
+        if not hasattr(original, "_specplug"):
+            ours = wrapped(original)
+            ours._specplug = True  # type: ignore[attr-defined]
+            setattr(model_runner, name, ours)
+
+
+def set_budget(runner: Any, token_budget: int | None) -> None:
+    """Tell a runner how many draft tokens its next batch may verify; None is no limit.
+
+    Every rank is told the same, so that all of them run batches of the same shape.
+    """
+    manager = getattr(runner, "adaptive_verification", None)
+    if manager is not None and hasattr(manager, "token_budget"):
+        manager.token_budget = token_budget
+
+
+def _our_manager(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def maybe_create_adaptive_verification_manager(**found: Any) -> Any:
+        vllm_config = found["vllm_config"]
+        if not found[FLAG] or not is_asked(vllm_config):
+            return original(**found)
+        if found.get("copy_admitted_drafts_to_host"):
+            raise EngineError.build(
+                "drafts cannot be cut on the device",
+                who="specplug_vllm",
+                found="batch-sharded sampling, which needs their counts on the host",
+                remedy=f"Leave {FLAG!r} out of --speculative-config, or switch batch-sharded sampling off",
+            )
+        from specplug_vllm.worker.budget_manager import BudgetManager
+
+        if has_any_graphs(vllm_config):
+            original(**found)  # raises where a backend or its graphs cannot; what it makes is dropped
+        else:
+            _refuse_backends(found["attn_groups"], found.get("target_layer_names"))
+        needed = ("req_states", "query_start_loc", "num_bonus_tokens", "max_total_logits")
+        return BudgetManager(**{name: found[name] for name in needed})
+
+    return maybe_create_adaptive_verification_manager
+
+
+def _our_graph_mode(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def resolve_adaptive_cudagraph_mode(mode: Any, **found: Any) -> Any:
+        return original(mode, **found) if mode.has_full_cudagraphs() else mode
+
+    return resolve_adaptive_cudagraph_mode
+
+
+_WRAPPED = {
+    "maybe_create_adaptive_verification_manager": _our_manager,
+    "resolve_adaptive_cudagraph_mode": _our_graph_mode,
+}
+
+
+def _refuse_backends(attn_groups: Any, layer_names: set[str] | None) -> None:
+    """Refuse attention backends that need the host to know every query length; vLLM's check, less that of graphs."""
+    from vllm.v1.worker.gpu.attn_utils import get_query_lens_mismatch_unsupported_backend
+
+    backend = get_query_lens_mismatch_unsupported_backend(attn_groups, checked_layer_names=layer_names)
+    if backend is not None:
+        raise EngineError.build(
+            "drafts cannot be cut on the device",
+            who="specplug_vllm",
+            found=f"attention backend {backend}, which plans from query lengths on the host",
+            expected="a backend that reads them on the device",
+            remedy=f"Leave {FLAG!r} out of --speculative-config, or choose another backend",
+        )

@@ -1,0 +1,145 @@
+"""A worker's half of specplug, the same for both of vLLM's runners: requests in slots, and the draft stage."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specplug.assembly import build_draft_stage
+from specplug.errors import EngineError
+from specplug.interfaces import PluginContext
+from specplug.pipeline.stages import DraftStage
+from specplug.plugins.registry import default_registry
+from specplug.runtime.slot_allocator import Places
+from specplug.runtime.stops import StopWatch
+from specplug.types.batch import EngineBatch
+from specplug.types.caps import Distribution, EngineCaps
+from specplug.types.draft import Draft
+from specplug.types.plan import StepPlan
+from specplug.types.request import EngineEvent, EngineEventKind
+from specplug.types.verdict import Outcome
+from specplug_vllm import step_metadata
+from specplug_vllm.config import engine_caps, resolved, runner_of, target_model
+from specplug_vllm.worker.requests import resident
+
+
+class Drafting:
+    """Requests, slots and the draft stage of one worker.
+
+    Args:
+        vllm_config: of a server that asked for specplug.
+        device: where batches and drafts lie.
+        rank: tensor-parallel rank.
+
+    Attributes:
+        places: the requests that the worker holds.
+        plan: of the drafts that the newest step makes, as long as its rows are; its caps are the policy's.
+        scheduled: by request id, draft tokens that the newest step verifies.
+        distribution_bytes: memory of the drafts' distributions, the engine's own form included.
+    """
+
+    def __init__(self, vllm_config: Any, device: torch.device, rank: int) -> None:
+        found = resolved(vllm_config)
+        if found is None:
+            raise EngineError.build("this server did not ask for specplug", who="specplug_vllm")
+        self.resolved, self.rank, self.device = found, rank, device
+        self.caps: EngineCaps = engine_caps(vllm_config)
+        self.vocab_size: int = vllm_config.model_config.get_vocab_size()
+        self.max_slots: int = vllm_config.scheduler_config.max_num_seqs
+        self.max_length: int = vllm_config.model_config.max_model_len
+        self.stage: DraftStage = build_draft_stage(
+            found.settings, default_registry(), self._context(vllm_config), grammars=runner_of(vllm_config) == "v1"
+        )
+        self.distribution_bytes = self.stage.distribution_bytes
+        self._closing = weakref.finalize(self, self.stage.close)
+        self.places = Places(self.max_slots, device, lambda event: self.stage.on_event(event))
+        self.slots = self.places.slots
+        self.stops = StopWatch(self.max_slots, self.caps.max_width, device)
+        self.plan = StepPlan(self.caps.max_width)
+        self.scheduled: dict[str, list[int]] = {}
+        self.grammars: Mapping[str, step_metadata.Constrained] = {}
+
+    def engine_distributions(self, device: torch.device) -> Tensor | None:
+        """Allocate [S, K, V] float32 for the drafts' distributions as the engine's verifier reads them.
+
+        None where no proposer states any, or where the engine can read what the proposer writes: V1's rows are those of
+        its batch, V2's are slots.
+        """
+        stage = self.stage
+        shared = device == self.device and not stage.has_draft_vocab and stage.distribution is not Distribution.LOGITS
+        if stage.distribution is Distribution.ONE_HOT or shared:
+            return None
+        buffer = torch.zeros(self.max_slots, self.caps.max_width, self.vocab_size, dtype=torch.float32, device=device)
+        self.distribution_bytes += buffer.nbytes
+        return buffer
+
+    # -- requests, told by the lifecycle hook --------------------------------------------------------------------
+
+    def start(self, new: Any, cache_salt: str | None) -> None:
+        """Take in a vLLM `NewRequestData`: a new request, one that resumes, or a known one with a new prompt.
+
+        A request that emits one token at most never drafts, so that its prompt is not worth taking in.
+        """
+        if self.places.is_waiting(new.req_id):
+            self.places.resume(new.req_id)
+            return
+        tenant = resident(new, self.max_length, cache_salt)
+        drafts = tenant.end - tenant.request.prompt_length > 1
+        if drafts or new.req_id in self.places or tenant.request.options.verifier is not None:
+            self.places.start(tenant)
+        else:
+            self.places.ignore(new.req_id)
+
+    def on_engine_event(self, kind: EngineEventKind) -> None:
+        """Tell every proposer what happened to the engine."""
+        self.stage.on_event(EngineEvent(kind))
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def begin_step(self, scheduler_output: Any) -> None:
+        """Note what the scheduler asks of this step."""
+        said = step_metadata.of(scheduler_output)
+        width = min(int(scheduler_output.num_spec_tokens_to_schedule), self.caps.max_width)
+        self.plan, self.grammars = replace(said.plan, width=width), said.grammars
+        self.scheduled = scheduler_output.scheduled_spec_decode_tokens
+
+    def step(self, batch: EngineBatch, outcome: Outcome, caps: Tensor) -> Draft:
+        """Learn from the step that was verified, and draft for the next.  `caps` [B] int32 bounds each row."""
+        self.stage.observe(batch, outcome)
+        if self.plan.caps and batch.request_ids is not None:
+            caps = torch.minimum(caps, self._caps_of(batch.request_ids))
+        draft = self.stage.propose(batch, self.plan.width, caps)
+        trimmed = self.stage.trim(batch, draft, self.plan)
+        return trimmed.as_one_hot(batch.grammar)  # the scheduler cuts these rows by what their tokens are
+
+    def _caps_of(self, names: Sequence[str]) -> Tensor:
+        """Return [B] int32: the policy's caps of rows `names`."""
+        return self.on_device([self.plan.caps.get(name, self.caps.max_width) for name in names])
+
+    def on_device(self, values: Sequence[int]) -> Tensor:
+        """Return [n] int32 where batches lie, without waiting for the copy."""
+        tensor = torch.tensor(values, dtype=torch.int32)
+        if self.device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
+
+    def close(self) -> None:
+        """Release proposers, threads and files, once; the end of the process does it too."""
+        self._closing()
+
+    def _context(self, vllm_config: Any) -> PluginContext:
+        return PluginContext(
+            caps=self.caps,
+            vocab_size=self.vocab_size,
+            max_slots=self.max_slots,
+            max_length=self.max_length,
+            device=self.device,
+            rank=self.rank,
+            seed=self.resolved.settings.seed,
+            target=target_model(vllm_config),
+        )

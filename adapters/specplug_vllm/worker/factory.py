@@ -1,0 +1,55 @@
+"""Puts specplug's speculator into vLLM's V2 runner, through the function by which the runner builds speculators."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from specplug_vllm import seams
+from specplug_vllm.config import is_asked
+
+_PACKAGE = "vllm.v1.worker.gpu.spec_decode"
+_RUNNER = "vllm.v1.worker.gpu.model_runner"
+_NAME = "init_speculator"
+
+
+def install() -> None:
+    """Wrap the factory, once per process.  A runner that is imported already holds the name itself."""
+    import vllm.v1.worker.gpu.spec_decode as package
+
+    for module in (package, sys.modules.get(_RUNNER)):
+        if hasattr(module, _NAME):
+            setattr(module, _NAME, _wrapped(getattr(module, _NAME)))
+
+
+def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
+    if hasattr(original, "_specplug"):
+        return original
+
+    @functools.wraps(original)
+    def init_speculator(vllm_config: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_asked(vllm_config):
+            return original(vllm_config, device, *args, **kwargs)
+        seams.require("v2")
+        from specplug_vllm.worker.v2 import Speculator
+
+        if seams.speculator_gets_req_states():
+            states = args[0] if args else kwargs["req_states"]
+        else:  # the runner makes them after the speculator, and calls us from its constructor
+            states = _OfRunner(sys._getframe(1).f_locals["self"])
+        return Speculator(vllm_config, device, states)
+
+    init_speculator._specplug = True  # type: ignore[attr-defined]
+    return init_speculator
+
+
+class _OfRunner:
+    """A runner's request states, looked up when they are used."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner.req_states, name)

@@ -1,0 +1,79 @@
+"""Who comes and goes, learnt by one hook on ``GPUModelRunner.execute_model``, the same for both runners.
+
+Requests leave before the engine's step runs, as vLLM frees their places then, and arrive after it, when vLLM has given
+them one.  V2's warm-up runs made-up requests through the same method: those are nobody's.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from specplug_vllm import step_metadata
+from specplug_vllm.startup.engine_config import SCHEDULERS
+from specplug_vllm.worker import adaptive
+from specplug_vllm.worker.drafting import Drafting
+
+
+def install(runner_class: Any) -> None:
+    """Hook `execute_model` of a runner class, once.  Runners that do not draft with specplug pass through."""
+    original = runner_class.execute_model
+    if hasattr(original, "_specplug"):
+        return
+
+    @functools.wraps(original)
+    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dummy_run"):
+            return original(self, scheduler_output, *args, **kwargs)
+        if hasattr(_drafter(self), "drafting"):  # ours, also on ranks that do not draft
+            _drafter(self).before_step(self, scheduler_output)
+        drafting = drafting_of(self)
+        if drafting is None or is_warmup(self, scheduler_output):
+            result = original(self, scheduler_output, *args, **kwargs)
+        else:
+            _leave(drafting, scheduler_output)
+            result = original(self, scheduler_output, *args, **kwargs)
+            _arrive(drafting, scheduler_output)
+            drafting.begin_step(scheduler_output)
+        adaptive.set_budget(
+            self, step_metadata.of(scheduler_output).plan.token_budget
+        )  # also on ranks that do not draft
+        return result
+
+    execute_model._specplug = True  # type: ignore[attr-defined]
+    runner_class.execute_model = execute_model
+
+
+def is_warmup(runner: Any, scheduler_output: Any) -> bool:
+    """Whether the step is none of the scheduler's: ours marks every step of its own, a foreign one marks none."""
+    planned = runner.vllm_config.scheduler_config.scheduler_cls in SCHEDULERS.values()
+    return planned and not step_metadata.has(scheduler_output)
+
+
+def drafting_of(runner: Any) -> Drafting | None:
+    """Return what drafts for a runner of either kind, or None."""
+    drafting = getattr(_drafter(runner), "drafting", None)
+    return drafting if isinstance(drafting, Drafting) else None
+
+
+def _drafter(runner: Any) -> Any:
+    return getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
+
+
+def _leave(drafting: Drafting, scheduler_output: Any) -> None:
+    said = step_metadata.of(scheduler_output)
+    for kind in said.events:
+        drafting.on_engine_event(kind)
+    for request_id in sorted(scheduler_output.finished_req_ids):
+        ending = said.endings.get(request_id, step_metadata.Ending())
+        drafting.places.finish(request_id, aborted=ending.aborted, visible=ending.visible)
+    for request_id in sorted(scheduler_output.preempted_req_ids or ()):
+        drafting.places.preempt(request_id)
+
+
+def _arrive(drafting: Drafting, scheduler_output: Any) -> None:
+    salts = step_metadata.of(scheduler_output).cache_salts
+    for new in scheduler_output.scheduled_new_reqs:  # on V2 also those that resume
+        drafting.start(new, salts.get(new.req_id))
+    for request_id in getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ()):  # V1
+        drafting.places.resume(request_id)

@@ -1,0 +1,64 @@
+"""vLLM's description of a request, as plug-ins see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specplug.requests import wire
+from specplug.requests.isolation import isolation_key
+from specplug.runtime.running_request import MAX_STOP_IDS, Resident
+from specplug.types.request import Request, Sampling
+
+
+def resident(new: Any, max_model_len: int, cache_salt: str | None = None) -> Resident:
+    """Describe a vLLM `NewRequestData`.  Requests that do not sample (pooling) never draft."""
+    params = new.sampling_params
+    prompt_length = _prompt_length(new)
+    if params is None:
+        return Resident(Request(new.req_id, prompt_length, max_tokens=0), end=prompt_length, stop_ids=())
+    options, references, tenant = wire.decode(params.extra_args)
+    lora_id = None if new.lora_request is None else int(new.lora_request.lora_int_id)
+    spans = _barriers(new)
+    max_tokens = max_model_len if params.max_tokens is None else int(params.max_tokens)
+    request = Request(
+        request_id=new.req_id,
+        prompt_length=prompt_length,
+        max_tokens=max_tokens,
+        sampling=Sampling(
+            temperature=params.temperature,
+            top_k=max(0, params.top_k),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=params.seed,
+        ),
+        options=options,
+        references=references,
+        tenant=tenant,
+        isolation_key=isolation_key(tenant, (cache_salt,), lora_id, wire.client_of(params.extra_args)),
+        lora_id=lora_id,
+        grammar=params.structured_outputs is not None,
+        multimodal=bool(spans),
+    )
+    return Resident(request, min(prompt_length + max_tokens, max_model_len), _stop_ids(params), spans)
+
+
+def _prompt_length(new: Any) -> int:
+    if new.prompt_token_ids is not None:
+        return len(new.prompt_token_ids)
+    return 0 if new.prompt_embeds is None else int(new.prompt_embeds.shape[0])
+
+
+def _stop_ids(params: Any) -> tuple[int, ...]:
+    """Return the ids that end the request, end-of-sequence first unless it is ignored."""
+    end = [] if params.ignore_eos or params.eos_token_id is None else [params.eos_token_id]
+    return tuple(dict.fromkeys([*end, *(params.stop_token_ids or ())]))[:MAX_STOP_IDS]
+
+
+def _barriers(new: Any) -> tuple[tuple[int, int, str], ...]:
+    spans = [
+        (feature.mm_position.offset, feature.mm_position.offset + feature.mm_position.length, feature.modality)
+        for feature in new.mm_features or ()
+    ]
+    if new.prompt_embeds is not None:
+        spans.append((0, int(new.prompt_embeds.shape[0]), "prompt embeddings"))
+    return tuple(spans)

@@ -1,0 +1,236 @@
+"""The speculator of vLLM's V2 runner: wraps what the engine holds on the device, drafts, and hands back valid ids.
+
+vLLM calls `propose` once per step, after verification, when the engine's own state includes what was just sampled.
+Nothing is read back from the device, and no Python data is copied to it, except where a proposer needs the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+from specplug.runtime.rows import RowFacts
+from specplug.runtime.slots import SlotRows
+from specplug.types.batch import EngineBatch, Residency
+from specplug.types.draft import Draft
+from specplug.types.verdict import Outcome
+from specplug_vllm import config
+from specplug_vllm.startup import recurrent
+from specplug_vllm.worker import (
+    adaptive,
+    draft_logits,
+    events,
+    lifecycle,
+    memory,
+    ranks,
+    status,
+    verifier,
+    verifier_v2,
+    workarounds,
+)
+from specplug_vllm.worker.drafting import Drafting
+
+
+class Speculator(BaseSpeculator):
+    """specplug as vLLM's V2 runner sees it.
+
+    Args:
+        vllm_config: of a server that asked for specplug.
+        device: the runner's device.
+        req_states: the runner's `RequestState`; tensors that are indexed by slot.
+
+    Attributes:
+        drafting: what drafts, on tensor-parallel rank 0; None on other ranks, which receive rank 0's drafts.
+        draft_logits: [S, K, V] float32 by slot, before temperature, that sampled drafts were drawn from; None where no
+            proposer states them.
+        draft_token_confidence_probs: [S, K] float32 by row of the newest batch: 0 for filler.
+        verifier: on every rank, what decides instead of the engine; None where the engine does.
+        enable_adaptive_verification: whether the runner cuts drafts by them; see `adaptive`.
+    """
+
+    supports_mm_inputs = False  # the runner would gather image embeddings for us otherwise
+    model = torch.nn.Module()
+    pcp_manager: Any = None
+
+    def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
+        self._states = req_states
+        self._ranks = ranks.ranks()
+        self.drafting = Drafting(vllm_config, device, rank=0) if self._ranks.leads else None
+        slots, width = vllm_config.scheduler_config.max_num_seqs, vllm_config.speculative_config.num_speculative_tokens
+        self.enable_adaptive_verification = config.cuts_on_device(vllm_config)
+        self._sent, self._out, self.draft_token_confidence_probs = buffers(
+            slots, width, device, together=self.enable_adaptive_verification
+        )
+        self.draft_logits: Tensor | None = None
+        self._facts: RowFacts | None = None
+        self._kept: Tensor | None = None  # the rows of requests that may draft, where others are among them
+        self.verifier = verifier.build(vllm_config, device)
+        self._attached = self._is_warmup = False
+        self._verified: Mapping[str, Sequence[int]] = {}
+        if self.drafting is not None:
+            self.drafting.places.place_of = lambda name: req_states.req_id_to_index[name]
+            self.draft_logits = self.drafting.engine_distributions(device)
+            memory.install(self.drafting)
+        if self.enable_adaptive_verification:
+            adaptive.install_manager()
+        status.install_worker()
+        _hook_runner()
+
+    def before_step(self, runner: Any, scheduler_output: Any) -> None:
+        """Watch the runner, and note what the step verifies; called by the lifecycle hook."""
+        self._verified = scheduler_output.scheduled_spec_decode_tokens
+        self._is_warmup = lifecycle.is_warmup(runner, scheduler_output)
+        if self._attached:
+            return
+        self._attached = True
+        if recurrent.is_recurrent(runner.vllm_config):
+            recurrent.install_worker(runner)
+        if runner.lora_config is not None:
+            workarounds.spread_adapters(runner.lora_state, lambda: self._verified)
+        if self.verifier is not None:
+            verifier_v2.install(runner, self.verifier, self.drafting)
+        if self.drafting is not None:
+            events.install_worker(runner, self.drafting)
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Nothing of ours is captured."""
+
+    def capture(self) -> None:
+        """Nothing of ours is captured."""
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        num_sampled: Tensor,
+        num_rejected: Tensor,
+        last_sampled: Tensor,
+        next_prefill_tokens: Any,
+        temperature: Tensor,
+        seeds: Any,
+        *_: Any,
+        dummy_run: bool = False,
+        **__: Any,
+    ) -> Tensor:
+        """Return [B, K] int64 draft ids, all of them valid; behind a row's draft its last token is repeated.
+
+        Args:
+            input_batch: B rows, their slots in `idx_mapping` [B].
+            num_sampled: [B] int32, tokens that the step emitted per row, 0 for prefill chunks.
+            num_rejected: [B] int32, draft tokens that it rejected.
+            last_sampled: [S, 1] int64 by slot.
+            temperature: [S] float32 by slot.
+        """
+        out = self._out[: input_batch.num_reqs]  # vLLM writes into it, so it is never read back
+        if dummy_run or self._is_warmup:
+            return out
+        if self.drafting is not None:
+            self._draft(self.drafting, input_batch, num_sampled, num_rejected, last_sampled, temperature, out)
+        self._ranks.broadcast(self._sent[: input_batch.num_reqs])
+        return out
+
+    def _draft(
+        self,
+        drafting: Drafting,
+        input_batch: Any,
+        num_sampled: Tensor,
+        num_rejected: Tensor,
+        last_sampled: Tensor,
+        temperature: Tensor,
+        out: Tensor,
+    ) -> None:
+        slots, facts = input_batch.idx_mapping, self._facts_of(drafting, input_batch.req_ids)
+        out.copy_(last_sampled.view(-1)[slots][:, None].expand_as(out))
+        self.draft_token_confidence_probs[: out.shape[0]].zero_()
+        if not facts.names:
+            return
+        if self._kept is not None:
+            slots, num_sampled, num_rejected = (each[self._kept] for each in (slots, num_sampled, num_rejected))
+        rows = drafting.slots.rows(slots)
+        batch = self._view(drafting, facts, slots, rows, num_sampled, temperature)
+        accepted = (num_sampled - 1).clamp(min=0)
+        after_stop = drafting.stops.behind(batch.tokens, slots, slots, batch.lengths, num_sampled, rows)
+        outcome = Outcome(
+            verified=torch.where(num_sampled > 0, accepted + num_rejected, 0),
+            accepted=accepted,
+            emitted=num_sampled,
+            after_stop=after_stop,
+        )
+        draft = drafting.step(batch, outcome, rows.caps)
+        self._hand_over(draft, slots, batch.temperature, out)
+
+    def _facts_of(self, drafting: Drafting, names: list[str]) -> RowFacts:
+        """Return the facts of the rows that may draft, kept while the same requests hold the same places."""
+        if self._facts is None or not self._facts.hold(drafting.places, names):
+            self._facts = RowFacts(drafting.places, names)
+            self._kept = None if self._facts.kept is None else drafting.on_device(self._facts.kept)
+        return self._facts
+
+    def _view(
+        self,
+        drafting: Drafting,
+        facts: RowFacts,
+        slots: Tensor,
+        rows: SlotRows,
+        num_sampled: Tensor,
+        temperature: Tensor,
+    ) -> EngineBatch:
+        """Wrap the runner's tensors."""
+        states = self._states
+        lengths = states.total_len.gpu[slots]
+        return EngineBatch(
+            slots=slots,
+            generations=rows.generations,
+            rows=slots,
+            tokens=states.all_token_ids.gpu,
+            lengths=lengths,
+            sampled=num_sampled > 0,
+            room=rows.ends - lengths,
+            temperature=temperature[slots],
+            grammar=rows.grammar,
+            vocab_size=drafting.vocab_size,
+            residency=Residency.HOST if lengths.device.type == "cpu" else Residency.PINNED,
+            reset_slots=drafting.slots.take_resets(),
+            barriers=facts.barriers,
+            request_ids=facts.names,
+            requests=facts.requests,
+        )
+
+    def _hand_over(self, draft: Draft, slots: Tensor, temperature: Tensor, out: Tensor) -> None:
+        """Write ids, confidences and, where they are stated, logits, the way the runner wants them."""
+        width, confidence = draft.width, self.draft_token_confidence_probs[: out.shape[0]]
+        padded = out if self._kept is None else out[self._kept]
+        padded[:, :width] = torch.where(draft.mask(), draft.token_ids.long(), padded[:, :width])
+        if self._kept is None:
+            confidence[:, :width] = draft.confidence
+        else:
+            out[self._kept] = padded
+            confidence[self._kept, :width] = draft.confidence
+        if self.draft_logits is not None:
+            draft_logits.write(self.draft_logits, slots.long(), draft, temperature, padded)
+
+
+def buffers(slots: int, width: int, device: torch.device, *, together: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what ranks send each other, by row, and in it the draft ids [S, K] int64 and their confidences [S, K].
+
+    `together` sends the confidences along: where every rank cuts its drafts itself, all must cut them alike.
+    """
+    sent = torch.zeros(slots, width + (width + 1) // 2 * together, dtype=torch.int64, device=device)
+    if together:
+        return sent, sent[:, :width], sent[:, width:].view(torch.float32)[:, :width]
+    return sent, sent, torch.zeros(slots, width, device=device)
+
+
+def _hook_runner() -> None:
+    """Hook the runner's class; its module is being used by our caller, so importing it is free."""
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    lifecycle.install(GPUModelRunner)

@@ -1,0 +1,190 @@
+"""A specplug verifier in place of the engine's rejection sampling, on servers whose settings name one.
+
+Both of vLLM's rejection samplers process the logits, call a function, `rejection_sample`, that decides, and count and
+report what it decided.  Only that function is replaced, and only for runners that asked: what the engine applies to
+logits (penalties, bias, grammar masks, temperature, top-k, top-p, min-p) and what it reports (logprobs, counts) stays
+its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specplug.assembly import build_verifier
+from specplug.errors import EngineError
+from specplug.interfaces import PluginContext, Verifier
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import VerifierSpec
+from specplug.types.draft import Draft
+from specplug.types.verification import SamplingBatch, TargetLogits, Verification
+from specplug.verify.random import uniforms
+from specplug_vllm.config import engine_caps, resolved, target_model
+
+MOST_LAW_BYTES = 1 << 28
+"""Rows are verified together as long as their laws, in float64, take no more memory than this."""
+
+Decide = Callable[..., Any]
+"""Called with the engine's own `rejection_sample` and its arguments; returns what that one would."""
+
+_deciding: ContextVar[Decide | None] = ContextVar("specplug_deciding", default=None)
+
+
+class ServerVerifier:
+    """The verifier that a server's settings name, and the random numbers that it decides with.
+
+    Args:
+        engine_seed: the engine's seed, which all its ranks share.
+
+    Attributes:
+        plugin: the verifier.
+        lossless: whether it serves every request; one that is not serves those that ask for it.
+    """
+
+    def __init__(self, plugin: Verifier, lossless: bool, engine_seed: int) -> None:
+        self.plugin, self.lossless = plugin, lossless
+        # None of the streams that engine and plug-ins draw from: those begin with seeds as they were given.
+        digest = hashlib.blake2b(f"specplug verifier {engine_seed}".encode(), digest_size=8).digest()
+        self._entropy = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
+
+    def seeds(self, count: int) -> Tensor:
+        """Return [count] int64 on the CPU: new ones at every call, and the same on every rank."""
+        return torch.randint(-(1 << 63), (1 << 63) - 1, (count,), dtype=torch.int64, generator=self._entropy)
+
+    def verify(self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, seeds: Tensor) -> Verification:
+        """Decide with the numbers that belong to `seeds` [B] int64 and to the rows' positions, `draft.base_len`."""
+        numbers = uniforms(seeds, draft.base_len.long(), draft.width)
+        together = MOST_LAW_BYTES // ((draft.width + 1) * target.logits.shape[-1] * 8)
+        if sampling.all_greedy or draft.batch_size <= together:
+            return self.plugin.verify(draft, target, sampling, numbers)
+        parts = []
+        for start in range(0, draft.batch_size, max(1, together)):
+            rows = slice(start, start + max(1, together))
+            parts.append(
+                self.plugin.verify(
+                    _rows_of(draft, rows),
+                    TargetLogits(target.logits, target.starts[rows]),
+                    SamplingBatch(sampling.temperature[rows]),
+                    type(numbers)(numbers.accept[rows], numbers.draw[rows]),
+                )
+            )
+        return Verification(
+            torch.cat([part.token_ids for part in parts]), torch.cat([part.num_accepted for part in parts])
+        )
+
+
+def build(vllm_config: Any, device: torch.device) -> ServerVerifier | None:
+    """Build the verifier that a server's settings name; None leaves verification to the engine.
+
+    Raises:
+        EngineError: it cannot serve on this server.
+        PluginError: it does not start.
+    """
+    found = resolved(vllm_config)
+    if found is None or not found.was_set("verifier"):
+        return None
+    spec = default_registry().get(VerifierSpec, found.settings.verifier)
+    refuse_unsupported(vllm_config, spec)
+    context = PluginContext(
+        caps=engine_caps(vllm_config),
+        vocab_size=vllm_config.model_config.get_vocab_size(),
+        max_slots=vllm_config.scheduler_config.max_num_seqs,
+        max_length=vllm_config.model_config.max_model_len,
+        device=device,
+        seed=found.settings.seed,
+        target=target_model(vllm_config),
+    )
+    plugin = build_verifier(found.settings, default_registry(), context)
+    return ServerVerifier(plugin, spec.caps.lossless, vllm_config.model_config.seed or 0)
+
+
+def refuse_unsupported(vllm_config: Any, spec: VerifierSpec) -> None:
+    """Refuse what would be verified wrongly.
+
+    Raises:
+        EngineError: the server is configured in a way that the verifier cannot serve in.
+    """
+    method = vllm_config.speculative_config.rejection_sample_method
+    if method != "standard":
+        raise EngineError.build(
+            "two verifiers are named",
+            who="specplug_vllm",
+            found=f"verifier {spec.name!r} and vLLM's rejection_sample_method {method!r}",
+            expected="one of them",
+        )
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    if not spec.caps.lossless and ranks > 1:
+        raise EngineError.build(
+            "a lossy verifier serves requests that ask for it, and only the first rank knows which do",
+            who=f"verifier {spec.name!r}",
+            found=f"tensor_parallel_size {ranks}",
+            expected="1",
+        )
+
+
+def replace_in(module: Any) -> None:
+    """Let `decided_by` replace a module's `rejection_sample`, once per process; without it the engine's own decides."""
+    original = module.rejection_sample
+    if hasattr(original, "_specplug"):
+        return
+
+    @functools.wraps(original)
+    def rejection_sample(*args: Any, **kwargs: Any) -> Any:
+        decide = _deciding.get()
+        return original(*args, **kwargs) if decide is None else decide(original, *args, **kwargs)
+
+    rejection_sample._specplug = True  # type: ignore[attr-defined]
+    module.rejection_sample = rejection_sample
+
+
+def decided_by(decide: Decide, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of a rejection sampler during which `decide` stands in for `rejection_sample`."""
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        token = _deciding.set(decide)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _deciding.reset(token)
+
+    return wrapped
+
+
+def chain(token_ids: Tensor, base_len: Tensor) -> Draft:
+    """Return the one-hot draft of `token_ids` [B, N], behind contexts of `base_len` [B] tokens.
+
+    A row ends ahead of its first negative id.  Confidences and sources do not travel with drafts.
+    """
+    inside = (token_ids >= 0).to(torch.int32).cumprod(1)
+    return Draft(
+        token_ids=torch.where(inside > 0, token_ids, -1).to(torch.int32),
+        lengths=inside.sum(1, dtype=torch.int32),
+        confidence=torch.zeros(token_ids.shape, device=token_ids.device),
+        source=torch.full(token_ids.shape, -1, dtype=torch.int32, device=token_ids.device),
+        base_len=base_len.to(torch.int32),
+    )
+
+
+def _rows_of(draft: Draft, rows: slice) -> Draft:
+    def cut(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[rows]
+
+    return replace(
+        draft,
+        token_ids=draft.token_ids[rows],
+        lengths=draft.lengths[rows],
+        confidence=draft.confidence[rows],
+        source=draft.source[rows],
+        base_len=draft.base_len[rows],
+        draft_logits=cut(draft.draft_logits),
+        draft_probs=cut(draft.draft_probs),
+        drawn=cut(draft.drawn),
+    )

@@ -1,0 +1,142 @@
+"""The verifier seam of vLLM's V1 runner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specplug.types.caps import Distribution
+from specplug.types.draft import Draft
+from specplug.types.verification import SamplingBatch, TargetLogits
+from specplug_vllm import seams
+from specplug_vllm.worker.drafting import Drafting
+from specplug_vllm.worker.verifier import ServerVerifier, chain, decided_by, replace_in
+
+
+def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) -> None:
+    """Let `verifier` decide in a runner.  `drafting` knows what requests ask for; lossless verifiers need it not."""
+    import vllm.v1.sample.rejection_sampler as module
+
+    seams.require("verifier v1")
+    replace_in(module)
+    sampler = runner.rejection_sampler
+    sampler.forward = decided_by(Decision(runner, verifier, drafting), sampler.forward)
+
+
+class Decision:
+    """What takes the place of `rejection_sample`.
+
+    The engine has drawn each row's bonus token by the time it calls, from the law of its position.  The verifier is
+    shown the law that is certain of that token.
+    """
+
+    def __init__(self, runner: Any, verifier: ServerVerifier, drafting: Drafting | None) -> None:
+        self._runner, self._verifier, self._drafting = runner, verifier, drafting
+
+    def __call__(
+        self,
+        original: Any,
+        draft_token_ids: Tensor,
+        num_draft_tokens: list[int],
+        max_spec_len: int,
+        cu_num_draft_tokens: Tensor,
+        draft_probs: Tensor | None,
+        target_logits: Tensor,
+        bonus_token_ids: Tensor,
+        sampling_metadata: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Return [B, N + 1] int32, -1 behind what is emitted.  For T draft tokens of B requests:
+
+        Args:
+            draft_token_ids: [T] int32.
+            num_draft_tokens: of each row.
+            max_spec_len: N, the longest.
+            cu_num_draft_tokens: [B] int32, sums of `num_draft_tokens`.
+            draft_probs: [T, V] float32, or None for one-hot drafts.
+            target_logits: [T, V] float32, processed, temperature included.
+            bonus_token_ids: [B, 1].
+        """
+        batch = self._runner.input_batch
+
+        def stock() -> Tensor:
+            return original(  # type: ignore[no-any-return]
+                draft_token_ids,
+                num_draft_tokens,
+                max_spec_len,
+                cu_num_draft_tokens,
+                draft_probs,
+                target_logits,
+                bonus_token_ids,
+                sampling_metadata,
+                **kwargs,
+            )
+
+        if len(num_draft_tokens) != batch.num_reqs or not len(draft_token_ids):  # a warm-up
+            return stock()
+        chosen = None if self._verifier.lossless else self._chosen(batch.req_ids, num_draft_tokens)
+        if chosen is not None and not any(chosen):
+            return stock()
+        bases = torch.from_numpy(batch.num_tokens_no_spec[: batch.num_reqs]).to(target_logits.device)
+        draft = self._draft(draft_token_ids, cu_num_draft_tokens, max_spec_len, draft_probs, bases)
+        seeds = self._seeds(len(num_draft_tokens), sampling_metadata.generators).to(target_logits.device)
+        target = _target(target_logits, cu_num_draft_tokens, bonus_token_ids)
+        found = self._verifier.verify(draft, target, _sampling(sampling_metadata, bases), seeds).token_ids
+        if chosen is None:
+            return found
+        rows = torch.tensor(chosen).to(found.device)
+        return torch.where(rows[:, None], found, stock())
+
+    def _chosen(self, names: list[str], num_draft_tokens: list[int]) -> list[bool]:
+        """Return which rows have drafts and ask for the verifier."""
+        assert self._drafting is not None  # lossy verifiers do not serve on several ranks
+        places = self._drafting.places
+
+        def asks(name: str) -> bool:
+            return name in places and places.request_of(name).options.verifier is not None
+
+        return [count > 0 and asks(name) for name, count in zip(names, num_draft_tokens, strict=False)]
+
+    def _draft(self, token_ids: Tensor, ends: Tensor, width: int, draft_probs: Tensor | None, bases: Tensor) -> Draft:
+        """Pad the flat draft tokens."""
+        counts = torch.diff(ends, prepend=ends.new_zeros(1))
+        places = torch.arange(width, device=token_ids.device)
+        index = ((ends - counts)[:, None] + places).clamp(max=len(token_ids) - 1)
+        draft = chain(torch.where(places < counts[:, None], token_ids[index], -1), bases)
+        if draft_probs is None:
+            return draft
+        return replace(draft, distribution=Distribution.PROBS, draft_probs=draft_probs[index])
+
+    def _seeds(self, count: int, generators: dict[int, torch.Generator]) -> Tensor:
+        """Return [count] int64: the seeds of requests that have one, keyed by row in `generators`, and new ones."""
+        seeds = self._verifier.seeds(count)
+        for row, generator in generators.items():
+            seeds[row] = _signed(generator.initial_seed())
+        return seeds
+
+
+def _target(logits: Tensor, ends: Tensor, bonus_token_ids: Tensor) -> TargetLogits:
+    """Put behind each row's draft positions one that is certain of its bonus token."""
+    total, rows = len(logits), len(ends)
+    flat = torch.arange(total, device=logits.device)
+    full = logits.new_full((total + rows, logits.shape[1]), -torch.inf)
+    full[flat + torch.searchsorted(ends, flat.to(ends.dtype), right=True)] = logits
+    index = torch.arange(rows, device=logits.device)
+    full[ends.long() + index, bonus_token_ids[:, 0].long()] = 0.0
+    return TargetLogits(full, torch.cat([ends.new_zeros(1), ends[:-1]]).long() + index)
+
+
+def _sampling(metadata: Any, rows: Tensor) -> SamplingBatch:
+    """Return what is left to apply to processed logits: nothing, but greedy rows are greedy."""
+    if metadata.all_greedy:
+        return SamplingBatch(torch.zeros(rows.shape, device=rows.device), all_greedy=True)
+    return SamplingBatch((metadata.temperature != 0).float())
+
+
+def _signed(value: int) -> int:
+    """Return the int64 with the lowest 64 bits of `value`."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value

@@ -1,0 +1,139 @@
+"""The verifier seam of vLLM's V2 runner.  Nothing is read back from the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specplug.errors import EngineError
+from specplug.types.caps import Distribution
+from specplug.types.draft import Draft
+from specplug.types.verification import SamplingBatch, TargetLogits
+from specplug_vllm import seams
+from specplug_vllm.worker.drafting import Drafting
+from specplug_vllm.worker.verifier import ServerVerifier, chain, decided_by, replace_in
+
+
+def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) -> None:
+    """Let `verifier` decide in a runner.  `drafting` knows what requests ask for; lossless verifiers need it not.
+
+    Raises:
+        EngineError: the served model brings a rejection sampler of its own.
+    """
+    import vllm.v1.worker.gpu.spec_decode.rejection_sampler as module
+
+    seams.require("verifier v2")
+    sampler = runner.rejection_sampler
+    if type(sampler) is not module.RejectionSampler:
+        raise EngineError.build(
+            "the served model verifies by itself",
+            who="specplug_vllm",
+            found=f"a {type(sampler).__name__} beside the setting 'verifier'",
+            remedy="Leave the setting out",
+        )
+    replace_in(module)
+    decision = Decision(verifier, drafting)
+    engines_own = decided_by(decision, sampler._verify)
+    temperature = sampler.sampler.sampling_states.temperature.np
+
+    def verify(
+        logits: Any,
+        draft_logits: Any,
+        draft_sampled: Any,
+        pos: Any,
+        cu_num_logits: Any,
+        idx_mapping: Any,
+        idx_mapping_np: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        decision.all_greedy = not temperature[idx_mapping_np].any()
+        return engines_own(
+            logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np, *args, **kwargs
+        )
+
+    sampler._verify = verify
+
+
+class Decision:
+    """What takes the place of `rejection_sample`.
+
+    Attributes:
+        all_greedy: the host knows that every row is greedy.
+    """
+
+    def __init__(self, verifier: ServerVerifier, drafting: Drafting | None) -> None:
+        self.all_greedy = False
+        self._verifier, self._drafting = verifier, drafting
+
+    def __call__(
+        self,
+        original: Any,
+        target_logits: Tensor,
+        draft_logits: Tensor | None,
+        draft_sampled: Tensor,
+        cu_num_logits: Tensor,
+        pos: Tensor,
+        idx_mapping: Tensor,
+        expanded_idx_mapping: Tensor,
+        expanded_local_pos: Tensor,
+        temperature: Tensor,
+        seed: Tensor,
+        num_speculative_steps: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the tokens that each of B rows emits, [B, K + 1] int64, and how many they are, [B] int32.
+
+        Args:
+            target_logits: [L, V], processed, temperature included; row i owns those from `cu_num_logits[i]` on.
+            draft_logits: [S, K, V] by slot, before temperature; None for one-hot drafts.
+            draft_sampled: [L], the token ahead of each position: a row's last one, then its drafts; -1 is no draft.
+            cu_num_logits: [B + 1] int32.
+            pos: [L] int64, the position of each token in `draft_sampled`.
+            idx_mapping: [B] int32, the slots.
+            temperature, seed: [S] by slot.
+            num_speculative_steps: K.
+        """
+        slots, starts = idx_mapping.long(), cu_num_logits[:-1].long()
+        most = min(num_speculative_steps, len(target_logits) - len(slots))  # the longest draft that there can be
+        places = torch.arange(most, device=slots.device)
+        index = starts[:, None] + 1 + places
+        ahead = draft_sampled[index.clamp(max=len(target_logits) - 1)]
+        draft = chain(torch.where(index < cu_num_logits[1:, None], ahead, -1), pos[starts] + 1)
+        heat = temperature[slots].float()
+        if draft_logits is not None and not self.all_greedy:
+            draft = _with_law(draft, draft_logits[slots, :most], heat)
+        sampling = SamplingBatch((heat != 0).float(), all_greedy=self.all_greedy)
+        found = self._verifier.verify(draft, TargetLogits(target_logits, starts), sampling, seed[slots])
+        sampled = torch.zeros(len(slots), num_speculative_steps + 1, dtype=torch.int64, device=slots.device)
+        sampled[:, : most + 1] = found.token_ids.clamp(min=0)
+        if self._verifier.lossless:
+            return sampled, found.num_emitted
+        stock, num_stock = original(
+            target_logits,
+            draft_logits,
+            draft_sampled,
+            cu_num_logits,
+            pos,
+            idx_mapping,
+            expanded_idx_mapping,
+            expanded_local_pos,
+            temperature,
+            seed,
+            num_speculative_steps,
+            *args,
+            **kwargs,
+        )
+        assert self._drafting is not None  # lossy verifiers do not serve on several ranks
+        chosen = self._drafting.slots.rows(slots).verifier
+        return torch.where(chosen[:, None], sampled, stock), torch.where(chosen, found.num_emitted, num_stock)
+
+
+def _with_law(draft: Draft, draft_logits: Tensor, temperature: Tensor) -> Draft:
+    """State the law that the draft was drawn from.  The target's logits hold their temperature, so these must too."""
+    heat = torch.where(temperature == 0, 1.0, temperature)[:, None, None]
+    return replace(draft, distribution=Distribution.LOGITS, draft_logits=draft_logits / heat)

@@ -1,0 +1,153 @@
+"""Following a text past where it diverges from what it followed: an insertion, a deletion, a replaced word.
+
+Where no match is long enough to say where a text is now, the newest token is looked for around the place that comes
+next there; if it is not found, that place itself is tried.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import carray  # type: ignore[attr-defined]
+
+from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.evidence import ALIGNED, CORPUS, FROM, NEAR, OWN, RESPONSE
+from specplug.match.cpu.pointers import int64_at
+from specplug.match.cpu.recency import owner_of
+from specplug.match.cpu.searching import document_at, token_behind
+from specplug.match.cpu.voting import token_at
+
+WINDOW, BACK = 12, 4
+"""How far ahead, and back, of where the text was followed last it is looked for again when it diverges."""
+
+FORGET_ANCHOR = 64
+"""Tokens after which it is not looked for any more."""
+
+FOLLOWED = 2
+"""Matches of this length say that the text is followed there."""
+
+SHELVED = CORPUS
+"""Which anchor is that of the shelf, whatever corpora the request names."""
+
+
+@compiled
+def put(bench: Any, node: int, count: int, at: int, length: int, kind: int) -> int:
+    """Add a candidate to the `count` of a node; return how many there are."""
+    bench.at[node, count], bench.length[node, count], bench.kind[node, count] = at, length, kind
+    return count + 1
+
+
+@compiled
+def align(state: Any, slot: int, count: int, source: int) -> int:
+    """Tell candidates near the place that was followed last, in own text or responses, apart from others.
+
+    Args:
+        count: candidates on the bench, row 0.
+        source: OWN or RESPONSE.
+
+    Returns:
+        how many candidates there are then: that place may be one more.
+    """
+    texts, memory, rows, bench = state.texts, state.memory, state.rows, state.bench
+    newest = texts.text[slot, texts.lengths[slot] - 1]
+    longest, place = 0, 0
+    for k in range(count):
+        if bench.kind[0, k] & FROM == source and bench.length[0, k] >= longest:
+            longest, place = bench.length[0, k], bench.at[0, k]
+    if longest >= FOLLOWED:
+        rows.anchors[slot, source], rows.ages[slot, source] = place, 0
+        return count
+    place = rows.anchors[slot, source]
+    stop = texts.lengths[slot] if source == OWN else memory.ends[0]
+    if place == 0 or place >= stop or rows.ages[slot, source] >= FORGET_ANCHOR:
+        return count
+    if source == RESPONSE and (rows.owners[slot] == 0 or memory.ends[0] - place > memory.text.size // 2):
+        return count
+    found = _look_around(state, slot, source, place, stop, newest)
+    place = abs(found)
+    if not _may_read(state, slot, source, place):
+        return count
+    rows.anchors[slot, source] = place
+    seen = False
+    for k in range(count):
+        if bench.kind[0, k] == source and abs(bench.at[0, k] - place) < WINDOW:
+            seen = seen or bench.at[0, k] == place
+            bench.kind[0, k] = source + NEAR
+    if not seen and int(found > 0) >= state.shortest:
+        count = put(bench, 0, count, place, int(found > 0), source + ALIGNED)
+    return count
+
+
+@compiled
+def align_shelved(state: Any, slot: int, begin: int, count: int) -> int:
+    """Do as `align` for the shelf, whose candidates are those from `begin` on, the best first; inside one document."""
+    texts, rows, bench = state.texts, state.rows, state.bench
+    bounds = rows.bounds[slot]
+    if count > begin and bench.length[0, begin] >= FOLLOWED:
+        place = bench.at[0, begin]
+        rows.anchors[slot, SHELVED], rows.ages[slot, SHELVED] = place, 0
+        _set_bounds(state, slot, place)
+        return count
+    place = rows.anchors[slot, SHELVED]
+    if not bounds[0] < place < bounds[1] or rows.ages[slot, SHELVED] >= FORGET_ANCHOR:
+        return count
+    found = _look_around_shelved(bounds, place, texts.text[slot, texts.lengths[slot] - 1])
+    rows.anchors[slot, SHELVED] = place = abs(found)
+    seen = False
+    for k in range(begin, count):
+        if bounds[0] < bench.at[0, k] < bounds[1] and abs(bench.at[0, k] - place) < WINDOW:
+            seen = seen or bench.at[0, k] == place
+            bench.kind[0, k] += NEAR
+    if not seen and int(found > 0) >= state.shortest:
+        count = put(bench, 0, count, place, int(found > 0), CORPUS + ALIGNED)
+    return count
+
+
+@compiled
+def _set_bounds(state: Any, slot: int, place: int) -> None:
+    """Note where the document of the shelf's best candidate, at `place`, begins and ends."""
+    shelf, bounds = state.shelf, state.rows.bounds[slot]
+    segment = shelf.segments[0]
+    document = document_at(shelf, segment, place - shelf.texts[segment])
+    starts = carray(int64_at(shelf.starts[segment]), shelf.documents[segment] + 1)
+    bounds[0] = shelf.texts[segment] + max(starts[document], 0)
+    bounds[1] = shelf.texts[segment] + min(starts[document + 1], shelf.lengths[segment])
+
+
+@compiled
+def _look_around_shelved(bounds: Any, place: int, newest: int) -> int:
+    """Do as `_look_around`, between `bounds`."""
+    if newest < 0:
+        return -place
+    for distance in range(WINDOW):
+        ahead, back = place + distance, place - distance
+        if ahead < bounds[1] and token_behind(ahead - 1) == newest:
+            return ahead
+        if 0 < distance <= BACK and back > bounds[0] and token_behind(back - 1) == newest:
+            return back
+    return -place
+
+
+@compiled
+def _may_read(state: Any, slot: int, source: int, place: int) -> bool:
+    """Whether a slot may be told the token at `place`: the text that was followed may have ended before it."""
+    memory = state.memory
+    return source == OWN or owner_of(memory.owners, memory.text.size - 1, place + 1) == state.rows.owners[slot]
+
+
+@compiled
+def _look_around(state: Any, slot: int, source: int, place: int, stop: int, newest: int) -> int:
+    """Return the place behind `newest` that is nearest to `place`, ahead before back; -place where there is none."""
+    if newest < 0:
+        return -place
+    for distance in range(WINDOW):
+        ahead, back = place + distance, place - distance
+        if ahead < stop and _may_read(state, slot, source, ahead):
+            found = token_at(state, slot, source, ahead - 1)
+            if found == newest:
+                return ahead
+        if 0 < distance <= BACK and back > 1 and _may_read(state, slot, source, back):
+            found = token_at(state, slot, source, back - 1)
+            if found == newest:
+                return back
+    return -place

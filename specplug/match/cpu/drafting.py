@@ -1,0 +1,237 @@
+"""One row's draft: a chain of the likeliest tokens, or the tree with the most expected accepted tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.evidence import (
+    FROM,
+    NEAR,
+    OWN,
+    RESPONSE,
+    ask_for_context,
+    confidence,
+    context_key,
+    evidence_key,
+    source_bit,
+    vote_key,
+)
+from specplug.match.cpu.gathering import gather, gather_anew
+from specplug.match.cpu.voting import best, follow, said, token_at, vote
+
+BRANCHES = 6
+"""Tokens of a node that a tree considers."""
+
+AHEAD = 3
+"""So many tokens ahead a copy looks for what it will need."""
+
+
+@compiled
+def _remember_ballots(state: Any, slot: int, count: int) -> None:
+    """Keep what each candidate said, to learn later whether it was right."""
+    rows, bench = state.rows, state.bench
+    for k in range(count):
+        kind = bench.kind[0, k]
+        rows.ballot_tokens[slot, k] = token_at(state, slot, kind, bench.at[0, k])
+        rows.ballot_keys[slot, k] = vote_key(kind, bench.length[0, k])
+    rows.num_ballots[slot] = count
+
+
+@compiled
+def _consider(state: Any, slot: int, entry: int, parent: int, t: int, share: float, last: int) -> float:
+    """Note token `t` of the bench as considered, and return its confidence."""
+    rows, bench = state.rows, state.bench
+    length, owner = bench.longest[t], rows.owners[slot]
+    evidence = evidence_key(length, share, bench.support[t], rows.luck[slot], bench.sources[t], bench.near[t])
+    context = context_key(last, owner, length, share)
+    rows.tokens[slot, entry], rows.parents[slot, entry] = bench.token[t], parent
+    rows.evidence[slot, entry], rows.contexts[slot, entry] = evidence, context
+    return confidence(state.tables, evidence, context)
+
+
+@compiled
+def _votes(bench: Any, tokens: int) -> float:
+    total = 0.0
+    for t in range(tokens):
+        total += bench.score[t]
+    return total
+
+
+@compiled
+def _last(state: Any, slot: int, depth: int) -> int:
+    texts = state.texts
+    return state.bench.drafted[depth - 1] if depth else texts.text[slot, texts.lengths[slot] - 1]  # type: ignore[no-any-return]
+
+
+@compiled
+def _source(state: Any, slot: int, t: int) -> int:
+    """Return the first source that stands behind a token: 0 own text, 1 a reference, 2 responses, 3 corpora."""
+    bench = state.bench
+    if bench.sources[t] & 1 == 0:
+        return 2 if bench.sources[t] & 2 else 3
+    return int(bench.origin[t] < state.starts[slot])
+
+
+@compiled
+def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any, sources: Any) -> int:
+    """Draft the likeliest token, again and again, while the whole draft survives with probability `state.least`.
+
+    Args:
+        state: see `State`.
+        slot: whose text to draft for.
+        limit: most tokens.
+        ids, confidences, sources: [N] int32, float32 and int32, to be filled; see `_source`.
+
+    Returns:
+        how many tokens were drafted.
+    """
+    rows, bench = state.rows, state.bench
+    count = gather(state, slot)
+    _remember_ballots(state, slot, count)
+    drafted, survival = 0, 1.0
+    while drafted < limit:
+        if count == 1 and drafted:
+            drafted = _copy_on(state, slot, drafted, limit, survival, ids, confidences, sources)
+            break
+        if count == 0 and drafted:
+            count = gather_anew(state, slot, 0, drafted)
+        tokens = vote(state, slot, 0, count)
+        if tokens == 0:
+            break
+        t = best(bench, tokens)
+        share = bench.score[t] / _votes(bench, tokens)
+        last = _last(state, slot, drafted)
+        chance = _consider(state, slot, drafted, drafted - 1, t, share, last)
+        survival *= chance
+        if survival < state.least:
+            break
+        token = bench.token[t]
+        ids[drafted], confidences[drafted], sources[drafted] = token, chance, _source(state, slot, t)
+        bench.drafted[drafted] = token
+        ask_for_context(state.tables, token, rows.owners[slot], bench.longest[t] + 1, share)
+        count = follow(state, slot, 0, count, token, 0)
+        drafted += 1
+    rows.num_considered[slot] = drafted
+    rows.drafted_for[slot] = state.texts.lengths[slot]
+    return drafted
+
+
+@compiled
+def _copy_on(
+    state: Any, slot: int, drafted: int, limit: int, survival: float, ids: Any, confidences: Any, sources: Any
+) -> int:
+    """Draft what the only candidate says to the end, as voting on each token would; return how many are drafted.
+
+    Most tokens are drafted so.  The candidate's text tells early what will be asked about the tokens ahead.
+    """
+    texts, memory, rows, tables, bench = state.texts, state.memory, state.rows, state.tables, state.bench
+    text, n, responses, end, copied = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], bench.drafted
+    kind, at, length = bench.kind[0, 0], bench.at[0, 0], bench.length[0, 0]
+    owner, luck, joined, near = rows.owners[slot], rows.luck[slot], source_bit(kind), int(kind >= NEAR)
+    source, start = kind & FROM, state.starts[slot]
+    stop = n if source == OWN else (end if source == RESPONSE else 0)
+    last, least = copied[drafted - 1], state.least
+    while drafted < limit:
+        if at + AHEAD < stop:
+            ask_for_context(tables, said(text, n, responses, end, kind, at + AHEAD, copied), owner, length, 1.0)
+        token = said(text, n, responses, end, kind, at, copied)
+        if token < 0:
+            break
+        evidence, context = evidence_key(length, 1.0, 1, luck, joined, near), context_key(last, owner, length, 1.0)
+        chance = confidence(tables, evidence, context)
+        survival *= chance
+        if survival < least:
+            break
+        rows.tokens[slot, drafted], rows.parents[slot, drafted] = token, drafted - 1
+        rows.evidence[slot, drafted], rows.contexts[slot, drafted] = evidence, context
+        ids[drafted], confidences[drafted], copied[drafted] = token, chance, token
+        sources[drafted] = int(at < start) if source == OWN else (2 if source == RESPONSE else 3)
+        last, at, length, drafted = token, at + 1, length + 1, drafted + 1
+    return drafted
+
+
+@compiled
+def draft_tree(state: Any, slot: int, limit: int, ids: Any, confidences: Any, sources: Any, parents: Any) -> int:
+    """Grow a tree by the node that is likeliest to be reached and accepted, until it has `limit` nodes.
+
+    Args:
+        state, slot: see `draft_chain`.
+        limit: most nodes.
+        ids, confidences, sources: see `draft_chain`.
+        parents: [N] int32, to be filled, too.
+
+    Returns:
+        see `draft_chain`.
+    """
+    rows, tree = state.rows, state.tree
+    tree.counts[0] = gather(state, slot)
+    _remember_ballots(state, slot, tree.counts[0])
+    tree.depths[0], tree.survivals[0], tree.entries[0] = 0, 1.0, -1
+    nodes, considered, node = 1, 0, 0
+    while True:
+        considered = _open(state, slot, node, considered)
+        if nodes > limit:
+            break
+        entry = _likeliest(tree, considered)
+        if entry < 0 or tree.chances[entry] < state.least:
+            break
+        parent = tree.nodes[entry]
+        node, token = nodes, rows.tokens[slot, entry]
+        nodes += 1
+        tree.entries[node], tree.above[node], tree.depths[node] = entry, parent, tree.depths[parent] + 1
+        tree.survivals[node] = tree.chances[entry]
+        tree.chances[entry] = -1.0
+        ids[node - 1], parents[node - 1], sources[node - 1] = token, parent - 1, tree.sources[entry]
+        confidences[node - 1] = tree.survivals[node] / max(tree.survivals[parent], 1e-9)
+        _spell(state, slot, parent)
+        tree.counts[node] = follow(state, slot, parent, tree.counts[parent], token, node)
+    rows.num_considered[slot] = considered
+    rows.drafted_for[slot] = state.texts.lengths[slot]
+    return nodes - 1
+
+
+@compiled
+def _open(state: Any, slot: int, node: int, considered: int) -> int:
+    """Consider the tokens that may follow a node; return how many are considered by now."""
+    bench, tree = state.bench, state.tree
+    depth = tree.depths[node]
+    _spell(state, slot, node)
+    if tree.counts[node] == 0 and depth:
+        tree.counts[node] = gather_anew(state, slot, node, depth)
+    tokens = vote(state, slot, node, tree.counts[node])
+    total, last = _votes(bench, tokens), _last(state, slot, depth)
+    for _ in range(min(tokens, BRANCHES)):
+        if considered == tree.chances.size:
+            break
+        t = 0
+        for other in range(1, tokens):
+            if bench.score[other] > bench.score[t]:
+                t = other
+        share = bench.score[t] / total
+        chance = _consider(state, slot, considered, tree.entries[node], t, share, last)
+        tree.chances[considered] = tree.survivals[node] * chance
+        tree.nodes[considered] = node
+        tree.sources[considered] = _source(state, slot, t)
+        bench.score[t] = -1.0
+        considered += 1
+    return considered
+
+
+@compiled
+def _likeliest(tree: Any, considered: int) -> int:
+    """Return the entry with the best chance among those not taken yet, the first of equals; -1 for none."""
+    found, most = -1, 0.0
+    for entry in range(considered):
+        if tree.chances[entry] > most:
+            found, most = entry, tree.chances[entry]
+    return found
+
+
+@compiled
+def _spell(state: Any, slot: int, node: int) -> None:
+    """Write the tokens on the path to a node where a draft's tokens are read from."""
+    rows, bench, tree = state.rows, state.bench, state.tree
+    for depth in range(tree.depths[node] - 1, -1, -1):
+        bench.drafted[depth] = rows.tokens[slot, tree.entries[node]]
+        node = tree.above[node]

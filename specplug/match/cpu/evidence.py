@@ -1,0 +1,189 @@
+"""What matches are worth, learnt online: how often candidates, and what was drafted of them, turned out right.
+
+Three tables count tries and hits.  Those hits need no verification: every token that a target emits tells of each
+candidate whether it was right, also of those that were not drafted, or were cut before they were verified.
+
+- `votes`, by kind of candidate and match length: a candidate's say in which token is drafted.
+- `evidence`, by all that speaks for a token: match length, share of the votes, support, the row's luck so far, sources.
+- `contexts`, by the token before and the match length: some tokens can be continued by heart, some never.
+
+A token's confidence joins what the last two say: the mean of their log-odds, as in the second stage of a PAQ compressor
+(M. Mahoney, 2005).  Counts are whole numbers, and are halved when large, after each step: so what is learnt depends on
+no order of rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.prefetch import prefetch
+from specplug.match.cpu.records import Record, RecordType, define
+
+Table = npt.NDArray[np.float32]
+
+OWN, RESPONSE, CORPUS, NAMED = 0, 1, 2, 3
+"""Where a candidate lies, the last in a corpus that the request names; its kind is that, plus `NEAR` or `ALIGNED`."""
+
+FROM = 3
+"""A kind without those two: `kind & FROM` is where it lies."""
+
+NEAR, ALIGNED = 4, 8
+"""Close to where the text has been followed last; and just that place, whatever matches."""
+
+KINDS, LENGTHS, SHARES, SUPPORTS, LUCKS, SOURCES = 12, 14, 9, 3, 3, 8
+HASHES, COARSE = 16384, 6
+
+MOST_TRIES = 4000.0
+MOST_CONTEXT_TRIES = 200.0
+
+_LEAST = np.float32(0.01)
+"""Hits and misses count at least so much: halved again and again, the rarer of them would vanish."""
+
+
+class TablesType(RecordType):
+    """See `Tables`."""
+
+
+class _Tables(Record):
+    pass
+
+
+define(_Tables, TablesType, ["votes", "evidence", "contexts"])
+
+
+class Tables:
+    """The three tables, each [n, 2] float32: hits and tries; they begin with a few tries of what is usual."""
+
+    def __init__(self) -> None:
+        self.votes, self.evidence, self.contexts = _usual_votes(), _usual_evidence(), _usual_contexts()
+        self.record = _Tables(self.votes, self.evidence, self.contexts)  # type: ignore[no-untyped-call]
+
+
+@compiled
+def length_class(length: int) -> int:
+    """Return which of `LENGTHS` classes a match length falls into."""
+    if length <= 8:
+        return length
+    if length <= 12:
+        return 9
+    if length <= 16:
+        return 10
+    if length <= 24:
+        return 11
+    return 12 if length <= 40 else 13
+
+
+@compiled
+def share_class(share: float) -> int:
+    """Return which of `SHARES` classes a share of the votes falls into."""
+    bounds = (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.999)
+    found = 0
+    for bound in bounds:
+        found += share > bound
+    return found
+
+
+@compiled
+def source_bit(kind: int) -> int:
+    """Return what stands for a candidate's source where several are joined: 1 own text, 2 responses, 4 corpora."""
+    return 1 << min(kind & FROM, CORPUS)
+
+
+@compiled
+def vote_key(kind: int, length: int) -> int:
+    """Return the row of `votes`."""
+    return kind * LENGTHS + length_class(length)
+
+
+@compiled
+def evidence_key(length: int, share: float, support: int, luck: float, sources: int, near: int) -> int:
+    """Return the row of `evidence` for a token.
+
+    Args:
+        length: of the longest match that speaks for it.
+        share: its share of all votes.
+        support: how many candidates speak for it.
+        luck: how often the row's drafts began right of late, 0 to 1.
+        sources: bits, see `source_bit`.
+        near: 1 where one of them is near to, or aligned with, what was followed last.
+    """
+    supported = 0 if support == 1 else (1 if support <= 3 else 2)
+    lucky = 0 if luck < 0.25 else (1 if luck < 0.6 else 2)
+    key = (length_class(length) * SHARES + share_class(share)) * SUPPORTS + supported
+    return ((key * LUCKS + lucky) * SOURCES + sources) * 2 + near
+
+
+@compiled
+def context_key(token: int, owner: int, length: int, share: float) -> int:
+    """Return the row of `contexts` for what follows `token` in texts of `owner`, by match length and share of votes."""
+    mixed = (np.uint64(token) + np.uint64(owner) * np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xD6E8FEB86659FD93)
+    row = np.int64((mixed >> np.uint64(40)) % np.uint64(HASHES)) * COARSE + min(length_class(length) // 2, COARSE - 1)
+    return 3 * row + int(share > 0.3) + int(share > 0.85)  # type: ignore[return-value]
+
+
+@compiled
+def ask_for_context(tables: Any, token: int, owner: int, length: int, share: float) -> None:
+    """Have at hand what is likely to be asked about what follows `token`; that table is larger than near caches."""
+    prefetch(tables.contexts, 2 * context_key(token, owner, length, share))
+
+
+@compiled
+def odds(table: Any, key: int) -> float:
+    """Return hits over misses, above 0 and finite."""
+    return max(table[key, 0], _LEAST) / max(table[key, 1] - table[key, 0], _LEAST)  # type: ignore[no-any-return]
+
+
+@compiled
+def confidence(tables: Any, evidence: int, context: int) -> float:
+    """Return how likely a token is right, in (0, 1)."""
+    joint = np.sqrt(odds(tables.evidence, evidence) * odds(tables.contexts, context))
+    return joint / (1.0 + joint)  # type: ignore[no-any-return]
+
+
+@compiled
+def count(table: Any, key: int, hit: bool) -> None:
+    """Count one try."""
+    table[key, 0] += hit
+    table[key, 1] += 1
+
+
+@compiled
+def halve(table: Any, key: int, most: float) -> None:
+    """Make older tries count less, once there are more than `most`."""
+    if table[key, 1] > most:
+        table[key, 0] *= 0.5
+        table[key, 1] *= 0.5
+
+
+_TYPICAL = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 14, 20, 32, 64.0])
+"""A match length of each class."""
+
+
+def _usual_votes() -> Table:
+    own = np.clip((_TYPICAL * 0.9 + 0.15) / (_TYPICAL + 1.6), 0.02, 0.99)
+    response = np.clip((_TYPICAL * 0.95 + 0.15) / (_TYPICAL + 1.4), 0.02, 0.99)
+    shelved = np.clip(_TYPICAL / (_TYPICAL + 4.0), 0.02, 0.99)  # a large text has a short match of anything
+    return _tries(np.tile(np.concatenate((own, response, shelved, shelved)), KINDS // 4), 20)
+
+
+def _usual_evidence() -> Table:
+    certainty = np.array([0.02, 0.08, 0.18, 0.33, 0.5, 0.65, 0.8, 0.92, 1.0])
+    hit = ((_TYPICAL + 0.3) / (_TYPICAL + 1.5))[:, None] * certainty
+    by_luck = np.clip(np.stack((hit * 0.8, hit, hit**0.7), -1), 0.005, 0.995)  # [LENGTHS, SHARES, LUCKS]
+    grid = np.broadcast_to(
+        by_luck[:, :, None, :, None, None], (LENGTHS, SHARES, SUPPORTS, LUCKS, SOURCES, 2)
+    ) ** np.array([1.0, 0.7])
+    return _tries(grid.reshape(-1), 4)
+
+
+def _usual_contexts() -> Table:
+    hit = (0.2 + 0.14 * np.arange(COARSE))[:, None] * np.array([0.3, 0.7, 1.0])
+    return _tries(np.tile(hit.reshape(-1), HASHES), 2)
+
+
+def _tries(hits: npt.NDArray[np.float64], tries: int) -> Table:
+    return np.stack((hits * tries, np.full_like(hits, tries)), 1).astype(np.float32)

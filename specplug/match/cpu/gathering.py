@@ -1,0 +1,102 @@
+"""The candidates for what comes next: own text and references, remembered responses, and shelves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specplug.match.cpu.aligning import align, align_shelved, put
+from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.evidence import CORPUS, NAMED, OWN, RESPONSE
+from specplug.match.cpu.recency import search
+from specplug.match.cpu.searching import nearest
+
+
+@compiled
+def gather(state: Any, slot: int) -> int:
+    """Put the candidates for a row's next token on the bench, row 0, and return how many there are."""
+    texts, bench, shortest = state.texts, state.bench, state.shortest
+    count = 0
+    for k in range(texts.candidates[slot]):
+        if texts.match_lengths[slot, k] >= shortest:
+            count = put(bench, 0, count, texts.places[slot, k], texts.match_lengths[slot, k], OWN)
+    count = _put_responses(state, slot, 0, count, texts.text[slot], texts.lengths[slot])
+    count = align(state, slot, count, OWN)
+    count = align(state, slot, count, RESPONSE)
+    begin = count
+    points = state.rows.points[slot]
+    count = _put_shelved(state, slot, 0, count, points, texts.text[slot], texts.lengths[slot])
+    return align_shelved(state, slot, begin, count)
+
+
+@compiled
+def gather_anew(state: Any, slot: int, node: int, depth: int) -> int:
+    """Put candidates for what follows `depth` drafted tokens on the bench, where no earlier candidate is left."""
+    texts, bench, cap, shortest = state.texts, state.bench, state.cap, state.shortest
+    n = texts.lengths[slot]
+    known = min(n, cap)
+    for k in range(known):
+        bench.context[k] = texts.text[slot, n - known + k]
+    for k in range(depth):
+        bench.context[known + k] = bench.drafted[k]
+    heads = texts.heads[slot, : texts.trees[slot]]
+    found = search(
+        texts.text[slot],
+        -1,
+        0,
+        texts.nobody,
+        heads,
+        texts.children[slot],
+        0,
+        bench.context,
+        known + depth,
+        cap,
+        bench.places,
+        bench.lengths,
+    )
+    count = 0
+    for k in range(found):
+        if bench.lengths[k] >= shortest:
+            count = put(bench, node, count, bench.places[k], bench.lengths[k], OWN)
+    count = _put_responses(state, slot, node, count, bench.context, known + depth)
+    return _put_shelved(state, slot, node, count, state.rows.points[slot, :0], bench.context, known + depth)
+
+
+@compiled
+def _put_responses(state: Any, slot: int, node: int, count: int, context: Any, end: int) -> int:
+    """Add what responses have for the `end` tokens of `context`."""
+    memory, bench, owner = state.memory, state.bench, state.rows.owners[slot]
+    if owner == 0 or memory.ends[0] == 0:
+        return count
+    size = memory.text.size
+    oldest = max(memory.ends[0] + 1 - size, 0)
+    found = search(
+        memory.text,
+        size - 1,
+        oldest,
+        memory.owners,
+        memory.heads,
+        memory.children,
+        owner,
+        context,
+        end,
+        state.cap,
+        bench.places,
+        bench.lengths,
+    )
+    for k in range(found):
+        if bench.lengths[k] >= state.shortest:
+            count = put(bench, node, count, bench.places[k], bench.lengths[k], RESPONSE)
+    return count
+
+
+@compiled
+def _put_shelved(state: Any, slot: int, node: int, count: int, points: Any, context: Any, end: int) -> int:
+    """Add what the shelf has for the `end` tokens of `context`; `points`: see `nearest`."""
+    shelf, rows, bench = state.shelf, state.rows, state.bench
+    if rows.tenants[slot] == 0:
+        return count
+    found = nearest(shelf, rows.tenants[slot], rows.named[slot], points, context, end, state.cap)
+    for k in range(found):
+        if shelf.matches[k] >= state.shortest:
+            count = put(bench, node, count, shelf.found[k], shelf.matches[k], NAMED if shelf.named[k] else CORPUS)
+    return count

@@ -1,0 +1,64 @@
+"""What came is compared with what was said: every emitted token teaches, whether its draft was verified or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.evidence import MOST_CONTEXT_TRIES, MOST_TRIES, count, halve
+
+_SLOWLY = 0.8
+
+
+@compiled
+def learn(state: Any, slot: int, emitted: Any) -> None:
+    """Count what a slot's candidates and considered tokens said against the tokens `emitted` [n] int32 since then.
+
+    Tokens are judged as a verifier would: while those before them were right.
+    """
+    rows, tables, first = state.rows, state.tables, emitted[0]
+    for k in range(rows.num_ballots[slot]):
+        if rows.ballot_tokens[slot, k] >= 0:
+            count(tables.votes, rows.ballot_keys[slot, k], rows.ballot_tokens[slot, k] == first)
+    right, total, judged, began_right = -1, rows.num_considered[slot], 0, False
+    for k in range(emitted.size):
+        right, judged = _judge(state, slot, right, total, judged, emitted[k])
+        if right < 0:
+            break
+        began_right = True
+    if total:
+        rows.luck[slot] = _SLOWLY * rows.luck[slot] + (1 - _SLOWLY) * began_right
+    rows.num_considered[slot] = judged  # nothing was counted behind these
+
+
+@compiled
+def _judge(state: Any, slot: int, parent: int, total: int, judged: int, token: int) -> tuple[int, int]:
+    """Count the tokens that were considered behind `parent`.
+
+    Returns:
+        which of them was right, -1 for none; and how many tokens stand before the end of those counted so far.
+    """
+    rows, tables = state.rows, state.tables
+    found, inside = -1, False
+    for entry in range(parent + 1, total):  # those behind one parent stand side by side
+        if rows.parents[slot, entry] == parent:
+            inside, judged = True, entry + 1
+            hit = rows.tokens[slot, entry] == token
+            count(tables.evidence, rows.evidence[slot, entry], hit)
+            count(tables.contexts, rows.contexts[slot, entry], hit)
+            if hit:
+                found = entry
+        elif inside:
+            break
+    return found, judged
+
+
+@compiled
+def forget_slowly(state: Any, slot: int) -> None:
+    """Halve the counts that have grown large; after all rows of a step have been counted."""
+    rows, tables = state.rows, state.tables
+    for k in range(rows.num_ballots[slot]):
+        halve(tables.votes, rows.ballot_keys[slot, k], MOST_TRIES)
+    for k in range(rows.num_considered[slot]):
+        halve(tables.evidence, rows.evidence[slot, k], MOST_TRIES)
+        halve(tables.contexts, rows.contexts[slot, k], MOST_CONTEXT_TRIES)

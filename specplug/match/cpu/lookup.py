@@ -1,0 +1,218 @@
+"""Lookup: own texts, references, remembered responses and shelves, drafted from by what their matches turn out to be
+worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from specplug.errors import ContractError
+from specplug.match.cpu.addresses import ingest_at, propose_at
+from specplug.match.cpu.corpus_index import MOST_NAMED, Numbers, Segment, Shelf
+from specplug.match.cpu.evidence import Tables
+from specplug.match.cpu.responses import Responses
+from specplug.match.cpu.rows import Bench, Rows, Tree
+from specplug.match.cpu.state import State
+from specplug.match.cpu.steps import ingest, propose_chains, propose_trees
+from specplug.match.cpu.texts import NO_TEXT, Texts, Tokens
+from specplug.types.draft import Draft
+
+Ints = npt.NDArray[np.int32]
+Slots = npt.NDArray[np.int64]
+
+SOURCES = ("own text", "reference", "response memory", "corpus")
+"""What `Lookup.propose` reports as a token's source."""
+
+_CONSIDERED_PER_NODE = 6
+
+
+@dataclass(frozen=True)
+class LookupOptions:
+    """How matches are looked for.
+
+    Attributes:
+        shortest: tokens that have to match; with 0, where a text was followed is tried also behind one that differs.
+        cap: most tokens that a match is compared over.
+        least: a draft ends where it survives less likely than this.
+        response_tokens: of the response memory; 0 for none.
+        response_context: tokens before a response that are kept with it, matched and never drafted.
+    """
+
+    shortest: int = 0
+    cap: int = 64
+    least: float = 0.001
+    response_tokens: int = 1 << 20
+    response_context: int = 8
+
+
+class Lookup:
+    """Drafts for the texts of S slots, at most C tokens each with references, N tokens at a time.
+
+    All methods take and fill numpy arrays on the CPU.  Drafts depend on the texts and their history only, not on the
+    order of rows.  Not to be called by two threads at once; the kernels release the GIL.
+    """
+
+    def __init__(self, max_slots: int, capacity: int, width: int, options: LookupOptions, *, trees: bool) -> None:
+        self._options = options
+        considered = _CONSIDERED_PER_NODE * (width + 1) if trees else width
+        self.texts = Texts(max_slots, capacity, options.cap)
+        self.responses = Responses(options.response_tokens, options.cap)
+        self.rows, self.tables, self._usual = Rows(max_slots, considered), Tables(), Tables()
+        self._starts, self._from_start = np.zeros(max_slots, np.int32), np.zeros(0, np.int32)
+        self._bench, self._tree = Bench(options.cap, width, trees=trees), Tree(width, considered)
+        self._numbers = Numbers()
+        self.stock({})
+
+    def shelf_of(self, tenants: Mapping[str, Sequence[Segment]]) -> Shelf:
+        """Return a shelf of these segments, by tenant, for `stock`; on any thread, but one at a time."""
+        return Shelf(tenants, self._numbers)
+
+    def stock(self, shelf: Shelf | Mapping[str, Sequence[Segment]]) -> None:
+        """Draft from these segments instead of those before; between two steps.  No text is copied."""
+        shelf = shelf if isinstance(shelf, Shelf) else self.shelf_of(shelf)
+        states = self._state_with(self.tables, shelf), self._state_with(self._usual, shelf)
+        self.rows.leave_shelf()
+        self.shelf, (self._state, self._unlearnt) = shelf, states
+
+    def _state_with(self, tables: Tables, shelf: Shelf) -> State:
+        parts = (self.texts, self.responses, shelf, self.rows, tables, self._bench, self._tree)
+        records = [it.record for it in parts]
+        options = self._options
+        return State(*records, self._starts, options.cap, options.shortest, options.least)  # type: ignore[no-untyped-call]
+
+    def start(
+        self,
+        slot: int,
+        *,
+        owner: str | None = None,
+        references: Sequence[Tokens] = (),
+        tenant: str | None = None,
+        corpora: Sequence[str] = (),
+    ) -> None:
+        """Begin a text in a slot.
+
+        Args:
+            slot: whatever was in it is forgotten.
+            owner: whose responses it may be drafted from; None for nobody's.
+            references: [n] int32 each, further text to draft from; what leaves no room is left out, the last first.
+            tenant: whose segments it may be drafted from; None for nobody's.
+            corpora: of that tenant's, those to draft from first.  Tenants and corpora that were never stocked before,
+                and corpora beyond `MOST_NAMED`, are left out.
+        """
+        # First what cannot fail: a slot that is taken by halves must not go on with what its last request brought.
+        self.rows.clear(slot, 0)
+        self.texts.clear(slot)
+        self._starts[slot] = 0
+        text = self._before(references)
+        remembers = owner is not None and self._options.response_tokens > 0
+        number, named = self._numbers.known(tenant, corpora)
+        self.texts.extend(slot, text)
+        self._starts[slot] = text.size
+        self.rows.clear(slot, self.responses.owner(owner or "") if remembers else 0, number, named[:MOST_NAMED])
+
+    def _before(self, references: Sequence[Tokens]) -> Tokens:
+        """Return what stands before a slot's own text: references, NO_TEXT behind each, as far as there is room."""
+        room, parts = self.texts.capacity // 2, [self._from_start]
+        for reference in references:  # cut before they are copied: they may be parts of a large corpus
+            parts += [np.asarray(reference[:room], np.int32), np.asarray([NO_TEXT], np.int32)]
+            room -= len(reference[:room]) + 1
+            if room <= 0:
+                break
+        text = np.concatenate(parts)[: self.texts.capacity // 2]
+        text[-1:] = NO_TEXT
+        return text
+
+    def ingest(
+        self, slots: Slots, table: Tokens, table_rows: Slots, lengths: Ints, num_new: Ints, first: Ints | None = None
+    ) -> None:
+        """Take in the rows' newest tokens, and learn from them; see `specplug.match.cpu.steps.ingest`."""
+        window = self._from_start if first is None else first
+        ingest(self._state, slots, table, table_rows, window, lengths, num_new)
+
+    def propose(
+        self,
+        slots: Slots,
+        limits: Ints,
+        ids: Ints,
+        confidence: npt.NDArray[np.float32],
+        counts: Ints,
+        sources: Tokens,
+        parents: Ints | None = None,
+    ) -> None:
+        """Fill in drafts, trees where `parents` are given; see `specplug.match.cpu.steps.propose_chains`."""
+        if parents is None:
+            propose_chains(self._state, slots, limits, ids, confidence, counts, sources)
+        else:
+            propose_trees(self._state, slots, limits, ids, confidence, counts, sources, parents)
+
+    def ingest_tensors(
+        self, slots: Tensor, table: Tensor, table_rows: Tensor, lengths: Tensor, num_new: Tensor, first: Tensor | None
+    ) -> None:
+        """Do as `ingest` for tensors in host memory; `slots` and `table_rows` [B] int64, the others int32."""
+        slots, table_rows = slots.contiguous(), table_rows.contiguous()
+        lengths, num_new = lengths.contiguous(), num_new.contiguous()
+        window = None if first is None else first.contiguous()
+        num_rows, width = table.shape
+        stride, step = table.stride()
+        if step != 1 or stride < width:  # a single row may have any stride
+            table, stride = table.contiguous(), width
+        ingest_at(
+            self._state,
+            len(slots),
+            slots.data_ptr(),
+            table.data_ptr(),
+            num_rows,
+            stride,
+            table_rows.data_ptr(),
+            0 if window is None else window.data_ptr(),
+            lengths.data_ptr(),
+            num_new.data_ptr(),
+        )
+
+    def propose_tensors(
+        self, slots: Tensor, limits: Tensor, draft: Draft, *, trees: bool, unlearnt: bool = False
+    ) -> None:
+        """Fill a draft in host memory.
+
+        Args:
+            slots: [B] int64.
+            limits: [B] int32.
+            draft: to be filled.
+            trees: whether to draft trees, where the draft can hold them.
+            unlearnt: draft by what matches are usually worth, not by what was learnt.
+
+        Raises:
+            ContractError: the draft's rows are no parts of one buffer's.
+        """
+        slots, limits, ids = slots.contiguous(), limits.contiguous(), draft.token_ids
+        parents, strides = draft.parents if trees else None, ids.stride()
+        if ids.shape[1] > 1 and not (
+            strides[1] == 1
+            and draft.confidence.stride() == draft.source.stride() == strides
+            and (parents is None or parents.stride() == strides)
+        ):
+            raise ContractError.build("the draft's tensors lie apart", who="Lookup", expected="views of one buffer")
+        propose_at(
+            self._unlearnt if unlearnt else self._state,
+            len(slots),
+            slots.data_ptr(),
+            limits.data_ptr(),
+            ids.data_ptr(),
+            draft.confidence.data_ptr(),
+            strides[0],
+            draft.lengths.data_ptr(),
+            draft.source.data_ptr(),
+            0 if parents is None else parents.data_ptr(),
+        )
+
+    def remember(self, slot: int, owner: str, begin: int, end: int) -> None:
+        """Keep tokens `begin` to `end` of a slot's own text as a response of `owner`."""
+        text, start = self.texts.text[slot], int(self._starts[slot])
+        end = min(end, int(self.texts.lengths[slot]) - start)
+        if self._options.response_tokens and end - begin > 1:
+            context = text[start + max(0, begin - self._options.response_context) : start + begin]
+            self.responses.add(self.responses.owner(owner), context, text[start + begin : start + end])

@@ -1,0 +1,139 @@
+"""The response memory: finished responses, bounded, the oldest forgotten first, and nobody sees another's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.recency import GRANULE, allow_visits, insert
+from specplug.match.cpu.records import Record, RecordType, define
+from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT, Tokens
+
+MOST_PLACES = 2**30
+"""Places are int32: a memory that has seen so many tokens begins anew."""
+
+FEW_OWNERS = 1 << 12
+"""So many names of owners are kept whether or not they own anything."""
+
+
+class ResponsesType(RecordType):
+    """See `Responses`."""
+
+
+class _Responses(Record):
+    pass
+
+
+define(_Responses, ResponsesType, ["text", "children", "heads", "owners", "ends", "places", "match_lengths", "budget"])
+
+
+class Responses:
+    """A ring of C tokens with one recency tree over it, whose texts are told apart by owner.
+
+    A token takes 12 bytes, 1 for its share of the roots and 1/4 for the owner's name.
+
+    Attributes:
+        capacity: C, a power of two; the newest C tokens are remembered.
+        text: [C] int32, token i at i modulo C.
+        children: [2 C] int32, see `recency`.
+        owners: [C / `GRANULE`] int32.
+        record: all of it, as kernels take it.
+    """
+
+    def __init__(self, capacity: int, cap: int) -> None:
+        """Make an empty memory of at least `capacity` tokens; `cap`: most tokens that a match is compared over."""
+        size = 16 * GRANULE
+        while size < max(capacity, 16 * cap):
+            size *= 2
+        self.capacity, self._cap = size, cap
+        self._owners: dict[str, int] = {}
+        self._given, self._most_owners = 0, FEW_OWNERS
+        self.text, self.owners = np.full(size, NO_TEXT, np.int32), np.zeros(size // GRANULE, np.int32)
+        self.children = np.zeros(2 * size, np.int32)
+        self._heads, self._ends = np.zeros(size // 4, np.int32), np.zeros(1, np.int64)
+        self.record = _Responses(  # type: ignore[no-untyped-call]
+            self.text,
+            self.children,
+            self._heads,
+            self.owners,
+            self._ends,
+            np.zeros(MOST_CANDIDATES, np.int32),
+            np.zeros(MOST_CANDIDATES, np.int32),
+            np.zeros(1, np.int64),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are remembered, with what stands between two texts."""
+        return min(int(self._ends[0]), self.capacity)
+
+    def owner(self, key: str) -> int:
+        """Return the number of whoever owns texts under `key`; numbers start at 1 and are never given again.
+
+        Owners of whom nothing is remembered are forgotten once there are many: they come back under another number.
+        """
+        number = self._owners.get(key)
+        if number is None:
+            if len(self._owners) >= self._most_owners:
+                self._forget_owners()
+            self._given += 1
+            number = self._owners[key] = self._given
+        return number
+
+    def _forget_owners(self) -> None:
+        """Keep those who own a granule, and do not ask again before there are twice as many."""
+        owning = set(np.unique(self.owners).tolist())
+        self._owners = {key: number for key, number in self._owners.items() if number in owning}
+        self._most_owners = max(FEW_OWNERS, 2 * len(self._owners))
+
+    def add(self, owner: int, context: Tokens, response: Tokens) -> None:
+        """Remember a response.
+
+        Args:
+            owner: whose it is.
+            context: [n] int32, what stood before it: matched, never drafted.
+            response: [m] int32; of one longer than half the memory the end is kept.
+        """
+        response = response[-(self.capacity // 2) :]
+        if self._ends[0] + self.capacity > MOST_PLACES:
+            self.clear()
+        add(self.record, owner, np.concatenate((context[-self._cap :], response)), len(response), self._cap)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._heads[:] = 0
+        self._ends[0] = 0
+
+
+@compiled
+def add(memory: Any, owner: int, tokens: Any, fresh: int, cap: int) -> None:
+    """Append one text of `tokens` [n] int32, of which the last `fresh` may be drafted."""
+    mask = memory.text.size - 1
+    start = (memory.ends[0] // GRANULE + 1) * GRANULE  # at least one token that is no text lies between two texts
+    stop = start + tokens.size
+    for place in range(memory.ends[0], start):
+        memory.text[place & mask] = NO_TEXT
+    for k in range(tokens.size):
+        memory.text[(start + k) & mask] = tokens[k]
+    for granule in range(start // GRANULE, stop // GRANULE + 1):
+        memory.owners[granule & (memory.owners.size - 1)] = owner
+    memory.text[stop & mask] = NO_TEXT
+    memory.ends[0] = stop
+    oldest = max(stop + 1 - memory.text.size, 0)
+    allow_visits(memory.budget, fresh)
+    for place in range(stop - fresh + 1, stop):
+        insert(
+            memory.text,
+            mask,
+            oldest,
+            memory.owners,
+            memory.heads,
+            memory.children,
+            place,
+            cap,
+            memory.places,
+            memory.match_lengths,
+            memory.budget,
+        )

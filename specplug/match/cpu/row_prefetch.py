@@ -1,0 +1,65 @@
+"""What the next row will need is asked for while this one is worked on: rows lie far apart in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.prefetch import prefetch
+from specplug.match.cpu.recency import GRANULE, bucket
+
+
+@compiled
+def ask_for_lessons(state: Any, slot: int) -> None:
+    """Ask for what was said of a slot's next tokens."""
+    rows = state.rows
+    ballots, entries = slot * rows.ballot_tokens.shape[1], slot * rows.tokens.shape[1]
+    for at in range(0, rows.num_ballots[slot], 16):
+        prefetch(rows.ballot_tokens, ballots + at)
+        prefetch(rows.ballot_keys, ballots + at)
+    prefetch(rows.tokens, entries)
+    prefetch(rows.parents, entries)
+    prefetch(rows.evidence, entries)
+    prefetch(rows.contexts, entries)
+
+
+@compiled
+def ask_for_tree(state: Any, slot: int, token: int) -> None:
+    """Ask for where the tree begins that `token` goes into."""
+    texts = state.texts
+    prefetch(texts.heads, slot * texts.heads.shape[1] + bucket(token, 0, texts.trees[slot]))
+    prefetch(texts.text, slot * texts.text.shape[1] + texts.lengths[slot])
+
+
+@compiled
+def ask_for_root(state: Any, slot: int, token: int) -> None:
+    """Ask for the root of that tree."""
+    texts = state.texts
+    root = texts.heads[slot, bucket(token, 0, texts.trees[slot])]
+    prefetch(texts.children, slot * texts.children.shape[1] + 2 * root)
+    prefetch(texts.text, slot * texts.text.shape[1] + root - 1)
+    prefetch(texts.children, slot * texts.children.shape[1] + 2 * texts.lengths[slot])
+
+
+@compiled
+def ask_for_responses(state: Any, slot: int) -> None:
+    """Ask for where the tree of responses begins that a slot's text is looked up in."""
+    memory = state.memory
+    prefetch(memory.heads, _tree_of_responses(state, slot))
+
+
+@compiled
+def ask_for_newest_response(state: Any, slot: int) -> None:
+    """Ask for the root of that tree."""
+    memory = state.memory
+    root, mask = memory.heads[_tree_of_responses(state, slot)], memory.text.size - 1
+    prefetch(memory.children, 2 * (root & mask))
+    prefetch(memory.text, (root - 1) & mask)
+    prefetch(memory.owners, ((root - 1) & mask) // GRANULE)
+
+
+@compiled
+def _tree_of_responses(state: Any, slot: int) -> int:
+    texts, memory = state.texts, state.memory
+    last = texts.text[slot, max(texts.lengths[slot] - 1, 0)]
+    return bucket(last, state.rows.owners[slot], memory.heads.size)

@@ -1,0 +1,174 @@
+"""What drafting keeps per slot between two steps, and the bench that one row's draft is made on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specplug.match.cpu.corpus_index import MOST_NAMED
+from specplug.match.cpu.evidence import CORPUS as SHELVED
+from specplug.match.cpu.records import Record, RecordType, define
+from specplug.match.cpu.texts import MOST_CANDIDATES
+
+MOST_BALLOTS = 3 * MOST_CANDIDATES + 3
+"""Candidates of a row: those of own text, responses and shelf, and an aligned one of each."""
+
+POINTS = 4
+"""Segments of a tenant that the rows of a batch are searched in side by side; merging keeps their number low."""
+
+
+class RowsType(RecordType):
+    """See `Rows`."""
+
+
+class _Rows(Record):
+    pass
+
+
+define(
+    _Rows,
+    RowsType,
+    [
+        "owners",
+        "luck",
+        "tenants",
+        "named",
+        "anchors",
+        "ages",
+        "bounds",
+        "points",
+        "drafted_for",
+        "num_considered",
+        "tokens",
+        "parents",
+        "evidence",
+        "contexts",
+        "num_ballots",
+        "ballot_tokens",
+        "ballot_keys",
+    ],
+)
+
+
+class Rows:
+    """S slots' state, at most N considered tokens each.
+
+    A *considered* token is one that was drafted or, in a tree, could have been.  Parents are indices among those
+    considered, -1 for those that follow the context.
+
+    Attributes:
+        owners: [S] int32, whose responses the slot may read; 0 for nobody's.
+        luck: [S] float32, how often drafts began right of late.
+        tenants: [S] int32, whose segments of the shelf the slot may read; 0 for nobody's.
+        named: [S, `MOST_NAMED`] int32, the corpora that its request names, then 0.
+        anchors, ages: [S, 3] int64 and int32, by source: the place that the text follows there, 0 for none, and how
+            many tokens ago it did so last.
+        bounds: [S, 2] int64, places of the shelf that its anchor lies between.
+        points: [S, `POINTS`] int64, where the text would stand in the first segments of its tenant; -1 for unknown.
+        drafted_for: [S] int32, the text's length when it was drafted for, -1 for never.
+    """
+
+    def __init__(self, max_slots: int, most_considered: int) -> None:
+        def table(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+            return np.zeros((max_slots, *shape), np.int32)
+
+        self.owners, self.luck = table(), np.zeros(max_slots, np.float32)
+        self.tenants, self.named = table(), table(MOST_NAMED)
+        self.anchors, self.ages = np.zeros((max_slots, 3), np.int64), table(3)
+        self.bounds = np.zeros((max_slots, 2), np.int64)
+        self.drafted_for = table() - 1
+        considered = [table(most_considered) for _ in range(4)]
+        ballots = [table(MOST_BALLOTS) for _ in range(2)]
+        self.record = _Rows(  # type: ignore[no-untyped-call]
+            self.owners,
+            self.luck,
+            self.tenants,
+            self.named,
+            self.anchors,
+            self.ages,
+            self.bounds,
+            np.full((max_slots, POINTS), -1, np.int64),
+            self.drafted_for,
+            table(),
+            *considered,
+            table(),
+            *ballots,
+        )
+
+    def clear(self, slot: int, owner: int, tenant: int = 0, named: Sequence[int] = ()) -> None:
+        """Begin a new request in a slot."""
+        self.owners[slot], self.luck[slot], self.tenants[slot] = owner, 0.5, tenant
+        self.anchors[slot], self.ages[slot], self.drafted_for[slot] = 0, 0, -1
+        self.named[slot], self.bounds[slot] = 0, 0
+        self.named[slot, : len(named)] = named
+
+    def leave_shelf(self) -> None:
+        """Forget every place of a shelf: another one takes over."""
+        self.anchors[:, SHELVED], self.bounds[:] = 0, 0
+
+
+class BenchType(RecordType):
+    """See `Bench`."""
+
+
+class _Bench(Record):
+    pass
+
+
+define(
+    _Bench,
+    BenchType,
+    [
+        "at", "length", "kind", "places", "lengths",
+        "token", "score", "longest", "support", "sources", "near", "origin",
+        "context", "drafted",
+    ],
+)  # fmt: skip
+
+
+class Bench:
+    """Scratch memory for one row at a time: candidates, the tokens that they vote for, and the context behind a draft.
+
+    Nodes of a tree keep their candidates here, too: row 0 is that of the context.
+    """
+
+    def __init__(self, cap: int, width: int, *, trees: bool) -> None:
+        nodes = width + 1 if trees else 1
+
+        def ints(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+            return np.zeros(shape, np.int32)
+
+        candidates = [np.zeros((nodes, MOST_BALLOTS), np.int64), *(ints(nodes, MOST_BALLOTS) for _ in range(2))]
+        found = [ints(MOST_CANDIDATES) for _ in range(2)]
+        tokens = [ints(MOST_BALLOTS) for _ in range(5)]
+        score, origin = np.zeros(MOST_BALLOTS), np.zeros(MOST_BALLOTS, np.int64)
+        self.record = _Bench(  # type: ignore[no-untyped-call]
+            *candidates, *found, tokens[0], score, *tokens[1:], origin, ints(cap + width + 1), ints(width + 1)
+        )
+
+
+class TreeType(RecordType):
+    """See `Tree`."""
+
+
+class _Tree(Record):
+    pass
+
+
+define(_Tree, TreeType, ["counts", "depths", "survivals", "entries", "above", "chances", "nodes", "sources"])
+
+
+class Tree:
+    """Scratch memory for growing one tree of at most N nodes; node 0 is the context.
+
+    Nodes have a count of candidates, a depth, a survival, the considered token that they are, and the node above.
+    Considered tokens have a chance to be reached and accepted (-1 once they are nodes), the node that they follow, and
+    a source.
+    """
+
+    def __init__(self, width: int, most_considered: int) -> None:
+        counts, depths, entries, above = (np.zeros(width + 1, np.int32) for _ in range(4))
+        chances, survivals = np.zeros(most_considered), np.zeros(width + 1)
+        nodes, sources = (np.zeros(most_considered, np.int32) for _ in range(2))
+        self.record = _Tree(counts, depths, survivals, entries, above, chances, nodes, sources)  # type: ignore[no-untyped-call]

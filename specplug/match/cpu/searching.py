@@ -1,0 +1,183 @@
+"""Searching a shelf: the places of a tenant's segments that match a context best, by one binary search in each.
+
+`specplug.match.reference.corpus_index` is the plain truth.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import carray  # type: ignore[attr-defined]
+
+from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.corpus_index import TOKEN
+from specplug.match.cpu.pointers import int32_at, int64_at, uint8_at
+from specplug.match.cpu.texts import MOST_CANDIDATES
+
+MOST_LOOKED_AT = 4 * MOST_CANDIDATES
+"""So many places of a segment are looked at; more only where those nearest to a context belong to removed documents."""
+
+
+@compiled
+def token_behind(place: int) -> int:
+    """Return the token at a place of a shelf, negative for no text."""
+    return carray(int32_at(place * TOKEN), 1)[0]  # type: ignore[no-any-return]
+
+
+@compiled
+def common(place: int, context: Any, end: int, cap: int) -> int:
+    """Return how many tokens before a place equal those before `end` of `context`, at most `cap`.
+
+    It never reads past the beginning of the place's text: that is no text, and neither is what is compared with it.
+    """
+    n, most = 0, min(end, cap)
+    while n < most and context[end - 1 - n] >= 0 and token_behind(place - 1 - n) == context[end - 1 - n]:
+        n += 1
+    return n
+
+
+@compiled
+def insertion_point(shelf: Any, segment: int, context: Any, end: int, cap: int) -> int:
+    """Return how many places of a segment have a key below that of the context [E] int32, what lies before `end`."""
+    low, high, shared_low, shared_high = 0, shelf.counts[segment], 0, 0
+    while low < high:
+        low, high, shared_low, shared_high = halved(
+            shelf, segment, context, end, cap, low, high, shared_low, shared_high
+        )
+    return low
+
+
+@compiled
+def halved(
+    shelf: Any, segment: int, context: Any, end: int, cap: int, low: int, high: int, shared_low: int, shared_high: int
+) -> tuple[int, int, int, int]:
+    """Halve where an insertion point may lie: between `low` and `high`.
+
+    The places just below and at these share that many tokens with the context; all between them share what both do,
+    which needs no comparison (Manber and Myers).
+
+    Returns:
+        the four numbers then.
+    """
+    middle = (low + high) // 2
+    within = place_at(shelf, segment, middle)
+    place = shelf.texts[segment] + within
+    n = min(shared_low, shared_high, within - 1)  # damaged places may share less: nothing is read before the text
+    a, b = 0, 0
+    while n < cap:
+        a, b = max(token_behind(place - 1 - n), -1), (max(context[end - 1 - n], -1) if n < end else -1)
+        if a != b or a < 0:
+            break
+        n += 1
+    if n < cap and a < b:
+        return middle + 1, high, n, shared_high
+    return low, middle, shared_low, n
+
+
+@compiled
+def nearest(shelf: Any, tenant: int, named: Any, points: Any, context: Any, end: int, cap: int) -> int:
+    """Put the places of a tenant's segments whose text before them matches best on the shelf's own bench.
+
+    Of equal ones those of named corpora come first, then those of earlier segments.
+
+    Args:
+        tenant: its number; 0 has no segments.
+        named: [N] int32, the corpora that the request names, 0 for none.
+        points: [P] int64, the insertion points in the first P segments, as far as they are known, else -1.
+        context: [E] int32; the context is what lies before `end`, read backwards, at most `cap` tokens.
+
+    Returns:
+        how many there are, at most `MOST_CANDIDATES`: in `shelf.found`, `matches` (tokens), `named` (0 or 1).
+    """
+    count = 0
+    if tenant <= 0 or tenant + 1 >= shelf.first.size or end == 0 or context[end - 1] < 0:
+        return count
+    for segment in range(shelf.first[tenant], shelf.first[tenant + 1]):
+        rank = segment - shelf.first[tenant]
+        right = points[rank] if rank < points.size else -1
+        if right < 0:
+            right = insertion_point(shelf, segment, context, end, cap)
+        left, looked_at = right - 1, 0
+        n_left, n_right = (
+            _match(shelf, segment, left, context, end, cap),
+            _match(shelf, segment, right, context, end, cap),
+        )
+        while looked_at < MOST_LOOKED_AT and (n_left > 0 or n_right > 0):
+            looked_at += 1
+            if n_left >= n_right:
+                at, n, left = left, n_left, left - 1
+                n_left = _match(shelf, segment, left, context, end, cap)
+            else:
+                at, n, right = right, n_right, right + 1
+                n_right = _match(shelf, segment, right, context, end, cap)
+            if count == MOST_CANDIDATES and n < shelf.matches[count - 1]:
+                break
+            place = place_at(shelf, segment, at)
+            is_named = _standing(shelf, segment, place, named)
+            if is_named >= 0:
+                count = _enter(shelf, count, shelf.texts[segment] + place, n, is_named, segment)
+    return count
+
+
+@compiled
+def place_at(shelf: Any, segment: int, at: int) -> int:
+    """Return which place of a segment's text comes `at`-th by key."""
+    return _inside(carray(int32_at(shelf.places[segment]), shelf.counts[segment])[at], shelf.lengths[segment])
+
+
+@compiled
+def _inside(place: int, length: int) -> int:
+    return min(max(place, 1), length - 1)
+
+
+@compiled
+def _match(shelf: Any, segment: int, at: int, context: Any, end: int, cap: int) -> int:
+    """Return how many tokens match before the place of a segment that comes `at`-th by key; 0 where there is none."""
+    if at < 0 or at >= shelf.counts[segment]:
+        return 0
+    return common(shelf.texts[segment] + place_at(shelf, segment, at), context, end, cap)
+
+
+@compiled
+def _standing(shelf: Any, segment: int, place: int, named: Any) -> int:
+    """Return 1 for a place of a named corpus, 0 for another's, -1 where its document is dead."""
+    if shelf.dead[segment] == 0 and named[0] == 0:
+        return 0
+    document = document_at(shelf, segment, place)
+    if shelf.dead[segment] != 0 and carray(uint8_at(shelf.dead[segment]), shelf.documents[segment])[document]:
+        return -1
+    own = carray(int32_at(shelf.corpus_of[segment]), shelf.documents[segment])[document]
+    number = shelf.numbers[min(max(shelf.first_number[segment] + own, 0), shelf.numbers.size - 1)]
+    for k in range(named.size):
+        if named[k] == number:
+            return 1
+    return 0
+
+
+@compiled
+def document_at(shelf: Any, segment: int, place: int) -> int:
+    """Return the document of the text that the token before a place of a segment belongs to."""
+    starts = carray(int64_at(shelf.starts[segment]), shelf.documents[segment] + 1)
+    low, high = 0, shelf.documents[segment]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if starts[middle] <= place - 1:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def _enter(shelf: Any, count: int, place: int, n: int, is_named: int, segment: int) -> int:
+    """Enter a candidate behind those that are as good; the last one goes where there are too many."""
+    at = count
+    while at > 0 and (n > shelf.matches[at - 1] or (n == shelf.matches[at - 1] and is_named > shelf.named[at - 1])):
+        at -= 1
+    if at == MOST_CANDIDATES:
+        return count
+    for k in range(min(count, MOST_CANDIDATES - 1), at, -1):
+        shelf.found[k], shelf.matches[k] = shelf.found[k - 1], shelf.matches[k - 1]
+        shelf.named[k], shelf.segments[k] = shelf.named[k - 1], shelf.segments[k - 1]
+    shelf.found[at], shelf.matches[at], shelf.named[at], shelf.segments[at] = place, n, is_named, segment
+    return min(count + 1, MOST_CANDIDATES)

@@ -1,0 +1,127 @@
+"""A batch at a time: what the rows' new tokens teach and are added to, and the rows' drafts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.drafting import draft_chain, draft_tree
+from specplug.match.cpu.interleaved_search import find_points
+from specplug.match.cpu.learning import forget_slowly, learn
+from specplug.match.cpu.row_prefetch import (
+    ask_for_lessons,
+    ask_for_newest_response,
+    ask_for_responses,
+    ask_for_root,
+    ask_for_tree,
+)
+from specplug.match.cpu.texts import NO_TEXT, extend, replant
+
+
+@compiled
+def ingest(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, lengths: Any, num_new: Any) -> None:
+    """Take in each row's newest tokens.
+
+    Args:
+        state: see `State`.
+        slots, table_rows: [B] int64.
+        table: [R, W] int32, the token table, or a window of it.
+        first: [B] int32, which of a row's tokens stands in column 0; empty where it is token 0.
+        lengths, num_new: [B] int32.
+    """
+    texts, rows, starts = state.texts, state.rows, state.starts
+    for row in range(slots.size):
+        slot, begin = slots[row], lengths[row] - num_new[row]
+        new = _window(table, table_rows, first, row, begin, lengths[row])
+        if row + 1 < slots.size:
+            ask_for_lessons(state, slots[row + 1])
+        if new.size:
+            ask_for_tree(state, slot, new[0])
+            known = texts.lengths[slot] - starts[slot]
+            if rows.drafted_for[slot] == texts.lengths[slot] and known == begin:
+                learn(state, slot, new)
+    for row in range(slots.size):
+        slot, begin = slots[row], lengths[row] - num_new[row]
+        new = _window(table, table_rows, first, row, begin, lengths[row])
+        if new.size:
+            ask_for_root(state, slot, new[0])
+            if rows.drafted_for[slot] >= 0:
+                forget_slowly(state, slot)
+                rows.drafted_for[slot] = -1
+    for row in range(slots.size):
+        slot, begin = slots[row], lengths[row] - num_new[row]
+        if starts[slot] + lengths[row] > texts.text.shape[1]:
+            texts.candidates[slot] = 0
+        elif num_new[row] > 0:
+            _place(state, slot, starts[slot] + begin)
+            extend(texts, slot, _window(table, table_rows, first, row, begin, lengths[row]), state.cap)
+            for source in range(rows.ages.shape[1]):
+                rows.ages[slot, source] += num_new[row]
+                if rows.anchors[slot, source] > 0:
+                    rows.anchors[slot, source] += num_new[row]
+
+
+@compiled
+def _window(table: Any, table_rows: Any, first: Any, row: int, begin: int, end: int) -> Any:
+    """Return a row's tokens from `begin` to `end`."""
+    shift = first[row] if first.size else 0
+    return table[table_rows[row], begin - shift : end - shift]
+
+
+@compiled
+def _place(state: Any, slot: int, length: int) -> None:
+    """Bring a text to `length` tokens: what the engine took back goes, what nobody was told of is no text."""
+    texts = state.texts
+    if length < texts.lengths[slot]:
+        texts.lengths[slot] = length
+        replant(texts, slot, state.cap)
+        state.rows.anchors[slot, :] = 0
+    while texts.lengths[slot] < length:
+        texts.text[slot, texts.lengths[slot]] = NO_TEXT
+        texts.lengths[slot] += 1
+        texts.candidates[slot] = 0
+
+
+@compiled
+def propose_chains(state: Any, slots: Any, limits: Any, ids: Any, confidences: Any, counts: Any, sources: Any) -> None:
+    """Draft a chain for each row; see `draft_chain`.
+
+    Args:
+        state: see `State`.
+        slots: [B] int64.
+        limits: [B] int32.
+        ids, confidences: [B, N] int32 and float32, to be filled.
+        counts: [B] int32, to be filled.
+        sources: [B, N] int32, to be filled.
+    """
+    find_points(state, slots, limits)
+    for row in range(slots.size):
+        slot, limit = slots[row], _limit(state, slots, limits, row, ids.shape[1])
+        if limit > 0:
+            counts[row] = draft_chain(state, slot, limit, ids[row], confidences[row], sources[row])
+
+
+@compiled
+def propose_trees(
+    state: Any, slots: Any, limits: Any, ids: Any, confidences: Any, counts: Any, sources: Any, parents: Any
+) -> None:
+    """Draft a tree for each row; see `propose_chains` and `draft_tree`.  `parents`: [B, N] int32, to be filled."""
+    find_points(state, slots, limits)
+    for row in range(slots.size):
+        slot, limit = slots[row], _limit(state, slots, limits, row, ids.shape[1])
+        if limit > 0:
+            counts[row] = draft_tree(state, slot, limit, ids[row], confidences[row], sources[row], parents[row])
+
+
+@compiled
+def _limit(state: Any, slots: Any, limits: Any, row: int, width: int) -> int:
+    """Return how many tokens to draft for a row: none before it has a text of its own.  Ask for what rows need next."""
+    if row == 0:
+        for each in slots:
+            ask_for_responses(state, each)
+    if row + 1 < slots.size:
+        ask_for_newest_response(state, slots[row + 1])
+    slot = slots[row]
+    if state.texts.lengths[slot] <= state.starts[slot]:
+        return 0
+    return min(limits[row], width, state.bench.drafted.size - 1)  # type: ignore[no-any-return]

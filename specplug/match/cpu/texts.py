@@ -1,0 +1,162 @@
+"""The texts of running requests, one per slot, each with a recency tree of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specplug.errors import ContractError
+from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.recency import allow_visits, insert
+from specplug.match.cpu.records import Record, RecordType, define
+
+Tokens = npt.NDArray[np.int32]
+
+NO_TEXT = -1
+"""Stands for a token that is no text, and between texts: it matches nothing."""
+
+MOST_CANDIDATES = 16
+"""Kept per slot: those with the longest matches, the oldest of equally long ones."""
+
+_FEWEST_TREES, _CROWDED = 64, 8
+
+
+class TextsType(RecordType):
+    """See `Texts`."""
+
+
+class _Texts(Record):
+    pass
+
+
+define(
+    _Texts,
+    TextsType,
+    ["text", "children", "heads", "trees", "lengths", "places", "match_lengths", "candidates", "nobody", "budget"],
+)
+
+
+class Texts:
+    """S texts that grow, at most C tokens each, and the earlier places that match their ends.
+
+    A token takes 12 bytes and its share of the trees' roots, at most 4 more.  Memory is reserved for S texts of C
+    tokens and used as they grow.
+
+    Attributes:
+        text: [S, C] int32.
+        lengths: [S] int32, tokens so far.
+        places, match_lengths: [S, `MOST_CANDIDATES`] int32, the candidates for what follows each text, newest first.
+        candidates: [S] int32, how many there are.
+        record: all of it, as kernels take it.
+    """
+
+    def __init__(self, max_slots: int, capacity: int, cap: int) -> None:
+        """Reserve memory.  `cap`: most tokens that a match is compared over."""
+        self.capacity, self.cap = capacity, cap
+        most_trees = _FEWEST_TREES
+        while most_trees * _CROWDED < capacity:
+            most_trees *= 2
+        self.text = np.zeros((max_slots, capacity), np.int32)
+        self.lengths = np.zeros(max_slots, np.int32)
+        self.places = np.zeros((max_slots, MOST_CANDIDATES), np.int32)
+        self.match_lengths = np.zeros_like(self.places)
+        self.candidates = np.zeros(max_slots, np.int32)
+        self._trees = np.full(max_slots, _FEWEST_TREES, np.int32)
+        self._children = np.zeros((max_slots, 2 * (capacity + 1)), np.int32)
+        self._heads = np.zeros((max_slots, most_trees), np.int32)
+        self._budget = np.zeros(1, np.int64)
+        self.record = _Texts(  # type: ignore[no-untyped-call]
+            self.text,
+            self._children,
+            self._heads,
+            self._trees,
+            self.lengths,
+            self.places,
+            self.match_lengths,
+            self.candidates,
+            np.zeros(0, np.int32),
+            self._budget,
+        )
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot's text."""
+        clear(self.record, slot)
+
+    def extend(self, slot: int, tokens: Tokens | Sequence[int]) -> None:
+        """Append tokens to a slot's text.
+
+        Raises:
+            ContractError: there is no room for them; nothing is appended then.
+        """
+        new = np.ascontiguousarray(tokens, dtype=np.int32)
+        length = int(self.lengths[slot])
+        if length + new.size > self.capacity:
+            raise ContractError.build(
+                "text too long", who="Texts.extend", found=length + new.size, expected=f"at most {self.capacity} tokens"
+            )
+        extend(self.record, slot, new, self.cap)
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Take the newest tokens back, so that `length` remain.  Takes as long as reading those anew."""
+        if length < int(self.lengths[slot]):
+            self.lengths[slot] = length
+            replant(self.record, slot, self.cap)
+
+    def num_bytes(self, slot: int) -> int:
+        """Return the bytes that a slot's text and trees take."""
+        return int(self.lengths[slot]) * 12 + int(self._trees[slot]) * 4
+
+
+@compiled
+def clear(texts: Any, slot: int) -> None:
+    """Forget a slot's text."""
+    texts.heads[slot, : texts.trees[slot]] = 0
+    texts.trees[slot] = _FEWEST_TREES
+    texts.lengths[slot] = 0
+    texts.candidates[slot] = 0
+
+
+@compiled
+def extend(texts: Any, slot: int, tokens: Any, cap: int) -> None:
+    """Append tokens [n] int32, for which there is room, and find the candidates for what follows the last of them."""
+    text, start = texts.text[slot], texts.lengths[slot]
+    stop = start + tokens.size
+    for k in range(tokens.size):
+        text[start + k] = tokens[k]
+    texts.lengths[slot] = stop
+    if stop > _CROWDED * texts.trees[slot] and texts.trees[slot] < texts.heads.shape[1]:
+        replant(texts, slot, cap)
+    else:
+        _plant(texts, slot, start + 1, cap)
+
+
+@compiled
+def replant(texts: Any, slot: int, cap: int) -> None:
+    """Build the trees of a slot anew, as many as its length calls for."""
+    texts.heads[slot, : texts.trees[slot]] = 0
+    texts.candidates[slot] = 0
+    while texts.lengths[slot] > _CROWDED // 2 * texts.trees[slot] and texts.trees[slot] < texts.heads.shape[1]:
+        texts.trees[slot] *= 2
+    _plant(texts, slot, 1, cap)
+
+
+@compiled
+def _plant(texts: Any, slot: int, first: int, cap: int) -> None:
+    """Add the places from `first` to the end of the text."""
+    text, children = texts.text[slot], texts.children[slot]
+    heads = texts.heads[slot, : texts.trees[slot]]
+    places, lengths = texts.places[slot], texts.match_lengths[slot]
+    nobody, budget, stop, found = texts.nobody, texts.budget, texts.lengths[slot], texts.candidates[slot]
+    allow_visits(budget, stop + 1 - first)
+    for place in range(first, stop + 1):
+        found = 0
+        if text[place - 1] < 0:
+            continue
+        if place < stop:  # only what matches the end of the text is ever asked for
+            insert(text, -1, 0, nobody, heads, children, place, cap, nobody, nobody, budget)
+        else:
+            found = insert(text, -1, 0, nobody, heads, children, place, cap, places, lengths, budget)
+    texts.candidates[slot] = found

@@ -1,0 +1,109 @@
+"""Candidates of all sources vote on which token comes next.
+
+A vote weighs the square of the odds that such candidates were right so far: longer matches far outweigh shorter ones,
+and of equal ones the newer counts a little more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.evidence import CORPUS, FROM, NEAR, OWN, RESPONSE, length_class, odds, source_bit, vote_key
+from specplug.match.cpu.searching import token_behind
+
+_AGE = 0.05
+_CROWD = 0.3  # a corpus has its places in no order of age; many of the same are often copies of one
+_LENGTH_BONUS = 1.0  # a longer match promises more beyond the next token
+
+
+@compiled
+def said(text: Any, n: int, responses: Any, end: int, kind: int, at: int, drafted: Any) -> int:
+    """Return what a candidate says at place `at` of its text, negative for nothing; own text goes on in its draft.
+
+    Args:
+        text: [C] int32, own text, of `n` tokens.
+        responses: [R] int32, the ring of responses up to place `end`.
+        kind, at: of the candidate.
+        drafted: [N] int32, tokens drafted so far.
+    """
+    source = kind & FROM
+    if source == OWN:
+        token: int = text[at] if at < n else drafted[at - n]
+    elif source == RESPONSE:
+        token = responses[at & (responses.size - 1)] if at < end else -1
+    else:
+        token = token_behind(at)
+    return token
+
+
+@compiled
+def token_at(state: Any, slot: int, kind: int, at: int) -> int:
+    """Return what a candidate of a slot says; see `said`."""
+    texts, memory = state.texts, state.memory
+    return said(texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], kind, at, state.bench.drafted)
+
+
+@compiled
+def vote(state: Any, slot: int, node: int, count: int) -> int:
+    """Let `count` candidates of a node vote; return for how many tokens, whose figures lie on the bench."""
+    texts, memory, bench, votes = state.texts, state.memory, state.bench, state.tables.votes
+    text, n, responses, end = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0]  # loops want locals
+    kinds, ats, lengths, drafted = bench.kind[node], bench.at[node], bench.length[node], bench.drafted
+    token_of, score, longest, support = bench.token, bench.score, bench.longest, bench.support
+    sources, near, origin = bench.sources, bench.near, bench.origin
+    tokens, rank, before = 0, 0, -1
+    for k in range(count):
+        kind, at, length = kinds[k], ats[k], lengths[k]
+        rank = rank + 1 if kind & FROM == before else 0
+        before = kind & FROM
+        token = said(text, n, responses, end, kind, at, drafted)
+        if token < 0:
+            continue
+        chance = odds(votes, vote_key(kind, length))
+        weight = chance * chance
+        if kind < NEAR:
+            weight /= 1.0 + (_CROWD if kind & FROM >= CORPUS else _AGE) * rank
+        t = 0
+        while t < tokens and token_of[t] != token:
+            t += 1
+        if t == tokens:
+            tokens += 1
+            token_of[t], score[t], longest[t], support[t] = token, 0.0, -1, 0
+            sources[t], near[t] = 0, 0
+        score[t] += weight
+        support[t] += 1
+        near[t] |= int(kind >= NEAR)
+        if kind & FROM == OWN and (length > longest[t] or sources[t] & 1 == 0):
+            origin[t] = at
+        longest[t] = max(longest[t], length)
+        sources[t] |= source_bit(kind)
+    return tokens
+
+
+@compiled
+def best(bench: Any, tokens: int) -> int:
+    """Return which of the tokens promises the longest draft: votes, and what long matches promise beyond it."""
+    found, most = 0, -1.0
+    score, longest = bench.score, bench.longest
+    for t in range(tokens):
+        worth = score[t] * (1.0 + _LENGTH_BONUS * length_class(longest[t]))
+        if worth > most:
+            found, most = t, worth
+    return found
+
+
+@compiled
+def follow(state: Any, slot: int, node: int, count: int, token: int, child: int) -> int:
+    """Hand the candidates of a node that said `token` on to its child, one token further; return how many."""
+    texts, memory, bench = state.texts, state.memory, state.bench
+    text, n, responses, end = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0]
+    kinds, ats, lengths, drafted = bench.kind[node], bench.at[node], bench.length[node], bench.drafted
+    kinds_below, ats_below, lengths_below = bench.kind[child], bench.at[child], bench.length[child]
+    kept = 0
+    for k in range(count):
+        kind, at = kinds[k], ats[k]
+        if said(text, n, responses, end, kind, at, drafted) == token:
+            kinds_below[kept], ats_below[kept], lengths_below[kept] = kind, at + 1, lengths[k] + 1
+            kept += 1
+    return kept

@@ -1,0 +1,140 @@
+"""What `gathering` and `aligning` must find for a row, in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from specplug.match.cpu.aligning import BACK, FOLLOWED, FORGET_ANCHOR, WINDOW
+from specplug.match.cpu.lookup import LookupOptions
+from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT
+from specplug.match.reference.corpus_index import ReferenceShelf
+from specplug.match.reference.learning import Spoken
+from specplug.match.reference.recency import candidates, kept, key_of
+from specplug.match.reference.responses import Memory
+
+OWN, RESPONSE, CORPUS, NAMED = 0, 1, 2, 3
+NEAR, ALIGNED = 4, 8
+
+
+class Voter(NamedTuple):
+    """A candidate: the token at place `at` may come next, since `length` tokens before it match."""
+
+    at: int
+    length: int
+    kind: int
+
+
+@dataclass
+class Row:
+    """A slot: its references, NO_TEXT after each, and its own text from `start` on."""
+
+    text: list[int]
+    start: int
+    owner: int
+    tenant: str | None = None
+    named: Sequence[str] = ()
+    fits: bool = True
+    anchors: list[int] = field(default_factory=lambda: [0, 0, 0])
+    ages: list[int] = field(default_factory=lambda: [0, 0, 0])
+    bounds: tuple[int, int] = (0, 0)
+    drafted_for: int = -1
+    spoken: Spoken = field(default_factory=Spoken)
+
+
+class Gathering:
+    """Finds a row's voters."""
+
+    def __init__(self, options: LookupOptions, memory: Memory) -> None:
+        self.options, self.memory = options, memory
+        self.shelf = ReferenceShelf({}, options.cap)
+
+    def first(self, row: Row) -> list[Voter]:
+        """Return the voters for what follows a row's text."""
+        voters = self._texts(row, [])
+        voters = self._align(row, self._align(row, voters, OWN), RESPONSE)
+        return voters + self._align_shelved(row, self._shelved(row, []))
+
+    def anew(self, row: Row, drafted: list[int]) -> list[Voter]:
+        """Return the voters for what follows a draft that none is left for."""
+        return self._texts(row, drafted) + self._shelved(row, drafted)
+
+    def said(self, row: Row, voter: Voter, drafted: list[int]) -> int:
+        """Return the token at a voter's place."""
+        if voter.kind & 3 >= CORPUS:
+            return self.shelf.token(voter.at)
+        text = row.text + drafted if voter.kind & 3 == OWN else self.memory.text
+        return max(text[voter.at], NO_TEXT) if voter.at < len(text) else NO_TEXT
+
+    def _texts(self, row: Row, drafted: list[int]) -> list[Voter]:
+        """Return all earlier places that match the text with what is drafted behind it, its own first."""
+        text, cap, found = row.text + drafted, self.options.cap, []
+        if row.fits or drafted:
+            places = [p for p in range(1, len(row.text) + bool(drafted)) if row.text[p - 1] >= 0]
+            own = candidates(text, places, key_of(text, len(text), cap), cap)
+            found = [(OWN, *candidate) for candidate in kept(own, MOST_CANDIDATES)]
+        if row.owner and self.memory.end:
+            context = key_of(text, len(text), cap)
+            places = self.memory.places_of(row.owner, cap)
+            remembered = candidates(self.memory.text, places, context, cap)
+            found += [(RESPONSE, *candidate) for candidate in kept(remembered, MOST_CANDIDATES)]
+        return [Voter(place, length, kind) for kind, place, length in found if length >= self.options.shortest]
+
+    def _shelved(self, row: Row, drafted: list[int]) -> list[Voter]:
+        text, cap = row.text + drafted, self.options.cap
+        found = self.shelf.nearest(row.tenant, row.named, key_of(text, len(text), cap), cap)
+        voters = [Voter(it.at, it.length, NAMED if it.named else CORPUS) for it in found]
+        return [voter for voter in voters if voter.length >= self.options.shortest]
+
+    def _align(self, row: Row, voters: list[Voter], source: int) -> list[Voter]:
+        """Follow a text past where it diverges from what it followed; see `aligning`."""
+        text = row.text if source == OWN else self.memory.text
+        stop = len(text) if source == OWN else self.memory.end
+        mine = [voter for voter in voters if voter.kind & 3 == source]
+        longest = max((voter.length for voter in mine), default=0)
+        if longest >= FOLLOWED:
+            row.anchors[source] = [voter.at for voter in mine if voter.length == longest][-1]
+            row.ages[source] = 0
+            return voters
+        anchor = row.anchors[source]
+        if not 0 < anchor < stop or row.ages[source] >= FORGET_ANCHOR:
+            return voters
+        if source == RESPONSE and (row.owner == 0 or stop - anchor > self.memory.size // 2):
+            return voters
+        around = [p for p in _around(anchor) if p > 1 or p == anchor]
+        readable = [p for p in around if p < stop and (source == OWN or self.memory.owners[p] == row.owner)]
+        behind = [p for p in readable if text[p - 1] == row.text[-1] >= 0]
+        if not behind and anchor not in readable:
+            return voters
+        row.anchors[source] = place = behind[0] if behind else anchor
+        near = [v.kind == source and abs(v.at - place) < WINDOW for v in voters]
+        return self._with_aligned(voters, near, Voter(place, int(bool(behind)), source + ALIGNED))
+
+    def _align_shelved(self, row: Row, voters: list[Voter]) -> list[Voter]:
+        if voters and voters[0].length >= FOLLOWED:
+            row.anchors[CORPUS], row.ages[CORPUS] = voters[0].at, 0
+            row.bounds = self.shelf.bounds(voters[0].at)
+            return voters
+        (low, high), anchor = row.bounds, row.anchors[CORPUS]
+        if not low < anchor < high or row.ages[CORPUS] >= FORGET_ANCHOR:
+            return voters
+        inside = [p for p in _around(anchor) if low < p < high]
+        behind = [p for p in inside if self.shelf.token(p - 1) == row.text[-1] >= 0]
+        row.anchors[CORPUS] = place = behind[0] if behind else anchor
+        near = [low < v.at < high and abs(v.at - place) < WINDOW for v in voters]
+        return self._with_aligned(voters, near, Voter(place, int(bool(behind)), CORPUS + ALIGNED))
+
+    def _with_aligned(self, voters: list[Voter], near: list[bool], aligned: Voter) -> list[Voter]:
+        """Return voters of which some are near to the aligned one, which is added unless it is there."""
+        seen = any(is_near and voter.at == aligned.at for is_near, voter in zip(near, voters, strict=True))
+        told = [v._replace(kind=v.kind + NEAR * is_near) for is_near, v in zip(near, voters, strict=True)]
+        return told if seen or aligned.length < self.options.shortest else [*told, aligned]
+
+
+def _around(anchor: int) -> list[int]:
+    """Return where a text is looked for around a place, in this order."""
+    places = [anchor]
+    for distance in range(1, WINDOW):
+        places += [anchor + distance] + [anchor - distance] * (distance <= BACK)
+    return places

@@ -1,0 +1,108 @@
+"""What `Lookup` must learn, in plain Python: the tables of tries and hits, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from specplug.match.cpu.evidence import MOST_CONTEXT_TRIES, MOST_TRIES, Table, Tables
+
+Signs = tuple[int, float, int, int, bool]
+"""Of a token: longest match, share of votes, support, sources as bits, whether a voter is near what was followed."""
+
+
+class Considered(NamedTuple):
+    """A token that may be drafted: behind which other (an index, -1 for the context), and where it is counted."""
+
+    token: int
+    parent: int
+    evidence: int
+    context: int
+
+
+@dataclass
+class Spoken:
+    """What was said of a row's next tokens."""
+
+    luck: float = 0.5
+    ballots: list[tuple[int, int]] = field(default_factory=list)
+    considered: list[Considered] = field(default_factory=list)
+
+    def begin(self, ballots: Sequence[tuple[int, int, int]]) -> None:
+        """Forget what was said before.  `ballots`: tokens, kinds and match lengths of candidates."""
+        self.ballots = [(token, kind * 14 + Learnt.length_class(length)) for token, kind, length in ballots]
+        self.considered = []
+
+
+class Learnt:
+    """Tables of hits and tries: by kind and length of candidates, by evidence for a token, by the token before it."""
+
+    def __init__(self) -> None:
+        tables = Tables()
+        self.votes, self.evidence, self.contexts = tables.votes, tables.evidence, tables.contexts
+
+    @staticmethod
+    def length_class(length: int) -> int:
+        """Return the class of a match length: 0 to 8, to 12, 16, 24, 40, and more."""
+        return length if length <= 8 else 9 + sum(length > bound for bound in (12, 16, 24, 40))
+
+    def weight(self, kind: int, length: int) -> float:
+        """Return the square of a candidate's odds to be right."""
+        odds = _odds(self.votes, kind * 14 + self.length_class(length))
+        return float(odds * odds)
+
+    def consider(self, spoken: Spoken, token: int, parent: int, last: int, owner: int, signs: Signs) -> float:
+        """Note a token, and return how likely it is right: the mean of two log-odds."""
+        longest, share, support, sources, near = signs
+        size = self.length_class(longest)
+        shares = sum(share > bound for bound in (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.999))
+        supports, lucks = (support > 1) + (support > 3), (spoken.luck >= 0.25) + (spoken.luck >= 0.6)
+        evidence = int(np.ravel_multi_index((size, shares, supports, lucks, sources, int(near)), (14, 9, 3, 3, 8, 2)))
+        mixed = (last + owner * 0x9E3779B97F4A7C15) * 0xD6E8FEB86659FD93 % 2**64
+        row = (mixed >> 40) % 16384 * 6 + min(size // 2, 5)
+        context = 3 * row + (share > 0.3) + (share > 0.85)
+        spoken.considered.append(Considered(token, parent, evidence, context))
+        joint = float(np.sqrt(_odds(self.evidence, evidence) * _odds(self.contexts, context)))
+        return joint / (1.0 + joint)
+
+    def learn(self, spoken: Spoken, emitted: Sequence[int]) -> None:
+        """Count who was right about the tokens that came."""
+        for token, key in spoken.ballots:
+            if token >= 0:
+                self.votes[key] += (token == emitted[0], 1)
+        parent, began_right = -1, False
+        for came in emitted:
+            behind = [(k, it) for k, it in enumerate(spoken.considered) if it.parent == parent]
+            for _, it in behind:
+                self.evidence[it.evidence] += (it.token == came, 1)
+                self.contexts[it.context] += (it.token == came, 1)
+            right = [k for k, it in behind if it.token == came]
+            if not right:
+                break
+            parent, began_right = right[0], True
+        if spoken.considered:
+            spoken.luck = float(np.float32(0.8 * spoken.luck + (1 - 0.8) * began_right))
+
+    def forget_slowly(self, spoken: Spoken) -> None:
+        """Halve counts that have grown large."""
+        for _, key in spoken.ballots:
+            _halve(self.votes, key, MOST_TRIES)
+        for it in spoken.considered:
+            _halve(self.evidence, it.evidence, MOST_TRIES)
+            _halve(self.contexts, it.context, MOST_CONTEXT_TRIES)
+
+
+def _odds(table: Table, key: int) -> np.float32:
+    """Return hits over misses; both count at least a hundredth."""
+    hits, tries = table[key]
+    least = np.float32(0.01)
+    odds: np.float32 = max(hits, least) / max(tries - hits, least)
+    return odds
+
+
+def _halve(table: Table, key: int, most: float) -> None:
+    if table[key, 1] > most:
+        table[key] /= 2

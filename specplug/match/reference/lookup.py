@@ -1,0 +1,254 @@
+"""What `Lookup` must draft, in plain Python: matches by brute force, nothing shared with the kernels but numbers.
+
+Sums are made in the same order and precision, so that drafts and confidences are equal to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from specplug.match.cpu.corpus_index import Segment
+from specplug.match.cpu.lookup import LookupOptions
+from specplug.match.cpu.recency import GRANULE
+from specplug.match.cpu.texts import NO_TEXT
+from specplug.match.reference.corpus_index import ReferenceShelf
+from specplug.match.reference.gathering import CORPUS, NEAR, OWN, Gathering, Row, Voter
+from specplug.match.reference.learning import Learnt
+from specplug.match.reference.responses import Memory
+
+
+class Draft(NamedTuple):
+    """A row's draft.  Parents are indices of its tokens, -1 for the context; of a chain each token's is the one before.
+
+    `sources` are those of the tokens: 0 own text, 1 a reference, 2 responses, 3 corpora.
+    """
+
+    ids: list[int]
+    confidences: list[float]
+    sources: list[int]
+    parents: list[int]
+
+
+class Say(NamedTuple):
+    """A token that voters speak for; `origin` is the place of the best of them in the row's own text, if any."""
+
+    token: int
+    score: float
+    longest: int
+    origin: int
+    support: int
+    sources: int
+    near: bool
+
+
+class Node(NamedTuple):
+    """A token of a tree, or its root: the path of tokens to it, its voters, and how likely all of it survives."""
+
+    path: list[int]
+    voters: list[Voter]
+    survival: float
+    entry: int
+
+
+class Offer(NamedTuple):
+    """A token that a tree may grow by, behind node number `above`."""
+
+    chance: float
+    above: int
+    token: int
+    source: int
+
+
+class ReferenceLookup:
+    """See `Lookup`.  Rows are lists of tokens; a slot's text takes at most `capacity` tokens."""
+
+    def __init__(self, max_slots: int, capacity: int, width: int, options: LookupOptions, *, trees: bool) -> None:
+        self.options, self.trees = options, trees
+        self.capacity, self.width = capacity, width
+        self.most_considered = 6 * (width + 1)
+        least = max(options.response_tokens, 16 * options.cap, 16 * GRANULE)
+        self.memory, self.learnt = Memory(1 << (least - 1).bit_length()), Learnt()
+        self.rows = [Row([], 0, 0) for _ in range(max_slots)]
+        self.names: list[str] = []
+        self.gathering = Gathering(options, self.memory)
+        self.stocked: set[tuple[str, str]] = set()
+
+    def stock(self, tenants: Mapping[str, Sequence[Segment]]) -> None:
+        """Draft from these segments from now on."""
+        self.gathering.shelf = ReferenceShelf(tenants, self.options.cap)
+        self.stocked |= {(name, corpus) for name, own in tenants.items() for it in own for corpus in it.corpora}
+        for row in self.rows:
+            row.anchors[2], row.bounds = 0, (0, 0)
+
+    def start(
+        self,
+        slot: int,
+        *,
+        owner: str | None = None,
+        references: Sequence[Sequence[int]] = (),
+        tenant: str | None = None,
+        corpora: Sequence[str] = (),
+    ) -> None:
+        """Begin a text in a slot."""
+        text = [token for reference in references for token in (*reference, NO_TEXT)][: self.capacity // 2]
+        if text:
+            text[-1] = NO_TEXT
+        remembers = owner is not None and self.options.response_tokens > 0
+        named = [name for name in corpora if (tenant, name) in self.stocked]
+        self.rows[slot] = Row(text, len(text), self._owner(owner or "") if remembers else 0, tenant, named)
+        self.rows[slot].tenant = tenant if any(tenant == name for name, _ in self.stocked) else None
+
+    def remember(self, slot: int, owner: str, begin: int, end: int) -> None:
+        """Keep tokens `begin` to `end` of a slot's own text as a response of `owner`."""
+        own = self.rows[slot].text[self.rows[slot].start :]
+        end = min(end, len(own))
+        if self.options.response_tokens and end - begin > 1:
+            most = min(self.options.response_context, self.options.cap)
+            self.memory.add(self._owner(owner), own[max(0, begin - most) : begin], own[begin:end])
+
+    def _owner(self, name: str) -> int:
+        if name not in self.names:
+            self.names.append(name)
+        return self.names.index(name) + 1
+
+    def ingest(self, slots: Sequence[int], new: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
+        """Take in each row's newest tokens, with which its own text has `lengths` tokens, and learn from them."""
+        batch = [(self.rows[slot], tokens, length) for slot, tokens, length in zip(slots, new, lengths, strict=True)]
+        batch = [(row, tokens, length) for row, tokens, length in batch if tokens or row.start + length > self.capacity]
+        for row, tokens, length in batch:
+            if tokens and row.drafted_for == len(row.text) == row.start + length - len(tokens):
+                self.learnt.learn(row.spoken, tokens)
+        for row, tokens, _ in batch:
+            if tokens and row.drafted_for >= 0:
+                self.learnt.forget_slowly(row.spoken)
+                row.drafted_for = -1
+        for row, tokens, length in batch:
+            row.fits = row.start + length <= self.capacity
+            if row.fits:
+                self._append(row, tokens, row.start + length - len(tokens))
+
+    def _append(self, row: Row, tokens: Sequence[int], begin: int) -> None:
+        if begin < len(row.text):
+            row.anchors = [0, 0, 0]
+        row.text = row.text[:begin] + [NO_TEXT] * (begin - len(row.text)) + list(tokens)
+        row.ages = [age + len(tokens) for age in row.ages]
+        row.anchors = [anchor + len(tokens) if anchor else 0 for anchor in row.anchors]
+
+    def propose(self, slots: Sequence[int], limits: Sequence[int]) -> list[Draft]:
+        """Return the rows' drafts."""
+        return [
+            self._propose(self.rows[slot], min(limit, self.width)) for slot, limit in zip(slots, limits, strict=True)
+        ]
+
+    def _propose(self, row: Row, limit: int) -> Draft:
+        if limit <= 0 or len(row.text) == row.start:
+            return Draft([], [], [], [])
+        voters = self.gathering.first(row)
+        row.spoken.begin([(self.gathering.said(row, voter, []), voter.kind, voter.length) for voter in voters])
+        row.drafted_for = len(row.text)
+        return self._tree(row, voters, limit) if self.trees else self._chain(row, voters, limit)
+
+    def _vote(self, row: Row, voters: list[Voter], drafted: list[int]) -> list[Say]:
+        says: dict[int, Say] = {}
+        rank, before = 0, -1
+        for voter in voters:
+            source = voter.kind & 3
+            rank, before = rank + 1 if source == before else 0, source
+            token = self.gathering.said(row, voter, drafted)
+            if token < 0:
+                continue
+            weight = self.learnt.weight(voter.kind, voter.length)
+            if voter.kind < NEAR:
+                weight /= 1.0 + (0.3 if source >= CORPUS else 0.05) * rank
+            say = says.get(token, Say(token, 0.0, -1, 0, 0, 0, False))
+            if source == OWN and (voter.length > say.longest or not say.sources & 1):
+                say = say._replace(origin=voter.at)
+            says[token] = say._replace(
+                score=say.score + weight,
+                longest=max(say.longest, voter.length),
+                support=say.support + 1,
+                sources=say.sources | 1 << min(source, 2),
+                near=say.near or voter.kind >= NEAR,
+            )
+        return list(says.values())
+
+    def _consider(self, row: Row, say: Say, says: list[Say], drafted: list[int], parent: int) -> float:
+        """Note that a token is considered; return its confidence."""
+        total = 0.0
+        for other in says:
+            total += other.score
+        last = (row.text + drafted)[-1]
+        signs = (say.longest, say.score / total, say.support, say.sources, say.near)
+        return self.learnt.consider(row.spoken, say.token, parent, last, row.owner, signs)
+
+    def _source(self, row: Row, say: Say) -> int:
+        if say.sources & 1 == 0:
+            return 2 if say.sources & 2 else 3
+        return int(say.origin < row.start)
+
+    def _follow(self, row: Row, voters: list[Voter], token: int, drafted: list[int]) -> list[Voter]:
+        """Return those that said `token`, one token further on."""
+        agree = [voter for voter in voters if self.gathering.said(row, voter, drafted) == token]
+        return [Voter(voter.at + 1, voter.length + 1, voter.kind) for voter in agree]
+
+    def _chain(self, row: Row, voters: list[Voter], limit: int) -> Draft:
+        ids: list[int] = []
+        confidences: list[float] = []
+        sources: list[int] = []
+        survival = 1.0
+        while len(ids) < limit:
+            if not voters and ids:
+                voters = self.gathering.anew(row, ids)
+            says = self._vote(row, voters, ids)
+            if not says:
+                break
+            best = max(says, key=lambda say: say.score * (1.0 + self.learnt.length_class(say.longest)))
+            chance = self._consider(row, best, says, ids, len(ids) - 1)
+            survival *= chance
+            if survival < self.options.least:
+                row.spoken.considered.pop()
+                break
+            sources.append(self._source(row, best))
+            voters = self._follow(row, voters, best.token, ids)
+            ids.append(best.token)
+            confidences.append(chance)
+        return Draft(ids, _rounded(confidences), sources, [k - 1 for k in range(len(ids))])
+
+    def _tree(self, row: Row, voters: list[Voter], limit: int) -> Draft:
+        nodes = [Node([], voters, 1.0, -1)]
+        offers: list[Offer] = []
+        taken: list[Offer] = []
+        while True:
+            nodes[-1] = self._open(row, nodes[-1], len(nodes) - 1, offers)
+            open_offers = [offer for offer in offers if offer not in taken]
+            best = max(open_offers, key=lambda offer: offer.chance, default=None)
+            if len(taken) == limit or best is None or best.chance < self.options.least:
+                break
+            above = nodes[best.above]
+            taken.append(best)
+            next_voters = self._follow(row, above.voters, best.token, above.path)
+            nodes.append(Node([*above.path, best.token], next_voters, best.chance, offers.index(best)))
+        return Draft(
+            [offer.token for offer in taken],
+            _rounded([offer.chance / max(nodes[offer.above].survival, 1e-9) for offer in taken]),
+            [offer.source for offer in taken],
+            [offer.above - 1 for offer in taken],
+        )
+
+    def _open(self, row: Row, node: Node, number: int, offers: list[Offer]) -> Node:
+        """Add what may follow a node to the offers, the six with the most votes."""
+        if node.path and not node.voters:
+            node = node._replace(voters=self.gathering.anew(row, node.path))
+        says = self._vote(row, node.voters, node.path)
+        ranked = sorted(says, key=lambda say: -say.score)[: min(6, self.most_considered - len(offers))]
+        for say in ranked:
+            chance = node.survival * self._consider(row, say, says, node.path, node.entry)
+            offers.append(Offer(chance, number, say.token, self._source(row, say)))
+        return node
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [float(np.float32(value)) for value in values]

@@ -1,0 +1,195 @@
+"""The corpus store of a running server, for its operators: in the process that answers them, beside its event loop.
+
+The processes that draft look at the store for themselves, every `corpora.poll_seconds`; nothing is sent to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from specplug.corpus.documents import Document, tokenized_many
+from specplug.corpus.layout import COMPARED, NO_TEXT, STORE_FILE
+from specplug.corpus.status import CorpusInfo
+from specplug.corpus.store import Store
+from specplug.corpus.view import View
+from specplug.errors import CorpusError, RequestError
+from specplug.operator.corpus_schema import AddOrder, check_names, parse_add
+from specplug.requests.token_ids import in_vocabulary
+from specplug.settings.model import CorporaSettings
+from specplug.text.tokenizers import wrap
+
+T = TypeVar("T")
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+_log = logging.getLogger("specplug")
+
+
+class TakenError(CorpusError):
+    """There is such a corpus already."""
+
+
+class AbsentError(CorpusError):
+    """There is no such corpus."""
+
+
+def status_of(error: Exception) -> int:
+    """Return the HTTP status by which an error of `Desk` is answered."""
+    if isinstance(error, TakenError):
+        return 409
+    if isinstance(error, AbsentError):
+        return 404
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return 507 if cause.errno in _FULL else 500
+    return 400
+
+
+class Desk:
+    """Adds, removes and lists.  Changes are made one after another, on a thread of their own.
+
+    Args:
+        settings: `store` names the store, which is made when the first corpus is added.
+        tokenizer: the server's, for use here alone; None where it runs without one.
+    """
+
+    def __init__(self, settings: CorporaSettings, tokenizer: Any) -> None:
+        self._settings = settings
+        self._root = None if settings.store is None else Path(settings.store).expanduser()
+        self._tokenizer = None if tokenizer is None else wrap(tokenizer)
+        self._fingerprint = None if self._tokenizer is None else self._tokenizer.fingerprint
+        self._view: View | None = None
+        self._changing = ThreadPoolExecutor(1, thread_name_prefix="specplug-corpora")
+
+    def prepare(self) -> None:
+        """Do now what would hold up the event loop later: load what sorts texts."""
+        if self._root is not None:
+            from specplug.match.cpu.sorting import sorted_places
+
+            sorted_places(np.array([NO_TEXT, 0, 0, NO_TEXT], np.int32), COMPARED)
+
+    async def listed(self, tenant: str | None = None) -> dict[str, Any]:
+        """Return what the store has, ready for JSON; with a tenant only what is that one's.  Raises SpecplugError."""
+        return await asyncio.to_thread(self._listed, tenant)
+
+    async def add(self, body: bytes | bytearray, who: str) -> dict[str, Any]:
+        """Add a corpus, as the JSON of an `AddOrder` says; return how much it is.
+
+        Raises:
+            SpecplugError: it was not added, nothing of it; see `status_of`.
+        """
+        return await self._changed(self._add, body, who)
+
+    async def remove(self, corpus: str, documents: Sequence[str], tenant: str) -> dict[str, Any]:
+        """Remove documents of a corpus, or, if none are named, all of it; return how much that was.
+
+        Raises:
+            SpecplugError: nothing was removed; see `status_of`.
+        """
+        return await self._changed(self._remove, corpus, documents, tenant)
+
+    async def _changed(self, change: Callable[..., tuple[str, T]], *args: Any) -> T:
+        """Make a change, and merge what is worth it when the answer is on its way."""
+        tenant, told = await asyncio.get_running_loop().run_in_executor(self._changing, change, *args)
+        self._changing.submit(self._merge, tenant)
+        return told
+
+    def _add(self, body: bytes | bytearray, who: str) -> tuple[str, dict[str, Any]]:
+        self._required()
+        order = parse_add(body, who)
+        store, tenant = self._store(), order.tenant or ""
+        if not order.extend and order.name in _names(store, tenant):
+            raise TakenError.build(
+                "a corpus of this name is there already",
+                who=f"corpus {order.name!r}",
+                remedy="Remove it first, or send 'extend': true",
+            )
+        documents = self._documents(order, store.tokenizer.vocab_size)
+        most = self._settings.max_tokens
+        added = store.add(order.name, documents, tenant=tenant, extend=order.extend, max_tokens=most)
+        about = {"documents": added.documents, "tokens": added.tokens, "empty": added.empty}
+        return tenant, {"name": order.name, "tenant": tenant, **about}
+
+    def _documents(self, order: AddOrder, vocab_size: int) -> Iterator[Document]:
+        for number, document in enumerate(order.documents, 1):
+            name = f"{order.name}:{number}" if document.name is None else document.name
+            if document.text is None:
+                assert document.token_ids is not None
+                ids = in_vocabulary(f"documents.{number - 1}.token_ids", document.token_ids, vocab_size)
+                yield Document(name, ids)
+            elif self._tokenizer is None:
+                raise RequestError.build(
+                    "a text needs a tokenizer", found="a server without one", remedy="Send its token ids"
+                )
+            else:
+                yield from tokenized_many([(name, document.text)], self._tokenizer.encode_many)
+
+    def _remove(self, corpus: str, documents: Sequence[str], tenant: str) -> tuple[str, dict[str, Any]]:
+        check_names(corpus, tenant)
+        root = self._required()
+        store = Store.open(root, self._fingerprint) if (root / STORE_FILE).exists() else None
+        if store is None or corpus not in _names(store, tenant):
+            raise AbsentError.build("no such corpus", who=f"tenant {tenant!r}", found=repr(corpus))
+        removed = store.remove(corpus, documents=list(documents) or None, tenant=tenant)
+        return tenant, {"name": corpus, "tenant": tenant, "documents": removed.documents, "tokens": removed.tokens}
+
+    def _listed(self, tenant: str | None) -> dict[str, Any]:
+        root = self._required()
+        about: dict[str, Any] = {"store": str(root), "tokenizer": None, "tenants": {}, "problems": []}
+        if not (root / STORE_FILE).exists():  # nobody has made it yet
+            return about
+        store = Store.open(root, self._fingerprint)
+        found: dict[str, list[CorpusInfo]] = {}
+        for info in store.list():
+            if tenant in (None, info.tenant):
+                found.setdefault(info.tenant, []).append(info)
+        if self._view is None:
+            self._view = View(root, self._fingerprint)
+        self._view.refresh()
+        return about | {
+            "tokenizer": store.tokenizer._asdict(),
+            "tenants": {name: _tenant_told(infos) for name, infos in found.items()},
+            "problems": list(self._view.snapshot.problems),
+        }
+
+    def _merge(self, tenant: str) -> None:
+        try:
+            self._store().merge(tenant)
+        except Exception:
+            _log.exception("the corpus store could not be merged; nothing is lost")
+
+    def _store(self) -> Store:
+        root = self._required()
+        if self._fingerprint is None:
+            return Store.open(root)
+        return Store.create(root, self._fingerprint)
+
+    def _required(self) -> Path:
+        if self._root is None:
+            raise RequestError.build(
+                "this server has no corpus store",
+                who="corpora.store",
+                found="null",
+                expected="a folder",
+                remedy="Name one in specplug's settings and start the server anew",
+            )
+        return self._root
+
+
+def _names(store: Store, tenant: str) -> set[str]:
+    return {info.name for info in store.list(tenant)}
+
+
+def _tenant_told(infos: Sequence[CorpusInfo]) -> dict[str, Any]:
+    """Return a tenant's corpora and their sums."""
+    keys = ("documents", "tokens", "bytes")
+    sums = {key: sum(getattr(info, key) for info in infos) for key in keys}
+    return {**sums, "corpora": {info.name: {key: getattr(info, key) for key in keys} for info in infos}}

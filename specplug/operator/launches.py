@@ -1,0 +1,131 @@
+"""Launch lines of engines: read as a shell would, and looked into by the engine itself in a process of its own.
+
+An engine fills in what a line leaves open by device and model, so nobody else can say what it comes to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from specplug.errors import EngineError, SpecplugError
+from specplug.plugins.registry import Registry
+from specplug.plugins.specs import ProposerSpec
+from specplug.settings.model import Settings
+
+MARK = "specplug-launch:"
+PATIENCE = 300.0
+"""Seconds: importing an engine takes most of it."""
+
+_WHO = "--launch"
+
+
+def split(line: str) -> tuple[dict[str, str], list[str]]:
+    """Split a line into the variables set in front of it, with or without `env`, and its words.
+
+    Raises:
+        EngineError: a quote stays open.
+    """
+    try:
+        words = shlex.split(line.replace("\\\n", " "))
+    except ValueError as error:
+        raise EngineError.build("not a launch line", who=_WHO, found=str(error)) from error
+    variables: dict[str, str] = {}
+    if words and PurePath(words[0]).name == "env":
+        del words[0]
+    while words and (match := re.fullmatch(r"(\w+)=(.*)", words[0], flags=re.DOTALL)):
+        variables[match[1]] = match[2]
+        del words[0]
+    return variables, words
+
+
+def names_engine(line: str, package: str) -> bool:
+    """Whether a line runs an engine: its command with a subcommand, or one of its modules with ``python -m``."""
+    try:
+        _, words = split(line)
+    except EngineError:
+        words = line.split()
+    for word, after in itertools.pairwise([*words, ""]):
+        if PurePath(word).name == package and after and not after.startswith("-"):
+            return True
+        if word == "-m" and after.partition(".")[0] == package:
+            return True
+    return False
+
+
+def ask(
+    module: str, arguments: Sequence[str], variables: Mapping[str, str], *, engine: str, patience: float = PATIENCE
+) -> Any:
+    """Run ``python -m module ARGUMENTS`` in a process of its own and return what it tells; see `tell`.
+
+    Args:
+        module: the adapter's, which calls `tell`.
+        arguments: of the engine, handed over as JSON.
+        variables: of the environment, beside this process's own.
+        engine: its name, for messages.
+        patience: seconds.
+
+    Raises:
+        EngineError: the engine does not accept the arguments, or does not answer.
+    """
+    command = [sys.executable, "-m", module, json.dumps(list(arguments))]
+    environment = {**os.environ, **variables}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patience, env=environment)
+    except subprocess.TimeoutExpired as error:
+        raise EngineError.build(f"{engine} gave no answer", who=_WHO, found=f"{patience:g} s of silence") from error
+    return heard(done, engine)
+
+
+def heard(done: subprocess.CompletedProcess[str], engine: str) -> Any:
+    """Return what the other process told.
+
+    Raises:
+        EngineError: the engine does not accept the line.
+    """
+    told = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    what = f"{engine} does not accept the line"
+    if not told:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise EngineError.build(what, who=_WHO, found=last)
+    answer = json.loads(told[-1])
+    if isinstance(answer, str):
+        raise EngineError.build(what, who=_WHO, found=answer)
+    return answer
+
+
+def tell(found: Callable[[list[str]], dict[str, Any] | None], arguments: str) -> None:
+    """Print what comes of arguments in JSON, or why nothing does: the other half of `ask`."""
+    answer: object
+    try:
+        answer = found(json.loads(arguments))
+    except SystemExit as error:  # the engine's parser has said on standard error what is wrong, last
+        if error.code:
+            raise
+        answer = "the line asks for help only"
+    except SpecplugError as error:
+        answer = str(error)
+    except Exception as error:
+        answer = f"{type(error).__name__}: {error}"
+    print(f"\n{MARK}{json.dumps(answer)}", flush=True)
+
+
+def differing(settings: Settings) -> dict[str, Any]:
+    """Return the settings that are not at their defaults."""
+    defaults = Settings().model_dump(mode="json")
+    return {key: value for key, value in settings.model_dump(mode="json").items() if value != defaults[key]}
+
+
+def host_proposers(settings: Settings, registry: Registry, device: str) -> tuple[str, ...]:
+    """Return the proposers in force that draft on the host where batches lie on a device of type `device`."""
+    known = registry.entries(ProposerSpec)
+    names = [name for name in (settings.proposer, *settings.extra_proposers) if name in known]
+    return tuple(name for name in names if registry.get(ProposerSpec, name).caps_for(device).needs_host)

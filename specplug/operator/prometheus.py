@@ -1,0 +1,86 @@
+"""Shows a metrics snapshot to Prometheus.  The only module that imports `prometheus_client`.
+
+Everything is exported as counters.  Ratios are left to queries, where they can be taken over a window; the recipes are
+in docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from specplug.errors import SettingsError
+from specplug.metrics import MetricsSnapshot, SpecMetrics
+
+_PER_SOURCE = {
+    "target_steps": ("specplug_target_steps", "Rows that emitted anything, each once per engine step."),
+    "proposed": ("specplug_proposed_tokens", "Draft tokens offered for verification, after trimming."),
+    "verified": ("specplug_verified_tokens", "Draft tokens put through the target."),
+    "accepted": ("specplug_accepted_tokens", "Draft tokens kept, bonus excluded."),
+    "rejected": ("specplug_rejected_tokens", "Draft tokens refused by the target, at most one per row and step."),
+    "wasted": ("specplug_wasted_tokens", "Draft tokens verified and not accepted."),
+    "never_verified": ("specplug_never_verified_tokens", "Draft tokens that the engine dropped unverified."),
+    "cut_by_grammar": ("specplug_grammar_cut_tokens", "Draft tokens removed by a grammar before verification."),
+    "emitted": ("specplug_emitted_tokens", "Tokens appended to requests, bonus and recovered tokens included."),
+    "after_stop": ("specplug_after_stop_tokens", "Tokens emitted behind a stop, which no client sees."),
+}
+_PER_POSITION = {
+    "verified_at": ("specplug_position_verified_tokens", "Draft tokens verified at this position, the first being 0."),
+    "tested_at": ("specplug_position_tested_tokens", "Draft tokens accepted or rejected at this position."),
+    "accepted_at": ("specplug_position_accepted_tokens", "Draft tokens accepted at this position."),
+}
+_FAULTS = ("specplug_faults", "Faults of plug-ins, and their being switched off and coming back.")
+
+
+class SpecCollector(Collector):
+    """Makes metric families of whatever `snapshot` returns when Prometheus asks."""
+
+    def __init__(self, snapshot: Callable[[], MetricsSnapshot]) -> None:
+        self._snapshot = snapshot
+
+    def describe(self) -> Iterable[CounterMetricFamily]:
+        """Return the families without samples, so that registration reads nothing back."""
+        return _families().values()
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Return the families with the counts of a fresh snapshot."""
+        snapshot, families = self._snapshot(), _families()
+        for source, counts in snapshot.by_source.items():
+            for field in _PER_SOURCE:
+                families[field].add_metric([source], getattr(counts, field))
+            for field in _PER_POSITION:
+                for position, count in enumerate(getattr(counts, field)):
+                    families[field].add_metric([source, str(position)], count)
+        for plugin, kinds in snapshot.faults.items():
+            for kind, count in kinds.items():
+                families["faults"].add_metric([plugin, kind], count)
+        yield from families.values()
+
+
+def register(metrics: SpecMetrics, registry: CollectorRegistry | None = None) -> SpecCollector:
+    """Export `metrics` through `registry`, by default the process's own, and return the collector.
+
+    Raises:
+        SettingsError: the registry exports specplug's metrics already.
+    """
+    collector = SpecCollector(metrics.snapshot)
+    try:
+        (REGISTRY if registry is None else registry).register(collector)
+    except ValueError as error:
+        raise SettingsError.build(
+            "this registry exports specplug's metrics already",
+            who="specplug.operator.prometheus",
+            found=str(error),
+            expected="one collector per registry",
+            remedy="Unregister the first one, or give each engine a CollectorRegistry of its own",
+        ) from error
+    return collector
+
+
+def _families() -> dict[str, CounterMetricFamily]:
+    families = {field: CounterMetricFamily(*text, labels=["source"]) for field, text in _PER_SOURCE.items()}
+    at = {field: CounterMetricFamily(*text, labels=["source", "position"]) for field, text in _PER_POSITION.items()}
+    return families | at | {"faults": CounterMetricFamily(*_FAULTS, labels=["plugin", "kind"])}

@@ -1,0 +1,29 @@
+"""What the core itself registers, through the same hooks as everybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specplug.plugins.hooks import hookimpl
+from specplug.plugins.specs import CheckSpec, VerifierSpec
+from specplug.types.caps import Distribution, VerifierCaps
+
+
+@hookimpl
+def specplug_register_verifiers(register: Callable[[VerifierSpec], None]) -> None:
+    """Register the reference verifier."""
+    register(
+        VerifierSpec(
+            name="reference",
+            factory="specplug.verify.reference:ReferenceVerifier",
+            summary="rejection sampling in plain torch: the truth that faster verifiers are held to",
+            caps=VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distribution.PROBS)),
+        )
+    )
+
+
+@hookimpl
+def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
+    """Register the checks of `specplug doctor` that need no engine."""
+    register(CheckSpec(name="environment", factory="specplug.cli.checks:environment", summary="versions and devices"))
+    register(CheckSpec(name="plug-ins", factory="specplug.cli.checks:plugins", summary="every plug-in loads"))

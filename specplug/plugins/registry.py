@@ -1,0 +1,169 @@
+"""Finds plug-ins and keeps what they registered.
+
+A plug-in that does not load is recorded with its error and left out; the rest works.  Two plug-ins with one name are an
+error that names both owners, raised when that name is asked for and shown by `specplug list`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import pluggy
+
+from specplug.errors import PluginError, ends_process, suggest
+from specplug.plugins import hooks
+from specplug.plugins.specs import CheckSpec, EngineSpec, PluginSpec, PolicySpec, ProposerSpec, VerifierSpec
+
+S = TypeVar("S", bound=PluginSpec)
+
+_HOOKS: dict[str, type[PluginSpec]] = {
+    "specplug_register_proposers": ProposerSpec,
+    "specplug_register_policies": PolicySpec,
+    "specplug_register_verifiers": VerifierSpec,
+    "specplug_register_engines": EngineSpec,
+    "specplug_register_checks": CheckSpec,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The package that a plug-in came from."""
+
+    plugin: str
+    package: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version} (entry point {self.plugin!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One registered plug-in and its owner."""
+
+    spec: PluginSpec
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True)
+class LoadError:
+    """A plug-in that is left out, and why."""
+
+    owner: Owner
+    stage: str
+    error: str
+
+
+class Registry:
+    """The plug-ins of one process.  `Registry.discover()` finds the installed ones; `add` takes a module directly."""
+
+    def __init__(self) -> None:
+        self._manager = pluggy.PluginManager(hooks.PROJECT)
+        self._manager.add_hookspecs(hooks)
+        self._entries: dict[str, dict[str, list[Entry]]] = {spec.kind: {} for spec in _HOOKS.values()}
+        self._errors: list[LoadError] = []
+
+    @classmethod
+    def discover(cls) -> Registry:
+        """Load every entry point of the group `specplug`, built-ins and third parties alike, in name order."""
+        registry = cls()
+        found = importlib.metadata.entry_points(group=hooks.ENTRY_POINT_GROUP)
+        for entry_point in sorted(found, key=lambda e: (e.dist.name if e.dist else "", e.name)):
+            dist = entry_point.dist
+            owner = Owner(entry_point.name, dist.name if dist else "unknown", dist.version if dist else "?")
+            try:
+                module = entry_point.load()
+            except BaseException as error:  # one broken package must not hide the others
+                if ends_process(error):
+                    raise
+                registry._record(owner, f"import of {entry_point.value!r}", error)
+                continue
+            registry.add(module, owner)
+        return registry
+
+    def add(self, module: Any, owner: Owner) -> None:
+        """Register everything that the hooks of `module` offer; on a mistake record it and keep the rest."""
+        name = f"{owner.package}:{owner.plugin}"
+        try:
+            self._manager.register(module, name)
+            self._manager.check_pending()
+        except BaseException as error:
+            if ends_process(error):
+                raise
+            self._record(owner, "hook signatures", error)
+            if self._manager.has_plugin(name):  # a hook that stays pending would fail every later plug-in's check
+                self._manager.unregister(name=name)
+            return
+        for caller in self._manager.get_hookcallers(module) or ():
+            impl = next(impl for impl in caller.get_hookimpls() if impl.plugin_name == name)
+            register = functools.partial(self._take, owner, caller.name, _HOOKS[caller.name])
+            try:
+                impl.function(register)
+            except BaseException as error:
+                if ends_process(error):
+                    raise
+                self._record(owner, caller.name, error)
+
+    def _take(self, owner: Owner, hook: str, expected: type[PluginSpec], spec: PluginSpec) -> None:
+        if type(spec) is not expected:
+            raise PluginError.build(
+                "wrong kind of plug-in", who=hook, found=type(spec).__name__, expected=expected.__name__
+            )
+        self._entries[spec.kind].setdefault(spec.name, []).append(Entry(spec, owner))
+
+    def _record(self, owner: Owner, stage: str, error: BaseException) -> None:
+        self._errors.append(LoadError(owner, stage, f"{type(error).__name__}: {error}"))
+
+    @property
+    def load_errors(self) -> tuple[LoadError, ...]:
+        """Plug-ins that were left out, and duplicate names."""
+        doubles = (
+            LoadError(entries[1].owner, f"{kind} {name!r}", _duplicate(kind, name, entries))
+            for kind, names in self._entries.items()
+            for name, entries in names.items()
+            if len(entries) > 1
+        )
+        return (*self._errors, *doubles)
+
+    def entries(self, spec_type: type[S]) -> Mapping[str, Entry]:
+        """Return the plug-ins of one kind by name, read-only; of duplicates the first."""
+        named = self._entries[spec_type.kind]
+        return MappingProxyType({name: named[name][0] for name in sorted(named)})
+
+    def get(self, spec_type: type[S], name: str) -> S:
+        """Return one plug-in.
+
+        Raises:
+            PluginError: no plug-in of that kind has the name, or several do.
+        """
+        named = self._entries[spec_type.kind]
+        if name not in named:
+            broken = f" Plug-ins that failed to load: {self._broken()}." if self._errors else ""
+            raise PluginError.build(
+                f"unknown {spec_type.kind} {name!r}",
+                remedy=f"{suggest(name, named)}.{broken} See 'specplug list'",
+            )
+        if len(named[name]) > 1:
+            raise PluginError(_duplicate(spec_type.kind, name, named[name]))
+        spec = named[name][0].spec
+        assert isinstance(spec, spec_type)
+        return spec
+
+    def _broken(self) -> str:
+        return ", ".join(sorted({str(error.owner) for error in self._errors}))
+
+
+def _duplicate(kind: str, name: str, entries: Iterable[Entry]) -> str:
+    owners = " and ".join(str(entry.owner) for entry in entries)
+    return f"{kind} {name!r} is registered twice, by {owners}; expected one owner. Uninstall or rename one of them"
+
+
+@functools.cache
+def default_registry() -> Registry:
+    """Return the registry of the installed plug-ins, discovered once per process."""
+    return Registry.discover()

@@ -1,0 +1,149 @@
+"""How a request spells specplug's fields among the arguments that its engine leaves to others.
+
+Those are vLLM's `extra_args`, `vllm_xargs` over HTTP, and SGLang's `custom_params`.  `vllm_xargs` takes texts, numbers
+and lists of them.  So all fields may come as one JSON text under ``specplug``, and each alone as ``specplug_<field>``.
+Elsewhere ``specplug`` takes them as a mapping, too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from specplug.errors import RequestError, suggest
+from specplug.requests.fields import as_mapping, from_json
+from specplug.requests.schema import RequestFields
+from specplug.requests.wire import WIRE_KEY, is_encoded
+from specplug.settings.mistakes import shown
+
+_log = logging.getLogger("specplug")
+
+PREFIX = f"{WIRE_KEY}_"
+_FIELDS = tuple(RequestFields.model_fields)
+_BOOLEANS: dict[object, bool] = {0: False, 1: True, "0": False, "1": True, "false": False, "true": True}
+_LONGEST_FIELD = 64
+_MOST_WARNED = 32
+_warned: set[object] = set()
+_DEEPEST = 8  # levels that are looked into; right fields have fewer
+_LONG_FORM = {
+    "references": re.compile(r'\s*(?:\[\s*)?\{\s*"(?:text|token_ids|name)"\s*:'),
+    "documents": re.compile(r'\s*(?:\[\s*)?\{\s*"(?:name|corpus)"\s*:'),
+}
+
+
+def are_given(extra_args: Mapping[str, Any] | None) -> bool:
+    """Whether a request says anything to specplug that is not parsed yet."""
+    if not extra_args:
+        return False
+    given = any(map(_is_ours, extra_args)) and not is_encoded(extra_args)
+    for key in extra_args:
+        if not _is_ours(key):
+            _warn_of_near_miss(key)
+    return given
+
+
+def split(extra_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Return specplug's fields, as `parse_request_fields` takes them, and the rest of the arguments.
+
+    Raises:
+        RequestError: a key is unknown, a field is given twice, or the JSON is malformed.
+    """
+    rest = {key: value for key, value in extra_args.items() if not _is_ours(key)}
+    fields = dict(as_mapping(extra_args.get(WIRE_KEY)))
+    for key in extra_args:
+        if _is_ours(key) and key != WIRE_KEY:
+            name = _field(key, extra_args[key])
+            if name in fields:
+                raise RequestError.build(
+                    f"request field {name!r} is given twice", found=f"{key!r}, and {name!r} inside {WIRE_KEY!r}"
+                )
+            fields[name] = _value(name, extra_args[key])
+    return fields, rest
+
+
+def with_prediction(extra_args: Mapping[str, Any] | None, prediction: object) -> dict[str, Any]:
+    """Return arguments in which OpenAI's own `prediction`, a field of the request beside them, is one of specplug's.
+
+    Arguments that are parsed already stay as they are.
+
+    Raises:
+        RequestError: specplug's fields hold one, too, or are malformed.
+    """
+    given = dict(extra_args or {})
+    if is_encoded(given):
+        return given
+    inside = as_mapping(given.get(WIRE_KEY))
+    flat = f"{PREFIX}prediction"
+    if flat in given or "prediction" in inside:
+        other = repr(flat) if flat in given else f"'prediction' inside {WIRE_KEY!r}"
+        raise RequestError.build(
+            "request field 'prediction' is given twice", found=f"the request's own 'prediction', and {other}"
+        )
+    return {**given, WIRE_KEY: {**inside, "prediction": prediction}}
+
+
+def characters(extra_args: Mapping[str, Any]) -> int:
+    """Return roughly how much there is to parse, without looking into what a JSON text holds."""
+    return sum(_weight(value) for key, value in extra_args.items() if _is_ours(key))
+
+
+def _is_ours(key: object) -> bool:
+    return isinstance(key, str) and (key == WIRE_KEY or key.startswith(PREFIX))
+
+
+def _warn_of_near_miss(key: object) -> None:
+    """Log, once, that a key which is left to others looks like one of the fields."""
+    if key in _warned or len(_warned) >= _MOST_WARNED or not isinstance(key, str):
+        return
+    meant = _meant(key)
+    if meant is not None:
+        _warned.add(key)
+        _log.warning("requests say %s, which is no field of specplug's; did they mean %r?", shown(key), meant)
+
+
+def _meant(key: str) -> str | None:
+    """Return the field that a key comes close to, None where it comes close to none."""
+    if key in _FIELDS:
+        return PREFIX + key
+    plain = re.sub("[^a-z]+", "_", key.lower()).replace("spec_plug", WIRE_KEY)
+    if len(key) > _LONGEST_FIELD or not plain.startswith("spec"):
+        return None
+    return next(iter(difflib.get_close_matches(plain, (WIRE_KEY, *(PREFIX + each for each in _FIELDS)), 1, 0.8)), None)
+
+
+def _weight(value: object, depth: int = _DEEPEST) -> int:
+    if depth and isinstance(value, Mapping):
+        return sum(_weight(item, depth - 1) for item in value.values())
+    if depth and isinstance(value, (list, tuple)) and value and not isinstance(value[0], int):
+        return sum(_weight(item, depth - 1) for item in value)
+    return len(value) if hasattr(value, "__len__") else 1
+
+
+def _field(key: str, value: object) -> str:
+    name = key.removeprefix(PREFIX)
+    if name not in _FIELDS:
+        raise RequestError.build(
+            f"unknown request field {key!r}",
+            found=shown(value),
+            remedy=suggest(key, [PREFIX + field for field in _FIELDS]),
+        )
+    return name
+
+
+def _value(name: str, value: Any) -> Any:
+    """Bring a value that HTTP can carry to the field's own type; what does not fit is left for the parser to refuse."""
+    if name in ("enabled", "store"):
+        plain = value.lower() if isinstance(value, str) else value
+        return _BOOLEANS.get(plain, value) if isinstance(plain, (str, int, float)) else value
+    if name == "num_speculative_tokens" and isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value):
+        return int(value)
+    if name == "prediction" and isinstance(value, str):
+        return {"type": "content", "content": value}
+    if isinstance(value, str) and name in _LONG_FORM and _LONG_FORM[name].match(value):
+        return from_json(value, f"{name} as JSON; to give a text that begins like them, use the long form")
+    if name == "references" and isinstance(value, (list, tuple)) and value and isinstance(value[0], (int, float)):
+        return {"token_ids": value}  # a list of ids, and not of texts
+    return value

@@ -1,0 +1,91 @@
+"""A request's specplug fields, from what the user wrote to the form that travels to where requests are served."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from specplug.errors import RequestError
+from specplug.requests import arguments, wire
+from specplug.requests.fields import parse_request_fields
+from specplug.settings.sources import ResolvedSettings
+from specplug.text.request_tokenizer import RequestTokenizer
+
+INLINE_CHARACTERS = 8192
+"""What a server parses on its event loop, a few milliseconds' work; more goes to a thread."""
+
+
+class Parser:
+    """Parses, checks and tokenises the specplug fields of one server's requests.
+
+    Args:
+        found: the server's settings.
+        vocab_size: ids lie in [0, vocab_size).
+        tokenizer: of reference texts.
+        refusal: what is raised for wrong fields: an error that the engine's front end answers with a 400.
+    """
+
+    def __init__(
+        self,
+        found: ResolvedSettings,
+        vocab_size: int,
+        tokenizer: RequestTokenizer,
+        refusal: type[RequestError] = RequestError,
+    ) -> None:
+        self._refusal = refusal
+        self._settings, self._vocab_size, self._tokenizer = found.settings, vocab_size, tokenizer
+        self._proposers = (found.settings.proposer, *found.settings.extra_proposers)
+        # Unless the settings name a verifier, the engine's own verifies.
+        self._verifiers = (found.settings.verifier,) if found.was_set("verifier") else ()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="specplug-requests")
+
+    def prepare_for_serving(self) -> None:
+        """Do now what would hold up other requests later."""
+        self._tokenizer.copy()
+
+    def with_prediction(self, extra_args: Mapping[str, Any] | None, prediction: object) -> dict[str, Any]:
+        """Return extra arguments to which a request's own `prediction` is added, not parsed yet.
+
+        Raises:
+            RequestError: it is given twice; of the kind `refusal`.
+        """
+        try:
+            return arguments.with_prediction(extra_args, prediction)
+        except RequestError as error:
+            raise self._refusal(str(error)) from None
+
+    def parsed(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a request's extra arguments with specplug's fields in their wire form.
+
+        A request cannot ask for wider drafts than the server's: a larger `num_speculative_tokens` is the server's.
+
+        Raises:
+            RequestError: the fields are wrong; of the kind `refusal`.
+        """
+        try:
+            given, rest = arguments.split(extra_args)
+            options, references, tenant = parse_request_fields(
+                given,
+                tokenize=self._tokenizer,
+                vocab_size=self._vocab_size,
+                limits=self._settings.limits,
+                proposers=self._proposers,
+                verifiers=self._verifiers,
+            )
+        except RequestError as error:
+            raise self._refusal(str(error)) from None
+        cap = options.num_speculative_tokens
+        if cap is not None:
+            options = dataclasses.replace(
+                options, num_speculative_tokens=min(cap, self._settings.num_speculative_tokens)
+            )
+        return {**rest, wire.WIRE_KEY: wire.encode(options, references, tenant)}
+
+    async def parsed_beside(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
+        """Do the same without holding up the event loop: large requests are parsed in a thread, one after another."""
+        if arguments.characters(extra_args) <= INLINE_CHARACTERS:
+            return self.parsed(extra_args)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.parsed, extra_args)

@@ -1,0 +1,130 @@
+"""What one request may say, as it comes over HTTP: names, types and short forms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+
+from specplug.requests.token_ids import Ids, parsed_ids
+from specplug.settings.model import MAX_SPECULATIVE_TOKENS, Section
+
+MAX_NAME = 256
+"""Longest name of a tenant, a corpus or a document, in characters."""
+
+MOST_PARTS = 1024
+"""Parts of a prediction."""
+
+
+def as_list(value: object) -> list[object]:
+    """Return the entries of a field that takes one entry or a list of them; null is none."""
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    return [] if value is None else [value]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"valid Unicode; character {error.start} is a lone surrogate") from None
+    return value
+
+
+def _references(value: object) -> object:
+    """Bring the short forms, a text or a list of texts, to the long one."""
+    return [{"text": entry} if isinstance(entry, str) else entry for entry in as_list(value)]
+
+
+def _documents(value: object) -> object:
+    """Bring the short forms, a name or a list of names, to the long one."""
+    return [{"name": entry} if isinstance(entry, str) else entry for entry in as_list(value)]
+
+
+def _parts(value: object) -> object:
+    if isinstance(value, (list, tuple)) and len(value) > MOST_PARTS:
+        raise ValueError(f"at most {MOST_PARTS} parts")
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+def _prediction(value: object) -> object:
+    if value is None or isinstance(value, (Mapping, Prediction)):
+        return value
+    raise ValueError("a text as 'specplug_prediction', or OpenAI's object with 'type' and 'content'")
+
+
+Text = Annotated[str, PlainValidator(_text)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+
+
+class ReferenceField(Section):
+    """One reference: its text or its token ids."""
+
+    text: Text | None = Field(default=None, description="the text, tokenised by the server")
+    token_ids: Annotated[Ids, PlainValidator(parsed_ids)] | None = Field(
+        default=None, description="the text as ids of the target's vocabulary: a list, or base64 of 32-bit integers"
+    )
+    name: Text | None = Field(default=None, description="what traces call it")
+
+    @model_validator(mode="after")
+    def _either(self) -> ReferenceField:
+        if (self.text is None) == (self.token_ids is None):
+            raise ValueError("either 'text' or 'token_ids'")
+        return self
+
+
+class DocumentField(Section):
+    """One document of the server's corpora."""
+
+    name: Name
+    corpus: Name | None = Field(default=None, description="the corpus that holds it; null looks in all of the tenant's")
+
+
+class ContentPart(Section):
+    """One part of a prediction."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class Prediction(Section):
+    """OpenAI's predicted output: text that the answer will mostly repeat."""
+
+    type: Literal["content"]
+    content: Annotated[tuple[ContentPart, ...], BeforeValidator(_parts)] = Field(strict=False)
+
+
+class RequestFields(Section):
+    """What one request may say, as it comes over HTTP."""
+
+    enabled: bool = Field(default=True, description="false switches drafting off for this request")
+    num_speculative_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_SPECULATIVE_TOKENS,
+        description="most draft tokens per step for this request; it can lower the server's width, not raise it",
+    )
+    proposer: str | None = Field(default=None, description="one of the server's extra proposers, to draft with instead")
+    verifier: str | None = Field(
+        default=None,
+        description="the server's verifier, by name: one that is not lossless serves only requests that ask for it",
+    )
+    references: Annotated[tuple[ReferenceField, ...], BeforeValidator(_references)] = Field(
+        default=(), strict=False, description="texts that the answer is likely to copy from"
+    )
+    prediction: Annotated[Prediction | None, BeforeValidator(_prediction)] = Field(
+        default=None, description="OpenAI's predicted output; the same as one more reference, looked at first"
+    )
+    documents: Annotated[tuple[DocumentField, ...], BeforeValidator(_documents)] = Field(
+        default=(), strict=False, description="documents of the server's corpora that the answer is likely to copy from"
+    )
+    corpora: Annotated[tuple[Name, ...], BeforeValidator(as_list)] = Field(
+        default=(), strict=False, description="the server's corpora to draft from first"
+    )
+    tenant: str | None = Field(
+        default=None, min_length=1, max_length=MAX_NAME, description="whatever is remembered is kept apart by tenant"
+    )
+    store: bool = Field(default=True, description="false keeps the finished response out of any response memory")

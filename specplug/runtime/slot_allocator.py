@@ -1,0 +1,108 @@
+"""Requests in slots: who comes, goes and resumes, told to whoever listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from specplug.runtime.running_request import Resident
+from specplug.runtime.slots import SlotTable
+from specplug.types.request import Lifecycle, Request, RequestEvent
+
+
+class Places:
+    """The requests that one worker holds, each in a slot.
+
+    Args:
+        max_slots: S, the most requests at a time.
+        device: where the slots' table lies.
+        tell: called with every event, after the slot was taken and before it is freed.
+
+    Attributes:
+        slots: the tenants by slot.
+        place_of: called with a request id, returns the engine's own slot; None where slots are given out here.
+        ignored: ids of running requests that nobody hears of.
+    """
+
+    def __init__(self, max_slots: int, device: torch.device, tell: Callable[[RequestEvent], None]) -> None:
+        self.slots = SlotTable(max_slots, device)
+        self.place_of: Callable[[str], int] | None = None
+        self.ignored: set[str] = set()
+        self._tell_event = tell
+        self._places: dict[str, int] = {}
+        self._waiting: dict[str, Resident] = {}
+        self._free = list(range(max_slots - 1, -1, -1))
+
+    def __len__(self) -> int:
+        """How many requests have a place."""
+        return len(self._places)
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether the request has a place."""
+        return request_id in self._places
+
+    def is_waiting(self, request_id: str) -> bool:
+        """Whether the request was preempted and has not resumed."""
+        return request_id in self._waiting
+
+    def slot_of(self, request_id: str) -> int:
+        """Return a running request's slot."""
+        return self._places[request_id]
+
+    def request_of(self, request_id: str) -> Request:
+        """Return a running request's description."""
+        return self.slots.tenants[self._places[request_id]].request
+
+    def start(self, tenant: Resident) -> None:
+        """Take in a request that is new, or a known one with a new prompt."""
+        name = tenant.request.request_id
+        self.ignored.discard(name)
+        kind: Lifecycle = Lifecycle.UPDATED if name in self._places else Lifecycle.STARTED
+        if name in self._places:
+            self._vacate(name)
+        self._settle(kind, tenant)
+
+    def ignore(self, request_id: str) -> None:
+        """Tell nobody of a new request, which gets no place: it is in no batch until it finishes."""
+        self.ignored.add(request_id)
+
+    def resume(self, request_id: str) -> None:
+        """Give a preempted request a place again."""
+        tenant = self._waiting.pop(request_id, None)
+        if tenant is not None:
+            self._settle(Lifecycle.RESUMED, tenant)
+
+    def preempt(self, request_id: str) -> None:
+        """Take a request's place; it may resume."""
+        if request_id in self._places:
+            self._waiting[request_id] = self._leave(request_id, Lifecycle.PREEMPTED)
+
+    def finish(self, request_id: str, *, aborted: bool, visible: int | None = None) -> None:
+        """Forget a request, of which the client saw at most `visible` tokens; None where that is not known."""
+        self._waiting.pop(request_id, None)
+        self.ignored.discard(request_id)
+        if request_id in self._places:
+            self._leave(request_id, Lifecycle.ABORTED if aborted else Lifecycle.FINISHED, visible)
+
+    def _settle(self, kind: Lifecycle, tenant: Resident) -> None:
+        name = tenant.request.request_id
+        slot = self._free.pop() if self.place_of is None else self.place_of(name)
+        self._places[name] = slot
+        self._tell(kind, tenant, slot, self.slots.take(slot, tenant))
+
+    def _leave(self, name: str, kind: Lifecycle, visible: int | None = None) -> Resident:
+        slot = self._places[name]
+        tenant = self.slots.tenants[slot]
+        self._tell(kind, tenant, slot, self.slots.generations[slot], visible)
+        self._vacate(name)
+        return tenant
+
+    def _vacate(self, name: str) -> None:
+        slot = self._places.pop(name)
+        self.slots.free(slot)
+        if self.place_of is None:
+            self._free.append(slot)
+
+    def _tell(self, kind: Lifecycle, tenant: Resident, slot: int, generation: int, visible: int | None = None) -> None:
+        self._tell_event(RequestEvent(kind, tenant.request, slot, generation, visible))

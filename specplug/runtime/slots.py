@@ -1,0 +1,115 @@
+"""What drafting needs to know per slot, on the host and as one table on the device.
+
+Slots change only when requests come, go or resume, so the device's copy is written at those steps and gathered by slot
+at every step.  Nothing is read back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specplug.runtime.running_request import MAX_STOP_IDS, Resident
+
+NO_CAP = 1 << 30
+_GENERATION, _END, _CAP, _GRAMMAR, _VERIFIER, _STOPS = range(6)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRows:
+    """The table's rows of one batch, in its order; all on the device.
+
+    Attributes:
+        generations: [B] int64.
+        ends: [B] int32, most tokens that prompt and output may have together.
+        caps: [B] int32, most draft tokens that the request allows; `NO_CAP` where it set no limit.
+        grammar: [B] bool.
+        verifier: [B] bool, whether the request asks for the server's verifier.
+        stop_ids: [B, M] int64, -1 where there are fewer.
+    """
+
+    generations: Tensor
+    ends: Tensor
+    caps: Tensor
+    grammar: Tensor
+    verifier: Tensor
+    stop_ids: Tensor
+
+
+class SlotTable:
+    """Slots and their tenants.
+
+    Args:
+        max_slots: S, the most requests at a time.
+        device: where the table of [S, 5 + M] int64 lies.
+
+    Attributes:
+        tenants: by slot, the request that holds it.
+        generations: by slot (host); a slot's first tenant has generation 1.
+        version: counts changes of tenants, so that what is derived from them can be kept between changes.
+    """
+
+    def __init__(self, max_slots: int, device: torch.device) -> None:
+        self.tenants: dict[int, Resident] = {}
+        self.generations = [0] * max_slots
+        self.version = 0
+        self._table = torch.zeros(max_slots, _STOPS + MAX_STOP_IDS, dtype=torch.int64, device=device)
+        self._device = device
+        self._changed: set[int] = set()
+        self._reset: set[int] = set()
+
+    def take(self, slot: int, tenant: Resident) -> int:
+        """Give a slot to a request; return the slot's new generation."""
+        self.tenants[slot] = tenant
+        self.version += 1
+        self.generations[slot] += 1
+        self._changed.add(slot)
+        self._reset.add(slot)
+        return self.generations[slot]
+
+    def free(self, slot: int) -> None:
+        """Take the slot from its tenant."""
+        self.tenants.pop(slot, None)
+        self.version += 1
+
+    def take_resets(self) -> tuple[int, ...]:
+        """Return the slots that began a new generation since the last call."""
+        reset = tuple(sorted(self._reset))
+        self._reset.clear()
+        return reset
+
+    def rows(self, slots: Tensor) -> SlotRows:
+        """Gather the rows of `slots` [B]."""
+        if self._changed:
+            self._flush()
+        rows = self._table[slots.long()]
+        return SlotRows(
+            generations=rows[:, _GENERATION],
+            ends=rows[:, _END].int(),
+            caps=rows[:, _CAP].int(),
+            grammar=rows[:, _GRAMMAR].bool(),
+            verifier=rows[:, _VERIFIER].bool(),
+            stop_ids=rows[:, _STOPS:],
+        )
+
+    def _flush(self) -> None:
+        """Write the changed rows to the device: two small asynchronous copies, from memory that nobody changes."""
+        slots = sorted(slot for slot in self._changed if slot in self.tenants)
+        self._changed.clear()
+        if slots:
+            self._table[self._on_device(slots)] = self._on_device([self._row(slot) for slot in slots])
+
+    def _row(self, slot: int) -> list[int]:
+        tenant = self.tenants[slot]
+        request, cap = tenant.request, tenant.request.options.cap
+        padding = [-1] * (MAX_STOP_IDS - len(tenant.stop_ids))
+        head = [self.generations[slot], tenant.end, NO_CAP if cap is None else cap, int(request.grammar)]
+        return [*head, int(request.options.verifier is not None), *tenant.stop_ids, *padding]
+
+    def _on_device(self, values: list[int] | list[list[int]]) -> Tensor:
+        tensor = torch.tensor(values, dtype=torch.int64)
+        if self._device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)

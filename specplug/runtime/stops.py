@@ -1,0 +1,50 @@
+"""Which emitted tokens lie behind a stop, found on the device.
+
+A row lives on for a step or two past its end until the scheduler knows.  What it emits there reaches no client and must
+not be learnt from.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specplug.runtime.slots import SlotRows
+
+
+class StopWatch:
+    """Remembers, by slot, whether the tenant has stopped.  S slots; nothing is read back.
+
+    Args:
+        max_slots: S.
+        max_width: N, the widest draft; a row emits at most N + 1 tokens per step.
+        device: where batches lie.
+    """
+
+    def __init__(self, max_slots: int, max_width: int, device: torch.device) -> None:
+        self._stopped = torch.zeros(max_slots, dtype=torch.int64, device=device)  # the generation that has stopped
+        self._back = torch.arange(max_width, -1, -1, device=device)
+
+    def behind(
+        self, tokens: Tensor, table_rows: Tensor, slots: Tensor, lengths: Tensor, emitted: Tensor, rows: SlotRows
+    ) -> Tensor:
+        """Return [B] int32: how many of a step's emitted tokens lie behind a stop.
+
+        Args:
+            tokens: [R, L] int32, the token table.
+            table_rows: [B], the row of each request in it.
+            slots: [B].
+            lengths: [B] int32, emitted tokens included.
+            emitted: [B] int32.
+            rows: the slots' rows.
+        """
+        slots = slots.long()
+        place = lengths[:, None] - 1 - self._back  # of the newest N + 1 tokens, oldest first
+        newest = tokens[table_rows.long()[:, None].to(tokens.device), place.clamp(min=0).to(tokens.device)]
+        fresh = self._back < emitted[:, None]
+        stop = (newest.to(slots.device)[:, :, None] == rows.stop_ids[:, None, :]).any(2)
+        last = (stop | (place + 1 >= rows.ends[:, None])) & fresh
+        ended = self._stopped[slots] == rows.generations
+        behind_last = last.cumsum(1) > last  # counts the stops up to each token, itself included
+        self._stopped[slots] = torch.where(last.any(1), rows.generations, self._stopped[slots])
+        return (fresh & (behind_last | ended[:, None])).sum(1, dtype=torch.int32)

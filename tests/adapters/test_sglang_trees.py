@@ -1,0 +1,426 @@
+"""Drafts, texts and requests as SGLang's worker has them, against plain loops over rows and nodes; without SGLang."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from specplug.errors import EngineError
+from specplug.requests import wire
+from specplug.requests.isolation import isolation_key
+from specplug.runtime.running_request import MAX_STOP_IDS
+from specplug.testing.batches import POISON
+from specplug.types.draft import Draft
+from specplug.types.request import Reference, RequestOptions
+from specplug_sglang.config import LADDER, widths_on
+from specplug_sglang.requests import prompt_of, resident, served_plainly
+from specplug_sglang.scheduler.ranks import Ranks, _unpacked
+from specplug_sglang.verification.attention import check, most_cached, reads_mask
+from specplug_sglang.verification.table import TokenTable
+from specplug_sglang.verification.trees import chain_sees, nodes_of, whole_mask
+
+MOST, VOCAB = 7, 5
+
+# Drafts.
+
+
+@st.composite
+def drafts(draw: st.DrawFn, trees: bool) -> tuple[Draft, torch.Tensor]:
+    """Drafts of any lengths, poisoned behind them, with few tokens so that siblings are often equal; last tokens."""
+    width, rows = draw(st.integers(0, MOST)), draw(st.integers(1, 3))
+    draft = Draft.allocate(rows, width, trees=trees)
+    draft.token_ids.fill_(POISON)
+    if trees:
+        draft.parents.copy_(torch.tensor(draw(grids(rows, width, -1, width)), dtype=torch.int32).view(rows, width))
+    for row in range(rows):
+        length = draw(st.integers(0, width))
+        draft.lengths[row] = length
+        for node in range(length):
+            draft.token_ids[row, node] = draw(st.integers(0, VOCAB - 1))
+            if trees:
+                draft.parents[row, node] = draw(st.integers(-1, node - 1))
+    return draft, torch.tensor(draw(st.lists(st.integers(0, VOCAB - 1), min_size=rows, max_size=rows)))
+
+
+def grids(rows: int, columns: int, low: int, high: int) -> st.SearchStrategy[list[list[int]]]:
+    line = st.lists(st.integers(low, high), min_size=columns, max_size=columns)
+    return st.lists(line, min_size=rows, max_size=rows)
+
+
+def parents_in(draft: Draft, row: int) -> list[int]:
+    """Return of each node of a row, the root included, the node above it; -1 for what hangs nowhere.
+
+    That is the root, filler, and whatever has the token of a sibling before it.
+    """
+    tokens, above = draft.token_ids[row].tolist(), [-1]
+    for node in range(draft.width):
+        if node >= int(draft.lengths[row]):
+            above.append(-1)
+            continue
+        parent = node if draft.parents is None else int(draft.parents[row, node]) + 1
+        beside = [tokens[other - 1] for other in range(1, node + 1) if above[other] == parent]
+        above.append(-1 if tokens[node] in beside else parent)
+    return above
+
+
+def path_of(parents: list[int], node: int) -> list[int]:
+    """Return a node and those above it, the root last."""
+    return [node] if parents[node] < 0 else [node, *path_of(parents, parents[node])]
+
+
+def first(nodes: list[int]) -> int:
+    return nodes[0] if nodes else -1
+
+
+@pytest.mark.parametrize("trees", [False, True], ids=["chains", "trees"])
+@given(data=st.data())
+def test_nodes_are_those_of_plain_loops(trees, data):
+    draft, last = data.draw(drafts(trees))
+    nodes = nodes_of(draft, last)
+    n = draft.width + 1
+    for row in range(draft.batch_size):
+        parents, length = parents_in(draft, row), int(draft.lengths[row])
+        drafted = draft.token_ids[row, :length].tolist()
+        assert nodes.tokens[row].tolist() == [int(last[row]), *drafted, *[int(last[row])] * (n - 1 - length)]
+        assert nodes.depth[row].tolist() == [len(path_of(parents, node)) - 1 for node in range(n)]
+        children = [[child for child in range(n) if parents[child] == node] for node in range(n)]
+        assert nodes.child[row].tolist() == [first(below) for below in children]
+        beside = [[other for other in range(node + 1, n) if parents[other] == parents[node] >= 0] for node in range(n)]
+        assert nodes.sibling[row].tolist() == [first(after) for after in beside]
+        if nodes.sees is not None:
+            above = [[other in path_of(parents, node) for other in range(n)] for node in range(n)]
+            assert nodes.sees[row].tolist() == above
+    assert (nodes.sees is None) is not trees
+
+
+@given(data=st.data())
+def test_a_walk_meets_no_filler_and_no_token_twice(data):
+    draft, last = data.draw(drafts(trees=data.draw(st.booleans())))
+    nodes = nodes_of(draft, last)
+    for row in range(draft.batch_size):
+        met, ends = [], [0]
+        while ends:
+            node = int(nodes.child[row, ends.pop()])
+            beside = []
+            while node != -1:
+                beside.append(node)
+                node = int(nodes.sibling[row, node])
+            tokens = nodes.tokens[row, beside].tolist()
+            assert len(set(tokens)) == len(tokens)
+            met += beside
+            ends += beside
+        assert len(set(met)) == len(met)
+        assert all(0 < node <= int(draft.lengths[row]) for node in met)
+
+
+@given(data=st.data())
+def test_a_tree_without_branches_is_the_chain(data):
+    chain, last = data.draw(drafts(trees=False))
+    tree = Draft.allocate(chain.batch_size, chain.width, trees=True)
+    tree.token_ids.copy_(chain.token_ids)
+    tree.lengths.copy_(chain.lengths)
+    one, other = nodes_of(chain, last), nodes_of(tree, last)
+    for name in ("tokens", "depth", "child", "sibling"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+    full = chain_sees(chain.batch_size, chain.width + 1, last.device)
+    for row, length in enumerate(chain.lengths.tolist()):  # what filler sees is nobody's business
+        assert torch.equal(full[row, : length + 1], other.sees[row, : length + 1])
+
+
+@given(data=st.data())
+def test_whole_masks_are_those_of_plain_loops(data):
+    rows, n = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    sees = torch.tensor(data.draw(grids(rows * n, n, 0, 1))).bool().view(rows, n, n)
+    lengths = data.draw(st.lists(st.integers(0, 5), min_size=rows, max_size=rows))
+    lines = [[True] * length + sees[row, node].tolist() for row, length in enumerate(lengths) for node in range(n)]
+    mask = whole_mask(sees, torch.tensor(lengths), sum(lengths))
+    assert mask.tolist() == [value for line in lines for value in line]
+
+
+def test_masks_take_little_more_than_a_byte_a_cell():
+    """256 rows of 9 nodes behind 8k tokens each are 19 MB of mask."""
+    rows, n, length = 256, 9, 8192
+    meta = torch.device("meta")
+    sees, lengths = torch.ones(rows, n, n, dtype=torch.bool, device=meta), torch.ones(rows, device=meta).long()
+    with Allocated() as made:
+        mask = whole_mask(sees, lengths, rows * length)
+    assert mask.numel() == rows * n * (length + n)
+    assert made.bytes < 1.1 * mask.numel()
+
+
+# What attention backends read.
+
+
+def backend(name: str, **declared: Any) -> Any:
+    """Stand in for a backend of SGLang, of a class of this name."""
+    return type(name, (), {})() if not declared else type(name, (SimpleNamespace,), {})(**declared)
+
+
+def verify_mask(is_read: bool) -> Any:
+    return SimpleNamespace(is_read=is_read)
+
+
+@pytest.mark.parametrize(
+    ("attention", "chains"),
+    [
+        (backend("FlashAttentionBackend"), False),
+        (backend("FlashInferAttnBackend"), True),
+        (backend("TritonAttnBackend"), True),
+        (backend("Unheard"), True),
+        (backend("Unheard", verify_mask=verify_mask(False)), False),
+        (backend("FlashAttentionBackend", verify_mask=None), False),
+        (backend("HybridLinearAttnBackend", full_attn_backend=backend("TRTLLMMLABackend")), False),
+        (backend("HybridLinearAttnBackend", full_attn_backend=backend("TritonAttnBackend")), True),
+    ],
+)
+def test_masks_are_built_where_a_backend_reads_them(attention, chains):
+    assert reads_mask(attention, trees=False) is chains
+    for drafts_decode in (True, False):
+        sides = {"decode_backend": attention, "prefill_backend": backend("Unheard")}
+        hybrid = backend("HybridAttnBackend", spec_attn_is_decode=drafts_decode, **sides)
+        assert reads_mask(hybrid, trees=False) is (chains if drafts_decode else True)
+
+
+def test_trees_need_a_backend_that_reads_masks():
+    for attention in (backend("FlashAttentionBackend"), backend("Unheard", verify_mask=verify_mask(True))):
+        assert reads_mask(attention, trees=True)
+        check(attention, trees=True)
+    deaf = backend("FlashMLABackend", verify_mask=verify_mask(False))
+    check(deaf, trees=False)
+    with pytest.raises(EngineError, match="verifies chains only; found FlashMLABackend"):
+        check(deaf, trees=True)
+
+
+@given(data=st.data())
+def test_masks_whose_size_only_the_device_knows_have_room_at_the_end(data):
+    """The backend finds the same cells at the same places, whether the host knew the lengths or a bound."""
+    rows, n = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    sees = torch.tensor(data.draw(grids(rows * n, n, 0, 1))).bool().view(rows, n, n)
+    lengths = data.draw(st.lists(st.integers(0, 5), min_size=rows, max_size=rows))
+    slots = [length + data.draw(st.integers(0, 9)) for length in lengths]
+    reqs = [SimpleNamespace(kv=SimpleNamespace(kv_allocated_len=held)) for held in slots]
+    known = SimpleNamespace(reqs=reqs, seq_lens=torch.tensor(lengths), seq_lens_cpu=torch.tensor(lengths))
+    bound = SimpleNamespace(reqs=reqs, seq_lens=torch.tensor(lengths), seq_lens_cpu=None)
+    exact = whole_mask(sees, known.seq_lens, most_cached(known, 8))
+    roomy = whole_mask(sees, bound.seq_lens, most_cached(bound, 8))
+    assert exact.numel() == n * sum(lengths) + rows * n * n <= roomy.numel() <= rows * n * (8 + n)
+    assert torch.equal(roomy[: exact.numel()], exact)
+
+
+class Allocated(TorchDispatchMode):
+    """Counts the bytes of all tensors that operations make, those that live for a moment too."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        if not (func.is_view or func._schema.is_mutable):
+            self.bytes += sum(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        return result
+
+
+@given(data=st.data())
+def test_drafts_arrive_on_other_ranks_as_they_were_sent(data):
+    draft, _ = data.draw(drafts(trees=data.draw(st.booleans())))
+    sent = []
+
+    class Group:
+        world_size, rank_in_group = 2, 0
+
+        def broadcast(self, packed: torch.Tensor, src: int) -> None:
+            sent.append(packed.clone())
+
+    empty = Draft.allocate(draft.batch_size, draft.width, trees=draft.parents is not None)
+    mine = Ranks(Group()).share(draft)
+    assert len(sent) == (1 if draft.width else 0)  # nothing is sent where nothing was drafted
+    for found in (mine, _unpacked(empty, sent[0]) if sent else empty):
+        found.validate()
+        assert torch.equal(found.token_ids, draft.token_ids)
+        assert torch.equal(found.lengths, draft.lengths)
+        assert (found.parents is None) is (draft.parents is None)
+        assert draft.parents is None or torch.equal(found.parents, draft.parents)
+
+
+def test_with_one_rank_drafts_stay_where_they_are():
+    ranks = Ranks(SimpleNamespace(world_size=1, rank_in_group=0))
+    draft = Draft.allocate(2, 3)
+    assert ranks.leads
+    assert ranks.share(draft) is draft
+    assert ranks.agree(5) == 5
+
+
+# Texts.
+
+
+@given(data=st.data())
+def test_a_table_holds_what_was_written(data):
+    """At any lengths, beside what other slots hold.  Behind the longest text anything may be lost."""
+    slots, longest, most = 4, 6, 3
+    table = TokenTable(slots, longest, most, torch.device("cpu"))
+    table.tokens.fill_(POISON)
+    texts: list[list[int]] = [[] for _ in range(slots)]
+    for slot in range(slots):
+        texts[slot] = data.draw(st.lists(st.integers(0, VOCAB), max_size=longest))
+        table.write(slot, np.array(texts[slot], dtype=np.int64))
+    for _ in range(data.draw(st.integers(0, 5))):
+        batch = data.draw(st.lists(st.integers(0, slots - 1), min_size=1, unique=True))
+        width = data.draw(st.integers(1, most))
+        emitted = data.draw(grids(len(batch), width, 0, VOCAB))
+        lengths = [len(texts[slot]) + data.draw(st.sampled_from([0, 0, longest])) for slot in batch]
+        table.append(torch.tensor(batch), torch.tensor(lengths), torch.tensor(emitted))
+        for slot, length, tokens in zip(batch, lengths, emitted, strict=True):
+            if length == len(texts[slot]):  # others have run past the end, and nobody reads them
+                texts[slot] = (texts[slot] + tokens[: data.draw(st.integers(1, width))])[:longest]
+    for slot, text in enumerate(texts):
+        assert table.tokens[slot, : len(text)].tolist() == text
+
+
+# Requests.
+
+
+def params(**given: Any) -> SimpleNamespace:
+    """SGLang's sampling parameters, as normalised: greedy is top_k 1."""
+    usual = {
+        **{"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "sampling_seed": None, "custom_params": None},
+        **{"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0},
+        **{"max_new_tokens": 10, "stop_token_ids": None, "ignore_eos": False},
+    }
+    return SimpleNamespace(**{**usual, **given})
+
+
+def req(sampling: dict[str, Any] | None = None, **given: Any) -> SimpleNamespace:
+    usual = {
+        **{"rid": "r", "origin_input_ids": [1, 2, 3], "origin_input_ids_unpadded": [1, 2, 3], "output_ids": []},
+        **{"sampling_params": params(**(sampling or {})), "lora_id": None, "grammar": None, "extra_key": None},
+        **{"cache_salt": None, "eos_token_ids": None, "tokenizer": None, "input_embeds": None},
+        **{"positional_embed_overrides": None, "multimodal_inputs": None, "custom_logit_processor": None},
+    }
+    return SimpleNamespace(**{**usual, **given})
+
+
+def test_a_request_as_plug_ins_see_it():
+    options = RequestOptions(num_speculative_tokens=2, proposer="oracle")
+    custom = {wire.WIRE_KEY: wire.encode(options, (Reference.of([5, 6], "x"),), "me")}
+    sampling = {"temperature": 0.5, "top_k": 1 << 30, "top_p": 0.9, "sampling_seed": 7, "custom_params": custom}
+    found = resident(req(sampling, grammar=object(), lora_id="lora"), 100)
+    request = found.request
+    assert (request.request_id, request.prompt_length, request.max_tokens, found.end) == ("r", 3, 10, 13)
+    assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (0.5, 0, 7)
+    assert request.options == options
+    assert request.references == (Reference.of([5, 6], "x"),)
+    assert (request.tenant, request.lora_id) == ("me", "lora")
+    assert request.isolation_key == isolation_key("me", lora_id="lora")
+    assert request.grammar
+    assert not request.multimodal
+
+
+def test_greedy_is_temperature_0():
+    assert resident(req({"temperature": 1.0, "top_k": 1}), 100).request.sampling.temperature == 0.0
+    assert resident(req({"temperature": 1.0, "top_k": 2}), 100).request.sampling.temperature == 1.0
+
+
+@pytest.mark.parametrize(("most", "longest", "end"), [(10, 100, 13), (10, 8, 8), (None, 50, 50)])
+def test_where_a_request_ends_at_the_latest(most, longest, end):
+    assert resident(req({"max_new_tokens": most}), longest).end == end
+
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "penalties": {"frequency_penalty": 0.1},
+    "min_new_tokens": {"min_new_tokens": 1},
+    "min_p": {"min_p": 0.1, "top_k": 5},
+}
+
+
+@pytest.mark.parametrize(("why", "sampling"), PLAIN.items())
+def test_what_would_be_inexact_gets_no_drafts(why, sampling):
+    custom = {wire.WIRE_KEY: wire.encode(RequestOptions(num_speculative_tokens=4, proposer="x", store=False), (), None)}
+    given = req({**sampling, "custom_params": custom})
+    assert served_plainly(given) == why
+    options = resident(given, 100).request.options
+    assert options.cap == 0
+    assert (options.proposer, options.store) == ("x", False)
+
+
+@pytest.mark.parametrize("sampling", [{"presence_penalty": -0.5}, {"repetition_penalty": 1.2}])
+def test_other_penalties(sampling):
+    assert served_plainly(req(sampling)) == "penalties"
+
+
+@pytest.mark.parametrize("sampling", [{}, {"min_p": 0.1}, {"top_p": 0.5, "top_k": 5}, {"temperature": 0.1}])
+def test_what_is_exact_is_drafted(sampling):
+    assert served_plainly(req(sampling)) is None
+    assert resident(req(sampling), 100).request.options.cap is None
+
+
+def test_custom_logit_processors_are_served_plainly():
+    assert served_plainly(req(custom_logit_processor="x")) == "custom logit processor"
+
+
+def test_stop_ids():
+    tokenizer = SimpleNamespace(eos_token_id=2, additional_stop_token_ids={9})
+    given = req({"stop_token_ids": [7, 2]}, eos_token_ids=[2, 5], tokenizer=tokenizer)
+    assert resident(given, 100).stop_ids == (2, 5, 9, 7)
+    assert resident(req(eos_token_ids=[5]), 100).stop_ids == (5,)
+    assert resident(req({"ignore_eos": True}, eos_token_ids=[5]), 100).stop_ids == ()
+    many = resident(req({"stop_token_ids": list(range(20))}, eos_token_ids=[30]), 100).stop_ids
+    assert (len(many), many[0]) == (MAX_STOP_IDS, 30)
+    nothing = SimpleNamespace(eos_token_id=None, additional_stop_token_ids=None)
+    assert resident(req(tokenizer=nothing), 100).stop_ids == ()
+
+
+def test_isolation_keys():
+    alone: list[dict[str, Any]] = [
+        {"extra_key": "a"},
+        {"extra_key": "a", "cache_salt": "b"},
+        {"cache_salt": "b"},
+        {"extra_key": "alora", "lora_id": "lora"},
+    ]
+    keys = [resident(req(**given), 100).request.isolation_key for given in ({}, *alone)]
+    assert keys[0] == ""
+    assert len(set(keys)) == len(keys)
+
+
+def images(*offsets: list[tuple[int, int]] | None) -> SimpleNamespace:
+    return SimpleNamespace(mm_items=[SimpleNamespace(offsets=each) for each in offsets])
+
+
+def test_barriers_are_what_is_no_text():
+    """SGLang's offsets name the last place of an image, barriers the one behind it."""
+    found = resident(req(multimodal_inputs=images([(0, 0)], [(1, 2)])), 100)
+    assert found.barriers == ((0, 1, "multimodal"), (1, 3, "multimodal"))
+    assert found.request.multimodal
+    unknown = (
+        req(multimodal_inputs=images([(0, 0)], None)),
+        req(multimodal_inputs=images([(0, 0)]), origin_input_ids_unpadded=[1, 2]),
+    )
+    assert [resident(given, 100).barriers for given in unknown] == [((0, 3, "multimodal"),)] * 2
+    for name in ("input_embeds", "positional_embed_overrides"):
+        found = resident(req(**{name: [[0.5]]}), 100)
+        assert (found.barriers, found.request.multimodal) == (((0, 3, "prompt embeddings"),), True)
+
+
+def test_the_text_of_a_request():
+    assert prompt_of(req(output_ids=[8, 9])).tolist() == [1, 2, 3, 8, 9]
+    assert prompt_of(req(origin_input_ids_unpadded=[1, 7, 3])).tolist() == [1, 7, 3]  # padded ids are an image's hash
+    assert prompt_of(req(origin_input_ids_unpadded=[1, 3])).tolist() == [1, 2, 3]
+    assert prompt_of(req()).dtype == np.int64
+
+
+# Widths.
+
+
+@pytest.mark.parametrize("width", [0, 1, 5, 8, 32, 40])
+def test_widths_on_a_gpu_are_a_ladder_up_to_the_widest(width):
+    ladder = widths_on("cuda", width)
+    assert ladder == tuple(sorted(set(ladder)))
+    assert ladder[-1] == width
+    assert set(ladder) == {step for step in LADDER if step <= width} | {width}
+    assert widths_on("cpu", width) == ()

@@ -1,0 +1,290 @@
+"""How vLLM's runners lay out what is to be verified, against a plain loop over rows; and what decides for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specplug.errors import EngineError
+from specplug.plugins.specs import VerifierSpec
+from specplug.testing.mutants import AcceptsAlways
+from specplug.types.caps import Distribution, VerifierCaps
+from specplug.types.draft import Draft
+from specplug.types.request import RequestOptions
+from specplug.types.verification import SamplingBatch, TargetLogits
+from specplug.verify.random import uniforms
+from specplug.verify.reference import ReferenceVerifier
+from specplug_vllm.worker import verifier, verifier_v1, verifier_v2
+from specplug_vllm.worker.verifier import ServerVerifier
+
+VOCAB, WIDTH, MOST = 5, 3, 6  # V, the server's widest draft, slots
+
+
+@dataclass
+class Row:
+    """One request in a step."""
+
+    draft: list[int]
+    temperature: float
+    seed: int
+    length: int
+    bonus: int
+
+
+rows = st.builds(
+    Row,
+    draft=st.lists(st.integers(-1, VOCAB - 1), max_size=WIDTH),
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    seed=st.integers(0, 2**62),
+    length=st.integers(1, 500),
+    bonus=st.integers(0, VOCAB - 1),
+)
+batches = st.lists(rows, min_size=1, max_size=5)
+numbers = st.integers(0, 2**31)
+
+
+def laws(batch: Sequence[Row], seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Per row, processed target logits [n + 1, V] and, before temperature, draft logits [n, V]."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def some(count: int) -> Tensor:
+        return 2 * torch.randn(count, VOCAB, generator=generator)
+
+    return [some(len(row.draft) + 1) for row in batch], [some(len(row.draft)) for row in batch]
+
+
+def expected(row: Row, target: Tensor, **law: Any) -> list[int]:
+    """What the reference emits for a row by itself."""
+    valid = next((place for place, token in enumerate(row.draft) if token < 0), len(row.draft))
+    draft = Draft.allocate(1, len(row.draft))
+    draft.set_row(0, row.draft[:valid], 0.5)
+    draft = Draft(draft.token_ids, draft.lengths, draft.confidence, draft.source, draft.base_len, **law)
+    sampling = SamplingBatch(torch.tensor([1.0 if row.temperature else 0.0]))
+    drawn = uniforms(torch.tensor([row.seed]), torch.tensor([row.length]), len(row.draft))
+    ids = ReferenceVerifier().verify(draft, TargetLogits.dense(target[None]), sampling, drawn).token_ids[0]
+    return [token for token in ids.tolist() if token >= 0]
+
+
+def reference(lossless: bool = True) -> ServerVerifier:
+    return ServerVerifier(ReferenceVerifier(), lossless, engine_seed=0)
+
+
+# -- V1 -----------------------------------------------------------------------------------------------------------
+
+
+def decide_v1(
+    batch: Sequence[Row], seed: int, states_law: bool, server: ServerVerifier, drafting: Any = None, stock: Any = None
+) -> Tensor:
+    targets, drafts = laws(batch, seed)
+    counts = [len(row.draft) for row in batch]
+    temperature = torch.tensor([row.temperature for row in batch])
+    greedy = not temperature.any()
+    input_batch = SimpleNamespace(
+        num_reqs=len(batch),
+        req_ids=[str(number) for number in range(len(batch))],
+        num_tokens_no_spec=np.array([row.length for row in batch] + [77], dtype=np.int32),
+    )
+    decision = verifier_v1.Decision(SimpleNamespace(input_batch=input_batch), server, drafting)
+    return decision(
+        stock,
+        torch.tensor([token for row in batch for token in row.draft], dtype=torch.int32),
+        counts,
+        max(counts),
+        torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32),
+        torch.cat(drafts).softmax(-1) if states_law else None,
+        torch.cat([target[:-1] for target in targets]),
+        torch.tensor([[row.bonus] for row in batch]),
+        SimpleNamespace(
+            all_greedy=greedy,
+            temperature=None if greedy else temperature,
+            generators={n: torch.Generator().manual_seed(row.seed) for n, row in enumerate(batch)},
+        ),
+    )
+
+
+@given(batches.filter(lambda batch: any(row.draft for row in batch)), numbers, st.booleans())
+def test_v1_rows_are_verified_as_if_alone(batch: list[Row], seed: int, states_law: bool) -> None:
+    found = decide_v1(batch, seed, states_law, reference())
+    assert found.dtype is torch.int32
+    for row, target, law, ids in zip(batch, *laws(batch, seed), found.tolist(), strict=True):
+        target[-1] = -torch.inf
+        target[-1, row.bonus] = 0.0
+        stated = {"distribution": Distribution.PROBS, "draft_probs": law.softmax(-1)[None]} if states_law else {}
+        assert [token for token in ids if token >= 0] == expected(row, target, **stated)
+
+
+def test_v1_warm_ups_are_left_to_the_engine() -> None:
+    row = Row([], 1.0, 1, 4, 2)
+    assert decide_v1([row], 0, False, reference(), stock=lambda *_, **__: "stock") == "stock"
+
+
+def test_v1_numbers_of_requests_without_a_seed_are_new_at_every_step_and_alike_on_every_rank() -> None:
+    one, other = reference(), reference()
+    first = one.seeds(3)
+    assert torch.equal(first, other.seeds(3))
+    assert not torch.isin(one.seeds(3), first).any()
+    assert not torch.equal(ServerVerifier(ReferenceVerifier(), True, engine_seed=1).seeds(3), first)
+
+
+def test_v1_a_lossy_verifier_decides_for_who_asks() -> None:
+    batch = [Row([1, 2], 0.0, 1, 9, 0), Row([1, 2], 0.0, 2, 9, 0), Row([], 0.0, 3, 9, 4)]
+    asked = {"0": None, "1": "careless"}  # of the last row the worker may not know yet: it has no drafts
+
+    class Places:
+        def __contains__(self, name: str) -> bool:
+            return name in asked
+
+        def request_of(self, name: str) -> Any:
+            return SimpleNamespace(options=RequestOptions(verifier=asked[name]))
+
+    drafting = SimpleNamespace(places=Places())
+    stock = torch.full((3, 3), 7, dtype=torch.int32)
+    server = ServerVerifier(AcceptsAlways(), False, engine_seed=0)
+    found = decide_v1(batch, 0, False, server, drafting, lambda *_, **__: stock)
+    assert found.tolist() == [[7, 7, 7], [1, 2, 0], [7, 7, 7]]
+
+
+# -- V2 -----------------------------------------------------------------------------------------------------------
+
+
+def decide_v2(
+    batch: Sequence[Row],
+    seed: int,
+    states_law: bool,
+    server: ServerVerifier,
+    drafting: Any = None,
+    stock: Any = None,
+    spare: int = 0,
+) -> tuple[Tensor, Tensor]:
+    targets, drafts = laws(batch, seed)
+    slots = torch.arange(MOST).flip(0)[: len(batch)].to(torch.int32)
+    by_slot = torch.full((MOST, WIDTH, VOCAB), torch.nan)
+    temperature, seeds = torch.full((MOST,), torch.nan), torch.full((MOST,), -1)
+    for slot, row, law in zip(slots.tolist(), batch, drafts, strict=True):
+        by_slot[slot, : len(row.draft)] = law
+        by_slot[slot, len(row.draft) :] = 0.0  # filler
+        temperature[slot], seeds[slot] = row.temperature, row.seed
+    counts = torch.tensor([len(row.draft) + 1 for row in batch])
+    decision = verifier_v2.Decision(server, drafting)
+    decision.all_greedy = not any(row.temperature for row in batch)
+    filler = torch.zeros(spare, VOCAB)
+    return decision(
+        stock,
+        torch.cat([*targets, filler]),
+        by_slot if states_law else None,
+        torch.tensor([token for row in batch for token in (0, *row.draft)] + [0] * spare),
+        torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).to(torch.int32),
+        torch.tensor([row.length - 1 + j for row in batch for j in range(len(row.draft) + 1)] + [0] * spare),
+        slots,
+        None,
+        None,
+        temperature,
+        seeds,
+        WIDTH,
+    )
+
+
+@given(batches, numbers, st.booleans(), st.integers(0, 2))
+def test_v2_rows_are_verified_as_if_alone(batch: list[Row], seed: int, states_law: bool, spare: int) -> None:
+    sampled, counts = decide_v2(batch, seed, states_law, reference(), spare=spare)
+    assert sampled.shape == (len(batch), WIDTH + 1)
+    assert (sampled.dtype, counts.dtype) == (torch.int64, torch.int32)
+    assert (sampled >= 0).all()
+    for row, target, law, ids, count in zip(batch, *laws(batch, seed), sampled.tolist(), counts.tolist(), strict=True):
+        stated = law[None] / (row.temperature or 1.0)
+        kwargs = {"distribution": Distribution.LOGITS, "draft_logits": stated} if states_law else {}
+        assert ids[:count] == expected(row, target, **kwargs)
+
+
+def test_v2_a_lossy_verifier_decides_for_who_asks() -> None:
+    batch = [Row([1, 2], 0.0, 1, 9, 0), Row([1, 2], 0.0, 2, 9, 0)]
+    drafting = SimpleNamespace(slots=SimpleNamespace(rows=lambda slots: SimpleNamespace(verifier=slots == MOST - 2)))
+    stock = torch.full((2, WIDTH + 1), 7), torch.tensor([1, 1], dtype=torch.int32)
+    server = ServerVerifier(AcceptsAlways(), False, engine_seed=0)
+    sampled, counts = decide_v2(batch, 0, False, server, drafting, lambda *_, **__: stock)
+    assert sampled[0].tolist() == [7] * (WIDTH + 1)
+    assert sampled[1, :2].tolist() == [1, 2]
+    assert counts.tolist() == [1, 3]
+
+
+# -- both ---------------------------------------------------------------------------------------------------------
+
+
+def test_large_batches_are_verified_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = [Row([n % VOCAB, 1], 1.0, n, 9 + n, 0) for n in range(5)]
+    whole = decide_v2(batch, 3, True, reference())[0]
+    sizes = []
+
+    class Counting(ReferenceVerifier):
+        def verify(self, draft: Draft, *args: Any) -> Any:
+            sizes.append(draft.batch_size)
+            return super().verify(draft, *args)
+
+    monkeypatch.setattr(verifier, "MOST_LAW_BYTES", 2 * (WIDTH + 1) * VOCAB * 8)
+    parts = decide_v2(batch, 3, True, ServerVerifier(Counting(), True, engine_seed=0))[0]
+    assert torch.equal(parts, whole)
+    assert sizes == [2, 2, 1]
+
+
+def test_without_a_decision_the_engines_own_serves() -> None:
+    module = SimpleNamespace(rejection_sample=lambda text: f"engine {text}")
+    verifier.replace_in(module)
+    verifier.replace_in(module)
+    plain = lambda: module.rejection_sample("a")  # noqa: E731
+    ours = verifier.decided_by(lambda original, text: f"ours, not {original(text)}", plain)
+    assert (plain(), ours(), plain()) == ("engine a", "ours, not engine a", "engine a")
+
+
+def test_what_cannot_be_verified_rightly_is_refused() -> None:
+    def config(method: str, ranks: int) -> Any:
+        return SimpleNamespace(
+            speculative_config=SimpleNamespace(rejection_sample_method=method),
+            parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
+        )
+
+    lossy = VerifierSpec(name="careless", factory=AcceptsAlways, summary="keeps all", caps=VerifierCaps(lossless=False))
+    exact = VerifierSpec(
+        name="exact", factory=ReferenceVerifier, summary="keeps what it may", caps=VerifierCaps(lossless=True)
+    )
+    verifier.refuse_unsupported(config("standard", 1), lossy)
+    verifier.refuse_unsupported(config("standard", 2), exact)
+    with pytest.raises(EngineError, match=r"'careless'.*tensor_parallel_size 2"):
+        verifier.refuse_unsupported(config("standard", 2), lossy)
+    with pytest.raises(EngineError, match=r"two verifiers are named.*'exact'.*'block'"):
+        verifier.refuse_unsupported(config("block", 1), exact)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("states_law", [False, True])
+def test_v2_reads_nothing_back(temperature: float, states_law: bool) -> None:
+    """Tensors on "meta" hold no values: whoever looks at one raises."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    decision = verifier_v2.Decision(reference(), None)
+    decision.all_greedy = temperature == 0
+    sampled, counts = decision(
+        None,
+        empty(6, VOCAB),
+        empty(MOST, WIDTH, VOCAB) if states_law else None,
+        empty(6, dtype=torch.int64),
+        empty(4, dtype=torch.int32),
+        empty(6, dtype=torch.int64),
+        empty(3, dtype=torch.int32),
+        None,
+        None,
+        empty(MOST),
+        empty(MOST, dtype=torch.int64),
+        WIDTH,
+    )
+    assert (sampled.shape, counts.shape) == ((3, WIDTH + 1), (3,))

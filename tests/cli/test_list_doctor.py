@@ -1,0 +1,418 @@
+"""`specplug list` and `specplug doctor`, and how the command line reports mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import ModuleType
+from typing import ClassVar
+
+import pytest
+from typer.testing import CliRunner
+
+from specplug import CheckResult, __version__, hookimpl
+from specplug.cli.app import app
+from specplug.cli.checks import environment, plugins
+from specplug.errors import SettingsError
+from specplug.interfaces import Planner, Proposer
+from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.specs import CheckSpec, EngineSpec, PolicySpec, ProposerSpec, VerifierSpec
+from specplug.settings import KINDS, Settings, leaves
+from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
+from specplug.types.plan import StepPlan
+
+ACME = Owner("main", "acme", "1.2")
+EXTRA = Owner("extra", "acme", "1.2")
+
+
+class Idle(Proposer):
+    """Drafts nothing, and notes its life."""
+
+    life: ClassVar[list[str]] = []
+
+    def __init__(self, context):
+        self.life.append("built")
+
+    def warmup(self):
+        self.life.append("warmed up")
+
+    def propose(self, batch, limits, draft):
+        pass
+
+    def close(self):
+        self.life.append("closed")
+
+
+class Silent(Planner):
+    def __init__(self, context):
+        pass
+
+    def plan(self, stats):
+        return StepPlan(width=0)
+
+
+def broken(context):
+    raise OSError("no such model")
+
+
+PROPOSER = ProposerSpec(
+    name="ngram",
+    factory=Idle,
+    summary="drafts [B, N] tokens",
+    caps=ProposerCaps(needs_host=True, distribution=Distribution.PROBS, trees=True, learns=True),
+)
+POLICY = PolicySpec(name="batch", factory=Silent, summary="constant")
+VERIFIER = VerifierSpec(
+    name="reference",
+    factory="specplug.verify.reference:ReferenceVerifier",
+    summary="exact",
+    caps=VerifierCaps(lossless=True),
+)
+
+
+def plugin(**hooks) -> ModuleType:
+    """A plug-in whose hooks, named by their last word, register the given specs or raise the given exceptions."""
+    module = ModuleType("plugin")
+    for name, specs in hooks.items():
+
+        def implementation(register, specs=specs):
+            for spec in specs:
+                if isinstance(spec, Exception):
+                    raise spec
+                register(spec)
+
+        wrapped = hookimpl(lambda register, run=implementation: run(register))
+        setattr(module, f"specplug_register_{name}", wrapped)
+    return module
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """A registry of healthy plug-ins that all commands see instead of the installed ones."""
+    registry = Registry()
+    registry.add(plugin(proposers=[PROPOSER], policies=[POLICY], verifiers=[VERIFIER]), ACME)
+    for module in ("specplug.cli.list", "specplug.cli.doctor", "specplug.cli.checks"):
+        monkeypatch.setattr(sys.modules[module], "default_registry", lambda: registry)
+    monkeypatch.delenv("SPECPLUG_CONFIG", raising=False)
+    monkeypatch.delenv("SPECPLUG_DEBUG", raising=False)
+    return registry
+
+
+def run(*arguments: str, code: int = 0, **env: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", **env})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def checks_of(output: str, name: str) -> list[dict[str, str]]:
+    return [check for check in json.loads(output)["checks"] if check["check"] == name]
+
+
+def test_list_shows_what_a_plugin_is_and_can_do(registry):
+    shown = run("list")
+    for part in (
+        "proposer",
+        "ngram",
+        "acme",
+        "1.2",
+        "host, draft_probs, trees, learns",
+        "drafts [B, N] tokens",
+        "lossless",
+    ):
+        assert part in shown
+    assert "Failed to load" not in shown
+
+
+def test_list_and_doctor_show_capabilities_by_device(registry):
+    def caps(device):
+        return ProposerCaps(needs_host=device == "cpu")
+
+    def lost(device):
+        raise OSError("no such device")
+
+    anywhere = ProposerSpec(name="anywhere", factory=Idle, summary="", caps=caps)
+    broken = ProposerSpec(name="lost", factory=Idle, summary="", caps=lost)
+    by_path = ProposerSpec(name="by path", factory=Idle, summary="", caps="specplug.types.caps:ProposerCaps")
+    registry.add(plugin(proposers=[anywhere, broken, by_path]), EXTRA)
+    rows = {row["name"]: row["capabilities"] for row in json.loads(run("list", "--json"))["plugins"]}
+    assert rows["anywhere"] == ["host on cpu", "one-hot", "device on cuda"]
+    assert "unknown: proposer 'lost': capabilities on 'cpu' are not known" in rows["lost"][0]
+    found = {result.summary: result.status for result in plugins(Settings())}
+    assert found["proposer 'anywhere': host on cpu, one-hot, device on cuda"] == "ok"
+    assert found["proposer 'by path': host, one-hot"] == "ok"
+    assert "warn" in [status for summary, status in found.items() if "'lost'" in summary]
+
+
+def test_list_as_json_holds_the_same(registry):
+    found = json.loads(run("list", "--json"))
+    assert found["errors"] == []
+    assert [(row["kind"], row["name"]) for row in found["plugins"]] == [
+        ("proposer", "ngram"),
+        ("policy", "batch"),
+        ("verifier", "reference"),
+    ]
+    assert found["plugins"][0] == {
+        "kind": "proposer",
+        "name": "ngram",
+        "package": "acme",
+        "version": "1.2",
+        "capabilities": ["host", "draft_probs", "trees", "learns"],
+        "summary": "drafts [B, N] tokens",
+    }
+
+
+def test_list_of_one_kind(registry):
+    found = json.loads(run("list", "--kind", "policy", "--json"))
+    assert [row["name"] for row in found["plugins"]] == ["batch"]
+    refused = " ".join(run("list", "--kind", "polici", code=2).replace("│", " ").split())
+    assert "'polici' is no kind of plug-in. Did you mean 'policy'?" in refused
+
+
+def test_list_shows_broken_plugins_and_duplicates_beside_the_healthy(registry):
+    registry.add(plugin(proposers=[RuntimeError("boom [red]")]), Owner("bad", "broken", "0.3"))
+    registry.add(plugin(policies=[POLICY]), Owner("main", "zeta", "9"))
+    shown = run("list")
+    for part in ("ngram", "Failed to load", "broken", "0.3", "RuntimeError: boom [red]", "policy 'batch'", "zeta"):
+        assert part in shown
+    errors = json.loads(run("list", "--json"))["errors"]
+    assert errors[0] == {
+        "package": "broken",
+        "version": "0.3",
+        "entry_point": "bad",
+        "stage": "specplug_register_proposers",
+        "error": "RuntimeError: boom [red]",
+    }
+    assert "acme 1.2 (entry point 'main') and zeta 9 (entry point 'main')" in errors[1]["error"]
+
+
+def test_doctor_is_content_with_a_healthy_machine(registry):
+    registry.add(
+        plugin(checks=[CheckSpec(name="mine", factory=lambda s: CheckResult("ok", s.policy), summary="")]), EXTRA
+    )
+    report = json.loads(run("doctor", "--json"))
+    assert report["ok"] is True
+    assert [check["check"] for check in report["checks"]] == ["settings", "mine"]
+    assert report["checks"][1] == {
+        "check": "mine",
+        "owner": str(EXTRA),
+        "status": "ok",
+        "summary": "batch",
+        "remedy": "",
+    }
+
+
+def test_doctor_shows_every_setting_with_value_origin_and_meaning(registry, tmp_path):
+    path = tmp_path / "server.toml"
+    path.write_text("faults.cooldown_steps = 9")
+    env = {"SPECPLUG_CONFIG": str(path)}
+    rows = json.loads(run("doctor", "--json", **env))["settings"]
+    assert [row["key"] for row in rows] == [leaf.key for leaf in leaves()]
+    assert [row["description"] for row in rows] == [leaf.description for leaf in leaves()]
+    given = {row["key"]: (row["value"], row["origin"]) for row in rows}
+    assert given["faults.cooldown_steps"] == (9, f"SPECPLUG_CONFIG ({path})")
+    assert given["seed"] == (0, "default")
+    shown = run("doctor", **env)
+    assert [leaf.key for leaf in leaves() if leaf.key not in shown] == []
+    assert "default" in shown
+
+
+def test_doctor_reports_wrong_settings_and_still_runs_the_checks(registry):
+    registry.add(plugin(checks=[CheckSpec(name="mine", factory=lambda s: CheckResult("ok", "ran"), summary="")]), EXTRA)
+    report = json.loads(run("doctor", "--json", code=1, SPECPLUG_CONFIG='{"proposr": "ngram"}'))
+    assert (report["ok"], report["settings"]) == (False, [])
+    settings, mine = report["checks"]
+    assert settings["status"] == "fail"
+    assert "SPECPLUG_CONFIG: unknown setting 'proposr'" in settings["summary"]
+    assert mine["summary"] == "ran"
+
+
+def _raises(settings: Settings) -> CheckResult:
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize(
+    ("check", "code", "found"),
+    [
+        (
+            lambda s: [CheckResult("warn", "slow", "buy"), CheckResult("ok", "fine")],
+            0,
+            [("warn", "slow", "buy"), ("ok", "fine", "")],
+        ),
+        (lambda s: CheckResult("fail", "gone", "fetch"), 1, [("fail", "gone", "fetch")]),
+        (_raises, 1, [("fail", "the check itself failed: RuntimeError: boom", f"Report this to {EXTRA}")]),
+        ("no_such_module:check", 1, [("fail", "the check itself failed: PluginError", f"Report this to {EXTRA}")]),
+        (
+            lambda s: CheckResult("bad", ""),
+            1,
+            [("fail", "expected a CheckResult of status ok, warn or fail", "Report")],
+        ),
+        (lambda s: "fine", 1, [("fail", "found 'fine'; expected a CheckResult", "Report")]),
+        (lambda s: None, 1, [("fail", "found None; expected a CheckResult", "Report")]),
+    ],
+)
+def test_doctor_survives_any_check_and_fails_when_one_fails(registry, check, code: int, found):
+    registry.add(plugin(checks=[CheckSpec(name="mine", factory=check, summary="")]), EXTRA)
+    output = run("doctor", "--json", code=code)
+    results = checks_of(output, "mine")
+    assert [result["status"] for result in results] == [status for status, _, _ in found]
+    for result, (_, summary, remedy) in zip(results, found, strict=True):
+        assert summary in result["summary"]
+        assert remedy in result["remedy"]
+    shown = run("doctor", code=code)
+    assert found[0][0] in shown
+
+
+def test_environment_reports_interpreter_libraries_devices_and_cores(registry):
+    needs = EngineSpec(name="e", factory=len, summary="", requires=("pluggy>=1.0", "no-such-distribution>=2"))
+    registry.add(plugin(engines=[needs]), EXTRA)
+    results = environment(Settings())
+    summaries = "\n".join(result.summary for result in results)
+    for part in ("Python 3.", "torch ", "pydantic ", "devices: cpu", "torch threads", "pluggy 1."):
+        assert part in summaries
+    (missing,) = [result for result in results if "no-such-distribution" in result.summary]
+    assert missing.status == "warn"
+    assert "the engine 'e' cannot run" in missing.summary
+    assert missing.remedy == "pip install 'no-such-distribution>=2'"
+    assert "extra" not in summaries  # optional libraries are the engines' matter
+
+
+def test_a_missing_library_of_specplug_itself_is_a_failure(registry, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: ["no-such-distribution>=2", "x>1; extra == 'plot'"])
+    failed = [result for result in environment(Settings()) if result.status == "fail"]
+    assert [result.summary for result in failed] == ["no-such-distribution>=2 is not installed"]
+
+
+def test_plugins_check_loads_the_code_behind_every_name(registry):
+    assert {result.status for result in plugins(Settings())} == {"ok"}
+    assert "proposer: ngram" in [result.summary for result in plugins(Settings())]
+    registry.add(
+        plugin(
+            proposers=[ProposerSpec(name="p", factory="no_such:P", summary="", caps=ProposerCaps())],
+            policies=[PolicySpec(name="q", factory=len, summary="", trimmer="no_such:T")],
+            verifiers=[
+                VerifierSpec(name="v", factory=len, summary="", options="no_such:O", caps=VerifierCaps(lossless=True))
+            ],
+            engines=[
+                EngineSpec(name="e", factory="no_such:E", summary="", requires=("no-such-distribution",)),
+                EngineSpec(name="f", factory="no_such:F", summary="", requires=("pluggy",)),
+            ],
+        ),
+        Owner("main", "zeta", "9"),
+    )
+    registry.add(plugin(checks=[ValueError("boom")]), Owner("main", "broken", "0.3"))
+    failed = [result.summary for result in plugins(Settings()) if result.status == "fail"]
+    assert len(failed) == 5
+    for part in ("proposer 'p'", "policy 'q'", "verifier 'v'", "engine 'f'", "broken 0.3 (entry point 'main')"):
+        assert any(part in summary for summary in failed)
+
+
+def test_plugins_check_builds_what_it_calls_ok_and_releases_it(registry):
+    Idle.life.clear()
+    assert {result.status for result in plugins(Settings())} == {"ok"}
+    assert Idle.life == ["built", "warmed up", "closed"]
+    spare = ProposerSpec(name="spare", factory=broken, summary="", caps=ProposerCaps())
+    chosen = PolicySpec(name="chosen", factory=broken, summary="")
+    halved = PolicySpec(name="halved", factory=Silent, summary="", trimmer=broken)
+    registry.add(plugin(proposers=[spare], policies=[chosen, halved]), Owner("main", "zeta", "9"))
+    results = plugins(Settings(policy="chosen"))
+    found = {
+        name: r for r in results for name in ("spare", "chosen", "halved") if f"{name!r} does not start" in r.summary
+    }
+    assert {name: result.status for name, result in found.items()} == {
+        "spare": "warn",
+        "chosen": "fail",
+        "halved": "warn",
+    }
+    assert all("OSError: no such model" in result.summary for result in found.values())
+    assert "proposer: ngram" in [result.summary for result in results]
+
+
+def test_every_kind_of_plugin_is_listed():
+    from specplug.plugins import hooks
+
+    registered = {name.removeprefix("specplug_register_") for name in vars(hooks) if name.startswith("specplug_")}
+    assert registered == {kind.replace("policy", "policie") + "s" for kind in KINDS}
+
+
+@pytest.fixture
+def failing(registry, monkeypatch: pytest.MonkeyPatch):
+    def fail():
+        raise SettingsError("two lines:\n  [bold] is no markup")
+
+    monkeypatch.setattr(sys.modules["specplug.cli.list"], "default_registry", fail)
+
+
+def test_a_mistake_is_one_message_and_exit_code_2(failing):
+    result = CliRunner().invoke(app, ["list"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "error: two lines:\n  [bold] is no markup\n"
+
+
+@pytest.mark.parametrize(("arguments", "env"), [(["--debug"], {}), ([], {"SPECPLUG_DEBUG": "1"})])
+def test_debug_shows_where_it_happened(failing, arguments: list[str], env: dict[str, str]):
+    result = CliRunner().invoke(app, [*arguments, "list"], env=env)
+    assert isinstance(result.exception, SettingsError)
+
+
+def test_version():
+    assert run("--version") == f"specplug {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["--help", "list --help", "doctor --help"])
+def test_help_teaches_what_a_command_does(command: str):
+    shown = " ".join(run(*command.split()).split())
+    assert ("Example: " in shown) == (command != "--help")
+    assert "--help" in shown
+
+
+PROBE = """
+import sys
+from specplug.cli import main
+sys.argv = ["specplug", *{arguments!r}]
+try:
+    main()
+except SystemExit as leaving:
+    assert not leaving.code, leaving.code
+heavy = [name for name in ("torch", "transformers", "matplotlib", "prometheus_client") if name in sys.modules]
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["list", "--json"]])
+def test_help_and_list_import_no_heavy_library(arguments: list[str]):
+    done = subprocess.run([sys.executable, "-c", PROBE.format(arguments=arguments)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "specplug" in done.stdout
+
+
+def test_doctor_gives_the_launch_line_to_the_checks_that_take_one(registry):
+    def seen(settings, launch):
+        return CheckResult("ok", f"launch {launch!r}")
+
+    def unaware(settings):
+        return CheckResult("ok", "unaware")
+
+    specs = [
+        CheckSpec(name="seen", factory=seen, summary="", takes_launch=True),
+        CheckSpec(name="unaware", factory=unaware, summary=""),
+    ]
+    registry.add(plugin(checks=specs), EXTRA)
+    line = "engine serve 'a model' --flag"
+    given, left_out = run("doctor", "--json", "--launch", line), run("doctor", "--json")
+    assert [check["summary"] for check in checks_of(given, "seen")] == [f"launch {line!r}"]
+    assert [check["summary"] for check in checks_of(left_out, "seen")] == ["launch ''"]
+    assert [check["summary"] for check in checks_of(given, "unaware")] == ["unaware"]
+
+
+@pytest.mark.parametrize("columns", ["80", "60"])
+def test_names_are_whole_on_narrow_terminals(monkeypatch, columns):
+    monkeypatch.setattr("specplug.cli.output._PIPED_WIDTH", int(columns))
+    narrow = {"COLUMNS": columns, "TERMINAL_WIDTH": columns}
+    listed = CliRunner().invoke(app, ["list"], env=narrow).output
+    for name in ("ngram-reference", "retrieval-tree", "transformers", "sglang launch"):
+        assert name in listed
+    said = CliRunner().invoke(app, ["replay", "--help"], env=narrow).output
+    for name in ("--cut-documents", "--distractors", "PLUGIN.KEY=VALUE", "MODULE:FACTORY"):
+        assert name in said
+    assert "--num-speculative-tokens" in CliRunner().invoke(app, ["generate", "--help"], env=narrow).output

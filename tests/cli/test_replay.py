@@ -1,0 +1,316 @@
+"""`specplug replay`, on the shipped traces and on small ones of our own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import ModuleType
+
+import pytest
+from typer.testing import CliRunner
+
+import specplug
+from specplug.cli.app import app
+from specplug.interfaces import Proposer
+from specplug.plugins import registry
+from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.specs import ProposerSpec
+from specplug.replay import engine
+from specplug.types.caps import ProposerCaps
+from specplug.types.request import Lifecycle
+
+runner = CliRunner()
+SMALL = ("--workloads", "structured", "--limit", "1", "--batch", "1", "--tokenizer", "tiny")
+TEXT = "the quick brown fox jumps over the lazy dog and runs away from the old grey wolf "
+
+
+def invoke(*arguments: str):
+    return runner.invoke(app, ["replay", *arguments])
+
+
+def replayed(*arguments: str) -> dict:
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def without_times(found):
+    if isinstance(found, dict):
+        return {key: without_times(value) for key, value in found.items() if key != "microseconds_per_step"}
+    return [without_times(value) for value in found] if isinstance(found, list) else found
+
+
+@pytest.fixture
+def copying(tmp_path):
+    """Two workloads; the answers of `copy` stand in their prompts, those of `fresh` nowhere."""
+    text = TEXT * 3
+    fresh = TEXT[::-1].upper()
+    items = [
+        {"id": "c", "workload": "copy", "prompt": f"Repeat: {text} Answer: ", "documents": [], "output": text},
+        {"id": "f", "workload": "fresh", "prompt": "Say something new: ", "documents": [], "output": fresh},
+    ]
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return path
+
+
+@pytest.fixture
+def peer(tmp_path, monkeypatch):
+    """A foreign object that always drafts what stands behind the last token's previous occurrence."""
+    (tmp_path / "small_peer.py").write_text(
+        "class Peer:\n"
+        "    stateless = True\n"
+        "    def reset(self): pass\n"
+        "    def start(self, request_id, prompt, documents): pass\n"
+        "    def update(self, request_id, new_tokens): pass\n"
+        "    def finish(self, request_id): pass\n"
+        "    def propose(self, request_id, context, max_tokens):\n"
+        "        text = context.tolist()\n"
+        "        places = [i for i in range(len(text) - 1) if text[i] == text[-1]]\n"
+        "        return text[places[-1] + 1 :][:max_tokens] if places else []\n"
+        "def factory(gamma, mode):\n"
+        "    return Peer()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    yield "small_peer:factory"
+    sys.modules.pop("small_peer", None)
+    sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path)]
+
+
+def test_the_shipped_traces_are_replayed_when_none_are_named():
+    result = invoke("--limit", "1", "--batch", "1,64", "--tokenizer", "tiny")
+    assert result.exit_code == 0, result.output
+    for title in (
+        "Drafts at batch size 1, gamma 15, serving",
+        "Speed-up S(B) over plain decoding, gamma 15, serving",
+        "All workloads pooled, by batch size, gamma 15, serving",
+        "Reliability",
+    ):
+        assert title in " ".join(result.stdout.split())  # titles wrap above narrow tables
+    for row in ("agentic", "code_edit", "structured", "pooled", "geometric mean", "no drafts"):
+        assert f" {row} " in result.stdout
+    assert "Tokenizer: tiny" in result.stdout
+    assert "replaying" in result.stderr
+    assert "replaying" not in result.stdout
+
+
+def test_what_stands_in_the_prompt_is_drafted_and_what_stands_nowhere_is_not(copying):
+    (run,) = replayed(str(copying), "--tokenizer", "tiny", "--batch", "1", "--gamma", "8")["runs"]
+    copy, fresh = run["workloads"]["copy"], run["workloads"]["fresh"]
+    assert copy["tau"] > 5
+    assert copy["acceptance_rate"] > 0.8
+    assert fresh["tau"] < 1.3
+    assert copy["speedup"]["1"] > 4
+    assert run["pooled"]["emitted"] == copy["emitted"] + fresh["emitted"]
+
+
+def test_a_policy_that_never_drafts_is_plain_decoding(copying):
+    found = replayed(str(copying), "--tokenizer", "tiny", "--policy", "none", "--batch", "1,64")
+    assert {run["pooled"]["tau"] for run in found["runs"]} == {1.0}
+    assert all(
+        run["mean_speedup"] == {str(b): pytest.approx(1 / 1.02) for b in run["batches"]} for run in found["runs"]
+    )
+    assert {run["reliability"] for run in found["runs"]} == {None}
+
+
+def test_counts_are_the_same_however_many_processes_share_the_work():
+    arguments = ("--limit", "1", "--workloads", "structured,code_edit", "--batch", "1", "--tokenizer", "tiny")
+    alone, shared = replayed(*arguments), replayed(*arguments, "--jobs", "2")
+    assert without_times(alone) == without_times(shared)
+    assert list(shared["runs"][0]["workloads"]) == ["code_edit", "structured"]  # as in the traces
+
+
+def test_options_reach_the_plugin(copying):
+    def drafted(*options: str) -> int:
+        arguments = [word for option in options for word in ("--option", option)]
+        chosen = (str(copying), "--tokenizer", "tiny", "--batch", "1", "--workloads", "copy", "--policy", "fixed")
+        found = replayed(*chosen, *arguments)
+        return found["runs"][0]["pooled"]["verified"]
+
+    assert drafted("fixed.gamma=0") == 0
+    assert 0 < drafted("fixed.gamma=2") < drafted()
+    assert drafted("fixed.gamma=2", "fixed.token_budget=1") < drafted("fixed.gamma=2")
+
+
+def test_gamma_is_the_servers_unless_it_is_given(copying, monkeypatch):
+    arguments = (str(copying), "--tokenizer", "tiny", "--batch", "1,32")
+    assert [run["gamma"] for run in replayed(*arguments)["runs"]] == [15, 15]
+    monkeypatch.setenv("SPECPLUG_CONFIG", '{"num_speculative_tokens": 6}')
+    assert [run["gamma"] for run in replayed(*arguments)["runs"]] == [6, 6]
+    assert [run["gamma"] for run in replayed(*arguments, "--gamma", "5")["runs"]] == [5, 5]
+
+
+def test_the_policy_is_told_the_batch_size(copying):
+    """The budget is the whole batch's, so that each of many requests has less of it."""
+    budget = ("--policy", "fixed", "--option", "fixed.token_budget=64", "--gamma", "8")
+    runs = replayed(str(copying), "--tokenizer", "tiny", "--workloads", "copy", "--batch", "1,16,128", *budget)["runs"]
+    alone, some, many = (run["pooled"]["drafts_per_step"] for run in runs)
+    assert alone > some > many
+    assert some <= 4
+    assert many <= 1
+
+
+def test_both_modes_are_shown_one_after_the_other():
+    found = replayed(*SMALL, "--mode", "both")
+    assert [run["mode"] for run in found["runs"]] == ["cold", "serving"]
+    assert [run["workloads"]["structured"]["requests"] for run in found["runs"]] == [1, 1]  # --limit 1
+
+
+def test_a_peer_is_compared_under_the_same_counts(copying, peer):
+    arguments = (str(copying), "--tokenizer", "tiny", "--batch", "1,64", "--gamma", "4", "--peer", peer)
+    ours, *_, theirs = replayed(*arguments, "--proposer", "ngram")["runs"]
+    assert (theirs["label"], theirs["batches"]) == (peer, [1, 64])
+    assert theirs["pooled"]["emitted"] == ours["pooled"]["emitted"]
+    assert theirs["workloads"]["copy"]["tau"] > 2
+    (alone,) = replayed(*arguments)["runs"]
+    assert without_times(alone) == without_times(theirs)
+
+
+def test_requests_in_flight_are_compared_with_one_after_another():
+    arguments = (*SMALL, "--limit", "3", "--in-flight", "2")
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "2 requests in flight against one after another, gamma 15, serving" in result.stdout
+    assert "S(2), in flight" in result.stdout
+    runs = replayed(*arguments)["runs"]
+    assert [(run["batches"], run["in_flight"]) for run in runs] == [([1], 1), ([2], 1), ([2], 2)]
+    assert runs[2]["pooled"]["emitted"] == runs[1]["pooled"]["emitted"]
+
+
+def test_the_cost_of_a_step_is_settable(copying):
+    arguments = (str(copying), "--tokenizer", "tiny", "--batch", "64", "--policy", "none")
+    found = replayed(*arguments, "--saturation", "16", "--overhead", "0.5")
+    assert found["roofline"] == {"n_sat": 16, "overhead": 0.5}
+    assert found["no_drafts"] == found["runs"][0]["mean_speedup"] == {"64": pytest.approx(1 / 4.5)}
+
+
+def test_plots_are_written(tmp_path):
+    result = invoke(*SMALL, "--plot", str(tmp_path / "replay.png"))
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "replay.png").read_bytes().startswith(b"\x89PNG")
+    assert "replay.png" in result.stdout
+
+
+def test_an_ending_that_cannot_be_plotted_is_found_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("specplug.replay.matrix.execute", lambda *_, **__: pytest.fail("the run began"))
+    result = invoke(*SMALL, "--plot", str(tmp_path / "replay.xyz"))
+    assert result.exit_code == 2
+    assert "cannot plot; found '.xyz'; expected" in result.output
+    assert ".png" in result.output
+
+
+def install(monkeypatch, name: str, factory) -> None:
+    """Register a proposer as if its package were installed."""
+    plugin = ModuleType(f"{name}_plugin")
+    spec = ProposerSpec(name=name, factory=factory, summary="for tests", caps=ProposerCaps(needs_host=True))
+    plugin.specplug_register_proposers = specplug.hookimpl(lambda register: register(spec))
+    found = Registry.discover()
+    found.add(plugin, Owner(name, f"{name}-package", "1"))
+    for module in (registry, engine):
+        monkeypatch.setattr(module, "default_registry", lambda: found)
+
+
+def test_what_is_asked_for_reaches_the_proposer(monkeypatch):
+    noted = []
+
+    class Noting(Proposer):
+        def __init__(self, context):
+            caps = context.caps
+            noted.append((caps.max_width, context.max_slots, caps.decision_lag, caps.trees))
+
+        def propose(self, batch, limits, draft):
+            pass
+
+        def on_event(self, event):
+            if event.kind is Lifecycle.STARTED:
+                noted.append(len(event.request.references))
+
+    install(monkeypatch, "noting", Noting)
+    replayed(*SMALL, "--proposer", "noting")
+    assert noted == [(15, 1, 0, False), 0]
+    noted.clear()
+    replayed(*SMALL, "--proposer", "noting", "--gamma", "3", "--lag", "2", "--trees", "--references")
+    assert noted == [(3, 1, 2, True), 1]
+    noted.clear()
+    replayed(*SMALL, "--proposer", "noting", "--batch", "4", "--in-flight", "4")
+    assert [item[:2] for item in noted if isinstance(item, tuple)] == [(15, 1), (15, 4)]
+
+
+def test_a_fault_is_told_and_ends_with_exit_code_1(copying, monkeypatch):
+    class Broken(Proposer):
+        def __init__(self, context):
+            pass
+
+        def propose(self, batch, limits, draft):
+            raise RuntimeError("planted")
+
+    install(monkeypatch, "broken", Broken)
+    result = invoke(str(copying), "--tokenizer", "tiny", "--batch", "1", "--proposer", "broken")
+    assert result.exit_code == 1
+    assert "Faults of broken" in result.stdout
+    assert "pooled" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--workloads", "agentc"), "Did you mean 'agentic'?"),
+        (("--mode", "serve"), "Did you mean 'serving'?"),
+        (("--batch", "1,x"), "bad batch sizes; found '1,x'"),
+        (("--batch", "0"), "bad batch sizes"),
+        (("--option", "gamma"), "expected PLUGIN.KEY=VALUE"),
+        (("--option", "gamma=3"), "expected PLUGIN.KEY=VALUE"),
+        (("--option", "fixed.gama=3"), "Did you mean 'options.fixed.gamma'?"),
+        (("--proposer", "ngrm"), "Did you mean 'ngram'?"),
+        (("--policy", "fixd"), "Did you mean 'fixed'?"),
+        (("--gamma", "100000"), "num_speculative_tokens"),
+        (("--tokenizer", "teken"), "Did you mean 'tekken'?"),
+        (("--peer", "no_such_module:factory"), "no_such_module"),
+        (("--peer", "factory"), "'module:name'"),
+        (("--in-flight", "4", "--mode", "cold"), "Use --mode serving"),
+        (("/no/such/traces",), "cannot read traces"),
+    ],
+)
+def test_mistakes_get_one_clear_message(arguments, said):
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("", "no items"), ("{}\n", "line 1"), ('{"id": "a", "workload"', "line 1"), ("[]\n", "line 1")]
+)
+def test_empty_and_malformed_traces_are_refused(tmp_path, text, said):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    result = invoke(str(path), "--tokenizer", "tiny")
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_missing_tokenizer_library_is_named(monkeypatch):
+    import builtins
+
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.partition(".")[0] == "mistral_common":
+            raise ImportError("No module named 'mistral_common'")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    result = invoke(*SMALL[:-2], "--tokenizer", "tekken")
+    assert result.exit_code == 2
+    assert "mistral_common" in result.stderr
+    assert "nstall" in result.stderr
+
+
+def test_without_mistral_common_the_shipped_tokenizer_is_used(monkeypatch):
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "mistral_common" else real(name, *rest)
+    )
+    assert replayed(*SMALL[:-2])["tokenizer"] == "tiny"

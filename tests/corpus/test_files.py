@@ -1,0 +1,177 @@
+"""Files of a store are opened as themselves: no links, no pipes; and they are private."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specplug.corpus.layout import LOCK_FILE, MANIFEST_FILE, MERGE_LOCK_FILE, STORE_FILE, TENANTS
+from specplug.corpus.store import Store
+from specplug.corpus.view import View
+from specplug.errors import CorpusError
+from tests.corpus.tools import TOKENIZER, listed, new_store, quick_disk, segment_files, some_documents  # noqa: F401
+
+VICTIM = b"12345 letters of somebody else"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = new_store(tmp_path)
+    for tenant in ("bad", "good"):
+        store.add("c", some_documents(0), tenant=tenant)
+        store.add("d", some_documents(1), tenant=tenant)
+        store.merge(tenant, whole=True)
+    return store
+
+
+@pytest.fixture
+def bad(store: Store) -> Path:
+    return store.root / TENANTS / "t-bad"
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    path = tmp_path / "victim"
+    path.write_bytes(VICTIM)
+    return path
+
+
+def changes(store: Store) -> dict[str, object]:
+    return {
+        "add": lambda: store.add("new", some_documents(2), tenant="bad"),
+        "remove": lambda: store.remove("c", tenant="bad"),
+        "merge": lambda: store.merge("bad", whole=True),
+    }
+
+
+@pytest.mark.parametrize("change", ["add", "remove", "merge"])
+@pytest.mark.parametrize("link", [os.symlink, os.link], ids=["symbolic", "hard"])
+@pytest.mark.parametrize("name", [LOCK_FILE, MERGE_LOCK_FILE, "manifest.tmp", "manifest.old"])
+def test_nothing_is_written_through_a_link(store, bad, victim, name, link, change):
+    (bad / name).unlink(missing_ok=True)
+    store.add("dead", some_documents(5), tenant="bad")  # something to merge
+    (bad / name).unlink(missing_ok=True)
+    link(victim, bad / name)
+    try:
+        changes(store)[change]()
+        assert "manifest" in name or name == MERGE_LOCK_FILE != change
+    except CorpusError as error:
+        expected = "a symbolic link" if link is os.symlink else "a file that is no lock"
+        assert f"{name}: a file of the corpus store could not be written; found {expected}" in str(error)  # noqa: PT017
+    assert victim.read_bytes() == VICTIM
+    assert not stat.S_IMODE(victim.stat().st_mode) & 0o111
+    assert listed(store)[("good", "c")] == (3, 60)
+
+
+def test_the_lock_of_a_new_store_is_no_link_either(tmp_path, victim):
+    root = tmp_path / "new"
+    root.mkdir()
+    (root / LOCK_FILE).symlink_to(victim)
+    with pytest.raises(CorpusError, match="found a symbolic link"):
+        Store.create(root, TOKENIZER)
+    (root / LOCK_FILE).unlink()
+    (root / "store.tmp").symlink_to(victim)
+    Store.create(root, TOKENIZER)
+    assert victim.read_bytes() == VICTIM
+    assert not (root / STORE_FILE).is_symlink()
+
+
+def test_a_tenants_folder_that_is_a_link_is_refused_and_the_others_serve(store, bad, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(bad, elsewhere)
+    bad.symlink_to(elsewhere)
+    before = {path.name for path in elsewhere.iterdir()}
+    for change in (*changes(store).values(), lambda: store.list("bad"), lambda: store.document("d0", tenant="bad")):
+        with pytest.raises(CorpusError, match=r"t-bad.*found a symbolic link"):
+            change()
+    assert {path.name for path in elsewhere.iterdir()} == before
+    assert list(listed(store)) == [("good", "c"), ("good", "d")]
+    seen = View(store.root, TOKENIZER).snapshot
+    assert list(seen.tenants) == ["good"]
+    for (problem,) in (seen.problems, [each.what for each in store.verify()]):
+        assert "t-bad" in problem
+        assert "a symbolic link" in problem
+    (store.root / TENANTS / "t-new").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(CorpusError, match="found a symbolic link"):
+        store.add("c", some_documents(0), tenant="new")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_the_folder_of_all_tenants_may_be_no_link(store, tmp_path):
+    shutil.move(store.root / TENANTS, tmp_path / "elsewhere")
+    (store.root / TENANTS).symlink_to(tmp_path / "elsewhere")
+    assert listed(store) == {}
+    assert ["a symbolic link" in problem.what for problem in store.verify()] == [True]
+    with pytest.raises(CorpusError, match="found a symbolic link"):
+        store.add("c", some_documents(0), tenant="new")
+
+
+def test_the_store_itself_may_be_named_by_a_link(store, tmp_path):
+    (tmp_path / "link").symlink_to(store.root)
+    linked = Store.open(tmp_path / "link")
+    linked.add("e", some_documents(2), tenant="good")
+    assert linked.verify() == []
+    assert len(View(tmp_path / "link", TOKENIZER).snapshot.tenants) == 2
+
+
+@pytest.mark.parametrize("name", [MANIFEST_FILE, LOCK_FILE, "segment", STORE_FILE])
+def test_a_pipe_holds_nobody_up(store, bad, name):
+    """In a process of its own: one that waits for a pipe's other end waits for ever."""
+    path = {"segment": segment_files(store.root.parent)[0], STORE_FILE: store.root / STORE_FILE}.get(name, bad / name)
+    path.unlink()
+    os.mkfifo(path)
+    ask = (
+        "import sys; from tests.corpus.tools import *\n"
+        "store = Store.open(sys.argv[1])\n"
+        "for ask in (store.verify, store.list, lambda: View(store.root, None), lambda: store.list('bad'),\n"
+        "            lambda: store.remove('c', tenant='bad'), lambda: store.merge('bad')):\n"
+        "    try: print(ask())\n"
+        "    except Exception as error: print(f'{type(error).__name__}: {error}')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", ask, store.root], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "found no regular file" in done.stdout + done.stderr
+    assert "CorpusError" in done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == (0 if name == STORE_FILE else 6)
+
+
+def modes(root: Path) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in [root, *root.rglob("*")]}
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_a_store_is_its_owners_alone(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        store = new_store(tmp_path)
+        store.add("c", some_documents(0), tenant="a")
+        store.merge("a", whole=True)
+    finally:
+        os.umask(before)
+    found = modes(store.root)
+    (segment,) = segment_files(tmp_path)
+    assert {found["store"], found[TENANTS], found["t-a"]} == {0o700}
+    assert found[segment.name] == 0o400
+    assert {found[name] for name in (STORE_FILE, MANIFEST_FILE, LOCK_FILE, MERGE_LOCK_FILE)} == {0o600}
+    assert len(found) == 9 - 1 - (LOCK_FILE not in found)
+
+
+def test_a_group_may_share_a_store(tmp_path):
+    """As far as it may use the folder; others never."""
+    root = tmp_path / "store"
+    root.mkdir()
+    root.chmod(0o2777)
+    store = new_store(tmp_path)
+    store.add("c", some_documents(0), tenant="a")
+    found = modes(root)
+    (segment,) = segment_files(tmp_path)
+    assert found[segment.name] == 0o440
+    assert {found[name] & 0o777 for name in (TENANTS, "t-a")} == {0o770}
+    assert {found[name] for name in (STORE_FILE, MANIFEST_FILE, LOCK_FILE)} == {0o660}

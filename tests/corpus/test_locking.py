@@ -1,0 +1,169 @@
+"""Many who change a store at once: one after the other, and none in another's way while it builds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from specplug.corpus import tenant
+from specplug.corpus.layout import LOCK_FILE
+from specplug.corpus.locking import held
+from specplug.corpus.store import Store
+from specplug.errors import CorpusError
+from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
+    as_content,
+    content,
+    listed,
+    new_store,
+    quick_disk,
+    segment_files,
+    some_documents,
+)
+
+
+def test_who_waits_too_long_is_told_for_whom(tmp_path):
+    store = new_store(tmp_path, lock_seconds=0.05)
+    store.add("c", some_documents(0))
+    hold = (
+        "import sys; from pathlib import Path; from specplug.corpus.locking import held\n"
+        "with held(Path(sys.argv[1]), 5): print('held', flush=True); sys.stdin.read()"
+    )
+    lock = segment_files(tmp_path)[0].parent / LOCK_FILE
+    with subprocess.Popen([sys.executable, "-c", hold, lock], stdin=-1, stdout=-1, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        for change in (lambda: store.add("d", some_documents(1)), lambda: store.remove("c")):
+            with pytest.raises(CorpusError, match=f"found process {holder.pid} still at it after 0.05 s"):
+                change()
+        assert listed(store) == {("", "c"): (3, 60)}
+        store.add("d", some_documents(1), tenant="another")
+        holder.stdin.close()
+    store.add("d", some_documents(1))
+    assert listed(store)[("", "d")] == (3, 60)
+
+
+def test_many_add_to_one_tenant_at_once(tmp_path):
+    """Threads of one process, and other processes."""
+    store = new_store(tmp_path, segment_tokens=60)
+    add = (
+        "import sys; from pathlib import Path; from tests.corpus.tools import *\n"
+        "store = new_store(Path(sys.argv[1]), segment_tokens=60); print('there', flush=True); sys.stdin.read()\n"
+        "for i in range(5): store.add(f'{sys.argv[2]} {i}', some_documents(i))"
+    )
+    others = [
+        subprocess.Popen([sys.executable, "-c", add, tmp_path, f"process {i}"], stdin=-1, stdout=-1, text=True)
+        for i in range(2)
+    ]
+    assert [other.stdout.readline() for other in others] == ["there\n"] * 2
+    errors = []
+
+    def work(name):
+        try:
+            for i in range(5):
+                store.add(f"{name} {i}", some_documents(i))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(f"thread {i}",)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for other in others:
+        other.communicate(timeout=60)
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert [other.returncode for other in others] == [0, 0]
+    names = [f"{kind} {at} {i}" for kind in ("process", "thread") for at in range(2) for i in range(5)]
+    assert listed(store) == {("", name): (3, 60) for name in names}
+    assert store.verify() == []
+    assert {path.suffix for path in segment_files(tmp_path)[0].parent.iterdir()} == {".safetensors", ".json", ""}
+
+
+def test_two_who_add_the_same_name_at_once_do_not_both_succeed(tmp_path):
+    store, inside = new_store(tmp_path), threading.Barrier(2)
+
+    def slow(seed):
+        inside.wait()
+        yield from some_documents(seed)
+
+    done = []
+
+    def work(seed):
+        try:
+            done.append((seed, store.add("c", slow(seed))))
+        except CorpusError as error:
+            done.append((seed, str(error)))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = [seed for seed, told in done if not isinstance(told, str)]
+    (refusal,) = [told for _, told in done if isinstance(told, str)]
+    assert "a corpus of this name is there already" in refusal
+    assert content(tmp_path) == {"": {"c": as_content(some_documents(winner))}}
+    assert len(segment_files(tmp_path)) == 1
+
+
+def test_a_lock_is_let_go_of_when_its_holder_fails(tmp_path):
+    with pytest.raises(ZeroDivisionError), held(tmp_path / "lock", 1):
+        raise ZeroDivisionError
+    with held(tmp_path / "lock", 0):
+        pass
+
+
+def test_what_killed_writers_left_is_cleared_away_but_nothing_else(tmp_path):
+    store = new_store(tmp_path)
+    store.add("c", some_documents(0))
+    folder = segment_files(tmp_path)[0].parent
+    left = [
+        "0" * 16 + "-0.safetensors",
+        "0" * 16 + "-1.tmp",
+        "1" * 16 + "-0.tmp",
+        "0" * 16 + ".building",
+        "manifest.tmp",
+    ]
+    others = ["notes.txt", "model.safetensors", "0.tmp"]
+    for name in [*left, *others]:
+        (folder / name).write_bytes(b"x")
+    inside, goes_on = threading.Event(), threading.Event()
+
+    def slow():
+        yield from some_documents(1, 5)
+        inside.set()
+        goes_on.wait(30)
+
+    thread = threading.Thread(target=lambda: Store.open(store.root, segment_tokens=60).add("slow", slow()))
+    thread.start()
+    assert inside.wait(30)
+    store.add("d", some_documents(2))
+    assert not [name for name in left if (folder / name).exists()]
+    assert all((folder / name).exists() for name in others)
+    goes_on.set()
+    thread.join()
+    assert listed(store) == {("", "c"): (3, 60), ("", "d"): (3, 60), ("", "slow"): (5, 100)}
+    assert store.verify() == []
+
+
+@pytest.mark.parametrize("change", ["add", "merge"])
+def test_an_interrupt_behind_the_commit_leaves_what_was_committed(tmp_path, monkeypatch, change):
+    store = new_store(tmp_path)
+    store.add("a", some_documents(0))
+    store.add("b", some_documents(1))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    make = {"add": lambda: store.add("c", some_documents(2)), "merge": lambda: store.merge("", whole=True)}[change]
+    with monkeypatch.context() as patch:
+        patch.setattr(tenant, "clean", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            make()
+    names = ["a", "b", "c"] if change == "add" else ["a", "b"]
+    assert content(tmp_path) == {"": {name: as_content(some_documents(i)) for i, name in enumerate(names)}}
+    store.remove("a")
+    assert store.verify() == []
+    assert len(segment_files(tmp_path)) == (2 if change == "add" else 1)

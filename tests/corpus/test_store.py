@@ -1,0 +1,212 @@
+"""The store: what is added is there, what is removed is not, and nothing else changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specplug.corpus.segment import Segment
+from specplug.corpus.store import Store
+from specplug.errors import CorpusError
+from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
+    OTHER,
+    TOKENIZER,
+    as_content,
+    content,
+    document,
+    listed,
+    new_store,
+    quick_disk,
+    segment_files,
+    some_documents,
+)
+
+
+def test_an_empty_store(tmp_path):
+    store = new_store(tmp_path)
+    assert store.list() == store.list("") == store.list("nobody") == store.verify() == []
+    assert store.merge() == store.merge(whole=True) == store.merge("nobody") == (0, 0)
+    assert content(tmp_path) == {}
+
+
+def test_what_is_added_is_there(tmp_path):
+    store, documents = new_store(tmp_path), some_documents(0)
+    told = []
+    added = store.add("c", [*documents, document("empty", [])], progress=lambda *counts: told.append(counts))
+    assert added == (3, 60, 1, 1, segment_files(tmp_path)[0].stat().st_size, 0, 0)
+    assert told == [(1, 20), (2, 40), (3, 60)]
+    assert store.list() == [("", "c", 3, 60, added.bytes)]
+    assert content(tmp_path) == {"": {"c": as_content(documents)}}
+    assert Store.open(tmp_path / "store").list() == store.list()
+    assert store.verify() == []
+
+
+def test_tenants_do_not_see_each_other(tmp_path):
+    store = new_store(tmp_path)
+    for seed, tenant in enumerate(["", "a", "b"]):
+        store.add("c", some_documents(seed), tenant=tenant)
+    assert content(tmp_path) == {t: {"c": as_content(some_documents(s))} for s, t in enumerate(["", "a", "b"])}
+    store.remove("c", tenant="a")
+    assert listed(store) == {("", "c"): (3, 60), ("b", "c"): (3, 60)}
+    assert store.list("a") == []
+    for tenant in ("a", "c"):
+        with pytest.raises(CorpusError, match="no such corpus"):
+            store.document("d0", corpus="c", tenant=tenant)
+
+
+def test_a_large_corpus_becomes_several_segments_at_once(tmp_path):
+    store, documents = new_store(tmp_path, segment_tokens=100), some_documents(0, 30)
+    added = store.add("c", documents)
+    assert added.segments == len(segment_files(tmp_path)) > 5
+    assert all(Segment(path).text.size <= 100 for path in segment_files(tmp_path))
+    assert content(tmp_path) == {"": {"c": as_content(documents)}}
+    assert store.list()[0].bytes == added.bytes
+    assert store.document("d29").tolist() == documents[29].token_ids.tolist()
+
+
+def test_what_cannot_be_added_changes_nothing(tmp_path):
+    store = new_store(tmp_path, segment_tokens=100)
+    store.add("c", some_documents(0))
+    before = listed(store), segment_files(tmp_path)
+
+    def broken():
+        yield from some_documents(1, 20)
+        raise OSError("the source is gone")
+
+    refused = [
+        (("c", some_documents(1)), {}, "corpus 'c': a corpus of this name is there already. Remove it first"),
+        (("new", []), {}, "nothing to add; found no documents"),
+        (("new", [document("a", []), document("b", [])]), {}, "found 2 documents, all of them empty"),
+        (("new", some_documents(1)), {"max_tokens": 119}, "too much text for one tenant.*120|too much"),
+        (("new", [document("a", [1] * 99)]), {}, "document 'a': a document is too large.*fewer than 100. Split it"),
+        (("new", [document("a", [100])]), {}, "not the tokens"),
+    ]
+    for arguments, options, message in refused:
+        with pytest.raises(CorpusError, match=message):
+            store.add(*arguments, **options)
+        assert (listed(store), segment_files(tmp_path)) == before
+    with pytest.raises(OSError, match="the source is gone"):
+        store.add("new", broken())
+    assert (listed(store), segment_files(tmp_path)) == before
+    assert {path.suffix for path in segment_files(tmp_path)[0].parent.iterdir()} == {".safetensors", ".json", ""}
+    assert store.add("new", some_documents(1), max_tokens=120).tokens == 60
+
+
+def test_too_much_text_is_refused_before_it_is_all_read(tmp_path):
+    store, taken = new_store(tmp_path), []
+
+    def endless():
+        while True:
+            taken.append(1)
+            yield document("d", [1] * 10)
+
+    with pytest.raises(CorpusError, match=r"found 30 tokens or more beside 0 that it has; expected max_tokens 25"):
+        store.add("c", endless(), max_tokens=25)
+    assert len(taken) == 3
+
+
+def test_extending_adds_to_what_is_there(tmp_path):
+    store = new_store(tmp_path)
+    store.add("c", some_documents(0), extend=True)
+    store.add("c", some_documents(1), extend=True)
+    assert listed(store) == {("", "c"): (6, 120)}
+    assert store.document("d1", corpus="c").tolist() == some_documents(1)[1].token_ids.tolist()
+    assert store.remove("c", documents=["d1"]) == (2, 40)
+    assert store.remove("c") == (4, 80)
+
+
+def test_the_newest_document_of_a_name_is_found_also_after_merges(tmp_path):
+    store = new_store(tmp_path)
+    for i in range(12):
+        store.add(f"c{i}", [document("same", [i] * 3), document(f"own {i}", [50 + i])])
+        assert store.document("same").tolist() == [i] * 3
+        store.merge()
+        assert store.document("same").tolist() == [i] * 3
+        assert store.document("same", corpus="c0").tolist() == [0] * 3
+    assert len(segment_files(tmp_path)) <= 5
+    store.remove("c11")
+    assert store.document("same").tolist() == [10] * 3
+    store.remove("c10", documents=["same"])
+    assert store.document("same").tolist() == [9] * 3
+    assert not store.document("same").flags.writeable
+
+
+def test_removing_documents(tmp_path):
+    store, documents = new_store(tmp_path), some_documents(0, 10)
+    store.add("c", documents)
+    store.add("other", documents)
+    assert store.remove("c", documents=["d3", "d7", "d3"]) == (2, 40)
+    left = [d for d in documents if d.name not in ("d3", "d7")]
+    assert content(tmp_path) == {"": {"c": as_content(left), "other": as_content(documents)}}
+    for names, message in [(["d3"], "no such document; found 'd3'"), (["d1", "dd"], "no such document; found 'dd'")]:
+        with pytest.raises(CorpusError, match=f"corpus 'c': {message}"):
+            store.remove("c", documents=names)
+    assert listed(store) == {("", "c"): (8, 160), ("", "other"): (10, 200)}
+    store.remove("c", documents=[d.name for d in left])
+    assert listed(store) == {("", "other"): (10, 200)}
+    store.add("c", documents)
+    assert listed(store)[("", "c")] == (10, 200)
+    assert store.verify() == []
+
+
+def test_unknown_names_are_answered_with_a_suggestion(tmp_path):
+    store = new_store(tmp_path)
+    with pytest.raises(CorpusError, match=r"no such corpus; found 'c'\. Known: none"):
+        store.remove("c")
+    store.add("library", some_documents(0), tenant="t")
+    for ask in (
+        lambda: store.remove("libary", tenant="t"),
+        lambda: store.remove("libary", documents=["d0"], tenant="t"),
+        lambda: store.document("d0", corpus="libary", tenant="t"),
+    ):
+        with pytest.raises(CorpusError, match=r"tenant 't': no such corpus; found 'libary'. Did you mean 'library'"):
+            ask()
+    with pytest.raises(CorpusError, match="no such document; found 'D0'"):
+        store.document("D0", tenant="t")
+    assert not (tmp_path / "store" / "tenants" / "t-").exists()
+
+
+def test_segments_in_which_nothing_lives_are_deleted_at_once(tmp_path):
+    store = new_store(tmp_path)
+    store.add("c", some_documents(0))
+    kept = store.document("d0")
+    store.remove("c")
+    assert segment_files(tmp_path) == []
+    assert kept.tolist() == some_documents(0)[0].token_ids.tolist()
+    store.add("c", some_documents(1))
+    assert listed(store) == {("", "c"): (3, 60)}
+
+
+def test_a_store_is_of_one_tokenizer(tmp_path):
+    new_store(tmp_path).add("c", some_documents(0))
+    both = r"of another tokenizer; found 'letters' \(a1.*expected 'words' \(b2"
+    for make in (Store.create, Store.open):
+        with pytest.raises(CorpusError, match=both):
+            make(tmp_path / "store", OTHER)
+        assert len(make(tmp_path / "store", TOKENIZER).list()) == 1
+        assert make(tmp_path / "store", TOKENIZER._replace(name="renamed")).tokenizer == TOKENIZER
+
+
+def test_a_store_is_made_in_an_empty_folder_only(tmp_path):
+    (tmp_path / "letter.txt").write_text("Dear")
+    with pytest.raises(CorpusError, match=r"something else in it.*found letter.txt"):
+        Store.create(tmp_path, TOKENIZER)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    with pytest.raises(CorpusError, match="no corpus store"):
+        Store.open(tmp_path)
+    with pytest.raises(CorpusError, match="could not be written"):
+        Store.create(tmp_path / "letter.txt", TOKENIZER)
+    Store.create(tmp_path / "a" / "b", TOKENIZER)
+
+
+@pytest.mark.parametrize("size", [0, 3, 2**31])
+def test_impossible_sizes_are_refused(tmp_path, size):
+    with pytest.raises(CorpusError, match="segment_tokens: a wrong size"):
+        new_store(tmp_path, segment_tokens=size)
+
+
+def test_tokens_take_their_bytes_and_little_more(tmp_path):
+    store = new_store(tmp_path)
+    rng = np.random.default_rng(0)
+    added = store.add("c", (document(f"some/path/{i}.py", rng.integers(0, 90, 500)) for i in range(200)))
+    assert added.bytes / added.tokens < 8.5

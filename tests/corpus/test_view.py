@@ -1,0 +1,233 @@
+"""The view: what a serving process sees while others change the store."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+from specplug.corpus import tenant, view
+from specplug.corpus.layout import MANIFEST_FILE
+from specplug.corpus.store import Store
+from specplug.corpus.view import Snapshot, View
+from specplug.errors import CorpusError
+from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
+    OTHER,
+    TOKENIZER,
+    as_content,
+    content,
+    new_store,
+    overwrite,
+    quick_disk,
+    segment_files,
+    some_documents,
+)
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return new_store(tmp_path)
+
+
+def opened(snapshot: Snapshot, name: str = "") -> list[int]:
+    return [id(live.segment) for live in snapshot.tenants[name]]
+
+
+def test_an_empty_store_and_none(tmp_path, store):
+    seen = View(store.root, TOKENIZER)
+    assert (dict(seen.snapshot.tenants), seen.snapshot.problems, seen.tokenizer) == ({}, (), TOKENIZER)
+    assert seen.refresh() is None
+    with pytest.raises(CorpusError, match="no corpus store"):
+        View(tmp_path, TOKENIZER)
+    with pytest.raises(CorpusError, match="of another tokenizer"):
+        View(store.root, OTHER)
+
+
+def test_changes_are_seen_and_only_new_segments_are_opened(store, monkeypatch):
+    seen, opening = View(store.root, None), []
+    real = tenant.Segment
+    monkeypatch.setattr(tenant, "Segment", lambda path, *a, **k: opening.append(path) or real(path, *a, **k))
+    store.add("a", some_documents(0))
+    first = seen.refresh()
+    assert seen.refresh() is None
+    assert seen.snapshot is first
+    store.add("b", some_documents(1))
+    store.add("c", some_documents(2), tenant="other")
+    opening.clear()
+    second = seen.refresh()
+    assert len(opening) == 2
+    assert opened(second)[0] == opened(first)[0]
+    assert second.generation > first.generation
+    assert second.tenants[""][0] is first.tenants[""][0]
+    assert list(second.tenants) == ["", "other"]
+    assert len(first.tenants) == 1
+    with pytest.raises(TypeError):
+        second.tenants["x"] = ()
+
+
+def test_removed_documents_are_marked_and_the_segment_stays(store):
+    store.add("a", some_documents(0))
+    store.add("a", some_documents(1), extend=True)
+    seen = View(store.root, None)
+    before = seen.snapshot
+    store.remove("a", documents=["d1"])
+    after = seen.refresh()
+    assert opened(before) == opened(after)
+    assert [live.dead for live in before.tenants[""]] == [None, None]
+    for live in after.tenants[""]:
+        assert (live.dead.tolist(), live.dead.dtype) == ([0, 1, 0], np.uint8)
+    store.remove("a")
+    assert dict(seen.refresh().tenants) == {}
+    assert before.tenants[""][0].segment.document(0).tolist() == some_documents(0)[0].token_ids.tolist()
+
+
+def test_removing_one_corpus_of_a_merged_segment_marks_its_documents(tmp_path, store):
+    for i in range(3):
+        store.add(f"c{i}", some_documents(i))
+    store.merge(whole=True)
+    seen = View(store.root, None)
+    store.remove("c1")
+    (live,) = seen.refresh().tenants[""]
+    assert live.dead.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0]
+    store.add("c1", some_documents(7))
+    assert content(tmp_path) == {"": {f"c{i}": as_content(some_documents(7 if i == 1 else i)) for i in range(3)}}
+
+
+def test_a_merge_changes_the_segments_and_nothing_else(tmp_path, store):
+    for i in range(6):
+        store.add(f"c{i}", some_documents(i))
+    seen, before = View(store.root, None), content(tmp_path)
+    assert len(seen.snapshot.tenants[""]) == 6
+    store.merge()
+    assert len(seen.refresh().tenants[""]) == 1
+    assert content(tmp_path) == before
+
+
+def test_bad_files_are_problems_told_once_and_the_rest_serves(store, caplog):
+    for i in range(3):
+        store.add(f"c{i}", some_documents(i), tenant=f"t{i}")
+    bad = store.root / "tenants" / "t-t0" / MANIFEST_FILE
+    kept = bad.read_bytes()
+    bad.write_bytes(kept[:-9])
+    (torn,) = (store.root / "tenants" / "t-t1").glob("*.safetensors")
+    overwrite(torn, torn.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING, logger="specplug"):
+        seen = View(store.root, TOKENIZER)
+        assert [seen.refresh() for _ in range(3)] == [None] * 3
+        assert len(caplog.records) == 2
+    assert list(seen.snapshot.tenants) == ["t2"]
+    assert [str(file) in problem for file, problem in zip([bad, torn], seen.snapshot.problems, strict=True)] == [
+        True
+    ] * 2
+    bad.write_bytes(kept)
+    store.remove("c1", tenant="t1")
+    assert list(seen.refresh().tenants) == ["t0", "t2"]
+    assert seen.snapshot.problems == ()
+
+
+def test_a_segment_that_comes_back_is_seen_though_the_manifest_is_the_same(store):
+    store.add("a", some_documents(0))
+    (file,) = (store.root / "tenants" / "t-").glob("*.safetensors")
+    kept = file.read_bytes()
+    file.unlink()
+    seen = View(store.root, TOKENIZER)
+    assert (dict(seen.snapshot.tenants), len(seen.snapshot.problems)) == ({}, 1)
+    file.write_bytes(kept)
+    assert list(seen.refresh().tenants) == [""]
+
+
+def test_a_segment_that_a_merge_deletes_just_now_is_no_problem(store, monkeypatch):
+    """The manifest that was read names files that are gone: then there is a newer one."""
+    for i in range(6):
+        store.add(f"c{i}", some_documents(i))
+    real, merged = view.load, []
+
+    def slow(folder):
+        manifest = real(folder)
+        if not merged:
+            merged.append(store.merge(whole=True))
+        return manifest
+
+    monkeypatch.setattr(view, "load", slow)
+    seen = View(store.root, TOKENIZER)
+    assert merged == [(6, 1)]
+    assert seen.snapshot.problems == ()
+    assert len(seen.snapshot.tenants[""]) == 1
+
+
+def test_a_folder_that_is_gone_for_a_while_costs_nothing(store):
+    store.add("a", some_documents(0))
+    seen = View(store.root, TOKENIZER)
+    folder = store.root / "tenants"
+    folder.rename(store.root / "away")
+    gone = seen.refresh()
+    assert len(gone.problems) == 1
+    assert seen.refresh() is None
+    (store.root / "away").rename(folder)
+    assert seen.refresh().problems == ()
+    shutil.rmtree(folder / "t-")
+    assert dict(seen.refresh().tenants) == {}
+
+
+def test_each_change_has_another_stamp_however_quick(store):
+    stamps = set()
+    for i in range(20):
+        store.add("a", some_documents(0, 1, 3))
+        store.remove("a")
+        about = os.stat(store.root / "tenants" / "t-" / MANIFEST_FILE)
+        stamps.add(about.st_mtime_ns)
+        assert len(stamps) == i + 1
+
+
+def test_files_that_are_no_tenants_are_left_alone(store):
+    store.add("a", some_documents(0))
+    (store.root / "tenants" / ".DS_Store").write_bytes(b"x")
+    (store.root / "tenants" / "t-file").write_bytes(b"x")
+    (store.root / "tenants" / "t-empty").mkdir()
+    (store.root / "tenants" / "other").mkdir()
+    seen = View(store.root, TOKENIZER)
+    assert (list(seen.snapshot.tenants), seen.snapshot.problems) == ([""], ())
+    assert store.verify() == []
+
+
+def test_many_look_while_others_change(tmp_path, store):
+    """Each snapshot has all that was added before it began, and nothing that was removed before it began."""
+    seen, errors, over = View(store.root, TOKENIZER), [], threading.Event()
+    store.add("always", some_documents(0))
+    seen.refresh()
+
+    def look():
+        try:
+            while not over.is_set():
+                seen.refresh()
+                snapshot = seen.snapshot
+                assert snapshot.problems == ()
+                found = [
+                    live.segment.corpora[live.segment.corpus_of[index]]
+                    for live in snapshot.tenants[""]
+                    for index in range(len(live.segment))
+                    if live.dead is None or not live.dead[index]
+                ]
+                assert found.count("always") == 3
+                assert all(found.count(name) == 3 for name in set(found))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for i in range(15):
+        store.add(f"c{i}", some_documents(i))
+        if i % 3 == 2:
+            store.merge()
+            store.remove(f"c{i - 1}")
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    seen.refresh()
+    assert len(segment_files(tmp_path)) == len(seen.snapshot.tenants[""])

@@ -1,0 +1,146 @@
+"""Conversations at random, told to a `Lookup` and to its plain reference."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specplug.match.cpu.corpus_index import Segment
+from specplug.match.cpu.lookup import Lookup, LookupOptions
+from specplug.match.cpu.sorting import sorted_places
+from specplug.match.cpu.texts import NO_TEXT
+from specplug.match.reference.lookup import Draft, ReferenceLookup
+
+POISON = 10**9 + 7
+
+
+@dataclass
+class Client:
+    """A `Lookup` behind the methods of its reference, with poison wherever nothing may be read."""
+
+    lookup: Lookup
+    width: int
+    trees: bool
+    wide: int = 0  # spare columns of the buffers
+
+    def ingest(self, slots: list[int], new: list[list[int]], lengths: list[int]) -> None:
+        """Put the new tokens into a table that holds poison but for them, each row's own window of it."""
+        shift = [max(0, length - len(tokens) - 1) for tokens, length in zip(new, lengths, strict=True)]
+        table = np.full((len(slots) + 1, max(map(len, new), default=0) + 3), POISON, np.int32)
+        rows = list(range(len(slots), 0, -1))
+        for row, tokens, length, first in zip(rows, new, lengths, shift, strict=True):
+            table[row, length - len(tokens) - first : length - first] = tokens
+        ints = [np.array(it, np.int32) for it in (lengths, list(map(len, new)), shift)]
+        self.lookup.ingest(np.array(slots, np.int64), table, np.array(rows, np.int64), *ints)
+
+    def propose(self, slots: list[int], limits: list[int]) -> list[Draft]:
+        """Return drafts from buffers that held poison before; what lies beyond a draft stays."""
+        shape = (len(slots), self.width + self.wide)
+        ids, parents = np.full(shape, POISON, np.int32), np.full(shape, POISON, np.int32)
+        confidence = np.full(shape, np.nan, np.float32)
+        counts, sources = np.zeros(len(slots), np.int32), np.full(shape, POISON, np.int32)
+        self.lookup.propose(
+            np.array(slots, np.int64), np.array(limits, np.int32), ids, confidence, counts, sources,
+            parents if self.trees else None,
+        )  # fmt: skip
+        drafts = []
+        for row, n in enumerate(counts.tolist()):
+            assert n <= min(max(limits[row], 0), self.width)
+            assert (ids[row, n:] == POISON).all()
+            assert np.isnan(confidence[row, n:]).all()
+            assert (sources[row, n:] == POISON).all()
+            above = parents[row, :n].tolist() if self.trees else [k - 1 for k in range(n)]
+            levels, drafted_by = confidence[row, :n].tolist(), sources[row, :n].tolist()
+            drafts.append(Draft(ids[row, :n].tolist(), levels, drafted_by, above))
+        return drafts
+
+
+def both(
+    slots: int, capacity: int, width: int, options: LookupOptions, *, trees: bool
+) -> tuple[Client, ReferenceLookup]:
+    """Return what is tested and what it must equal."""
+    fast = Lookup(slots, capacity, width, options, trees=trees)
+    return Client(fast, width, trees, wide=2), ReferenceLookup(slots, capacity, width, options, trees=trees)
+
+
+def segment_of(
+    documents: Sequence[tuple[str, Sequence[Sequence[int]]]], cap: int = 64, dead: Collection[int] = ()
+) -> Segment:
+    """Return a segment of documents, each a corpus's name and texts; those numbered in `dead` are removed."""
+    text, starts, corpora = [NO_TEXT], [], sorted({corpus for corpus, _ in documents})
+    for _, texts in documents:
+        starts.append(len(text))
+        for tokens in texts:
+            text += [*tokens, NO_TEXT]
+    ids, flags = np.array(text, np.int32), np.array([k in dead for k in range(len(documents))], np.uint8)
+    corpus_of = np.array([corpora.index(corpus) for corpus, _ in documents], np.int32)
+    places, bounds = sorted_places(ids, cap), np.array([*starts, len(text)], np.int64)
+    return Segment(ids, places, bounds, corpus_of, corpora, flags if dead else None)
+
+
+class Talk:
+    """What clients do, by a seed: starts, steps in any batch, texts taken back, gaps, ends."""
+
+    def __init__(self, seed: int, slots: int, capacity: int) -> None:
+        self.rng, self.slots, self.capacity = random.Random(seed), slots, capacity
+        self.alphabet = self.rng.choice([2, 3, 6, 20])
+        self.songs = [self.tokens(self.rng.randrange(2, 40)) for _ in range(3)]
+        self.length = [0] * slots
+
+    def tokens(self, n: int) -> list[int]:
+        """Return tokens at random, seldom what is no text."""
+        return [self.rng.choice([-1, -2]) if self.rng.random() < 0.02 else self.rng.randrange(self.alphabet)
+                for _ in range(n)]  # fmt: skip
+
+    def lines(self) -> list[int]:
+        """Return part of what is often said, or anything."""
+        if self.rng.random() < 0.3:
+            return self.tokens(self.rng.randrange(1, 9))
+        song = self.rng.choice(self.songs)
+        at = self.rng.randrange(len(song))
+        return song[at : at + self.rng.randrange(1, 9)]
+
+    def owner(self) -> str | None:
+        """Return who asks."""
+        return self.rng.choice(["a", "b", "", None])
+
+    def batch(self) -> tuple[list[int], list[list[int]], list[int], list[int]]:
+        """Return the slots of a step, their new tokens, their lengths with these, and limits."""
+        slots = self.rng.sample(range(self.slots), self.rng.randrange(1, self.slots + 1))
+        new = [self.lines() if self.rng.random() < 0.9 else [] for _ in slots]
+        for slot, tokens in zip(slots, new, strict=True):
+            if tokens and self.rng.random() < 0.05:  # taken back, or a gap
+                self.length[slot] = max(0, self.length[slot] + self.rng.randrange(-9, 4))
+            self.length[slot] += len(tokens)
+        return slots, new, [self.length[slot] for slot in slots], [self.rng.choice([0, 1, 3, 99]) for _ in slots]
+
+    def references(self) -> list[list[int]]:
+        """Return what a request may bring along."""
+        return [self.lines() * 3 for _ in range(self.rng.choice([0, 0, 1, 3]))]
+
+    def segments(self, cap: int) -> dict[str, list[Segment]]:
+        """Return what a shelf may hold."""
+        rng = self.rng
+        return {
+            tenant: [
+                segment_of(
+                    [(rng.choice("xyz"), [self.lines() * rng.choice([1, 3]) for _ in range(rng.choice([1, 1, 2]))])
+                     for _ in range(documents)],
+                    cap,
+                    dead=[k for k in range(documents) if rng.random() < 0.2] if rng.random() < 0.5 else (),
+                )
+                for documents in rng.choices([1, 3, 9], k=rng.choice([1, 1, 2]))
+            ]
+            for tenant in rng.choice([[""], ["", "t"], ["t", "u", ""]])
+        }  # fmt: skip
+
+    def corpora(self) -> list[str]:
+        """Return the corpora that a request names."""
+        return self.rng.choice([[], [], ["x"], ["z", "nowhere", "x"]])
+
+    def tenant(self) -> str | None:
+        """Return whose corpora a request sees."""
+        return self.rng.choice(["", "", "t", "v", None])

@@ -1,0 +1,174 @@
+"""The response memory finds all that still lies in its ring, and nobody sees another's."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.match.cpu import responses as kernels
+from specplug.match.cpu.recency import search
+from specplug.match.cpu.responses import FEW_OWNERS, Responses
+from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT
+from specplug.match.reference import responses
+from specplug.match.reference.recency import candidates, kept, key_of
+from specplug.match.reference.responses import Memory
+
+Found = list[tuple[int, int]]
+
+
+class Both:
+    """A response memory and its plain reference."""
+
+    def __init__(self, capacity: int, cap: int) -> None:
+        self.fast, self.cap = Responses(capacity, cap), cap
+        self.plain = Memory(self.fast.capacity)
+
+    def add(self, owner: int, context: list[int], response: list[int]) -> None:
+        self.fast.add(owner, np.array(context, np.int32), np.array(response, np.int32))
+        self.plain.add(owner, context[-self.cap :], response)
+
+    def found(self, owner: int, context: list[int]) -> Found:
+        """Return what the memory finds, and check that it is what the reference finds."""
+        memory, size = self.fast, self.fast.capacity
+        places, lengths = np.zeros(MOST_CANDIDATES, np.int32), np.zeros(MOST_CANDIDATES, np.int32)
+        end = int(memory._ends[0])
+        assert end == self.plain.end
+        n = search(
+            memory.text, size - 1, max(end + 1 - size, 0), memory.owners, memory._heads, memory.children, owner,
+            np.array(context, np.int32), len(context), self.cap, places, lengths,
+        ) if end else 0  # fmt: skip
+        got: Found = list(zip(places[:n].tolist(), lengths[:n].tolist(), strict=True))
+        key = key_of(context, len(context), self.cap)
+        places_of_owner = self.plain.places_of(owner, self.cap)
+        want = kept(candidates(self.plain.text, places_of_owner, key, self.cap), MOST_CANDIDATES)
+        assert got == [tuple(candidate) for candidate in want]
+        assert all(self.plain.owners[place] == owner for place, _ in got)
+        assert [int(memory.text[place & (size - 1)]) for place, _ in got] == [self.plain.text[p] for p, _ in got]
+        return got
+
+
+def crowd(memory: Responses) -> None:
+    """Let all keys of all owners share one tree."""
+    memory._heads = memory._heads[:1]
+    found = [np.zeros(MOST_CANDIDATES, np.int32) for _ in range(2)]
+    memory.record = kernels._Responses(
+        memory.text, memory.children, memory._heads, memory.owners, memory._ends, *found, np.zeros(1, np.int64)
+    )
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1, 3, 16, 40]), st.sampled_from([1, 2, 5, 1000]))
+@settings(max_examples=15, deadline=None)
+def test_it_finds_what_is_in_the_ring_for_the_owner(seed: int, cap: int, alphabet: int) -> None:
+    rng, both = random.Random(seed), Both(256, cap)
+    if seed % 2:
+        crowd(both.fast)
+    tokens: list[list[int]] = [[0]]
+    for _ in range(60):  # many times around
+        song = rng.choice(tokens)
+        fresh = [rng.randrange(alphabet) for _ in range(rng.choice([1, 2, 16, 17, 90, 700]))]
+        tokens.append((fresh if rng.random() < 0.5 else [*song, *fresh])[-700:])
+        both.add(rng.randrange(1, 4), song[: rng.randrange(9)], tokens[-1])
+        for owner in (1, 2, 3, 4):
+            context = (rng.choice(tokens[-9:]))[: rng.randrange(1, 99)]
+            both.found(owner, context)
+
+
+def test_what_was_said_to_one_is_not_said_to_another() -> None:
+    both = Both(1024, 8)
+    both.add(1, [], [5, 6, 7, 8])
+    both.add(2, [], [9, 6, 7, 1])
+    assert len(both.found(1, [6, 7])) == len(both.found(2, [6, 7])) == 1
+    assert both.found(1, [9]) == both.found(2, [5]) == both.found(3, [6, 7]) == []
+    assert both.fast.owner("x") == 1
+    assert both.fast.owner("y") == 2
+    assert both.fast.owner("x") == 1
+
+
+def test_a_granule_that_changed_hands_tells_nothing_of_the_owner_before() -> None:
+    both = Both(256, 1)
+    for start in range(40):  # whatever place the ring's end takes within a granule
+        both.add(1, [], [100 + start % 50 + k for k in range(37)])
+        both.add(2, [], [7] * (start % 17 + 1))
+        for token in range(100, 190):
+            both.found(2, [token])
+            both.found(1, [token])
+
+
+def test_the_context_is_matched_and_never_drafted() -> None:
+    both = Both(1024, 8)
+    both.add(1, [1, 2, 3], [4, 5])
+    assert both.found(1, [2]) == both.found(1, [3]) == []
+    assert [n for _, n in both.found(1, [1, 2, 3, 4])] == [4]
+    assert both.found(1, [5]) == []  # nothing came after
+
+
+@pytest.mark.parametrize("cap", [1, 10, 17, 40, 64, 100])
+@pytest.mark.parametrize("capacity", [0, 300, 4096])
+def test_the_ring_is_a_power_of_two_whatever_is_asked_for(capacity: int, cap: int) -> None:
+    size = Responses(capacity, cap).capacity
+    assert size & (size - 1) == 0
+    assert size >= max(capacity, 16 * cap)
+
+
+def test_of_a_response_longer_than_half_the_end_is_kept() -> None:
+    both = Both(1024, 4)
+    assert both.fast.capacity == 1024
+    both.add(1, [], list(range(700)))
+    assert both.found(1, [700 - 512])
+    assert both.found(1, [698])
+    assert both.found(1, [700 - 513]) == []
+    both.add(1, [], list(range(1000, 1500)))
+    assert both.found(1, [698])
+    assert both.found(1, [1000])
+    both.add(1, [], list(range(2000, 2500)))
+    assert both.found(1, [698]) == []
+    assert both.found(1, [1498])
+    assert both.found(1, [2000])
+
+
+def test_it_forgets_everything_and_begins_anew() -> None:
+    both = Both(256, 4)
+    both.add(1, [], [1, 2, 3])
+    both.fast.clear()
+    both.plain = Memory(256)
+    assert both.found(1, [1]) == []
+    both.add(1, [], [2, 4])
+    assert both.found(1, [1]) == []
+    assert len(both.found(1, [2])) == 1
+
+
+def test_it_begins_anew_before_places_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "MOST_PLACES", 1000)
+    monkeypatch.setattr(responses, "MOST_PLACES", 1000)
+    both, ends = Both(256, 4), []
+    for step in range(60):
+        both.add(step % 2 + 1, [], [step + k for k in range(20)])
+        ends.append(both.plain.end)
+        for token in range(max(0, step - 15), step + 20):
+            both.found(step % 2 + 1, [token])
+    assert max(ends) <= 1000
+    assert sum(one > other for one, other in itertools.pairwise(ends)) >= 2
+
+
+def test_no_text_in_a_response_matches_nothing() -> None:
+    both = Both(256, 4)
+    both.add(1, [], [1, NO_TEXT, 2, 3, NO_TEXT, NO_TEXT, 2, 4])
+    assert [n for _, n in both.found(1, [1, 2])] == [1]
+    assert len(both.found(1, [NO_TEXT, 2])) >= 1
+    assert both.found(1, [1, NO_TEXT]) == []
+
+
+def test_owners_of_nothing_are_forgotten():
+    memory = Responses(256, 4)
+    memory.add(memory.owner("first"), np.zeros(0, np.int32), np.arange(9, dtype=np.int32))
+    first, numbers = memory.owner("first"), {memory.owner("first")}
+    for index in range(3 * FEW_OWNERS):
+        numbers.add(memory.owner(f"salt {index}"))
+    assert len(numbers) == 3 * FEW_OWNERS + 1  # no number twice
+    assert len(memory._owners) <= FEW_OWNERS
+    assert memory.owner("first") == first

@@ -1,0 +1,89 @@
+"""Tensors are read by address: whatever their layout, they mean what arrays of the same content mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from specplug.errors import ContractError
+from specplug.match.cpu.lookup import Lookup, LookupOptions
+from specplug.types.draft import Draft
+
+TEXT = [5, 6, 7, 8, 9, 5, 6, 7]
+OPTIONS = LookupOptions(response_tokens=256)
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": lambda table: table,
+    "columns of a wider table": lambda table: torch.cat([table, torch.full_like(table, 77)], 1)[:, : table.shape[1]],
+    "transposed": lambda table: table.T.contiguous().T,
+    "one text for all rows": lambda table: table[:1].expand(2, -1),
+}
+
+
+def lookup() -> Lookup:
+    made = Lookup(2, 64, 4, OPTIONS, trees=True)
+    for slot in range(2):
+        made.start(slot, owner="")
+    return made
+
+
+@pytest.mark.parametrize("trees", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_of_the_token_table(layout: str, trees: bool) -> None:
+    table = LAYOUTS[layout](torch.tensor([TEXT, TEXT], dtype=torch.int32))
+    rows, lengths = torch.arange(2), torch.tensor([8, 7], dtype=torch.int32)
+    assert _drafts(table, rows, lengths, trees) == _plainly(table, rows, lengths, trees)
+
+
+def test_a_single_row_may_have_any_stride() -> None:
+    table = torch.from_numpy(np.array(TEXT, np.int32)[None])
+    assert table.stride(0) == 0
+    fast = lookup()
+    one, length = torch.zeros(1, dtype=torch.int64), torch.tensor([8], dtype=torch.int32)
+    fast.ingest_tensors(one, table, one, length, length, None)
+    assert fast.texts.text[0, :8].tolist() == TEXT
+    draft = Draft.allocate(1, 4)
+    fast.propose_tensors(one, length, draft, trees=False)
+    assert draft.token_ids[0, : int(draft.lengths[0])].tolist() == [8, 9, 5, 6]
+
+
+def test_rows_and_numbers_may_lie_apart() -> None:
+    table = torch.tensor([TEXT, TEXT[::-1]], dtype=torch.int32)
+    apart = torch.tensor([[1, 99], [0, 99]])[:, 0]
+    lengths = torch.tensor([[8, 99], [6, 99]], dtype=torch.int32)[:, 0]
+    assert _drafts(table, apart, lengths, False) == _plainly(table, apart.contiguous(), lengths.contiguous(), False)
+
+
+def test_a_draft_whose_tensors_lie_apart_is_refused() -> None:
+    draft, one = Draft.allocate(1, 4), torch.zeros(1, dtype=torch.int64)
+    narrow = draft.view(1, 2)
+    wide = Draft.allocate(1, 2)
+    object.__setattr__(narrow, "confidence", wide.confidence)
+    with pytest.raises(ContractError, match="lie apart"):
+        lookup().propose_tensors(one, one.int(), narrow, trees=False)
+
+
+def _drafts(table: Tensor, rows: Tensor, lengths: Tensor, trees: bool) -> list[object]:
+    fast, draft = lookup(), Draft.allocate(2, 4, trees=trees)
+    slots, limits = torch.arange(2), torch.full((2,), 4, dtype=torch.int32)
+    fast.ingest_tensors(slots, table, rows, lengths, lengths, None)
+    fast.propose_tensors(slots, limits, draft, trees=trees)
+    parents = draft.parents.tolist() if draft.parents is not None and trees else None
+    tensors = (draft.token_ids, draft.confidence, draft.lengths, draft.source)
+    return [*(tensor.tolist() for tensor in tensors), parents]
+
+
+def _plainly(table: Tensor, rows: Tensor, lengths: Tensor, trees: bool) -> list[object]:
+    plain, draft = lookup(), Draft.allocate(2, 4, trees=trees)
+    slots, counts = np.arange(2), lengths.numpy()
+    plain.ingest(slots, np.ascontiguousarray(table.numpy()), rows.numpy(), counts, counts)
+    ids, confidence, sizes = draft.token_ids.numpy(), draft.confidence.numpy(), draft.lengths.numpy()
+    above = draft.parents.numpy() if draft.parents is not None else None
+    source = draft.source.numpy()
+    plain.propose(slots, np.full(2, 4, np.int32), ids, confidence, sizes, source, above)
+    arrays = (ids, confidence, sizes, source)
+    return [*(array.tolist() for array in arrays), None if above is None else above.tolist()]

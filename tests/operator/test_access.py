@@ -1,0 +1,145 @@
+"""The operator's routes answer to the operator's key or, without one, to this machine, and to nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from specplug.operator.access import KEY_VARIABLE, Operators
+
+KEY = {KEY_VARIABLE: "sesame"}
+HERE = ("127.0.0.1", 50000)
+
+
+def scope(peer: Any = HERE, path: str = "/specplug/mode", **headers: str) -> dict[str, Any]:
+    """Return the ASGI scope of a request; underscores of header names are dashes."""
+    raw = [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http", "path": path, "client": peer, "headers": raw}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1"])
+def test_without_a_key_this_machine_is_answered(host: str) -> None:
+    assert Operators(environment={}).refusal(scope((host, 1), user_agent="curl", host="localhost")) is None
+
+
+@pytest.mark.parametrize("host", ["10.0.0.5", "128.0.0.1", "fe80::1", "::ffff:10.0.0.5", "localhost", "", "testclient"])
+def test_without_a_key_nobody_else_is(host: str) -> None:
+    refused = Operators(environment={}).refusal(scope((host, 1)))
+    assert refused is not None
+    assert refused.status == 403
+    assert refused.message == (
+        f"/specplug/mode: for operators only; found a request from {host}; expected one from this machine, as the "
+        "server has no operator's key. Set SPECPLUG_OPERATOR_KEY for the server, and send that key as "
+        "'Authorization: Bearer KEY'"
+    )
+
+
+def test_a_peer_without_an_address_is_nobody_we_know() -> None:
+    """As over a Unix socket, whose other end may be a proxy."""
+    refused = Operators(environment={}).refusal(scope(None))
+    assert refused is not None
+    assert "an unknown address" in refused.message
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["Forwarded", "X-Forwarded-For", "x_forwarded_proto", "X-Forwarded-Host", "X-Real-IP", "Via", "CF-Connecting-IP"],
+)
+def test_a_proxy_on_this_machine_is_not_this_machine(header: str) -> None:
+    refused = Operators(environment={}).refusal(scope(**{header: "127.0.0.1"}))
+    assert refused is not None
+    assert refused.status == 403
+    assert header.lower().replace("_", "-") in refused.message
+
+
+def test_a_web_page_is_not_this_machine() -> None:
+    refused = Operators(environment={}).refusal(scope(origin="http://localhost:8000"))
+    assert refused is not None
+    assert refused.status == 403
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_an_empty_key_is_none(value: str) -> None:
+    operators = Operators([None, ""], {KEY_VARIABLE: value})
+    assert not operators.have_key
+    assert operators.refusal(scope()) is None
+    assert operators.refusal(scope(("10.0.0.5", 1), authorization="Bearer ")) is not None
+
+
+@pytest.mark.parametrize("peer", [HERE, ("10.0.0.5", 1), None])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer sesame"},
+        {"authorization": "bearer sesame"},
+        {"x_specplug_operator_key": "sesame"},
+        {
+            "authorization": "Bearer theirs",
+            "x_specplug_operator_key": "sesame",
+            "x_forwarded_for": "10.1.1.1",
+        },
+    ],
+)
+def test_the_key_opens_from_anywhere(peer: Any, headers: dict[str, str]) -> None:
+    assert Operators(environment=KEY).refusal(scope(peer, **headers)) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "found"),
+    [
+        ({}, "no key"),
+        ({"authorization": "Basic sesame"}, "no key"),
+        ({"authorization": "sesame"}, "no key"),
+        ({"authorization": "Bearer Sesame"}, "another key"),
+        ({"authorization": "Bearer sesame "}, "another key"),
+        ({"x_specplug_operator_key": ""}, "another key"),
+    ],
+)
+def test_with_a_key_nothing_else_opens_not_even_from_this_machine(headers: dict[str, str], found: str) -> None:
+    refused = Operators(environment=KEY).refusal(scope(**headers))
+    assert refused is not None
+    assert refused.status == 401
+    assert f"found {found}; expected the operator's key" in refused.message
+    assert "sesame" not in refused.message.lower()
+
+
+def test_the_engines_own_key_and_the_variables_open_alike() -> None:
+    operators = Operators(["admin"], KEY)
+    assert operators.refusal(scope(authorization="Bearer admin")) is None
+    assert operators.refusal(scope(authorization="Bearer sesame")) is None
+    assert operators.refusal(scope(authorization="Bearer other")) is not None
+
+
+def test_who_is_answered_is_said_without_the_key() -> None:
+    assert Operators(environment=KEY).whom == "with the operator's key"
+    assert KEY_VARIABLE in Operators(environment={}).whom
+
+
+def test_a_key_of_any_letters() -> None:
+    operators = Operators(environment={KEY_VARIABLE: "schlüssel\U0001f511"})
+    assert operators.refusal(scope(authorization="Bearer schlüssel\U0001f511")) is None
+    assert operators.refusal(scope(authorization="Bearer schlussel")) is not None
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_an_app_is_guarded(allowed: bool) -> None:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send("answer")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    guarded = Operators(environment={}).guarding(app)
+    asyncio.run(guarded(scope(HERE if allowed else ("10.0.0.5", 1)), None, send))
+    if allowed:
+        assert sent == ["answer"]
+        return
+    start, body = sent
+    assert start["status"] == 403
+    assert dict(start["headers"])[b"content-length"] == str(len(body["body"])).encode()
+    assert "for operators only" in json.loads(body["body"])["message"]

@@ -1,0 +1,243 @@
+"""What a scrape of an engine server's /metrics shows of engines that answer, answer late, fail or are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from specplug.operator import exporter
+from specplug.operator.exporter import EngineCollector, snapshot_of
+from tests.test_metrics import STEP, recorded
+
+OWN = {"source": "own text"}
+
+
+class Engines:
+    """Stands in for engines; says what it is told to say, in the event loop that it is asked in.
+
+    Attributes:
+        said: by engine, its status; an exception is raised.
+        gate: answers wait for it.
+    """
+
+    def __init__(self, *said: Any) -> None:
+        self.said = list(said)
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked = 0
+
+    async def ask(self) -> list[Any]:
+        self.asked += 1
+        await self.gate.wait()
+        for said in self.said:
+            if isinstance(said, Exception):
+                raise said
+        return list(self.said)
+
+
+def status(engine: int = 0, steps: int = 1, ceiling: int | None = None, faults: Any = None) -> dict[str, Any]:
+    """Return what an engine says of itself, as far as a scrape reads it."""
+    metrics = recorded(*[STEP] * steps)
+    metrics.fault("ngram", "late")
+    return {
+        "engine": engine,
+        "max_width": 8,
+        "scheduler": {"control": {"mode": "off" if ceiling == 0 else "on", "ceiling": ceiling}, "faults": faults or {}},
+        "workers": [{"rank": 1, "drafts": False}, {"rank": 0, "drafts": True, "metrics": metrics.snapshot().as_dict()}],
+    }
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+
+    async def finish() -> None:
+        """Let the last scrape's question be answered."""
+        while rest := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(rest)
+
+    asyncio.run_coroutine_threadsafe(finish(), loop).result(20)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+Watch = Callable[..., tuple[Engines, CollectorRegistry]]
+
+
+@pytest.fixture
+def watch(loop, monkeypatch) -> Watch:
+    """Export engines that say what is given; scrapes wait 20 s for them, or as long as told."""
+
+    def start(*said: Any, patience: float = 20.0) -> tuple[Engines, CollectorRegistry]:
+        monkeypatch.setattr(exporter, "PATIENCE", patience)
+        collector, registry = EngineCollector(), CollectorRegistry()
+        registry.register(collector)
+
+        async def begin() -> Engines:
+            engines = Engines(*said)
+            collector.watch(engines.ask)
+            return engines
+
+        return asyncio.run_coroutine_threadsafe(begin(), loop).result(), registry
+
+    return start
+
+
+def emitted(registry: CollectorRegistry, engine: int = 0) -> float | None:
+    return registry.get_sample_value("specplug_emitted_tokens_total", {**OWN, "engine": str(engine)})
+
+
+def expected(steps: int) -> int:
+    return recorded(*[STEP] * steps).snapshot().by_source["own text"].emitted
+
+
+def test_nobody_is_asked_before_the_first_scrape(watch):
+    engines, registry = watch(status())
+    assert engines.asked == 0
+    assert emitted(registry) == expected(1) > 0
+    assert engines.asked == 1
+
+
+def test_every_scrape_asks_anew(watch):
+    engines, registry = watch(status(steps=1))
+    emitted(registry)
+    engines.said[0] = status(steps=2)
+    assert emitted(registry) == expected(2) != expected(1)
+
+
+def test_each_engine_has_its_label_and_each_family_is_told_once(watch):
+    _, registry = watch(status(0, steps=1, ceiling=3), status(1, steps=3, ceiling=0))
+    assert (emitted(registry, 0), emitted(registry, 1)) == (expected(1), expected(3))
+    for name, values in {"specplug_mode": (1, 0), "specplug_ceiling_tokens": (3, 0)}.items():
+        assert [registry.get_sample_value(name, {"engine": engine}) for engine in "01"] == list(values)
+    text = generate_latest(registry).decode()
+    assert text.count("# TYPE specplug_emitted_tokens_total counter") == 1
+    assert text.count("# TYPE specplug_mode gauge") == 1
+
+
+@pytest.mark.parametrize(("ceiling", "shown"), [(None, 8), (3, 3), (99, 8)])
+def test_the_ceiling_is_never_above_the_servers_width(watch, ceiling, shown):
+    _, registry = watch(status(ceiling=ceiling))
+    assert registry.get_sample_value("specplug_ceiling_tokens", {"engine": "0"}) == shown
+
+
+def test_faults_of_scheduler_and_worker_are_counted_together(watch):
+    _, registry = watch(status(faults={"policy fixed": {"raised": 2}, "ngram": {"late": 1}}))
+
+    def faults(plugin: str, kind: str) -> float | None:
+        return registry.get_sample_value("specplug_faults_total", {"plugin": plugin, "kind": kind, "engine": "0"})
+
+    assert (faults("policy fixed", "raised"), faults("ngram", "late")) == (2, 2)
+
+
+def test_engines_that_are_late_are_shown_as_they_were_and_asked_once(watch, loop, monkeypatch):
+    engines, registry = watch(status(steps=1))
+    emitted(registry)
+    engines.said[0] = status(steps=2)
+    monkeypatch.setattr(exporter, "PATIENCE", 0.01)
+    loop.call_soon_threadsafe(engines.gate.clear)
+    assert [emitted(registry), emitted(registry)] == [expected(1)] * 2
+    assert engines.asked == 2  # the second question is still open
+    age = registry.get_sample_value("specplug_snapshot_age_seconds", {"engine": "0"})
+    assert age is not None
+    assert age > 0
+    monkeypatch.setattr(exporter, "PATIENCE", 20.0)
+    loop.call_soon_threadsafe(engines.gate.set)
+    assert emitted(registry) == expected(2)
+
+
+def test_a_failure_is_told_once_and_costs_freshness_only(watch, caplog):
+    engines, registry = watch(status(steps=1))
+    emitted(registry)
+    engines.said[0] = RuntimeError("engine core is dead")
+    with caplog.at_level(logging.WARNING, logger="specplug"):
+        assert [emitted(registry), emitted(registry)] == [expected(1)] * 2
+    (record,) = caplog.records
+    assert "RuntimeError: engine core is dead" in record.getMessage()
+    engines.said[0] = status(steps=2)
+    assert emitted(registry) == expected(2)
+
+
+def test_in_the_event_loop_a_scrape_shows_the_answer_before(watch, loop):
+    """There nobody could wait: the answer comes by the same loop."""
+    engines, registry = watch(status(steps=1))
+
+    async def scrape() -> float | None:
+        return emitted(registry)
+
+    async def settle() -> None:
+        while engines.asked == 0:
+            await asyncio.sleep(0)
+        for _ in range(100):  # far more turns of the loop than an answer takes
+            await asyncio.sleep(0)
+
+    assert asyncio.run_coroutine_threadsafe(scrape(), loop).result(20) is None
+    asyncio.run_coroutine_threadsafe(settle(), loop).result(20)
+    assert asyncio.run_coroutine_threadsafe(scrape(), loop).result(20) == expected(1)
+
+
+def test_a_scrape_in_the_event_loop_may_have_the_engines_asked_first(watch, loop):
+    engines, registry = watch(status(steps=1))
+
+    async def scrape() -> float | None:
+        (collector,) = registry._collector_to_names
+        engines.gate.clear()
+        loop.call_later(0.05, engines.gate.set)  # answers take their time
+        await collector.refresh()
+        return emitted(registry)
+
+    def scraped() -> float | None:
+        return asyncio.run_coroutine_threadsafe(scrape(), loop).result(20)
+
+    assert scraped() == expected(1)
+    engines.said[0] = status(steps=2)
+    assert scraped() == expected(2)
+    assert engines.asked == 2  # once per scrape
+
+
+def test_asking_first_waits_as_long_as_a_scrape_does_and_no_longer(watch, loop, monkeypatch):
+    engines, registry = watch(status(steps=1), patience=0.01)
+    loop.call_soon_threadsafe(engines.gate.clear)
+
+    async def scrape() -> float | None:
+        (collector,) = registry._collector_to_names
+        await collector.refresh()
+        return emitted(registry)
+
+    assert asyncio.run_coroutine_threadsafe(scrape(), loop).result(20) is None
+    loop.call_soon_threadsafe(engines.gate.set)
+    monkeypatch.setattr(exporter, "PATIENCE", 20.0)
+    assert asyncio.run_coroutine_threadsafe(scrape(), loop).result(20) == expected(1)
+
+
+def test_without_an_event_loop_nothing_is_watched():
+    collector, registry = EngineCollector(), CollectorRegistry()
+    collector.watch(Engines().ask)
+    registry.register(collector)
+    assert b"specplug_emitted_tokens_total{" not in generate_latest(registry)
+
+
+def test_an_engine_whose_loop_is_closed_is_gone():
+    collector, registry = EngineCollector(), CollectorRegistry()
+
+    async def begin() -> None:
+        collector.watch(Engines(status()).ask)
+
+    asyncio.run(begin())
+    registry.register(collector)
+    assert emitted(registry) is None
+
+
+def test_a_snapshot_survives_the_way_to_another_process():
+    snapshot = recorded(STEP, STEP).snapshot()
+    assert snapshot_of(snapshot.as_dict(), {}) == snapshot

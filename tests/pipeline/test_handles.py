@@ -1,0 +1,514 @@
+"""Host proposers on their thread: snapshots, deadlines, order, errors.  Nothing here depends on speed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from concurrent.futures import wait
+
+import pytest
+import torch
+
+from specplug.errors import ContractError
+from specplug.faults import LateDraft
+from specplug.pipeline.handles import DeviceHandle, HostHandle, InlineHandle, make_handle
+from specplug.plugins.specs import ProposerSpec
+from specplug.testing.batches import make_batch
+from specplug.types.caps import Distribution, ProposerCaps
+from specplug.types.draft import Draft
+from specplug.types.request import EngineEvent, Lifecycle, Reference, Request, RequestEvent
+from specplug.types.verdict import Outcome, Verdict
+from tests.pipeline.tools import VOCAB, Bench, Recorder, count_up, drafts, host_handle, int32
+
+SOON = 0.01  # seconds; a deadline that a blocked proposer misses, however long it is
+PATIENCE = 60.0  # seconds until a test that waits in vain fails
+WAKE = EngineEvent("wake")
+STARTED, UPDATED, FINISHED, ABORTED = Lifecycle.STARTED, Lifecycle.UPDATED, Lifecycle.FINISHED, Lifecycle.ABORTED
+
+
+class Blocked(Recorder):
+    """Works, or hangs at the beginning of one method while it is held there."""
+
+    def __init__(self, write=count_up, **caps) -> None:
+        super().__init__(write, needs_host=True, **caps)
+        self._held_in = ""
+        self._free = threading.Event()
+        self._marks: list[tuple[EngineEvent, threading.Event]] = []
+
+    def hold(self, method: str) -> None:
+        self._held_in = method
+        self._free.clear()
+
+    def release(self) -> None:
+        self._held_in = ""
+        self._free.set()
+
+    def _gate(self, method: str) -> None:
+        if method == self._held_in:
+            assert self._free.wait(PATIENCE)
+
+    def ingest(self, batch) -> None:
+        self._gate("ingest")
+        super().ingest(batch)
+
+    def propose(self, batch, limits, draft) -> None:
+        self._gate("propose")
+        super().propose(batch, limits, draft)
+
+    def on_event(self, event) -> None:
+        self._gate("on_event")
+        super().on_event(event)
+        for mark, reached in self._marks:
+            if mark is event:
+                reached.set()
+
+    def settle(self, handle: HostHandle) -> None:
+        """Release the thread and wait until it has done everything that was queued before."""
+        mark, reached = EngineEvent("sleep"), threading.Event()
+        self._marks.append((mark, reached))
+        self.release()
+        if handle._late is not None:
+            assert not wait([handle._late], PATIENCE).not_done  # events are held back until then
+        handle.on_event(mark)  # jobs run in order: when this one runs, those before it are done
+        assert reached.wait(PATIENCE)
+
+
+@pytest.fixture
+def blocked():
+    proposer = Blocked()
+    yield proposer
+    proposer.release()
+
+
+def work(*texts, width=4, **kwargs):
+    """Return a batch, its limits and an empty draft."""
+    batch = make_batch(texts, vocab_size=VOCAB, **kwargs)
+    draft = Draft.allocate(len(texts), width)
+    draft.reset(batch.lengths)
+    return batch, batch.limits(width), draft
+
+
+def tell(handle: HostHandle, kind: Lifecycle, name: str, *, slot: int, generation: int = 0) -> Request:
+    """Tell of a request that brings a reference; return it."""
+    request = Request(name, 1, 10, references=(Reference.of([1, 2, 3]),))
+    handle.on_event(RequestEvent(kind, request, slot, generation))
+    return request
+
+
+@pytest.mark.parametrize(
+    ("caps", "device", "expected"),
+    [
+        (ProposerCaps(needs_host=True), "cpu", HostHandle),
+        (ProposerCaps(), "cpu", DeviceHandle),
+        (ProposerCaps(inline=True), "meta", DeviceHandle),
+        (ProposerCaps(needs_host=True, inline=True), "cpu", InlineHandle),
+        (ProposerCaps(needs_host=True, inline=True), "meta", HostHandle),
+    ],
+)
+def test_declared_needs_and_the_device_choose_the_handle(caps, device, expected):
+    spec = ProposerSpec(name="x", factory=Recorder, summary="", caps=caps)
+    handle = make_handle(spec, Recorder(), None, torch.device(device))
+    assert type(handle) is expected
+    handle.close()
+
+
+def test_a_quick_host_proposer_runs_inline_on_the_engines_own_tensors():
+    seen = []
+
+    def write(batch, limits, draft):
+        seen.extend((threading.current_thread(), batch, limits))
+        draft.set_row(0, [3, VOCAB if batch.lengths[0] > 1 else 4], 0.5)
+
+    proposer = Recorder(write, needs_host=True, inline=True)
+    bench = Bench({"quick": proposer})
+    bench.start("a", [1])
+    batch = bench.batch()
+    assert drafts(bench.stage.propose(batch, 4)) == [[3, 4]]
+    assert seen[0] is threading.current_thread()
+    assert seen[1].tokens is batch.tokens
+    bench.verify({"a": 0})
+    assert drafts(bench.draft()) == [[]]  # a malformed draft is not only cut, but reported
+    assert bench.faults == {"quick": {"malformed": 1}}
+
+
+def test_sources_carry_the_name_of_the_proposer():
+    assert host_handle(Recorder()).sources == ("host",)
+    assert host_handle(Recorder(sources=("own text", "reference"))).sources == ("host/own text", "host/reference")
+
+
+@pytest.mark.parametrize("kind", [HostHandle, DeviceHandle])
+def test_drafts_reach_the_buffer(kind):
+    proposer = Recorder(needs_host=kind is HostHandle)
+    spec = ProposerSpec(name="x", factory=Recorder, summary="", caps=proposer.caps)
+    batch, limits, draft = work([5, 6], [7], room=[3, 100])
+    handle = make_handle(spec, proposer, None, torch.device("cpu"))
+    handle.check_ready()
+    handle.step(batch, limits, draft)
+    handle.close()
+    assert drafts(draft) == [[7, 8], [8, 9, 10, 11]]
+    assert draft.base_len.tolist() == [2, 1]
+    assert draft.confidence[0].tolist() == [0.5, 0.5, 0.0, 0.0]
+    assert proposer.handed == [{(0, 0): [5, 6], (1, 0): [7]}]
+    assert proposer.calls == ["ingest", "propose", "close"]
+
+
+def test_a_step_without_limits_only_ingests():
+    proposer = Recorder(needs_host=True)
+    handle = host_handle(proposer)
+    handle.step(work([1, 2])[0], None, None)
+    handle.close()
+    assert proposer.calls == ["ingest", "close"]
+
+
+def test_device_proposers_run_inline():
+    seen = []
+    proposer = Recorder(lambda *_args: seen.append(threading.current_thread()))
+    spec = ProposerSpec(name="x", factory=Recorder, summary="", caps=proposer.caps)
+    DeviceHandle(spec, proposer, proposer.caps).step(*work([1]))
+    assert seen == [threading.current_thread()]
+
+
+def test_host_proposers_run_on_one_daemon_thread_of_their_own():
+    """A daemon: a proposer that hangs must not keep the process from ending."""
+    seen = []
+    handle = host_handle(Recorder(lambda *_args: seen.append(threading.current_thread()), needs_host=True))
+    handle.step(*work([1]))
+    handle.step(*work([1]))
+    assert len(set(seen)) == 1
+    assert seen[0] is not threading.current_thread()
+    assert seen[0].daemon
+    handle.close()
+    seen[0].join(PATIENCE)
+    assert not seen[0].is_alive()
+
+
+class TestSnapshots:
+    def test_a_late_job_sees_the_batch_as_it_was(self, blocked):
+        handle = host_handle(blocked, SOON)
+        blocked.hold("ingest")
+        batch, limits, draft = work([1, 2, 3], [4, 5])
+        with pytest.raises(LateDraft):
+            handle.step(batch, limits, draft)
+        batch.tokens.fill_(63)
+        batch.lengths.fill_(1)
+        limits.zero_()
+        blocked.settle(handle)
+        assert blocked.handed == [{(0, 0): [1, 2, 3], (1, 0): [4, 5]}]
+        assert blocked.limits == [[4, 4]]
+
+    @pytest.mark.parametrize("incremental", [False, True])
+    def test_only_who_asks_for_it_gets_windows(self, incremental):
+        seen = []
+        proposer = Recorder(lambda batch, *_args: seen.append(batch), needs_host=True, incremental=incremental)
+        batch, limits, draft = work([1, 2, 3], [4, 5, 6, 7], num_new=[1, 2])
+        host_handle(proposer).step(batch, limits, draft)
+        assert proposer.handed == [{(0, 0): [3], (1, 0): [6, 7]}]
+        if incremental:
+            assert (seen[0].first.tolist(), seen[0].tokens.shape) == ([2, 2], (2, 2))
+        else:
+            assert (seen[0].first, seen[0].tokens.shape) == (None, (2, 4))
+
+    def test_verdicts_are_snapshots_too(self):
+        proposer = Blocked(learns=True)
+        handle = host_handle(proposer)
+        proposer.hold("on_event")
+        handle.on_event(WAKE)  # keeps the thread busy, so that the verdict is looked at later
+        after = make_batch([[1, 2, 3]], vocab_size=VOCAB)
+        offered = Draft.allocate(1, 2, sources=("host",))
+        offered.set_row(0, [3, 4], 0.5)
+        verdict = Verdict.build(int32([2]), Outcome(int32([2]), int32([0]), int32([1])))
+        handle.observe(after, offered, verdict)
+        for tensor in (after.tokens, after.lengths, offered.token_ids, offered.lengths, verdict.accepted):
+            tensor.fill_(7)
+        verdict.emitted.fill_(7)
+        proposer.settle(handle)
+        [(seen, seen_draft, seen_verdict)] = proposer.observed
+        assert seen.tokens[0, : int(seen.lengths)].tolist() == [1, 2, 3]
+        assert (drafts(seen_draft), seen_draft.sources) == ([[3, 4]], ("host",))
+        assert (seen_verdict.accepted.tolist(), seen_verdict.emitted.tolist()) == ([0], [1])
+
+    @pytest.mark.parametrize("distribution", list(Distribution))
+    def test_full_distributions_and_trees_travel(self, distribution):
+        def write(_batch, _limits, draft):
+            draft.set_row(0, [3, 4], 0.5, parents=[-1, -1])
+            law = draft.draft_logits if draft.draft_probs is None else draft.draft_probs
+            if law is not None:
+                law[0, :2, 3:5] = 0.5
+
+        batch = make_batch([[1]], vocab_size=8)
+        draft = Draft.allocate(1, 3, trees=True, distribution=distribution, vocab_size=8)
+        handle = host_handle(Recorder(write, needs_host=True, trees=True, distribution=distribution))
+        handle.step(batch, batch.limits(3), draft)
+        assert drafts(draft) == [[3, 4]]
+        assert draft.parents[0, :2].tolist() == [-1, -1]
+        law = draft.draft_logits if draft.draft_probs is None else draft.draft_probs
+        assert law is None or law[0, 0].tolist() == [0, 0, 0, 0.5, 0.5, 0, 0, 0]
+
+    def test_it_runs_inside_an_engines_inference_mode(self):
+        handle = host_handle(Recorder(needs_host=True))
+        with torch.inference_mode():
+            batch, limits, draft = work([1])
+            handle.step(batch, limits, draft)
+            assert drafts(draft) == [[2, 3, 4, 5]]
+
+
+class TestDeadlines:
+    def test_a_late_draft_is_dropped_and_never_written(self, blocked):
+        handle = host_handle(blocked, SOON)
+        batch, limits, draft = work([1])
+        blocked.hold("propose")
+        with pytest.raises(LateDraft):
+            handle.step(batch, limits, draft)
+        blocked.settle(handle)
+        assert blocked.limits == [[4]]  # it has drafted by now
+        assert drafts(draft) == [[]]
+        assert draft.token_ids.tolist() == [[-1] * 4]
+
+    def test_while_it_is_busy_nothing_waits_and_nothing_is_queued_but_events(self):
+        blocked = Blocked(learns=True)
+        handle = host_handle(blocked, SOON)
+        blocked.hold("propose")
+        batch, limits, draft = work([1])
+        with pytest.raises(LateDraft):
+            handle.step(batch, limits, draft)
+        for _ in range(100):
+            with pytest.raises(LateDraft):
+                handle.check_ready()
+            handle.observe(batch, draft, Verdict.build(int32([0]), Outcome(*[int32([0])] * 3)))
+        handle.on_event(WAKE)
+        blocked.settle(handle)
+        assert blocked.calls == ["ingest", "propose", "on_event", "on_event"]
+
+    def test_it_comes_back(self, blocked):
+        handle = host_handle(blocked, SOON)
+        blocked.hold("propose")
+        with pytest.raises(LateDraft):
+            handle.step(*work([1]))
+        blocked.settle(handle)
+        handle.check_ready()
+        handle._deadline = PATIENCE
+        batch, limits, draft = work([1, 2])
+        handle.step(batch, limits, draft)
+        assert drafts(draft) == [[3, 4, 5, 6]]
+
+    def test_what_a_late_job_raised_shows_at_the_next_step(self, blocked):
+        handle = host_handle(blocked, SOON)
+        blocked.hold("propose")
+        blocked.fails = {"propose"}
+        with pytest.raises(LateDraft):
+            handle.step(*work([1]))
+        blocked.settle(handle)
+        blocked.fails = set()
+        handle._deadline = PATIENCE
+        with pytest.raises(ZeroDivisionError, match="planted in propose"):
+            handle.step(*work([1, 2]))
+        assert len(blocked.handed) == 2  # that step's tokens were handed over all the same
+        handle.step(*work([1, 2]))
+
+    def test_while_it_hangs_no_more_is_kept_than_running_requests_need(self, blocked):
+        """Of requests that come and go meanwhile it is never told, and what they brought is freed."""
+        handle, kept = host_handle(blocked, SOON), []
+        tell(handle, STARTED, "a", slot=0)
+        tell(handle, STARTED, "b", slot=1)
+        blocked.hold("propose")
+        with pytest.raises(LateDraft):
+            handle.step(*work([1]))
+        tell(handle, FINISHED, "a", slot=0)
+        for number in range(1, 100):
+            request = tell(handle, STARTED, f"passing {number}", slot=0, generation=number)
+            kept.append(weakref.ref(request.references[0].token_ids))
+            del request
+            handle.on_event(WAKE)
+            tell(handle, ABORTED if number % 2 else FINISHED, f"passing {number}", slot=0, generation=number)
+        tell(handle, UPDATED, "b", slot=1, generation=1)
+        tell(handle, UPDATED, "b", slot=1, generation=2)
+        tell(handle, STARTED, "c", slot=0, generation=100)
+        gc.collect()
+        assert sum(ref() is not None for ref in kept) == 0
+        blocked.settle(handle)
+        said = [(it.kind, it.request.request_id, it.slot, it.generation) if hasattr(it, "slot") else it.kind
+                for it in blocked.events]  # fmt: skip
+        assert said == [
+            (STARTED, "a", 0, 0), (STARTED, "b", 1, 0),
+            (FINISHED, "a", 0, 0), "wake", (UPDATED, "b", 1, 2), (STARTED, "c", 0, 100), "sleep",
+        ]  # fmt: skip
+
+    def test_what_was_held_back_comes_before_the_next_step(self, blocked):
+        handle = host_handle(blocked, SOON)
+        blocked.hold("propose")
+        with pytest.raises(LateDraft):
+            handle.step(*work([1]))
+        tell(handle, STARTED, "a", slot=0)
+        blocked.release()
+        assert not wait([handle._late], PATIENCE).not_done
+        handle._deadline = PATIENCE
+        handle.step(*work([1, 2]))
+        assert blocked.calls[2:] == ["on_event", "ingest", "propose"]
+
+    def test_what_was_held_back_comes_before_the_end(self, blocked):
+        handle = host_handle(blocked, SOON)
+        blocked.hold("propose")
+        with pytest.raises(LateDraft):
+            handle.step(*work([1]))
+        handle.on_event(WAKE)
+        blocked.release()
+        handle.close()
+        assert blocked.calls[2:] == ["on_event", "close"]
+
+    @pytest.mark.parametrize("incremental", [False, True])
+    def test_in_the_pipeline_requests_that_came_and_went_leave_no_trace(self, incremental):
+        blocked = Blocked(incremental=incremental)
+        bench = Bench({"slow": blocked}, deadline=SOON, max_consecutive=1000)
+        bench.start("a", [1, 2])
+        blocked.hold("propose")
+        bench.draft()
+        for number in range(20):
+            bench.start("passing", [30, 31])
+            bench.draft()
+            if number % 2:
+                bench.verify({"a": 0, "passing": 0}, emitted={"a": [3], "passing": [32]})
+            bench.leave("passing")
+        bench.start("b", [40])
+        blocked.settle(bench.handles[0])
+        bench.handles[0]._deadline = PATIENCE
+        assert drafts(bench.draft()) == [[4, 5, 6, 7], [41, 42, 43, 44]]
+        told = [event.request.request_id for event in blocked.events if isinstance(event, RequestEvent)]
+        assert told == ["a", "b"]
+        bench.stage.close()
+
+    @pytest.mark.parametrize("incremental", [False, True])
+    def test_in_the_pipeline_no_token_is_missed_and_other_rows_go_on(self, incremental):
+        """Steps sit out while the thread is busy; their tokens, and those of rows that joined, come with the next."""
+        blocked = Blocked(incremental=incremental)
+        bench = Bench({"slow": blocked, "quick": Recorder()}, deadline=SOON, max_consecutive=100)
+        handle = bench.handles[0]
+        bench.start("a", [1, 2])
+        bench.start("b", [10], proposer="quick")
+        blocked.hold("propose")
+        assert drafts(bench.draft()) == [[], [11, 12, 13, 14]]
+        bench.verify({"a": 1, "b": 0}, emitted={"a": [3, 4], "b": [11]})
+        bench.start("c", [20])
+        assert drafts(bench.draft()) == [[], [12, 13, 14, 15], []]
+        bench.verify({"a": 0, "b": 0, "c": 0}, emitted={"a": [5], "b": [12], "c": [21]})
+        assert bench.faults == {"slow": {"late": 2}}
+        blocked.settle(handle)
+        handle._deadline = PATIENCE
+        assert drafts(bench.draft()) == [[6, 7, 8, 9], [13, 14, 15, 16], [22, 23, 24, 25]]
+        a, b, c = (0, 0), (1, 0), (2, 0)
+        assert blocked.handed == [{a: [1, 2], b: [10]}, {a: [3, 4, 5], b: [11, 12], c: [20, 21]}]
+        bench.stage.close()
+
+
+class TestErrors:
+    @pytest.mark.parametrize("method", ["ingest", "propose"])
+    def test_a_step_raises_what_the_proposer_raises(self, method):
+        proposer = Recorder(needs_host=True)
+        proposer.fails = {method}
+        batch, limits, draft = work([1])
+        with pytest.raises(ZeroDivisionError, match=f"planted in {method}"):
+            host_handle(proposer).step(batch, limits, draft)
+        assert drafts(draft) == [[]]
+
+    def test_a_timeout_error_of_its_own_is_not_taken_for_a_missed_deadline(self):
+        def write(*_args):
+            raise TimeoutError("a database did not answer")
+
+        handle = host_handle(Recorder(write, needs_host=True), PATIENCE)
+        with pytest.raises(TimeoutError, match="database"):
+            handle.step(*work([1]))
+        handle.check_ready()
+
+    @pytest.mark.parametrize("method", ["on_event", "observe"])
+    def test_what_other_calls_raise_shows_at_the_next_step_once(self, method):
+        proposer = Recorder(needs_host=True, learns=True)
+        proposer.fails = {method}
+        handle = host_handle(proposer)
+        batch, limits, draft = work([1])
+        if method == "on_event":
+            handle.on_event(WAKE)
+        else:
+            handle.observe(batch, draft, Verdict.build(int32([0]), Outcome(*[int32([0])] * 3)))
+        with pytest.raises(ZeroDivisionError, match=f"planted in {method}"):
+            handle.step(batch, limits, draft)
+        assert drafts(draft) == [[]]
+        assert proposer.handed == [{(0, 0): [1]}]
+        handle.step(batch, limits, draft)
+        assert drafts(draft) == [[2, 3, 4, 5]]
+
+    @pytest.mark.parametrize(
+        ("write", "message"),
+        [
+            (lambda b, m, d: d.set_row(0, [1, VOCAB], 0.5), rf"token ids \[{VOCAB}\].*expected ids in \[0, {VOCAB}\)"),
+            (lambda b, m, d: d.set_row(0, [-5], 0.5), r"token ids \[-5\]"),
+            (lambda b, m, d: d.lengths.fill_(-1), r"lengths \[-1\]"),
+            (lambda b, m, d: (d.token_ids.zero_(), d.lengths.fill_(9)), r"lengths \[9\].*lengths in \[0, 4\]"),
+            (
+                lambda b, m, d: d.token_ids.resize_(1, 2),
+                r"token_ids has been resized or moved; found \(1, 2\) on cpu; expected",
+            ),
+            (lambda b, m, d: d.lengths.resize_(0), r"Draft.lengths is malformed; found \(0,\)"),
+            (lambda b, m, d: d.set_row(0, [1] * 5, 0.5), "draft too long"),
+        ],
+    )
+    def test_malformed_drafts_are_named(self, write, message):
+        batch, limits, draft = work([1])
+        with pytest.raises(ContractError, match=message):
+            host_handle(Recorder(write, needs_host=True)).step(batch, limits, draft)
+        assert drafts(draft) == [[]]
+
+
+class TestOrder:
+    def test_calls_arrive_in_the_order_in_which_they_were_made(self):
+        proposer = Recorder(needs_host=True, learns=True)
+        handle = host_handle(proposer)
+        batch, limits, draft = work([1])
+        verdict = Verdict.build(int32([0]), Outcome(*[int32([0])] * 3))
+        handle.on_event(WAKE)
+        handle.step(batch, limits, draft)
+        handle.observe(batch, draft, verdict)
+        handle.on_event(WAKE)
+        handle.on_event(EngineEvent("sleep"))
+        handle.observe(batch, draft, verdict)
+        handle.close()
+        assert proposer.calls == [
+            "on_event", "ingest", "propose", "observe", "on_event", "on_event", "observe", "close",
+        ]  # fmt: skip
+        assert [event.kind for event in proposer.events] == ["wake", "wake", "sleep"]
+
+    def test_verdicts_only_reach_those_who_learn(self):
+        proposer = Recorder(needs_host=True)
+        handle = host_handle(proposer)
+        batch, _, draft = work([1])
+        handle.observe(batch, draft, Verdict.build(int32([0]), Outcome(*[int32([0])] * 3)))
+        handle.close()
+        assert proposer.calls == ["close"]
+
+
+class TestClosing:
+    def test_a_proposer_that_hangs_is_left_behind(self, blocked):
+        handle = host_handle(blocked, SOON, closing=SOON)
+        blocked.hold("propose")
+        with pytest.raises(LateDraft):
+            handle.step(*work([1]))
+        with pytest.raises(TimeoutError, match=r"did not close within 0.01 s"):
+            handle.close()
+        assert "close" not in blocked.calls
+
+    def test_what_is_queued_is_run_first_and_its_errors_show(self):
+        proposer = Recorder(needs_host=True)
+        proposer.fails = {"on_event"}
+        handle = host_handle(proposer)
+        handle.on_event(WAKE)
+        with pytest.raises(ZeroDivisionError, match="planted in on_event"):
+            handle.close()
+        assert proposer.calls == ["on_event", "close"]
+
+    def test_the_stage_contains_it(self, blocked):
+        bench = Bench({"slow": blocked}, deadline=SOON)
+        bench.handles[0]._closing = SOON
+        bench.start("a", [1])
+        blocked.hold("propose")
+        bench.draft()
+        bench.stage.close()
+        assert bench.faults == {"slow": {"late": 1, "raised": 1}}

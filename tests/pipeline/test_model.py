@@ -1,0 +1,219 @@
+"""Random schedules through the draft stage, held to a model of it in plain Python.
+
+Requests join, sit out, are preempted, finish and leave their slot to others; widths, rooms and budgets change; the
+proposer raises now and then; the engine reports rows in any order, with filler, and about bases that no longer hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.pipeline.handles import HostHandle
+from specplug.types.request import Lifecycle
+from specplug.types.verdict import Outcome
+from tests.pipeline.tools import SLOTS, VOCAB, Bench, Recorder, drafts, int32, newest
+
+WIDTH, MAX_CONSECUTIVE, COOLDOWN = 4, 2, 2
+KINDS = {
+    "device": {},
+    "thread": {"needs_host": True},
+    "thread, newest tokens": {"needs_host": True, "incremental": True},
+    "inline, newest tokens": {"needs_host": True, "inline": True, "incremental": True},
+}
+LEVELS = (1.0, 0.5, 0.25, 0.5)  # products of these are exact, so equals are equal
+
+
+def continuation(text: list[int], limit: int) -> tuple[list[int], list[float]]:
+    """Return what is drafted behind a text: tokens, and a confidence for each."""
+    places = range(min(limit, text[-1] % 6))
+    return [(text[-1] + 1 + j) % VOCAB for j in places], [LEVELS[(text[-1] + j) % 4] for j in places]
+
+
+@dataclass
+class Known:
+    """What the model knows about one stay of a request in a slot."""
+
+    handed: list[int] = field(default_factory=list)
+    draft: list[int] = field(default_factory=list)
+    base_len: int = -1
+
+
+class Breaker:
+    """The circuit breaker, once more."""
+
+    def __init__(self) -> None:
+        self.off, self.in_a_row, self.trial = 0, 0, False
+
+    def admits(self) -> bool:
+        self.off -= self.off > 0
+        return not self.off
+
+    def ran(self, well: bool) -> None:
+        if well:
+            self.in_a_row, self.trial = 0, False
+            return
+        self.in_a_row += 1
+        if self.trial or self.in_a_row >= MAX_CONSECUTIVE:
+            self.off, self.trial = COOLDOWN + 1, True
+
+
+def trimmed(rows: list[tuple[list[int], list[float]]], width: int, budget: int | None) -> list[list[int]]:
+    """Return the drafts that a budget leaves: likeliest first, then by column, then by row."""
+    if budget is None or budget >= len(rows) * width:
+        return [ids for ids, _ in rows]
+    places = []
+    for row, (_, levels) in enumerate(rows):
+        survival = 1.0
+        for column, level in enumerate(levels):
+            survival *= level
+            places.append((-survival, column, row))
+    kept = [row for _, _, row in sorted(places)[:budget]]
+    return [ids[: kept.count(row)] for row, (ids, _) in enumerate(rows)]
+
+
+class Schedule:
+    """One random run: every move is made on the bench and in the model."""
+
+    def __init__(self, data, caps) -> None:
+        self.pick = data.draw
+        self.proposer = Recorder(self.write, learns=True, **caps)
+        self.bench = Bench({"only": self.proposer}, max_consecutive=MAX_CONSECUTIVE, cooldown_steps=COOLDOWN)
+        self.known: dict[str, Known] = {}
+        self.breaker = Breaker()
+        self.waiting: dict[str, list[int]] = {}
+        self.joined = 0
+        self.totals = {"proposed": 0, "verified": 0, "accepted": 0, "emitted": 0}
+
+    def write(self, batch, limits, draft) -> None:
+        """Draft from what was handed over so far."""
+        keys = zip(batch.slots.tolist(), batch.generations.tolist(), strict=True)
+        for row, (key, limit) in enumerate(zip(keys, limits.tolist(), strict=True)):
+            draft.set_row(row, *continuation(self.proposer.texts[key], limit))
+
+    def wait(self) -> None:
+        """Let a proposer's own thread do what is queued."""
+        [handle] = self.bench.handles
+        if isinstance(handle, HostHandle):
+            handle._worker.submit(lambda: None).result()
+
+    def maybe(self, one_in: int = 3) -> bool:
+        return self.pick(st.integers(1, one_in)) == 1
+
+    def tokens(self, low: int, high: int) -> list[int]:
+        return self.pick(st.lists(st.integers(0, VOCAB - 1), min_size=low, max_size=high))
+
+    def some(self) -> list[str]:
+        """Return some of the running requests in any order."""
+        names = self.pick(st.permutations(list(self.bench.seats)))
+        return names[: self.pick(st.integers(0, len(names)))] if self.maybe() else names
+
+    def come_and_go(self) -> None:
+        for name in list(self.bench.seats):
+            if self.maybe(5):
+                kind = self.pick(st.sampled_from([Lifecycle.FINISHED, Lifecycle.ABORTED, Lifecycle.PREEMPTED]))
+                text = self.bench.leave(name, kind)
+                del self.known[name]
+                if kind is Lifecycle.PREEMPTED:
+                    self.waiting[name] = text
+        while self.maybe(2) and len(self.bench.seats) < SLOTS:
+            free = set(range(SLOTS)) - {seat.slot for seat in self.bench.seats.values()}
+            slot = self.pick(st.sampled_from(sorted(free)))
+            if self.waiting and self.maybe(2):
+                name, text = self.waiting.popitem()
+                kind = Lifecycle.RESUMED
+            else:
+                self.joined += 1
+                name, text, kind = f"r{self.joined}", self.tokens(1, 5), Lifecycle.STARTED
+            self.bench.start(name, text, slot=slot, kind=kind)
+            self.known[name] = Known()
+
+    def draft(self) -> None:
+        names = self.some()
+        if not names:
+            return
+        width, count = self.pick(st.integers(0, WIDTH)), len(names)
+        budget = self.pick(st.none() | st.integers(-1, WIDTH * SLOTS))
+        room = self.pick(st.lists(st.integers(0, 7), min_size=count, max_size=count))
+        sampled = self.pick(st.lists(st.booleans(), min_size=count, max_size=count))
+        self.proposer.fails = {"propose"} if self.maybe() else set()
+        found = self.bench.draft(width, names, budget=budget, room=room, sampled=sampled)
+
+        admitted = self.breaker.admits()
+        failed = bool(width and self.proposer.fails)
+        if admitted:
+            self.breaker.ran(not failed)
+            self.hand_over(names)
+            if failed and self.proposer.caps.incremental:  # it gets everything again, also of rows that were not here
+                self.known = {name: replace(known, handed=[]) for name, known in self.known.items()}
+        rows = []
+        for name, one_room, is_sampled in zip(names, room, sampled, strict=True):
+            limit = min(width, max(0, one_room - 1)) if admitted and not failed and is_sampled else 0
+            rows.append(continuation(self.bench.seats[name].tokens, limit))
+        expected = trimmed(rows, width, None if budget is None else max(0, budget))
+        assert drafts(found) == expected
+        for name, ids in zip(names, expected, strict=True):
+            self.known[name].draft, self.known[name].base_len = ids, len(self.bench.seats[name].tokens)
+
+    def hand_over(self, names: list[str]) -> None:
+        """Check that a step brought each row's tokens since it was there last."""
+        expected = {}
+        for name in names:
+            seat, known = self.bench.seats[name], self.known[name]
+            expected[seat.slot, seat.generation] = seat.tokens[len(known.handed) :]
+            known.handed = list(seat.tokens)
+        assert self.proposer.handed.pop() == expected
+        assert not self.proposer.handed
+
+    def verify(self) -> None:
+        names = self.some()
+        if not names:
+            return
+        reports, expected, seen, emitted = [], [], [], []
+        for name in names:
+            accepted = self.pick(st.integers(0, WIDTH))
+            verified = self.pick(st.integers(accepted, WIDTH))
+            text, known = self.bench.seats[name].tokens, self.known[name]
+            if self.maybe(6):
+                text.append(0)  # a token that no report mentions: the base no longer holds
+            holds = known.base_len == len(text)
+            new = self.tokens(accepted + 1, accepted + 1) if accepted or not self.maybe(6) else []
+            text.extend(new)
+            emitted.append(new)
+            proposed = len(known.draft) if holds else 0
+            reports.append((verified, accepted, len(new)))
+            expected.append((proposed, min(verified, proposed), min(accepted, verified, proposed), len(new)))
+            seen.append(known.draft if holds else [])
+            known.draft, known.base_len = [], -1
+        verdict = self.bench.stage.observe(self.bench.batch(names), Outcome(*map(int32, zip(*reports, strict=True))))
+
+        columns = {name: getattr(verdict, name).tolist() for name in self.totals}
+        assert list(zip(*columns.values(), strict=True)) == expected
+        for name, column in columns.items():
+            self.totals[name] += sum(column)
+        if self.breaker.off <= 1:  # at 1 the cool-down is over, and the next step is its trial
+            self.wait()
+            batch, draft, _ = self.proposer.observed.pop()
+            assert (drafts(draft), batch.request_ids) == (seen, tuple(names))
+            if self.proposer.caps.incremental:
+                assert [newest(batch, row) for row in range(batch.batch_size)] == emitted
+        assert not self.proposer.observed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_draft_stage_is_what_the_model_says(kind, data):
+    schedule = Schedule(data, KINDS[kind])
+    for _ in range(data.draw(st.integers(1, 8), label="steps")):
+        schedule.come_and_go()
+        schedule.draft()
+        schedule.come_and_go()
+        schedule.verify()
+    total = schedule.bench.metrics.snapshot().total
+    assert {name: getattr(total, name) for name in schedule.totals} == schedule.totals
+    assert set(schedule.bench.faults.get("only", {})) <= {"raised", "switched off", "came back"}
+    schedule.bench.stage.close()

@@ -1,0 +1,244 @@
+"""Between plan and observe nothing is read back from the device, and no Python data is copied to it.
+
+Shown twice: on the meta device, where a tensor has no values to read, and on the CPU under a watch on every operation.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specplug.faults import FaultGuard
+from specplug.interfaces import Proposer
+from specplug.metrics import SpecMetrics
+from specplug.pipeline.handles import make_handle
+from specplug.pipeline.stages import DraftStage
+from specplug.plugins.specs import ProposerSpec
+from specplug.trim import SurvivalTrimmer
+from specplug.types.batch import EngineBatch
+from specplug.types.caps import Distribution, EngineCaps, ProposerCaps
+from specplug.types.plan import StepPlan
+from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
+from specplug.types.verdict import Outcome
+
+VOCAB, SLOTS, LENGTH, WIDTH = 32, 4, 48, 4
+
+READS_BACK = {
+    "_local_scalar_dense",
+    "is_nonzero",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "_unique2",
+    "unique_consecutive",
+    "unique_dim",
+    "repeat_interleave",
+    "bincount",
+}
+COPIES_IN = {"lift_fresh"}  # torch.tensor([...])
+INDEXES = {"index", "index_put", "index_put_", "_index_put_impl_"}
+
+
+class Watch(TorchDispatchMode):
+    """Notes the name of every operation that would make a GPU wait for the host, or the host for the GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        with self:  # in inference mode composite operations arrive whole: look at what they are made of
+            result = func.decompose(*args, **kwargs or {})
+        if result is not NotImplemented:
+            return result
+        name = func.__name__.split(".")[0]
+        by_mask = name in INDEXES and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
+        if name in READS_BACK | COPIES_IN or by_mask:
+            self.found.append(f"{name} by mask" if by_mask else name)
+        self.count += 1
+        return func(*args, **kwargs or {})
+
+
+class Bigram(Proposer):
+    """Drafts what followed the newest earlier occurrence of the last token, in plain torch on the device."""
+
+    def __init__(self, device: torch.device, caps: ProposerCaps) -> None:
+        self.caps = caps
+        self._device = device
+        self._handed = torch.zeros(SLOTS, dtype=torch.int32, device=device)
+        self.accepted = torch.zeros(SLOTS, dtype=torch.int32, device=device)
+
+    def ingest(self, batch):
+        self._handed.index_add_(0, batch.slots, batch.num_new)
+
+    def propose(self, batch, limits, draft):
+        texts = batch.tokens[batch.rows]
+        place = torch.arange(texts.shape[1], device=self._device)
+        ends = batch.lengths[:, None].long() - 1
+        last = texts.gather(1, ends)
+        follows = torch.where((texts == last) & (place < ends), place + 1, 0).amax(1, keepdim=True)
+        path = follows + torch.arange(draft.width, device=self._device)
+        found = (follows > 0) & (path <= ends)
+        lengths = torch.minimum(found.sum(1), limits)
+        draft.token_ids.copy_(texts.gather(1, path.clamp(max=texts.shape[1] - 1)))
+        draft.confidence.copy_(torch.where(found, 0.5, 0.0))
+        draft.lengths.copy_(lengths)
+        draft.source.copy_(torch.where(draft.mask(), 0, -1))
+        if draft.draft_probs is not None:
+            draft.draft_probs.fill_(1 / batch.vocab_size)
+
+    def observe(self, batch, draft, verdict):
+        self.accepted.index_add_(0, batch.slots, verdict.accepted)
+
+
+class Reading(Bigram):
+    """Reads one value back."""
+
+    def propose(self, batch, limits, draft):
+        super().propose(batch, limits, draft)
+        if int(draft.lengths.sum()) == 0:
+            draft.clear()
+
+
+def stage_of(proposers: dict[str, Proposer], caps: EngineCaps, device: torch.device) -> tuple[DraftStage, SpecMetrics]:
+    handles = [
+        make_handle(ProposerSpec(name=name, factory=Bigram, summary="", caps=proposer.caps), proposer, None, device)
+        for name, proposer in proposers.items()
+    ]
+    metrics = SpecMetrics([handle.spec.name for handle in handles], caps.max_width, device)
+    guards = [FaultGuard(handle.spec.name, sink=metrics.fault) for handle in handles]
+    trim_guard = FaultGuard("trim", sink=metrics.fault)
+    stage = DraftStage(
+        handles,
+        guards,
+        SurvivalTrimmer(),
+        trim_guard,
+        caps=caps,
+        max_slots=SLOTS,
+        vocab_size=VOCAB,
+        device=device,
+        metrics=metrics,
+    )
+    return stage, metrics
+
+
+def batch_on(device: torch.device, grown: int = 0) -> EngineBatch:
+    """Return three rows of repeating text, each `grown` tokens longer than at first."""
+    lengths = torch.tensor([9, 12, 3], dtype=torch.int32) + grown
+    return EngineBatch(
+        slots=torch.tensor([2, 0, 3], device=device),
+        generations=torch.tensor([0, 1, 0], device=device),
+        rows=torch.tensor([1, 0, 2], device=device),
+        tokens=(torch.arange(SLOTS * LENGTH, dtype=torch.int32).reshape(SLOTS, LENGTH) % 5).to(device),
+        lengths=lengths.to(device),
+        sampled=torch.tensor([True, True, False], device=device),
+        room=torch.tensor([20, 20, 20], dtype=torch.int32, device=device),
+        temperature=torch.zeros(3, device=device),
+        grammar=torch.zeros(3, dtype=torch.bool, device=device),
+        vocab_size=VOCAB,
+        reset_slots=(2, 0, 3),
+    )
+
+
+SETUPS = {
+    "one": ([ProposerCaps(learns=True)], EngineCaps(WIDTH)),
+    "trees": ([ProposerCaps(learns=True, trees=True)], EngineCaps(WIDTH, trees=True)),
+    "trees as chains": ([ProposerCaps(trees=True)], EngineCaps(WIDTH)),
+    "several": (
+        [ProposerCaps(learns=True), ProposerCaps(distribution=Distribution.PROBS), ProposerCaps(trees=True)],
+        EngineCaps(WIDTH, trees=True, draft_input=Distribution.PROBS),
+    ),
+}
+
+
+def inputs(device: torch.device):
+    """Return everything that an engine would have on the device anyway, for two steps."""
+
+    def column(*values):
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    outcome = Outcome(column(4, 4, 0), column(2, 0, 0), column(3, 3, 3))
+    return batch_on(device), batch_on(device, 3), outcome, column(4, 2, 4)
+
+
+def drive(stage: DraftStage, batch: EngineBatch, after: EngineBatch, outcome: Outcome, caps: torch.Tensor):
+    """Run events and two steps, one trimmed to a budget, one not, and a step without drafts."""
+    chosen = Request("b", 1, 9, options=RequestOptions(proposer="p1"))
+    stage.on_event(RequestEvent(Lifecycle.STARTED, chosen, slot=0, generation=1))
+    stage.trim(batch, stage.propose(batch, 0), StepPlan(0))
+    draft = stage.trim(batch, stage.propose(batch, WIDTH, caps), StepPlan(WIDTH, 5, price=0.1))
+    verdict = stage.observe(after, outcome)
+    stage.trim(after, stage.propose(after, 2, caps), StepPlan(2))
+    return draft, verdict
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_it_runs_where_tensors_have_no_values(setup):
+    device = torch.device("meta")
+    proposers, caps = SETUPS[setup]
+    stage, metrics = stage_of({f"p{i}": Bigram(device, each) for i, each in enumerate(proposers)}, caps, device)
+    draft, verdict = drive(stage, *inputs(device))
+    assert draft.token_ids.shape == (3, WIDTH)
+    assert verdict.accepted.shape == (3,)
+    assert metrics._faults == {}  # had a proposer or the trimmer failed, it would have been contained
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_no_operation_reads_back_or_copies_in(setup):
+    device = torch.device("cpu")
+    proposers, caps = SETUPS[setup]
+    built = {f"p{i}": Bigram(device, each) for i, each in enumerate(proposers)}
+    stage, metrics = stage_of(built, caps, device)
+    given = inputs(device)
+    with Watch() as watch:
+        draft, verdict = drive(stage, *given)
+    assert watch.found == []
+    assert watch.count > 50
+    assert metrics._faults == {}
+    assert draft.lengths.sum() == 5  # it did draft, and the budget bound
+    assert verdict.accepted.sum() > 0
+    assert not built["p0"].caps.learns or built["p0"].accepted.sum() > 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_proposer_that_reads_back_is_noticed(device):
+    device = torch.device(device)
+    stage, metrics = stage_of({"p0": Reading(device, ProposerCaps())}, EngineCaps(WIDTH), device)
+    given = inputs(device)
+    with Watch() as watch:
+        drive(stage, *given)
+    assert watch.found or metrics._faults == {"p0": {"raised": 2}}
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x[0] > 0),
+        lambda x: x[x > 0],
+        lambda x: x.clone().index_put_((x > 0,), x[:1]),
+        lambda x: x.nonzero(),
+        lambda x: x.unique(),
+        lambda x: torch.equal(x, x),
+        lambda x: x + torch.tensor([1, 2, 3]),
+    ],
+)
+def test_the_watch_works(operation):
+    x = torch.tensor([1, 0, 2])
+    with Watch() as watch:
+        operation(x)
+    assert watch.found
+    with torch.inference_mode(), Watch() as watch:
+        operation(x)
+    assert watch.found
+
+
+@pytest.mark.parametrize("operation", [torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.item])
+def test_the_meta_device_has_nothing_to_read(operation):
+    """Some of these pass the watch, as on a CPU they are no operations at all."""
+    with pytest.raises((NotImplementedError, RuntimeError, TypeError)):
+        operation(torch.zeros(1, device="meta"))

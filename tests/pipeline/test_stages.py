@@ -1,0 +1,258 @@
+"""The plan stage, and the draft stage's plain work: drafts flow, tokens are handed over once, limits hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specplug.faults import FaultGuard
+from specplug.interfaces import Planner
+from specplug.pipeline.stages import PlanStage
+from specplug.types.caps import EngineCaps, WidthChange
+from specplug.types.plan import HostStats, StepPlan
+from specplug.types.request import Lifecycle
+from specplug.types.verdict import Outcome
+from tests.pipeline.tools import Recorder, bench_of, count_up, draft_nothing, drafts, int32
+
+
+@pytest.fixture(params=["device", "host"])
+def proposer(request):
+    return Recorder(needs_host=request.param == "host", learns=True)
+
+
+class TestDrafts:
+    def test_they_flow(self, proposer):
+        bench = bench_of(proposer)
+        bench.start("a", [1, 2, 3])
+        bench.start("b", [62])
+        draft = bench.draft()
+        assert drafts(draft) == [[4, 5, 6, 7], [63, 0, 1, 2]]
+        assert draft.base_len.tolist() == [3, 1]
+        assert draft.source.tolist() == [[0] * 4] * 2
+        assert draft.sources == ("only",)
+        assert draft.confidence.tolist() == [[0.5] * 4] * 2
+
+    def test_at_width_0_it_ingests_and_does_not_propose(self, proposer):
+        bench = bench_of(proposer)
+        bench.start("a", [1, 2, 3])
+        draft = bench.draft(0)
+        assert (draft.width, drafts(draft)) == (0, [[]])
+        assert proposer.handed == [{(0, 0): [1, 2, 3]}]
+        assert proposer.calls == ["on_event", "ingest"]
+
+    def test_dummy_steps_touch_nothing(self, proposer):
+        bench = bench_of(proposer)
+        bench.start("a", [1, 2])
+        bench.draft()
+        calls = list(proposer.calls)
+        dummy = replace(bench.batch(), lengths=int32([77]), generations=torch.tensor([9]), is_dummy=True)
+        draft = bench.stage.trim(dummy, bench.stage.propose(dummy, 3), StepPlan(3, 0))
+        outcome = Outcome(int32([4]), int32([4]), int32([5]))
+        assert bench.stage.observe(dummy, outcome).proposed.tolist() == [0]
+        assert drafts(draft) == [[]]
+        assert draft.width == 3
+        assert proposer.calls == calls
+        assert bench.metrics.snapshot().total.emitted == 0
+        assert bench.verify({"a": 2}).proposed.tolist() == [4]  # what was in flight is still known
+        bench.draft()
+        assert proposer.handed == [{(0, 0): [1, 2]}, {(0, 0): [0, 0, 0]}]
+
+    def test_an_empty_batch_is_no_step(self, proposer):
+        bench = bench_of(proposer)
+        assert bench.draft().token_ids.shape == (0, 4)
+        assert proposer.calls == []
+
+    def test_a_draft_never_shows_what_an_earlier_one_left_in_the_buffer(self):
+        proposer = Recorder()
+        bench = bench_of(proposer)
+        bench.start("a", [1])
+        bench.draft()
+        proposer.write = draft_nothing
+        draft = bench.draft()
+        assert draft.token_ids.tolist() == [[-1] * 4]
+        assert draft.confidence.tolist() == [[0.0] * 4]
+        assert draft.source.tolist() == [[-1] * 4]
+
+
+class TestHandingOver:
+    """Every token is handed over once, whatever rows do meanwhile."""
+
+    def test_growing_joining_and_finishing_rows(self, proposer):
+        bench = bench_of(proposer)
+        bench.start("a", [1, 2])
+        bench.draft()
+        bench.verify({"a": 1}, emitted={"a": [3, 4]})
+        bench.start("b", [10, 11])
+        bench.draft(names=["b", "a"])
+        bench.verify({"b": 0, "a": 0}, emitted={"b": [12], "a": [5]})
+        bench.leave("a")
+        bench.draft(0)
+        a, b = (0, 0), (1, 0)
+        assert proposer.handed == [{a: [1, 2]}, {b: [10, 11], a: [3, 4]}, {b: [12]}]
+
+    def test_rows_that_sit_a_step_out(self, proposer):
+        bench = bench_of(proposer)
+        bench.start("a", [1])
+        bench.start("b", [10])
+        bench.draft()
+        bench.verify({"a": 0, "b": 0}, emitted={"a": [2], "b": [11]})
+        bench.draft(names=["b"])
+        bench.verify({"b": 0}, emitted={"b": [12]})
+        bench.draft(names=["b", "a"])
+        a, b = (0, 0), (1, 0)
+        assert proposer.handed[1:] == [{b: [11]}, {b: [12], a: [2]}]
+
+    def test_a_reused_slot_starts_anew(self, proposer):
+        bench = bench_of(proposer)
+        bench.start("a", [1, 2, 3])
+        bench.draft()
+        bench.leave("a")
+        bench.start("b", [7, 8])
+        bench.draft()
+        assert proposer.handed == [{(0, 0): [1, 2, 3]}, {(0, 1): [7, 8]}]
+
+    def test_a_preempted_row_that_resumes_in_a_new_generation_is_handed_over_whole(self, proposer):
+        bench = bench_of(proposer)
+        bench.start("a", [1, 2])
+        bench.draft()
+        text = bench.leave("a", Lifecycle.PREEMPTED)
+        bench.start("a", [*text, 3], slot=4, kind=Lifecycle.RESUMED)
+        bench.draft()
+        assert proposer.handed == [{(0, 0): [1, 2]}, {(4, 0): [1, 2, 3]}]
+
+    def test_a_row_that_resumes_where_it_was_goes_on(self, proposer):
+        """Engines that keep slot and generation over a preemption keep the proposer's state valid too."""
+        bench = bench_of(proposer)
+        seat = bench.start("a", [1, 2])
+        bench.draft()
+        del bench.seats["a"]
+        bench.seats["a"] = replace(seat, tokens=[1, 2, 3])
+        bench.draft()
+        assert proposer.handed == [{(0, 0): [1, 2]}, {(0, 0): [3]}]
+
+    def test_a_row_that_was_cut_back_is_handed_over_from_the_cut(self, proposer):
+        bench = bench_of(proposer)
+        seat = bench.start("a", [1, 2, 3, 4])
+        bench.draft()
+        seat.tokens[:] = [1, 2]
+        bench.draft()
+        seat.tokens[:] = [1, 2, 9]
+        bench.draft()
+        assert proposer.handed == [{(0, 0): [1, 2, 3, 4]}, {(0, 0): []}, {(0, 0): [9]}]
+
+    def test_steps_at_any_width(self, proposer):
+        bench = bench_of(proposer)
+        bench.start("a", [1])
+        for width in (0, 2, 0, 4, 1):
+            bench.draft(width)
+            bench.verify({"a": 0}, emitted={"a": [2]})
+        assert proposer.handed == [{(0, 0): [1]}] + [{(0, 0): [2]}] * 4
+
+    def test_tokens_and_resets_of_steps_spent_switched_off_wait(self, proposer):
+        bench = bench_of(proposer, max_consecutive=1, cooldown_steps=3)
+        bench.start("a", [1])
+        proposer.fails = {"propose"}
+        bench.draft(reset_slots=[0])
+        proposer.fails = set()
+        for token in (2, 3, 4):
+            bench.verify({"a": 0}, emitted={"a": [token]})
+            if token == 3:
+                bench.start("b", [10])
+            assert not any(drafts(bench.draft(reset_slots=[1] if token == 3 else [])))
+        assert drafts(bench.draft()) == [[5, 6, 7, 8], [11, 12, 13, 14]]
+        assert proposer.handed == [{(0, 0): [1]}, {(0, 0): [2, 3, 4], (1, 0): [10]}]
+        assert proposer.resets == [(0,), (1,)]
+        bench.draft()
+        assert proposer.resets[2:] == [()]
+        assert bench.faults == {"only": {"raised": 1, "switched off": 1, "came back": 1}}
+
+
+class TestLimits:
+    def test_room_width_and_sampled(self, proposer):
+        bench = bench_of(proposer)
+        for name in "abcde":
+            bench.start(name, [1])
+        draft = bench.draft(3, room=[100, 3, 1, 0, 100], sampled=[True, True, True, True, False])
+        assert [len(row) for row in drafts(draft)] == [3, 2, 0, 0, 0]
+        assert proposer.limits == [[3, 2, 0, 0, 0]]
+
+    def test_caps_per_row(self, proposer):
+        bench = bench_of(proposer)
+        for name in "abc":
+            bench.start(name, [1])
+        draft = bench.stage.propose(bench.batch(), 3, int32([9, 2, -1]))
+        assert [len(row) for row in drafts(draft)] == [3, 2, 0]
+
+    def test_a_proposer_that_ignores_them_is_cut(self):
+        proposer = Recorder(lambda batch, _limits, draft: count_up(batch, int32([4, 4, 4]), draft))
+        bench = bench_of(proposer)
+        for name in "abc":
+            bench.start(name, [1])
+        draft = bench.draft(room=[3, 1, 100])
+        assert drafts(draft) == [[2, 3], [], [2, 3, 4, 5]]
+        assert draft.token_ids[0].tolist() == [2, 3, -1, -1]
+        assert draft.confidence[0].tolist() == [0.5, 0.5, 0.0, 0.0]
+        assert [row[0] for row in draft.source.tolist()] == [0, -1, 0]
+
+
+class Planning(Planner):
+    """Plans what it is told, or raises it."""
+
+    def __init__(self, plan) -> None:
+        self.answer = plan
+
+    def plan(self, stats):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class TestPlanStage:
+    STATS = HostStats(0, ())
+
+    def stage(self, plan, caps=None, **kwargs):
+        self.guard = FaultGuard("policy", max_consecutive=2, cooldown_steps=2)
+        return PlanStage(Planning(plan), caps or EngineCaps(8), self.guard, **kwargs)
+
+    def test_plans_pass(self):
+        plan = StepPlan(3, token_budget=10, caps={"a": 1})
+        assert self.stage(plan).plan(self.STATS) == plan
+
+    @pytest.mark.parametrize(
+        "answer", [ValueError("planted"), None, StepPlan(2.5), StepPlan("4"), StepPlan(4, token_budget=0.5)]
+    )
+    def test_a_planner_that_fails_plans_no_speculation(self, answer):
+        stage = self.stage(answer)
+        assert stage.plan(self.STATS) == StepPlan(0)
+        assert self.guard.counts == {"raised": 1}
+
+    def test_it_is_switched_off_and_comes_back(self):
+        stage = self.stage(ValueError("planted"))
+        stage.plan(self.STATS)
+        stage.plan(self.STATS)
+        stage._planner.answer = StepPlan(4)
+        assert [stage.plan(self.STATS).width for _ in range(4)] == [0, 0, 4, 4]
+
+    @pytest.mark.parametrize(("planned", "fitted"), [(8, 4), (4, 4), (3, 1), (1, 1), (0, 0), (-3, 0)])
+    def test_widths_are_fitted_to_the_ladder(self, planned, fitted):
+        caps = EngineCaps(8, captured_widths=(0, 1, 4), width_change=WidthChange.CAPTURED)
+        assert self.stage(StepPlan(planned), caps).plan(self.STATS).width == fitted
+
+    @pytest.mark.parametrize(("planned", "fitted"), [(99, 8), (8, 8), (3, 3)])
+    def test_widths_are_bounded_by_the_engine(self, planned, fitted):
+        assert self.stage(StepPlan(planned)).plan(self.STATS).width == fitted
+
+    def test_the_ceiling_can_change_while_serving(self):
+        stage = self.stage(StepPlan(6, token_budget=9), ceiling=2)
+        widths = [stage.plan(self.STATS).width]
+        for ceiling in (0, 7, None):
+            stage.ceiling = ceiling
+            widths.append(stage.plan(self.STATS).width)
+        assert widths == [2, 0, 6, 6]
+        assert stage.plan(self.STATS).token_budget == 9
+
+    def test_a_ceiling_between_two_rungs_means_the_lower_one(self):
+        caps = EngineCaps(8, captured_widths=(0, 2, 8))
+        assert self.stage(StepPlan(8), caps, ceiling=7).plan(self.STATS).width == 2

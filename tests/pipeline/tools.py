@@ -1,0 +1,282 @@
+"""A small engine around the real draft stage, and proposers that note what they are handed and fail on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specplug.faults import FaultGuard
+from specplug.interfaces import Proposer, Trimmer
+from specplug.metrics import SpecMetrics
+from specplug.pipeline.handles import HostHandle, make_handle
+from specplug.pipeline.stages import DraftStage
+from specplug.plugins.specs import ProposerSpec
+from specplug.testing.batches import make_batch
+from specplug.trace import TraceWriter
+from specplug.trim import SurvivalTrimmer
+from specplug.types.batch import BatchView
+from specplug.types.caps import EngineCaps, ProposerCaps
+from specplug.types.draft import Draft
+from specplug.types.plan import StepPlan
+from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
+from specplug.types.verdict import Outcome, Verdict
+
+torch.set_num_threads(1)
+
+CPU = torch.device("cpu")
+VOCAB = 64
+SLOTS = 6
+Write = Callable[[BatchView, Tensor, Draft], None]
+
+
+def count_up(batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    """Draft last token + 1, + 2, ... as far as the limits go."""
+    ends = batch.lengths.long() if batch.first is None else batch.lengths.long() - batch.first
+    last = batch.tokens[batch.rows.long(), ends - 1]
+    places = torch.arange(draft.width)
+    inside = places < limits[:, None]
+    draft.token_ids.copy_(torch.where(inside, (last[:, None] + 1 + places) % batch.vocab_size, -1))
+    draft.lengths.copy_(limits)
+    draft.confidence.copy_(torch.where(inside, 0.5, 0.0))
+    draft.source.copy_(torch.where(inside, 0, -1))
+
+
+def draft_nothing(_batch: BatchView, _limits: Tensor, _draft: Draft) -> None:
+    """Leave the draft empty."""
+
+
+class Recorder(Proposer):
+    """Notes every call; `fails` names the methods that raise at present.
+
+    Attributes:
+        handed: per `ingest`, the new tokens of each (slot, generation).
+        texts: what all of them make, by (slot, generation).
+        limits: per `propose`, the limits.
+        observed: per `observe`, the batch, draft and verdict, cloned.
+        calls: names of all methods called, in order.
+    """
+
+    def __init__(self, write: Write = count_up, *, sources: Sequence[str] = (), **caps: Any) -> None:
+        self.write, self.caps = write, ProposerCaps(**caps)
+        self.sources = tuple(sources)
+        self.fails: set[str] = set()
+        self.calls: list[str] = []
+        self.handed: list[dict[tuple[int, int], list[int]]] = []
+        self.texts: dict[tuple[int, int], list[int]] = {}
+        self.resets: list[tuple[int, ...]] = []
+        self.limits: list[list[int]] = []
+        self.observed: list[tuple[BatchView, Draft, Verdict]] = []
+        self.events: list[Any] = []
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.fails:
+            raise ZeroDivisionError(f"planted in {name}")
+
+    def ingest(self, batch: BatchView) -> None:
+        handed = {}
+        for row in range(batch.batch_size):
+            key = (int(batch.slots[row]), int(batch.generations[row]))
+            handed[key] = newest(batch, row)
+            self.texts.setdefault(key, [])[int(batch.lengths[row] - batch.num_new[row]) :] = handed[key]
+        self.handed.append(handed)
+        self.resets.append(batch.reset_slots)
+        self._called("ingest")
+
+    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+        self.limits.append(limits.tolist())
+        self.write(batch, limits, draft)  # also when it fails: half a draft is then in the buffer
+        self._called("propose")
+
+    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+        self.observed.append((batch, draft, verdict))
+        self._called("observe")
+
+    def on_event(self, event: Any) -> None:
+        self.events.append(event)
+        self._called("on_event")
+
+    def close(self) -> None:
+        self._called("close")
+
+
+@dataclass
+class Seat:
+    """One running request."""
+
+    request: Request
+    slot: int
+    generation: int
+    tokens: list[int]
+
+
+@dataclass
+class Bench:
+    """An engine with a draft stage.  Requests go by name; the rows of a batch are in the order in which they are named.
+
+    Args:
+        proposers: by name, the default first.
+        deadline: of host proposers, in seconds; None waits.
+        max_consecutive, cooldown_steps: of all guards.
+    """
+
+    proposers: Mapping[str, Recorder]
+    caps: EngineCaps = field(default_factory=lambda: EngineCaps(4))
+    trimmer: Trimmer = field(default_factory=SurvivalTrimmer)
+    trace: TraceWriter | None = None
+    deadline: float | None = None
+    max_consecutive: int = 3
+    cooldown_steps: int = 4
+
+    def __post_init__(self) -> None:
+        specs = [
+            ProposerSpec(name=name, factory=lambda _context: None, summary="", caps=proposer.caps)
+            for name, proposer in self.proposers.items()
+        ]
+        pairs = zip(specs, self.proposers.values(), strict=True)
+        self.handles = [make_handle(spec, proposer, self.deadline, CPU) for spec, proposer in pairs]
+        sources = [source for handle in self.handles for source in handle.sources]
+        self.metrics = SpecMetrics(sources, self.caps.max_width)
+        self.guards = [self._guard(name) for name in self.proposers]
+        self.trim_guard = self._guard("trimmer")
+        self.stage = DraftStage(
+            self.handles,
+            self.guards,
+            self.trimmer,
+            self.trim_guard,
+            caps=self.caps,
+            max_slots=SLOTS,
+            vocab_size=VOCAB,
+            device=torch.device("cpu"),
+            metrics=self.metrics,
+            trace=self.trace,
+        )
+        self.seats: dict[str, Seat] = {}
+        self._generations = [-1] * SLOTS
+
+    def _guard(self, name: str) -> FaultGuard:
+        return FaultGuard(
+            name,
+            max_consecutive=self.max_consecutive,
+            cooldown_steps=self.cooldown_steps,
+            sink=self.metrics.fault,
+        )
+
+    @property
+    def faults(self) -> dict[str, dict[str, int]]:
+        """What the metrics counted."""
+        return {name: dict(kinds) for name, kinds in self.metrics.snapshot().faults.items()}
+
+    def start(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        *,
+        slot: int | None = None,
+        proposer: str | None = None,
+        kind: Lifecycle = Lifecycle.STARTED,
+    ) -> Seat:
+        """Seat a request, by default in the lowest free slot, in a new generation of it."""
+        if slot is None:
+            slot = min(set(range(SLOTS)) - {seat.slot for seat in self.seats.values()})
+        self._generations[slot] += 1
+        request = Request(name, len(tokens), 1000, options=RequestOptions(proposer=proposer))
+        seat = self.seats[name] = Seat(request, slot, self._generations[slot], list(tokens))
+        self.stage.on_event(RequestEvent(kind, request, slot, seat.generation))
+        return seat
+
+    def leave(self, name: str, kind: Lifecycle = Lifecycle.FINISHED) -> list[int]:
+        """Free the request's slot; return its text."""
+        seat = self.seats.pop(name)
+        self.stage.on_event(RequestEvent(kind, seat.request, seat.slot, seat.generation))
+        return seat.tokens
+
+    def batch(self, names: Sequence[str] | None = None, **columns: Any) -> BatchView:
+        """Return the batch of the named requests, by default of all; slots and rows of the table differ."""
+        seats = [self.seats[name] for name in (self.seats if names is None else names)]
+        return make_batch(
+            [seat.tokens for seat in seats],
+            slots=[seat.slot for seat in seats],
+            generations=[seat.generation for seat in seats],
+            rows=[(seat.slot + 1) % SLOTS for seat in seats],
+            table_shape=(SLOTS, 128),
+            vocab_size=VOCAB,
+            requests=[seat.request for seat in seats],
+            **columns,
+        )
+
+    def draft(
+        self,
+        width: int = 4,
+        names: Sequence[str] | None = None,
+        *,
+        budget: int | None = None,
+        price: float = 0.0,
+        **columns: Any,
+    ) -> Draft:
+        """Propose and trim."""
+        batch = self.batch(names, **columns)
+        return self.stage.trim(batch, self.stage.propose(batch, width), StepPlan(width, budget, price=price))
+
+    def verify(
+        self, accepted: Mapping[str, int], *, verified: int = 4, emitted: Mapping[str, Sequence[int]] | None = None
+    ) -> Verdict:
+        """Report a step: each named request, in that order, had so many of its `verified` tokens accepted.
+
+        It emits one token more, 0 unless `emitted` says which.
+        """
+        new = {name: [0] * (count + 1) for name, count in accepted.items()} | dict(emitted or {})
+        for name in accepted:
+            self.seats[name].tokens.extend(new[name])
+        outcome = Outcome(
+            verified=int32([verified] * len(accepted)),
+            accepted=int32(accepted.values()),
+            emitted=int32([len(new[name]) for name in accepted]),
+        )
+        return self.stage.observe(self.batch(list(accepted)), outcome)
+
+
+def newest(batch: BatchView, row: int) -> list[int]:
+    """Return a row's new tokens, wherever its entry in the table begins."""
+    stop = int(batch.lengths[row]) - (0 if batch.first is None else int(batch.first[row]))
+    return batch.tokens[int(batch.rows[row]), stop - int(batch.num_new[row]) : stop].tolist()
+
+
+def drafts(draft: Draft) -> list[list[int]]:
+    """Return the draft tokens of each row."""
+    return [ids[:length] for ids, length in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
+
+
+def int32(values: Any) -> Tensor:
+    """Return host values as an int32 tensor."""
+    return torch.tensor(list(values), dtype=torch.int32)
+
+
+def host_handle(proposer: Recorder, deadline: float | None = None, **kwargs: Any) -> HostHandle:
+    """Return a host handle of a proposer."""
+    spec = ProposerSpec(name="host", factory=lambda _context: proposer, summary="", caps=proposer.caps)
+    return HostHandle(spec, proposer, proposer.caps, deadline, **kwargs)
+
+
+def bench_of(proposer: Recorder, **kwargs: Any) -> Bench:
+    """Return a bench of one proposer, called "only"."""
+    return Bench({"only": proposer}, **kwargs)
+
+
+def rows(*ids: Sequence[int], confidence: float = 0.5) -> Write:
+    """Return a `write` that drafts these rows, as many of them as the batch has."""
+
+    def write(_batch: BatchView, _limits: Tensor, draft: Draft) -> None:
+        for row, row_ids in enumerate(ids[: draft.batch_size]):
+            draft.set_row(row, row_ids, confidence)
+
+    return write
+
+
+def planted(*_args: object) -> None:
+    """Raise."""
+    raise ZeroDivisionError("planted")

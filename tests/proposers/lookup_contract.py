@@ -1,0 +1,47 @@
+"""The conformance kit for proposers over `Lookup`, which learn from what they drafted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specplug.interfaces import PluginContext
+from specplug.match.proposer import LookupProposer
+from specplug.plugins.specs import ProposerSpec
+from specplug.testing.contract import ProposerContract
+from specplug.types.batch import BatchView
+
+
+class Unlearning(LookupProposer):
+    """Forgets at each step what it learnt: what it does not draft for teaches nothing, so that confidences differ.
+
+    A mixin, before the proposer's own class.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__(context)  # type: ignore[call-arg] - that of the proposer's own class
+        tables = self.lookup.tables
+        self._learnt = (tables.votes, tables.evidence, tables.contexts)
+        self._usual_counts = tuple(table.copy() for table in self._learnt)
+
+    def ingest(self, batch: BatchView) -> None:
+        super().ingest(batch)
+        for table, usual in zip(self._learnt, self._usual_counts, strict=True):
+            table[:] = usual
+        self.lookup.rows.luck[:] = 0.5
+
+
+class LookupContract(ProposerContract):
+    """Two clauses let one of two proposers draft at other steps, and compare confidences: these learn nothing there."""
+
+    proposer: type[LookupProposer]
+
+    def test_ingests_at_width_zero(self) -> None:
+        self.spec = self._unlearning()
+        super().test_ingests_at_width_zero()
+
+    def test_starts_over_with_a_whole_text(self) -> None:
+        self.spec = self._unlearning()
+        super().test_starts_over_with_a_whole_text()
+
+    def _unlearning(self) -> ProposerSpec:
+        return replace(self.spec, factory=type("Unlearning", (Unlearning, self.proposer), {}))

@@ -1,0 +1,65 @@
+"""Requests that answer what they are told, for tests of the n-gram proposer's response memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.specs import ProposerSpec
+from specplug.testing.driver import Driver, RowDraft
+from specplug.types.request import Lifecycle, Sampling
+from specplug_ngram import plugin
+
+PROMPT = [90, 91, 92, 93]
+SAID = [11, 12, 13, 14, 15, 16, 17, 18]
+BEGIN = SAID[:3]
+SEEDED = Sampling(temperature=1.0, seed=5)
+MEMORY, REFERENCE = "response memory", "reference"
+
+Make = Callable[..., Driver]
+
+
+def spec(name: str = "ngram") -> ProposerSpec:
+    registry = Registry()
+    registry.add(plugin, Owner("ngram", "specplug", "test"))
+    return registry.get(ProposerSpec, name)
+
+
+def serve(
+    driver: Driver,
+    said: Sequence[int] = SAID,
+    *,
+    name: str = "first",
+    prompt: Sequence[int] = PROMPT,
+    ends: Lifecycle | None = Lifecycle.FINISHED,
+    visible: int | None = -1,
+    **fields: Any,
+) -> None:
+    """Serve a request that answers `said`, token by token, under the isolation key "us" unless fields say another."""
+    driver.start(name, prompt, **{"isolation_key": "us", **fields})
+    for token in said:
+        driver.step(4, order=[name])
+        driver.extend(name, [token])
+    driver.step(4, order=[name])
+    driver.leave(name, ends, visible=visible)
+
+
+def ask(driver: Driver, said: Sequence[int] = BEGIN, *, width: int = 8, **fields: Any) -> RowDraft:
+    """Return what is drafted for a new request that has said so much; it leaves without a word."""
+    driver.start("asked", [*PROMPT, *said], **{"isolation_key": "us", **fields})
+    draft = driver.step(width, order=["asked"]).by_request()["asked"]
+    driver.leave("asked", None)
+    return draft
+
+
+def source(driver: Driver, draft: RowDraft) -> str | None:
+    return driver.proposer.sources[draft.source[0]] if draft.source else None
+
+
+def remembers(driver: Driver, **fields: Any) -> bool:
+    """Whether the next request, having said `BEGIN`, is drafted what the first one said next."""
+    draft = ask(driver, **fields)
+    assert draft.token_ids in ((), tuple(SAID[3 : 3 + len(draft.token_ids)])), "nobody has said anything else"
+    assert source(driver, draft) == (MEMORY if draft.token_ids else None)
+    return bool(draft.token_ids)

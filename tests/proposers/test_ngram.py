@@ -1,0 +1,256 @@
+"""The n-gram proposers as plug-ins, and the plain one's drafts; what is remembered is tested in test_ngram_memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from specplug.host import HostDraft
+from specplug.interfaces import PluginContext
+from specplug.match.options import LookupSettings
+from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.specs import ProposerSpec
+from specplug.settings import load_settings
+from specplug.testing.contract import ProposerContract
+from specplug.testing.driver import Driver
+from specplug.types.caps import EngineCaps
+from specplug.types.request import Reference, Request
+from specplug_ngram import plugin
+from specplug_ngram.options import ReferenceSettings
+from specplug_ngram.proposer import Ngram
+from specplug_ngram.reference import OWN_TEXT, REFERENCE, NgramReference
+from tests.proposers.lookup_contract import LookupContract
+
+
+def spec(name: str) -> ProposerSpec:
+    registry = Registry()
+    registry.add(plugin, Owner("ngram", "specplug", "test"))
+    return registry.get(ProposerSpec, name)
+
+
+class TestReferenceContract(ProposerContract):
+    spec = spec("ngram-reference")
+
+
+class TestReferenceContractShortestMatches(ProposerContract):
+    spec = spec("ngram-reference")
+    options = MappingProxyType({"min_n": 1, "max_n": 1})
+
+
+class TestContract(LookupContract):
+    proposer = Ngram
+    spec = spec("ngram")
+
+
+class TestTreeContract(LookupContract):
+    proposer = Ngram
+    spec = spec("ngram-tree")
+
+
+class TestContractLongerMatches(LookupContract):
+    proposer = Ngram
+    spec = spec("ngram")
+    options = MappingProxyType({"min_n": 2, "max_n": 4, "memory_tokens": 0})
+
+
+def ngram(min_n: int, max_n: int) -> NgramReference:
+    options = ReferenceSettings(min_n=min_n, max_n=max_n)
+    return NgramReference(PluginContext(EngineCaps(8), options=options))
+
+
+def draft(
+    proposer: NgramReference, text: list[int], limit: int, references: list[list[int]] | None = None
+) -> HostDraft:
+    request = None
+    if references is not None:
+        given = tuple(Reference.of(reference) for reference in references)
+        request = Request("a", prompt_length=len(text), max_tokens=100, references=given)
+    return proposer.draft(np.array(text, dtype=np.int32), limit, request)
+
+
+def brute_force(
+    text: list[int], references: list[list[int]], min_n: int, max_n: int, limit: int
+) -> tuple[list[int], int, int]:
+    """Try every length, longest first, every text in order, and every place in it, last first."""
+    for n in range(max_n, min_n - 1, -1):
+        if n > len(text):
+            continue
+        for index, where in enumerate([text, *references]):
+            for end in range(len(where) - 1, n - 1, -1):
+                if where[end - n : end] == text[-n:]:
+                    return where[end : end + limit], n, REFERENCE if index else OWN_TEXT
+    return [], 0, OWN_TEXT
+
+
+tokens = st.lists(st.integers(0, 2), max_size=24)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.lists(st.integers(0, 2), min_size=1, max_size=24),
+    references=st.lists(tokens, max_size=3),
+    bounds=st.tuples(st.integers(1, 5), st.integers(1, 5)).map(sorted),
+    limit=st.integers(1, 6),
+)
+def test_equals_brute_force(text: list[int], references: list[list[int]], bounds: list[int], limit: int) -> None:
+    min_n, max_n = bounds
+    found = draft(ngram(min_n, max_n), text, limit, references)
+    ids, n, source = brute_force(text, references, min_n, max_n, limit)
+    assert list(found.token_ids) == ids
+    if ids:
+        assert found.source == source
+        assert np.allclose(found.confidence, [(n + j + 1) / (n + j + 2) for j in range(len(ids))])
+
+
+@pytest.mark.parametrize(
+    ("text", "min_n", "max_n", "expected"),
+    [
+        ([1, 2, 3, 9, 1, 2], 2, 4, [3, 9, 1]),  # what followed, as far as the limit
+        ([1, 2, 7, 1, 2, 8, 1, 2], 2, 4, [8, 1, 2]),  # the most recent of equal matches
+        ([5, 1, 2, 7, 6, 1, 2, 8, 5, 1, 2], 2, 4, [7, 6, 1]),  # a longer match beats a more recent one
+        ([5, 1, 2, 7, 6, 1, 2, 8, 5, 1, 2], 2, 2, [8, 5, 1]),  # but no longer than max_n
+        ([1, 2, 3, 4, 2], 2, 4, []),  # too short a match
+        ([4, 4, 4, 4], 2, 4, [4]),  # a copy stops where its text ends
+        ([1], 1, 4, []),
+    ],
+)
+def test_plain_reading(text: list[int], min_n: int, max_n: int, expected: list[int]) -> None:
+    assert list(draft(ngram(min_n, max_n), text, 3).token_ids) == expected
+
+
+def test_own_text_wins_ties_and_references_win_by_length() -> None:
+    proposer = ngram(1, 4)
+    text = [1, 2, 9, 1, 2]
+    tie = draft(proposer, text, 1, references=[[1, 2, 7]])
+    assert (list(tie.token_ids), tie.source) == ([9], OWN_TEXT)
+    longer = draft(proposer, text, 1, references=[[3, 1, 2], [9, 1, 2, 7], [9, 1, 2, 8]])
+    assert (list(longer.token_ids), longer.source) == ([7], REFERENCE)
+
+
+def test_new_references_under_an_old_name_are_noticed() -> None:
+    proposer = ngram(1, 4)
+    assert list(draft(proposer, [3], 1, references=[[3, 4]]).token_ids) == [4]
+    assert list(draft(proposer, [3], 1, references=[[3, 5]]).token_ids) == [5]
+
+
+@pytest.mark.parametrize("name", ["ngram", "ngram-tree", "ngram-reference"])
+def test_reference_is_named_in_the_draft(name: str) -> None:
+    with Driver(spec(name), vocab_size=64) as driver:
+        driver.start("own", [1, 2, 3, 1, 2])
+        driver.start("given", [1, 2], references=[[7, 1, 2, 5, 6]])
+        drafts, names = driver.step(width=4).by_request(), driver.proposer.sources
+    assert (drafts["own"].token_ids[0], names[drafts["own"].source[0]]) == (3, "own text")
+    assert (drafts["given"].token_ids[:2], names[drafts["given"].source[0]]) == ((5, 6), "reference")
+
+
+@pytest.mark.parametrize("name", ["ngram", "ngram-tree"])
+def test_a_tree_holds_what_a_chain_has_to_choose_from(name: str) -> None:
+    text = [1, 2, 3, 9, 1, 2, 4, 8, 1, 2]
+    with Driver(spec(name), {"min_n": 2}, vocab_size=64) as driver:
+        driver.start("forked", text)
+        draft = driver.step(width=6).by_request()["forked"]
+    first = {token for token, parent in zip(draft.token_ids, draft.parents or (), strict=False) if parent < 0}
+    assert first == ({3, 4} if name == "ngram-tree" else set())
+    assert draft.token_ids[0] in (3, 4)
+    assert draft.parents is None or len(draft.parents) == len(draft.token_ids)
+
+
+def test_confidence_rises_with_what_was_right_and_falls_with_what_was_not() -> None:
+    def last(tokens: list[int]) -> float:
+        with Driver(spec("ngram"), vocab_size=64, max_length=400) as driver:
+            driver.start("a", tokens[:100])
+            for token in tokens[100:300]:
+                driver.step(width=1)
+                driver.extend("a", [token])
+            return driver.step(width=1).by_request()["a"].confidence[0]
+
+    noise = np.random.default_rng(3).integers(0, 5, 300).tolist()
+    assert last(list(range(10, 20)) * 30) > 0.95
+    assert last(noise) < 0.5
+
+
+def test_a_copy_goes_on_behind_an_edit() -> None:
+    """With min_n 0 a text is followed past a token that it never had; with more it waits for a match."""
+    copied = list(range(10, 30))
+    text = [*copied, *copied[:8], 50]  # 50 stands in the place of copied[8]
+    drafts = []
+    for min_n in (0, 1):
+        with Driver(spec("ngram"), {"min_n": min_n}, vocab_size=64) as driver:
+            driver.start("edit", text[:-1])
+            driver.step(width=4)
+            driver.extend("edit", text[-1:])
+            drafts.append(driver.step(width=4).by_request()["edit"].token_ids)
+    assert drafts[0][:1] == (copied[8],) or drafts[0][:1] == (copied[9],)
+    assert drafts[1] == ()
+
+
+def test_drafts_end_where_they_hardly_survive() -> None:
+    lengths = []
+    for least in (0.001, 0.5, 0.9):
+        with Driver(spec("ngram"), {"min_survival": least}, vocab_size=64) as driver:
+            driver.start("a", [*range(10, 20), *range(10, 15)])
+            [draft] = driver.step(width=8).by_request().values()
+        lengths.append(len(draft.token_ids))
+        assert np.prod(draft.confidence) >= least
+    assert lengths[0] == 8 > lengths[1] >= lengths[2]
+
+
+@pytest.mark.parametrize("wrong", [{"min_n": 3, "max_n": 2}, {"min_n": -1}, {"max_m": 4}])
+@pytest.mark.parametrize("model", [ReferenceSettings, LookupSettings])
+def test_options_are_checked(model: type[BaseModel], wrong: dict[str, int]) -> None:
+    with pytest.raises(ValidationError, match=r"min_n|max_m"):
+        model(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"min_survival": 1.5}, {"memory_tokens": -1}, {"memory_scope": "tenant"}, {"max_n": 2000}]
+)
+def test_options_of_the_lookup_are_checked(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        LookupSettings.model_validate(wrong)
+
+
+@pytest.mark.parametrize("module", ["specplug_ngram.plugin", "specplug_fixed.plugin"])
+def test_registering_imports_no_torch(module: str) -> None:
+    code = (
+        f"import sys, {module}; sys.exit(sorted({{'torch', 'pydantic', 'numpy', 'numba'}} & set(sys.modules)) or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "ngram.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("heading", "model"),
+    [("Of `ngram` and `ngram-tree`", LookupSettings), ("Of `ngram-reference`", ReferenceSettings)],
+)
+def test_every_option_is_documented_with_its_default_and_no_other(heading: str, model: type[BaseModel]) -> None:
+    table = PAGE.split(f"\n{heading}")[1].split("\n\n", 2)[1]
+    found = {name: json.loads(default) for name, default in re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", table, re.M)}
+    assert found == model().model_dump()
+
+
+def test_the_documented_settings_are_valid() -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    chosen = load_settings(tomllib.loads(text), env={}).settings
+    assert chosen.proposer == "ngram"
+    LookupSettings.model_validate(chosen.options["ngram"])
+
+
+@pytest.mark.parametrize("name", ["ngram", "ngram-tree", "ngram-reference"])
+def test_every_proposer_and_source_is_documented(name: str) -> None:
+    assert f"`{name}`" in PAGE
+    assert [source for source in Ngram.sources if f"`ngram/{source}`" not in PAGE] == []

@@ -1,0 +1,480 @@
+"""The retrieval proposers: n-gram drafts where there are no corpora, and what corpora, wherever they come from, add."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import specplug_ngram.plugin
+import specplug_retrieval.plugin
+from specplug.corpus import Document, Fingerprint, Store, fingerprint
+from specplug.errors import CorpusError
+from specplug.interfaces import HoldsCorpora, PluginContext, TargetModel, TellsStatus
+from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.specs import ProposerSpec
+from specplug.settings.model import CorporaSettings
+from specplug.testing.driver import Driver, RowDraft
+from specplug.text.retokenized import PrefixRetokenizer
+from specplug.types.request import RequestOptions, StoredDocument
+from specplug_retrieval.proposer import Retrieval
+from specplug_retrieval.temporary import TemporaryFolder
+from tests.corpus.tools import overwrite
+from tests.proposers.lookup_contract import LookupContract
+
+NAMES = ("retrieval", "retrieval-tree")
+TEXT = list(range(10, 30))
+BEGIN = TEXT[:5]
+NEVER = CorporaSettings(poll_seconds=3600)
+
+
+class Letters:
+    """A tokenizer: printable characters, from 0; with `pairs` two equal ones are one token."""
+
+    def __init__(self, pairs: bool = False) -> None:
+        self.pairs = pairs
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        ids: list[int] = []
+        for character in text:
+            own = min(max(ord(character) - 32, 0), 95)
+            if self.pairs and ids and ids[-1] == own:
+                ids[-1] = own + 96
+            else:
+                ids.append(own)
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(chr(token + 32) if token < 96 else chr(token - 64) * 2 for token in ids)
+
+    def __len__(self) -> int:
+        return 192
+
+
+def spec(name: str = "retrieval") -> ProposerSpec:
+    registry = Registry()
+    registry.add(specplug_retrieval.plugin, Owner("retrieval", "specplug", "test"))
+    registry.add(specplug_ngram.plugin, Owner("ngram", "specplug", "test"))
+    return registry.get(ProposerSpec, name)
+
+
+class TestContract(LookupContract):
+    spec = spec("retrieval")
+    proposer = Retrieval
+
+
+class TestTreeContract(TestContract):
+    """All clauses hold where most of the drafts are a corpus's, too."""
+
+    spec = spec("retrieval-tree")
+
+    @pytest.fixture(autouse=True)
+    def _stock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        warmup = Retrieval.warmup
+
+        def stocked(self: Retrieval) -> None:
+            warmup(self)
+            for name, text in (("one", range(60, 10, -1)), ("two", [1, 2, 3, 4, 8, 8, 8, 5, 9, 12, 7])):
+                self.add_corpus(name, [np.array(text, np.int32)])
+
+        monkeypatch.setattr(Retrieval, "warmup", stocked)
+
+
+# -- a proposer, its corpora, and what it drafts -----------------------------------------------------------------------
+
+
+class Server:
+    """A proposer as a server builds it, and one request after another."""
+
+    def __init__(self, corpora: CorporaSettings = NEVER, *, name: str = "retrieval", tokenizer: Any = None) -> None:
+        self.spec = spec(name)
+        built: list[Retrieval] = []
+
+        def factory(context: PluginContext) -> Retrieval:
+            target = TargetModel(tokenizer=tokenizer)
+            built.append(Retrieval(replace(context, sections={"corpora": corpora}, target=target)))
+            return built[0]
+
+        self.driver = Driver(replace(self.spec, factory=factory), vocab_size=64)
+        (self.proposer,) = built
+        self.library = self.proposer.library
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.driver.close()
+
+    def add(self, name: str, *texts: list[int]) -> int:
+        return self.proposer.add_corpus(name, [np.array(text, np.int32) for text in texts])
+
+    def ask(
+        self, begin: list[int] = BEGIN, *, tenant: str | None = None, documents: Any = (), corpora: Any = ()
+    ) -> RowDraft:
+        options = RequestOptions(documents=tuple(documents), corpora=tuple(corpora))
+        self.driver.start("asked", begin, tenant=tenant, options=options)
+        draft = self.driver.step(6, order=["asked"]).by_request()["asked"]
+        self.driver.leave("asked", None)
+        return draft
+
+    def source(self, draft: RowDraft) -> str | None:
+        return self.proposer.sources[draft.source[0]] if draft.source else None
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server without a store."""
+    with Server() as made:
+        yield made
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store of `Letters`."""
+    return Store.create(tmp_path / "store", fingerprint(Letters()))
+
+
+def settings_of(store: Store) -> CorporaSettings:
+    return NEVER.model_copy(update={"store": str(store.root)})
+
+
+def put(store: Store, corpus: str, *texts: list[int], tenant: str = "") -> None:
+    documents = [Document(f"d{number}", np.array(text, np.int32)) for number, text in enumerate(texts)]
+    store.add(corpus, documents, tenant=tenant)
+
+
+def opened(store: Store, **changes: Any) -> Server:
+    return Server(settings_of(store).model_copy(update=changes), tokenizer=Letters())
+
+
+def nodes(draft: RowDraft) -> set[int]:
+    return set(draft.token_ids)
+
+
+texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize(("name", "plain"), [("retrieval", "ngram"), ("retrieval-tree", "ngram-tree")])
+def test_without_corpora_drafts_are_those_of_ngram(name: str, plain: str) -> None:
+    with Driver(spec(name), vocab_size=64) as own, Driver(spec(plain), vocab_size=64) as other:
+
+        @settings(max_examples=40)
+        @given(text=texts, references=st.lists(texts, max_size=2), more=st.lists(texts, max_size=4))
+        def alike(text: list[int], references: list[list[int]], more: list[list[int]]) -> None:
+            for driver in (own, other):
+                driver.start("a", text, references=references)
+            for new in [*more, []]:
+                drafts = [driver.step(6).by_request()["a"] for driver in (own, other)]
+                assert drafts[0] == drafts[1]
+                for driver in (own, other):
+                    driver.extend("a", new[:5])
+            for driver in (own, other):
+                driver.leave("a")
+
+        alike()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_corpus_is_drafted_until_it_is_removed(name: str) -> None:
+    with Server(name=name) as server:
+        assert server.ask().token_ids == ()
+        assert server.add("texts", TEXT, [40, 41]) == len(TEXT) + 2
+        draft = server.ask()
+        assert (server.source(draft), draft.token_ids[:6]) == ("corpus", tuple(TEXT[5:11]))
+        assert server.proposer.list_corpora() == {"texts": len(TEXT) + 2}
+        server.proposer.remove_corpus("texts")
+        assert server.proposer.list_corpora() == {}
+        server.library.settle()
+        assert server.ask().token_ids == ()
+
+
+def test_a_name_is_free_as_soon_as_it_is_removed(server: Server) -> None:
+    for first in (30, 40, 50):
+        server.add("texts", [*BEGIN, first])
+        assert server.ask().token_ids == (first,)
+        with pytest.raises(CorpusError, match="there already"):
+            server.add("texts", [*BEGIN, 60])
+        server.proposer.remove_corpus("texts")
+
+
+def test_what_cannot_be_removed_serves_on(server: Server, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError("a disk that does not answer")
+
+    server.add("texts", TEXT)
+    monkeypatch.setattr(Store, "remove", fails)
+    server.proposer.remove_corpus("texts")
+    server.library.settle()
+    assert server.proposer.list_corpora() == {"texts": len(TEXT)}
+    assert server.source(server.ask()) == "corpus"
+    assert "was not removed; it serves on" in caplog.text
+
+
+def test_a_store_that_grows_and_shrinks_beside_the_server(store: Store) -> None:
+    put(store, "old", TEXT)
+    with opened(store) as server:
+        assert server.source(server.ask()) == "corpus"
+        put(store, "new", [7, 8, 9, 6])
+        assert server.ask([7, 8, 9]).token_ids == ()
+        server.library._look()
+        assert server.ask([7, 8, 9]).token_ids == (6,)
+        assert server.proposer.list_corpora() == {"old": len(TEXT), "new": 4}
+        store.remove("old")
+        server.library._look()
+        assert server.ask().token_ids == ()
+    assert store.root.exists()
+
+
+def test_the_watch_finds_what_another_process_adds(store: Store) -> None:
+    with opened(store, poll_seconds=0.001) as server:
+        found, look = threading.Event(), server.library._look
+
+        def looked() -> None:
+            look()
+            if server.library.sizes(""):
+                found.set()
+
+        server.library._look = looked  # type: ignore[method-assign]
+        put(store, "texts", TEXT)
+        assert found.wait(60)
+        assert server.source(server.ask()) == "corpus"
+
+
+def test_what_is_added_to_a_store_is_there_at_the_next_start(store: Store) -> None:
+    with opened(store) as server:
+        server.add("texts", TEXT)
+    with opened(store) as server:
+        assert server.proposer.list_corpora() == {"texts": len(TEXT)}
+        assert server.source(server.ask()) == "corpus"
+
+
+def test_a_store_is_made_where_none_is(tmp_path: Path) -> None:
+    there = NEVER.model_copy(update={"store": str(tmp_path / "new" / "store")})
+    with Server(there, tokenizer=Letters()) as server:
+        server.add("texts", TEXT)
+    assert [corpus.name for corpus in Store.open(tmp_path / "new" / "store", fingerprint(Letters())).list()] == [
+        "texts"
+    ]
+
+
+def test_several_processes_may_make_a_store_at_once(tmp_path: Path) -> None:
+    """One of them has made the folder, and not yet what makes it a store."""
+    (tmp_path / "store").mkdir()
+    there = NEVER.model_copy(update={"store": str(tmp_path / "store")})
+    with Server(there, tokenizer=Letters()) as server:
+        assert server.add("texts", TEXT) == len(TEXT)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_whoever_changes_corpora_is_told_whether_others_see_it(shares: bool, store: Store) -> None:
+    with opened(store) if shares else Server() as server:
+        assert isinstance(server.proposer, HoldsCorpora)
+        assert isinstance(server.proposer, TellsStatus)
+        assert server.proposer.shares_corpora is shares
+
+
+# -- tenants, names ----------------------------------------------------------------------------------------------------
+
+
+def test_tenants_do_not_see_each_others_corpora(store: Store) -> None:
+    put(store, "texts", [*BEGIN, 1], tenant="a")
+    put(store, "texts", [*BEGIN, 2], tenant="b")
+    with opened(store) as server:
+        assert [server.ask(tenant=tenant).token_ids for tenant in ("a", "b", "c", None)] == [(1,), (2,), (), ()]
+        assert server.proposer.list_corpora() == {}
+        server.add("shared", [*BEGIN, 3])
+        assert [server.ask(tenant=tenant).token_ids for tenant in ("a", "b", "c", None)] == [(1,), (2,), (), (3,)]
+
+
+def test_named_corpora_come_first(store: Store) -> None:
+    for corpus, token in (("one", 1), ("two", 2), ("three", 3)):
+        put(store, corpus, [*BEGIN, token, token])
+    with opened(store) as server:
+        for corpus, token in (("one", 1), ("two", 2), ("three", 3)):
+            assert server.ask(corpora=[corpus]).token_ids[:1] == (token,)
+            assert server.ask(corpora=["nothing", corpus]).token_ids[:1] == (token,)
+
+
+def test_named_documents_become_references(store: Store) -> None:
+    put(store, "one", [*BEGIN, 1], [*BEGIN, 2], tenant="a")
+    put(store, "two", [*BEGIN, 3], tenant="a")
+    with opened(store) as server:
+
+        def of(*documents: StoredDocument, tenant: str = "a") -> tuple[int, ...]:
+            return server.ask(tenant=tenant, documents=documents).token_ids
+
+        unnamed = of()
+        assert of(StoredDocument("d1")) == (2,)
+        assert of(StoredDocument("d0")) == (3,), "the newest of that name"
+        assert of(StoredDocument("d0", "one")) == (1,)
+        assert server.library.unknown_documents == 0
+        assert of(StoredDocument("d0"), tenant="b") == ()
+        assert of(StoredDocument("d9")) == of(StoredDocument("d1", "two")) == unnamed
+        assert server.library.unknown_documents == 3
+        store.remove("one", documents=["d1"], tenant="a")
+        server.library._look()
+        assert of(StoredDocument("d1")) == of()
+        assert server.library.unknown_documents == 4
+
+
+def test_a_status_says_what_is_drafted_from(store: Store) -> None:
+    put(store, "texts", TEXT, tenant="a")
+    with opened(store) as server:
+        server.ask(documents=[StoredDocument("d9")])
+        server.add("shared", BEGIN)
+        server.library.settle()
+        assert server.proposer.status() == {
+            "store": str(store.root),
+            "tenants": {"a": {"texts": len(TEXT)}, "": {"shared": len(BEGIN)}},
+            "segments": 2,
+            "problems": [],
+            "unknown_documents": 1,
+            "unreadable_documents": 0,
+        }
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+def test_a_store_of_another_tokenizer_is_refused_at_the_start(tmp_path: Path) -> None:
+    other = Fingerprint("words", "f" * 32, 100)
+    there = NEVER.model_copy(update={"store": str(Store.create(tmp_path / "store", other).root)})
+    with pytest.raises(CorpusError, match=r"of another tokenizer.*'words'.*'Letters'"):
+        Server(there, tokenizer=Letters())
+
+
+def test_a_torn_segment_is_logged_and_the_rest_serves(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    put(store, "torn", [*BEGIN, 1])
+    (path,) = store.root.rglob("*.safetensors")
+    put(store, "whole", [7, 8, 9, 6])
+    overwrite(path, path.read_bytes()[:-8])
+    with caplog.at_level(logging.WARNING), opened(store) as server:
+        assert server.ask().token_ids == ()
+        assert server.ask([7, 8, 9]).token_ids == (6,)
+        (problem,) = server.proposer.status()["problems"]
+    assert path.name in problem
+    assert path.name in caplog.text
+
+
+def test_more_than_a_tenant_may_have_is_refused(store: Store) -> None:
+    with opened(store, max_tokens=len(TEXT)) as server:
+        server.add("texts", TEXT)
+        with pytest.raises(CorpusError, match="too much text"):
+            server.add("more", [1])
+        assert server.proposer.list_corpora() == {"texts": len(TEXT)}
+
+
+def test_nothing_is_left_of_a_server_without_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Server() as server:
+        server.add("texts", TEXT)
+        server.proposer.remove_corpus("texts")
+        assert [*tmp_path.iterdir()]
+    assert [*tmp_path.iterdir()] == []
+    assert [thread.name for thread in threading.enumerate() if "specplug-corpora" in thread.name] == []
+
+
+def test_what_a_killed_server_left_goes_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "own-left"
+    (left / "store" / "tenants").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    first = TemporaryFolder("own-")
+    first.path.mkdir()
+    second = TemporaryFolder("own-")
+    assert not left.exists()
+    assert first.path.exists()
+    second.close()
+    first.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+# -- work that must not hold up steps ----------------------------------------------------------------------------------
+
+
+def test_removing_and_merging_are_another_threads(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[str, set[str]] = {}
+
+    def noted(name: str) -> Callable[..., Any]:
+        original = getattr(Store, name)
+
+        def call(*given: Any, **said: Any) -> Any:
+            threads.setdefault(name, set()).add(threading.current_thread().name)
+            return original(*given, **said)
+
+        return call
+
+    for name in ("remove", "merge", "list"):
+        monkeypatch.setattr(Store, name, noted(name))
+    for number in range(8):
+        server.add(f"c{number}", TEXT)
+    added_here = threads.pop("list")
+    assert added_here >= {threading.current_thread().name}
+    server.library.settle()
+    threads.clear()
+    server.proposer.list_corpora()
+    server.proposer.status()
+    for number in range(8):
+        server.proposer.remove_corpus(f"c{number}")
+        server.ask()
+    server.library.settle()
+    assert {*threads} == {"remove", "merge", "list"}
+    assert all(name.startswith("specplug-corpora") for names in threads.values() for name in names)
+
+
+def test_steps_see_each_change_whole_and_once(server: Server) -> None:
+    """Whatever is changed while steps run: the thread of the steps takes what there is, and nothing gets lost."""
+    lookup = server.proposer.lookup
+    newest = server.library.changed(lookup.shelf)
+    assert newest is not None
+    lookup.stock(newest)
+    assert server.library.changed(lookup.shelf) is None
+    rounds = 30
+
+    def change() -> None:
+        for number in range(rounds):
+            server.add(f"c{number}", [*BEGIN, number])
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    seen = []
+    while thread.is_alive():
+        seen.append(server.ask().token_ids[:1])
+    thread.join()
+    server.library.settle()
+    assert all(not ids or ids[0] in range(rounds) for ids in seen)
+    assert nodes(server.ask()) <= {*range(rounds)}
+    assert server.ask([*BEGIN, rounds - 1]).token_ids == ()
+    assert len(server.proposer.list_corpora()) == rounds
+
+
+# -- prefixes ----------------------------------------------------------------------------------------------------------
+
+
+def test_token_ids_get_the_prefixes_of_their_text() -> None:
+    tokenizer = Letters(pairs=True)
+    ids = np.array(tokenizer.encode("  word and word"), np.int32)
+    (opening,) = PrefixRetokenizer(tokenizer).of(ids)
+    assert opening.tolist() == tokenizer.encode("   word and word")[: len(opening)]
+
+
+@pytest.mark.parametrize("ids", [[3, 3], [200], [0, 0, 0, 5]])
+def test_ids_that_no_text_has_get_none(ids: list[int]) -> None:
+    """They would be read as other ids: two equal ones as a pair, the last id as nothing at all."""
+    assert PrefixRetokenizer(Letters(pairs=True)).of(np.array(ids, np.int32)) == ()
+
+
+@given(st.lists(st.integers(0, 200), max_size=300))
+def test_prefixes_of_anything(ids: list[int]) -> None:
+    for opening in PrefixRetokenizer(Letters(pairs=True)).of(np.array(ids, np.int32)):
+        assert opening.dtype == np.int32
+        assert 1 < len(opening) <= 64

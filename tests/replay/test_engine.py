@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.errors import EngineError, SettingsError
+from specplug.plugins.registry import Owner, Registry
+from specplug.replay.engine import ReplayEngine
+from specplug.replay.interleaved import replay_interleaved
+from specplug.replay.run import replay
+from specplug.replay.setup import Setup
+from specplug.replay.slots import PLENTY
+from specplug.types.plan import StepPlan
+from specplug.types.request import Lifecycle
+from tests.replay.tools import EOS, ITEMS, VOCAB, Planted, PlantedPolicy, item, registry
+
+SAME = item([1, 2, 3], [1, 2, 3, 1, 2, 3, 1, 2])
+STATELESS = Setup("ngram-reference", "fixed", 4, {"ngram-reference": {"min_n": 1}})
+
+
+def planted(proposer: Any, items: list[Any], *, policy: PlantedPolicy | None = None, **given: Any) -> Any:
+    """Replay `items` with a planted proposer."""
+    caps = given.pop("caps", {"needs_host": True, "inline": True})
+    setup = Setup(proposer="planted", policy="planted" if policy else "fixed", **given.pop("setup", {"gamma": 4}))
+    run = given.pop("run", replay)
+    return run(items, setup, registry=registry(lambda context: proposer, policy, **caps), vocab_size=VOCAB, **given)
+
+
+def test_counts_by_hand():
+    drafts = iter([[1, 2, 9], [3], [], [2, 2]])  # 9 is no token: the whole draft is dropped
+    proposer = Planted(lambda batch, row, limit: next(drafts))
+    found = planted(proposer, [item([5], [1, 2, 3, 2, 2])], caps={"needs_host": True}, setup={"gamma": 3})
+    #  prefill: 1 | dropped: 2 | 3 + bonus 2 | 2 | drafted 2, 2 where only the end is left
+    assert found.counts.histogram == {(0, 0, 1): 2, (1, 1, 2): 1, (2, 0, 1): 1}
+    assert found.faults == {"planted": {"malformed": 1}}
+    assert found.items == 1
+
+
+def test_an_output_that_ends_inside_a_draft_decides_nothing_behind_its_end():
+    proposer = Planted(lambda batch, row, limit: [2, EOS, 1, 1])
+    found = planted(proposer, [item([5], [1, 2])], caps={"needs_host": True, "inline": True, "learns": True})
+    assert found.counts.histogram == {(4, 2, 2): 1}
+    assert found.calibration.count == 2
+    assert found.calibration.brier == pytest.approx(0.25)
+    assert proposer.observed == [([4], [4], [2])]
+
+
+@pytest.mark.parametrize("caps", [{"needs_host": True}, {"needs_host": True, "inline": True}, {}])
+def test_reading_past_the_context_gains_nothing(caps):
+    def cheat(batch, row, limit):
+        stop = int(batch.lengths[row])
+        return batch.tokens[int(batch.rows[row]), stop : stop + limit].tolist()
+
+    items = [SAME, SAME, item([1], [1, 2])]
+    plain = replay(items, Setup(policy="none"), vocab_size=VOCAB).counts
+    for run in ({}, {"mode": "cold"}, {"run": replay_interleaved, "batch": 2}):
+        found = planted(Planted(cheat), items, caps=caps, **run)
+        assert found.counts.emitted == plain.emitted
+        assert found.counts.accepted == 0
+
+
+def test_nothing_tells_where_an_output_ends():
+    seen = []
+
+    def look(batch, row, limit):
+        seen.append((int(batch.room[row]), limit, batch.requests[row].max_tokens))
+        return ()
+
+    planted(Planted(look), [SAME, item([1], [2])])
+    assert set(seen) == {(PLENTY, 4, PLENTY)}
+
+
+def test_requests_live_as_in_an_engine():
+    proposer = Planted()
+    items = [item([1, 2], [3, 1], "a", [[1, 1]]), item([2], [2], "b")]
+    planted(proposer, items)
+    told = [(e.kind, e.request.request_id, e.slot, e.generation, e.visible) for e in proposer.events]
+    assert told == [
+        (Lifecycle.STARTED, "a", 0, 1, None),
+        (Lifecycle.FINISHED, "a", 0, 1, 5),
+        (Lifecycle.STARTED, "b", 0, 2, None),
+        (Lifecycle.FINISHED, "b", 0, 2, 3),
+    ]
+    assert all(not e.request.references and e.request.isolation_key == "" for e in proposer.events)
+    assert proposer.texts == {(0, 1): [1, 2, 3, 1, EOS], (0, 2): [2, 2, EOS]}
+
+
+def test_documents_are_references_when_asked():
+    proposer = Planted()
+    planted(proposer, [item([1, 2], [3], "a", [[1, 1], []])], setup={"gamma": 4, "references": True})
+    (reference,) = proposer.events[0].request.references
+    assert reference.token_ids.tolist() == [1, 1]
+
+
+def test_cold_builds_anew_and_serving_keeps():
+    for mode, lives in (("cold", 3), ("serving", 1)):
+        built = []
+
+        def build(context, built=built):
+            built.append(Planted())
+            return built[-1]
+
+        replay(
+            [SAME] * 3, Setup(proposer="planted", policy="fixed"), mode=mode, vocab_size=VOCAB,
+            registry=registry(build, needs_host=True),
+        )  # fmt: skip
+        assert len(built) == lives
+        assert sum(len(each.events) for each in built) == 6
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_lagging_plans_are_those_of_earlier_steps(lag):
+    policy = PlantedPolicy(lambda stats: StepPlan(stats.step))
+    limits = []
+
+    def note(batch, row, limit):
+        limits.append(limit)
+        return ()
+
+    planted(Planted(note), [item([1], [1] * 6)], policy=policy, setup={"gamma": 16, "lag": lag})
+    assert [stats.step for stats in policy.stats] == list(range(6))
+    assert limits == [max(0, step - lag) for step in range(6) if step > lag]  # at width 0 nothing is asked
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_lagging_verdicts_are_about_earlier_steps(lag):
+    proposer = Planted(lambda batch, row, limit: [1] * (int(batch.lengths[row]) % 2 + 1))
+    caps = {"needs_host": True, "inline": True, "learns": True}
+    planted(proposer, [item([1], [2] * 6)], caps=caps, setup={"gamma": 4, "lag": lag})
+    every = [([length], [(length - 1) % 2 + 1], [1]) for length in range(3, 9)]
+    assert proposer.observed == every[: len(every) - lag]
+
+
+def test_lag_0_is_no_lag_and_a_lag_shows():
+    policy = PlantedPolicy(lambda stats: StepPlan(stats.requests[0].length % 3))
+    found = {}
+    for lag in (0, 1):
+        setup = {"gamma": 4, "lag": lag, "options": {}}
+        proposer = Planted(lambda batch, row, limit: [1] * limit)
+        found[lag] = planted(proposer, [item([1, 1], [1, 1, 2] * 4)], policy=policy, setup=setup).counts.rows()
+    no_lag = planted(Planted(lambda batch, row, limit: [1] * limit), [item([1, 1], [1, 1, 2] * 4)], policy=policy)
+    assert found[0] == no_lag.counts.rows() != found[1]
+
+
+@given(ITEMS, st.sampled_from(["fixed", "none", "batch"]))
+@settings(max_examples=15, deadline=None)
+def test_one_in_flight_is_one_after_another(items, policy):
+    setup = Setup(gamma=4, policy=policy, options={"batch": {"saturation": 4}})
+    alone = replay(items, setup, vocab_size=VOCAB)
+    in_flight = replay_interleaved(items, setup, batch=1, vocab_size=VOCAB)
+    assert alone.counts == in_flight.counts
+    assert alone.calibration.sums.tolist() == in_flight.calibration.sums.tolist()
+    assert alone.items == in_flight.items == len(items)
+
+
+@given(ITEMS, st.integers(2, 4))
+@settings(max_examples=15, deadline=None)
+def test_requests_in_flight_do_not_disturb_each_other(items, batch):
+    """Where a proposer keeps nothing across requests, a batch counts what its requests do alone."""
+    together = replay_interleaved(items, STATELESS, batch=batch, vocab_size=VOCAB).counts
+    assert together.histogram == replay(items, STATELESS, mode="cold", vocab_size=VOCAB).counts.histogram
+    assert sum(n * count for (n, _, _), count in together.batches.items()) == together.steps
+    assert sum(drafted * count for (_, drafted, _), count in together.batches.items()) == together.verified
+    assert sum(emitted * count for (_, _, emitted), count in together.batches.items()) == together.emitted
+
+
+def test_in_flight_requests_finish_and_make_room():
+    proposer = Planted()
+    items = [item([1], [1] * 5, "long"), item([2], [2], "short"), item([3], [3], "next"), item([1], [], "end")]
+    sizes = []
+    policy = PlantedPolicy(lambda stats: sizes.append(len(stats.requests)) or StepPlan(0))
+    found = planted(proposer, items, policy=policy, run=replay_interleaved, batch=2)
+    told = [(e.kind.value, e.request.request_id, e.slot) for e in proposer.events]
+    assert told == [
+        ("started", "long", 0),
+        ("started", "short", 1),
+        ("finished", "short", 1),
+        ("started", "next", 1),
+        ("finished", "next", 1),
+        ("started", "end", 1),
+        ("finished", "end", 1),
+        ("finished", "long", 0),
+    ]
+    assert sizes == [2, 2, 1, 1, 1]
+    assert found.counts.histogram == {(0, 0, 1): 7}
+    assert found.counts.batches == {(2, 0, 2): 2, (1, 0, 1): 3}
+    assert found.items == 4
+
+
+def test_cold_requests_are_never_in_flight_together():
+    with pytest.raises(SettingsError, match="one request at a time"):
+        replay_interleaved([SAME], STATELESS, batch=2, mode="cold")
+
+
+def test_a_policy_is_told_the_batch():
+    policy = PlantedPolicy(lambda stats: StepPlan(4, token_budget=10))
+    found = planted(Planted(lambda batch, row, limit: [1] * limit), [SAME], policy=policy, batch=32)
+    assert {len(stats.requests) for stats in policy.stats} == {32}
+    assert set(policy.trimmed) == {(32, 10)}
+    assert found.counts.drafts_per_step == 4
+
+
+def test_a_policy_sees_what_became_of_drafts():
+    policy = PlantedPolicy(lambda stats: StepPlan(2))
+    planted(Planted(lambda batch, row, limit: [1, 2]), [item([3], [1, 1, 2, 1, 1])], policy=policy)
+    # prefill: 1 | drafted 1, 2 and right: 1, 2, 1 | drafted 1, 2, of which 1 is right: 1 and the end
+    assert [stats.requests[0][1:] for stats in policy.stats] == [(2, PLENTY, None, 0, 0), (5, PLENTY, None, 2, 2)]
+
+
+def test_a_budget_that_suffices_trims_nothing():
+    policy = PlantedPolicy(lambda stats: StepPlan(4, token_budget=128))
+    planted(Planted(lambda batch, row, limit: [1] * limit), [SAME], policy=policy, batch=32)
+    assert policy.trimmed == []
+
+
+def test_a_trimmer_may_cut_without_a_budget():
+    policy = PlantedPolicy(lambda stats: StepPlan(4))
+    asked = []
+    policy.cuts_without_budget = lambda batch_size, width: asked.append((batch_size, width)) or True
+    planted(Planted(lambda batch, row, limit: ()), [SAME], policy=policy, batch=32)
+    assert set(asked) == {(32, 4)}
+    assert set(policy.trimmed) == {(32, 128)}  # also where nothing was drafted: it may learn from that
+
+
+@given(
+    st.lists(st.integers(1, 3), min_size=2, max_size=12),
+    st.integers(2, 5),
+    st.integers(0, 24),
+    st.sampled_from(["fixed", "batch"]),
+)
+@settings(max_examples=20, deadline=None)
+def test_one_request_stands_for_a_batch_of_equal_ones(text, batch, budget, policy):
+    """What the told request verifies is what the first of B real ones does."""
+    few = {"saturation": 9, "token_budget": budget}
+    options = {"ngram": {"min_n": 1}, "fixed": {"token_budget": budget}, "batch": few}
+    setup = Setup(gamma=4, policy=policy, options=options)
+    recorded = item(text, [])
+    told = ReplayEngine(setup, max_length=32, vocab_size=VOCAB, told=batch)
+    real = ReplayEngine(setup, max_length=32, vocab_size=VOCAB, seats=batch)
+    told.start(0, "a", recorded.prompt)
+    for slot in range(batch):
+        real.start(slot, f"request-{slot}", recorded.prompt)
+    assert told.propose() == real.propose()[:1]
+    for engine in (told, real):
+        engine.close()
+
+
+def test_progress_is_told():
+    told = []
+    replay([SAME, SAME], STATELESS, vocab_size=VOCAB, progress=lambda done, of: told.append((done, of)))
+    assert told == [(1, 2), (2, 2)]
+
+
+def test_a_text_that_does_not_fit_is_an_error():
+    engine = ReplayEngine(STATELESS, max_length=4, vocab_size=VOCAB)
+    engine.start(0, "a", SAME.prompt)
+    engine.extend(0, [1])
+    with pytest.raises(EngineError, match="does not fit"):
+        engine.extend(0, [1])
+    engine.close()
+
+
+def test_what_a_proposer_holds_is_noted_at_its_most():
+    sizes = iter([10, 30, 20])
+    proposer = Planted()
+    proposer.memory = lambda: next(sizes)
+    assert planted(proposer, [SAME] * 3).memory == 30
+
+
+def test_a_setups_settings_win_over_the_environment(monkeypatch):
+    monkeypatch.setenv("SPECPLUG_CONFIG", '{"policy": "none", "num_speculative_tokens": 3}')
+    setup = Setup(gamma=2)
+    assert replay([SAME], setup, vocab_size=VOCAB).counts.verified == 0
+    verified = {key[0] for key in replay([SAME], Setup(gamma=2, policy="fixed"), vocab_size=VOCAB).counts.histogram}
+    assert max(verified) == 2
+
+
+def test_calibration_is_of_what_was_decided():
+    found = replay([SAME], STATELESS, vocab_size=VOCAB)
+    decided = Counter()
+    for (verified, accepted, emitted), count in found.counts.histogram.items():
+        decided[True] += accepted * count
+        decided[False] += count * (verified > accepted and emitted > accepted)
+    assert found.calibration.count == decided[True] + decided[False]
+    assert found.calibration.sums[2].sum() == decided[True]
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_policy_of_somebody_elses_learns(monkeypatch, lean, batch, lag):
+    """Both halves hear what became of drafts, in as many rows as they are told; the trim half `lag` steps late."""
+    found = Registry.discover()
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "engines" / "plugins"))
+    found.add(importlib.import_module("specplug_testkit.plugin"), Owner("testkit", "specplug-testkit", "0"))
+    built: list[Any] = []
+    get = found.get
+
+    def noting(spec_type: Any, name: str) -> Any:
+        spec = get(spec_type, name)
+        if name != "learner":
+            return spec
+        halves = {"factory": spec.build, "trimmer": spec.build_trimmer}
+        return replace(spec, **{half: lambda context, make=make: noted(make(context)) for half, make in halves.items()})
+
+    def noted(half: Any) -> Any:
+        built.append(half)
+        return half
+
+    found.get = noting
+    setup = Setup("ngram-reference", "learner", 4, {"ngram-reference": {"min_n": 1}}, lean=lean, lag=lag)
+    result = replay([SAME, SAME], setup, registry=found, vocab_size=VOCAB, batch=batch)
+    assert result.faults == {}
+    trimmer, planner = built
+    steps = sum(result.counts.histogram.values())
+    assert [report.step for report in planner.reports] == [max(0, step - lag) for step in range(steps)]
+    assert {report.requests for report in planner.reports} == {batch}
+    accepted = sum(count * times for (_, count, _), times in result.counts.histogram.items())
+    assert sum(report.accepted for report in planner.reports) == batch * accepted > 0
+    late = sum(report.accepted for report in planner.reports[: steps - lag])
+    assert int(trimmer.counts[1]) == late
+    assert float(trimmer.price) == pytest.approx(planner.prices[-1 - lag])

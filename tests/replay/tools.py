@@ -1,0 +1,152 @@
+"""What the tests of replay share: small items, a plain harness, and planted plug-ins."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+import specplug
+from specplug.interfaces import Planner, PluginContext, Proposer, Trimmer
+from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.specs import PolicySpec, ProposerSpec
+from specplug.replay.items import TokenItem
+from specplug.types.batch import BatchView
+from specplug.types.caps import ProposerCaps
+from specplug.types.draft import Draft
+from specplug.types.plan import HostStats, StepPlan
+from specplug.types.trim import TrimLimits
+
+torch.set_num_threads(1)
+
+EOS, VOCAB = 0, 8
+
+
+def item(prompt: Sequence[int], output: Sequence[int], name: str = "a", documents: Sequence[Sequence[int]] = ()) -> Any:
+    """Return an item whose output ends with EOS."""
+
+    def ids(values: Sequence[int]) -> Any:
+        return np.array(values, dtype=np.int32)
+
+    return TokenItem(name, ids(prompt), tuple(map(ids, documents)), ids([*output, EOS]))
+
+
+def named(pairs: Sequence[tuple[list[int], list[int]]]) -> list[TokenItem]:
+    return [item(prompt, output, f"request-{index}") for index, (prompt, output) in enumerate(pairs)]
+
+
+TEXT = st.lists(st.integers(1, 3), min_size=1, max_size=12)
+ITEMS = st.lists(st.tuples(TEXT, st.lists(st.integers(1, 3), max_size=24)), min_size=1, max_size=3).map(named)
+"""Few different tokens, so that much repeats."""
+
+
+def harness(proposer: Any, items: Sequence[TokenItem], gamma: int, mode: str) -> Counter[tuple[int, int, int]]:
+    """Count what a foreign proposer drafts, by the plainest loop there is."""
+    steps: Counter[tuple[int, int, int]] = Counter()
+    proposer.reset()
+    for each in items:
+        if mode == "cold":
+            proposer.reset()
+        target, text = each.output.tolist(), [*each.prompt.tolist()]
+        proposer.start(each.id, each.prompt.copy(), list(each.documents))
+        proposer.update(each.id, target[:1])
+        place = 1
+        while place < len(target):
+            context = np.array(text + target[:place], dtype=np.int32)
+            draft = proposer.propose(each.id, context, gamma)
+            if isinstance(draft, list):
+                assert len(draft) <= gamma
+                verified, accepted = len(draft), 0
+                while accepted < min(verified, len(target) - place) and draft[accepted] == target[place + accepted]:
+                    accepted += 1
+            else:
+                verified, accepted = draft.width, draft.accepted(target[place:])
+            emitted = min(accepted + 1, len(target) - place)
+            proposer.update(each.id, target[place : place + emitted])
+            steps[verified, accepted, emitted] += 1
+            place += emitted
+        proposer.memory()
+        proposer.finish(each.id)
+    return steps
+
+
+class Planted(Proposer):
+    """Drafts what a function returns for a row: (batch, row, limit) -> ids, each with confidence 0.5.
+
+    Attributes:
+        events: all that were told.
+        texts: by (slot, generation), the tokens ingested.
+        observed: per call, what it was given.
+    """
+
+    def __init__(self, write: Callable[[BatchView, int, int], Sequence[int]] = lambda batch, row, limit: ()) -> None:
+        self.write = write
+        self.events: list[Any] = []
+        self.texts: dict[tuple[int, int], list[int]] = {}
+        self.observed: list[tuple[list[int], list[int], list[int]]] = []
+
+    def ingest(self, batch: BatchView) -> None:
+        for row in range(batch.batch_size):
+            key = (int(batch.slots[row]), int(batch.generations[row]))
+            stop, new = int(batch.lengths[row]), int(batch.num_new[row])
+            text = self.texts.setdefault(key, [])
+            assert len(text) == stop - new
+            text += batch.tokens[int(batch.rows[row]), stop - new : stop].tolist()
+
+    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+        for row, limit in enumerate(limits.tolist()):
+            draft.set_row(row, list(self.write(batch, row, limit))[:limit], 0.5)
+
+    def observe(self, batch: BatchView, draft: Draft, verdict: Any) -> None:
+        self.observed.append((batch.lengths.tolist(), draft.lengths.tolist(), verdict.tested().tolist()))
+
+    def on_event(self, event: Any) -> None:
+        self.events.append(event)
+
+
+class PlantedPolicy(Planner, Trimmer):
+    """Both halves of a policy that notes what it is told, and plans what a function says."""
+
+    def __init__(self, plan: Callable[[HostStats], StepPlan]) -> None:
+        self._plan = plan
+        self.stats: list[HostStats] = []
+        self.trimmed: list[tuple[int, int]] = []
+
+    def plan(self, stats: HostStats) -> StepPlan:
+        self.stats.append(stats)
+        return self._plan(stats)
+
+    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
+        self.trimmed.append((draft.batch_size, int(limits.token_budget)))
+        return draft
+
+
+def registry(
+    proposer: Callable[[PluginContext], Proposer] | None = None, policy: PlantedPolicy | None = None, **caps: Any
+) -> Registry:
+    """Return the installed plug-ins with `planted` ones besides."""
+    found = Registry.discover()
+
+    @specplug.hookimpl
+    def specplug_register_proposers(register: Any) -> None:
+        if proposer is not None:
+            register(ProposerSpec(name="planted", factory=proposer, summary="", caps=ProposerCaps(**caps)))
+
+    @specplug.hookimpl
+    def specplug_register_policies(register: Any) -> None:
+        if policy is not None:
+            register(
+                PolicySpec(name="planted", factory=lambda context: policy, trimmer=lambda context: policy, summary="")
+            )
+
+    hooks = (specplug_register_proposers, specplug_register_policies)
+    module = SimpleNamespace(__name__="planted", **{hook.__name__: hook for hook in hooks})
+    found.add(module, Owner("planted", "test", "0"))
+    assert not found.load_errors
+    return found

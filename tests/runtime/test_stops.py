@@ -1,0 +1,121 @@
+"""Tokens behind a stop, found on the device, against a plain loop; and the slot table that both rest on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specplug.runtime.slots import NO_CAP, SlotTable
+from specplug.runtime.stops import StopWatch
+from specplug.types.request import Request, RequestOptions
+from specplug_vllm.worker.requests import Resident
+
+CPU = torch.device("cpu")
+WIDTH = 3
+
+
+def resident(name: str, end: int = 100, stops: tuple[int, ...] = (), **options: object) -> Resident:
+    request = Request(name, prompt_length=1, max_tokens=end, options=RequestOptions(**options))  # type: ignore[arg-type]
+    return Resident(request, end=end, stop_ids=stops)
+
+
+@dataclass
+class Run:
+    """One request's life: what each step emits, and where it ends."""
+
+    steps: list[list[int]]
+    end: int
+    stops: tuple[int, ...]
+
+
+runs = st.builds(
+    Run,
+    steps=st.lists(st.lists(st.integers(0, 5), max_size=WIDTH + 1), min_size=1, max_size=5),
+    end=st.integers(1, 12),
+    stops=st.lists(st.integers(0, 5), max_size=2, unique=True).map(tuple),
+)
+
+
+def plain(run: Run) -> list[int]:
+    """Per step, how many of its tokens lie behind the first stop; the prompt is one token long."""
+    stopped, length, counts = False, 1, []
+    for step in run.steps:
+        behind = 0
+        for token in step:
+            length += 1
+            behind += stopped
+            stopped = stopped or token in run.stops or length >= run.end
+        counts.append(behind)
+    return counts
+
+
+@given(st.lists(runs, min_size=1, max_size=3))
+def test_counts_equal_those_of_a_plain_loop(batch: list[Run]) -> None:
+    slots = torch.tensor(range(len(batch))).flip(0)
+    table, watch = SlotTable(len(batch), CPU), StopWatch(len(batch), WIDTH, CPU)
+    for row, run in enumerate(batch):
+        table.take(int(slots[row]), resident(str(row), run.end, run.stops))
+    tokens = torch.full((len(batch), 32), 7, dtype=torch.int32)  # 7 stops nothing
+    lengths = torch.ones(len(batch), dtype=torch.int32)
+    found: list[list[int]] = [[] for _ in batch]
+    for step in range(max(len(run.steps) for run in batch)):
+        emitted = torch.zeros_like(lengths)
+        for row, run in enumerate(batch):
+            news = run.steps[step] if step < len(run.steps) else []
+            tokens[slots[row], int(lengths[row]) : int(lengths[row]) + len(news)] = torch.tensor(
+                news, dtype=torch.int32
+            )
+            emitted[row] = len(news)
+        lengths = lengths + emitted
+        behind = watch.behind(tokens, slots, slots, lengths, emitted, table.rows(slots))
+        for row, count in enumerate(behind.tolist()):
+            found[row].append(count)
+    for row, run in enumerate(batch):
+        assert found[row][: len(run.steps)] == plain(run)
+
+
+def test_a_new_tenant_has_not_stopped() -> None:
+    table, watch = SlotTable(1, CPU), StopWatch(1, WIDTH, CPU)
+    slots = torch.tensor([0])
+    tokens = torch.tensor([[1, 5, 5, 5]], dtype=torch.int32)
+
+    def behind(length: int, emitted: int) -> int:
+        counts = [torch.tensor([count], dtype=torch.int32) for count in (length, emitted)]
+        return int(watch.behind(tokens, slots, slots, *counts, table.rows(slots)))
+
+    table.take(0, resident("a", stops=(5,)))
+    assert behind(3, 2) == 1
+    assert behind(4, 1) == 1
+    table.free(0)
+    table.take(0, resident("b", stops=(5,)))
+    assert behind(3, 2) == 1
+    assert behind(2, 1) == 1, "stopped before"
+
+
+def test_rows_say_what_tenants_said() -> None:
+    table = SlotTable(4, CPU)
+    assert table.take(2, resident("a", end=9, stops=(3, 4))) == 1
+    assert table.take(0, resident("b", num_speculative_tokens=5)) == 1
+    table.take(1, resident("c", enabled=False))
+    assert table.take_resets() == (0, 1, 2)
+    assert table.take_resets() == ()
+    rows = table.rows(torch.tensor([0, 1, 2]))
+    assert rows.generations.tolist() == [1, 1, 1]
+    assert rows.caps.tolist() == [5, 0, NO_CAP]
+    assert rows.ends.tolist() == [100, 100, 9]
+    assert rows.stop_ids[2].tolist()[:3] == [3, 4, -1]
+    table.free(2)
+    assert table.take(2, resident("d")) == 2
+    assert table.rows(torch.tensor([2])).generations.tolist() == [2]
+
+
+def test_every_change_of_tenants_is_a_new_version() -> None:
+    table = SlotTable(2, CPU)
+    before = table.version
+    table.take(0, resident("a"))
+    taken = table.version
+    table.free(0)
+    assert len({before, taken, table.version}) == 3

@@ -1,0 +1,131 @@
+"""How much of an output a client saw whose text was cut at a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from specplug.runtime.visible_text import tokens_before_stop
+
+PIECES = [b"", b"a", b"ab", b"b", b"ba", b" ", b"\n", "東".encode(), b"\xe6", b"\x9d", b"\xb1", b"\x9d\xb1a", b"a\xe6"]
+"""What tokens spell: nothing (special ones), letters, and a character cut across tokens."""
+
+STOPS = ["a", "ab", "ba", "b\n", "東", "a東", " b", "aba"]
+
+
+def decode(ids: Sequence[int]) -> str:
+    return b"".join(PIECES[token] for token in ids).decode(errors="replace")
+
+
+def ids_of(*pieces: bytes) -> list[int]:
+    return [PIECES.index(piece) for piece in pieces]
+
+
+def plain(output: Sequence[int], stop: Sequence[str], *, keep: bool) -> int | None:
+    """Count tokens whose bytes all lie in front of the cut, up to the last one that has any."""
+    text = decode(output)
+    found = [(text.find(string), string) for string in stop if string in text]
+    if not found:
+        return None
+    cut = min(place + (len(string) if keep else 0) for place, string in found)
+    count = max(n for n in range(len(output) + 1) if len(decode(output[:n]).rstrip("\ufffd")) <= cut)
+    while count and not fits(output[:count], text[:cut]):
+        count -= 1
+    while count and not PIECES[output[count - 1]]:
+        count -= 1
+    return count
+
+
+def fits(tokens: Sequence[int], seen: str) -> bool:
+    """Whether tokens spell nothing beyond `seen`: a beginning of it, or of one that ends within its last character."""
+    data = b"".join(PIECES[token] for token in tokens)
+    return seen.encode().startswith(data)
+
+
+WELL_FORMED = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 7, 0]) | st.just("split"), max_size=30).map(
+    lambda parts: [
+        token for part in parts for token in (ids_of(b"\xe6", b"\x9d", b"\xb1") if part == "split" else [part])
+    ]
+)
+
+
+@given(output=WELL_FORMED, stop=st.lists(st.sampled_from(STOPS), min_size=1, max_size=2), keep=st.booleans())
+def test_every_token_before_the_cut_and_none_behind_it(output, stop, keep):
+    assert tokens_before_stop(output, stop, decode, keep=keep) == plain(output, stop, keep=keep)
+
+
+@given(
+    output=st.lists(st.integers(0, len(PIECES) - 1), max_size=30),
+    stop=st.lists(st.sampled_from(STOPS), min_size=1, max_size=2),
+    keep=st.booleans(),
+)
+@example(output=ids_of(b"a", b"\xe6", b"\x9d"), stop=["a"], keep=True)
+def test_broken_characters_never_let_through_what_nobody_saw(output, stop, keep):
+    expected, found = plain_text(output, stop, keep), tokens_before_stop(output, stop, decode, keep=keep)
+    assert (found is None) == (expected is None)
+    if found is not None:
+        assert expected.startswith(decode(output[:found]).rstrip("\ufffd"))
+
+
+def plain_text(output: Sequence[int], stop: Sequence[str], keep: bool) -> str | None:
+    text = decode(output)
+    cuts = [text.find(string) + keep * len(string) for string in stop if string in text]
+    return text[: min(cuts)] if cuts else None
+
+
+@pytest.mark.parametrize(("least", "expected"), [(0, 0), (1, 2), (2, 2), (3, 4), (5, None)])
+def test_a_stop_string_that_ends_too_early_is_none(least, expected):
+    output = ids_of(b"a", b"b", b"a", b"b", b"a")
+    assert tokens_before_stop(output, ["a"], decode, least=least) == expected
+
+
+def test_what_stands_in_the_prompt_is_no_stop():
+    """The prompt's end is decoded in front, as engines do, and not looked at."""
+    lead = ids_of(b"a", b"b", b"\n")
+    assert tokens_before_stop(ids_of(b"b", b"a"), ["b\n"], decode, lead=lead) is None
+    assert tokens_before_stop(ids_of(b"b", b"b", b"\n", b"a"), ["b\n"], decode, lead=lead) == 1
+
+
+def test_a_long_output_is_decoded_once():
+    """Beside the whole text, only what lies behind the cut is decoded."""
+    decoded: list[int] = []
+
+    def counting(ids: list[int]) -> str:
+        decoded.append(len(ids))
+        return decode(ids)
+
+    output = ids_of(b"a") * 5000 + ids_of(b"b", b"\n", b" ", b" ")
+    assert tokens_before_stop(output, ["b\n"], counting) == 5000
+    assert sum(decoded) < len(output) + 100
+
+
+@given(
+    output=WELL_FORMED,
+    stop=st.lists(st.sampled_from(STOPS), min_size=1, max_size=2),
+    keep=st.booleans(),
+    least=st.integers(0, 6),
+    newest=st.integers(1, 20),
+)
+def test_decoding_the_newest_tokens_alone_finds_the_same_cut(output, stop, keep, least, newest):
+    """As long as no stop string begins ahead of them."""
+    text, ahead = decode(output), len(decode(output[:-newest]).rstrip("\ufffd"))
+    assume(len(output) > newest and all(text.find(string) < 0 or text.find(string) >= ahead for string in stop))
+    expected = tokens_before_stop(output, stop, decode, keep=keep, least=least)
+    assert tokens_before_stop(output, stop, decode, keep=keep, least=least, newest=newest) == expected
+
+
+@pytest.mark.parametrize("tail", [[b"a", b"a"], [b"b", b"\n", b"a"]], ids=["none", "one"])
+def test_of_a_long_output_only_the_newest_tokens_are_decoded(tail):
+    decoded: list[int] = []
+
+    def counting(ids: list[int]) -> str:
+        decoded.append(len(ids))
+        return decode(ids)
+
+    output = ids_of(b"a") * 5000 + ids_of(*tail)
+    found = tokens_before_stop(output, ["b\n"], counting, newest=64)
+    assert found == tokens_before_stop(output, ["b\n"], decode)
+    assert sum(decoded) < 3 * 64

@@ -1,0 +1,204 @@
+"""The contract for verifiers: ours satisfy it, and each clause catches verifiers that are broken on purpose."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specplug.errors import ContractError
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import VerifierSpec
+from specplug.testing import LOSSY_MUTANTS, VerifierContract
+from specplug.testing.mutants import DroppedMask, LenientThreshold, ResamplesFromTarget
+from specplug.types.caps import Distribution, VerifierCaps
+from specplug.types.verification import TargetLogits, Uniforms, Verification
+from specplug.verify.reference import ReferenceVerifier
+
+FULL = VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distribution.PROBS))
+ONE_HOT = VerifierCaps(lossless=True)
+LOSSY = VerifierCaps(lossless=False)
+
+
+torch.set_num_threads(1)
+
+
+class TestReference(VerifierContract):
+    spec = default_registry().get(VerifierSpec, "reference")
+
+
+class TestOneHotOnly(VerifierContract):
+    spec = replace(TestReference.spec, caps=ONE_HOT)
+
+
+class TestLossy(VerifierContract):
+    """A verifier that says that it is lossy keeps all other clauses."""
+
+    spec = VerifierSpec(name="lenient", factory=LenientThreshold, summary="", caps=LOSSY)
+
+
+class Altered(ReferenceVerifier):
+    """Returns something else than the reference."""
+
+    def verify(self, draft, target, sampling, uniforms):
+        return self.altered(super().verify(draft, target, sampling, uniforms), draft)
+
+
+class LongIds(Altered):
+    def altered(self, found, draft):
+        return Verification(found.token_ids.long(), found.num_accepted)
+
+
+class Narrow(Altered):
+    def altered(self, found, draft):
+        return Verification(found.token_ids[:, : draft.width], found.num_accepted)
+
+
+class CountsTheBonus(Altered):
+    def altered(self, found, draft):
+        return Verification(found.token_ids, found.num_accepted + 1)
+
+
+class LeavesPadding(Altered):
+    def altered(self, found, draft):
+        return Verification(found.token_ids.clamp(min=0), found.num_accepted)
+
+
+class NeedsARow(Altered):
+    def altered(self, found, draft):
+        found.num_accepted.max()
+        return found
+
+
+class RepeatsTheFirstRow(Altered):
+    def altered(self, found, draft):
+        return Verification(found.token_ids[:1].expand_as(found.token_ids), found.num_accepted)
+
+
+class WarmGreedy(ReferenceVerifier):
+    def verify(self, draft, target, sampling, uniforms):
+        warm = replace(sampling, temperature=sampling.temperature.clamp(min=0.5), all_greedy=False)
+        return super().verify(draft, target, warm, uniforms)
+
+
+class LastNumber(ReferenceVerifier):
+    """Draws with a number of a place that may not have been reached."""
+
+    def _draw_number(self, uniforms, num_accepted):
+        return uniforms.draw[:, -1]
+
+
+class NumbersOfTheNextRow(ReferenceVerifier):
+    def verify(self, draft, target, sampling, uniforms):
+        turned = Uniforms(uniforms.accept.roll(1, 0), uniforms.draw.roll(1, 0))
+        return super().verify(draft, target, sampling, turned)
+
+
+class AssumesPadding(ReferenceVerifier):
+    """Takes logits for padded, whatever their starts say."""
+
+    def verify(self, draft, target, sampling, uniforms):
+        starts = torch.arange(draft.batch_size, device=draft.device) * (draft.width + 1)
+        return super().verify(draft, TargetLogits(target.logits, starts), sampling, uniforms)
+
+
+class CleansTheDraft(ReferenceVerifier):
+    def verify(self, draft, target, sampling, uniforms):
+        draft.token_ids.clamp_(min=0)
+        return super().verify(draft, target, sampling, uniforms)
+
+
+class ReadsBack(ReferenceVerifier):
+    def verify(self, draft, target, sampling, uniforms):
+        cut = draft.view(draft.batch_size, int(draft.lengths.max()))
+        found = super().verify(cut, target, sampling, Uniforms(uniforms.accept[:, : cut.width], uniforms.draw))
+        return found
+
+
+class IgnoresDistributions(ReferenceVerifier):
+    """Declares distributions, and judges drafts as one-hot."""
+
+    def verify(self, draft, target, sampling, uniforms):
+        return super().verify(draft.as_one_hot(), target, sampling, uniforms)
+
+
+PLANTED = [
+    (LongIds, "test_returns_what_engines_expect", "token_ids is .*int64"),
+    (Narrow, "test_returns_what_engines_expect", "token_ids is"),
+    (CountsTheBonus, "test_accepts_a_prefix_of_the_draft", "accepted"),
+    (LeavesPadding, "test_accepts_a_prefix_of_the_draft", "after what is emitted; expected -1"),
+    (RepeatsTheFirstRow, "test_accepts_a_prefix_of_the_draft", "expected a"),
+    (NeedsARow, "test_takes_empty_drafts", "max"),
+    (WarmGreedy, "test_greedy_rows_emit_the_largest_logits", "when greedy"),
+    (LastNumber, "test_uses_each_number_once", "other numbers after"),
+    (NumbersOfTheNextRow, "test_does_not_depend_on_other_rows", "for a row by itself"),
+    (NumbersOfTheNextRow, "test_does_not_depend_on_the_order_of_rows", "in another order"),
+    (DroppedMask, "test_does_not_read_undefined_memory", "in undefined memory"),
+    (AssumesPadding, "test_finds_logits_by_their_starts", "flat"),
+    (CleansTheDraft, "test_changes_nothing_that_it_reads", "has changed draft.token_ids"),
+    (ReadsBack, "test_reads_nothing_back", "meta"),
+    (IgnoresDistributions, "test_keeps_what_the_target_would_have_drawn", "Judge drafts by their draft_"),
+    (ResamplesFromTarget, "test_emits_the_targets_distribution", "off by .* with one-hot drafts, plain"),
+    *((mutant, "test_emits_the_targets_distribution", "are off by") for mutant in LOSSY_MUTANTS.values()),
+]
+
+
+@pytest.mark.parametrize(("verifier", "clause", "message"), PLANTED, ids=[f"{v.__name__}-{c}" for v, c, _ in PLANTED])
+def test_a_planted_verifier_is_caught(verifier, clause, message):
+    with pytest.raises(Exception, match=message):
+        getattr(contract_of(verifier)(), clause)()
+
+
+def contract_of(verifier: type[ReferenceVerifier], caps: VerifierCaps = FULL) -> type[VerifierContract]:
+    spec = VerifierSpec(name=verifier.__name__, factory=verifier, summary="", caps=caps)
+    return type("Contract", (VerifierContract,), {"spec": spec})
+
+
+def clauses() -> set[str]:
+    members = inspect.getmembers(VerifierContract, inspect.isfunction)
+    return {name for name, _ in members if name.startswith("test_")}
+
+
+def test_every_clause_has_a_planted_verifier():
+    assert {clause for _, clause, _ in PLANTED} == clauses()
+
+
+def test_a_verifier_is_held_to_what_it_declares_alone():
+    """The same verifier is right where it declares nothing: its drafts are one-hot then."""
+    contract_of(IgnoresDistributions, ONE_HOT)().test_keeps_what_the_target_would_have_drawn()
+
+
+# -- the documentation ------------------------------------------------------------------------------------------------
+
+DOCS = (Path(__file__).parents[2] / "docs" / "writing-verifiers.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
+
+
+def block(containing: str) -> str:
+    (found,) = [block for block in BLOCKS if containing in block]
+    return found
+
+
+@pytest.mark.parametrize("clause", sorted(clauses()))
+def test_the_documented_verifier_satisfies_the_contract(clause, tmp_path, monkeypatch):
+    (tmp_path / "specplug_agree.py").write_text(block("class Agree"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    namespace: dict[str, Any] = {}
+    exec(block("class TestAgree"), namespace)
+    getattr(namespace["TestAgree"](), clause)()
+
+
+def test_every_clause_is_documented():
+    assert set(re.findall(r"^\| `(test_\w+)` \|", DOCS, re.MULTILINE)) == clauses()
+
+
+def test_trees_are_refused_by_the_reference():
+    step = next(TestReference().steps())
+    tree = replace(step, draft=replace(step.draft, parents=torch.full_like(step.draft.token_ids, -1)))
+    with pytest.raises(ContractError, match="takes chains"):
+        tree.verify(ReferenceVerifier())

@@ -1,0 +1,220 @@
+"""BatchView's own arithmetic, and the host types beside it."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.errors import ContractError, SettingsError
+from specplug.plugins.specs import ProposerSpec
+from specplug.types.batch import Barrier, BatchView, Residency
+from specplug.types.caps import Distribution, EngineCaps, ProposerCaps, VerifierCaps, WidthChange
+from specplug.types.plan import NO_SPECULATION, StepPlan
+from specplug.types.request import Request, RequestOptions, Sampling
+
+JUNK = 99999
+
+
+def ints(values) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def make_batch(texts: list[list[int]], *, room=None, sampled=None) -> BatchView:
+    """Rows 0, 1, ... live in slots B-1, B-2, ...; the table is longer than any text and its tail is junk."""
+    size = len(texts)
+    slots = torch.arange(size).flip(0)
+    tokens = torch.full((size, 12), JUNK, dtype=torch.int32)
+    for slot, ids in zip(slots.tolist(), texts, strict=True):
+        tokens[slot, : len(ids)] = ints(ids)
+    return BatchView(
+        slots=slots,
+        generations=torch.arange(size) + 10,
+        rows=slots,
+        tokens=tokens,
+        lengths=ints([len(ids) for ids in texts]),
+        num_new=ints([1] * size),
+        sampled=torch.tensor(sampled or [True] * size, dtype=torch.bool),
+        room=ints(room or [100] * size),
+        temperature=torch.arange(size, dtype=torch.float32),
+        grammar=torch.zeros(size, dtype=torch.bool),
+        vocab_size=50,
+        request_ids=tuple(f"r{row}" for row in range(size)),
+        requests=tuple(Request(f"r{row}", 1, 9) for row in range(size)),
+        barriers=tuple(Barrier(row, 0, 1, "image") for row in range(size)),
+    )
+
+
+def row_of(batch: BatchView, row: int) -> dict:
+    """Everything that one row says, whatever its place."""
+    per_row = ("slots", "generations", "lengths", "num_new", "sampled", "room", "temperature", "grammar")
+    values = {name: getattr(batch, name)[row].item() for name in per_row}
+    values["text"] = batch.tokens[batch.rows[row], : batch.lengths[row]].tolist()
+    values["barriers"] = [(b.start, b.stop, b.kind) for b in batch.barriers if b.row == row]
+    return values | {"id": batch.request_ids[row], "request": batch.requests[row]}
+
+
+class TestLimits:
+    @given(st.data())
+    @settings(max_examples=60, deadline=None)
+    def test_against_plain_python(self, data):
+        size, width = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 6))
+        room = data.draw(st.lists(st.integers(0, 8), min_size=size, max_size=size))
+        sampled = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
+        caps = data.draw(st.none() | st.lists(st.integers(-1, 8), min_size=size, max_size=size))
+        batch = make_batch([[1]] * size, room=room, sampled=sampled)
+        limits = batch.limits(width, None if caps is None else torch.tensor(caps))
+        bounds = [width] * size if caps is None else [min(width, cap) for cap in caps]
+        expected = [max(0, min(b, r - 1)) * s for b, r, s in zip(bounds, room, sampled, strict=True)]
+        assert limits.tolist() == expected
+        assert limits.dtype is torch.int32
+        assert batch.room.tolist() == room
+
+    def test_reads_nothing_back(self):
+        batch = make_batch([[1, 2]])
+        on_meta = replace(batch, room=batch.room.to("meta"), sampled=batch.sampled.to("meta"))
+        assert on_meta.limits(3, torch.empty(1, device="meta")).device.type == "meta"
+
+
+class TestBatchView:
+    def test_host_snapshot_is_independent(self):
+        batch = make_batch([[1, 2, 3], [4, 5]])
+        seen = [row_of(batch, row) for row in (0, 1)]
+        snapshot = batch.to_host()
+        snapshot.validate()
+        for tensor in (batch.tokens, batch.lengths, batch.generations, batch.temperature, batch.slots):
+            tensor.fill_(1)
+        assert [row_of(snapshot, row) for row in (0, 1)] == seen
+        assert snapshot.residency is Residency.HOST
+        assert snapshot.tokens.shape == (2, 3)  # this batch's rows, no longer than need be
+
+    def test_snapshot_of_an_empty_batch(self):
+        snapshot = make_batch([]).to_host()
+        snapshot.validate()
+        assert snapshot.batch_size == 0
+
+    @given(st.data(), st.booleans())
+    @settings(max_examples=60, deadline=None)
+    def test_a_snapshot_of_what_is_new_against_the_whole(self, data, again):
+        texts = data.draw(st.lists(st.lists(st.integers(0, 49), min_size=1, max_size=12), max_size=4))
+        new = [data.draw(st.integers(0, len(text))) for text in texts]
+        batch = replace(make_batch(texts), num_new=ints(new))
+        snapshot = batch.to_host(newest_only=True)
+        if again:  # and of such a snapshot another one, of what has become new in it
+            new = [data.draw(st.integers(0, count)) for count in new]
+            snapshot = replace(snapshot, num_new=ints(new)).to_host(newest_only=True)
+        snapshot.validate()
+        batch.tokens.fill_(JUNK)
+        assert snapshot.residency is Residency.HOST
+        assert snapshot.tokens.shape == (len(texts), max(new, default=0))
+        assert snapshot.first.tolist() == [len(text) - count for text, count in zip(texts, new, strict=True)]
+        assert snapshot.lengths.tolist() == [len(text) for text in texts]
+        for text, count, row in zip(texts, new, snapshot.tokens.tolist(), strict=True):
+            assert row[:count] == text[len(text) - count :]
+        assert snapshot.to_host().tokens.tolist() == snapshot.tokens.tolist()
+        order = list(range(len(texts)))[::-1]
+        assert snapshot.permute(order).first.tolist() == snapshot.first.tolist()[::-1]
+
+    @given(st.permutations(range(4)), st.integers(0, 4))
+    @settings(max_examples=30, deadline=None)
+    def test_permute_moves_whole_rows(self, order, count):
+        batch = make_batch([[1], [2, 3], [4, 5, 6], [7]])
+        moved = batch.permute(order[:count])
+        moved.validate()
+        assert [row_of(moved, row) for row in range(count)] == [row_of(batch, row) for row in order[:count]]
+
+    @pytest.mark.parametrize(
+        ("name", "wrong"),
+        [
+            ("lengths", torch.zeros(2, dtype=torch.int64)),
+            ("generations", torch.zeros(2, dtype=torch.int32)),
+            ("sampled", torch.zeros(2, dtype=torch.int32)),
+            ("temperature", torch.zeros(2, dtype=torch.float64)),
+            ("room", torch.zeros(3, dtype=torch.int32)),
+            ("tokens", torch.zeros(2, 4, dtype=torch.int64)),
+            ("tokens", torch.zeros(2, dtype=torch.int32)),
+            ("first", torch.zeros(2, dtype=torch.int64)),
+            ("first", torch.zeros(1, dtype=torch.int32)),
+        ],
+    )
+    def test_validate_names_what_is_malformed(self, name, wrong):
+        batch = make_batch([[1], [2]])
+        batch.validate()
+        with pytest.raises(ContractError, match=rf"BatchView\.{name} is malformed; found \(.*; expected "):
+            replace(batch, **{name: wrong}).validate()
+
+
+class TestCaps:
+    @given(st.integers(0, 12), st.sets(st.integers(0, 12)), st.integers(-3, 20))
+    def test_fit_width_is_the_widest_rung_below(self, max_width, rungs, width):
+        ladder = tuple(sorted(rung for rung in rungs if rung <= max_width))
+        caps = EngineCaps(max_width=max_width, captured_widths=ladder, width_change=WidthChange.CAPTURED)
+        allowed = ladder or range(max_width + 1)
+        assert caps.fit_width(width) == max((rung for rung in allowed if rung <= max(0, width)), default=0)
+
+    def test_below_the_lowest_rung_there_is_only_plain_decoding(self):
+        caps = EngineCaps(max_width=8, captured_widths=(4, 8), width_change=WidthChange.CAPTURED)
+        assert [caps.fit_width(width) for width in (3, 4, 7, 8)] == [0, 4, 4, 8]
+
+    def test_a_fixed_width_engine_still_takes_shorter_drafts(self):
+        caps = EngineCaps(max_width=8, captured_widths=(8,), width_change=WidthChange.FIXED)
+        assert [caps.fit_width(width) for width in (-1, 3, 8, 9)] == [0, 3, 8, 8]
+
+    @pytest.mark.parametrize("ladder", [(2, 1), (1, 1), (1, 5)])
+    def test_refuses_what_is_no_ladder(self, ladder):
+        with pytest.raises(SettingsError, match=r"EngineCaps: captured_widths is not a ladder; found .*; expected asc"):
+            EngineCaps(max_width=4, captured_widths=ladder)
+
+    def test_refuses_a_negative_width(self):
+        with pytest.raises(SettingsError, match="max_width is negative; found -1; expected >= 0"):
+            EngineCaps(max_width=-1)
+
+    def test_labels_say_what_is_declared(self):
+        assert ProposerCaps().labels() == ("device", "one-hot")
+        caps = ProposerCaps(needs_host=True, inline=True, incremental=True, trees=True, learns=True)
+        assert caps.labels() == ("host", "one-hot", "inline", "trees", "learns")
+
+    def test_labels_of_verifiers(self):
+        assert VerifierCaps(lossless=True).labels() == ("lossless", "one-hot")
+        assert VerifierCaps(lossless=False, distributions=(Distribution.PROBS,)).labels()[2:] == ("draft_probs",)
+        assert VerifierCaps(lossless=False).labels()[0] == "LOSSY"
+
+    def test_labels_name_the_device_where_it_matters(self):
+        def caps(device):
+            return ProposerCaps(needs_host=device == "cpu", inline=device == "cpu", learns=True)
+
+        spec = ProposerSpec(name="x", factory="nowhere:Nothing", summary="", caps=caps)
+        assert spec.labels() == ("host on cpu", "one-hot", "inline on cpu", "learns", "device on cuda")
+        same = ProposerSpec(name="x", factory="nowhere:Nothing", summary="", caps=lambda _device: ProposerCaps())
+        assert same.labels() == ("device", "one-hot")
+
+
+class TestRequestAndPlan:
+    @pytest.mark.parametrize(
+        ("seed", "temperature", "store", "may_share"),
+        [
+            (None, 0.0, True, True),
+            (None, 1.0, True, True),
+            (7, 0.0, True, True),
+            (7, 1.0, True, False),
+            (0, 0.1, True, False),
+            (None, 0.0, False, False),
+        ],
+    )
+    def test_seeded_sampling_neither_reads_nor_feeds_the_memory(self, seed, temperature, store, may_share):
+        sampling = Sampling(temperature=temperature, seed=seed)
+        assert Request("r", 1, 1, sampling, RequestOptions(store=store)).may_share is may_share
+
+    @pytest.mark.parametrize(("width", "cap", "expected"), [(4, None, 4), (4, 2, 2), (4, 9, 4), (0, 3, 0), (4, 0, 0)])
+    def test_width_for(self, width, cap, expected):
+        plan = StepPlan(width, caps={} if cap is None else {"r": cap})
+        assert plan.width_for("r") == expected
+        assert plan.width_for("other") == width
+
+    @pytest.mark.parametrize("plan", [NO_SPECULATION, StepPlan(3, token_budget=9, caps={"r": 1})])
+    def test_plans_cross_processes(self, plan):
+        assert pickle.loads(pickle.dumps(plan)) == plan

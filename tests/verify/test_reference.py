@@ -1,0 +1,203 @@
+"""The reference verifier's own figures, draft vocabularies, and what it refuses.
+
+The contract of all verifiers is held in test_verifier_contract.py, the output's distribution in
+test_verify_lossless.py.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from specplug.errors import ContractError
+from specplug.testing.verify_steps import VerifyStep, tensors
+from specplug.types.caps import Distribution
+from specplug.types.draft import Draft
+from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
+from specplug.verify.draft_distribution import full_probs, was_drawn, write_probs
+from specplug.verify.random import uniforms
+from specplug.verify.reference import ReferenceVerifier
+from specplug.verify.target import target_probs
+
+VOCAB = 5
+FEW = settings(max_examples=60, deadline=None)
+VERIFIER = ReferenceVerifier()
+
+
+@st.composite
+def steps(draw):
+    sizes = {"batch_size": draw(st.integers(1, 4)), "width": draw(st.integers(0, 4))}
+    distribution = draw(st.sampled_from(list(Distribution)))
+    return VerifyStep.random(draw(st.integers(0, 10_000)), distribution, vocab_size=VOCAB, **sizes)
+
+
+@FEW
+@given(steps())
+def test_only_possible_tokens_are_emitted(step):
+    result = step.verify(VERIFIER)
+    law = target_probs(step.dense, **tensors(step.sampling))
+    emitted = torch.arange(step.draft.width + 1) < result.num_emitted[:, None]
+    chance = law.gather(2, result.token_ids.long().clamp(min=0)[:, :, None])[:, :, 0]
+    assert (chance[emitted] > 0).all()
+
+
+def one_row(drafted, logits, accept, draw, *, temperature=1.0, probs=None):
+    """Verify one row with chosen numbers."""
+    distribution = Distribution.ONE_HOT if probs is None else Distribution.PROBS
+    draft = Draft.allocate(1, len(drafted), distribution=distribution, vocab_size=logits.shape[-1])
+    draft.set_row(0, drafted, 1.0)
+    if probs is not None:
+        draft.draft_probs[0] = probs
+    numbers = Uniforms(
+        torch.tensor([accept], dtype=torch.float64).reshape(1, len(drafted)), torch.tensor([draw], dtype=torch.float64)
+    )
+    sampling = SamplingBatch(torch.tensor([temperature]))
+    return VERIFIER.verify(draft, TargetLogits.dense(logits[None]), sampling, numbers)
+
+
+LAW = torch.tensor([0.5, 0.3, 0.2])
+LAST = 1 - 2.0**-53
+
+
+def test_width_0_draws_from_the_target():
+    draws = [0.0, 0.49, 0.51, 0.79, 0.81, LAST]
+    found = [one_row([], LAW.log()[None], [], [u]).token_ids.item() for u in draws]
+    assert found == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_one_hot_draft_is_kept_with_its_own_probability_and_the_rest_is_the_residual():
+    logits = LAW.log().expand(2, 3)
+    assert one_row([1], logits, [0.29], [0.0, 0.0]).token_ids.tolist() == [[1, 0]]
+    rejected = [one_row([1], logits, [0.31], [u, 0.0]).token_ids[0].tolist() for u in (0.0, 0.71, 0.72, LAST)]
+    assert rejected == [[0, -1], [0, -1], [2, -1], [2, -1]]  # 0.5 against 0.2: the boundary is at 5/7
+
+
+def test_draft_probs_are_weighed_against_the_target():
+    logits, probs = LAW.log().expand(2, 3), torch.tensor([[0.2, 0.2, 0.6]])
+    assert one_row([0], logits, [LAST], [0.0, 0.0], probs=probs).num_accepted.item() == 1
+    assert one_row([2], logits, [0.33], [0.0, 0.0], probs=probs).num_accepted.item() == 1
+    rejected = [one_row([2], logits, [0.34], [u, 0.0], probs=probs).token_ids[0, 0].item() for u in (0.74, 0.76)]
+    assert rejected == [0, 1]  # residual 0.3 0.1 0
+
+
+def test_equal_laws_always_accept():
+    logits = LAW.log().expand(2, 3)
+    law = target_probs(logits[:1], torch.ones(1))
+    for token in range(3):
+        assert one_row([token], logits, [LAST], [0.0, 0.0], probs=law).num_accepted.item() == 1
+
+
+def test_an_empty_residual_still_gives_a_possible_token():
+    """A draft law that claims more than the target everywhere leaves nothing over, and then p stands in."""
+    logits = torch.tensor([[0.0, -torch.inf, -torch.inf]]).expand(2, 3)
+    wrong = torch.tensor([[1.0, 0.0, 0.0]])
+    assert one_row([1], logits, [0.5], [LAST, 0.0], probs=wrong).token_ids.tolist() == [[0, -1]]
+
+
+def test_the_last_number_never_reaches_a_token_without_probability():
+    logits = torch.tensor([[0.0, 1.0, -torch.inf, -torch.inf]])
+    assert one_row([], logits, [], [LAST]).token_ids.item() == 1
+
+
+def test_greedy_rows_with_draft_logits_take_the_draft_as_certain():
+    """At temperature 0 the draft model's token was its argmax, whatever its logits look like."""
+    draft = Draft.allocate(1, 1, distribution=Distribution.LOGITS, vocab_size=3)
+    draft.set_row(0, [2], 1.0)
+    draft.draft_logits.fill_(torch.nan)
+    numbers = Uniforms(torch.tensor([[LAST]], dtype=torch.float64), torch.zeros(1, 2).double())
+    target = TargetLogits.dense(torch.tensor([[[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]]))
+    result = VERIFIER.verify(draft, target, SamplingBatch(torch.zeros(1)), numbers)
+    assert result.token_ids.tolist() == [[2, 0]]
+
+
+def test_ids_outside_the_vocabulary_are_never_emitted():
+    for wild in (-7, 99):
+        result = one_row([wild], torch.zeros(2, 3), [0.0], [0.0, 0.0])
+        assert ((result.token_ids >= 0) & (result.token_ids < 3)).all()
+
+
+@FEW
+@given(steps())
+def test_narrow_and_wide_buffers_agree(step):
+    """A draft that is a view of a wider buffer."""
+    assume(step.draft.width > 0)
+    width = step.draft.width - 1
+    step.draft.shorten(torch.full_like(step.draft.lengths, width))
+    cut = Uniforms(step.uniforms.accept[:, :width], step.uniforms.draw[:, : width + 1])
+    narrow = VERIFIER.verify(
+        step.draft.view(step.draft.batch_size, width), TargetLogits.dense(step.dense), step.sampling, cut
+    )
+    wide = step.verify(VERIFIER)
+    assert torch.equal(narrow.token_ids, wide.token_ids[:, : width + 1])
+
+
+def refused(draft, numbers):
+    VERIFIER.verify(draft, TargetLogits.dense(torch.zeros(1, 3, VOCAB)), SamplingBatch(torch.ones(1)), numbers)
+
+
+def numbers_for(width):
+    return uniforms(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), width)
+
+
+def test_trees_are_refused():
+    with pytest.raises(ContractError, match="as_chain"):
+        refused(Draft.allocate(1, 2, trees=True), numbers_for(2))
+
+
+def test_numbers_of_another_width_are_refused():
+    with pytest.raises(ContractError, match=r"accept \(1, 3\).*expected accept \(1, 2\)"):
+        refused(Draft.allocate(1, 2), numbers_for(3))
+
+
+def test_a_draft_law_over_another_vocabulary_is_refused():
+    with pytest.raises(ContractError, match=rf"draft_probs.*found 9.*expected {VOCAB}"):
+        refused(Draft.allocate(1, 2, distribution=Distribution.PROBS, vocab_size=9), numbers_for(2))
+
+
+@FEW
+@given(steps(), st.permutations(range(VOCAB)), st.integers(1, VOCAB), st.data())
+def test_a_draft_vocabulary_is_the_full_distribution_with_zeros(step, ids, size, data):
+    """Columns of a part of the vocabulary, in any order, and tokens outside of it; some of them one-hot drafts."""
+    draft = step.draft
+    assume(draft.distribution is not Distribution.ONE_HOT)
+    draft_vocab = torch.tensor(ids[:size])
+    flags = data.draw(st.lists(st.booleans(), min_size=draft.token_ids.numel(), max_size=draft.token_ids.numel()))
+    part = replace(
+        draft,
+        draft_logits=None if draft.draft_logits is None else draft.draft_logits[:, :, :size],
+        draft_probs=None if draft.draft_probs is None else draft.draft_probs[:, :, :size] + 1e-3,
+        draft_vocab=draft_vocab,
+        drawn=torch.tensor(flags, dtype=torch.bool).view_as(draft.token_ids),
+    )
+    part.validate()
+    probs = full_probs(part, step.sampling.temperature, VOCAB)
+    one_hot = ~was_drawn(part, step.sampling.temperature)
+    outside = [token for token in range(VOCAB) if token not in draft_vocab.tolist()]
+    assert not probs[~one_hot][:, outside].any()
+    assert torch.equal(probs[one_hot].argmax(-1), part.token_ids[one_hot].clamp(min=0).long())
+    full = replace(
+        draft, distribution=Distribution.PROBS, draft_logits=None, draft_probs=probs, draft_vocab=None, drawn=None
+    )
+    found, expected = replace(step, draft=part).verify(VERIFIER), replace(step, draft=full).verify(VERIFIER)
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert torch.equal(found.num_accepted, expected.num_accepted)
+
+
+@FEW
+@given(steps(), st.permutations(range(VOCAB)), st.integers(1, VOCAB), st.booleans())
+def test_written_out_for_an_engine_it_is_the_full_distribution(step, ids, size, is_part):
+    draft = step.draft
+    assume(draft.distribution is Distribution.PROBS)
+    if is_part:
+        probs = draft.draft_probs[:, :, :size].softmax(-1)
+        draft = replace(draft, draft_probs=probs, draft_vocab=torch.tensor(ids[:size]))
+    draft = draft.as_one_hot(step.sampling.temperature == 0)
+    expected = full_probs(draft, step.sampling.temperature, VOCAB).float()
+    buffer = torch.full((*draft.token_ids.shape, VOCAB), torch.nan)
+    write_probs(buffer, draft)
+    torch.testing.assert_close(buffer, expected)
+    if not is_part:
+        write_probs(draft.draft_probs, draft)
+        torch.testing.assert_close(draft.draft_probs, expected)
