@@ -10,7 +10,7 @@ from benchmarks.corpus_arms import KEY, Contexts, Ours
 from specplug.corpus.counting import continuations
 from specplug.corpus.view import LiveSegment
 from specplug.match.cpu.corpus_index import Segment
-from specplug.match.cpu.searching import token_behind
+from specplug.match.cpu.searching import token_after
 from specplug.match.cpu.sorting import sorted_places
 from specplug.match.cpu.texts import NO_TEXT
 from specplug.match.reference.corpus_index import ReferenceShelf
@@ -46,7 +46,7 @@ def unlike_the_counts(live: Sequence[LiveSegment], ours: Ours, asked: Contexts, 
         context = asked.text[at - KEY : at].tolist()
         counted, found = continuations(live, context), ours.best(context)
         longest = found[0][0] if found else 0
-        follow = {int(token_behind(place)) for n, place in found if n == longest}
+        follow = {int(token_after(place)) for n, place in found if n == longest}
         if longest != counted.length or (found and not follow & set(counted.counts)):
             wrong.append(f"place {at}: {longest} tokens, then {follow}; counted {counted}")
     return wrong

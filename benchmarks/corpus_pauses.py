@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks.machine import machine, versions
 from benchmarks.peers import note, spread
 
-BATCH, WIDTH = 16, 8
+BATCH, DRAFT_LENGTH = 16, 8
 LENGTH = 4096
 HELD, CHANGED = 1_000_000, 100_000
 VOCABULARY = 50_000
@@ -72,7 +72,7 @@ class Steps:
 
         self.proposer = Retrieval(
             PluginContext(
-                EngineCaps(max_width=WIDTH),
+                EngineCaps(max_draft_length=DRAFT_LENGTH),
                 vocab_size=VOCABULARY,
                 max_slots=BATCH,
                 max_length=LENGTH,
@@ -81,8 +81,8 @@ class Steps:
         )
         self.proposer.warmup()
         self._table = torch.from_numpy(np.stack([np.concatenate(said[row : row + 5])[:LENGTH] for row in range(BATCH)]))
-        self._rows, self._limits = torch.arange(BATCH), torch.full((BATCH,), WIDTH, dtype=torch.int32)
-        self._draft, self._length, self._generation = Draft.allocate(BATCH, WIDTH), LENGTH, 0
+        self._rows, self._limits = torch.arange(BATCH), torch.full((BATCH,), DRAFT_LENGTH, dtype=torch.int32)
+        self._draft, self._length, self._generation = Draft.allocate(BATCH, DRAFT_LENGTH), LENGTH, 0
         self._lengths = torch.zeros(BATCH, dtype=torch.int32)
         self._same = {
             "temperature": torch.zeros(BATCH),

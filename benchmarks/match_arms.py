@@ -44,13 +44,13 @@ class Case:
     Attributes:
         texts: [B] of [context + slack] int32: each row's prompt, and what the target will say.
         earlier: [n] int32 each, responses of requests that have finished before.
-        width: gamma, most draft tokens of a row.
+        draft_length: gamma, most draft tokens of a row.
     """
 
     texts: Sequence[Ids]
     earlier: Sequence[Ids]
     context: int
-    width: int
+    draft_length: int
 
     @property
     def batch(self) -> int:
@@ -126,7 +126,9 @@ class Ours(Arm):
 
         super().__init__(case)
         batch = case.batch
-        context = PluginContext(EngineCaps(max_width=case.width), max_slots=batch + 1, max_length=self.table.shape[1])
+        context = PluginContext(
+            EngineCaps(max_draft_length=case.draft_length), max_slots=batch + 1, max_length=self.table.shape[1]
+        )
         self.proposer = Ngram(context)
         self.proposer.warmup()
         self._rows, self._tokens = torch.arange(batch), torch.from_numpy(self.table)
@@ -137,7 +139,7 @@ class Ours(Arm):
             "room": torch.full((batch,), 1 << 20, dtype=torch.int32),
             "generations": torch.ones(batch, dtype=torch.int64),
         }
-        self.draft = Draft.allocate(batch, case.width)
+        self.draft = Draft.allocate(batch, case.draft_length)
         for number, response in enumerate(case.earlier):
             self._remember(number, response)
 
@@ -170,7 +172,7 @@ class Ours(Arm):
             slots=self._rows, rows=self._rows, tokens=self._tokens, lengths=lengths, num_new=num_new,
             vocab_size=1 << 18, residency=Residency.HOST, **self._same,
         )  # fmt: skip
-        self.limits = torch.full((self.case.batch,), self.case.width, dtype=torch.int32)
+        self.limits = torch.full((self.case.batch,), self.case.draft_length, dtype=torch.int32)
         self.draft.reset(lengths)
 
     def step(self) -> None:
@@ -187,7 +189,7 @@ class Ours(Arm):
             return "finished responses are not remembered"
         together = self.drafts()
         for row in sample(self.case.batch):
-            alone = Draft.allocate(1, self.case.width)
+            alone = Draft.allocate(1, self.case.draft_length)
             alone.reset(self.batch.lengths[row : row + 1])
             self.proposer.propose(self.batch.permute([row]), self.limits[row : row + 1], alone)
             count = int(alone.lengths[0])
@@ -230,13 +232,15 @@ class Arctic(Arm):
         self.cache.start_request(str(row), self.table[row, : self.case.context])
 
     def step(self) -> None:
-        cache, table, lengths, width = self.cache, self.table, self.lengths, self.case.width
+        cache, table, lengths, draft_length = self.cache, self.table, self.lengths, self.case.draft_length
         found = []
         for row, (name, new) in enumerate(zip(self._names, self.emitted, strict=True)):
             cache.add_active_response(name, new)
             length = lengths[row]
             context = table[row, max(0, length - DEPTH) : length]
-            draft = cache.speculate(name, context, max_spec_tokens=width, max_spec_factor=1.0, min_token_prob=0.1)
+            draft = cache.speculate(
+                name, context, max_spec_tokens=draft_length, max_spec_factor=1.0, min_token_prob=0.1
+            )
             found.append(draft.token_ids)
         self._found = found
 
@@ -258,7 +262,7 @@ class Vllm(Arm):
         super().__init__(case)
         how: Any = SimpleNamespace(
             speculative_config=SimpleNamespace(
-                prompt_lookup_min=VLLM_N, prompt_lookup_max=VLLM_N, num_speculative_tokens=case.width
+                prompt_lookup_min=VLLM_N, prompt_lookup_max=VLLM_N, num_speculative_tokens=case.draft_length
             ),
             model_config=SimpleNamespace(max_model_len=self.table.shape[1]),
             scheduler_config=SimpleNamespace(max_num_seqs=case.batch),
@@ -270,7 +274,7 @@ class Vllm(Arm):
         pass
 
     def step(self) -> None:
-        self._found = self.proposer.propose(self.case.width, self.emitted, self.lengths, self.table)
+        self._found = self.proposer.propose(self.case.draft_length, self.emitted, self.lengths, self.table)
 
     def drafts(self) -> list[list[int]]:
         return list(self._found)
@@ -279,20 +283,20 @@ class Vllm(Arm):
         """Look for the first place where the newest `VLLM_N` tokens stood before."""
         for row in sample(self.case.batch):
             text = self.table[row, : self.lengths[row]]
-            if self._found[row] != first_match(text, VLLM_N, self.case.width):
+            if self._found[row] != first_match(text, VLLM_N, self.case.draft_length):
                 return f"row {row} of {self.case.batch} is not what its rule says"
         return None
 
 
-def first_match(text: Ids, n: int, width: int) -> list[int]:
-    """Return the at most `width` tokens behind the first place where the last `n` tokens of `text` stand."""
+def first_match(text: Ids, n: int, draft_length: int) -> list[int]:
+    """Return the at most `draft_length` tokens behind the first place where the last `n` tokens of `text` stand."""
     places = np.ones(len(text) - n, bool)
     for k in range(n):
         places &= text[k : len(text) - n + k] == text[len(text) - n + k]
     found: list[int] = []
     if places.any():
         begin = int(places.argmax()) + n
-        found = text[begin : begin + width].tolist()
+        found = text[begin : begin + draft_length].tolist()
     return found
 
 

@@ -69,17 +69,17 @@ def corpus(tokens: int) -> Ids:
     return np.ascontiguousarray(np.concatenate(found)[:tokens], np.int32)
 
 
-def cut(text: Ids, batch: int, context: int, width: int, longest: int, steps: int) -> Case:
+def cut(text: Ids, batch: int, context: int, draft_length: int, longest: int, steps: int) -> Case:
     """Return a batch of windows; the output of a row begins at the same place whatever the context."""
     from benchmarks.match_arms import Case
 
-    slack = (steps + 2) * (width + 1)
+    slack = (steps + 2) * (draft_length + 1)
     stride = (text.size - longest - slack) // batch
     begins = [longest + row * stride for row in range(batch)]
     windows = [text[begin - context : begin + slack] for begin in begins]
     apart = (text.size - EARLIER_TOKENS) // EARLIER
     earlier = [text[n * apart : n * apart + EARLIER_TOKENS] for n in range(EARLIER)]
-    return Case(windows, earlier, context, width)
+    return Case(windows, earlier, context, draft_length)
 
 
 def decode(arms: list[Arm], rounds: int, steps: int, clock: Callable[[], int]) -> dict[str, dict[str, Any]]:
@@ -159,23 +159,23 @@ def run(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
     here = [name for name in ARMS if name not in NEEDS or _has(NEEDS[name])]
     longest, steps = max(options.contexts), WARM_UP + options.rounds * options.steps
     note("tokenising Python's library")
-    text = corpus(longest + max(options.batches) * (longest + (steps + 2) * (options.width + 1)))
+    text = corpus(longest + max(options.batches) * (longest + (steps + 2) * (options.draft_length + 1)))
     rows = []
-    cases = [(options.width, batch) for batch in options.batches] + [(options.wide, 1)] * (options.wide > 0)
-    for width, batch in cases:
+    cases = [(options.draft_length, batch) for batch in options.batches] + [(options.wide, 1)] * (options.wide > 0)
+    for draft_length, batch in cases:
         for context in options.contexts:
             names = list(here)
             if ARCTIC in names and batch * context * ARCTIC_BYTES > options.memory * 1e9:
                 names.remove(ARCTIC)
                 said.append(f"{ARCTIC} is left out at batch {batch}, context {context}: more than {options.memory} GB")
-            note(f"gamma {width}, batch {batch}, context {context}: {', '.join(names)}")
-            case = cut(text, batch, context, width, longest, steps)
+            note(f"gamma {draft_length}, batch {batch}, context {context}: {', '.join(names)}")
+            case = cut(text, batch, context, draft_length, longest, steps)
             arms = [ARMS[name](case) for name in names]
             gc.collect()
             gc.disable()
             found = decode(arms, options.rounds, options.steps, CLOCKS[options.clock])
             gc.enable()
-            rows.append({"width": width, "batch": batch, "context": context, "arms": found})
+            rows.append({"draft_length": draft_length, "batch": batch, "context": context, "arms": found})
             del arms
     return rows, said
 
@@ -220,7 +220,7 @@ def main() -> None:
     for line in left_out:
         note(line)
     wrong = [
-        f"{name}, gamma {row['width']}, batch {row['batch']}, context {row['context']}: {said}"
+        f"{name}, gamma {row['draft_length']}, batch {row['batch']}, context {row['context']}: {said}"
         for row in rows for name, arm in row["arms"].items() for said in arm["wrong"]
     ]  # fmt: skip
     if not wrong:

@@ -23,11 +23,11 @@ def ratio(row: dict[str, Any], peer: str) -> Spread | None:
 def growth(rows: list[dict[str, Any]], name: str, low: int, high: int) -> dict[tuple[int, int], float]:
     """Return, by width and batch, the cost at context `high` over that at `low`."""
     at = {
-        (row["width"], row["batch"], row["context"]): statistics.median(row["arms"][name]["rounds"])
+        (row["draft_length"], row["batch"], row["context"]): statistics.median(row["arms"][name]["rounds"])
         for row in rows
         if name in row["arms"]
     }
-    shapes = dict.fromkeys((width, batch) for width, batch, _ in at)
+    shapes = dict.fromkeys((draft_length, batch) for draft_length, batch, _ in at)
     return {shape: at[*shape, high] / at[*shape, low] for shape in shapes if {(*shape, low), (*shape, high)} <= set(at)}
 
 
@@ -35,7 +35,7 @@ def report(rows: list[dict[str, Any]], title: str) -> None:
     """Print the tables."""
     from specplug.cli.output import print_table
 
-    shapes = [(str(row["width"]), str(row["batch"]), str(row["context"])) for row in rows]
+    shapes = [(str(row["draft_length"]), str(row["batch"]), str(row["context"])) for row in rows]
     arms = [row["arms"] for row in rows]
     names = (OURS, ARCTIC, VLLM)
     cells = [
@@ -68,7 +68,7 @@ def report(rows: list[dict[str, Any]], title: str) -> None:
     print_table("Prompts: taking them in, one by one, and keeping them", (*SHAPE, *header), cells)
     print(f"specplug's response memory takes {arms[0][OURS]['remembered_bytes']:.2f} bytes a token.")
     cells = []
-    for shape in dict.fromkeys((row["width"], row["batch"]) for row in rows):
+    for shape in dict.fromkeys((row["draft_length"], row["batch"]) for row in rows):
         found = [growth(rows, name, *GROWTH).get(shape) for name in names]
         cells.append((*map(str, shape), *("not taken" if one is None else f"{one:.2f}" for one in found)))
     print_table("Growth of the cost from a context of 8k to 128k", (*SHAPE[:2], *names), cells)
@@ -80,10 +80,10 @@ def judge(rows: list[dict[str, Any]]) -> list[tuple[str, str, bool]]:
     for row in rows:
         least, found = 1.0 if row["batch"] == 1 else 5.0, ratio(row, ARCTIC)
         if found and (row["batch"] == 1 or row["batch"] >= 16):
-            where = f"gamma {row['width']}, batch {row['batch']}, context {row['context']}"
+            where = f"gamma {row['draft_length']}, batch {row['batch']}, context {row['context']}"
             said.append((f"{where}: {ARCTIC} over ours, aim {least:g} or more", f"{found[0]:.2f}", found[0] >= least))
-    for (width, batch), grown in growth(rows, OURS, *GROWTH).items():
-        said.append((f"gamma {width}, batch {batch}: 8k to 128k grows under 1.2", f"{grown:.2f}", grown < 1.2))
+    for (draft_length, batch), grown in growth(rows, OURS, *GROWTH).items():
+        said.append((f"gamma {draft_length}, batch {batch}: 8k to 128k grows under 1.2", f"{grown:.2f}", grown < 1.2))
     return said
 
 

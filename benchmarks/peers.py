@@ -192,7 +192,7 @@ def report(
     """
     rows, where, used = summarise(found, rounds), machine(), versions(*packages)
     name = engine.format(used[packages[0]])
-    table(rows, f"{in_words(where, 1)}; {name}, batch {options.batch}, K = {options.width}")
+    table(rows, f"{in_words(where, 1)}; {name}, batch {options.batch}, K = {options.draft_length}")
     print(
         "Median over the rounds (least to most); the ratio is to no speculation, round by round.  Edit and quote tasks."
     )

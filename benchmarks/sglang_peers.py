@@ -56,13 +56,13 @@ def counts(scheduler: Any) -> dict[str, int] | None:
     return {"drafted": total.proposed, "accepted": total.accepted}
 
 
-def arms(width: int, batch: int) -> dict[str, Any]:
+def arms(draft_length: int, batch: int) -> dict[str, Any]:
     """Return the configuration of every arm, by name."""
     import json
 
     from tests.engines.sglang.launch import configuration
 
-    same: dict[str, Any] = {"width": width, "disable_radix_cache": True, "max_running_requests": batch}
+    same: dict[str, Any] = {"draft_length": draft_length, "disable_radix_cache": True, "max_running_requests": batch}
 
     def ours(proposer: str) -> dict[str, str]:
         return {"SPECPLUG_CONFIG": json.dumps({**OURS, "proposer": proposer})}
@@ -80,7 +80,7 @@ def main() -> None:
     from tests.engines.sglang.engines import Engine
 
     options = arguments(__doc__).parse_args()
-    found, rounds = run(options, arms(options.width, options.batch), Engine, answer)
+    found, rounds = run(options, arms(options.draft_length, options.batch), Engine, answer)
     report(options, found, rounds, "SGLang {} with stand-ins for its kernels", ("sglang", "torch", "specplug"))
     print("SGLang's own drafts are counted as SGLang counts them: every step as wide as the widest.")
 

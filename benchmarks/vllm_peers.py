@@ -57,7 +57,7 @@ def answer(llm: Any, prompts: list[str], max_tokens: int) -> dict[str, Any]:
     }
 
 
-def arms(width: int, batch: int) -> dict[str, Any]:
+def arms(draft_length: int, batch: int) -> dict[str, Any]:
     """Return the configuration of every arm, by name."""
     from tests.engines.vllm.launch import configuration
 
@@ -66,7 +66,7 @@ def arms(width: int, batch: int) -> dict[str, Any]:
     same: dict[str, Any] = {"enable_prefix_caching": False, "max_num_seqs": batch, "environment": one_thread}
 
     def own(**spec: Any) -> Any:
-        asked = {"speculative_config": {**spec, "num_speculative_tokens": width}} if spec else {}
+        asked = {"speculative_config": {**spec, "num_speculative_tokens": draft_length}} if spec else {}
         return configuration("v1", installed=False, **same, **asked)
 
     return {
@@ -74,7 +74,9 @@ def arms(width: int, batch: int) -> dict[str, Any]:
         "vLLM ngram 2-4": own(method="ngram", prompt_lookup_min=2, prompt_lookup_max=4),
         "vLLM ngram 5-5 (its default)": own(method="ngram"),
         SUFFIX: own(method="suffix"),
-        "specplug ngram": configuration("v1", {"proposer": "ngram", "policy": "fixed"}, width=width, **same),
+        "specplug ngram": configuration(
+            "v1", {"proposer": "ngram", "policy": "fixed"}, draft_length=draft_length, **same
+        ),
     }
 
 
@@ -83,7 +85,7 @@ def main() -> None:
     from tests.engines.engines import Engine
 
     options = arguments(__doc__).parse_args()
-    chosen = arms(options.width, options.batch)
+    chosen = arms(options.draft_length, options.batch)
     if versions("arctic-inference")["arctic-inference"] is None:
         del chosen[SUFFIX]
         note(f"{SUFFIX}: left out, because arctic-inference is not installed here; `make setup-vllm-peers` installs it")

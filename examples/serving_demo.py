@@ -55,11 +55,11 @@ class Demo:
         remark(self.remarks)
         settings = {"proposer": options.proposer, "policy": options.policy, "options": FORGETFUL}
         tasks = {kind: make_tasks(kind, "held-out", options.tasks, options.seed) for kind in KINDS}
-        launches = dict(zip(MODES[:2], self.launches(settings, options.width), strict=True))
+        launches = dict(zip(MODES[:2], self.launches(settings, options.draft_length), strict=True))
         with servers(launches) as (plain, fast):
             last = Arm(MODES[2], fast, lambda _, expected: self.with_prediction(expected))
             rows = report(compare([Arm(MODES[0], plain), Arm(MODES[1], fast), last], tasks))
-        said = {"width": options.width, "specplug": settings, "remarks": list(self.remarks), "rows": rows}
+        said = {"draft_length": options.draft_length, "specplug": settings, "remarks": list(self.remarks), "rows": rows}
         finish(said, NOTE, as_json=options.json)
 
 
@@ -231,6 +231,6 @@ def show(rows: list[dict[str, Any]], note: str) -> None:
         )
     out = Console(highlight=False)
     if not out.is_terminal:
-        out.width = 130
+        out.draft_length = 130
     out.print(table)
     out.print(note, style="dim")

@@ -45,11 +45,11 @@ COMMON = {
 }
 
 
-def launches(settings: dict[str, Any], width: int) -> tuple[Launch, Launch]:
+def launches(settings: dict[str, Any], draft_length: int) -> tuple[Launch, Launch]:
     """Say how the servers are started: specplug's settings are in their environment."""
     common = {**COMMON, **sglang_stand_ins.arguments()}
     command = [sys.executable, "-m", "sglang.launch_server", *flags(common)]
-    speculation = flags({"speculative_algorithm": "SPECPLUG", "speculative_num_draft_tokens": width + 1})
+    speculation = flags({"speculative_algorithm": "SPECPLUG", "speculative_num_draft_tokens": draft_length + 1})
     environment = sglang_stand_ins.environment()
     configured = {**environment, "SPECPLUG_CONFIG": json.dumps(settings)}
     return Launch(command, environment), Launch([*command, *speculation], configured)

@@ -44,11 +44,11 @@ ENVIRONMENT = {  # small, offline, one CPU thread
 }
 
 
-def launches(settings: dict[str, Any], width: int) -> tuple[Launch, Launch]:
+def launches(settings: dict[str, Any], draft_length: int) -> tuple[Launch, Launch]:
     """Say how the servers are started: specplug's settings are an argument of vLLM's."""
     vllm = Path(sys.executable).with_name("vllm")
     command = [str(vllm), "serve", str(model_path("tiny")), *FLAGS.split()]
-    asked = {"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": width}
+    asked = {"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": draft_length}
     flags = ["--speculative-config", json.dumps(asked), "--additional-config", json.dumps({"specplug": settings})]
     return Launch(command, ENVIRONMENT), Launch([*command, *flags], ENVIRONMENT)
 

@@ -45,7 +45,7 @@ _PUBLIC = {
         "ProposerCaps",
         "Ragged",
         "VerifierCaps",
-        "WidthChange",
+        "DraftLengthChange",
     ),
     "specplug.types.draft": ("Draft",),
     "specplug.types.plan": ("HostStats", "RequestStats", "StepCost", "StepPlan", "StepReport"),

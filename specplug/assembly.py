@@ -72,7 +72,7 @@ def build_draft_stage(
         trimmer: Trimmer = _checked(policy.build_trimmer(_context_for(policy, settings, context)), Trimmer, policy)
     sources = tuple(source for handle in handles for source in handle.sources)
     counted = (*sources, SOURCE) if grammars and SOURCE not in sources else sources
-    metrics = SpecMetrics(counted, context.caps.max_width, context.device)
+    metrics = SpecMetrics(counted, context.caps.max_draft_length, context.device)
     return DraftStage(
         handles,
         [_guard(settings, handle.spec.name, metrics.fault) for handle in handles],
@@ -137,7 +137,7 @@ def build_part(
     handle = _handle(name, settings, registry, context, sink, within)
     buffer = Draft.allocate(
         context.max_slots,
-        context.caps.max_width,
+        context.caps.max_draft_length,
         device=context.device,
         trees=handle.caps.trees,
         sources=handle.sources,

@@ -54,14 +54,14 @@ class ComposedProposer(Proposer):
         `parts` where its drafts are not wanted.
         """
         for index in range(len(self.parts)):
-            splice(draft, self.part_draft(index, batch, limits, draft.width))
+            splice(draft, self.part_draft(index, batch, limits, draft.draft_length))
 
-    def part_draft(self, index: int, batch: BatchView, limits: Tensor, width: int) -> Draft:
+    def part_draft(self, index: int, batch: BatchView, limits: Tensor, draft_length: int) -> Draft:
         """Return the chains that one part drafts, of at most `limits` [B] tokens; `source` points into `sources`.
 
         The draft lies in a buffer that the part's next step overwrites.
         """
-        draft = self.parts[index].draft(batch, limits, width).as_chain()
+        draft = self.parts[index].draft(batch, limits, draft_length).as_chain()
         shift_sources(draft, self._starts[index])
         return replace(draft, sources=self.sources)
 
@@ -113,7 +113,7 @@ def splice(draft: Draft, other: Draft) -> None:
         draft: [B, N] one-hot chains.
         other: [B, N] chains on the same device, `source` pointing into the same sources.
     """
-    place = torch.arange(draft.width, device=draft.device)
+    place = torch.arange(draft.draft_length, device=draft.device)
     after = place >= draft.lengths[:, None]
     agrees = ((draft.token_ids == other.token_ids) | after).all(1)
     tail = after & other.mask() & agrees[:, None]

@@ -233,7 +233,7 @@ class Trimmer(abc.ABC):
         """Whether `observe` is to be called: by default, whether the class overrides it."""
         return type(self).observe is not Trimmer.observe
 
-    def cuts_without_budget(self, batch_size: int, width: int) -> bool:
+    def cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
         """Return whether to trim such a step though its budget, if it has one, holds all drafts (host).
 
         What is trimmed is verified as one-hot, so answer true only where something may be cut.

@@ -168,14 +168,14 @@ class SpecMetrics:
 
     Args:
         sources: what `Draft.source` points into, each name once.
-        max_width: positions that are told apart.
+        max_draft_length: positions that are told apart.
         device: where drafts and verdicts lie; the counters, int64, lie there too.
 
     Raises:
         ContractError: a source has the name of another, or the reserved name "none".
     """
 
-    def __init__(self, sources: Sequence[str], max_width: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, sources: Sequence[str], max_draft_length: int, device: torch.device | str = "cpu") -> None:
         self._names = (*sources, NO_SOURCE)
         if len(set(self._names)) < len(self._names):
             raise ContractError.build(
@@ -184,9 +184,9 @@ class SpecMetrics:
                 found=list(sources),
                 expected=f"distinct names other than {NO_SOURCE!r}",
             )
-        self._place = torch.arange(max_width, device=device)
+        self._place = torch.arange(max_draft_length, device=device)
         self._rows = torch.zeros(len(self._names), len(_ROW_COUNTS), dtype=torch.int64, device=device)
-        self._tokens = torch.zeros(len(self._names), max_width, _FATES, dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(len(self._names), max_draft_length, _FATES, dtype=torch.int64, device=device)
         self._faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def record(self, source: Tensor, verdict: Verdict) -> None:

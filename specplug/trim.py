@@ -38,7 +38,7 @@ def rank_tokens(draft: Draft) -> tuple[Tensor, Tensor]:
         last.  Those of a rank below any number are a prefix of each chain, and of trees hold every node's ancestors.
     """
     survival = draft.survival()
-    if draft.parents is None and draft.width:
+    if draft.parents is None and draft.draft_length:
         survival = survival.cummin(1).values  # a parallel product may rise by a rounding error
     worth = torch.where(draft.mask(), survival, -1.0).T.reshape(-1)  # column by column: the order among equals
     order = worth.sort(descending=True, stable=True).indices

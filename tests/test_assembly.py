@@ -53,12 +53,12 @@ class Always(Planner):
     """Plans one width, or fails."""
 
     def __init__(self, context: PluginContext) -> None:
-        self._width = context.caps.max_width
+        self._draft_length = context.caps.max_draft_length
 
     def plan(self, stats: HostStats) -> StepPlan:
         if stats.step < 0:
             raise ZeroDivisionError("planted")
-        return StepPlan(self._width)
+        return StepPlan(self._draft_length)
 
 
 def broken(_context: PluginContext) -> None:
@@ -192,14 +192,14 @@ def test_the_deadline_is_given_in_milliseconds(registry, milliseconds, seconds):
 def test_a_planners_faults_reach_the_sink(registry):
     found = []
     stage = build_plan_stage(settings(), registry, META, lambda name, kind: found.append((name, kind)))
-    assert stage.plan(HostStats(0, ())).width == 4
-    assert stage.plan(HostStats(-1, ())).width == 0
+    assert stage.plan(HostStats(0, ())).draft_length == 4
+    assert stage.plan(HostStats(-1, ())).draft_length == 0
     assert found == [("policy always", "raised")]
 
 
 def test_mode_off_plans_no_speculation(registry):
     stage = build_plan_stage(settings(mode="off"), registry, META, lambda *_: None)
-    assert stage.plan(HostStats(0, ())).width == 0
+    assert stage.plan(HostStats(0, ())).draft_length == 0
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,12 @@ from specplug.types.request import EngineEvent, Lifecycle, Request, RequestEvent
 from specplug.types.verdict import Outcome
 from tests.pipeline.tools import Recorder, int32, rows
 
-WIDTH = 4
-CHAINS = st.lists(st.lists(st.integers(0, 1), max_size=WIDTH), min_size=2, max_size=2)
+DRAFT_LENGTH = 4
+CHAINS = st.lists(st.lists(st.integers(0, 1), max_size=DRAFT_LENGTH), min_size=2, max_size=2)
 
 
 def draft_of(chains: list[list[int]], source: int) -> Draft:
-    draft = Draft.allocate(len(chains), WIDTH, sources=("one", "two"))
+    draft = Draft.allocate(len(chains), DRAFT_LENGTH, sources=("one", "two"))
     for row, ids in enumerate(chains):
         draft.set_row(row, ids, 0.25 + source / 2, source=source)
     return draft
@@ -45,7 +45,7 @@ def test_splice_appends_what_continues_a_row_and_leaves_the_others(first, second
     for row, (mine, theirs) in enumerate(zip(first, second, strict=True)):
         tail = theirs[len(mine) :] if theirs[: len(mine)] == mine else []
         ids, count = mine + tail, len(mine) + len(tail)
-        pad = WIDTH - count
+        pad = DRAFT_LENGTH - count
         assert draft.token_ids[row].tolist() == ids + [NO_TOKEN] * pad
         assert draft.source[row].tolist() == [0] * len(mine) + [1] * len(tail) + [-1] * pad
         assert draft.confidence[row].tolist() == [0.25] * len(mine) + [0.75] * len(tail) + [0.0] * pad
@@ -79,7 +79,7 @@ class Made:
             registry.add(module, Owner(name, "tests", "1"))
         assert not registry.load_errors
         faults = {"host_deadline_ms": None, "max_consecutive": 100, **settings.pop("faults", {})}
-        self.context = PluginContext(EngineCaps(WIDTH), vocab_size=16, max_slots=3, max_length=32)
+        self.context = PluginContext(EngineCaps(DRAFT_LENGTH), vocab_size=16, max_slots=3, max_length=32)
         chosen = Settings(proposer=proposer, policy="fixed", faults=faults, **settings)
         self.stage = build_draft_stage(chosen, registry, self.context)
         self.metrics = self.stage.metrics
@@ -105,15 +105,15 @@ class Made:
 
         return factory
 
-    def draft(self, length: int = 3, width: int = WIDTH, **columns) -> Draft:
+    def draft(self, length: int = 3, draft_length: int = DRAFT_LENGTH, **columns) -> Draft:
         self.batch = make_batch([range(length)] * 3, vocab_size=16, generations=[0, 0, 0], **columns)
-        draft = self.stage.propose(self.batch, width)
-        return self.stage.trim(self.batch, draft, StepPlan(width))
+        draft = self.stage.propose(self.batch, draft_length)
+        return self.stage.trim(self.batch, draft, StepPlan(draft_length))
 
     def verify(self, accepted: list[int]) -> None:
         counts = int32(accepted)
         after = replace(self.batch, lengths=self.batch.lengths + counts + 1)
-        self.stage.observe(after, Outcome(int32([WIDTH] * 3), counts, counts + 1))
+        self.stage.observe(after, Outcome(int32([DRAFT_LENGTH] * 3), counts, counts + 1))
 
 
 def ids(draft: Draft) -> list[list[int]]:
@@ -195,9 +195,9 @@ def test_a_part_that_is_switched_off_catches_up(made):
     assert [handed[0, 0] for handed in it.parts["first"].handed] == [[0, 1, 2], [3], [4], [5], [6]]
 
 
-def test_at_width_zero_the_parts_only_ingest(made):
+def test_at_draft_length_zero_the_parts_only_ingest(made):
     it = made()
-    it.draft(3, width=0)
+    it.draft(3, draft_length=0)
     assert [len(part.handed) for part in it.parts.values()] == [1, 1]
     assert not any(part.limits for part in it.parts.values())
 
@@ -205,9 +205,9 @@ def test_at_width_zero_the_parts_only_ingest(made):
 def test_who_asks_it_to_ingest_and_to_propose_apart_hands_nothing_twice(made):
     it = made()
     batch = make_batch([range(3)] * 3, vocab_size=16, reset_slots=(0, 1, 2))
-    composed, draft = it.stage.proposers["joined"], Draft.allocate(3, WIDTH)
+    composed, draft = it.stage.proposers["joined"], Draft.allocate(3, DRAFT_LENGTH)
     composed.ingest(batch)
-    composed.propose(batch, int32([WIDTH] * 3), draft)
+    composed.propose(batch, int32([DRAFT_LENGTH] * 3), draft)
     assert ids(draft) == JOINED
     for part in it.parts.values():
         assert part.resets == [(0, 1, 2), ()]
@@ -239,6 +239,6 @@ def test_a_context_of_ones_own_has_no_parts():
 
 def test_nothing_is_read_back():
     """On the meta device tensors hold no values: whatever needs one raises."""
-    draft, other = (Draft.allocate(2, WIDTH, device="meta") for _ in range(2))
+    draft, other = (Draft.allocate(2, DRAFT_LENGTH, device="meta") for _ in range(2))
     splice(draft, other)
     assert draft.lengths.dtype is torch.int32

@@ -16,7 +16,7 @@ from specplug.metrics import NO_SOURCE, MetricsSnapshot, SourceCounts, SpecMetri
 from specplug.types.verdict import Outcome, Verdict
 
 SOURCES = ("own text", "references")
-WIDTH = 4
+DRAFT_LENGTH = 4
 
 
 class NoReadBack(TorchDispatchMode):
@@ -35,8 +35,8 @@ def step(rows: list[dict], device: str = "cpu") -> tuple[torch.Tensor, Verdict]:
         return torch.tensor([row.get(name, 0) for row in rows], dtype=torch.int32).to(device)
 
     given = [row.get("source", -1) for row in rows]
-    sources = [list(source) if isinstance(source, tuple) else [source] * WIDTH for source in given]
-    source = torch.tensor(sources, dtype=torch.int32).view(-1, WIDTH).to(device)
+    sources = [list(source) if isinstance(source, tuple) else [source] * DRAFT_LENGTH for source in given]
+    source = torch.tensor(sources, dtype=torch.int32).view(-1, DRAFT_LENGTH).to(device)
     fields = ("verified", "accepted", "emitted", "cut_by_grammar", "after_stop")
     return source, Verdict.build(column("proposed"), Outcome(*map(column, fields)))
 
@@ -52,7 +52,7 @@ STEP = [
 
 
 def recorded(*steps: list[dict]) -> SpecMetrics:
-    metrics = SpecMetrics(SOURCES, WIDTH)
+    metrics = SpecMetrics(SOURCES, DRAFT_LENGTH)
     for rows in steps:
         metrics.record(*step(rows))
     return metrics
@@ -124,7 +124,7 @@ class TestCounts:
             assert counts.emitted == sum(r["emitted"] for r in mine)
             assert counts.after_stop == sum(r["after_stop"] for r in mine)
             for field, reached in REACHED.items():
-                at = [sum(who(r["source"][p]) == name and p in reached(r) for r in rows) for p in range(WIDTH)]
+                at = [sum(who(r["source"][p]) == name and p in reached(r) for r in rows) for p in range(DRAFT_LENGTH)]
                 assert getattr(counts, field) == sum(at), field
                 assert field in ("proposed", "cut_by_grammar") or getattr(counts, f"{field}_at") == tuple(at), field
             assert counts.proposed == counts.verified + counts.cut_by_grammar + counts.never_verified
@@ -148,12 +148,12 @@ REACHED = {
 
 @st.composite
 def random_rows(draw):
-    proposed = draw(st.integers(0, WIDTH))
+    proposed = draw(st.integers(0, DRAFT_LENGTH))
     cut = draw(st.integers(0, proposed))
     verified = draw(st.integers(0, proposed - cut))
     accepted = draw(st.integers(0, verified))
     return {
-        "source": draw(st.tuples(*[st.integers(-1, 3)] * WIDTH)),  # 2 and 3 are out of range
+        "source": draw(st.tuples(*[st.integers(-1, 3)] * DRAFT_LENGTH)),  # 2 and 3 are out of range
         "proposed": proposed,
         "verified": verified,
         "accepted": accepted,
@@ -187,7 +187,7 @@ class TestSnapshot:
 
     def test_snapshots_of_different_metrics_do_not_subtract(self):
         with pytest.raises(ContractError, match=r"different metrics; found .*'none'\]; expected .*\['own"):
-            recorded(STEP).snapshot() - SpecMetrics((), WIDTH).snapshot()
+            recorded(STEP).snapshot() - SpecMetrics((), DRAFT_LENGTH).snapshot()
 
     def test_as_dict_is_json_of_every_field(self):
         metrics = recorded(STEP)
@@ -208,14 +208,14 @@ class TestSnapshot:
 
 class TestRecording:
     def test_reads_nothing_back(self):
-        metrics, (source, verdict) = SpecMetrics(SOURCES, WIDTH), step(STEP)
+        metrics, (source, verdict) = SpecMetrics(SOURCES, DRAFT_LENGTH), step(STEP)
         with NoReadBack():
             metrics.record(source, verdict)
         assert metrics.snapshot().total.target_steps == 5
 
     def test_needs_no_values(self):
         """On the meta device tensors hold no values: whatever needs one raises."""
-        metrics = SpecMetrics(SOURCES, WIDTH, device="meta")
+        metrics = SpecMetrics(SOURCES, DRAFT_LENGTH, device="meta")
         metrics.record(*step(STEP, device="meta"))
         with pytest.raises((NotImplementedError, RuntimeError)):
             metrics.snapshot()
@@ -225,7 +225,7 @@ class TestRecording:
             torch.ones(2).sum().item()
 
     def test_empty_batches_and_rows_without_drafts(self):
-        metrics = SpecMetrics(SOURCES, WIDTH)
+        metrics = SpecMetrics(SOURCES, DRAFT_LENGTH)
         metrics.record(*step([]))
         metrics.record(*step([{"emitted": 1}]))
         assert metrics.snapshot().total.emitted == 1
@@ -233,4 +233,4 @@ class TestRecording:
     @pytest.mark.parametrize("sources", [("a", "a"), ("a", NO_SOURCE)])
     def test_refuses_sources_that_cannot_be_told_apart(self, sources):
         with pytest.raises(ContractError, match=r"cannot be told apart; found \['a'.*; expected distinct names other"):
-            SpecMetrics(sources, WIDTH)
+            SpecMetrics(sources, DRAFT_LENGTH)

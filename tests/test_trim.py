@@ -17,9 +17,9 @@ from specplug.types.trim import TrimLimits
 LEVELS = (0.0, 0.25, 0.5, 1.0)
 
 
-def draft_of(rows: list[list[tuple[float, int]]], width: int, *, trees: bool) -> Draft:
+def draft_of(rows: list[list[tuple[float, int]]], draft_length: int, *, trees: bool) -> Draft:
     """Rows of (confidence, parent); the parents of chains do not matter."""
-    draft = Draft.allocate(len(rows), width, trees=trees, sources=("only",))
+    draft = Draft.allocate(len(rows), draft_length, trees=trees, sources=("only",))
     for row, nodes in enumerate(rows):
         ids = [10 * row + column for column in range(len(nodes))]
         parents = [parent for _, parent in nodes] if trees else None
@@ -127,11 +127,11 @@ def test_no_budget_keeps_nothing(budget: int) -> None:
     assert ids(trim(draft_of([[(1.0, -1)], [(1.0, -1)]], 2, trees=False), budget)) == [[], []]
 
 
-@pytest.mark.parametrize(("batch_size", "width"), [(0, 4), (3, 0)])
+@pytest.mark.parametrize(("batch_size", "draft_length"), [(0, 4), (3, 0)])
 @pytest.mark.parametrize("trees", [False, True])
-def test_nothing_to_trim(batch_size: int, width: int, trees: bool) -> None:
-    trimmed = trim(Draft.allocate(batch_size, width, trees=trees), 2)
-    assert (trimmed.batch_size, trimmed.width) == (batch_size, width)
+def test_nothing_to_trim(batch_size: int, draft_length: int, trees: bool) -> None:
+    trimmed = trim(Draft.allocate(batch_size, draft_length, trees=trees), 2)
+    assert (trimmed.batch_size, trimmed.draft_length) == (batch_size, draft_length)
 
 
 def test_a_rounding_error_does_not_tear_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from specplug.plugins.registry import default_registry
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
-from specplug.types.caps import Distribution, EngineCaps, Feedback, PlanSite, Ragged, WidthChange
+from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Feedback, PlanSite, Ragged
 
 ALGORITHM = "SPECPLUG"
-WIDTH_FLAG = "--speculative-num-draft-tokens"
+LENGTH_FLAG = "--speculative-num-draft-tokens"
 
 LADDER = (0, 1, 2, 4, 8, 16, 32)
 """Widths that get an attention backend of their own on a GPU, and a captured graph; beside them the widest."""
@@ -48,13 +48,13 @@ def resolved(server_args: Any) -> ResolvedSettings:
 def engine_caps(server_args: Any) -> EngineCaps:
     """Return what the engine can do, as it is configured."""
     view = decided(server_args)
-    width = int(view.speculative_num_draft_tokens) - 1
-    ladder = widths_on(view.device, width)
+    draft_length = int(view.speculative_num_draft_tokens) - 1
+    ladder = draft_lengths_on(view.device, draft_length)
     return EngineCaps(
-        max_width=width,
-        captured_widths=ladder,
+        max_draft_length=draft_length,
+        captured_draft_lengths=ladder,
         ragged=Ragged.PADDED,
-        width_change=WidthChange.CAPTURED if ladder else WidthChange.FREE,
+        draft_length_change=DraftLengthChange.CAPTURED if ladder else DraftLengthChange.FREE,
         trees=is_tree_mode(view),
         draft_input=Distribution.ONE_HOT,
         decision_lag=0,
@@ -70,14 +70,14 @@ def is_tree_mode(view: Any) -> bool:
     return (view.speculative_eagle_topk or 1) > 1
 
 
-def widths_on(device: str, width: int) -> tuple[int, ...]:
+def draft_lengths_on(device: str, draft_length: int) -> tuple[int, ...]:
     """Return the widths that a device serves at full speed, ascending; empty where every width does."""
     if device == "cpu":
         return ()
-    return tuple(sorted({*(step for step in LADDER if step < width), width}))
+    return tuple(sorted({*(step for step in LADDER if step < draft_length), draft_length}))
 
 
 @functools.lru_cache(maxsize=16)
-def _load(width: int | None, _environment: str) -> ResolvedSettings:
-    flags = {} if width is None else {"num_speculative_tokens": width}
-    return load_settings(flags, flags_origin=f"{WIDTH_FLAG}, which counts one more", registry=default_registry())
+def _load(draft_length: int | None, _environment: str) -> ResolvedSettings:
+    flags = {} if draft_length is None else {"num_speculative_tokens": draft_length}
+    return load_settings(flags, flags_origin=f"{LENGTH_FLAG}, which counts one more", registry=default_registry())

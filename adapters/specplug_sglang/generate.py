@@ -60,7 +60,7 @@ class SglangEngine:
             "model": model,
             "device": device,
             "dtype": dtype,
-            "width": settings.num_speculative_tokens,
+            "draft_length": settings.num_speculative_tokens,
             "seed": settings.seed,
             "max_num_seqs": max_num_seqs,
         }

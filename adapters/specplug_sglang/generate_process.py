@@ -57,7 +57,7 @@ def main(connection: Connection) -> None:
 
 
 def _start(
-    *, model: str, device: str | None, dtype: str | None, width: int, seed: int | None, max_num_seqs: int
+    *, model: str, device: str | None, dtype: str | None, draft_length: int, seed: int | None, max_num_seqs: int
 ) -> Any:
     import torch
 
@@ -88,7 +88,7 @@ def _start(
             max_running_requests=max_num_seqs,
             random_seed=seed,
             speculative_algorithm=ALGORITHM,
-            speculative_num_draft_tokens=max(1, width) + 1,
+            speculative_num_draft_tokens=max(1, draft_length) + 1,
             **more,
         )
     except (OSError, ValueError, RuntimeError) as error:

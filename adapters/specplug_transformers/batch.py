@@ -36,29 +36,29 @@ class DecodeBatch:
             all_greedy=not any(p.temperature for p in params),
         )
 
-    def view(self, *, reset_slots: tuple[int, ...] = (), behind: Sequence[int] | None = None) -> EngineBatch:
+    def view(self, *, reset_slots: tuple[int, ...] = (), after: Sequence[int] | None = None) -> EngineBatch:
         """Return the batch as it stands.
 
         Args:
             reset_slots: slots that began a new generation since the last step.
-            behind: per row, tokens that lie in the token table behind those that the request has kept.
+            after: per row, tokens that lie in the token table behind those that the request has kept.
         """
         lengths = [state.length for state in self.states]
-        if behind is not None:
-            lengths = [length + more for length, more in zip(lengths, behind, strict=True)]
+        if after is not None:
+            lengths = [length + more for length, more in zip(lengths, after, strict=True)]
         now = self._column([lengths, [state.room for state in self.states]], torch.int32)
         return replace(self._view, lengths=now[0], room=now[1], reset_slots=reset_slots)
 
-    def uniforms(self, width: int) -> Uniforms:
+    def uniforms(self, draft_length: int) -> Uniforms:
         """Return the verifier's random numbers for this step, from each request's seed and length alone.
 
         Greedy rows look at none: where all are greedy, they are all 0.
         """
         if self.sampling.all_greedy:
             count = len(self.states)
-            accept = torch.zeros(count, width, dtype=torch.float64, device=self._device)
-            return Uniforms(accept, torch.zeros(count, width + 1, dtype=torch.float64, device=self._device))
-        return uniforms(self._seeds, self._column([state.length for state in self.states], torch.int64), width)
+            accept = torch.zeros(count, draft_length, dtype=torch.float64, device=self._device)
+            return Uniforms(accept, torch.zeros(count, draft_length + 1, dtype=torch.float64, device=self._device))
+        return uniforms(self._seeds, self._column([state.length for state in self.states], torch.int64), draft_length)
 
     def _first_view(self, table: TokenTable) -> EngineBatch:
         states = self.states

@@ -27,8 +27,8 @@ class Place:
         self.index = torch.tensor(rows, dtype=torch.int64, device=positions.device)[:, None]
         self.positions = positions
         self.rows, self.columns = max(rows) + 1, columns
-        first, behind = rows[0], rows[0] + len(rows)
-        self._neighbours = slice(first, behind) if rows == list(range(first, behind)) else None
+        first, after = rows[0], rows[0] + len(rows)
+        self._neighbours = slice(first, after) if rows == list(range(first, after)) else None
 
     def view(self, stored: Tensor) -> Tensor:
         """Return [B, H, columns, D] of a stored [R, H, C, D]: a view where the rows are neighbours, else a copy."""

@@ -57,20 +57,22 @@ class Decoder:
         batch = self._batch_of(states)
         draft = self._draft(batch, num_waiting)
         logits = self._target_logits(batch, draft)
-        numbers = batch.uniforms(draft.width)
+        numbers = batch.uniforms(draft.draft_length)
         verification = self._verifier.verify(draft, TargetLogits.dense(logits), batch.sampling, numbers)
         context_tokens = sum(state.length for state in states)
         self._commit(batch, draft, verification)
         self.last_step = StepCost(
             requests=len(states),
-            tokens=len(states) * (draft.width + 1),
+            tokens=len(states) * (draft.draft_length + 1),
             context_tokens=context_tokens,
-            width=draft.width,
+            draft_length=draft.draft_length,
             seconds=time.perf_counter() - began,
         )
         if self._plans.learns:
             fates = [*zip(draft.lengths.tolist(), verification.num_accepted.tolist(), strict=True)]
-            self._plans.observe(StepReport.build(self.steps, self._plan.width, len(fates), fates, self.last_step))
+            self._plans.observe(
+                StepReport.build(self.steps, self._plan.draft_length, len(fates), fates, self.last_step)
+            )
         self.steps += 1
 
     def _batch_of(self, states: Sequence[RequestState]) -> DecodeBatch:
@@ -84,13 +86,13 @@ class Decoder:
         figures = tuple(state.stats() for state in states)
         stats = HostStats(self.steps, figures, num_waiting=num_waiting, last_step=self.last_step)
         plan = self._plan = self._plans.plan(stats)
-        allowed = [state.draft_cap(plan.width_for(state.request.request_id)) for state in states]
+        allowed = [state.draft_cap(plan.draft_length_for(state.request.request_id)) for state in states]
         caps = torch.tensor(allowed, dtype=torch.int32, device=self._runner.device)
         view = batch.view(reset_slots=self._table.take_resets())
-        draft = self._drafts.propose(view, plan.width, caps)
+        draft = self._drafts.propose(view, plan.draft_length, caps)
         draft = self._drafts.trim(view, draft, plan)
-        if draft.width and any(state.params.allowed_tokens for state in states):
-            room = view.limits(draft.width, caps)
+        if draft.draft_length and any(state.params.allowed_tokens for state in states):
+            room = view.limits(draft.draft_length, caps)
             draft = self._grammars.complete(draft, grammar_states(states, draft.device), room, plan.token_budget)
         return self._narrow(draft)
 
@@ -137,4 +139,4 @@ class Decoder:
             emitted=verification.num_emitted,
             after_stop=torch.tensor(after_stop, dtype=torch.int32, device=self._runner.device),
         )
-        self._drafts.observe(batch.view(behind=after_stop), self._grammars.said_of(outcome))
+        self._drafts.observe(batch.view(after=after_stop), self._grammars.said_of(outcome))

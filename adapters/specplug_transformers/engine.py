@@ -69,7 +69,7 @@ class Engine:
             settings = load_settings(settings, flags_origin="Engine(settings=...)", registry=self.registry).settings
         self.settings = settings
         gamma = settings.num_speculative_tokens
-        self.caps = EngineCaps(max_width=gamma, ragged=Ragged.PADDED, draft_input=Distribution.PROBS)
+        self.caps = EngineCaps(max_draft_length=gamma, ragged=Ragged.PADDED, draft_input=Distribution.PROBS)
         self._runner = ModelRunner(model)
         probe(self._runner)
         self.max_length = min(self._runner.max_length, max_length or self._runner.max_length)
@@ -172,9 +172,9 @@ class Engine:
         """Tell proposers that something happened to the whole engine, for instance that its weights changed."""
         self._drafts.on_event(EngineEvent(kind))
 
-    def set_ceiling(self, width: int | None) -> None:
+    def set_ceiling(self, draft_length: int | None) -> None:
         """Bound the draft length while serving: 0 switches speculation off, None lifts the bound."""
-        self._plans.ceiling = width
+        self._plans.ceiling = draft_length
 
     def close(self) -> None:
         """Release proposers, threads and files."""

@@ -95,10 +95,10 @@ class RequestState:
             accepted=self.accepted,
         )
 
-    def draft_cap(self, width: int) -> int:
-        """Return the most draft tokens that the request itself allows, at most `width`."""
+    def draft_cap(self, draft_length: int) -> int:
+        """Return the most draft tokens that the request itself allows, at most `draft_length`."""
         cap = self.request.options.cap
-        return width if cap is None else min(width, cap)
+        return draft_length if cap is None else min(draft_length, cap)
 
     def forget_news(self) -> None:
         """Everything new has been handed out."""

@@ -14,7 +14,7 @@ from specplug.errors import EngineError, SettingsError
 from specplug.interfaces import TargetModel
 from specplug.plugins.registry import default_registry
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
-from specplug.types.caps import Distribution, EngineCaps, Feedback, PlanSite, Ragged, WidthChange
+from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Feedback, PlanSite, Ragged
 
 METHOD = "custom_class"
 PROPOSER = "specplug_vllm.Proposer"
@@ -41,9 +41,9 @@ def resolved(vllm_config: Any) -> ResolvedSettings | None:
     """
     if not is_asked(vllm_config):
         return None
-    width = vllm_config.speculative_config.num_speculative_tokens
+    draft_length = vllm_config.speculative_config.num_speculative_tokens
     section = _section(vllm_config.additional_config)
-    return _load(json.dumps(section, sort_keys=True), width, os.environ.get(CONFIG_VARIABLE, ""))
+    return _load(json.dumps(section, sort_keys=True), draft_length, os.environ.get(CONFIG_VARIABLE, ""))
 
 
 def runner_of(vllm_config: Any) -> Runner:
@@ -62,14 +62,14 @@ def engine_caps(vllm_config: Any) -> EngineCaps:
     v2 = runner_of(vllm_config) == "v2"
     cuts = cuts_on_device(vllm_config)
     several_ranks = parallel.tensor_parallel_size > 1  # full distributions are not sent from rank to rank
-    law = Distribution.LOGITS if v2 else Distribution.PROBS
+    distribution = Distribution.LOGITS if v2 else Distribution.PROBS
     return EngineCaps(
-        max_width=spec.num_speculative_tokens,
-        captured_widths=_ladder(vllm_config) if v2 and not cuts else (),
+        max_draft_length=spec.num_speculative_tokens,
+        captured_draft_lengths=_ladder(vllm_config) if v2 and not cuts else (),
         ragged=Ragged.NATIVE if cuts or not v2 else Ragged.PADDED,
-        width_change=_width_change(vllm_config, v2),
+        draft_length_change=_draft_length_change(vllm_config, v2),
         # Which tokens are cut depends on their confidences, and so on the tokens: only one-hot stays exact.
-        draft_input=Distribution.ONE_HOT if several_ranks or cuts else law,
+        draft_input=Distribution.ONE_HOT if several_ranks or cuts else distribution,
         decision_lag=2 if vllm_config.scheduler_config.async_scheduling else 1,
         plan_site=PlanSite.SCHEDULER,
         feedback=Feedback.SCHEDULER,
@@ -128,16 +128,16 @@ def _section(additional_config: Any) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=16)
-def _load(section: str, width: int, _environment: str) -> ResolvedSettings:
+def _load(section: str, draft_length: int, _environment: str) -> ResolvedSettings:
     flags = json.loads(section)
     key = "num_speculative_tokens"
     own = {} if key in flags else {key: _SPECULATIVE}
-    if flags.setdefault(key, width) != width:
+    if flags.setdefault(key, draft_length) != draft_length:
         raise SettingsError.build(
             f"{key!r} is given twice",
             who=f"{FLAG} {SECTION!r}",
             found=flags[key],
-            expected=f"{width}, as in {_SPECULATIVE}",
+            expected=f"{draft_length}, as in {_SPECULATIVE}",
             remedy=f"Leave it out of {FLAG}; a policy's own width is one of that policy's options",
         )
     return load_settings(flags, flags_origin=f"{FLAG} {SECTION!r}", origins_of=own, registry=default_registry())
@@ -153,9 +153,9 @@ def _ladder(vllm_config: Any) -> tuple[int, ...]:
     return tuple(sorted({min(int(w), spec.num_speculative_tokens) for first, _, w in schedule if first <= largest}))
 
 
-def _width_change(vllm_config: Any, v2: bool) -> WidthChange:
+def _draft_length_change(vllm_config: Any, v2: bool) -> DraftLengthChange:
     if vllm_config.parallel_config.data_parallel_size > 1:
-        return WidthChange.FIXED  # ranks that choose different widths deadlock
+        return DraftLengthChange.FIXED  # ranks that choose different widths deadlock
     if not v2 or cuts_on_device(vllm_config) or not _ladder(vllm_config):
-        return WidthChange.FREE
-    return WidthChange.CAPTURED
+        return DraftLengthChange.FREE
+    return DraftLengthChange.CAPTURED

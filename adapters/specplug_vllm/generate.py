@@ -53,7 +53,7 @@ class VllmEngine:
             os.environ.setdefault(name, value)
         self._platform = _platform(device)
         self._name = model
-        width = settings.num_speculative_tokens
+        draft_length = settings.num_speculative_tokens
         said = {key: value for key, value in differing(settings).items() if key != "num_speculative_tokens"}
         self._llm = _started(
             model,
@@ -62,8 +62,8 @@ class VllmEngine:
             max_num_seqs=max_num_seqs,
             enforce_eager=self._platform == "cpu",  # compiling would take longer than most answers
             disable_log_stats=True,
-            speculative_config={"method": METHOD, "model": PROPOSER, "num_speculative_tokens": max(1, width)},
-            additional_config={SECTION: said if width else {**said, "mode": "off"}},
+            speculative_config={"method": METHOD, "model": PROPOSER, "num_speculative_tokens": max(1, draft_length)},
+            additional_config={SECTION: said if draft_length else {**said, "mode": "off"}},
         )
         self.metrics = _Counts(self._llm)
 

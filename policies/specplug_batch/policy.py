@@ -26,16 +26,16 @@ class BatchPlanner(Planner):
         self._options: BatchOptions = context.options or BatchOptions()
         self._roofline = Roofline.of(self._options)
         self._caps = context.caps
-        self._widths: dict[int, int] = {}  # by batch size: few, and asked at every step
+        self._draft_lengths: dict[int, int] = {}  # by batch size: few, and asked at every step
 
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the width, with the caps that requests have set for themselves."""
         batch_size = self._options.batch_size or max(1, len(stats.requests))
-        width = self._widths.get(batch_size)
-        if width is None:
-            width = self._widths[batch_size] = self._width(batch_size)
-        caps = {r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < width}
-        return StepPlan(width, self._budget(batch_size), caps)
+        draft_length = self._draft_lengths.get(batch_size)
+        if draft_length is None:
+            draft_length = self._draft_lengths[batch_size] = self._draft_length(batch_size)
+        caps = {r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < draft_length}
+        return StepPlan(draft_length, self._budget(batch_size), caps)
 
     def _budget(self, batch_size: int) -> int | None:
         """Return the most draft tokens of the batch.  Where only that bounds the step, it is what stays free."""
@@ -44,14 +44,14 @@ class BatchPlanner(Planner):
             return stated
         return max(0, self._options.saturation - batch_size)
 
-    def _width(self, batch_size: int) -> int:
+    def _draft_length(self, batch_size: int) -> int:
         options = self._options
         gamma = options.gamma_small if batch_size <= options.small_batch else options.gamma_large
         if self._caps.ragged is Ragged.NATIVE:
             useful = max(options.saturation - batch_size, self._depth(batch_size))  # one row may use all that is free
         else:
             useful = max(0, options.saturation // batch_size - 1)
-        return self._caps.fit_width(min(gamma, useful))
+        return self._caps.fit_draft_length(min(gamma, useful))
 
     def _depth(self, batch_size: int) -> int:
         """Return the last place of a draft of the surest tokens that pays where no token is free."""

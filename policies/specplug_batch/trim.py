@@ -39,14 +39,14 @@ class GainTrimmer(Trimmer):
         # Per class of batch sizes: tokens per row and step, and cost, as multiples of those without drafts.
         self._sums = torch.full((CLASSES, 2), TRUST, device=context.device)
 
-    def cuts_without_budget(self, batch_size: int, width: int) -> bool:
+    def cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
         """Return whether the step may be longer than one that waits for memory."""
         told = self._options.batch_size or batch_size
-        return not self._is_free and told * (width + 1) > self._options.saturation
+        return not self._is_free and told * (draft_length + 1) > self._options.saturation
 
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
         """Return `draft` cut to what pays by the policy's own reckoning, and to the limits."""
-        if not draft.batch_size or not draft.width:
+        if not draft.batch_size or not draft.draft_length:
             return draft
         rows = limits.decoding.sum().clamp_(min=1).float()
         told = self._options.batch_size

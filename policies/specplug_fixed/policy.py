@@ -17,7 +17,7 @@ class ConstantGamma(Planner):
 
     def __init__(self, context: PluginContext) -> None:
         options: FixedOptions = context.options or FixedOptions()
-        widest = context.caps.max_width
+        widest = context.caps.max_draft_length
         gamma = widest if options.gamma is None else options.gamma
         if gamma > widest:
             raise SettingsError.build(
@@ -27,13 +27,13 @@ class ConstantGamma(Planner):
                 expected=f"at most num_speculative_tokens, {widest}",
                 remedy="Raise num_speculative_tokens or lower gamma",
             )
-        self._width = context.caps.fit_width(gamma)
+        self._draft_length = context.caps.fit_draft_length(gamma)
         self._token_budget = options.token_budget
 
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the constant width, with the caps that requests have set for themselves."""
-        caps = {r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < self._width}
-        return StepPlan(self._width, self._token_budget, caps)
+        caps = {r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < self._draft_length}
+        return StepPlan(self._draft_length, self._token_budget, caps)
 
 
 class NoSpeculation(Planner):

@@ -84,7 +84,7 @@ def _problem(spec: PluginSpec, settings: Settings, registry: Registry) -> CheckR
 
 def _small_engine(settings: Settings) -> PluginContext:
     """Return the context of an engine that asks for next to no memory."""
-    caps = EngineCaps(max_width=settings.num_speculative_tokens, trees=True)
+    caps = EngineCaps(max_draft_length=settings.num_speculative_tokens, trees=True)
     return PluginContext(caps=caps, vocab_size=1024, max_slots=1, max_length=256, seed=settings.seed)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from specplug.cli.launch import Device, Dtype, EngineName, Policy, Proposer, Threads, Width, flags, start_engine
+from specplug.cli.launch import Device, DraftLength, Dtype, EngineName, Policy, Proposer, Threads, flags, start_engine
 from specplug.cli.output import AsJson, console, print_json, print_table
 from specplug.demo.tasks import KINDS, Kind, make_tasks
 
@@ -26,7 +26,7 @@ def demo(
     engine: EngineName = "transformers",
     proposer: Proposer = None,
     policy: Policy = None,
-    width: Width = None,
+    draft_length: DraftLength = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Write a PNG of tokens per step by task.")] = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -41,7 +41,7 @@ def demo(
 
     Example: `specplug demo --tasks 20 --plot demo.png`
     """
-    chosen = flags(proposer=proposer, policy=policy, num_speculative_tokens=width)
+    chosen = flags(proposer=proposer, policy=policy, num_speculative_tokens=draft_length)
     launch: dict[str, Any] = {"device": device, "dtype": dtype, "max_num_seqs": 1, "threads": threads}
     plain = start_engine(engine, model, {**chosen, "mode": "off"}, **launch)
     speculative = start_engine(engine, model, chosen, **launch)

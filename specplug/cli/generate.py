@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from specplug.cli.launch import Device, Dtype, EngineName, Policy, Proposer, Threads, Width, flags, start_engine
+from specplug.cli.launch import Device, DraftLength, Dtype, EngineName, Policy, Proposer, Threads, flags, start_engine
 from specplug.cli.output import AsJson, console, print_json
 from specplug.demo.loops import loop_mask
 from specplug.errors import RequestError
@@ -30,7 +30,7 @@ def generate(
     engine: EngineName = "transformers",
     proposer: Proposer = None,
     policy: Policy = None,
-    width: Width = None,
+    draft_length: DraftLength = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens per answer.")] = 256,
     temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0, help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option("--top-k", min=0, help="0 is off.")] = 0,
@@ -65,7 +65,9 @@ def generate(
         fields["references"] = [{"text": _text(path), "name": path.name} for path in references]
     from specplug.plugins.engines import TextRequest
 
-    overrides = flags(proposer=proposer, policy=policy, num_speculative_tokens=width, mode=None if speculate else "off")
+    overrides = flags(
+        proposer=proposer, policy=policy, num_speculative_tokens=draft_length, mode=None if speculate else "off"
+    )
     launch: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
     running = start_engine(engine, model, overrides, **launch)
     try:

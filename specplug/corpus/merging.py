@@ -131,8 +131,8 @@ def _items(job: _Job) -> Iterator[Item]:
         for index in range(len(segment)):
             if dead is None or not dead[index]:
                 body = segment.document(index)
-                behind = segment.text[segment.starts[index] + len(body) + 1 : segment.starts[index + 1] - 1]
-                texts = [body, behind] if len(behind) else [body]  # all prefixes at once: barriers are between them
+                after = segment.text[segment.starts[index] + len(body) + 1 : segment.starts[index + 1] - 1]
+                texts = [body, after] if len(after) else [body]  # all prefixes at once: barriers are between them
                 yield Item(segment.corpora[segment.corpus_of[index]], segment.name_bytes(index), texts)
 
 

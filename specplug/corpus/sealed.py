@@ -15,18 +15,18 @@ _MARK = b'"checksum":"'
 _BLANK = b"0" * 64
 
 
-def sealed(make: Callable[[Mapping[str, Any]], Any], kind: str, *, align: int = 1, behind: int = 0) -> bytes:
+def sealed(make: Callable[[Mapping[str, Any]], Any], kind: str, *, align: int = 1, after: int = 0) -> bytes:
     """Return JSON with a checksum over all its bytes, in which the checksum itself is zeros.
 
     Args:
         make: gets the fields that every such thing begins with and returns what to write.  Nothing before them may
             have a key "checksum".
         kind: the format's name.
-        align, behind: with the bytes that it stands behind, the size is a multiple of `align`: blanks fill it up.
+        align, after: with the bytes that it stands behind, the size is a multiple of `align`: blanks fill it up.
     """
     head = {"checksum": _BLANK.decode(), "format": kind, "version": str(VERSION)}
     data = json.dumps(make(head), separators=(",", ":")).encode()
-    data += b" " * (-(behind + len(data)) % align)
+    data += b" " * (-(after + len(data)) % align)
     at = data.index(_MARK) + len(_MARK)
     return data[:at] + checksum(data).encode() + data[at + len(_BLANK) :]
 

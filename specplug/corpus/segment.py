@@ -63,7 +63,7 @@ def write_segment(path: Path, sections: Sections, corpora: Sequence[str], tokeni
             start += array.nbytes
         return content
 
-    head = sealed(header, SEGMENT_FORMAT, align=_ALIGNED, behind=8)
+    head = sealed(header, SEGMENT_FORMAT, align=_ALIGNED, after=8)
     return write_file(path, [len(head).to_bytes(8, "little"), head, *arrays.values()], read_only=True)
 
 

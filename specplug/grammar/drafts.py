@@ -72,7 +72,7 @@ def complete(
             continue
         _, added[row], levels[row] = follow(state, ids[row][: lengths[row]], most)
         spare = None if spare is None else spare - len(added[row])
-    forced = Forced.build(added, levels, draft.width, draft.device) if any(added) else None
+    forced = Forced.build(added, levels, draft.draft_length, draft.device) if any(added) else None
     whole = legal if forced is None else _appended(legal, forced)
     return Completed(whole.as_one_hot(looked_at), cut, forced)
 
@@ -93,7 +93,7 @@ class Completer:
     ) -> Draft:
         """Return the draft as `complete` leaves it; `room` [B], most draft tokens of each row."""
         self._done = None
-        if draft.width and any(state is not None for state in states) and self._guard.admits_step():
+        if draft.draft_length and any(state is not None for state in states) and self._guard.admits_step():
             self._guard.step(partial(self._complete, draft, states, room, budget))
         return draft if self._done is None else self._done.draft
 
@@ -112,22 +112,22 @@ def _legal_part(
     """Return the draft without what grammars forbid, and how much that was per row."""
     lengths, ids = draft.lengths.tolist(), draft.token_ids.tolist()
     parents = chain_parents(draft).tolist() if draft.parents is None else draft.parents.tolist()
-    keep = [[place < length for place in range(draft.width)] for length in lengths]
+    keep = [[place < length for place in range(draft.draft_length)] for length in lengths]
     for row, state in enumerate(states):
         if state is not None and lengths[row]:
-            keep[row] = _legal_nodes(state, ids[row][: lengths[row]], parents[row], draft.width)
+            keep[row] = _legal_nodes(state, ids[row][: lengths[row]], parents[row], draft.draft_length)
     cut = [length - sum(kept) for length, kept in zip(lengths, keep, strict=True)]
     if not any(cut):
         return draft, cut
     return draft.keep(torch.tensor(keep, dtype=torch.bool).to(draft.device), looked_at), cut
 
 
-def _legal_nodes(state: GrammarState, ids: Sequence[int], parents: Sequence[int], width: int) -> list[bool]:
+def _legal_nodes(state: GrammarState, ids: Sequence[int], parents: Sequence[int], draft_length: int) -> list[bool]:
     """Return which nodes a grammar allows, each behind its ancestors; nodes come behind their parents.
 
     Neighbours mostly share their ancestors, so the state moves along the tree, and goes back only where paths part.
     """
-    legal = [False] * width
+    legal = [False] * draft_length
     path: list[int] = []  # nodes that the state stands behind
     try:
         for node, token in enumerate(ids):
@@ -170,7 +170,7 @@ def _are_chains(draft: Draft) -> list[bool]:
 
 def _appended(draft: Draft, forced: Forced) -> Draft:
     """Return the draft with what grammars added behind it."""
-    place = torch.arange(draft.width, device=draft.device) - draft.lengths[:, None]
+    place = torch.arange(draft.draft_length, device=draft.device) - draft.lengths[:, None]
     inside = (place >= 0) & (place < forced.lengths[:, None])
     index = place.clamp(min=0).long()
 

@@ -49,8 +49,8 @@ class LookupProposer(Proposer):
         )
         self._everybody = settings.memory_scope == "server"
         self._trees = context.caps.trees
-        width, capacity = max(1, context.caps.max_width), 2 * max(1, context.max_length)
-        self.lookup = Lookup(context.max_slots, capacity, width, options, trees=self._trees)
+        draft_length, capacity = max(1, context.caps.max_draft_length), 2 * max(1, context.max_length)
+        self.lookup = Lookup(context.max_slots, capacity, draft_length, options, trees=self._trees)
         self._occupants: dict[int, _Occupant] = {}
         self._seeded: dict[int, int] = {}  # the generation of each slot whose request has a seed and a temperature
 

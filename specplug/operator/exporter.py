@@ -184,7 +184,7 @@ def _add(families: dict[str, Metric], report: _Report) -> None:
         snapshot = snapshot_of(worker["metrics"], said["scheduler"]["faults"])
         for family in SpecCollector(lambda snapshot=snapshot: snapshot).collect():  # type: ignore[misc]
             families[family.name].samples += [_labelled(sample, engine) for sample in family.samples]
-    state, widest = said["scheduler"]["control"], said["max_width"]
+    state, widest = said["scheduler"]["control"], said["max_draft_length"]
     ceiling = widest if state["ceiling"] is None else min(state["ceiling"], widest)
     values = {"mode": state["mode"] == "on", "ceiling": ceiling, "age": time.monotonic() - report.at}
     for key, gauge in _gauges().items():

@@ -38,13 +38,13 @@ class DraftBuffers:
         self.sources = tuple(source for handle in handles for source in handle.sources)
         """Names of all proposers' sources, in order."""
 
-        def allocate(law: Distribution, trees: bool, draft_vocab: Tensor | None = None) -> Draft:
+        def allocate(distribution: Distribution, trees: bool, draft_vocab: Tensor | None = None) -> Draft:
             return Draft.allocate(
                 max_slots,
-                caps.max_width,
+                caps.max_draft_length,
                 device=device,
                 trees=trees,
-                distribution=law,
+                distribution=distribution,
                 vocab_size=vocab_size,
                 draft_vocab=draft_vocab,
                 sources=self.sources,
@@ -82,9 +82,9 @@ class DraftBuffers:
         """The law that whole batches' drafts may state."""
         return self._merged.distribution
 
-    def empty(self, batch: EngineBatch, width: int) -> Draft:
+    def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
         """Return the buffer of the whole batch, empty."""
-        draft = self._merged.view(batch.batch_size, width)
+        draft = self._merged.view(batch.batch_size, draft_length)
         draft.reset(batch.lengths)
         return draft
 
@@ -98,7 +98,7 @@ class DraftBuffers:
             shift_sources(part, start)
         if len(parts) == 1:
             return replace(parts[0], sources=self.sources)
-        merged = self.empty(batch, parts[0].width)
+        merged = self.empty(batch, parts[0].draft_length)
         for index, part in enumerate(parts):
             rows = part.lengths > 0
             _take_rows(merged, part, rows)

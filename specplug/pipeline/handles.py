@@ -223,7 +223,7 @@ def _empty_copy(draft: Draft) -> Draft:
     full = draft.draft_logits if draft.draft_probs is None else draft.draft_probs
     own = Draft.allocate(
         draft.batch_size,
-        draft.width,
+        draft.draft_length,
         trees=draft.parents is not None,
         distribution=draft.distribution,
         vocab_size=0 if full is None else full.shape[2],
@@ -239,12 +239,14 @@ def _check_ids(draft: Draft, vocab_size: int) -> None:
     ids, lengths = draft.token_ids.numpy(), draft.lengths.numpy()
     if not lengths.any():
         return
-    wrong = (ids.view(np.uint32) >= vocab_size) & (np.arange(draft.width) < lengths[:, None])  # ids below 0 are huge
-    if wrong.any() or lengths.min() < 0 or lengths.max() > draft.width:
+    wrong = (ids.view(np.uint32) >= vocab_size) & (
+        np.arange(draft.draft_length) < lengths[:, None]
+    )  # ids below 0 are huge
+    if wrong.any() or lengths.min() < 0 or lengths.max() > draft.draft_length:
         raise ContractError.build(
             "malformed draft",
             found=f"token ids {ids[wrong][:5].tolist()}, lengths {lengths[:5].tolist()}",
-            expected=f"ids in [0, {vocab_size}), lengths in [0, {draft.width}]",
+            expected=f"ids in [0, {vocab_size}), lengths in [0, {draft.draft_length}]",
         )
 
 

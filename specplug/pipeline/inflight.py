@@ -33,28 +33,30 @@ class InFlight:
     was drafted for is not the length that the verified step started from.
     """
 
-    def __init__(self, max_slots: int, max_width: int, device: torch.device, *, trees: bool) -> None:
-        self._drafts = Draft.allocate(max_slots, max_width, device=device, trees=trees)
+    def __init__(self, max_slots: int, max_draft_length: int, device: torch.device, *, trees: bool) -> None:
+        self._drafts = Draft.allocate(max_slots, max_draft_length, device=device, trees=trees)
         # What every step looks at lies in one table, so that it is one gather: generation, base, length, and sources.
-        self._heads = torch.full((max_slots, 3 + max_width), -1, dtype=torch.int64, device=device)
+        self._heads = torch.full((max_slots, 3 + max_draft_length), -1, dtype=torch.int64, device=device)
         self.is_empty = False
         """Whether the host knows that no draft is remembered: then there is nothing to take."""
 
     def put(self, batch: EngineBatch, draft: Draft, num_running: int) -> None:
         """Remember `draft`, whose rows are those of `batch`; `num_running` requests hold slots."""
-        slots, width = batch.slots.long(), draft.width
-        if self.is_empty and not width:
+        slots, draft_length = batch.slots.long(), draft.draft_length
+        if self.is_empty and not draft_length:
             return
-        self.is_empty = not width and batch.batch_size == num_running  # an empty draft for everybody replaces all
+        self.is_empty = (
+            not draft_length and batch.batch_size == num_running
+        )  # an empty draft for everybody replaces all
         head = torch.stack((batch.generations, draft.base_len, draft.lengths), 1)
-        self._heads[slots, : 3 + width] = torch.cat((head, draft.source), 1)
-        if not width:
+        self._heads[slots, : 3 + draft_length] = torch.cat((head, draft.source), 1)
+        if not draft_length:
             return
         store = self._drafts
-        store.token_ids[slots, :width] = draft.token_ids
-        store.confidence[slots, :width] = draft.confidence
+        store.token_ids[slots, :draft_length] = draft.token_ids
+        store.confidence[slots, :draft_length] = draft.confidence
         if store.parents is not None:
-            store.parents[slots, :width] = chain_parents(draft) if draft.parents is None else draft.parents
+            store.parents[slots, :draft_length] = chain_parents(draft) if draft.parents is None else draft.parents
 
     def take(self, batch: EngineBatch, emitted: Tensor) -> Taken:
         """Return the drafts that the step before `batch` verified, in the row order of `batch`.

@@ -41,9 +41,9 @@ class ProposerRunner:
         """What `Draft.source` of its drafts points into, with the proposer's name before each."""
         return self.handle.sources
 
-    def empty(self, batch: EngineBatch, width: int) -> Draft:
+    def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
         """Return the buffer, empty, for `batch`."""
-        draft = self._buffer.view(batch.batch_size, width)
+        draft = self._buffer.view(batch.batch_size, draft_length)
         draft.reset(batch.lengths)
         return draft
 
@@ -51,14 +51,14 @@ class ProposerRunner:
         """Hand the proposer what is new to it, in a step without drafts of its."""
         self._feed(batch, None, None)
 
-    def draft(self, batch: EngineBatch, limits: Tensor, width: int) -> Draft:
+    def draft(self, batch: EngineBatch, limits: Tensor, draft_length: int) -> Draft:
         """Hand the proposer what is new to it, and return its drafts of at most `limits` [B] tokens, safe to verify.
 
         Where the proposer fails, is late or sits out, the draft is empty.
         """
-        draft = self.empty(batch, width)
+        draft = self.empty(batch, draft_length)
         if not self._feed(batch, limits, draft):
-            draft = self.empty(batch, width)  # viewed anew: a proposer can even resize its view
+            draft = self.empty(batch, draft_length)  # viewed anew: a proposer can even resize its view
         sanitize(draft, limits, batch.vocab_size)
         return draft
 

@@ -16,7 +16,7 @@ def sanitize(draft: Draft, limits: Tensor, vocab_size: int) -> None:
     """
     possible = (draft.token_ids >= 0) & (draft.token_ids < vocab_size)
     if draft.parents is not None:
-        place = torch.arange(draft.width, device=draft.device)
+        place = torch.arange(draft.draft_length, device=draft.device)
         possible &= (draft.parents >= -1) & (draft.parents < place)
     sound = possible.cumprod(1, dtype=torch.int32).sum(1, dtype=torch.int32)
     draft.shorten(torch.minimum(sound, limits))

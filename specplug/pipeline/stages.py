@@ -76,13 +76,13 @@ class PlanStage:
             self._guard.call(partial(self._planner.observe, report))
 
     def _fitted(self, plan: StepPlan) -> StepPlan:
-        width = index(plan.width)  # a fraction is an error here, where it is contained
+        draft_length = index(plan.draft_length)  # a fraction is an error here, where it is contained
         if not plan.price >= 0:  # so written, NaN is wrong
             raise ContractError.build("a plan's price is no number of tokens", found=plan.price, expected=">= 0")
         budget = None if plan.token_budget is None else index(plan.token_budget)
         if self.ceiling is not None:
-            width = min(width, self.ceiling)
-        return replace(plan, width=self._caps.fit_width(width), token_budget=budget)
+            draft_length = min(draft_length, self.ceiling)
+        return replace(plan, draft_length=self._caps.fit_draft_length(draft_length), token_budget=budget)
 
 
 class DraftStage:
@@ -120,7 +120,7 @@ class DraftStage:
         self._trace_guard = FaultGuard("trace", sink=metrics.fault)  # a full disk must not end the engine
         self._buffers = DraftBuffers(handles, caps, max_slots, vocab_size, device)
         trees = caps.trees and any(handle.caps.trees for handle in handles)
-        self._in_flight = InFlight(max_slots, caps.max_width, device, trees=trees)
+        self._in_flight = InFlight(max_slots, caps.max_draft_length, device, trees=trees)
         self.runners = tuple(map(ProposerRunner, handles, guards, self._buffers.parts))
         """The proposers as they are run, the server's default first."""
         self._choices = Choices([handle.spec.name for handle in handles], max_slots, device)
@@ -169,27 +169,27 @@ class DraftStage:
         return self._buffers.distribution_bytes
 
     @torch.inference_mode()
-    def propose(self, batch: EngineBatch, width: int, caps: Tensor | None = None) -> Draft:
-        """Let every proposer ingest the batch, and return drafts of at most `width` tokens; `caps` [B] bounds rows.
+    def propose(self, batch: EngineBatch, draft_length: int, caps: Tensor | None = None) -> Draft:
+        """Let every proposer ingest the batch; return drafts of at most `draft_length` tokens, and `caps` [B] per row.
 
         At width 0 proposers only ingest.  Dummy steps touch nothing.  The draft lies in a buffer that the next call
         overwrites.  The slots of a batch are distinct: padding rows need slots of their own, or are left out.
         """
         if batch.is_dummy or not batch.batch_size:
-            return self.for_engine(self.empty(batch, width))
-        if width:
-            limits = batch.limits(width, caps)
-            parts = [self._part(index, batch, limits, width) for index in range(len(self.runners))]
+            return self.for_engine(self.empty(batch, draft_length))
+        if draft_length:
+            limits = batch.limits(draft_length, caps)
+            parts = [self._part(index, batch, limits, draft_length) for index in range(len(self.runners))]
             draft = self._buffers.merge(batch, parts)
         else:
             for runner in self.runners:
                 runner.ingest(batch)
-            draft = self.empty(batch, width)
+            draft = self.empty(batch, draft_length)
         return self.for_engine(draft)
 
-    def empty(self, batch: EngineBatch, width: int) -> Draft:
+    def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
         """Return the buffer of the whole batch, empty; with one proposer it is what that one fills in."""
-        return self._buffers.empty(batch, width)
+        return self._buffers.empty(batch, draft_length)
 
     def for_engine(self, draft: Draft) -> Draft:
         """Return what this engine takes of a draft: only some take trees."""
@@ -206,7 +206,7 @@ class DraftStage:
 
     def cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
         """Do as `trim`, but remember nothing."""
-        places = draft.batch_size * draft.width
+        places = draft.batch_size * draft.draft_length
         budget = places if plan.token_budget is None else min(max(0, plan.token_budget), places)
         if budget < places or (places and (plan.price > 0 or self._cuts_without_budget(draft))):
             return self._cut(draft, TrimLimits.build(budget, batch.sampled, plan.price), batch.vocab_size)
@@ -267,20 +267,20 @@ class DraftStage:
         if self._trace is not None:
             self._trace_guard.call(self._trace.close)
 
-    def _part(self, index: int, batch: EngineBatch, limits: Tensor, width: int) -> Draft:
+    def _part(self, index: int, batch: EngineBatch, limits: Tensor, draft_length: int) -> Draft:
         """Return one proposer's drafts for the rows that chose it, safe to verify."""
         runner = self.runners[index]
         if self._choices.is_wanted(index):
-            return runner.draft(batch, self._choices.limits(index, batch.slots.long(), limits), width)
+            return runner.draft(batch, self._choices.limits(index, batch.slots.long(), limits), draft_length)
         runner.ingest(batch)
-        return runner.empty(batch, width)
+        return runner.empty(batch, draft_length)
 
     def _cuts_without_budget(self, draft: Draft) -> bool:
         """Ask the policy, contained; where it fails to say, its trim half decides."""
         said: list[bool] = []
 
         def ask() -> None:
-            said.append(bool(self._trimmer.cuts_without_budget(draft.batch_size, draft.width)))
+            said.append(bool(self._trimmer.cuts_without_budget(draft.batch_size, draft.draft_length)))
 
         return not self._trimmer_guard.call(ask) or said[0]
 
@@ -289,7 +289,7 @@ class DraftStage:
         cut: list[Draft] = []
 
         def trim() -> None:
-            trimmed = self._trimmer.trim(draft.view(draft.batch_size, draft.width), limits)
+            trimmed = self._trimmer.trim(draft.view(draft.batch_size, draft.draft_length), limits)
             _check_shape(trimmed, draft)
             sanitize(trimmed, draft.lengths, vocab_size)
             cut.append(trimmed)

@@ -81,7 +81,7 @@ class ReplayEngine:
         self._setup, self._told, self._corpora = setup, told, corpora
         self._registry = _Dressed(registry, self._dress)
         self._context = PluginContext(
-            EngineCaps(max_width=setup.gamma, trees=setup.trees, decision_lag=setup.lag),
+            EngineCaps(max_draft_length=setup.gamma, trees=setup.trees, decision_lag=setup.lag),
             vocab_size=vocab_size,
             max_slots=seats,
             max_length=max_length,
@@ -177,7 +177,7 @@ class ReplayEngine:
         began = perf_counter()
         plan = self._plan()
         batch = self._seats.view().batch(self._seats.pop_resets(self._seats.taken))
-        draft = self._stage.propose(batch, plan.width, self._caps(plan, most))
+        draft = self._stage.propose(batch, plan.draft_length, self._caps(plan, most))
         if self._trimmer is None:
             draft = self._stage.trim(batch, draft, plan)
         else:
@@ -217,14 +217,14 @@ class ReplayEngine:
         """Report the present step to the plan half; what it costs is nobody's to say here."""
         fates = [*zip(verified, accepted, strict=True)] * self._told
         number = max(0, self._steps - self._setup.lag)
-        return StepReport.build(number, self._plan_made.width, len(fates), fates)
+        return StepReport.build(number, self._plan_made.draft_length, len(fates), fates)
 
     def _caps(self, plan: StepPlan, most: int | None) -> Tensor | None:
         """Return what bounds single rows, [B] int32; None where nothing does."""
-        if not plan.caps and (most is None or most >= plan.width):
+        if not plan.caps and (most is None or most >= plan.draft_length):
             return None
-        caps = [plan.width_for(seat.request.request_id) for seat in self._seats.taken]
-        return torch.tensor(caps, dtype=torch.int32).clamp_(max=plan.width if most is None else most)
+        caps = [plan.draft_length_for(seat.request.request_id) for seat in self._seats.taken]
+        return torch.tensor(caps, dtype=torch.int32).clamp_(max=plan.draft_length if most is None else most)
 
     def _tell(self, kind: Lifecycle, seat: Seat, visible: int | None = None) -> None:
         self._stage.on_event(RequestEvent(kind, seat.request, seat.slot, seat.generation, visible))

@@ -67,15 +67,15 @@ class LeanStage:
         return self._stage.metrics
 
     @torch.inference_mode()
-    def propose(self, batch: EngineBatch, width: int, caps: Tensor | None = None) -> Draft:
+    def propose(self, batch: EngineBatch, draft_length: int, caps: Tensor | None = None) -> Draft:
         """Do as `DraftStage.propose` does."""
-        sheet = self._sheet(batch, width)
+        sheet = self._sheet(batch, draft_length)
         sheet.empty(self._columns(batch)[1], caps)
-        if not self._take_step(batch, sheet if width else None) and width:
-            del self._sheets[batch.batch_size, width]  # a proposer can even resize its view
-            sheet = self._sheet(batch, width)
+        if not self._take_step(batch, sheet if draft_length else None) and draft_length:
+            del self._sheets[batch.batch_size, draft_length]  # a proposer can even resize its view
+            sheet = self._sheet(batch, draft_length)
             sheet.empty(self._columns(batch)[1], caps)
-        if width:
+        if draft_length:
             sheet.sanitize(batch.vocab_size, len(self._stage.sources))
         return self._stage.for_engine(sheet.draft)
 
@@ -137,11 +137,11 @@ class LeanStage:
             self._views = tuple(tensor.numpy() for tensor in (batch.slots, batch.lengths, batch.generations))
         return self._views
 
-    def _sheet(self, batch: EngineBatch, width: int) -> _Sheet:
-        key = (batch.batch_size, width)
+    def _sheet(self, batch: EngineBatch, draft_length: int) -> _Sheet:
+        key = (batch.batch_size, draft_length)
         sheet = self._sheets.get(key)
         if sheet is None:
-            sheet = self._sheets[key] = _Sheet(self._stage.empty(batch, width))
+            sheet = self._sheets[key] = _Sheet(self._stage.empty(batch, draft_length))
         return sheet
 
 
@@ -156,13 +156,13 @@ class _Sheet:
         self._lengths, self._source, self._base = draft.lengths.numpy(), draft.source.numpy(), draft.base_len.numpy()
         self._parents = None if draft.parents is None else draft.parents.numpy()
         self._chain = chain_parents(draft).numpy().copy()
-        self._columns = np.arange(draft.width)
+        self._columns = np.arange(draft.draft_length)
 
     def empty(self, lengths: npt.NDArray[np.int32], caps: Tensor | None) -> None:
         """Empty the draft, for contexts of `lengths` [B]; every row may draft the whole width, or its cap."""
-        self._limits.fill(self.draft.width)
+        self._limits.fill(self.draft.draft_length)
         if caps is not None:
-            np.clip(caps.numpy(), 0, self.draft.width, out=self._limits)
+            np.clip(caps.numpy(), 0, self.draft.draft_length, out=self._limits)
         self._ids.fill(NO_TOKEN)
         self._confidence.fill(0.0)
         self._lengths.fill(0)

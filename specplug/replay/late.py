@@ -62,8 +62,8 @@ class LateTrimmer(Trimmer):
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
         self._delay(batch, draft, verdict)
 
-    def cuts_without_budget(self, batch_size: int, width: int) -> bool:
-        return self._trimmer.cuts_without_budget(batch_size, width)
+    def cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
+        return self._trimmer.cuts_without_budget(batch_size, draft_length)
 
 
 class LateVerdicts(Proposer):

@@ -30,13 +30,13 @@ class RepeatedTrimmer(Trimmer):
     Args:
         trimmer: of the policy.
         times: B.
-        max_width: most draft tokens of a row.
+        max_draft_length: most draft tokens of a row.
         trees: whether drafts may have parents.
     """
 
-    def __init__(self, trimmer: Trimmer, times: int, max_width: int, trees: bool) -> None:
+    def __init__(self, trimmer: Trimmer, times: int, max_draft_length: int, trees: bool) -> None:
         self._trimmer, self._times = trimmer, times
-        self._buffer = Draft.allocate(times, max_width, trees=trees)
+        self._buffer = Draft.allocate(times, max_draft_length, trees=trees)
         self._views: dict[tuple[int, bool], Draft] = {}
         self._decoding = torch.ones(times, dtype=torch.bool)
         self._budget = torch.zeros((), dtype=torch.int64)
@@ -51,21 +51,23 @@ class RepeatedTrimmer(Trimmer):
         times = self._times
         self._trimmer.observe(batch.permute([0] * times), _repeated(draft, times), _repeated(verdict, times))
 
-    def cuts_without_budget(self, batch_size: int, width: int) -> bool:
+    def cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
         """Return what the trimmer says of the whole batch."""
-        return self._trimmer.cuts_without_budget(self._times, width)
+        return self._trimmer.cuts_without_budget(self._times, draft_length)
 
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
         """Trim `draft` [1, N] as the first of B equal rows; the budget is the one that `trim_told` has set."""
         rows = self._rows(draft)
         rows.copy_(draft)
-        return self._trimmer.trim(rows, TrimLimits(self._budget, self._decoding, limits.price)).view(1, draft.width)
+        return self._trimmer.trim(rows, TrimLimits(self._budget, self._decoding, limits.price)).view(
+            1, draft.draft_length
+        )
 
     def _rows(self, draft: Draft) -> Draft:
         """Return the buffer for drafts like this one."""
-        key = (draft.width, draft.parents is None)
+        key = (draft.draft_length, draft.parents is None)
         if key not in self._views:
-            rows = replace(self._buffer.view(self._times, draft.width), sources=draft.sources)
+            rows = replace(self._buffer.view(self._times, draft.draft_length), sources=draft.sources)
             self._views[key] = replace(rows, parents=None) if draft.parents is None else rows
         return self._views[key]
 
@@ -74,7 +76,7 @@ class RepeatedTrimmer(Trimmer):
 
         The plan's budget is the whole batch's.  The stage, which sees one row, is told whether it binds, and no more.
         """
-        places = self._times * draft.width
+        places = self._times * draft.draft_length
         budget = places if plan.token_budget is None else min(max(0, plan.token_budget), places)
         self._budget.fill_(budget)
         return stage.trim(batch, draft, replace(plan, token_budget=0 if budget < places else None))

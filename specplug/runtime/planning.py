@@ -107,16 +107,16 @@ class Planning(Generic[R]):
         self.steps += 1
         return self.plan
 
-    def launch(self, began: float, requests: int, tokens: int, width: int, *, timed: bool = True) -> Launched:
+    def launch(self, began: float, requests: int, tokens: int, draft_length: int, *, timed: bool = True) -> Launched:
         """Note that the engine runs a step with the drafts of the newest plan; hand the result to `finish`.
 
         Args:
             began: when it was begun, by `time.perf_counter`.
-            requests, tokens, width: see `StepCost`.
+            requests, tokens, draft_length: see `StepCost`.
             timed: whether nothing else is going to be measured with it.
         """
         planned, context = self._planned
-        cost = StepCost(requests, tokens, context, width, seconds=0.0) if timed and tokens else None
+        cost = StepCost(requests, tokens, context, draft_length, seconds=0.0) if timed and tokens else None
         return Launched((self.steps - 1, planned, self.plan), began, cost)
 
     def finish(self, step: Launched, fates: Sequence[Fate], ended: float) -> None:
@@ -136,7 +136,7 @@ class Planning(Generic[R]):
         number, requests, plan = step.plan
         if self.stage.learns and number >= 0:
             counts = [(verified, accepted) for _, verified, accepted in fates]
-            self.stage.observe(StepReport.build(number, plan.width, requests, counts, cost))
+            self.stage.observe(StepReport.build(number, plan.draft_length, requests, counts, cost))
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop what is known of finished requests."""
@@ -146,7 +146,7 @@ class Planning(Generic[R]):
 
     def policy_caps(self) -> dict[str, int]:
         """Return the newest plan's caps that are tighter than its width and than what requests set themselves."""
-        widest = self.plan.width
+        widest = self.plan.draft_length
         return {name: cap for name, cap in self.plan.caps.items() if cap < min(widest, self._capped.get(name, widest))}
 
     def _figures(self, request: R) -> RequestStats:
@@ -162,12 +162,12 @@ class Planning(Generic[R]):
     def _enforced(self, plan: StepPlan, num_requests: int) -> StepPlan:
         """Hold requests' own limits, and the budget: no row can use more, and padded rows are all as wide."""
         if self._capped:
-            own = {name: min(plan.width_for(name), cap) for name, cap in self._capped.items()}
+            own = {name: min(plan.draft_length_for(name), cap) for name, cap in self._capped.items()}
             plan = replace(plan, caps={**plan.caps, **own})
         if plan.token_budget is None or not num_requests:
             return plan
         rows = 1 if self.caps.ragged is Ragged.NATIVE else num_requests
-        return replace(plan, width=self.caps.fit_width(min(plan.width, plan.token_budget // rows)))
+        return replace(plan, draft_length=self.caps.fit_draft_length(min(plan.draft_length, plan.token_budget // rows)))
 
     def _count(self, name: str, kind: str) -> None:
         self.faults[name, kind] += 1

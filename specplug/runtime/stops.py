@@ -17,15 +17,15 @@ class StopWatch:
 
     Args:
         max_slots: S.
-        max_width: N, the widest draft; a row emits at most N + 1 tokens per step.
+        max_draft_length: N, the widest draft; a row emits at most N + 1 tokens per step.
         device: where batches lie.
     """
 
-    def __init__(self, max_slots: int, max_width: int, device: torch.device) -> None:
+    def __init__(self, max_slots: int, max_draft_length: int, device: torch.device) -> None:
         self._stopped = torch.zeros(max_slots, dtype=torch.int64, device=device)  # the generation that has stopped
-        self._back = torch.arange(max_width, -1, -1, device=device)
+        self._back = torch.arange(max_draft_length, -1, -1, device=device)
 
-    def behind(
+    def after(
         self, tokens: Tensor, table_rows: Tensor, slots: Tensor, lengths: Tensor, emitted: Tensor, rows: SlotRows
     ) -> Tensor:
         """Return [B] int32: how many of a step's emitted tokens lie behind a stop.
@@ -45,6 +45,6 @@ class StopWatch:
         stop = (newest.to(slots.device)[:, :, None] == rows.stop_ids[:, None, :]).any(2)
         last = (stop | (place + 1 >= rows.ends[:, None])) & fresh
         ended = self._stopped[slots] == rows.generations
-        behind_last = last.cumsum(1) > last  # counts the stops up to each token, itself included
+        after_last = last.cumsum(1) > last  # counts the stops up to each token, itself included
         self._stopped[slots] = torch.where(last.any(1), rows.generations, self._stopped[slots])
-        return (fresh & (behind_last | ended[:, None])).sum(1, dtype=torch.int32)
+        return (fresh & (after_last | ended[:, None])).sum(1, dtype=torch.int32)

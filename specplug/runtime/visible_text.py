@@ -65,14 +65,14 @@ def tokens_before_stop(
     return count
 
 
-def _tokens_up_to(ids: list[int], behind: str, decode: Callable[[list[int]], str]) -> int:
-    """Return how many tokens lie wholly in front of a text's end `behind`: what follows them has all of it."""
+def _tokens_up_to(ids: list[int], end: str, decode: Callable[[list[int]], str]) -> int:
+    """Return how many tokens lie wholly in front of a text's end `end`: what follows them has all of it."""
 
-    doubtful = behind.startswith(UNFINISHED)  # some of its bytes may lie in the token before
+    doubtful = end.startswith(UNFINISHED)  # some of its bytes may lie in the token before
 
     def lie_in_front(count: int) -> bool:
         after = decode(ids[count:])
-        return after.endswith(behind) and not (doubtful and len(after) == len(behind))
+        return after.endswith(end) and not (doubtful and len(after) == len(end))
 
     low = high = len(ids)  # `low` lies in front, and `high` does not, once they differ
     step = 1

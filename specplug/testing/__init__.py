@@ -18,13 +18,13 @@ _HOME = {
     "ProposerContract": "specplug.testing.contract",
     "TinyModel": "specplug.testing.output_distribution",
     "VerifierContract": "specplug.testing.verifier_contract",
-    "emitted_law": "specplug.testing.output_distribution",
+    "emitted_distribution": "specplug.testing.output_distribution",
     "g_test": "specplug.testing.statistics",
     "g_test_power": "specplug.testing.statistics",
     "judge_greedy": "specplug.testing.equality",
-    "law_error": "specplug.testing.output_distribution",
+    "distribution_error": "specplug.testing.output_distribution",
     "make_batch": "specplug.testing.batches",
-    "target_law": "specplug.testing.output_distribution",
+    "target_distribution": "specplug.testing.output_distribution",
 }
 
 __all__ = sorted(_HOME)

@@ -37,7 +37,7 @@ class ProposerContract(ProposerHarness):
         with self.driver(index_dtype=index_dtype) as driver:
             for step in self.steps(driver):
                 step.draft.validate()
-                found, expected = (step.draft.batch_size, step.draft.width), (len(step.names), self.width)
+                found, expected = (step.draft.batch_size, step.draft.draft_length), (len(step.names), self.draft_length)
                 assert found == expected, f"{self.who}: draft buffer resized; found {found}, expected {expected}"
 
     def test_drafts_ids_of_the_vocabulary(self) -> None:
@@ -55,7 +55,11 @@ class ProposerContract(ProposerHarness):
 
     def test_respects_limits(self) -> None:
         """No row drafts more than its limit, whether rows agree, differ, or may not draft at all."""
-        for shape in (lambda row, step: (row + step) % (self.width + 1), lambda row, step: 0, lambda row, step: 1):
+        for shape in (
+            lambda row, step: (row + step) % (self.draft_length + 1),
+            lambda row, step: 0,
+            lambda row, step: 1,
+        ):
             with self.driver() as driver:
                 for step in self.steps(driver, caps=shape):
                     lengths, limits = step.draft.lengths.tolist(), step.limits.tolist()
@@ -99,19 +103,19 @@ class ProposerContract(ProposerHarness):
 
     def test_fills_in_its_distribution(self) -> None:
         """The declared proposal distribution is one, and gives each drafted token a positive probability."""
-        law = self.caps.distribution
-        if law is Distribution.ONE_HOT:
+        distribution = self.caps.distribution
+        if distribution is Distribution.ONE_HOT:
             pytest.skip("drafts are one-hot")
         with self.driver() as driver:
             for step in self.steps(driver):
                 inside, draft = step.draft.mask(), step.draft
-                full = draft.draft_logits if law is Distribution.LOGITS else draft.draft_probs
+                full = draft.draft_logits if distribution is Distribution.LOGITS else draft.draft_probs
                 assert full is not None
                 inside = inside if draft.drawn is None else inside & draft.drawn
-                probs = full[inside].softmax(-1) if law is Distribution.LOGITS else full[inside]
-                assert bool((probs >= 0).all()), f"{self.who}: {law.value} hold NaN or negative probabilities"
+                probs = full[inside].softmax(-1) if distribution is Distribution.LOGITS else full[inside]
+                assert bool((probs >= 0).all()), f"{self.who}: {distribution.value} hold NaN or negative probabilities"
                 whole = (probs.sum(-1) - 1).abs() < 1e-3
-                assert bool(whole.all()), f"{self.who}: {law.value} do not sum to 1"
+                assert bool(whole.all()), f"{self.who}: {distribution.value} do not sum to 1"
                 column, tokens = draft.token_ids[inside].long(), draft.token_ids[inside].long()
                 if draft.draft_vocab is not None:
                     found, column = (tokens[:, None] == draft.draft_vocab).max(1)
@@ -121,24 +125,30 @@ class ProposerContract(ProposerHarness):
                         "draft.drawn for tokens that were not drawn from the distribution"
                     )
                 own = probs.gather(1, column[:, None])
-                assert bool((own > 0).all()), f"{self.who}: drafted tokens that {law.value} give probability 0"
+                assert bool((own > 0).all()), f"{self.who}: drafted tokens that {distribution.value} give probability 0"
 
-    def test_ingests_at_width_zero(self) -> None:
+    def test_ingests_at_draft_length_zero(self) -> None:
         """Drafts do not depend on whether earlier steps drafted too."""
         every = 3
         with self.driver() as always, self.driver() as seldom:
-            widths = (lambda step: self.width), (lambda step: self.width if step % every == 0 else 0)
-            drafts = [self.drafts(driver, widths=width) for driver, width in zip((always, seldom), widths, strict=True)]
+            draft_lengths = (
+                (lambda step: self.draft_length),
+                (lambda step: self.draft_length if step % every == 0 else 0),
+            )
+            drafts = [
+                self.drafts(driver, draft_lengths=draft_length)
+                for driver, draft_length in zip((always, seldom), draft_lengths, strict=True)
+            ]
         self.same(drafts[0][::every], drafts[1][::every], "after steps of width 0")
 
     def test_takes_an_empty_batch(self) -> None:
         """A step without requests is a step."""
         with self.driver() as driver:
-            assert driver.step(self.width).draft.batch_size == 0
+            assert driver.step(self.draft_length).draft.batch_size == 0
             driver.start("first", self.texts[0])
-            driver.step(self.width)
+            driver.step(self.draft_length)
             driver.leave("first")
-            assert driver.step(self.width).draft.batch_size == 0
+            assert driver.step(self.draft_length).draft.batch_size == 0
 
     def test_changes_nothing_that_it_reads(self) -> None:
         """Batch, limits and the draft's base belong to the engine."""
@@ -170,7 +180,7 @@ class ProposerContract(ProposerHarness):
                     barriers = [(start, stop)] if start < stop < len(text) else []
                     shown = [*text[:start], *span, *text[stop:]] if barriers else text
                     driver.start(f"text {index}", shown, barriers=barriers)
-                results.append([driver.step(self.width).by_request()])
+                results.append([driver.step(self.draft_length).by_request()])
         self.same(results[0], results[1], "with other ids inside a barrier")
 
     def test_takes_prompts_in_chunks(self) -> None:
@@ -180,10 +190,10 @@ class ProposerContract(ProposerHarness):
                 whole.start(f"text {index}", text)
                 pieces.start(f"text {index}", text[:1])
             for begin in range(1, max(len(text) for text in self.texts), 5):
-                pieces.step(self.width, caps={f"text {index}": 0 for index in range(len(self.texts))})
+                pieces.step(self.draft_length, caps={f"text {index}": 0 for index in range(len(self.texts))})
                 for index, text in enumerate(self.texts):
                     pieces.extend(f"text {index}", text[begin : begin + 5])
-            expected, found = whole.step(self.width).by_request(), pieces.step(self.width).by_request()
+            expected, found = whole.step(self.draft_length).by_request(), pieces.step(self.draft_length).by_request()
         self.same([expected], [found], "with prompts in chunks")
 
     def test_forgets_a_slot_with_its_generation(self) -> None:
@@ -191,7 +201,7 @@ class ProposerContract(ProposerHarness):
         for text in self.texts:
             with self.driver() as used:
                 used.start("old", text)
-                used.step(self.width)
+                used.step(self.draft_length)
                 used.leave("old", kind=None)
                 self.compare_with_fresh(used, text, Lifecycle.STARTED, "in a slot used before")
 
@@ -201,7 +211,7 @@ class ProposerContract(ProposerHarness):
         for text in self.texts:
             with self.driver() as used:
                 used.start("new", text)
-                used.step(self.width)
+                used.step(self.draft_length)
                 used.leave("new", Lifecycle.PREEMPTED)
                 used.start("in its place", self.texts[0])
                 self.compare_with_fresh(used, text, kind, f"{kind.value} after preemption")
@@ -223,7 +233,7 @@ class ProposerContract(ProposerHarness):
                 driver.start(f"text {index}", text[: (len(text) + 1) // 2])
                 answers[f"text {index}"] = list(text[(len(text) + 1) // 2 :])
             while any(answers.values()):
-                step = driver.step(self.width)
+                step = driver.step(self.draft_length)
                 emitted = driver.settle(step, answers).emitted.tolist()
                 for name, count in zip(step.names, emitted, strict=True):
                     del answers[name][:count]

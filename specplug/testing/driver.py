@@ -86,7 +86,7 @@ class Driver:
 
     Args:
         spec, options: the proposer, and its own settings as its options model takes them.
-        vocab_size, max_slots, max_length, max_width: of the engine; the drafts of a step may be narrower.
+        vocab_size, max_slots, max_length, max_draft_length: of the engine; the drafts of a step may be narrower.
         device: where batches and drafts lie.
         rank: tensor-parallel rank that the proposer is told.
         poison: what undefined entries of the token table hold.
@@ -102,7 +102,7 @@ class Driver:
         vocab_size: int,
         max_slots: int = 8,
         max_length: int = 256,
-        max_width: int = 8,
+        max_draft_length: int = 8,
         device: torch.device | str = "cpu",
         rank: int = 0,
         poison: int = POISON,
@@ -113,7 +113,7 @@ class Driver:
         if model is None and options:
             raise ContractError.build("takes no options", who=f"proposer {spec.name!r}", found=dict(options))
         self.spec, self.caps = spec, spec.caps_for(torch.device(device).type)
-        caps = EngineCaps(max_width, trees=self.caps.trees, draft_input=self.caps.distribution)
+        caps = EngineCaps(max_draft_length, trees=self.caps.trees, draft_input=self.caps.distribution)
         self.context = PluginContext(
             caps,
             options=None if model is None else model(**options),
@@ -221,16 +221,20 @@ class Driver:
         """Return what the proposer gets of a batch: all of it."""
         return batch
 
-    def step(self, width: int, *, order: Sequence[str] | None = None, caps: Mapping[str, int] | None = None) -> Step:
+    def step(
+        self, draft_length: int, *, order: Sequence[str] | None = None, caps: Mapping[str, int] | None = None
+    ) -> Step:
         """Let the proposer ingest the present batch and, with a width above 0, draft.
 
         `caps` bounds single requests' drafts, by name.  Requests that are not in `order` sit the step out.
         """
         names = tuple(self._seats if order is None else order)
         batch = self.batch(order)
-        bounds = torch.tensor([width if caps is None else caps.get(name, width) for name in names], dtype=torch.int32)
+        bounds = torch.tensor(
+            [draft_length if caps is None else caps.get(name, draft_length) for name in names], dtype=torch.int32
+        )
         bounds = bounds.to(batch.device)
-        step = Step(names, batch, batch.limits(width, bounds), self.run(batch, width, bounds))
+        step = Step(names, batch, batch.limits(draft_length, bounds), self.run(batch, draft_length, bounds))
         self._reset_slots.difference_update(self._seats[name].slot for name in names)
         for name in names:
             self._seats[name].known = len(self._seats[name].tokens)
@@ -254,12 +258,12 @@ class Driver:
             self.proposer.observe(self.handed(self.batch(step.names)), step.draft, verdict)
         return verdict
 
-    def run(self, batch: BatchView, width: int, caps: Tensor) -> Draft:
+    def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
         """Hand the proposer one batch; `caps` [B] int32 bounds the rows."""
         batch, distribution = self.handed(batch), self.caps.distribution
         draft = Draft.allocate(
             batch.batch_size,
-            width,
+            draft_length,
             device=batch.device,
             trees=self.caps.trees,
             distribution=distribution,
@@ -268,8 +272,8 @@ class Driver:
             sources=self.proposer.sources or (self.spec.name,),
         )
         draft.reset(batch.lengths)
-        limits = batch.limits(width, caps)
-        self.proposer.step(batch, limits if width else None, draft if width else None)
+        limits = batch.limits(draft_length, caps)
+        self.proposer.step(batch, limits if draft_length else None, draft if draft_length else None)
         return draft
 
     def _part(self, registry: Registry | None, name: str) -> ProposerRunner:

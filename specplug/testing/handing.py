@@ -36,9 +36,9 @@ class OldTextDriver(Driver):
 class OverwritingDriver(Driver):
     """Overwrites all tensors of a batch when its step is over, as an engine may that keeps them in buffers."""
 
-    def run(self, batch: BatchView, width: int, caps: Tensor) -> Draft:
+    def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
         """Hand the proposer one batch, and take it away."""
-        draft = super().run(batch, width, caps)
+        draft = super().run(batch, draft_length, caps)
         for field in fields(batch):
             tensor = getattr(batch, field.name)
             if isinstance(tensor, Tensor):

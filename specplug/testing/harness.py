@@ -36,7 +36,7 @@ class ProposerHarness:
         options: its own settings, as its options model takes them.
         vocab_size: the ids in `texts` are below it.
         texts: each is fed from half its length to its end; the proposer must draft for at least one of them.
-        width: most draft tokens per request and step, at least 2.
+        draft_length: most draft tokens per request and step, at least 2.
         device: where batches lie; leave it for proposers that need the host.
         registry: where the parts of a composed proposer are found; by default the installed plug-ins.
     """
@@ -45,7 +45,7 @@ class ProposerHarness:
     options: Mapping[str, object] = NO_OPTIONS
     vocab_size: int = 64
     texts: Sequence[Sequence[int]] = DEFAULT_TEXTS
-    width: int = 4
+    draft_length: int = 4
     device: str = "cpu"
     registry: Registry | None = None
 
@@ -60,8 +60,8 @@ class ProposerHarness:
             self.options,
             vocab_size=self.vocab_size,
             max_slots=len(self.texts) + 3,
-            max_length=max(len(text) for text in self.texts) + self.width + 1,
-            max_width=self.width,
+            max_length=max(len(text) for text in self.texts) + self.draft_length + 1,
+            max_draft_length=self.draft_length,
             device=self.device,
             registry=self.registry,
             **changes,
@@ -71,14 +71,14 @@ class ProposerHarness:
         self,
         driver: Driver,
         *,
-        widths: Callable[[int], int] | None = None,
+        draft_lengths: Callable[[int], int] | None = None,
         orders: Callable[[list[str], int], list[str]] = lambda names, step: names,
         caps: Callable[[int, int], int] | None = None,
     ) -> Iterator[Step]:
         """Feed all texts, from their first half to their end, by one to three tokens a step; yield every step.
 
         Args:
-            widths: width by step.
+            draft_lengths: width by step.
             orders: order of the rows by step.
             caps: most draft tokens by request and step.
         """
@@ -91,8 +91,8 @@ class ProposerHarness:
         number = 0
         while True:
             bounds = None if caps is None else {name: caps(index, number) for index, name in enumerate(names)}
-            width = self.width if widths is None else widths(number)
-            yield driver.step(width, order=orders(names, number), caps=bounds)
+            draft_length = self.draft_length if draft_lengths is None else draft_lengths(number)
+            yield driver.step(draft_length, order=orders(names, number), caps=bounds)
             if not any(rest.values()):
                 return
             for index, name in enumerate(names):
@@ -123,9 +123,9 @@ class ProposerHarness:
             fresh.start("new", text[begin : begin + 4])
             used.start("new", text[begin : begin + 4], kind=kind)
             for driver, drafts in ((fresh, expected), (used, found)):
-                drafts.append(driver.step(self.width, order=["new"]).by_request())
+                drafts.append(driver.step(self.draft_length, order=["new"]).by_request())
                 driver.extend("new", text[begin + 4 : begin + 7])
-                drafts.append(driver.step(self.width, order=["new"]).by_request())
+                drafts.append(driver.step(self.draft_length, order=["new"]).by_request())
         self.same(expected, found, when)
 
     @property

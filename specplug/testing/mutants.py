@@ -34,72 +34,76 @@ class DroppedMask(WrongVerifier):
     """
 
     def _lengths(self, draft: Draft) -> Tensor:
-        return torch.full_like(draft.lengths, draft.width).long()
+        return torch.full_like(draft.lengths, draft.draft_length).long()
 
 
 class OffByOneBonus(WrongVerifier):
     """Draws the bonus token from the law of the last draft token's position instead of the one behind it."""
 
-    def _next_token_weights(self, target_law: Tensor, q: Tensor, num_accepted: Tensor, lengths: Tensor) -> Tensor:
-        index = torch.arange(target_law.shape[1], device=target_law.device)
+    def _next_token_weights(
+        self, target_distribution: Tensor, q: Tensor, num_accepted: Tensor, lengths: Tensor
+    ) -> Tensor:
+        index = torch.arange(target_distribution.shape[1], device=target_distribution.device)
         index = torch.where(index == lengths[:, None], (index - 1).clamp(min=0), index)
-        shifted = target_law.gather(1, index[:, :, None].expand_as(target_law))
+        shifted = target_distribution.gather(1, index[:, :, None].expand_as(target_distribution))
         return super()._next_token_weights(shifted, q, num_accepted, lengths)
 
 
 class ResamplesFromTarget(WrongVerifier):
     """Draws the recovered token from p instead of the residual: the rejected token gets a second chance."""
 
-    def _next_token_weights(self, target_law: Tensor, q: Tensor, num_accepted: Tensor, lengths: Tensor) -> Tensor:
-        return super()._next_token_weights(target_law, torch.zeros_like(q), num_accepted, lengths)
+    def _next_token_weights(
+        self, target_distribution: Tensor, q: Tensor, num_accepted: Tensor, lengths: Tensor
+    ) -> Tensor:
+        return super()._next_token_weights(target_distribution, torch.zeros_like(q), num_accepted, lengths)
 
 
 class ReusedNumber(WrongVerifier):
     """Draws with the number that decided the last acceptance, which is no longer uniform given that decision."""
 
     def _draw_number(self, uniforms: Uniforms, num_accepted: Tensor) -> Tensor:
-        width = uniforms.accept.shape[1]
-        if width == 0:
+        draft_length = uniforms.accept.shape[1]
+        if draft_length == 0:
             return super()._draw_number(uniforms, num_accepted)
-        return uniforms.accept.gather(1, num_accepted[:, None].clamp(max=width - 1))[:, 0]
+        return uniforms.accept.gather(1, num_accepted[:, None].clamp(max=draft_length - 1))[:, 0]
 
 
-def uniform(law: Tensor) -> Tensor:
+def uniform(distribution: Tensor) -> Tensor:
     """Return the uniform law over the same vocabulary."""
-    return torch.full_like(law, 1.0 / law.shape[-1])
+    return torch.full_like(distribution, 1.0 / distribution.shape[-1])
 
 
-def tempered(law: Tensor) -> Tensor:
+def tempered(distribution: Tensor) -> Tensor:
     """Return the law at twice its temperature."""
-    flattened = law.sqrt()
+    flattened = distribution.sqrt()
     return flattened / flattened.sum(-1, keepdim=True)
 
 
-def halved(law: Tensor) -> Tensor:
+def halved(distribution: Tensor) -> Tensor:
     """Return half of every probability, which is no law at all."""
-    return law / 2
+    return distribution / 2
 
 
-class UniformDraftLaw(WrongVerifier):
+class UniformDraftDistribution(WrongVerifier):
     """Judges every draft as if it had been drawn uniformly from the vocabulary."""
 
     def _drafted_probs(self, *args: Any) -> Tensor:
         vocab: int = args[-1]
         return torch.full_like(super()._drafted_probs(*args), 1.0 / vocab)
 
-    def _draft_law_at(self, *args: Any) -> Tensor:
-        return uniform(super()._draft_law_at(*args))
+    def _draft_distribution_at(self, *args: Any) -> Tensor:
+        return uniform(super()._draft_distribution_at(*args))
 
 
-class TemperedDraftLaw(WrongVerifier):
+class TemperedDraftDistribution(WrongVerifier):
     """Takes the draft law at twice the temperature that drafts were drawn at.
 
     Shows on drafts that are drawn from a law of their own; a one-hot draft is the same at any temperature.
     """
 
-    def _draft_law(self, draft: Draft, sampling: SamplingBatch) -> Tensor | None:
-        law = super()._draft_law(draft, sampling)
-        return None if law is None else tempered(law)
+    def _draft_distribution(self, draft: Draft, sampling: SamplingBatch) -> Tensor | None:
+        distribution = super()._draft_distribution(draft, sampling)
+        return None if distribution is None else tempered(distribution)
 
 
 class AcceptsAlways(WrongVerifier):
@@ -117,7 +121,7 @@ class LenientThreshold(WrongVerifier):
 
 
 # What the mutants take for the draft law: `specplug.testing.output_distribution.Case.judged_by` needs to know.
-MISTAKEN_LAWS: tuple[Callable[[Tensor], Tensor], ...] = (uniform, tempered, halved)
+MISTAKEN_DISTRIBUTIONS: tuple[Callable[[Tensor], Tensor], ...] = (uniform, tempered, halved)
 
 LOSSY_MUTANTS: Mapping[str, type[ReferenceVerifier]] = MappingProxyType(
     {
@@ -125,8 +129,8 @@ LOSSY_MUTANTS: Mapping[str, type[ReferenceVerifier]] = MappingProxyType(
         "off-by-one bonus": OffByOneBonus,
         "resampling from p": ResamplesFromTarget,
         "reused random number": ReusedNumber,
-        "uniform draft law": UniformDraftLaw,
-        "draft law at another temperature": TemperedDraftLaw,
+        "uniform draft law": UniformDraftDistribution,
+        "draft law at another temperature": TemperedDraftDistribution,
         "accepts always": AcceptsAlways,
         "lenient threshold": LenientThreshold,
     }

@@ -74,7 +74,7 @@ class Knobs:
             min_p=torch.full((count,), self.min_p, dtype=torch.float64),
         )
 
-    def law(self, logits: Tensor) -> Tensor:
+    def distribution(self, logits: Tensor) -> Tensor:
         """Return the law [P, V] float64 of each position of `logits` [P, V]."""
         rows = self.rows(logits.shape[0])
         return target_probs(logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p).double()
@@ -91,7 +91,7 @@ class Case:
         draft_model: drafts have its depth.
         draft_vocab: ids that drafts are drawn from, in the order of their columns; None: the whole vocabulary.
         distribution: what the draft declares: LOGITS or PROBS for a draft model.
-        filler: tokens that lie in the draft's buffers beyond its length; the target's logits there are of no law.
+        padding: tokens that lie in the draft's buffers beyond its length; the target's logits there are of no law.
         judged_by: laws [N, V] that a wrong verifier may take for the draft law, as functions of the true one.  They
             add thresholds, so that it, too, is integrated exactly.
     """
@@ -102,7 +102,7 @@ class Case:
     draft_model: TinyModel | None = None
     draft_vocab: Chain | None = None
     distribution: Distribution = Distribution.ONE_HOT
-    filler: Chain = ()
+    padding: Chain = ()
     judged_by: tuple[Callable[[Tensor], Tensor], ...] = ()
 
     @property
@@ -111,12 +111,12 @@ class Case:
         return len(self.target.levels)
 
 
-def target_law(case: Case) -> Tensor:
+def target_distribution(case: Case) -> Tensor:
     """Return [V ** horizon] float64: the law of the target's own next tokens."""
     return _continue(case, torch.ones(1, dtype=torch.float64), _nothing(case))
 
 
-def emitted_law(verifier: Verifier, case: Case) -> Tensor:
+def emitted_distribution(verifier: Verifier, case: Case) -> Tensor:
     """Return [V ** horizon] float64: the law of what the verifier emits, continued by the target's own law.
 
     Mass of malformed results (ids outside the vocabulary, none or too many of them) is missing from it.
@@ -129,9 +129,9 @@ def emitted_law(verifier: Verifier, case: Case) -> Tensor:
     return _continue(case, torch.zeros(1, dtype=torch.float64), arrived)
 
 
-def law_error(verifier: Verifier, case: Case) -> float:
+def distribution_error(verifier: Verifier, case: Case) -> float:
     """Return the largest difference between the two laws, over all outcomes; 0 up to rounding when lossless."""
-    return float((emitted_law(verifier, case) - target_law(case)).abs().max())
+    return float((emitted_distribution(verifier, case) - target_distribution(case)).abs().max())
 
 
 def _drafts(case: Case) -> Iterator[tuple[Chain, float]]:
@@ -142,17 +142,17 @@ def _drafts(case: Case) -> Iterator[tuple[Chain, float]]:
     depth, vocab = len(case.draft_model.levels), case.draft_model.vocab
     for chain in itertools.product(range(vocab), repeat=depth):
         chance = 1.0
-        for law, token in zip(_draft_law(case, chain), chain, strict=True):
-            chance *= float(law[token])
+        for distribution, token in zip(_draft_distribution(case, chain), chain, strict=True):
+            chance *= float(distribution[token])
         if chance > 0:
             yield chain, chance
 
 
-def _draft_law(case: Case, chain: Chain) -> Tensor:
+def _draft_distribution(case: Case, chain: Chain) -> Tensor:
     """[N, V] float64: the laws that the tokens of `chain` were drawn from."""
     if case.draft_model is None:
         return _one_hot(chain, case.target.vocab)
-    return Knobs(case.knobs.temperature).law(_draft_logits(case, chain))
+    return Knobs(case.knobs.temperature).distribution(_draft_logits(case, chain))
 
 
 def _draft_logits(case: Case, chain: Chain) -> Tensor:
@@ -168,27 +168,30 @@ def _draft_logits(case: Case, chain: Chain) -> Tensor:
 
 def _verify(verifier: Verifier, case: Case, chain: Chain, cells: Tensor) -> Verification:
     """Run the verifier on one draft, once per row of `cells` [C, 2 N + 1]; all rows share one row's logits."""
-    count, width = cells.shape[0], len(chain) + len(case.filler)
+    count, draft_length = cells.shape[0], len(chain) + len(case.padding)
     draft_vocab = None if case.draft_vocab is None else torch.tensor(case.draft_vocab)
     draft = Draft.allocate(
-        count, width, distribution=case.distribution, vocab_size=case.target.vocab, draft_vocab=draft_vocab
+        count, draft_length, distribution=case.distribution, vocab_size=case.target.vocab, draft_vocab=draft_vocab
     )
-    draft.token_ids[:] = torch.tensor(chain + case.filler, dtype=torch.int32)
+    draft.token_ids[:] = torch.tensor(chain + case.padding, dtype=torch.int32)
     draft.lengths.fill_(len(chain))
     if case.draft_model is not None:
         columns = slice(None) if draft_vocab is None else draft_vocab
-        logits, probs = (law[:, columns].float() for law in (_draft_logits(case, chain), _draft_law(case, chain)))
-        for buffer, law in ((draft.draft_logits, logits), (draft.draft_probs, probs)):
+        logits, probs = (
+            distribution[:, columns].float()
+            for distribution in (_draft_logits(case, chain), _draft_distribution(case, chain))
+        )
+        for buffer, distribution in ((draft.draft_logits, logits), (draft.draft_probs, probs)):
             if buffer is not None:
-                buffer[:, : len(chain)] = law
+                buffer[:, : len(chain)] = distribution
     target = TargetLogits(_logits(case, chain), torch.zeros(count, dtype=torch.int64))
-    uniforms = Uniforms(accept=cells[:, :width], draw=cells[:, width:])
+    uniforms = Uniforms(accept=cells[:, :draft_length], draw=cells[:, draft_length:])
     return verifier.verify(draft, target, case.knobs.rows(count), uniforms)
 
 
 def _logits(case: Case, chain: Chain) -> Tensor:
     """[N + 1, V]: the target's logits, and behind them a law that must never be used, one token being certain."""
-    forbidden = torch.zeros(len(case.filler), case.target.vocab, dtype=torch.float64)
+    forbidden = torch.zeros(len(case.padding), case.target.vocab, dtype=torch.float64)
     forbidden[:, -1] = 50.0
     return torch.cat([case.target.along(chain), forbidden])
 
@@ -197,21 +200,21 @@ def _cells(case: Case, chain: Chain) -> tuple[Tensor, Tensor]:
     """The middles [C, 2 N + 1] of all cells of the unit cube, and their volumes [C]."""
     edges = torch.tensor([0.0, *_thresholds(case, chain), 1.0], dtype=torch.float64)
     middles, sizes = (edges[1:] + edges[:-1]) / 2, edges.diff()
-    axes = 2 * (len(chain) + len(case.filler)) + 1
+    axes = 2 * (len(chain) + len(case.padding)) + 1
     index = torch.cartesian_prod(*[torch.arange(len(sizes))] * axes).reshape(-1, axes)
     return middles[index], sizes[index].prod(1)
 
 
 def _thresholds(case: Case, chain: Chain) -> list[float]:
     """All values in (0, 1), ascending, that a verifier of `chain` may compare a number with."""
-    p = case.knobs.law(_logits(case, chain))
-    filler = tuple(max(token, 0) for token in case.filler)
-    true_law = torch.cat([_draft_law(case, chain), _one_hot(filler, case.target.vocab)])
+    p = case.knobs.distribution(_logits(case, chain))
+    padding = tuple(max(token, 0) for token in case.padding)
+    true_distribution = torch.cat([_draft_distribution(case, chain), _one_hot(padding, case.target.vocab)])
     found = [p.cumsum(-1)]
-    for q in (true_law, *(mistake(true_law) for mistake in case.judged_by)):
+    for q in (true_distribution, *(mistake(true_distribution) for mistake in case.judged_by)):
         residual = (p[:-1] - q).clamp(min=0)
         residual = residual / residual.sum(-1, keepdim=True).clamp(min=1e-300)
-        kept = (p[place, token] / q[place, token] for place, token in enumerate(chain + filler))
+        kept = (p[place, token] / q[place, token] for place, token in enumerate(chain + padding))
         found += [residual.cumsum(-1), *kept]
     values = torch.cat([value.flatten() for value in found]).tolist()
     return _distinct([value for value in values if 1e-12 < value < 1 - 1e-12])
@@ -238,11 +241,11 @@ def _collect(verdict: Verification, weights: Tensor, arrived: list[Tensor], voca
         mass.index_add_(0, (tokens[valid] * digits).sum(1), weights[valid])
 
 
-def _continue(case: Case, law: Tensor, arrived: Sequence[Tensor]) -> Tensor:
-    """Let the target go on up to the horizon from `law` [1], mass without a token, and from what arrived later."""
+def _continue(case: Case, distribution: Tensor, arrived: Sequence[Tensor]) -> Tensor:
+    """Continue the target to the horizon from `distribution` [1], mass without a token, and from later arrivals."""
     for logits, more in zip(case.target.levels, arrived, strict=True):
-        law = (law[:, None] * case.knobs.law(logits)).flatten() + more
-    return law
+        distribution = (distribution[:, None] * case.knobs.distribution(logits)).flatten() + more
+    return distribution
 
 
 def _nothing(case: Case) -> list[Tensor]:

@@ -42,13 +42,13 @@ class PipelineDriver(Driver):
             max_slots=context.max_slots,
             vocab_size=context.vocab_size,
             device=context.device,
-            metrics=SpecMetrics(handle.sources, context.caps.max_width, context.device),
+            metrics=SpecMetrics(handle.sources, context.caps.max_draft_length, context.device),
         )
 
-    def run(self, batch: BatchView, width: int, caps: Tensor) -> Draft:
+    def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
         """Hand the stage a dummy batch, then the real one."""
-        self.stage.propose(replace(batch, tokens=batch.tokens.flip(1), is_dummy=True), width, caps)
-        return self.stage.propose(batch, width, caps)
+        self.stage.propose(replace(batch, tokens=batch.tokens.flip(1), is_dummy=True), draft_length, caps)
+        return self.stage.propose(batch, draft_length, caps)
 
     def close(self) -> None:
         """Close the stage, and the proposer with it."""

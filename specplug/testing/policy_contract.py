@@ -34,8 +34,10 @@ class PolicyContract(PolicyHarness):
         """Width, budget, caps and price are what the engine can run, for any number of requests."""
         for name, caps in self.engines.items():
             for plan in self.plans(caps):
-                in_range = isinstance(plan.width, int) and 0 <= plan.width <= caps.max_width
-                assert in_range, f"{self.who}: width {plan.width!r} on {name}; expected an int in [0, {caps.max_width}]"
+                in_range = isinstance(plan.draft_length, int) and 0 <= plan.draft_length <= caps.max_draft_length
+                assert in_range, (
+                    f"{self.who}: draft length {plan.draft_length!r} on {name}; expected an int in [0, {caps.max_draft_length}]"
+                )
                 budget, price = plan.token_budget, plan.price
                 assert budget is None or (isinstance(budget, int) and budget >= 0), (
                     f"{self.who}: token_budget {budget!r} on {name}; expected None or an int >= 0"
@@ -46,10 +48,10 @@ class PolicyContract(PolicyHarness):
         """No request is planned more than it allows itself."""
         for caps in self.engines.values():
             planner = self.planner(caps)
-            for number, cap in enumerate((0, 1, caps.max_width)):
+            for number, cap in enumerate((0, 1, caps.max_draft_length)):
                 stats = stats_of(3, step=number, cap=cap)
                 plan = planner.plan(stats)
-                wide = [plan.width_for(request.request_id) for request in stats.requests]
+                wide = [plan.draft_length_for(request.request_id) for request in stats.requests]
                 assert max(wide) <= cap, f"{self.who}: planned {wide} draft tokens; expected at most {cap} each"
 
     def test_does_not_wait(self) -> None:
@@ -73,10 +75,14 @@ class PolicyContract(PolicyHarness):
             planner = self.planner(caps)
             if not planner.learns:
                 pytest.skip("its plan half does not learn")
-            for step, fates in enumerate(([], [(0, 0)], [(caps.max_width, 0)], [(caps.max_width, caps.max_width)] * 3)):
-                planner.observe(StepReport.build(step, caps.max_width, len(fates), fates))
+            for step, fates in enumerate(
+                ([], [(0, 0)], [(caps.max_draft_length, 0)], [(caps.max_draft_length, caps.max_draft_length)] * 3)
+            ):
+                planner.observe(StepReport.build(step, caps.max_draft_length, len(fates), fates))
                 plan = planner.plan(stats_of(2, step=step + 1))
-                assert 0 <= plan.width <= caps.max_width, f"{self.who}: width {plan.width} after {fates}"
+                assert 0 <= plan.draft_length <= caps.max_draft_length, (
+                    f"{self.who}: width {plan.draft_length} after {fates}"
+                )
 
     # -- the trim half -------------------------------------------------------------------------------------------
 
@@ -145,14 +151,14 @@ class PolicyContract(PolicyHarness):
     def test_takes_an_empty_draft(self, shape: tuple[int, int]) -> None:
         """There may be no rows, or no width."""
         trimmed = self.trimmed(self.empty(*shape), 2)
-        found = (trimmed.batch_size, trimmed.width)
+        found = (trimmed.batch_size, trimmed.draft_length)
         assert found == shape, f"{self.who}: an empty draft of shape {shape} has shape {found} after trim"
 
     def test_says_when_it_cuts(self) -> None:
         """`cuts_without_budget` answers for any batch."""
         for caps in self.engines.values():
-            for batch_size, width in ((0, 0), (1, caps.max_width), (512, caps.max_width)):
-                answer = self.trimmer(caps).cuts_without_budget(batch_size, width)
+            for batch_size, draft_length in ((0, 0), (1, caps.max_draft_length), (512, caps.max_draft_length)):
+                answer = self.trimmer(caps).cuts_without_budget(batch_size, draft_length)
                 assert isinstance(answer, bool), f"{self.who}: cuts_without_budget gave {answer!r}; expected a bool"
 
     @pytest.mark.parametrize("trees", [False, True])

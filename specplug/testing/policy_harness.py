@@ -19,7 +19,7 @@ from specplug.plugins.specs import PolicySpec
 from specplug.testing.batches import make_batch
 from specplug.testing.driver import NO_OPTIONS
 from specplug.types.batch import BatchView
-from specplug.types.caps import EngineCaps, Ragged, WidthChange
+from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
 from specplug.types.plan import HostStats, RequestStats, StepCost, StepPlan, StepReport
@@ -36,7 +36,7 @@ ENGINES: Mapping[str, EngineCaps] = MappingProxyType(
         "an engine of ragged rows": EngineCaps(8),
         "an engine that pads rows": EngineCaps(8, ragged=Ragged.PADDED),
         "an engine with captured widths": EngineCaps(
-            7, captured_widths=(0, 1, 3, 7), ragged=Ragged.PADDED, width_change=WidthChange.CAPTURED
+            7, captured_draft_lengths=(0, 1, 3, 7), ragged=Ragged.PADDED, draft_length_change=DraftLengthChange.CAPTURED
         ),
         "an engine that verifies its budget": EngineCaps(8, verifies_budget=True),
         "an engine without drafts": EngineCaps(0),
@@ -81,11 +81,13 @@ class PolicyHarness:
         for step, count in enumerate((0, 1, 4, 1, 32, 200, 512, 8, 0, 3)):
             plan = planner.plan(replace(stats_of(count, step), last_step=cost))
             plans.append(plan)
-            tokens = count * (plan.width + 1)
-            cost = StepCost(count, tokens, 100 * count, plan.width, seconds=0.01 + tokens * 1e-5) if count else cost
+            tokens = count * (plan.draft_length + 1)
+            cost = (
+                StepCost(count, tokens, 100 * count, plan.draft_length, seconds=0.01 + tokens * 1e-5) if count else cost
+            )
             if planner.learns:
-                fates = [(plan.width, number % (plan.width + 1)) for number in range(count)]
-                planner.observe(StepReport.build(step, plan.width, count, fates, cost))
+                fates = [(plan.draft_length, number % (plan.draft_length + 1)) for number in range(count)]
+                planner.observe(StepReport.build(step, plan.draft_length, count, fates, cost))
         return plans
 
     # -- the trim half -------------------------------------------------------------------------------------------
@@ -109,9 +111,11 @@ class PolicyHarness:
         """Return limits of a step in which all rows decode."""
         return TrimLimits.build(budget, torch.ones_like(draft.lengths, dtype=torch.bool), price)
 
-    def empty(self, batch_size: int, width: int, *, trees: bool = False, device: torch.device | str = "cpu") -> Draft:
+    def empty(
+        self, batch_size: int, draft_length: int, *, trees: bool = False, device: torch.device | str = "cpu"
+    ) -> Draft:
         """Return an empty draft."""
-        return Draft.allocate(batch_size, width, trees=trees, device=device, sources=("kit",))
+        return Draft.allocate(batch_size, draft_length, trees=trees, device=device, sources=("kit",))
 
     def draft(self, *, trees: bool = False) -> Draft:
         """Return a draft whose token ids and survival probabilities all differ."""

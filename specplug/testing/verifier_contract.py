@@ -19,8 +19,8 @@ import torch
 from specplug.interfaces import PluginContext, Verifier
 from specplug.plugins.specs import VerifierSpec
 from specplug.testing.driver import NO_OPTIONS
-from specplug.testing.mutants import MISTAKEN_LAWS
-from specplug.testing.output_distribution import Case, Knobs, TinyModel, law_error
+from specplug.testing.mutants import MISTAKEN_DISTRIBUTIONS
+from specplug.testing.output_distribution import Case, Knobs, TinyModel, distribution_error
 from specplug.testing.verify_steps import VerifyStep, moved, tensors
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import NO_TOKEN, Draft
@@ -37,7 +37,7 @@ class VerifierContract:
     Attributes:
         spec: the verifier under test.
         options: its own settings, as its options model takes them.
-        vocab_size, width: of the steps; most rows draft fewer tokens than `width`.
+        vocab_size, draft_length: of the steps; most rows draft fewer tokens than `draft_length`.
         num_steps: random steps for each clause and distribution.
         device: where the verifier runs.
     """
@@ -45,7 +45,7 @@ class VerifierContract:
     spec: VerifierSpec
     options: Mapping[str, object] = NO_OPTIONS
     vocab_size: int = 5
-    width: int = 4
+    draft_length: int = 4
     num_steps: int = 12
     device: str = "cpu"
 
@@ -54,7 +54,7 @@ class VerifierContract:
         for step in self.steps():
             found = step.verify(self.verifier(), device=self.device)
             shapes = {
-                "token_ids": (step.draft.batch_size, step.draft.width + 1),
+                "token_ids": (step.draft.batch_size, step.draft.draft_length + 1),
                 "num_accepted": (step.draft.batch_size,),
             }
             for name, shape in shapes.items():
@@ -79,11 +79,11 @@ class VerifierContract:
 
     def test_takes_empty_drafts(self) -> None:
         """A step without rows is a step, and so is one without draft tokens, which samples from the target."""
-        for rows, width in ((0, self.width), (3, 0)):
+        for rows, draft_length in ((0, self.draft_length), (3, 0)):
             step = VerifyStep.random(
-                rows, Distribution.ONE_HOT, vocab_size=self.vocab_size, batch_size=rows, width=width
+                rows, Distribution.ONE_HOT, vocab_size=self.vocab_size, batch_size=rows, draft_length=draft_length
             )
-            assert self.run(step).token_ids.shape == (rows, width + 1)
+            assert self.run(step).token_ids.shape == (rows, draft_length + 1)
 
     def test_greedy_rows_emit_the_largest_logits(self) -> None:
         """At temperature 0 a draft is kept as far as it is the argmax, and the argmax follows."""
@@ -100,7 +100,7 @@ class VerifierContract:
         """The output's distribution is the target's, by exact enumeration over tiny vocabularies."""
         self._needs_losslessness()
         for name, case in self.cases():
-            error = law_error(_OnDevice(self.verifier(), self.device), case)
+            error = distribution_error(_OnDevice(self.verifier(), self.device), case)
             assert error < EXACT, f"{self.who}: probabilities of the output are off by {error:.2g} with {name}"
 
     def test_keeps_what_the_target_would_have_drawn(self) -> None:
@@ -133,7 +133,7 @@ class VerifierContract:
         for step in self.steps():
             found = self.run(step)
             for row, length in enumerate(step.draft.lengths.tolist()):
-                alone = self.run(step.pick([row], width=length))
+                alone = self.run(step.pick([row], draft_length=length))
                 part = Verification(found.token_ids[row : row + 1, : length + 1], found.num_accepted[row : row + 1])
                 self.same(part, alone, "for a row by itself")
 
@@ -178,7 +178,7 @@ class VerifierContract:
         """Build the verifier as an engine does: its drafts fit what it declares."""
         model = self.spec.options_model()
         context = PluginContext(
-            EngineCaps(self.width),
+            EngineCaps(self.draft_length),
             options=None if model is None else model(**self.options),
             vocab_size=self.vocab_size,
             device=torch.device(device or self.device),
@@ -194,7 +194,7 @@ class VerifierContract:
                     distribution,
                     vocab_size=self.vocab_size,
                     batch_size=1 + seed % 4,
-                    width=self.width,
+                    draft_length=self.draft_length,
                 )
 
     def cases(self) -> Iterator[tuple[str, Case]]:
@@ -202,13 +202,22 @@ class VerifierContract:
         knobs = {"plain": Knobs(), "greedy": Knobs(0.0), "all": Knobs(1.3, top_k=2, top_p=0.9, min_p=0.1)}
         target, draft_model = TinyModel.random(3, 2, seed=0), TinyModel.random(3, 1, seed=1)
         for (name, how), drafted in itertools.product(knobs.items(), range(3)):
-            yield f"one-hot drafts, {name}", Case(target, how, (drafted,), judged_by=MISTAKEN_LAWS)
-            yield f"padding, {name}", Case(target, how, filler=(drafted,), drafted=(), judged_by=MISTAKEN_LAWS)
+            yield f"one-hot drafts, {name}", Case(target, how, (drafted,), judged_by=MISTAKEN_DISTRIBUTIONS)
+            yield (
+                f"padding, {name}",
+                Case(target, how, padding=(drafted,), drafted=(), judged_by=MISTAKEN_DISTRIBUTIONS),
+            )
         yield "two draft tokens", Case(TinyModel.random(3, 3, seed=0), drafted=(0, 1))
-        for law, heat in itertools.product(self.spec.caps.distributions, (1.0, 0.7)):
-            case = Case(target, Knobs(heat), draft_model=draft_model, distribution=law, judged_by=MISTAKEN_LAWS)
-            yield f"{law.value} at temperature {heat}", case
-            yield f"{law.value} over a draft vocabulary", replace(case, draft_vocab=(2, 0))
+        for distribution, heat in itertools.product(self.spec.caps.distributions, (1.0, 0.7)):
+            case = Case(
+                target,
+                Knobs(heat),
+                draft_model=draft_model,
+                distribution=distribution,
+                judged_by=MISTAKEN_DISTRIBUTIONS,
+            )
+            yield f"{distribution.value} at temperature {heat}", case
+            yield f"{distribution.value} over a draft vocabulary", replace(case, draft_vocab=(2, 0))
 
     def run(self, step: VerifyStep) -> Verification:
         """Verify a step on the device, and bring the result to the CPU."""

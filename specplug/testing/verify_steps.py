@@ -34,7 +34,7 @@ class VerifyStep:
 
     @classmethod
     def random(
-        cls, seed: int, distribution: Distribution, *, vocab_size: int, batch_size: int, width: int
+        cls, seed: int, distribution: Distribution, *, vocab_size: int, batch_size: int, draft_length: int
     ) -> VerifyStep:
         """Draw a step whose rows differ in length and in sampling parameters."""
         stream = torch.Generator().manual_seed(seed)
@@ -45,19 +45,19 @@ class VerifyStep:
         def choose(values: tuple[float, ...]) -> Tensor:
             return torch.tensor(values)[torch.randint(len(values), (batch_size,), generator=stream)]
 
-        draft = Draft.allocate(batch_size, width, distribution=distribution, vocab_size=vocab_size)
-        for row, length in enumerate(torch.randint(width + 1, (batch_size,), generator=stream).tolist()):
+        draft = Draft.allocate(batch_size, draft_length, distribution=distribution, vocab_size=vocab_size)
+        for row, length in enumerate(torch.randint(draft_length + 1, (batch_size,), generator=stream).tolist()):
             draft.set_row(row, torch.randint(vocab_size, (length,), generator=stream).tolist(), 0.5)
         if draft.draft_logits is not None:
-            draft.draft_logits.copy_(normal(batch_size, width, vocab_size))
+            draft.draft_logits.copy_(normal(batch_size, draft_length, vocab_size))
         if draft.draft_probs is not None:
-            draft.draft_probs.copy_(normal(batch_size, width, vocab_size).softmax(-1))
+            draft.draft_probs.copy_(normal(batch_size, draft_length, vocab_size).softmax(-1))
         if draft.drawn is not None:
-            draft.drawn.copy_(torch.rand(batch_size, width, generator=stream) < 0.7)
+            draft.drawn.copy_(torch.rand(batch_size, draft_length, generator=stream) < 0.7)
         sampling = SamplingBatch(choose(_TEMPERATURES), choose(_TOP_K).long(), choose(_TOP_P), choose(_MIN_P))
         positions = torch.randint(99, (batch_size,), generator=stream)
-        numbers = uniforms(torch.arange(batch_size), positions, width)
-        return cls(draft, normal(batch_size, width + 1, vocab_size), sampling, numbers)
+        numbers = uniforms(torch.arange(batch_size), positions, draft_length)
+        return cls(draft, normal(batch_size, draft_length + 1, vocab_size), sampling, numbers)
 
     def verify(self, verifier: Verifier, *, flat: bool = False, device: str = "cpu") -> Verification:
         """Verify the step on `device`, its logits padded or flat."""
@@ -66,34 +66,37 @@ class VerifyStep:
         sampling, numbers = moved(self.sampling, device), moved(self.uniforms, device)
         return verifier.verify(moved(self.draft, device), moved(target, device), sampling, numbers)
 
-    def pick(self, rows: list[int], width: int | None = None) -> VerifyStep:
-        """Return the step of some rows, in their order, cut to `width` draft tokens."""
-        index, width = torch.tensor(rows, dtype=torch.int64), self.draft.width if width is None else width
+    def pick(self, rows: list[int], draft_length: int | None = None) -> VerifyStep:
+        """Return the step of some rows, in their order, cut to `draft_length` draft tokens."""
+        index, draft_length = (
+            torch.tensor(rows, dtype=torch.int64),
+            self.draft.draft_length if draft_length is None else draft_length,
+        )
 
         def cut(tensor: Tensor | None, columns: int) -> Any:
             return None if tensor is None else tensor[index][:, :columns].clone()
 
         draft = replace(
             self.draft,
-            token_ids=cut(self.draft.token_ids, width),
+            token_ids=cut(self.draft.token_ids, draft_length),
             lengths=self.draft.lengths[index],
-            confidence=cut(self.draft.confidence, width),
-            source=cut(self.draft.source, width),
+            confidence=cut(self.draft.confidence, draft_length),
+            source=cut(self.draft.source, draft_length),
             base_len=self.draft.base_len[index],
-            draft_logits=cut(self.draft.draft_logits, width),
-            draft_probs=cut(self.draft.draft_probs, width),
-            drawn=cut(self.draft.drawn, width),
+            draft_logits=cut(self.draft.draft_logits, draft_length),
+            draft_probs=cut(self.draft.draft_probs, draft_length),
+            drawn=cut(self.draft.drawn, draft_length),
         )
         knobs: dict[str, Any] = {name: tensor[index] for name, tensor in tensors(self.sampling).items()}
         sampling = replace(self.sampling, **knobs)
-        numbers = Uniforms(cut(self.uniforms.accept, width), cut(self.uniforms.draw, width + 1))
-        return VerifyStep(draft, cut(self.dense, width + 1), sampling, numbers)
+        numbers = Uniforms(cut(self.uniforms.accept, draft_length), cut(self.uniforms.draw, draft_length + 1))
+        return VerifyStep(draft, cut(self.dense, draft_length + 1), sampling, numbers)
 
     def poisoned(self, poison: int) -> VerifyStep:
         """Return the step with `poison` and NaN wherever the memory of a row is undefined."""
         step = self.pick(list(range(self.draft.batch_size)))
         outside = ~step.draft.mask()
-        after = torch.arange(step.draft.width + 1) > step.draft.lengths[:, None]
+        after = torch.arange(step.draft.draft_length + 1) > step.draft.lengths[:, None]
         step.draft.token_ids[outside] = poison
         for tensor in (step.draft.confidence, step.draft.draft_logits, step.draft.draft_probs, step.uniforms.accept):
             if tensor is not None:
@@ -107,7 +110,7 @@ class VerifyStep:
     def with_other_numbers(self, num_accepted: Tensor) -> VerifyStep:
         """Return the step with 0 for the random numbers of the places after `num_accepted` [B] draft tokens."""
         step = self.pick(list(range(self.draft.batch_size)))
-        places, accepted = torch.arange(step.draft.width + 1), num_accepted[:, None]
+        places, accepted = torch.arange(step.draft.draft_length + 1), num_accepted[:, None]
         step.uniforms.accept[places[:-1] > accepted] = 0.0
         step.uniforms.draw[places > accepted] = 0.0
         return step
@@ -120,7 +123,7 @@ class VerifyStep:
     def drawn_from_the_target(self) -> VerifyStep:
         """Return the step with drafts that state the target's own distribution at temperature 1."""
         plain = SamplingBatch(torch.ones(self.draft.batch_size))
-        logits = self.dense[:, : self.draft.width]
+        logits = self.dense[:, : self.draft.draft_length]
         draft = replace(
             self.draft,
             draft_logits=None if self.draft.draft_logits is None else logits,

@@ -104,12 +104,12 @@ class EngineBatch:
         """The device that drafts are written on."""
         return self.lengths.device
 
-    def limits(self, width: int, caps: Tensor | None = None) -> Tensor:
-        """Return [B] int32, most draft tokens per row: `width`, `room - 1` (the bonus needs a place) and `caps` [B]."""
+    def limits(self, draft_length: int, caps: Tensor | None = None) -> Tensor:
+        """Return [B] int32, most draft tokens per row: the least of `draft_length`, `room - 1` (the bonus) and `caps` [B]."""
         limits = self.room - 1
         if caps is not None:
             limits = torch.minimum(limits, caps.to(limits.dtype))
-        return limits.clamp_(min=0, max=width) * self.sampled
+        return limits.clamp_(min=0, max=draft_length) * self.sampled
 
     def handed(self, num_new: Tensor, reset_slots: tuple[int, ...]) -> BatchView:
         """Return what one proposer sees of this batch: what is new to it, and which resets it has missed."""
@@ -173,19 +173,19 @@ class BatchView(EngineBatch):
         host = {name: getattr(self, name).to("cpu", copy=True) for name in names}
         begin = host["lengths"] - host["num_new"] if newest_only else host.get("first")
         held = host["lengths"] if begin is None else host["lengths"] - begin
-        width = int(held.max()) if self.batch_size else 0
-        texts = self._newest(width) if newest_only else self._texts(width)
+        draft_length = int(held.max()) if self.batch_size else 0
+        texts = self._newest(draft_length) if newest_only else self._texts(draft_length)
         host |= {"rows": torch.arange(self.batch_size), "tokens": texts.to("cpu")}
         return replace(self, residency=Residency.HOST, **{**host, "first": begin})
 
-    def _texts(self, width: int) -> Tensor:
+    def _texts(self, draft_length: int) -> Tensor:
         """Return [B, width] int32, a copy of what the table holds of each row."""
-        return self.tokens[:, :width].index_select(0, self.rows.to(self.tokens.device))
+        return self.tokens[:, :draft_length].index_select(0, self.rows.to(self.tokens.device))
 
-    def _newest(self, width: int) -> Tensor:
+    def _newest(self, draft_length: int) -> Tensor:
         """Return [B, width] int32, a copy of each row's tokens from its first new one on."""
         begin, device = self.lengths - self.num_new, self.tokens.device
         if self.first is not None:
             begin -= self.first
-        columns = begin.to(device)[:, None] + torch.arange(width, device=device)
+        columns = begin.to(device)[:, None] + torch.arange(draft_length, device=device)
         return self.tokens[self.rows.to(device)[:, None], columns.clamp_(max=self.tokens.shape[1] - 1)]

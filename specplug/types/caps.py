@@ -17,7 +17,7 @@ class Ragged(enum.Enum):
     NO = "no"
 
 
-class WidthChange(enum.Enum):
+class DraftLengthChange(enum.Enum):
     """What it takes to verify another width than the step before."""
 
     FREE = "free"
@@ -54,10 +54,10 @@ class EngineCaps:
     """What an adapter's engine can do.  Policies and pipelines ask these, never an engine's name.
 
     Attributes:
-        max_width: most draft tokens per request and step (gamma), bonus excluded.
-        captured_widths: ascending ladder of widths that run at full speed; empty when every width does.
+        max_draft_length: most draft tokens per request and step (gamma), bonus excluded.
+        captured_draft_lengths: ascending ladder of widths that run at full speed; empty when every width does.
         ragged: how drafts of different lengths in one batch are verified.
-        width_change: what verifying another width than before costs.
+        draft_length_change: what verifying another width than before costs.
         trees: whether drafts with `parents` are verified as trees; chains otherwise.
         draft_input: the proposal distribution that the verifier takes beside one-hot drafts; `ONE_HOT` for none.
         decision_lag: engine steps between a plan and the verification that it shapes.
@@ -68,10 +68,10 @@ class EngineCaps:
             trim half keeps is known on the device only.
     """
 
-    max_width: int
-    captured_widths: tuple[int, ...] = ()
+    max_draft_length: int
+    captured_draft_lengths: tuple[int, ...] = ()
     ragged: Ragged = Ragged.NATIVE
-    width_change: WidthChange = WidthChange.FREE
+    draft_length_change: DraftLengthChange = DraftLengthChange.FREE
     trees: bool = False
     draft_input: Distribution = Distribution.ONE_HOT
     decision_lag: int = 0
@@ -82,27 +82,29 @@ class EngineCaps:
     verifies_budget: bool = False
 
     def __post_init__(self) -> None:
-        ladder = self.captured_widths
-        if self.max_width < 0:
-            raise SettingsError.build("max_width is negative", who="EngineCaps", found=self.max_width, expected=">= 0")
-        if list(ladder) != sorted(set(ladder)) or (ladder and ladder[-1] > self.max_width):
+        ladder = self.captured_draft_lengths
+        if self.max_draft_length < 0:
+            raise SettingsError.build(
+                "max_width is negative", who="EngineCaps", found=self.max_draft_length, expected=">= 0"
+            )
+        if list(ladder) != sorted(set(ladder)) or (ladder and ladder[-1] > self.max_draft_length):
             raise SettingsError.build(
                 "captured_widths is not a ladder",
                 who="EngineCaps",
                 found=ladder,
-                expected=f"ascending distinct widths up to {self.max_width}",
+                expected=f"ascending distinct widths up to {self.max_draft_length}",
             )
 
-    def fit_width(self, width: int) -> int:
-        """Return the widest width the engine runs at full speed that is at most `width`.
+    def fit_draft_length(self, draft_length: int) -> int:
+        """Return the widest width the engine runs at full speed that is at most `draft_length`.
 
-        A fixed-width engine always verifies `max_width`; shorter drafts are then padding's business, so the width that
-        proposers may use is still `width`.
+        An engine with a fixed draft length always verifies `max_draft_length`.  Shorter drafts are padded there, so
+        proposers may still use `draft_length`.
         """
-        width = max(0, min(width, self.max_width))
-        if not self.captured_widths or self.width_change is WidthChange.FIXED:
-            return width
-        return max((w for w in self.captured_widths if w <= width), default=0)
+        draft_length = max(0, min(draft_length, self.max_draft_length))
+        if not self.captured_draft_lengths or self.draft_length_change is DraftLengthChange.FIXED:
+            return draft_length
+        return max((w for w in self.captured_draft_lengths if w <= draft_length), default=0)
 
 
 @dataclass(frozen=True, slots=True)

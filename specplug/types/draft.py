@@ -57,7 +57,7 @@ class Draft:
     def allocate(
         cls,
         batch_size: int,
-        width: int,
+        draft_length: int,
         *,
         device: torch.device | str = "cpu",
         trees: bool = False,
@@ -74,8 +74,8 @@ class Draft:
         def full(size: tuple[int, ...], value: float | bool, dtype: torch.dtype) -> Tensor:
             return torch.full(size, value, dtype=dtype, device=device)
 
-        grid, law = (batch_size, width), (batch_size, width, vocab_size)
-        chain = torch.arange(-1, width - 1, dtype=torch.int32, device=device)
+        grid, dense = (batch_size, draft_length), (batch_size, draft_length, vocab_size)
+        chain = torch.arange(-1, draft_length - 1, dtype=torch.int32, device=device)
         return cls(
             token_ids=full(grid, NO_TOKEN, torch.int32),
             lengths=full((batch_size,), 0, torch.int32),
@@ -84,8 +84,8 @@ class Draft:
             base_len=full((batch_size,), 0, torch.int32),
             parents=chain.repeat(batch_size, 1) if trees else None,
             distribution=distribution,
-            draft_logits=full(law, 0.0, torch.float32) if distribution is Distribution.LOGITS else None,
-            draft_probs=full(law, 0.0, torch.float32) if distribution is Distribution.PROBS else None,
+            draft_logits=full(dense, 0.0, torch.float32) if distribution is Distribution.LOGITS else None,
+            draft_probs=full(dense, 0.0, torch.float32) if distribution is Distribution.PROBS else None,
             draft_vocab=draft_vocab.to(device) if states and draft_vocab is not None else None,
             drawn=full(grid, True, torch.bool) if states else None,
             sources=tuple(sources),
@@ -97,7 +97,7 @@ class Draft:
         return self.token_ids.shape[0]
 
     @property
-    def width(self) -> int:
+    def draft_length(self) -> int:
         """N, the most draft tokens of a row."""
         return self.token_ids.shape[1]
 
@@ -106,18 +106,18 @@ class Draft:
         """The device of all tensors."""
         return self.token_ids.device
 
-    def view(self, batch_size: int, width: int) -> Draft:
+    def view(self, batch_size: int, draft_length: int) -> Draft:
         """Return the first rows and columns of this buffer, sharing its memory."""
 
         def cut(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[:batch_size, :width]
+            return None if tensor is None else tensor[:batch_size, :draft_length]
 
         return replace(
             self,
-            token_ids=self.token_ids[:batch_size, :width],
+            token_ids=self.token_ids[:batch_size, :draft_length],
             lengths=self.lengths[:batch_size],
-            confidence=self.confidence[:batch_size, :width],
-            source=self.source[:batch_size, :width],
+            confidence=self.confidence[:batch_size, :draft_length],
+            source=self.source[:batch_size, :draft_length],
             base_len=self.base_len[:batch_size],
             parents=cut(self.parents),
             draft_logits=cut(self.draft_logits),
@@ -129,7 +129,7 @@ class Draft:
         """Empty the draft, for contexts of `base_len` [B] tokens.  Distributions keep stale values."""
         self.lengths.zero_()
         self.base_len.copy_(base_len)
-        if not self.width:
+        if not self.draft_length:
             return
         self.source.fill_(-1)
         self.token_ids.fill_(NO_TOKEN)
@@ -163,8 +163,10 @@ class Draft:
         levels = [confidence] * count if isinstance(confidence, int | float) else list(confidence)
         drafted_by = [source] * count if isinstance(source, int) else list(source)
         above = range(-1, count - 1) if parents is None else parents
-        if count > self.width:
-            raise ContractError.build("draft too long", who="Draft.set_row", found=count, expected=f"<= {self.width}")
+        if count > self.draft_length:
+            raise ContractError.build(
+                "draft too long", who="Draft.set_row", found=count, expected=f"<= {self.draft_length}"
+            )
         if {len(levels), len(above), len(drafted_by)} != {count}:
             raise ContractError.build(
                 "parts of one draft differ in length",
@@ -181,14 +183,14 @@ class Draft:
         self.lengths[row] = count
         self.source[row] = self._padded(drafted_by, -1, torch.int32)
 
-    def _padded(self, values: Sequence[float], filler: float, dtype: torch.dtype) -> Tensor:
+    def _padded(self, values: Sequence[float], padding: float, dtype: torch.dtype) -> Tensor:
         """Return host values as one row [N] of the buffer."""
-        row = [*values, *[filler] * (self.width - len(values))]
+        row = [*values, *[padding] * (self.draft_length - len(values))]
         return torch.tensor(row, dtype=dtype, device=self.device)
 
     def mask(self) -> Tensor:
         """Return [B, N] bool: which places hold a draft token."""
-        return torch.arange(self.width, device=self.device) < self.lengths[:, None]
+        return torch.arange(self.draft_length, device=self.device) < self.lengths[:, None]
 
     def survival(self) -> Tensor:
         """Return [B, N] float32: the probability that each draft token is reached and accepted; 0 beyond the length."""
@@ -230,11 +232,11 @@ class Draft:
         if self.parents is None:
             return self
         gain = torch.where(self.mask(), self.expected_accepted(), -1.0)
-        if self.width == 0:
+        if self.draft_length == 0:
             return replace(self.as_one_hot(), parents=None)
-        best = self.width - 1 - gain.flip(1).argmax(1)
+        best = self.draft_length - 1 - gain.flip(1).argmax(1)
         path, lengths = path_to(torch.where(self.lengths > 0, best, ROOT), self.parents)
-        inside = torch.arange(self.width, device=self.device) < lengths[:, None]
+        inside = torch.arange(self.draft_length, device=self.device) < lengths[:, None]
         return self.as_one_hot()._pick(path, inside, lengths)
 
     def keep(self, mask: Tensor, chosen: Tensor | None = None) -> Draft:
@@ -248,7 +250,7 @@ class Draft:
         order = torch.sort((~inside).to(torch.uint8), dim=1, stable=True).indices  # kept nodes first
         lengths = inside.sum(1).to(torch.int32)
         stated = self.as_one_hot() if chosen is None else self
-        kept = stated._pick(order, torch.arange(self.width, device=self.device) < lengths[:, None], lengths)
+        kept = stated._pick(order, torch.arange(self.draft_length, device=self.device) < lengths[:, None], lengths)
         kept = kept.as_one_hot(chosen)
         if self.parents is None:
             return kept
@@ -260,7 +262,7 @@ class Draft:
     def _pick(self, path: Tensor, inside: Tensor, lengths: Tensor) -> Draft:
         """Return the chain made of the nodes `path` [B, N], of which those `inside`, `lengths` [B], count."""
 
-        def law(full: Tensor | None) -> Tensor | None:
+        def distribution(full: Tensor | None) -> Tensor | None:
             return None if full is None else full.gather(1, path[:, :, None].expand(-1, -1, full.shape[2]))
 
         return replace(
@@ -270,8 +272,8 @@ class Draft:
             lengths=lengths,
             source=torch.where(inside, self.source.gather(1, path), -1),
             parents=None,
-            draft_logits=law(self.draft_logits),
-            draft_probs=law(self.draft_probs),
+            draft_logits=distribution(self.draft_logits),
+            draft_probs=distribution(self.draft_probs),
             drawn=None if self.drawn is None else self.drawn.gather(1, path),
         )
 
@@ -279,7 +281,7 @@ class Draft:
         """Cut every row, in place, to at most `lengths` [B] tokens.  A prefix of a tree is a tree."""
         torch.minimum(self.lengths, lengths.to(self.lengths.dtype), out=self.lengths)
         self.lengths.clamp_(min=0)
-        outside = torch.arange(self.width, device=self.device) >= self.lengths[:, None]
+        outside = torch.arange(self.draft_length, device=self.device) >= self.lengths[:, None]
         self.token_ids.masked_fill_(outside, NO_TOKEN)
         self.confidence.masked_fill_(outside, 0.0)
         self.source.masked_fill_(outside, -1)
@@ -312,7 +314,7 @@ class Draft:
 
     def validate(self) -> None:
         """Raise `ContractError` when a shape, dtype or device is off.  Reads no values, so it is safe on a GPU."""
-        rows, grid = (self.batch_size,), (self.batch_size, self.width)
+        rows, grid = (self.batch_size,), (self.batch_size, self.draft_length)
         expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "token_ids": (grid, torch.int32),
             "lengths": (rows, torch.int32),
@@ -334,7 +336,7 @@ class Draft:
                 raise ContractError.build(
                     f"Draft.{self.distribution.value} is missing or malformed",
                     found=None if full is None else f"{tuple(full.shape)} on {full.device}",
-                    expected=f"[{self.batch_size}, {self.width}, {columns}] on {self.device}",
+                    expected=f"[{self.batch_size}, {self.draft_length}, {columns}] on {self.device}",
                 )
 
     def _check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -349,7 +351,9 @@ class Draft:
 
 def chain_parents(draft: Draft) -> Tensor:
     """Return [B, N] int32, the parents that make a tree of a chain: each token follows the one before it."""
-    return torch.arange(ROOT, draft.width - 1, dtype=torch.int32, device=draft.device).expand(draft.batch_size, -1)
+    return torch.arange(ROOT, draft.draft_length - 1, dtype=torch.int32, device=draft.device).expand(
+        draft.batch_size, -1
+    )
 
 
 _TENSORS = (

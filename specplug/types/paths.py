@@ -45,13 +45,13 @@ def path_to(node: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         [B, N] int64, the nodes of the path in order, then anything; and [B] int32, how many there are.
     """
-    width = parents.shape[1]
+    draft_length = parents.shape[1]
     backwards = []  # leaf first
-    for _ in range(width):
+    for _ in range(draft_length):
         backwards.append(node)
         up = parents.gather(1, node.clamp(min=0)[:, None])[:, 0].long()
         node = torch.where(node >= 0, up, ROOT)
     path = torch.stack(backwards, 1).flip(1)  # ROOT entries first, then context to leaf
     lengths = (path >= 0).sum(1).to(torch.int32)
-    shift = torch.arange(width, device=parents.device)[None] + (width - lengths[:, None])
-    return path.gather(1, shift.clamp(max=width - 1).long()).clamp(min=0), lengths
+    shift = torch.arange(draft_length, device=parents.device)[None] + (draft_length - lengths[:, None])
+    return path.gather(1, shift.clamp(max=draft_length - 1).long()).clamp(min=0), lengths

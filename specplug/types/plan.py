@@ -15,14 +15,14 @@ class StepCost:
         requests: those that the target ran.
         tokens: tokens that the target ran, padding of drafts and prompt tokens of the same step included.
         context_tokens: tokens of the decoding requests, as the plan half knew them.
-        width: most draft tokens of a request.
+        draft_length: most draft tokens of a request.
         seconds: wall-clock time on the host of the process that plans.
     """
 
     requests: int
     tokens: int
     context_tokens: int
-    width: int
+    draft_length: int
     seconds: float
 
 
@@ -111,21 +111,21 @@ class StepPlan:
     """How wide the next step may speculate.
 
     Attributes:
-        width: most draft tokens per request; 0 is plain decoding.
+        draft_length: most draft tokens per request; 0 is plain decoding.
         token_budget: most draft tokens that the whole batch may verify; None is no limit.
-        caps: most draft tokens per request id, where that is less than `width`.
+        caps: most draft tokens per request id, where that is less than `draft_length`.
         price: handed to the trim half: expected accepted tokens below which verifying a draft token does not pay; 0 is
             no price.
     """
 
-    width: int
+    draft_length: int
     token_budget: int | None = None
     caps: Mapping[str, int] = field(default_factory=dict)
     price: float = 0.0
 
-    def width_for(self, request_id: str) -> int:
+    def draft_length_for(self, request_id: str) -> int:
         """Return the most draft tokens that this plan allows the request."""
-        return min(self.width, self.caps.get(request_id, self.width))
+        return min(self.draft_length, self.caps.get(request_id, self.draft_length))
 
 
-NO_SPECULATION = StepPlan(width=0)
+NO_SPECULATION = StepPlan(draft_length=0)

@@ -28,12 +28,12 @@ class Forced:
         cls,
         token_ids: Sequence[Sequence[int]],
         confidence: Sequence[Sequence[float]],
-        width: int,
+        draft_length: int,
         device: torch.device | str = "cpu",
     ) -> Forced:
-        """Put B rows of at most `width` tokens on the device."""
-        padded = [[*row, *[-1] * (width - len(row))] for row in token_ids]
-        levels = [[*row, *[0.0] * (width - len(row))] for row in confidence]
+        """Put B rows of at most `draft_length` tokens on the device."""
+        padded = [[*row, *[-1] * (draft_length - len(row))] for row in token_ids]
+        levels = [[*row, *[0.0] * (draft_length - len(row))] for row in confidence]
         return cls(
             torch.tensor(padded, dtype=torch.int32).to(device),
             torch.tensor(levels, dtype=torch.float32).to(device),
@@ -117,8 +117,8 @@ class Verdict:
     def of_nothing(cls, outcome: Outcome) -> Verdict:
         """Return what `build` does where nothing was drafted."""
         zero = torch.zeros_like(outcome.emitted)
-        behind = zero if outcome.after_stop is None else outcome.after_stop
-        return cls(zero, zero, zero, zero, emitted=outcome.emitted, after_stop=behind)
+        after = zero if outcome.after_stop is None else outcome.after_stop
+        return cls(zero, zero, zero, zero, emitted=outcome.emitted, after_stop=after)
 
     def tested(self) -> Tensor:
         """Return [B] int32: draft tokens whose acceptance was decided, i.e. `accepted` and the first rejected one."""

@@ -92,7 +92,7 @@ def write_probs(buffer: Tensor, draft: Draft) -> None:
         buffer.scatter_(2, index, torch.where(certain, 1.0, buffer.gather(2, index)))
 
 
-def normalised(law: Tensor) -> Tensor:
+def normalised(distribution: Tensor) -> Tensor:
     """Return the distribution in float64, without the rounding by which the sum of a float32 one misses 1."""
-    law = law.double()
-    return law / law.sum(-1, keepdim=True)
+    distribution = distribution.double()
+    return distribution / distribution.sum(-1, keepdim=True)

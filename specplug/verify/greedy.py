@@ -19,10 +19,10 @@ def verify_greedy(draft: Draft, target: TargetLogits) -> Verification:
     Equals `ReferenceVerifier` at temperature 0 (of logits that tie, the smallest id counts), whatever top-k, top-p and
     min-p are.  Takes O(B N) memory beside the logits, and reads nothing back.
     """
-    places = torch.arange(draft.width + 1, device=draft.device)
+    places = torch.arange(draft.draft_length + 1, device=draft.device)
     lengths = draft.lengths[:, None]
     best = target.logits.argmax(-1)[target.starts[:, None] + torch.minimum(places, lengths)].to(torch.int32)
-    kept = (best[:, : draft.width] == draft.token_ids) & (places[: draft.width] < lengths)
+    kept = (best[:, : draft.draft_length] == draft.token_ids) & (places[: draft.draft_length] < lengths)
     num_accepted = kept.to(torch.int32).cumprod(1).sum(1, dtype=torch.int32)
     token_ids = torch.where(places <= num_accepted[:, None], best, NO_TOKEN)
     return Verification(token_ids, num_accepted)

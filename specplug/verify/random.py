@@ -33,8 +33,8 @@ _MIX_1 = _signed(0xBF58476D1CE4E5B9)
 _MIX_2 = _signed(0x94D049BB133111EB)
 
 
-def uniforms(seeds: Tensor, positions: Tensor, width: int) -> Uniforms:
-    """Return the numbers for one step of B requests with drafts of at most `width` tokens.
+def uniforms(seeds: Tensor, positions: Tensor, draft_length: int) -> Uniforms:
+    """Return the numbers for one step of B requests with drafts of at most `draft_length` tokens.
 
     Requests that share a seed share their numbers: give a request without an explicit seed one of its own.
 
@@ -42,16 +42,16 @@ def uniforms(seeds: Tensor, positions: Tensor, width: int) -> Uniforms:
         seeds: [B] int64, any values.
         positions: [B] int64, the position in the request that the first draft token would take, i.e. the context
             length before the step.
-        width: N.
+        draft_length: N.
 
     Returns:
         `accept` [B, N] and `draw` [B, N + 1], float64 in [0, 1), multiples of 2^-53, on the device of `seeds`.
     """
-    places = positions[:, None] + torch.arange(width + 1, device=positions.device)
+    places = positions[:, None] + torch.arange(draft_length + 1, device=positions.device)
     keys = _mix(seeds.to(torch.int64) + _GAMMA)[:, None]
     # One bijection of 64 bits per seed: within a request no two places or uses share a counter.
     return Uniforms(
-        accept=_to_unit(_mix(keys + (2 * places[:, :width] + _ACCEPT) * _GAMMA)),
+        accept=_to_unit(_mix(keys + (2 * places[:, :draft_length] + _ACCEPT) * _GAMMA)),
         draw=_to_unit(_mix(keys + (2 * places + _DRAW) * _GAMMA)),
     )
 

@@ -49,18 +49,18 @@ class ReferenceVerifier(Verifier):
         if sampling.all_greedy:
             return verify_greedy(draft, target)
         lengths = self._lengths(draft)
-        is_draft = torch.arange(draft.width, device=draft.device) < lengths[:, None]
+        is_draft = torch.arange(draft.draft_length, device=draft.device) < lengths[:, None]
         drafted = torch.where(is_draft, draft.token_ids.long(), 0).clamp(0, target.logits.shape[-1] - 1)
 
-        target_law = self._target_law(target, sampling, lengths, draft.width)
-        columns = self._draft_law(draft, sampling)
+        target_distribution = self._target_distribution(target, sampling, lengths, draft.draft_length)
+        columns = self._draft_distribution(draft, sampling)
         q = self._drafted_probs(draft, columns, drafted, sampling, target.logits.shape[-1])
 
-        kept = self._keeps(_at(target_law[:, : draft.width], drafted), q, uniforms.accept)
+        kept = self._keeps(_at(target_distribution[:, : draft.draft_length], drafted), q, uniforms.accept)
         num_accepted = (kept & is_draft).long().cumprod(1).sum(1)
-        q = self._draft_law_at(draft, columns, drafted, sampling, num_accepted, target.logits.shape[-1])
+        q = self._draft_distribution_at(draft, columns, drafted, sampling, num_accepted, target.logits.shape[-1])
         q = torch.where((num_accepted < lengths)[:, None], q, 0.0)
-        weights = self._next_token_weights(target_law, q, num_accepted, lengths)
+        weights = self._next_token_weights(target_distribution, q, num_accepted, lengths)
         next_token = _draw(weights, self._draw_number(uniforms, num_accepted))
         return _join(drafted, num_accepted, next_token)
 
@@ -68,14 +68,16 @@ class ReferenceVerifier(Verifier):
         """[B] int64: draft tokens per row."""
         return draft.lengths.long()
 
-    def _target_law(self, target: TargetLogits, sampling: SamplingBatch, lengths: Tensor, width: int) -> Tensor:
+    def _target_distribution(
+        self, target: TargetLogits, sampling: SamplingBatch, lengths: Tensor, draft_length: int
+    ) -> Tensor:
         """[B, N + 1, V] float64: p at every position; beyond a row's length, that of its bonus token again."""
-        positions = torch.arange(width + 1, device=lengths.device)
+        positions = torch.arange(draft_length + 1, device=lengths.device)
         logits = target.at(torch.minimum(positions, lengths[:, None]))
-        law = target_probs(logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        return normalised(law)
+        distribution = target_probs(logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        return normalised(distribution)
 
-    def _draft_law(self, draft: Draft, sampling: SamplingBatch) -> Tensor | None:
+    def _draft_distribution(self, draft: Draft, sampling: SamplingBatch) -> Tensor | None:
         """[B, N, Vd] float64: what tokens were drawn from, over the draft vocabulary; None for one-hot drafts."""
         return column_probs(draft, sampling.temperature)
 
@@ -89,7 +91,7 @@ class ReferenceVerifier(Verifier):
         stated = probs_of(columns, drafted, draft.draft_vocab, vocab)
         return torch.where(was_drawn(draft, sampling.temperature), stated, certain)
 
-    def _draft_law_at(
+    def _draft_distribution_at(
         self,
         draft: Draft,
         columns: Tensor | None,
@@ -99,15 +101,15 @@ class ReferenceVerifier(Verifier):
         vocab: int,
     ) -> Tensor:
         """[B, V] float64: q at `places` [B], undefined at and beyond a row's length."""
-        law = torch.zeros(len(places), vocab, dtype=torch.float64, device=drafted.device)
-        if not draft.width:
-            return law
-        places = places.clamp(max=draft.width - 1)
-        law.scatter_(1, drafted.gather(1, places[:, None]), 1.0)
+        distribution = torch.zeros(len(places), vocab, dtype=torch.float64, device=drafted.device)
+        if not draft.draft_length:
+            return distribution
+        places = places.clamp(max=draft.draft_length - 1)
+        distribution.scatter_(1, drafted.gather(1, places[:, None]), 1.0)
         if columns is None:
-            return law
+            return distribution
         drawn = was_drawn(draft, sampling.temperature).gather(1, places[:, None])
-        return torch.where(drawn, scattered(_position(columns, places), draft.draft_vocab, vocab), law)
+        return torch.where(drawn, scattered(_position(columns, places), draft.draft_vocab, vocab), distribution)
 
     def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor) -> Tensor:
         """[B, N] bool: whether each draft token passes, from its p, its q and its number.
@@ -116,9 +118,11 @@ class ReferenceVerifier(Verifier):
         """
         return numbers * q < p
 
-    def _next_token_weights(self, target_law: Tensor, q: Tensor, num_accepted: Tensor, lengths: Tensor) -> Tensor:
+    def _next_token_weights(
+        self, target_distribution: Tensor, q: Tensor, num_accepted: Tensor, lengths: Tensor
+    ) -> Tensor:
         """[B, V] float64: the unnormalised law of the recovered token, or of the bonus token, for which `q` is 0."""
-        p = _position(target_law, num_accepted)
+        p = _position(target_distribution, num_accepted)
         residual = (p - q).clamp(min=0)
         # p == q leaves nothing over, and rejects with probability 0 up to rounding: any law may stand in.
         return torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
@@ -144,13 +148,13 @@ def _check(draft: Draft, target: TargetLogits, uniforms: Uniforms) -> None:
             found=full.shape[-1],
             expected=vocab,
         )
-    batch, width = draft.batch_size, draft.width
-    if uniforms.accept.shape != (batch, width) or uniforms.draw.shape != (batch, width + 1):
+    batch, draft_length = draft.batch_size, draft.draft_length
+    if uniforms.accept.shape != (batch, draft_length) or uniforms.draw.shape != (batch, draft_length + 1):
         raise ContractError.build(
             "random numbers do not fit the draft",
             who="reference verifier",
             found=f"accept {tuple(uniforms.accept.shape)}, draw {tuple(uniforms.draw.shape)}",
-            expected=f"accept {(batch, width)}, draw {(batch, width + 1)}",
+            expected=f"accept {(batch, draft_length)}, draw {(batch, draft_length + 1)}",
         )
 
 
@@ -159,9 +163,9 @@ def _at(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(-1, index[..., None])[..., 0]
 
 
-def _position(law: Tensor, positions: Tensor) -> Tensor:
+def _position(distribution: Tensor, positions: Tensor) -> Tensor:
     """Pick from [B, P, V] the law at `positions` [B]."""
-    return law.gather(1, positions[:, None, None].expand(-1, 1, law.shape[2]))[:, 0]
+    return distribution.gather(1, positions[:, None, None].expand(-1, 1, distribution.shape[2]))[:, 0]
 
 
 def _draw(weights: Tensor, numbers: Tensor) -> Tensor:

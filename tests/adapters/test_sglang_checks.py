@@ -18,19 +18,19 @@ from specplug_sglang.startup import advice
 from specplug_sglang.startup.advice import Launch, advise
 
 CPU = Launch(
-    width=8,
+    draft_length=8,
     topk=1,
     overlap=True,
     device="cpu",
     attention_backend="torch_native",
     max_running_requests=48,
     tensor_parallel_size=1,
-    widths=(),
+    draft_lengths=(),
     graphs_up_to=None,
     settings={},
     host_proposers=(),
 )
-GPU = replace(CPU, device="cuda", attention_backend="fa3", widths=(0, 1, 2, 4, 8), graphs_up_to=64)
+GPU = replace(CPU, device="cuda", attention_backend="fa3", draft_lengths=(0, 1, 2, 4, 8), graphs_up_to=64)
 
 
 def summaries(found: Launch) -> str:
@@ -57,7 +57,7 @@ def test_a_launch_is_described():
         (replace(GPU, graphs_up_to=47), "warn", "larger batches, up to max_running_requests = 48, run eagerly"),
     ],
 )
-def test_widths_and_their_graphs(found, status, text):
+def test_draft_lengths_and_their_graphs(found, status, text):
     (result,) = [result for result in advise(found) if "may be chosen" in result.summary]
     assert (result.status, text in result.summary) == (status, True)
     assert (status == "ok") == (result.remedy == "")

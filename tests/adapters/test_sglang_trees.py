@@ -20,7 +20,7 @@ from specplug.runtime.running_request import MAX_STOP_IDS
 from specplug.testing.batches import POISON
 from specplug.types.draft import Draft
 from specplug.types.request import Reference, RequestOptions
-from specplug_sglang.config import LADDER, widths_on
+from specplug_sglang.config import LADDER, draft_lengths_on
 from specplug_sglang.requests import prompt_of, resident, served_plainly
 from specplug_sglang.scheduler.ranks import Ranks, _unpacked
 from specplug_sglang.verification.attention import check, most_cached, reads_mask
@@ -35,13 +35,15 @@ MOST, VOCAB = 7, 5
 @st.composite
 def drafts(draw: st.DrawFn, trees: bool) -> tuple[Draft, torch.Tensor]:
     """Drafts of any lengths, poisoned behind them, with few tokens so that siblings are often equal; last tokens."""
-    width, rows = draw(st.integers(0, MOST)), draw(st.integers(1, 3))
-    draft = Draft.allocate(rows, width, trees=trees)
+    draft_length, rows = draw(st.integers(0, MOST)), draw(st.integers(1, 3))
+    draft = Draft.allocate(rows, draft_length, trees=trees)
     draft.token_ids.fill_(POISON)
     if trees:
-        draft.parents.copy_(torch.tensor(draw(grids(rows, width, -1, width)), dtype=torch.int32).view(rows, width))
+        draft.parents.copy_(
+            torch.tensor(draw(grids(rows, draft_length, -1, draft_length)), dtype=torch.int32).view(rows, draft_length)
+        )
     for row in range(rows):
-        length = draw(st.integers(0, width))
+        length = draw(st.integers(0, draft_length))
         draft.lengths[row] = length
         for node in range(length):
             draft.token_ids[row, node] = draw(st.integers(0, VOCAB - 1))
@@ -61,7 +63,7 @@ def parents_in(draft: Draft, row: int) -> list[int]:
     That is the root, filler, and whatever has the token of a sibling before it.
     """
     tokens, above = draft.token_ids[row].tolist(), [-1]
-    for node in range(draft.width):
+    for node in range(draft.draft_length):
         if node >= int(draft.lengths[row]):
             above.append(-1)
             continue
@@ -85,7 +87,7 @@ def first(nodes: list[int]) -> int:
 def test_nodes_are_those_of_plain_loops(trees, data):
     draft, last = data.draw(drafts(trees))
     nodes = nodes_of(draft, last)
-    n = draft.width + 1
+    n = draft.draft_length + 1
     for row in range(draft.batch_size):
         parents, length = parents_in(draft, row), int(draft.lengths[row])
         drafted = draft.token_ids[row, :length].tolist()
@@ -102,7 +104,7 @@ def test_nodes_are_those_of_plain_loops(trees, data):
 
 
 @given(data=st.data())
-def test_a_walk_meets_no_filler_and_no_token_twice(data):
+def test_a_walk_meets_no_padding_and_no_token_twice(data):
     draft, last = data.draw(drafts(trees=data.draw(st.booleans())))
     nodes = nodes_of(draft, last)
     for row in range(draft.batch_size):
@@ -124,13 +126,13 @@ def test_a_walk_meets_no_filler_and_no_token_twice(data):
 @given(data=st.data())
 def test_a_tree_without_branches_is_the_chain(data):
     chain, last = data.draw(drafts(trees=False))
-    tree = Draft.allocate(chain.batch_size, chain.width, trees=True)
+    tree = Draft.allocate(chain.batch_size, chain.draft_length, trees=True)
     tree.token_ids.copy_(chain.token_ids)
     tree.lengths.copy_(chain.lengths)
     one, other = nodes_of(chain, last), nodes_of(tree, last)
     for name in ("tokens", "depth", "child", "sibling"):
         assert torch.equal(getattr(one, name), getattr(other, name))
-    full = chain_sees(chain.batch_size, chain.width + 1, last.device)
+    full = chain_sees(chain.batch_size, chain.draft_length + 1, last.device)
     for row, length in enumerate(chain.lengths.tolist()):  # what filler sees is nobody's business
         assert torch.equal(full[row, : length + 1], other.sees[row, : length + 1])
 
@@ -238,9 +240,9 @@ def test_drafts_arrive_on_other_ranks_as_they_were_sent(data):
         def broadcast(self, packed: torch.Tensor, src: int) -> None:
             sent.append(packed.clone())
 
-    empty = Draft.allocate(draft.batch_size, draft.width, trees=draft.parents is not None)
+    empty = Draft.allocate(draft.batch_size, draft.draft_length, trees=draft.parents is not None)
     mine = Ranks(Group()).share(draft)
-    assert len(sent) == (1 if draft.width else 0)  # nothing is sent where nothing was drafted
+    assert len(sent) == (1 if draft.draft_length else 0)  # nothing is sent where nothing was drafted
     for found in (mine, _unpacked(empty, sent[0]) if sent else empty):
         found.validate()
         assert torch.equal(found.token_ids, draft.token_ids)
@@ -272,13 +274,13 @@ def test_a_table_holds_what_was_written(data):
         table.write(slot, np.array(texts[slot], dtype=np.int64))
     for _ in range(data.draw(st.integers(0, 5))):
         batch = data.draw(st.lists(st.integers(0, slots - 1), min_size=1, unique=True))
-        width = data.draw(st.integers(1, most))
-        emitted = data.draw(grids(len(batch), width, 0, VOCAB))
+        draft_length = data.draw(st.integers(1, most))
+        emitted = data.draw(grids(len(batch), draft_length, 0, VOCAB))
         lengths = [len(texts[slot]) + data.draw(st.sampled_from([0, 0, longest])) for slot in batch]
         table.append(torch.tensor(batch), torch.tensor(lengths), torch.tensor(emitted))
         for slot, length, tokens in zip(batch, lengths, emitted, strict=True):
             if length == len(texts[slot]):  # others have run past the end, and nobody reads them
-                texts[slot] = (texts[slot] + tokens[: data.draw(st.integers(1, width))])[:longest]
+                texts[slot] = (texts[slot] + tokens[: data.draw(st.integers(1, draft_length))])[:longest]
     for slot, text in enumerate(texts):
         assert table.tokens[slot, : len(text)].tolist() == text
 
@@ -417,10 +419,10 @@ def test_the_text_of_a_request():
 # Widths.
 
 
-@pytest.mark.parametrize("width", [0, 1, 5, 8, 32, 40])
-def test_widths_on_a_gpu_are_a_ladder_up_to_the_widest(width):
-    ladder = widths_on("cuda", width)
+@pytest.mark.parametrize("draft_length", [0, 1, 5, 8, 32, 40])
+def test_draft_lengths_on_a_gpu_are_a_ladder_up_to_the_widest(draft_length):
+    ladder = draft_lengths_on("cuda", draft_length)
     assert ladder == tuple(sorted(set(ladder)))
-    assert ladder[-1] == width
-    assert set(ladder) == {step for step in LADDER if step <= width} | {width}
-    assert widths_on("cpu", width) == ()
+    assert ladder[-1] == draft_length
+    assert set(ladder) == {step for step in LADDER if step <= draft_length} | {draft_length}
+    assert draft_lengths_on("cpu", draft_length) == ()

@@ -20,7 +20,7 @@ from specplug_vllm.startup.advice import Launch, advise
 SOUND = Launch(
     runner="v2",
     async_scheduling=True,
-    width=7,
+    draft_length=7,
     max_num_seqs=64,
     max_num_batched_tokens=512,
     data_parallel_size=1,
@@ -47,7 +47,7 @@ def test_a_batch_that_exceeds_the_token_budget_is_warned_of():
     assert "num_speculative_tokens to 6" in warning.remedy
 
 
-def test_no_width_is_advised_where_none_would_fit():
+def test_no_draft_length_is_advised_where_none_would_fit():
     (warning,) = [r for r in advise(replace(SOUND, max_num_seqs=500)) if r.status == "warn"]
     assert "num_speculative_tokens" not in warning.remedy
 

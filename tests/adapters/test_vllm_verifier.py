@@ -26,7 +26,7 @@ from specplug.verify.reference import ReferenceVerifier
 from specplug_vllm.worker import verifier, verifier_v1, verifier_v2
 from specplug_vllm.worker.verifier import ServerVerifier
 
-VOCAB, WIDTH, MOST = 5, 3, 6  # V, the server's widest draft, slots
+VOCAB, DRAFT_LENGTH, MOST = 5, 3, 6  # V, the server's widest draft, slots
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Row:
 
 rows = st.builds(
     Row,
-    draft=st.lists(st.integers(-1, VOCAB - 1), max_size=WIDTH),
+    draft=st.lists(st.integers(-1, VOCAB - 1), max_size=DRAFT_LENGTH),
     temperature=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
     seed=st.integers(0, 2**62),
     length=st.integers(1, 500),
@@ -52,7 +52,7 @@ batches = st.lists(rows, min_size=1, max_size=5)
 numbers = st.integers(0, 2**31)
 
 
-def laws(batch: Sequence[Row], seed: int) -> tuple[list[Tensor], list[Tensor]]:
+def distributions(batch: Sequence[Row], seed: int) -> tuple[list[Tensor], list[Tensor]]:
     """Per row, processed target logits [n + 1, V] and, before temperature, draft logits [n, V]."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -62,12 +62,12 @@ def laws(batch: Sequence[Row], seed: int) -> tuple[list[Tensor], list[Tensor]]:
     return [some(len(row.draft) + 1) for row in batch], [some(len(row.draft)) for row in batch]
 
 
-def expected(row: Row, target: Tensor, **law: Any) -> list[int]:
+def expected(row: Row, target: Tensor, **distribution: Any) -> list[int]:
     """What the reference emits for a row by itself."""
     valid = next((place for place, token in enumerate(row.draft) if token < 0), len(row.draft))
     draft = Draft.allocate(1, len(row.draft))
     draft.set_row(0, row.draft[:valid], 0.5)
-    draft = Draft(draft.token_ids, draft.lengths, draft.confidence, draft.source, draft.base_len, **law)
+    draft = Draft(draft.token_ids, draft.lengths, draft.confidence, draft.source, draft.base_len, **distribution)
     sampling = SamplingBatch(torch.tensor([1.0 if row.temperature else 0.0]))
     drawn = uniforms(torch.tensor([row.seed]), torch.tensor([row.length]), len(row.draft))
     ids = ReferenceVerifier().verify(draft, TargetLogits.dense(target[None]), sampling, drawn).token_ids[0]
@@ -82,9 +82,14 @@ def reference(lossless: bool = True) -> ServerVerifier:
 
 
 def decide_v1(
-    batch: Sequence[Row], seed: int, states_law: bool, server: ServerVerifier, drafting: Any = None, stock: Any = None
+    batch: Sequence[Row],
+    seed: int,
+    states_distribution: bool,
+    server: ServerVerifier,
+    drafting: Any = None,
+    stock: Any = None,
 ) -> Tensor:
-    targets, drafts = laws(batch, seed)
+    targets, drafts = distributions(batch, seed)
     counts = [len(row.draft) for row in batch]
     temperature = torch.tensor([row.temperature for row in batch])
     greedy = not temperature.any()
@@ -100,7 +105,7 @@ def decide_v1(
         counts,
         max(counts),
         torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32),
-        torch.cat(drafts).softmax(-1) if states_law else None,
+        torch.cat(drafts).softmax(-1) if states_distribution else None,
         torch.cat([target[:-1] for target in targets]),
         torch.tensor([[row.bonus] for row in batch]),
         SimpleNamespace(
@@ -112,13 +117,17 @@ def decide_v1(
 
 
 @given(batches.filter(lambda batch: any(row.draft for row in batch)), numbers, st.booleans())
-def test_v1_rows_are_verified_as_if_alone(batch: list[Row], seed: int, states_law: bool) -> None:
-    found = decide_v1(batch, seed, states_law, reference())
+def test_v1_rows_are_verified_as_if_alone(batch: list[Row], seed: int, states_distribution: bool) -> None:
+    found = decide_v1(batch, seed, states_distribution, reference())
     assert found.dtype is torch.int32
-    for row, target, law, ids in zip(batch, *laws(batch, seed), found.tolist(), strict=True):
+    for row, target, distribution, ids in zip(batch, *distributions(batch, seed), found.tolist(), strict=True):
         target[-1] = -torch.inf
         target[-1, row.bonus] = 0.0
-        stated = {"distribution": Distribution.PROBS, "draft_probs": law.softmax(-1)[None]} if states_law else {}
+        stated = (
+            {"distribution": Distribution.PROBS, "draft_probs": distribution.softmax(-1)[None]}
+            if states_distribution
+            else {}
+        )
         assert [token for token in ids if token >= 0] == expected(row, target, **stated)
 
 
@@ -159,28 +168,28 @@ def test_v1_a_lossy_verifier_decides_for_who_asks() -> None:
 def decide_v2(
     batch: Sequence[Row],
     seed: int,
-    states_law: bool,
+    states_distribution: bool,
     server: ServerVerifier,
     drafting: Any = None,
     stock: Any = None,
     spare: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    targets, drafts = laws(batch, seed)
+    targets, drafts = distributions(batch, seed)
     slots = torch.arange(MOST).flip(0)[: len(batch)].to(torch.int32)
-    by_slot = torch.full((MOST, WIDTH, VOCAB), torch.nan)
+    by_slot = torch.full((MOST, DRAFT_LENGTH, VOCAB), torch.nan)
     temperature, seeds = torch.full((MOST,), torch.nan), torch.full((MOST,), -1)
-    for slot, row, law in zip(slots.tolist(), batch, drafts, strict=True):
-        by_slot[slot, : len(row.draft)] = law
+    for slot, row, distribution in zip(slots.tolist(), batch, drafts, strict=True):
+        by_slot[slot, : len(row.draft)] = distribution
         by_slot[slot, len(row.draft) :] = 0.0  # filler
         temperature[slot], seeds[slot] = row.temperature, row.seed
     counts = torch.tensor([len(row.draft) + 1 for row in batch])
     decision = verifier_v2.Decision(server, drafting)
     decision.all_greedy = not any(row.temperature for row in batch)
-    filler = torch.zeros(spare, VOCAB)
+    padding = torch.zeros(spare, VOCAB)
     return decision(
         stock,
-        torch.cat([*targets, filler]),
-        by_slot if states_law else None,
+        torch.cat([*targets, padding]),
+        by_slot if states_distribution else None,
         torch.tensor([token for row in batch for token in (0, *row.draft)] + [0] * spare),
         torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).to(torch.int32),
         torch.tensor([row.length - 1 + j for row in batch for j in range(len(row.draft) + 1)] + [0] * spare),
@@ -189,29 +198,31 @@ def decide_v2(
         None,
         temperature,
         seeds,
-        WIDTH,
+        DRAFT_LENGTH,
     )
 
 
 @given(batches, numbers, st.booleans(), st.integers(0, 2))
-def test_v2_rows_are_verified_as_if_alone(batch: list[Row], seed: int, states_law: bool, spare: int) -> None:
-    sampled, counts = decide_v2(batch, seed, states_law, reference(), spare=spare)
-    assert sampled.shape == (len(batch), WIDTH + 1)
+def test_v2_rows_are_verified_as_if_alone(batch: list[Row], seed: int, states_distribution: bool, spare: int) -> None:
+    sampled, counts = decide_v2(batch, seed, states_distribution, reference(), spare=spare)
+    assert sampled.shape == (len(batch), DRAFT_LENGTH + 1)
     assert (sampled.dtype, counts.dtype) == (torch.int64, torch.int32)
     assert (sampled >= 0).all()
-    for row, target, law, ids, count in zip(batch, *laws(batch, seed), sampled.tolist(), counts.tolist(), strict=True):
-        stated = law[None] / (row.temperature or 1.0)
-        kwargs = {"distribution": Distribution.LOGITS, "draft_logits": stated} if states_law else {}
+    for row, target, distribution, ids, count in zip(
+        batch, *distributions(batch, seed), sampled.tolist(), counts.tolist(), strict=True
+    ):
+        stated = distribution[None] / (row.temperature or 1.0)
+        kwargs = {"distribution": Distribution.LOGITS, "draft_logits": stated} if states_distribution else {}
         assert ids[:count] == expected(row, target, **kwargs)
 
 
 def test_v2_a_lossy_verifier_decides_for_who_asks() -> None:
     batch = [Row([1, 2], 0.0, 1, 9, 0), Row([1, 2], 0.0, 2, 9, 0)]
     drafting = SimpleNamespace(slots=SimpleNamespace(rows=lambda slots: SimpleNamespace(verifier=slots == MOST - 2)))
-    stock = torch.full((2, WIDTH + 1), 7), torch.tensor([1, 1], dtype=torch.int32)
+    stock = torch.full((2, DRAFT_LENGTH + 1), 7), torch.tensor([1, 1], dtype=torch.int32)
     server = ServerVerifier(AcceptsAlways(), False, engine_seed=0)
     sampled, counts = decide_v2(batch, 0, False, server, drafting, lambda *_, **__: stock)
-    assert sampled[0].tolist() == [7] * (WIDTH + 1)
+    assert sampled[0].tolist() == [7] * (DRAFT_LENGTH + 1)
     assert sampled[1, :2].tolist() == [1, 2]
     assert counts.tolist() == [1, 3]
 
@@ -229,7 +240,7 @@ def test_large_batches_are_verified_in_parts(monkeypatch: pytest.MonkeyPatch) ->
             sizes.append(draft.batch_size)
             return super().verify(draft, *args)
 
-    monkeypatch.setattr(verifier, "MOST_LAW_BYTES", 2 * (WIDTH + 1) * VOCAB * 8)
+    monkeypatch.setattr(verifier, "MOST_DISTRIBUTION_BYTES", 2 * (DRAFT_LENGTH + 1) * VOCAB * 8)
     parts = decide_v2(batch, 3, True, ServerVerifier(Counting(), True, engine_seed=0))[0]
     assert torch.equal(parts, whole)
     assert sizes == [2, 2, 1]
@@ -264,8 +275,8 @@ def test_what_cannot_be_verified_rightly_is_refused() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("states_law", [False, True])
-def test_v2_reads_nothing_back(temperature: float, states_law: bool) -> None:
+@pytest.mark.parametrize("states_distribution", [False, True])
+def test_v2_reads_nothing_back(temperature: float, states_distribution: bool) -> None:
     """Tensors on "meta" hold no values: whoever looks at one raises."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -276,7 +287,7 @@ def test_v2_reads_nothing_back(temperature: float, states_law: bool) -> None:
     sampled, counts = decision(
         None,
         empty(6, VOCAB),
-        empty(MOST, WIDTH, VOCAB) if states_law else None,
+        empty(MOST, DRAFT_LENGTH, VOCAB) if states_distribution else None,
         empty(6, dtype=torch.int64),
         empty(4, dtype=torch.int32),
         empty(6, dtype=torch.int64),
@@ -285,6 +296,6 @@ def test_v2_reads_nothing_back(temperature: float, states_law: bool) -> None:
         None,
         empty(MOST),
         empty(MOST, dtype=torch.int64),
-        WIDTH,
+        DRAFT_LENGTH,
     )
-    assert (sampled.shape, counts.shape) == ((3, WIDTH + 1), (3,))
+    assert (sampled.shape, counts.shape) == ((3, DRAFT_LENGTH + 1), (3,))

@@ -49,7 +49,7 @@ class Silent(Planner):
         pass
 
     def plan(self, stats):
-        return StepPlan(width=0)
+        return StepPlan(draft_length=0)
 
 
 def broken(context):
@@ -407,8 +407,8 @@ def test_doctor_gives_the_launch_line_to_the_checks_that_take_one(registry):
 
 @pytest.mark.parametrize("columns", ["80", "60"])
 def test_names_are_whole_on_narrow_terminals(monkeypatch, columns):
-    monkeypatch.setattr("specplug.cli.output._PIPED_WIDTH", int(columns))
-    narrow = {"COLUMNS": columns, "TERMINAL_WIDTH": columns}
+    monkeypatch.setattr("specplug.cli.output._PIPED_DRAFT_LENGTH", int(columns))
+    narrow = {"COLUMNS": columns, "TERMINAL_DRAFT_LENGTH": columns}
     listed = CliRunner().invoke(app, ["list"], env=narrow).output
     for name in ("ngram-reference", "retrieval-tree", "transformers", "sglang launch"):
         assert name in listed

@@ -216,7 +216,7 @@ def test_what_is_asked_for_reaches_the_proposer(monkeypatch):
     class Noting(Proposer):
         def __init__(self, context):
             caps = context.caps
-            noted.append((caps.max_width, context.max_slots, caps.decision_lag, caps.trees))
+            noted.append((caps.max_draft_length, context.max_slots, caps.decision_lag, caps.trees))
 
         def propose(self, batch, limits, draft):
             pass

@@ -187,7 +187,7 @@ def reheaded(path: Path, change: Callable[[dict[str, Any]], Any], align: int = 6
     content = json.loads(data[8:end])
     metadata = {key: value for key, value in content.pop("__metadata__").items() if key not in _HEAD}
     head = sealed(
-        lambda head: change({"__metadata__": {**head, **metadata}, **content}), SEGMENT_FORMAT, align=align, behind=8
+        lambda head: change({"__metadata__": {**head, **metadata}, **content}), SEGMENT_FORMAT, align=align, after=8
     )
     path.unlink()
     path.write_bytes(len(head).to_bytes(8, "little") + head + data[end:])

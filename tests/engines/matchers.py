@@ -40,18 +40,18 @@ def matcher(regex: str | None = None, **how: Any) -> Any:
     return xgrammar.GrammarMatcher(_compiler().compile_json_schema(schema(), any_whitespace=False, **how))
 
 
-def allows(behind: Any, text: Sequence[int]) -> bool:
+def allows(after: Any, text: Sequence[int]) -> bool:
     """Whether a matcher accepts a text from the start on."""
-    behind.reset()
-    return all(behind.accept_token(token) for token in text)
+    after.reset()
+    return all(after.accept_token(token) for token in text)
 
 
-def legal(behind: Any, text: Sequence[int]) -> set[int]:
+def legal(after: Any, text: Sequence[int]) -> set[int]:
     """Return the tokens that may come behind a text: the plain way, which follows the text anew and tries each."""
     found = set()
-    assert allows(behind, text)
+    assert allows(after, text)
     for token in range(len(tokenizer())):
-        if behind.accept_token(token):
+        if after.accept_token(token):
             found.add(token)
-            behind.rollback(1)
+            after.rollback(1)
     return found

@@ -27,7 +27,7 @@ from tests.engines.plain import greedy, model, prompts
 PROPOSER = "parrot"
 FILE = ROOT / "examples" / "third_party_proposer" / "specplug_parrot.py"
 
-WIDTH = 8
+DRAFT_LENGTH = 8
 MAX_TOKENS = 40
 SETTINGS = {"proposer": PROPOSER, "policy": "fixed", "faults": {"host_deadline_ms": None}}
 
@@ -102,7 +102,7 @@ def expected(prompt: tuple[int, ...], before_first: bool) -> list[Drafted]:
     base_len, steps = len(prompt) + (not before_first), []
     while base_len < len(text):
         room = len(prompt) + MAX_TOKENS - base_len - 1  # the token behind the draft needs a place, too
-        ids, confidence = plainly(tuple(text[:base_len]), min(WIDTH, room))
+        ids, confidence = plainly(tuple(text[:base_len]), min(DRAFT_LENGTH, room))
         accepted = common(ids, text[base_len:])
         ends = base_len + accepted + 1 > len(text)
         if ids:
@@ -116,7 +116,7 @@ def plainly(text: tuple[int, ...], limit: int) -> tuple[tuple[int, ...], tuple[f
     if limit <= 0:
         return (), ()
     spec = registry().get(ProposerSpec, PROPOSER)
-    with Driver(spec, vocab_size=model().config.vocab_size, max_length=1024, max_width=WIDTH) as driver:
+    with Driver(spec, vocab_size=model().config.vocab_size, max_length=1024, max_draft_length=DRAFT_LENGTH) as driver:
         driver.start("alone", text)
         draft = driver.step(limit).draft
     count = int(draft.lengths[0])

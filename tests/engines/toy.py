@@ -42,29 +42,29 @@ def model() -> Any:
 
 
 @functools.cache
-def law() -> torch.Tensor:
+def distribution() -> torch.Tensor:
     """Return [V, V] float64: the law of the token behind each token."""
     with torch.inference_mode():
-        behind = [model()(input_ids=torch.tensor([[*PROMPT, token]])).logits[0, -1] for token in range(VOCAB)]
-    return torch.stack(behind).double().softmax(-1)
+        after = [model()(input_ids=torch.tensor([[*PROMPT, token]])).logits[0, -1] for token in range(VOCAB)]
+    return torch.stack(after).double().softmax(-1)
 
 
 def by_frequency() -> list[int]:
     """Return the tokens, the most frequent first."""
-    return [int(token) for token in law().matrix_power(64)[0].argsort(descending=True)]
+    return [int(token) for token in distribution().matrix_power(64)[0].argsort(descending=True)]
 
 
-def p_value(answers: Sequence[Sequence[int]], expected_law: torch.Tensor | None = None) -> float:
+def p_value(answers: Sequence[Sequence[int]], expected_distribution: torch.Tensor | None = None) -> float:
     """Return the p-value of the pairs' counts, by a G-test.
 
     Args:
         answers: token ids behind `PROMPT`, `2 * PAIRS` of them each, sampled at temperature 1.
-        expected_law: [V, V] float64, another law than the model's.
+        expected_distribution: [V, V] float64, another law than the model's.
     """
-    expected_law = law() if expected_law is None else expected_law
+    expected_distribution = distribution() if expected_distribution is None else expected_distribution
     texts = torch.tensor([[PROMPT[-1], *answer] for answer in answers])
     first, second, third = (texts[:, start:][:, : 2 * PAIRS : 2].flatten() for start in range(3))
     counts = torch.bincount((first * VOCAB + second) * VOCAB + third, minlength=VOCAB**3)
     begins = torch.bincount(first, minlength=VOCAB) / len(first)  # given these, the pairs are independent
-    expected = begins[:, None, None] * expected_law[:, :, None] * expected_law[None]
+    expected = begins[:, None, None] * expected_distribution[:, :, None] * expected_distribution[None]
     return g_test(counts.numpy(), expected.flatten().numpy())

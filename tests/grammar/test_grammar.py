@@ -110,8 +110,8 @@ def batch_of(rows: int):
     return make_batch([TEXT] * rows, vocab_size=VOCAB)
 
 
-def draft_of(rows: Sequence[Sequence[int]], width: int, parents: Sequence[Sequence[int]] | None = None) -> Draft:
-    draft = Draft.allocate(len(rows), width, trees=parents is not None, sources=("only",))
+def draft_of(rows: Sequence[Sequence[int]], draft_length: int, parents: Sequence[Sequence[int]] | None = None) -> Draft:
+    draft = Draft.allocate(len(rows), draft_length, trees=parents is not None, sources=("only",))
     for row, ids in enumerate(rows):
         draft.set_row(row, ids, 0.5, parents=None if parents is None else parents[row])
     return draft
@@ -127,13 +127,13 @@ chains = st.lists(st.tuples(st.lists(tokens, max_size=6), st.none() | grammars),
 @settings(deadline=None, max_examples=100)
 @given(chains, st.integers(0, 6), st.none() | st.integers(0, 20))
 def test_batches_row_by_row(rows, more, budget):
-    width = max(len(ids) for ids, _ in rows) + more
+    draft_length = max(len(ids) for ids, _ in rows) + more
     drafted = [ids for ids, _ in rows]
-    given_draft = draft_of(drafted, width)
+    given_draft = draft_of(drafted, draft_length)
     states = [None if allowed is None else Masked(allowed, TEXT) for _, allowed in rows]
-    done = complete(given_draft, states, [width] * len(rows), budget)
+    done = complete(given_draft, states, [draft_length] * len(rows), budget)
     assert ids_of(given_draft) == drafted, "it is not ours to change"
-    free = follow_all(rows, width)
+    free = follow_all(rows, draft_length)
     added = [[] for _ in rows] if done.forced is None else forced_of(done.forced)
     assert ids_of(done.draft) == [kept + more for (kept, _), more in zip(free, added, strict=True)], (
         "cut, and what was added behind"
@@ -170,13 +170,13 @@ def test_rows_have_room_of_their_own():
 alternating = allowed_by({(1, 2): frozenset({1}), (2, 1): frozenset({2})})
 
 
-def follow_all(rows, width: int) -> list[tuple[list[int], list[int]]]:
+def follow_all(rows, draft_length: int) -> list[tuple[list[int], list[int]]]:
     found = []
     for ids, allowed in rows:
         if allowed is None:
             found.append((list(ids), []))
         else:
-            kept, added, _ = follow(Masked(allowed, TEXT), ids, width)
+            kept, added, _ = follow(Masked(allowed, TEXT), ids, draft_length)
             found.append((list(ids[:kept]), added))
     return found
 
@@ -195,9 +195,9 @@ def forests(draw):
 @given(forests(), grammars, st.integers(0, 4))
 def test_trees_lose_what_hangs_on_illegal_nodes(tree, allowed, more):
     ids, parents = tree
-    width = len(ids) + more
+    draft_length = len(ids) + more
     state = Masked(allowed, TEXT)
-    done = complete(draft_of([ids], width, [parents]), [state], [width])
+    done = complete(draft_of([ids], draft_length, [parents]), [state], [draft_length])
     assert state.text == TEXT
     expected = [path for path in paths_of(ids, parents) if is_legal(allowed, TEXT, path) and END not in path[:-1]]
     own = int(done.draft.lengths[0]) - (0 if done.forced is None else int(done.forced.lengths[0]))
@@ -209,7 +209,7 @@ def test_trees_lose_what_hangs_on_illegal_nodes(tree, allowed, more):
         assert is_chain
         assert found_parents[: len(found_ids)] == list(range(-1, len(found_ids) - 1))
     elif is_chain:
-        kept, added, _ = follow(Masked(allowed, TEXT), found_ids, width)
+        kept, added, _ = follow(Masked(allowed, TEXT), found_ids, draft_length)
         assert (kept, added) == (own, [])
 
 
@@ -225,19 +225,19 @@ def paths_of(ids: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("law", [Distribution.PROBS, Distribution.LOGITS])
-def test_rows_with_a_grammar_state_no_law(law):
+def test_rows_with_a_grammar_state_no_distribution(distribution):
     """Cut or not; the others keep theirs."""
-    draft = Draft.allocate(3, 4, distribution=law, vocab_size=VOCAB, sources=("only",))
-    stated = draft.draft_probs if law is Distribution.PROBS else draft.draft_logits
+    draft = Draft.allocate(3, 4, distribution=distribution, vocab_size=VOCAB, sources=("only",))
+    stated = draft.draft_probs if distribution is Distribution.PROBS else draft.draft_logits
     assert stated is not None
-    stated.copy_(torch.rand(3, 4, VOCAB) if law is Distribution.PROBS else torch.randn(3, 4, VOCAB))
+    stated.copy_(torch.rand(3, 4, VOCAB) if distribution is Distribution.PROBS else torch.randn(3, 4, VOCAB))
     before = stated.clone()
     for row in range(3):
         draft.set_row(row, [3, 4], 0.5)
     states = [Masked(allowed_by({(1, 2): frozenset({5})}), TEXT), None, Masked(allowed_by({}), TEXT)]
     done = complete(draft, states, [4, 4, 4])
     assert ids_of(done.draft) == [[5], [3, 4], [3, 4]]
-    stated = done.draft.draft_probs if law is Distribution.PROBS else done.draft.draft_logits
+    stated = done.draft.draft_probs if distribution is Distribution.PROBS else done.draft.draft_logits
     assert stated is not None
     assert done.draft.drawn is not None
     assert done.draft.drawn.all(1).tolist() == [False, True, False]

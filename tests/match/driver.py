@@ -22,7 +22,7 @@ class Client:
     """A `Lookup` behind the methods of its reference, with poison wherever nothing may be read."""
 
     lookup: Lookup
-    width: int
+    draft_length: int
     trees: bool
     wide: int = 0  # spare columns of the buffers
 
@@ -38,7 +38,7 @@ class Client:
 
     def propose(self, slots: list[int], limits: list[int]) -> list[Draft]:
         """Return drafts from buffers that held poison before; what lies beyond a draft stays."""
-        shape = (len(slots), self.width + self.wide)
+        shape = (len(slots), self.draft_length + self.wide)
         ids, parents = np.full(shape, POISON, np.int32), np.full(shape, POISON, np.int32)
         confidence = np.full(shape, np.nan, np.float32)
         counts, sources = np.zeros(len(slots), np.int32), np.full(shape, POISON, np.int32)
@@ -48,7 +48,7 @@ class Client:
         )  # fmt: skip
         drafts = []
         for row, n in enumerate(counts.tolist()):
-            assert n <= min(max(limits[row], 0), self.width)
+            assert n <= min(max(limits[row], 0), self.draft_length)
             assert (ids[row, n:] == POISON).all()
             assert np.isnan(confidence[row, n:]).all()
             assert (sources[row, n:] == POISON).all()
@@ -59,11 +59,13 @@ class Client:
 
 
 def both(
-    slots: int, capacity: int, width: int, options: LookupOptions, *, trees: bool
+    slots: int, capacity: int, draft_length: int, options: LookupOptions, *, trees: bool
 ) -> tuple[Client, ReferenceLookup]:
     """Return what is tested and what it must equal."""
-    fast = Lookup(slots, capacity, width, options, trees=trees)
-    return Client(fast, width, trees, wide=2), ReferenceLookup(slots, capacity, width, options, trees=trees)
+    fast = Lookup(slots, capacity, draft_length, options, trees=trees)
+    return Client(fast, draft_length, trees, wide=2), ReferenceLookup(
+        slots, capacity, draft_length, options, trees=trees
+    )
 
 
 def segment_of(

@@ -68,19 +68,19 @@ def stock(talk: Talk, players: tuple[Client, ReferenceLookup]) -> None:
 
 
 @pytest.mark.parametrize("trees", [False, True])
-@given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), width=st.sampled_from([1, 4, 16]))
+@given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), draft_length=st.sampled_from([1, 4, 16]))
 @settings(max_examples=25, deadline=None)
-def test_it_drafts_what_the_reference_drafts(trees: bool, seed: int, options: LookupOptions, width: int) -> None:
+def test_it_drafts_what_the_reference_drafts(trees: bool, seed: int, options: LookupOptions, draft_length: int) -> None:
     talk = Talk(seed, slots=3, capacity=160)
-    play(talk, both(3, 160, width, options, trees=trees), 30)
+    play(talk, both(3, 160, draft_length, options, trees=trees), 30)
 
 
 @pytest.mark.parametrize("trees", [False, True])
-@given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), width=st.sampled_from([1, 4, 16]))
+@given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), draft_length=st.sampled_from([1, 4, 16]))
 @settings(max_examples=25, deadline=None)
-def test_with_shelves_that_come_and_go_too(trees: bool, seed: int, options: LookupOptions, width: int) -> None:
+def test_with_shelves_that_come_and_go_too(trees: bool, seed: int, options: LookupOptions, draft_length: int) -> None:
     talk = Talk(seed, slots=3, capacity=160)
-    play(talk, both(3, 160, width, options, trees=trees), 30, shelves=True)
+    play(talk, both(3, 160, draft_length, options, trees=trees), 30, shelves=True)
 
 
 @pytest.mark.parametrize("trees", [False, True])
@@ -127,8 +127,10 @@ def test_neither_the_order_of_rows_nor_anything_but_history_matters(trees: bool,
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=15, deadline=None)
 def test_nobody_is_drafted_what_only_others_were_told(trees: bool, seed: int) -> None:
-    rng, width, names = random.Random(seed), 6, ["a", "b", "c"]
-    client = Client(Lookup(1, 300, width, LookupOptions(cap=16, response_tokens=256), trees=trees), width, trees)
+    rng, draft_length, names = random.Random(seed), 6, ["a", "b", "c"]
+    client = Client(
+        Lookup(1, 300, draft_length, LookupOptions(cap=16, response_tokens=256), trees=trees), draft_length, trees
+    )
     seen: dict[str, set[int]] = {name: set() for name in names}
     songs = {name: [rng.choice([0, 1, 2, 50 + 50 * k + j]) for j in range(30)] for k, name in enumerate(names)}
     drafted = 0
@@ -141,7 +143,7 @@ def test_nobody_is_drafted_what_only_others_were_told(trees: bool, seed: int) ->
             length += len(tokens)
             seen[name].update(tokens)
             client.ingest([0], [tokens], [length])
-            (draft,) = client.propose([0], [width])
+            (draft,) = client.propose([0], [draft_length])
             assert set(draft.ids) <= seen[name]
             assert POISON not in draft.ids
             assert NO_TEXT not in draft.ids

@@ -47,7 +47,7 @@ def status(engine: int = 0, steps: int = 1, ceiling: int | None = None, faults: 
     metrics.fault("ngram", "late")
     return {
         "engine": engine,
-        "max_width": 8,
+        "max_draft_length": 8,
         "scheduler": {"control": {"mode": "off" if ceiling == 0 else "on", "ceiling": ceiling}, "faults": faults or {}},
         "workers": [{"rank": 1, "drafts": False}, {"rank": 0, "drafts": True, "metrics": metrics.snapshot().as_dict()}],
     }
@@ -126,7 +126,7 @@ def test_each_engine_has_its_label_and_each_family_is_told_once(watch):
 
 
 @pytest.mark.parametrize(("ceiling", "shown"), [(None, 8), (3, 3), (99, 8)])
-def test_the_ceiling_is_never_above_the_servers_width(watch, ceiling, shown):
+def test_the_ceiling_is_never_above_the_servers_draft_length(watch, ceiling, shown):
     _, registry = watch(status(ceiling=ceiling))
     assert registry.get_sample_value("specplug_ceiling_tokens", {"engine": "0"}) == shown
 

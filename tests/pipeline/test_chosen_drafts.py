@@ -76,7 +76,7 @@ def completed(token):
 def cut_by_the_scheduler(token):
     """vLLM's worker drafts, and its scheduler cuts what the grammar forbids."""
     drafting = object.__new__(Drafting)
-    drafting.plan = StepPlan(width=1)
+    drafting.plan = StepPlan(draft_length=1)
     stage = SimpleNamespace(propose=lambda *_: written(token), trim=lambda _batch, draft, _plan: draft)
     drafting.stage = SimpleNamespace(observe=lambda *_: None, **vars(stage))
     draft = drafting.step(make_batch([[1]], grammar=[True], vocab_size=3), None, torch.ones(1, dtype=torch.int32))
@@ -113,8 +113,8 @@ def first_token(draft):
     names = ("token_ids", "lengths", "confidence", "source", "base_len", "draft_probs", "drawn")
     found = {name: getattr(draft, name) for name in names}
     many = {name: t if t is None else t.expand(rows, *t.shape[1:]) for name, t in found.items()}
-    uniforms = Uniforms(cells[:, :1].expand(-1, draft.width), cells[:, 1:].expand(-1, draft.width + 1))
-    target = TargetLogits.dense(TARGET.log().expand(rows, draft.width + 1, -1))
+    uniforms = Uniforms(cells[:, :1].expand(-1, draft.draft_length), cells[:, 1:].expand(-1, draft.draft_length + 1))
+    target = TargetLogits.dense(TARGET.log().expand(rows, draft.draft_length + 1, -1))
     many_rows = replace(draft, **many)
     tokens = ReferenceVerifier().verify(many_rows, target, SamplingBatch(torch.ones(rows)), uniforms).token_ids[:, 0]
     return torch.bincount(tokens, minlength=3) / rows

@@ -81,12 +81,12 @@ def blocked():
     proposer.release()
 
 
-def work(*texts, width=4, **kwargs):
+def work(*texts, draft_length=4, **kwargs):
     """Return a batch, its limits and an empty draft."""
     batch = make_batch(texts, vocab_size=VOCAB, **kwargs)
-    draft = Draft.allocate(len(texts), width)
+    draft = Draft.allocate(len(texts), draft_length)
     draft.reset(batch.lengths)
-    return batch, batch.limits(width), draft
+    return batch, batch.limits(draft_length), draft
 
 
 def tell(handle: HostHandle, kind: Lifecycle, name: str, *, slot: int, generation: int = 0) -> Request:
@@ -232,9 +232,9 @@ class TestSnapshots:
     def test_full_distributions_and_trees_travel(self, distribution):
         def write(_batch, _limits, draft):
             draft.set_row(0, [3, 4], 0.5, parents=[-1, -1])
-            law = draft.draft_logits if draft.draft_probs is None else draft.draft_probs
-            if law is not None:
-                law[0, :2, 3:5] = 0.5
+            distribution = draft.draft_logits if draft.draft_probs is None else draft.draft_probs
+            if distribution is not None:
+                distribution[0, :2, 3:5] = 0.5
 
         batch = make_batch([[1]], vocab_size=8)
         draft = Draft.allocate(1, 3, trees=True, distribution=distribution, vocab_size=8)
@@ -242,8 +242,8 @@ class TestSnapshots:
         handle.step(batch, batch.limits(3), draft)
         assert drafts(draft) == [[3, 4]]
         assert draft.parents[0, :2].tolist() == [-1, -1]
-        law = draft.draft_logits if draft.draft_probs is None else draft.draft_probs
-        assert law is None or law[0, 0].tolist() == [0, 0, 0, 0.5, 0.5, 0, 0, 0]
+        distribution = draft.draft_logits if draft.draft_probs is None else draft.draft_probs
+        assert distribution is None or distribution[0, 0].tolist() == [0, 0, 0, 0.5, 0.5, 0, 0, 0]
 
     def test_it_runs_inside_an_engines_inference_mode(self):
         handle = host_handle(Recorder(needs_host=True))

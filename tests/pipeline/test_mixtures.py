@@ -89,7 +89,7 @@ class TestSeveralProposers:
         }
 
 
-def law_writer(distribution, token, value):
+def distribution_writer(distribution, token, value):
     """Return a `write` that drafts one token for every row and states `value` for it in its law, if that is taken."""
 
     def write(_batch, _limits, draft):
@@ -109,23 +109,23 @@ class TestFullDistributions:
         [(Distribution.PROBS, Distribution.PROBS), (Distribution.LOGITS, Distribution.LOGITS)],
     )
     def test_rows_of_others_are_one_hot_drafts(self, distribution, takes):
-        sampler = Recorder(law_writer(distribution, 5, 0.25), distribution=distribution)
+        sampler = Recorder(distribution_writer(distribution, 5, 0.25), distribution=distribution)
         bench = Bench({"sampler": sampler, "plain": Recorder(rows([], [7, 8]))}, caps=EngineCaps(4, draft_input=takes))
         bench.start("a", [1])
         bench.start("b", [1], proposer="plain")
         bench.draft()  # leaves stale distributions in the buffer
         draft = bench.draft()
         assert draft.distribution is distribution
-        law = draft.draft_probs if distribution is Distribution.PROBS else draft.draft_logits
-        assert law[0, 0, 5] == 0.25
-        assert law[0, 0].count_nonzero() == 1
+        distribution = draft.draft_probs if distribution is Distribution.PROBS else draft.draft_logits
+        assert distribution[0, 0, 5] == 0.25
+        assert distribution[0, 0].count_nonzero() == 1
         assert draft.drawn[0].all()
         expected = torch.zeros(2, VOCAB, dtype=torch.float64)
         expected[0, 7] = expected[1, 8] = 1.0
         assert torch.equal(full_probs(draft, torch.ones(2), VOCAB)[1, :2], expected)
 
     def test_the_same_rows_change_hands(self):
-        sampler = Recorder(law_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
+        sampler = Recorder(distribution_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
         bench = Bench(
             {"plain": Recorder(rows([7], [7])), "sampler": sampler},
             caps=EngineCaps(4, draft_input=Distribution.PROBS),
@@ -142,7 +142,8 @@ class TestFullDistributions:
     def test_there_is_one_buffer_however_many_state_one(self):
         """What a second proposer drafts is one-hot; the merged draft has no distributions of its own."""
         first, second = (
-            Recorder(law_writer(Distribution.PROBS, token, 0.25), distribution=Distribution.PROBS) for token in (5, 6)
+            Recorder(distribution_writer(Distribution.PROBS, token, 0.25), distribution=Distribution.PROBS)
+            for token in (5, 6)
         )
         bench = Bench(
             {"plain": Recorder(rows([7], [], [])), "first": first, "second": second},
@@ -158,7 +159,7 @@ class TestFullDistributions:
         assert draft.draft_probs.untyped_storage().nbytes() == bench.stage.distribution_bytes
 
     def test_a_draft_vocabulary_makes_the_buffer_small_and_others_draft_what_it_lacks(self):
-        sampler = Recorder(law_writer(Distribution.PROBS, 1, 0.25), distribution=Distribution.PROBS)
+        sampler = Recorder(distribution_writer(Distribution.PROBS, 1, 0.25), distribution=Distribution.PROBS)
         sampler.draft_vocab = torch.tensor([9, 1, 4])
         bench = Bench(
             {"sampler": sampler, "plain": Recorder(rows([], [7]))}, caps=EngineCaps(4, draft_input=Distribution.PROBS)
@@ -174,14 +175,14 @@ class TestFullDistributions:
 
     @pytest.mark.parametrize("ids", [[], [1, 1], [-1, 2], [VOCAB], [[1]], [1.0]])
     def test_a_malformed_draft_vocabulary_stops_start_up(self, ids):
-        sampler = Recorder(law_writer(Distribution.PROBS, 1, 0.25), distribution=Distribution.PROBS)
+        sampler = Recorder(distribution_writer(Distribution.PROBS, 1, 0.25), distribution=Distribution.PROBS)
         sampler.draft_vocab = torch.tensor(ids)
         with pytest.raises(ContractError, match="draft vocabulary"):
             bench_of(sampler, caps=EngineCaps(4, draft_input=Distribution.PROBS))
 
     @pytest.mark.parametrize("takes", [Distribution.ONE_HOT, Distribution.LOGITS])
-    def test_an_engine_that_does_not_take_a_law_is_not_given_one(self, takes):
-        sampler = Recorder(law_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
+    def test_an_engine_that_does_not_take_a_distribution_is_not_given_one(self, takes):
+        sampler = Recorder(distribution_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
         bench = bench_of(sampler, caps=EngineCaps(4, draft_input=takes))
         bench.start("a", [1])
         bench.start("b", [1])
@@ -190,7 +191,7 @@ class TestFullDistributions:
         assert (draft.distribution, draft.draft_probs, draft.draft_logits) == (Distribution.ONE_HOT, None, None)
 
     def test_a_trimmed_draft_is_verified_as_one_hot(self):
-        sampler = Recorder(law_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
+        sampler = Recorder(distribution_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
         bench = bench_of(sampler, caps=EngineCaps(4, draft_input=Distribution.PROBS))
         bench.start("a", [1])
         bench.start("b", [1])
@@ -211,7 +212,7 @@ class TestFullDistributions:
             bench.start("b", [1])
             draft = bench.draft(1, budget=1)
             assert drafts(draft) == ([[0], []] if drawn == 0 else [[], [0]])
-            output += q[drawn] * first_token_law(draft, p)
+            output += q[drawn] * first_token_distribution(draft, p)
         assert torch.allclose(output, p.double())
 
 
@@ -223,17 +224,17 @@ def draw(drawn, q, batch, _limits, draft):
     draft.draft_probs[:, 0] = q
 
 
-def first_token_law(draft, p):
+def first_token_distribution(draft, p):
     """The law [V] of the first row's first token when the target's law is `p` [V], integrated over the numbers."""
-    law, grid = torch.zeros(len(p), dtype=torch.float64), (torch.arange(20, dtype=torch.float64) + 0.5) / 20
-    one_row = draft.view(1, draft.width)
+    distribution, grid = torch.zeros(len(p), dtype=torch.float64), (torch.arange(20, dtype=torch.float64) + 0.5) / 20
+    one_row = draft.view(1, draft.draft_length)
     for accept in grid:
         for number in grid:
-            numbers = Uniforms(accept.expand(1, draft.width), number.expand(1, draft.width + 1))
-            target = TargetLogits.dense(p.log().expand(1, draft.width + 1, -1))
+            numbers = Uniforms(accept.expand(1, draft.draft_length), number.expand(1, draft.draft_length + 1))
+            target = TargetLogits.dense(p.log().expand(1, draft.draft_length + 1, -1))
             found = ReferenceVerifier().verify(one_row, target, SamplingBatch(torch.ones(1)), numbers)
-            law[found.token_ids[0, 0]] += 1 / 400
-    return law
+            distribution[found.token_ids[0, 0]] += 1 / 400
+    return distribution
 
 
 def fork(_batch, limits, draft):
@@ -254,12 +255,12 @@ class TestTrees:
         bench.verify({"a": 2})
 
     def test_a_chain_chosen_from_a_tree_is_verified_as_one_hot(self):
-        def with_law(batch, limits, draft):
+        def with_distribution(batch, limits, draft):
             fork(batch, limits, draft)
             draft.draft_probs.fill_(1 / VOCAB)
 
         caps = EngineCaps(4, draft_input=Distribution.PROBS)
-        bench = bench_of(Recorder(with_law, trees=True, distribution=Distribution.PROBS), caps=caps)
+        bench = bench_of(Recorder(with_distribution, trees=True, distribution=Distribution.PROBS), caps=caps)
         bench.start("a", [1])
         draft = bench.draft()
         assert drafts(draft) == [[20, 21]]

@@ -17,7 +17,7 @@ from specplug.types.request import Lifecycle
 from specplug.types.verdict import Outcome
 from tests.pipeline.tools import SLOTS, VOCAB, Bench, Recorder, drafts, int32, newest
 
-WIDTH, MAX_CONSECUTIVE, COOLDOWN = 4, 2, 2
+DRAFT_LENGTH, MAX_CONSECUTIVE, COOLDOWN = 4, 2, 2
 KINDS = {
     "device": {},
     "thread": {"needs_host": True},
@@ -61,9 +61,9 @@ class Breaker:
             self.off, self.trial = COOLDOWN + 1, True
 
 
-def trimmed(rows: list[tuple[list[int], list[float]]], width: int, budget: int | None) -> list[list[int]]:
+def trimmed(rows: list[tuple[list[int], list[float]]], draft_length: int, budget: int | None) -> list[list[int]]:
     """Return the drafts that a budget leaves: likeliest first, then by column, then by row."""
-    if budget is None or budget >= len(rows) * width:
+    if budget is None or budget >= len(rows) * draft_length:
         return [ids for ids, _ in rows]
     places = []
     for row, (_, levels) in enumerate(rows):
@@ -135,15 +135,15 @@ class Schedule:
         names = self.some()
         if not names:
             return
-        width, count = self.pick(st.integers(0, WIDTH)), len(names)
-        budget = self.pick(st.none() | st.integers(-1, WIDTH * SLOTS))
+        draft_length, count = self.pick(st.integers(0, DRAFT_LENGTH)), len(names)
+        budget = self.pick(st.none() | st.integers(-1, DRAFT_LENGTH * SLOTS))
         room = self.pick(st.lists(st.integers(0, 7), min_size=count, max_size=count))
         sampled = self.pick(st.lists(st.booleans(), min_size=count, max_size=count))
         self.proposer.fails = {"propose"} if self.maybe() else set()
-        found = self.bench.draft(width, names, budget=budget, room=room, sampled=sampled)
+        found = self.bench.draft(draft_length, names, budget=budget, room=room, sampled=sampled)
 
         admitted = self.breaker.admits()
-        failed = bool(width and self.proposer.fails)
+        failed = bool(draft_length and self.proposer.fails)
         if admitted:
             self.breaker.ran(not failed)
             self.hand_over(names)
@@ -151,9 +151,9 @@ class Schedule:
                 self.known = {name: replace(known, handed=[]) for name, known in self.known.items()}
         rows = []
         for name, one_room, is_sampled in zip(names, room, sampled, strict=True):
-            limit = min(width, max(0, one_room - 1)) if admitted and not failed and is_sampled else 0
+            limit = min(draft_length, max(0, one_room - 1)) if admitted and not failed and is_sampled else 0
             rows.append(continuation(self.bench.seats[name].tokens, limit))
-        expected = trimmed(rows, width, None if budget is None else max(0, budget))
+        expected = trimmed(rows, draft_length, None if budget is None else max(0, budget))
         assert drafts(found) == expected
         for name, ids in zip(names, expected, strict=True):
             self.known[name].draft, self.known[name].base_len = ids, len(self.bench.seats[name].tokens)
@@ -174,8 +174,8 @@ class Schedule:
             return
         reports, expected, seen, emitted = [], [], [], []
         for name in names:
-            accepted = self.pick(st.integers(0, WIDTH))
-            verified = self.pick(st.integers(accepted, WIDTH))
+            accepted = self.pick(st.integers(0, DRAFT_LENGTH))
+            verified = self.pick(st.integers(accepted, DRAFT_LENGTH))
             text, known = self.bench.seats[name].tokens, self.known[name]
             if self.maybe(6):
                 text.append(0)  # a token that no report mentions: the base no longer holds

@@ -22,7 +22,7 @@ from specplug.types.plan import StepPlan
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
 from specplug.types.verdict import Outcome
 
-VOCAB, SLOTS, LENGTH, WIDTH = 32, 4, 48, 4
+VOCAB, SLOTS, LENGTH, DRAFT_LENGTH = 32, 4, 48, 4
 
 READS_BACK = {
     "_local_scalar_dense",
@@ -81,7 +81,7 @@ class Bigram(Proposer):
         ends = batch.lengths[:, None].long() - 1
         last = texts.gather(1, ends)
         follows = torch.where((texts == last) & (place < ends), place + 1, 0).amax(1, keepdim=True)
-        path = follows + torch.arange(draft.width, device=self._device)
+        path = follows + torch.arange(draft.draft_length, device=self._device)
         found = (follows > 0) & (path <= ends)
         lengths = torch.minimum(found.sum(1), limits)
         draft.token_ids.copy_(texts.gather(1, path.clamp(max=texts.shape[1] - 1)))
@@ -109,7 +109,7 @@ def stage_of(proposers: dict[str, Proposer], caps: EngineCaps, device: torch.dev
         make_handle(ProposerSpec(name=name, factory=Bigram, summary="", caps=proposer.caps), proposer, None, device)
         for name, proposer in proposers.items()
     ]
-    metrics = SpecMetrics([handle.spec.name for handle in handles], caps.max_width, device)
+    metrics = SpecMetrics([handle.spec.name for handle in handles], caps.max_draft_length, device)
     guards = [FaultGuard(handle.spec.name, sink=metrics.fault) for handle in handles]
     trim_guard = FaultGuard("trim", sink=metrics.fault)
     stage = DraftStage(
@@ -145,12 +145,12 @@ def batch_on(device: torch.device, grown: int = 0) -> EngineBatch:
 
 
 SETUPS = {
-    "one": ([ProposerCaps(learns=True)], EngineCaps(WIDTH)),
-    "trees": ([ProposerCaps(learns=True, trees=True)], EngineCaps(WIDTH, trees=True)),
-    "trees as chains": ([ProposerCaps(trees=True)], EngineCaps(WIDTH)),
+    "one": ([ProposerCaps(learns=True)], EngineCaps(DRAFT_LENGTH)),
+    "trees": ([ProposerCaps(learns=True, trees=True)], EngineCaps(DRAFT_LENGTH, trees=True)),
+    "trees as chains": ([ProposerCaps(trees=True)], EngineCaps(DRAFT_LENGTH)),
     "several": (
         [ProposerCaps(learns=True), ProposerCaps(distribution=Distribution.PROBS), ProposerCaps(trees=True)],
-        EngineCaps(WIDTH, trees=True, draft_input=Distribution.PROBS),
+        EngineCaps(DRAFT_LENGTH, trees=True, draft_input=Distribution.PROBS),
     ),
 }
 
@@ -170,7 +170,7 @@ def drive(stage: DraftStage, batch: EngineBatch, after: EngineBatch, outcome: Ou
     chosen = Request("b", 1, 9, options=RequestOptions(proposer="p1"))
     stage.on_event(RequestEvent(Lifecycle.STARTED, chosen, slot=0, generation=1))
     stage.trim(batch, stage.propose(batch, 0), StepPlan(0))
-    draft = stage.trim(batch, stage.propose(batch, WIDTH, caps), StepPlan(WIDTH, 5, price=0.1))
+    draft = stage.trim(batch, stage.propose(batch, DRAFT_LENGTH, caps), StepPlan(DRAFT_LENGTH, 5, price=0.1))
     verdict = stage.observe(after, outcome)
     stage.trim(after, stage.propose(after, 2, caps), StepPlan(2))
     return draft, verdict
@@ -182,7 +182,7 @@ def test_it_runs_where_tensors_have_no_values(setup):
     proposers, caps = SETUPS[setup]
     stage, metrics = stage_of({f"p{i}": Bigram(device, each) for i, each in enumerate(proposers)}, caps, device)
     draft, verdict = drive(stage, *inputs(device))
-    assert draft.token_ids.shape == (3, WIDTH)
+    assert draft.token_ids.shape == (3, DRAFT_LENGTH)
     assert verdict.accepted.shape == (3,)
     assert metrics._faults == {}  # had a proposer or the trimmer failed, it would have been contained
 
@@ -207,7 +207,7 @@ def test_no_operation_reads_back_or_copies_in(setup):
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_proposer_that_reads_back_is_noticed(device):
     device = torch.device(device)
-    stage, metrics = stage_of({"p0": Reading(device, ProposerCaps())}, EngineCaps(WIDTH), device)
+    stage, metrics = stage_of({"p0": Reading(device, ProposerCaps())}, EngineCaps(DRAFT_LENGTH), device)
     given = inputs(device)
     with Watch() as watch:
         drive(stage, *given)

@@ -179,7 +179,7 @@ class TestPlanning:
         step = planning.launch(1.0, 2, 6, 2)
         planning.make(["a", "bb"], 0, 0)  # the host runs ahead
         planning.finish(step, [("a", 2, 1), ("bb", 1, 1)], 1.5)
-        cost = StepCost(requests=2, tokens=6, context_tokens=30, width=2, seconds=0.5)
+        cost = StepCost(requests=2, tokens=6, context_tokens=30, draft_length=2, seconds=0.5)
         assert planner.reports == [StepReport(0, 2, 2, 3, 2, (2, 1), (2, 0), cost)]
         planning.make(["a", "bb"], 0, 0)
         assert [stats.last_step for stats in planner.stats] == [None, None, cost]

@@ -10,7 +10,7 @@ import torch
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner
 from specplug.pipeline.stages import PlanStage
-from specplug.types.caps import EngineCaps, WidthChange
+from specplug.types.caps import DraftLengthChange, EngineCaps
 from specplug.types.plan import HostStats, StepPlan
 from specplug.types.request import Lifecycle
 from specplug.types.verdict import Outcome
@@ -34,11 +34,11 @@ class TestDrafts:
         assert draft.sources == ("only",)
         assert draft.confidence.tolist() == [[0.5] * 4] * 2
 
-    def test_at_width_0_it_ingests_and_does_not_propose(self, proposer):
+    def test_at_draft_length_0_it_ingests_and_does_not_propose(self, proposer):
         bench = bench_of(proposer)
         bench.start("a", [1, 2, 3])
         draft = bench.draft(0)
-        assert (draft.width, drafts(draft)) == (0, [[]])
+        assert (draft.draft_length, drafts(draft)) == (0, [[]])
         assert proposer.handed == [{(0, 0): [1, 2, 3]}]
         assert proposer.calls == ["on_event", "ingest"]
 
@@ -52,7 +52,7 @@ class TestDrafts:
         outcome = Outcome(int32([4]), int32([4]), int32([5]))
         assert bench.stage.observe(dummy, outcome).proposed.tolist() == [0]
         assert drafts(draft) == [[]]
-        assert draft.width == 3
+        assert draft.draft_length == 3
         assert proposer.calls == calls
         assert bench.metrics.snapshot().total.emitted == 0
         assert bench.verify({"a": 2}).proposed.tolist() == [4]  # what was in flight is still known
@@ -142,11 +142,11 @@ class TestHandingOver:
         bench.draft()
         assert proposer.handed == [{(0, 0): [1, 2, 3, 4]}, {(0, 0): []}, {(0, 0): [9]}]
 
-    def test_steps_at_any_width(self, proposer):
+    def test_steps_at_any_draft_length(self, proposer):
         bench = bench_of(proposer)
         bench.start("a", [1])
-        for width in (0, 2, 0, 4, 1):
-            bench.draft(width)
+        for draft_length in (0, 2, 0, 4, 1):
+            bench.draft(draft_length)
             bench.verify({"a": 0}, emitted={"a": [2]})
         assert proposer.handed == [{(0, 0): [1]}] + [{(0, 0): [2]}] * 4
 
@@ -170,7 +170,7 @@ class TestHandingOver:
 
 
 class TestLimits:
-    def test_room_width_and_sampled(self, proposer):
+    def test_room_draft_length_and_sampled(self, proposer):
         bench = bench_of(proposer)
         for name in "abcde":
             bench.start(name, [1])
@@ -233,26 +233,26 @@ class TestPlanStage:
         stage.plan(self.STATS)
         stage.plan(self.STATS)
         stage._planner.answer = StepPlan(4)
-        assert [stage.plan(self.STATS).width for _ in range(4)] == [0, 0, 4, 4]
+        assert [stage.plan(self.STATS).draft_length for _ in range(4)] == [0, 0, 4, 4]
 
     @pytest.mark.parametrize(("planned", "fitted"), [(8, 4), (4, 4), (3, 1), (1, 1), (0, 0), (-3, 0)])
-    def test_widths_are_fitted_to_the_ladder(self, planned, fitted):
-        caps = EngineCaps(8, captured_widths=(0, 1, 4), width_change=WidthChange.CAPTURED)
-        assert self.stage(StepPlan(planned), caps).plan(self.STATS).width == fitted
+    def test_draft_lengths_are_fitted_to_the_ladder(self, planned, fitted):
+        caps = EngineCaps(8, captured_draft_lengths=(0, 1, 4), draft_length_change=DraftLengthChange.CAPTURED)
+        assert self.stage(StepPlan(planned), caps).plan(self.STATS).draft_length == fitted
 
     @pytest.mark.parametrize(("planned", "fitted"), [(99, 8), (8, 8), (3, 3)])
-    def test_widths_are_bounded_by_the_engine(self, planned, fitted):
-        assert self.stage(StepPlan(planned)).plan(self.STATS).width == fitted
+    def test_draft_lengths_are_bounded_by_the_engine(self, planned, fitted):
+        assert self.stage(StepPlan(planned)).plan(self.STATS).draft_length == fitted
 
     def test_the_ceiling_can_change_while_serving(self):
         stage = self.stage(StepPlan(6, token_budget=9), ceiling=2)
-        widths = [stage.plan(self.STATS).width]
+        draft_lengths = [stage.plan(self.STATS).draft_length]
         for ceiling in (0, 7, None):
             stage.ceiling = ceiling
-            widths.append(stage.plan(self.STATS).width)
-        assert widths == [2, 0, 6, 6]
+            draft_lengths.append(stage.plan(self.STATS).draft_length)
+        assert draft_lengths == [2, 0, 6, 6]
         assert stage.plan(self.STATS).token_budget == 9
 
     def test_a_ceiling_between_two_rungs_means_the_lower_one(self):
-        caps = EngineCaps(8, captured_widths=(0, 2, 8))
-        assert self.stage(StepPlan(8), caps, ceiling=7).plan(self.STATS).width == 2
+        caps = EngineCaps(8, captured_draft_lengths=(0, 2, 8))
+        assert self.stage(StepPlan(8), caps, ceiling=7).plan(self.STATS).draft_length == 2

@@ -136,7 +136,7 @@ class TestVerdicts:
         assert verdict.proposed.tolist() == [4, 0, 4]
         assert verdict.accepted.tolist() == [1, 0, 1]
 
-    def test_filler_that_was_accepted_counts_for_nobody(self):
+    def test_padding_that_was_accepted_counts_for_nobody(self):
         bench = bench_of(Recorder(rows([1], [])))
         bench.start("a", [1])
         bench.start("b", [1])
@@ -244,13 +244,13 @@ class TestWithoutDrafts:
         reports = []
         for name in "abc":
             bench.start(name, [1])
-        for width, drafted, reported, change, most in steps:
+        for draft_length, drafted, reported, change, most in steps:
             if change == "leave" and "c" in bench.seats:
                 bench.leave("c")
             if change == "join" and "c" not in bench.seats:
                 bench.start("c", [5])
-            bench.draft(width, sorted(drafted & set(bench.seats)))
-            verdict = bench.verify(dict.fromkeys(sorted(reported & set(bench.seats)), most), verified=width)
+            bench.draft(draft_length, sorted(drafted & set(bench.seats)))
+            verdict = bench.verify(dict.fromkeys(sorted(reported & set(bench.seats)), most), verified=draft_length)
             reports.append({name: getattr(verdict, name).tolist() for name in Verdict.__slots__})
         return reports
 

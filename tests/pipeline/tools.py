@@ -37,7 +37,7 @@ def count_up(batch: BatchView, limits: Tensor, draft: Draft) -> None:
     """Draft last token + 1, + 2, ... as far as the limits go."""
     ends = batch.lengths.long() if batch.first is None else batch.lengths.long() - batch.first
     last = batch.tokens[batch.rows.long(), ends - 1]
-    places = torch.arange(draft.width)
+    places = torch.arange(draft.draft_length)
     inside = places < limits[:, None]
     draft.token_ids.copy_(torch.where(inside, (last[:, None] + 1 + places) % batch.vocab_size, -1))
     draft.lengths.copy_(limits)
@@ -140,7 +140,7 @@ class Bench:
         pairs = zip(specs, self.proposers.values(), strict=True)
         self.handles = [make_handle(spec, proposer, self.deadline, CPU) for spec, proposer in pairs]
         sources = [source for handle in self.handles for source in handle.sources]
-        self.metrics = SpecMetrics(sources, self.caps.max_width)
+        self.metrics = SpecMetrics(sources, self.caps.max_draft_length)
         self.guards = [self._guard(name) for name in self.proposers]
         self.trim_guard = self._guard("trimmer")
         self.stage = DraftStage(
@@ -211,7 +211,7 @@ class Bench:
 
     def draft(
         self,
-        width: int = 4,
+        draft_length: int = 4,
         names: Sequence[str] | None = None,
         *,
         budget: int | None = None,
@@ -220,7 +220,9 @@ class Bench:
     ) -> Draft:
         """Propose and trim."""
         batch = self.batch(names, **columns)
-        return self.stage.trim(batch, self.stage.propose(batch, width), StepPlan(width, budget, price=price))
+        return self.stage.trim(
+            batch, self.stage.propose(batch, draft_length), StepPlan(draft_length, budget, price=price)
+        )
 
     def verify(
         self, accepted: Mapping[str, int], *, verified: int = 4, emitted: Mapping[str, Sequence[int]] | None = None

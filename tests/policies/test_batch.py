@@ -18,7 +18,7 @@ from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec
 from specplug.settings import load_settings
-from specplug.types.caps import EngineCaps, Ragged, WidthChange
+from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
 from specplug.types.plan import HostStats, RequestStats
@@ -61,17 +61,17 @@ def trimmer(caps: EngineCaps | None = None, **options: object) -> GainTrimmer:
 
 class TestPlans:
     @pytest.mark.parametrize(
-        ("batch_size", "width"),
+        ("batch_size", "draft_length"),
         [(0, 32), (1, 32), (8, 32), (9, 16), (128, 16), (250, 16), (256, 9), (300, 6), (512, 0)],
     )
-    def test_the_width_follows_the_batch_size(self, batch_size, width):
-        assert plan(batch_size).width == width
+    def test_the_draft_length_follows_the_batch_size(self, batch_size, draft_length):
+        assert plan(batch_size).draft_length == draft_length
 
     @pytest.mark.parametrize(
-        ("batch_size", "width"), [(1, 32), (8, 31), (9, 16), (64, 3), (100, 1), (129, 0), (999, 0)]
+        ("batch_size", "draft_length"), [(1, 32), (8, 31), (9, 16), (64, 3), (100, 1), (129, 0), (999, 0)]
     )
-    def test_where_rows_are_padded_only_free_tokens_are_drafted(self, batch_size, width):
-        assert plan(batch_size, PADDED, gamma_small=32).width == width
+    def test_where_rows_are_padded_only_free_tokens_are_drafted(self, batch_size, draft_length):
+        assert plan(batch_size, PADDED, gamma_small=32).draft_length == draft_length
 
     @pytest.mark.parametrize(("batch_size", "budget"), [(1, 255), (64, 192), (256, 0), (300, 0)])
     def test_where_only_the_budget_bounds_the_step_it_is_what_stays_free(self, batch_size, budget):
@@ -82,15 +82,15 @@ class TestPlans:
         assert plan(batch_size, EngineCaps(8)).token_budget is None
 
     def test_it_is_fitted_to_what_the_engine_runs(self):
-        ladder = EngineCaps(24, captured_widths=(0, 4, 12, 24), width_change=WidthChange.CAPTURED)
-        assert [plan(n, ladder).width for n in (1, 9, 256)] == [24, 12, 4]
-        assert plan(1, EngineCaps(5)).width == 5
+        ladder = EngineCaps(24, captured_draft_lengths=(0, 4, 12, 24), draft_length_change=DraftLengthChange.CAPTURED)
+        assert [plan(n, ladder).draft_length for n in (1, 9, 256)] == [24, 12, 4]
+        assert plan(1, EngineCaps(5)).draft_length == 5
 
     def test_options(self):
-        assert plan(3, small_batch=2, gamma_small=9, gamma_large=7).width == 7
-        assert plan(2, small_batch=2, gamma_small=9, gamma_large=7).width == 9
-        assert plan(1, batch_size=512).width == 0
-        assert plan(300, saturation=1000).width == 16
+        assert plan(3, small_batch=2, gamma_small=9, gamma_large=7).draft_length == 7
+        assert plan(2, small_batch=2, gamma_small=9, gamma_large=7).draft_length == 9
+        assert plan(1, batch_size=512).draft_length == 0
+        assert plan(300, saturation=1000).draft_length == 16
         assert (plan(1).token_budget, plan(1, token_budget=5).token_budget) == (None, 5)
 
     def test_requests_caps_are_respected(self):
@@ -99,12 +99,12 @@ class TestPlans:
 
     @given(st.integers(1, 2000), st.integers(1, 600))
     @settings(max_examples=50, deadline=None)
-    def test_no_width_is_planned_whose_last_token_cannot_pay(self, batch_size, saturation):
+    def test_no_draft_length_is_planned_whose_last_token_cannot_pay(self, batch_size, saturation):
         """A row's surest token of that place is free, or brings more than plain decoding does in its time."""
-        width = plan(batch_size, saturation=saturation).width
+        draft_length = plan(batch_size, saturation=saturation).draft_length
         roofline = Roofline(saturation, 0.02)
-        free = batch_size + width <= saturation
-        assert not width or free or 0.999**width > roofline.plain_rate(batch_size) / saturation
+        free = batch_size + draft_length <= saturation
+        assert not draft_length or free or 0.999**draft_length > roofline.plain_rate(batch_size) / saturation
 
     @pytest.mark.parametrize("wrong", [{"gamma_small": -1}, {"saturation": 0}, {"margin": -0.1}, {"gama": 3}])
     def test_options_are_checked(self, wrong):
@@ -114,7 +114,7 @@ class TestPlans:
 
 # -- which tokens are admitted ---------------------------------------------------------------------------------------
 
-levels = st.floats(0.0, 1.0, width=32)
+levels = st.floats(0.0, 1.0, draft_length=32)
 
 
 @st.composite
@@ -128,8 +128,8 @@ def forests(draw: st.DrawFn, *, trees: bool) -> list[list[tuple[float, int]]]:
     return [[(draw(levels), parent(column)) for column in range(size)] for size in sizes]
 
 
-def draft_of(forest: list[list[tuple[float, int]]], *, trees: bool, width: int = 4) -> Draft:
-    draft = Draft.allocate(len(forest), width, trees=trees)
+def draft_of(forest: list[list[tuple[float, int]]], *, trees: bool, draft_length: int = 4) -> Draft:
+    draft = Draft.allocate(len(forest), draft_length, trees=trees)
     for row, nodes in enumerate(forest):
         parents = [parent for _, parent in nodes] if trees else None
         draft.set_row(row, list(range(10 * row, 10 * row + len(nodes))), [x for x, _ in nodes], parents=parents)
@@ -194,8 +194,10 @@ def closed_after_moving(draft: Draft) -> bool:
 
 
 def chains(*confidences: list[float]) -> Draft:
-    width = max(map(len, confidences))
-    return draft_of([[(x, c - 1) for c, x in enumerate(row)] for row in confidences], trees=False, width=width)
+    draft_length = max(map(len, confidences))
+    return draft_of(
+        [[(x, c - 1) for c, x in enumerate(row)] for row in confidences], trees=False, draft_length=draft_length
+    )
 
 
 def kept(
@@ -239,10 +241,10 @@ def test_where_rows_are_padded_only_a_budget_cuts():
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "width", "cuts"), [(7, 32, False), (8, 31, False), (8, 32, True), (256, 1, True)]
+    ("batch_size", "draft_length", "cuts"), [(7, 32, False), (8, 31, False), (8, 32, True), (256, 1, True)]
 )
-def test_a_step_that_is_free_throughout_is_left_alone(batch_size, width, cuts):
-    assert trimmer().cuts_without_budget(batch_size, width) is cuts
+def test_a_step_that_is_free_throughout_is_left_alone(batch_size, draft_length, cuts):
+    assert trimmer().cuts_without_budget(batch_size, draft_length) is cuts
 
 
 def test_being_told_a_batch_size_is_the_same_as_having_it():
@@ -304,11 +306,11 @@ class TestInThePipeline:
         trimmed.validate()
         assert trimmed.device == meta
 
-    @pytest.mark.parametrize(("batch_size", "width"), [(0, 4), (3, 0)])
-    def test_nothing_to_trim(self, batch_size, width):
+    @pytest.mark.parametrize(("batch_size", "draft_length"), [(0, 4), (3, 0)])
+    def test_nothing_to_trim(self, batch_size, draft_length):
         limits = TrimLimits.build(2, torch.ones(batch_size, dtype=torch.bool))
-        trimmed = trimmer().trim(Draft.allocate(batch_size, width), limits)
-        assert (trimmed.batch_size, trimmed.width) == (batch_size, width)
+        trimmed = trimmer().trim(Draft.allocate(batch_size, draft_length), limits)
+        assert (trimmed.batch_size, trimmed.draft_length) == (batch_size, draft_length)
 
 
 DOCS = Path(__file__).parents[2] / "docs" / "policies.md"

@@ -8,7 +8,7 @@ from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec
 from specplug.trim import SurvivalTrimmer
-from specplug.types.caps import EngineCaps, WidthChange
+from specplug.types.caps import DraftLengthChange, EngineCaps
 from specplug.types.plan import HostStats, RequestStats
 from specplug_fixed import plugin
 from specplug_fixed.options import FixedOptions
@@ -31,24 +31,24 @@ def stats(*caps: int | None) -> HostStats:
 
 def test_default_is_what_the_server_allows() -> None:
     plan = planner("fixed", EngineCaps(5)).plan(stats(None))
-    assert (plan.width, plan.token_budget, dict(plan.caps)) == (5, None, {})
+    assert (plan.draft_length, plan.token_budget, dict(plan.caps)) == (5, None, {})
 
 
 def test_gamma_and_budget_are_options() -> None:
     plan = planner("fixed", EngineCaps(8), gamma=3, token_budget=40).plan(stats(None, None))
-    assert (plan.width, plan.token_budget) == (3, 40)
+    assert (plan.draft_length, plan.token_budget) == (3, 40)
 
 
-@pytest.mark.parametrize(("change", "expected"), [(WidthChange.CAPTURED, 4), (WidthChange.FIXED, 6)])
-def test_gamma_is_fitted_to_captured_widths(change: WidthChange, expected: int) -> None:
-    caps = EngineCaps(8, captured_widths=(0, 1, 2, 4, 8), width_change=change)
-    assert planner("fixed", caps, gamma=6).plan(stats()).width == expected
+@pytest.mark.parametrize(("change", "expected"), [(DraftLengthChange.CAPTURED, 4), (DraftLengthChange.FIXED, 6)])
+def test_gamma_is_fitted_to_captured_draft_lengths(change: DraftLengthChange, expected: int) -> None:
+    caps = EngineCaps(8, captured_draft_lengths=(0, 1, 2, 4, 8), draft_length_change=change)
+    assert planner("fixed", caps, gamma=6).plan(stats()).draft_length == expected
 
 
 def test_requests_caps_are_respected() -> None:
     plan = planner("fixed", EngineCaps(4)).plan(stats(None, 0, 2, 4, 9))
     assert dict(plan.caps) == {"r1": 0, "r2": 2}
-    assert [plan.width_for(f"r{i}") for i in range(5)] == [4, 0, 2, 4, 4]
+    assert [plan.draft_length_for(f"r{i}") for i in range(5)] == [4, 0, 2, 4, 4]
 
 
 def test_plans_do_not_share_caps() -> None:
@@ -65,7 +65,7 @@ def test_gamma_beyond_the_server_is_an_error() -> None:
 
 def test_none_never_speculates() -> None:
     plan = planner("none", EngineCaps(8)).plan(stats(None, 3))
-    assert (plan.width, dict(plan.caps)) == (0, {})
+    assert (plan.draft_length, dict(plan.caps)) == (0, {})
 
 
 @pytest.mark.parametrize("wrong", [{"gamma": -1}, {"token_budget": -1}, {"gama": 3}])

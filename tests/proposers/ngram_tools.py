@@ -45,10 +45,10 @@ def serve(
     driver.leave(name, ends, visible=visible)
 
 
-def ask(driver: Driver, said: Sequence[int] = BEGIN, *, width: int = 8, **fields: Any) -> RowDraft:
+def ask(driver: Driver, said: Sequence[int] = BEGIN, *, draft_length: int = 8, **fields: Any) -> RowDraft:
     """Return what is drafted for a new request that has said so much; it leaves without a word."""
     driver.start("asked", [*PROMPT, *said], **{"isolation_key": "us", **fields})
-    draft = driver.step(width, order=["asked"]).by_request()["asked"]
+    draft = driver.step(draft_length, order=["asked"]).by_request()["asked"]
     driver.leave("asked", None)
     return draft
 

@@ -149,7 +149,7 @@ def test_reference_is_named_in_the_draft(name: str) -> None:
     with Driver(spec(name), vocab_size=64) as driver:
         driver.start("own", [1, 2, 3, 1, 2])
         driver.start("given", [1, 2], references=[[7, 1, 2, 5, 6]])
-        drafts, names = driver.step(width=4).by_request(), driver.proposer.sources
+        drafts, names = driver.step(draft_length=4).by_request(), driver.proposer.sources
     assert (drafts["own"].token_ids[0], names[drafts["own"].source[0]]) == (3, "own text")
     assert (drafts["given"].token_ids[:2], names[drafts["given"].source[0]]) == ((5, 6), "reference")
 
@@ -159,7 +159,7 @@ def test_a_tree_holds_what_a_chain_has_to_choose_from(name: str) -> None:
     text = [1, 2, 3, 9, 1, 2, 4, 8, 1, 2]
     with Driver(spec(name), {"min_n": 2}, vocab_size=64) as driver:
         driver.start("forked", text)
-        draft = driver.step(width=6).by_request()["forked"]
+        draft = driver.step(draft_length=6).by_request()["forked"]
     first = {token for token, parent in zip(draft.token_ids, draft.parents or (), strict=False) if parent < 0}
     assert first == ({3, 4} if name == "ngram-tree" else set())
     assert draft.token_ids[0] in (3, 4)
@@ -171,9 +171,9 @@ def test_confidence_rises_with_what_was_right_and_falls_with_what_was_not() -> N
         with Driver(spec("ngram"), vocab_size=64, max_length=400) as driver:
             driver.start("a", tokens[:100])
             for token in tokens[100:300]:
-                driver.step(width=1)
+                driver.step(draft_length=1)
                 driver.extend("a", [token])
-            return driver.step(width=1).by_request()["a"].confidence[0]
+            return driver.step(draft_length=1).by_request()["a"].confidence[0]
 
     noise = np.random.default_rng(3).integers(0, 5, 300).tolist()
     assert last(list(range(10, 20)) * 30) > 0.95
@@ -188,9 +188,9 @@ def test_a_copy_goes_on_behind_an_edit() -> None:
     for min_n in (0, 1):
         with Driver(spec("ngram"), {"min_n": min_n}, vocab_size=64) as driver:
             driver.start("edit", text[:-1])
-            driver.step(width=4)
+            driver.step(draft_length=4)
             driver.extend("edit", text[-1:])
-            drafts.append(driver.step(width=4).by_request()["edit"].token_ids)
+            drafts.append(driver.step(draft_length=4).by_request()["edit"].token_ids)
     assert drafts[0][:1] == (copied[8],) or drafts[0][:1] == (copied[9],)
     assert drafts[1] == ()
 
@@ -200,7 +200,7 @@ def test_drafts_end_where_they_hardly_survive() -> None:
     for least in (0.001, 0.5, 0.9):
         with Driver(spec("ngram"), {"min_survival": least}, vocab_size=64) as driver:
             driver.start("a", [*range(10, 20), *range(10, 15)])
-            [draft] = driver.step(width=8).by_request().values()
+            [draft] = driver.step(draft_length=8).by_request().values()
         lengths.append(len(draft.token_ids))
         assert np.prod(draft.confidence) >= least
     assert lengths[0] == 8 > lengths[1] >= lengths[2]

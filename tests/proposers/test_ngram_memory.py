@@ -94,13 +94,13 @@ def test_what_stood_before_a_response_is_matched_and_not_drafted(make: Make) -> 
 def test_no_more_is_remembered_than_was_seen(make: Make, seen: int) -> None:
     driver = make()
     serve(driver, visible=len(PROMPT) + seen)
-    assert list(ask(driver, SAID[:1], width=8).token_ids) == SAID[1:seen]
+    assert list(ask(driver, SAID[:1], draft_length=8).token_ids) == SAID[1:seen]
 
 
 def test_what_is_seen_may_be_longer_than_what_is_known(make: Make) -> None:
     driver = make()
     serve(driver, visible=len(PROMPT) + len(SAID) + 3)
-    assert list(ask(driver, SAID[:1], width=12).token_ids) == SAID[1:]
+    assert list(ask(driver, SAID[:1], draft_length=12).token_ids) == SAID[1:]
 
 
 def test_nothing_is_remembered_where_nobody_knows_what_was_seen(make: Make) -> None:
@@ -158,7 +158,7 @@ def test_a_response_longer_than_the_memory_keeps_its_end(make: Make) -> None:
     driver.extend("long", said)
     driver.step(4)
     driver.leave("long")
-    assert ask(driver, said[-6:-2], width=2).token_ids == tuple(said[-2:])
+    assert ask(driver, said[-6:-2], draft_length=2).token_ids == tuple(said[-2:])
 
 
 @pytest.mark.parametrize("event", ["cache flushed", "weights changed"])

@@ -223,7 +223,7 @@ def test_a_budget_that_suffices_trims_nothing():
 def test_a_trimmer_may_cut_without_a_budget():
     policy = PlantedPolicy(lambda stats: StepPlan(4))
     asked = []
-    policy.cuts_without_budget = lambda batch_size, width: asked.append((batch_size, width)) or True
+    policy.cuts_without_budget = lambda batch_size, draft_length: asked.append((batch_size, draft_length)) or True
     planted(Planted(lambda batch, row, limit: ()), [SAME], policy=policy, batch=32)
     assert set(asked) == {(32, 4)}
     assert set(policy.trimmed) == {(32, 128)}  # also where nothing was drafted: it may learn from that

@@ -45,7 +45,7 @@ class Unruly(Planted):
         ids, level, source, deed = self._script[self._step % len(self._script)]
         self.log.append(["propose", limits.tolist(), draft.base_len.tolist(), *map(plain, fields(draft))])
         for row in range(batch.batch_size):
-            count = min(len(ids), draft.width)
+            count = min(len(ids), draft.draft_length)
             for place in range(count):
                 draft.token_ids[row, place] = ids[place]
                 draft.confidence[row, place] = level

@@ -14,7 +14,7 @@ from specplug.types.request import Request, RequestOptions
 from specplug_vllm.worker.requests import Resident
 
 CPU = torch.device("cpu")
-WIDTH = 3
+DRAFT_LENGTH = 3
 
 
 def resident(name: str, end: int = 100, stops: tuple[int, ...] = (), **options: object) -> Resident:
@@ -33,7 +33,7 @@ class Run:
 
 runs = st.builds(
     Run,
-    steps=st.lists(st.lists(st.integers(0, 5), max_size=WIDTH + 1), min_size=1, max_size=5),
+    steps=st.lists(st.lists(st.integers(0, 5), max_size=DRAFT_LENGTH + 1), min_size=1, max_size=5),
     end=st.integers(1, 12),
     stops=st.lists(st.integers(0, 5), max_size=2, unique=True).map(tuple),
 )
@@ -43,19 +43,19 @@ def plain(run: Run) -> list[int]:
     """Per step, how many of its tokens lie behind the first stop; the prompt is one token long."""
     stopped, length, counts = False, 1, []
     for step in run.steps:
-        behind = 0
+        after = 0
         for token in step:
             length += 1
-            behind += stopped
+            after += stopped
             stopped = stopped or token in run.stops or length >= run.end
-        counts.append(behind)
+        counts.append(after)
     return counts
 
 
 @given(st.lists(runs, min_size=1, max_size=3))
 def test_counts_equal_those_of_a_plain_loop(batch: list[Run]) -> None:
     slots = torch.tensor(range(len(batch))).flip(0)
-    table, watch = SlotTable(len(batch), CPU), StopWatch(len(batch), WIDTH, CPU)
+    table, watch = SlotTable(len(batch), CPU), StopWatch(len(batch), DRAFT_LENGTH, CPU)
     for row, run in enumerate(batch):
         table.take(int(slots[row]), resident(str(row), run.end, run.stops))
     tokens = torch.full((len(batch), 32), 7, dtype=torch.int32)  # 7 stops nothing
@@ -70,29 +70,29 @@ def test_counts_equal_those_of_a_plain_loop(batch: list[Run]) -> None:
             )
             emitted[row] = len(news)
         lengths = lengths + emitted
-        behind = watch.behind(tokens, slots, slots, lengths, emitted, table.rows(slots))
-        for row, count in enumerate(behind.tolist()):
+        after = watch.after(tokens, slots, slots, lengths, emitted, table.rows(slots))
+        for row, count in enumerate(after.tolist()):
             found[row].append(count)
     for row, run in enumerate(batch):
         assert found[row][: len(run.steps)] == plain(run)
 
 
 def test_a_new_tenant_has_not_stopped() -> None:
-    table, watch = SlotTable(1, CPU), StopWatch(1, WIDTH, CPU)
+    table, watch = SlotTable(1, CPU), StopWatch(1, DRAFT_LENGTH, CPU)
     slots = torch.tensor([0])
     tokens = torch.tensor([[1, 5, 5, 5]], dtype=torch.int32)
 
-    def behind(length: int, emitted: int) -> int:
+    def after(length: int, emitted: int) -> int:
         counts = [torch.tensor([count], dtype=torch.int32) for count in (length, emitted)]
-        return int(watch.behind(tokens, slots, slots, *counts, table.rows(slots)))
+        return int(watch.after(tokens, slots, slots, *counts, table.rows(slots)))
 
     table.take(0, resident("a", stops=(5,)))
-    assert behind(3, 2) == 1
-    assert behind(4, 1) == 1
+    assert after(3, 2) == 1
+    assert after(4, 1) == 1
     table.free(0)
     table.take(0, resident("b", stops=(5,)))
-    assert behind(3, 2) == 1
-    assert behind(2, 1) == 1, "stopped before"
+    assert after(3, 2) == 1
+    assert after(2, 1) == 1, "stopped before"
 
 
 def test_rows_say_what_tenants_said() -> None:

@@ -35,13 +35,14 @@ class Plans(Planner):
         self.context, self.accepted = context, 1.0
 
     def plan(self, stats: HostStats) -> StepPlan:
-        width = self.width(stats)
+        draft_length = self.draft_length(stats)
         return StepPlan(
-            width, caps={r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < width}
+            draft_length,
+            caps={r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < draft_length},
         )
 
-    def width(self, stats: HostStats) -> int:
-        return self.context.caps.fit_width(round(2 * self.accepted))
+    def draft_length(self, stats: HostStats) -> int:
+        return self.context.caps.fit_draft_length(round(2 * self.accepted))
 
     def observe(self, report: StepReport) -> None:
         self.accepted += (report.accepted / max(1, report.requests) - self.accepted) / 8
@@ -90,25 +91,25 @@ class TestNone(PolicyContract):
 
 
 class NeedsARequest(Plans):
-    def width(self, stats: HostStats) -> int:
+    def draft_length(self, stats: HostStats) -> int:
         return 4 + stats.requests[0].length % 2
 
 
-class ReturnsAWidth(Plans):
+class ReturnsADraftLength(Plans):
     def plan(self, stats: HostStats) -> StepPlan:
         return 4  # type: ignore[return-value]
 
 
 class TooWide(Plans):
-    def width(self, stats: HostStats) -> int:
+    def draft_length(self, stats: HostStats) -> int:
         return 16
 
 
 class Fractional(Plans):
     observe = Planner.observe
 
-    def width(self, stats: HostStats) -> int:
-        return self.context.caps.max_width / 2  # type: ignore[return-value]
+    def draft_length(self, stats: HostStats) -> int:
+        return self.context.caps.max_draft_length / 2  # type: ignore[return-value]
 
 
 class NegativeBudget(Plans):
@@ -123,19 +124,19 @@ class NegativePrice(Plans):
 
 class IgnoresCaps(Plans):
     def plan(self, stats: HostStats) -> StepPlan:
-        return StepPlan(self.width(stats))
+        return StepPlan(self.draft_length(stats))
 
 
 class Sleeps(Plans):
-    def width(self, stats: HostStats) -> int:
+    def draft_length(self, stats: HostStats) -> int:
         time.sleep(0)
-        return super().width(stats)
+        return super().draft_length(stats)
 
 
 class ReadsAFile(Plans):
-    def width(self, stats: HostStats) -> int:
+    def draft_length(self, stats: HostStats) -> int:
         Path(__file__).read_bytes()
-        return super().width(stats)
+        return super().draft_length(stats)
 
 
 class DependsOnTheInstance(Plans):
@@ -146,8 +147,8 @@ class DependsOnTheInstance(Plans):
         DependsOnTheInstance.instances += 1
         self.number = self.instances
 
-    def width(self, stats: HostStats) -> int:
-        return self.context.caps.fit_width(self.number % 2)
+    def draft_length(self, stats: HostStats) -> int:
+        return self.context.caps.fit_draft_length(self.number % 2)
 
 
 class DividesByRequests(Plans):
@@ -175,7 +176,7 @@ class OtherConfidences(Trims):
 
 class KeepsEnds(Trims):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        place = torch.arange(draft.width)
+        place = torch.arange(draft.draft_length)
         return draft.keep(place >= 1)
 
 
@@ -193,7 +194,7 @@ class OneTooMany(Trims):
 
 class BudgetPerRow(Trims):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        return draft.keep(torch.arange(draft.width) < limits.token_budget)
+        return draft.keep(torch.arange(draft.draft_length) < limits.token_budget)
 
 
 class IgnoresThePrice(Trims):
@@ -209,7 +210,7 @@ class PriceBackwards(Trims):
 
 class FirstRowsFirst(Trims):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        order = draft.mask().int().flatten().cumsum(0).view(draft.batch_size, draft.width)
+        order = draft.mask().int().flatten().cumsum(0).view(draft.batch_size, draft.draft_length)
         return draft.keep(order <= limits.token_budget)
 
 
@@ -230,17 +231,21 @@ class NeedsARow(Trims):
 
 class CutsToNothing(Trims):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        return draft.view(draft.batch_size, min(draft.width, 3))
+        return draft.view(draft.batch_size, min(draft.draft_length, 3))
 
 
 class Undecided(Trims):
-    def cuts_without_budget(self, batch_size: int, width: int) -> bool:
+    def cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
         return None  # type: ignore[return-value]
 
 
 class ReadsTheBudget(Trims):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        return super().trim(draft, limits) if int(limits.token_budget) else draft.view(draft.batch_size, draft.width)
+        return (
+            super().trim(draft, limits)
+            if int(limits.token_budget)
+            else draft.view(draft.batch_size, draft.draft_length)
+        )
 
 
 class ReadsVerdicts(Trims):
@@ -261,7 +266,7 @@ class LearnsFromSomebody(Trims):
 
 PLANTED = [
     (NeedsARequest, "test_plans_without_figures", (), "index out of range"),
-    (ReturnsAWidth, "test_plans_without_figures", (), "expected a StepPlan"),
+    (ReturnsADraftLength, "test_plans_without_figures", (), "expected a StepPlan"),
     (TooWide, "test_plans_within_the_engines_limits", (), "width 16"),
     (Fractional, "test_plans_within_the_engines_limits", (), r"width 4\.0"),
     (NegativeBudget, "test_plans_within_the_engines_limits", (), "token_budget -256"),
@@ -355,10 +360,10 @@ def test_documented_policy_satisfies_the_contract(tmp_path: Path, monkeypatch: p
         getattr(contract, clause)(*values)
     planner = contract.planner(EngineCaps(8))
     long = StepReport.build(0, 8, 1, [(8, 8)])
-    before = planner.plan(HostStats(0, ())).width
+    before = planner.plan(HostStats(0, ())).draft_length
     for _ in range(20):
         planner.observe(long)
-    assert planner.plan(HostStats(0, ())).width > before
+    assert planner.plan(HostStats(0, ())).draft_length > before
 
 
 def test_every_clause_is_documented_and_no_other() -> None:

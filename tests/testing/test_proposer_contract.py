@@ -90,9 +90,9 @@ class Drawn(Lookup):
 
     def write(self, draft: Draft, row: int, ids: list[int]) -> None:
         draft.set_row(row, ids, 0.5)
-        law = torch.full((len(ids), self.context.vocab_size), 0.5 / (self.context.vocab_size - 1))
-        law[range(len(ids)), ids] = 0.5
-        for full, values in ((draft.draft_probs, law), (draft.draft_logits, law.log())):
+        distribution = torch.full((len(ids), self.context.vocab_size), 0.5 / (self.context.vocab_size - 1))
+        distribution[range(len(ids)), ids] = 0.5
+        for full, values in ((draft.draft_probs, distribution), (draft.draft_logits, distribution.log())):
             if full is not None:
                 full[row, : len(ids)] = values
 
@@ -150,7 +150,7 @@ class Silent(Lookup):
 class Resizes(Lookup):
     def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
         super().propose(batch, limits, draft)
-        draft.confidence.resize_(draft.batch_size, draft.width + 1)
+        draft.confidence.resize_(draft.batch_size, draft.draft_length + 1)
 
 
 class NeedsLongIndices(Lookup):
@@ -164,7 +164,7 @@ class OutsideTheVocabulary(Lookup):
         return [self.context.vocab_size][:limit]
 
 
-class LeavesFiller(Lookup):
+class LeavesPadding(Lookup):
     def write(self, draft: Draft, row: int, ids: list[int]) -> None:
         super().write(draft, row, ids)
         draft.token_ids[row, len(ids) :] = 0
@@ -172,7 +172,7 @@ class LeavesFiller(Lookup):
 
 class IgnoresLimits(Lookup):
     def look_up(self, text: list[int], limit: int) -> list[int]:
-        return super().look_up(text, self.context.caps.max_width)
+        return super().look_up(text, self.context.caps.max_draft_length)
 
 
 class NotAProbability(Lookup):
@@ -198,11 +198,11 @@ class ParentOfItself(Lookup):
         draft.set_row(row, ids, 0.5, parents=list(range(len(ids))))
 
 
-class ForgetsItsLaw(Lookup):
+class ForgetsItsDistribution(Lookup):
     pass
 
 
-class AnotherTokensLaw(Drawn):
+class AnotherTokensDistribution(Drawn):
     def write(self, draft: Draft, row: int, ids: list[int]) -> None:
         super().write(draft, row, ids)
         assert draft.draft_probs is not None
@@ -374,16 +374,16 @@ PLANTED = [
     (Resizes, LEARNS, "test_keeps_the_shape_of_the_draft", (torch.int64,), "Draft.confidence is malformed"),
     (NeedsLongIndices, LEARNS, "test_keeps_the_shape_of_the_draft", (torch.int32,), "Expected a long tensor"),
     (OutsideTheVocabulary, LEARNS, "test_drafts_ids_of_the_vocabulary", (), r"drafted ids \[64"),
-    (LeavesFiller, LEARNS, "test_drafts_ids_of_the_vocabulary", (), "beyond the lengths"),
+    (LeavesPadding, LEARNS, "test_drafts_ids_of_the_vocabulary", (), "beyond the lengths"),
     (IgnoresLimits, LEARNS, "test_respects_limits", (), "expected at most"),
     (NotAProbability, LEARNS, "test_confidence_is_a_probability", (), "confidences .*nan"),
     (UnknownSource, LEARNS, "test_names_its_sources", (), r"source \(2,.*one of \[0, 1\]"),
     (SourceOfNothing, LEARNS, "test_names_its_sources", (), r"sources \[0.* stand beyond the lengths"),
     (ParentOfItself, TREES, "test_parents_come_before_children", (), r"parents \(0, 1"),
-    (ForgetsItsLaw, PROBS, "test_fills_in_its_distribution", (), "do not sum to 1"),
+    (ForgetsItsDistribution, PROBS, "test_fills_in_its_distribution", (), "do not sum to 1"),
     (DrawnFromOthers, PROBS, "test_fills_in_its_distribution", (), "not in its draft vocabulary"),
-    (AnotherTokensLaw, PROBS, "test_fills_in_its_distribution", (), "probability 0"),
-    (IngestsWhenItDrafts, LEARNS, "test_ingests_at_width_zero", (), "after steps of width 0"),
+    (AnotherTokensDistribution, PROBS, "test_fills_in_its_distribution", (), "probability 0"),
+    (IngestsWhenItDrafts, LEARNS, "test_ingests_at_draft_length_zero", (), "after steps of width 0"),
     (NeedsARow, LEARNS, "test_takes_an_empty_batch", (), "max"),
     (CleansTheTable, LEARNS, "test_changes_nothing_that_it_reads", (), "ingest has changed batch.tokens"),
     (LowersLimits, LEARNS, "test_changes_nothing_that_it_reads", (), "propose has changed limits"),
@@ -431,9 +431,9 @@ def test_every_clause_has_a_planted_proposer() -> None:
 
 def test_dummy_steps_that_reach_the_proposer_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     class Leaks(PipelineDriver):
-        def run(self, batch: BatchView, width: int, caps: Tensor) -> Draft:
+        def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
             self.proposer.ingest(replace(batch, tokens=batch.tokens.flip(1), is_dummy=True))
-            return super().run(batch, width, caps)
+            return super().run(batch, draft_length, caps)
 
     monkeypatch.setattr("specplug.testing.contract.PipelineDriver", Leaks)
     with pytest.raises(AssertionError, match="the pipeline"):
@@ -445,7 +445,7 @@ def test_settle_emits_what_was_accepted_and_one_more() -> None:
         driver.start("copies", [1, 2, 3, 1])
         driver.start("errs", [4, 5, 4])
         driver.start("ends", [6, 7, 6])
-        step = driver.step(width=2)
+        step = driver.step(draft_length=2)
         verdict = driver.settle(step, {"copies": [2, 3, 9, 9], "errs": [6, 9], "ends": [7]})
         assert [row.token_ids for row in step.by_request().values()] == [(2, 3), (5, 4), (7, 6)]
         assert verdict.accepted.tolist() == [2, 0, 1]

@@ -7,35 +7,35 @@ from scipy import stats
 from specplug.errors import ContractError
 from specplug.testing.statistics import MIN_EXPECTED, g_test, g_test_power
 
-LAW = np.array([0.4, 0.3, 0.2, 0.1])
+DISTRIBUTION = np.array([0.4, 0.3, 0.2, 0.1])
 OTHER = np.array([0.45, 0.3, 0.15, 0.1])
 
 
-def samples(law, size, count, seed=0):
-    return np.random.default_rng(seed).multinomial(size, law, size=count)
+def samples(distribution, size, count, seed=0):
+    return np.random.default_rng(seed).multinomial(size, distribution, size=count)
 
 
 def test_equals_scipy_where_nothing_is_pooled():
     counts = samples(OTHER, 1000, 1)[0]
-    expected = stats.power_divergence(counts, LAW * 1000, lambda_="log-likelihood").pvalue
-    assert g_test(counts, LAW) == pytest.approx(expected)
+    expected = stats.power_divergence(counts, DISTRIBUTION * 1000, lambda_="log-likelihood").pvalue
+    assert g_test(counts, DISTRIBUTION) == pytest.approx(expected)
 
 
-def test_p_values_are_uniform_under_the_law():
-    found = [g_test(counts, LAW) for counts in samples(LAW, 2000, 500)]
+def test_p_values_are_uniform_under_the_distribution():
+    found = [g_test(counts, DISTRIBUTION) for counts in samples(DISTRIBUTION, 2000, 500)]
     assert stats.kstest(found, "uniform").pvalue > 1e-4
 
 
 def test_power_is_the_share_of_rejections():
-    predicted = g_test_power(500, LAW, OTHER, alpha=0.05)
-    found = np.mean([g_test(counts, LAW) < 0.05 for counts in samples(OTHER, 500, 500)])
+    predicted = g_test_power(500, DISTRIBUTION, OTHER, alpha=0.05)
+    found = np.mean([g_test(counts, DISTRIBUTION) < 0.05 for counts in samples(OTHER, 500, 500)])
     assert 0.2 < predicted < 0.95
     assert found == pytest.approx(predicted, abs=0.08)
 
 
 def test_power_is_the_level_without_a_difference_and_grows_with_the_sample():
-    assert g_test_power(1000, LAW, LAW, alpha=0.01) == pytest.approx(0.01, rel=0.01)
-    powers = [g_test_power(size, LAW, OTHER, alpha=1e-6) for size in (500, 2000, 8000)]
+    assert g_test_power(1000, DISTRIBUTION, DISTRIBUTION, alpha=0.01) == pytest.approx(0.01, rel=0.01)
+    powers = [g_test_power(size, DISTRIBUTION, OTHER, alpha=1e-6) for size in (500, 2000, 8000)]
     assert powers == sorted(powers)
     assert powers[-1] > 0.999
 

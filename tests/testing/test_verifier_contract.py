@@ -56,7 +56,7 @@ class LongIds(Altered):
 
 class Narrow(Altered):
     def altered(self, found, draft):
-        return Verification(found.token_ids[:, : draft.width], found.num_accepted)
+        return Verification(found.token_ids[:, : draft.draft_length], found.num_accepted)
 
 
 class CountsTheBonus(Altered):
@@ -103,7 +103,7 @@ class AssumesPadding(ReferenceVerifier):
     """Takes logits for padded, whatever their starts say."""
 
     def verify(self, draft, target, sampling, uniforms):
-        starts = torch.arange(draft.batch_size, device=draft.device) * (draft.width + 1)
+        starts = torch.arange(draft.batch_size, device=draft.device) * (draft.draft_length + 1)
         return super().verify(draft, TargetLogits(target.logits, starts), sampling, uniforms)
 
 
@@ -116,7 +116,7 @@ class CleansTheDraft(ReferenceVerifier):
 class ReadsBack(ReferenceVerifier):
     def verify(self, draft, target, sampling, uniforms):
         cut = draft.view(draft.batch_size, int(draft.lengths.max()))
-        found = super().verify(cut, target, sampling, Uniforms(uniforms.accept[:, : cut.width], uniforms.draw))
+        found = super().verify(cut, target, sampling, Uniforms(uniforms.accept[:, : cut.draft_length], uniforms.draw))
         return found
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from specplug.plugins.specs import ProposerSpec
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
-from tests.transformers import test_law as law
+from tests.transformers import test_distribution as distribution
 from tests.transformers import toys
 from tests.transformers.conftest import greedy
 
@@ -22,17 +22,17 @@ def tiny_model(monkeypatch: pytest.MonkeyPatch) -> ProposerSpec:
     from specplug_testkit.plugin import spec_of
 
     spec = spec_of("tiny-model")
-    monkeypatch.setitem(law.PROPOSERS, spec.name, spec)
+    monkeypatch.setitem(distribution.PROPOSERS, spec.name, spec)
     return spec
 
 
 @pytest.mark.parametrize("seeded", [False, True], ids=["unseeded", "distinct seeds"])
-def test_sampled_output_has_the_targets_law(tiny_model: ProposerSpec, seeded: bool) -> None:
-    assert law.p_value(tiny_model.name, seeded=seeded) > 1e-4
+def test_sampled_output_has_the_targets_distribution(tiny_model: ProposerSpec, seeded: bool) -> None:
+    assert distribution.p_value(tiny_model.name, seeded=seeded) > 1e-4
 
 
 def test_a_verifier_that_takes_it_for_uniform_is_found_out(tiny_model: ProposerSpec) -> None:
-    assert law.p_value(tiny_model.name, seeded=True, verifier="uniform draft law") < 1e-6
+    assert distribution.p_value(tiny_model.name, seeded=True, verifier="uniform draft law") < 1e-6
 
 
 def test_greedy_output_is_the_targets(tiny_model: ProposerSpec, llama: Any) -> None:

@@ -53,11 +53,11 @@ def named(requests: list[GenerateRequest]) -> list[GenerateRequest]:
 
 
 @pytest.mark.parametrize("proposer", ["garbage", "oracle"])
-@pytest.mark.parametrize("width", [1, 4, 8])
-def test_as_without_speculation(proposer, width, make_engine, llama):
+@pytest.mark.parametrize("draft_length", [1, 4, 8])
+def test_as_without_speculation(proposer, draft_length, make_engine, llama):
     expected = [greedy(llama, prompt, MAX_TOKENS, prefix_allowed_tokens_fn=form(prompt)) for prompt in PROMPTS]
     Oracle.answers = {f"mine-{place}": answer for place, answer in enumerate(expected)}
-    engine = make_engine(proposer=proposer, num_speculative_tokens=width)
+    engine = make_engine(proposer=proposer, num_speculative_tokens=draft_length)
     outputs = engine.generate([*named(asked()), *requests_of(PROMPTS, max_tokens=MAX_TOKENS)])
     assert [list(output.token_ids) for output in outputs[: len(PROMPTS)]] == expected
     plain = [greedy(llama, prompt, MAX_TOKENS) for prompt in PROMPTS]
@@ -162,13 +162,13 @@ class Drawn(Proposer):
 
     def propose(self, batch: BatchView, limits: torch.Tensor, draft: Draft) -> None:
         assert draft.draft_probs is not None
-        law = torch.zeros(self._vocab)
-        law[[12, 90, 91]] = torch.tensor([0.5, 0.25, 0.25])
+        distribution = torch.zeros(self._vocab)
+        distribution[[12, 90, 91]] = torch.tensor([0.5, 0.25, 0.25])
         count = draft.token_ids.numel()
-        drawn = torch.multinomial(law, count, replacement=True, generator=self._stream)
+        drawn = torch.multinomial(distribution, count, replacement=True, generator=self._stream)
         draft.token_ids.copy_(drawn.view_as(draft.token_ids))
-        draft.draft_probs.copy_(law.expand_as(draft.draft_probs))
-        draft.lengths.fill_(draft.width)
+        draft.draft_probs.copy_(distribution.expand_as(draft.draft_probs))
+        draft.lengths.fill_(draft.draft_length)
         draft.confidence.fill_(0.5)
         draft.source.zero_()
         draft.shorten(limits)
@@ -178,7 +178,7 @@ DRAWN = ProposerSpec(name="drawn", factory=Drawn, summary="a toy", caps=Proposer
 
 
 @pytest.mark.parametrize(("proposer", "first"), [("garbage", [40]), ("drawn", [])])
-def test_sampled_output_keeps_its_law(proposer, first, llama):
+def test_sampled_output_keeps_its_distribution(proposer, first, llama):
     """Two free tokens, with a forced one between them, at temperature 1, against the plain model's own law."""
     prompt, count = PROMPTS[0], 600
 
@@ -199,12 +199,12 @@ def test_sampled_output_keeps_its_law(proposer, first, llama):
         found[FREE.index(one), FREE.index(other)] += 1
     expected = torch.empty(len(FREE), len(FREE), dtype=torch.float64)
     for row, token in enumerate(FREE):
-        one, other = (law_of(llama, text) for text in ([*prompt, *first], [*prompt, *first, token, 41]))
+        one, other = (distribution_of(llama, text) for text in ([*prompt, *first], [*prompt, *first, token, 41]))
         expected[row] = one[row] * other
     assert g_test(found.flatten().numpy(), expected.flatten().numpy()) > 1e-4
     assert total.accepted > count / 2
 
 
-def law_of(model, text: list[int]) -> torch.Tensor:
+def distribution_of(model, text: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         return model(input_ids=torch.tensor([text])).logits[0, -1, FREE].double().softmax(-1)

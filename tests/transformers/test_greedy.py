@@ -47,7 +47,7 @@ def test_in_double_precision(name, attention, make_engine):
 
 @pytest.mark.parametrize("gamma", [0, 1, 3, 9])
 @pytest.mark.parametrize("proposer", ["ngram", "garbage", "row writer"])
-def test_at_every_width(gamma, proposer, make_engine):
+def test_at_every_draft_length(gamma, proposer, make_engine):
     model, expected = answers("llama", "sdpa")
     engine = make_engine(model, proposer=proposer, num_speculative_tokens=gamma, max_num_seqs=3)
     outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
@@ -114,7 +114,7 @@ def test_the_models_own_last_position(make_engine):
     assert_greedy_equal(model, [prompt], [greedy(model, prompt, 6, eos_token_id=None)], [output.token_ids])
 
 
-def test_bfloat16_runs_the_same_arithmetic_at_width_zero(make_engine):
+def test_bfloat16_runs_the_same_arithmetic_at_draft_length_zero(make_engine):
     """Half precision rounds differently by shape; plain decoding of one request has `generate`'s shapes."""
     model = cached_model("llama").__class__(cached_model("llama").config)
     model.load_state_dict(cached_model("llama").state_dict())

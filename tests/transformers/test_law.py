@@ -43,7 +43,7 @@ def tiny_model() -> Any:
 
 
 @functools.cache
-def law_after(output: tuple[int, ...]) -> tuple[tuple[int, ...], Tensor]:
+def distribution_after(output: tuple[int, ...]) -> tuple[tuple[int, ...], Tensor]:
     """The kept tokens behind prompt and output, most likely first, and their probabilities, from a plain forward."""
     with torch.no_grad():
         logits = tiny_model()(input_ids=torch.tensor([PROMPT + output])).logits[0, -1].double()
@@ -52,14 +52,14 @@ def law_after(output: tuple[int, ...]) -> tuple[tuple[int, ...], Tensor]:
 
 
 @functools.cache
-def exact_law() -> tuple[dict[tuple[int, ...], int], list[float]]:
+def exact_distribution() -> tuple[dict[tuple[int, ...], int], list[float]]:
     """The 64 outcomes by their tokens, and their probabilities."""
     places, probs = {}, []
     for ranks in itertools.product(range(TOP_K), repeat=TOKENS):
         output, prob = (), 1.0
         for rank in ranks:
-            tokens, law = law_after(output)
-            prob *= float(law[rank])
+            tokens, distribution = distribution_after(output)
+            prob *= float(distribution[rank])
             output += (tokens[rank],)
         places[output] = len(probs)
         probs.append(prob)
@@ -79,7 +79,7 @@ class Ranked(Proposer):
             output = tuple(batch.tokens[slot, len(PROMPT) : length].tolist())
             drafted: list[int] = []
             for place in range(min(int(limits[row]), TOKENS - 1 - len(output))):
-                tokens, _ = law_after(output + tuple(drafted))
+                tokens, _ = distribution_after(output + tuple(drafted))
                 drafted.append(self.choose(draft, row, place, tokens))
             draft.set_row(row, drafted, 0.5)
 
@@ -140,7 +140,7 @@ def p_value(proposer: str, *, seeded: bool, verifier: str = "reference", first_s
         )
         for index in range(SAMPLES)
     ]
-    places, probs = exact_law()
+    places, probs = exact_distribution()
     counts = [0] * len(probs)
     for output in engine.generate(requests):
         if output.token_ids not in places:
@@ -155,7 +155,7 @@ def p_value(proposer: str, *, seeded: bool, verifier: str = "reference", first_s
 
 @pytest.mark.parametrize("seeded", [False, True], ids=["unseeded", "distinct seeds"])
 @pytest.mark.parametrize("proposer", PROPOSERS)
-def test_the_law_is_the_targets(proposer, seeded):
+def test_the_distribution_is_the_targets(proposer, seeded):
     assert p_value(proposer, seeded=seeded) > 1e-4
 
 
@@ -173,7 +173,7 @@ def test_a_lossy_verifier_is_found_out(mutant, proposer):
     assert p_value(proposer, seeded=True, verifier=mutant) < 1e-6
 
 
-def test_drafting_from_another_law_than_stated_is_found_out(monkeypatch):
+def test_drafting_from_another_distribution_than_stated_is_found_out(monkeypatch):
     """A wrong `draft_probs` is silently lossy: the test must see it."""
     stated = Drawn.choose
 

@@ -140,18 +140,18 @@ def test_every_token_is_ingested_once_per_generation(make_engine):
 def test_the_ceiling_changes_while_serving(make_engine, llama):
     engine = make_engine()
     engine.add(request("a", max_tokens=40))
-    widths = []
+    draft_lengths = []
     texts = []
     for step, output in enumerate(engine.run()):
         texts.append(output.token_ids)
-        widths.append(engine.last_step.width)
+        draft_lengths.append(engine.last_step.draft_length)
         if step == 2:
             engine.set_ceiling(0)
         if step == 5:
             engine.set_ceiling(2)
         if step == 8:
             engine.set_ceiling(None)
-    assert widths[:12] == [4, 4, 4, 0, 0, 0, 2, 2, 2, 4, 4, 4]
+    assert draft_lengths[:12] == [4, 4, 4, 0, 0, 0, 2, 2, 2, 4, 4, 4]
     assert list(texts[-1]) == greedy(llama, [5, 9, 33], 40, eos_token_id=None)
 
 
@@ -191,7 +191,7 @@ def test_planners_get_the_engines_own_step_times(make_engine):
     engine.step()
     first = engine.last_step
     assert first.seconds > 0
-    assert (first.requests, first.width, first.tokens) == (2, 4, 2 * 5)
+    assert (first.requests, first.draft_length, first.tokens) == (2, 4, 2 * 5)
     assert first.context_tokens == len(PROMPTS[0]) + len(PROMPTS[1])
     list(engine.run())
     heard = Listening.heard

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.transformers.test_distribution import PROMPT, TOKENS, TOP_K, exact_distribution, tiny_model
 
 from specplug.testing import g_test
 from specplug.types.request import Request
 from specplug_transformers import Engine, GenerateRequest, RequestOutput, SamplingParams
 from tests.transformers import toys
-from tests.transformers.test_law import PROMPT, TOKENS, TOP_K, exact_law, tiny_model
 
 SAMPLES = 2048
 
@@ -76,7 +76,7 @@ def p_value() -> float:
         )
         for seed in range(SAMPLES)
     ]
-    places, probs = exact_law()
+    places, probs = exact_distribution()
     counts = [0] * len(probs)
     engine.generate(requests)
     for output in engine.generate(requests):
@@ -88,11 +88,11 @@ def p_value() -> float:
     return g_test(counts, probs)
 
 
-def test_the_law_of_repeated_seeds_is_the_targets():
+def test_the_distribution_of_repeated_seeds_is_the_targets():
     assert p_value() > 1e-4
 
 
 @pytest.mark.usefixtures("everything_shared")
-def test_shared_memory_would_change_the_law():
+def test_shared_memory_would_change_the_distribution():
     """A remembered answer of the same seed meets the same random numbers: the same test must see it."""
     assert p_value() < 1e-6

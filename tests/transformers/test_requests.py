@@ -29,14 +29,14 @@ def test_a_request_can_refuse_drafts(make_engine, llama, fields):
     assert list(mine.token_ids) == greedy(llama, PROMPT, 24, eos_token_id=None)
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, 100])
-def test_a_request_can_lower_the_width(make_engine, llama, width):
+@pytest.mark.parametrize("draft_length", [1, 2, 4, 100])
+def test_a_request_can_lower_the_draft_length(make_engine, llama, draft_length):
     answer = greedy(llama, PROMPT, 24, eos_token_id=None)
     Oracle.answers = {"mine": answer, "other": greedy(llama, [7], 24, eos_token_id=None)}
     engine = make_engine(proposer="oracle", num_speculative_tokens=4)
-    mine, other = engine.generate([request(num_speculative_tokens=width), request([7], "other")])
+    mine, other = engine.generate([request(num_speculative_tokens=draft_length), request([7], "other")])
     assert list(mine.token_ids) == answer
-    assert mine.steps == math.ceil(24 / (min(width, 4) + 1))
+    assert mine.steps == math.ceil(24 / (min(draft_length, 4) + 1))
     assert other.steps == math.ceil(24 / 5)
 
 

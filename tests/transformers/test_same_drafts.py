@@ -24,7 +24,7 @@ def serve(tmp_path: Path) -> Serve:
         given, path = same_drafts.asked(count), tmp_path / f"{mutant}.jsonl"
         settings: dict[str, Any] = {
             **same_drafts.SETTINGS,
-            "num_speculative_tokens": same_drafts.WIDTH,
+            "num_speculative_tokens": same_drafts.DRAFT_LENGTH,
             "trace": {"path": str(path)},
         }
         engine = Engine(plain.model(), settings=settings, max_num_seqs=5, registry=same_drafts.registry())

@@ -43,9 +43,9 @@ def spell(text: str) -> list[int]:
 def say(make_engine):
     """Let the model say a text, all of it drafted: return the outputs of every step."""
 
-    def run(text: str, *, width: int = 8, behind: list[int] | None = None, **params: object):
-        answer = spell(text) + (behind or [])
-        engine = make_engine(tokenizer=byte_tokenizer(), proposer="oracle", num_speculative_tokens=width)
+    def run(text: str, *, draft_length: int = 8, after: list[int] | None = None, **params: object):
+        answer = spell(text) + (after or [])
+        engine = make_engine(tokenizer=byte_tokenizer(), proposer="oracle", num_speculative_tokens=draft_length)
         Oracle.answers = {"mine": answer}
         params = {"max_tokens": len(answer), "allowed_tokens": _only(answer), "ignore_eos": True, **params}
         engine.add(GenerateRequest(prompt=PROMPT, params=SamplingParams(**params), request_id="mine"))
@@ -59,10 +59,10 @@ def _only(answer: list[int]):
     return lambda _batch, ids: [answer[len(ids) - len(PROMPT)] if len(ids) - len(PROMPT) < len(answer) else EOS]
 
 
-@pytest.mark.parametrize("width", [0, 1, 2, 8])
-def test_streamed_text_adds_up(say, width):
+@pytest.mark.parametrize("draft_length", [0, 1, 2, 8])
+def test_streamed_text_adds_up(say, draft_length):
     """Characters cut across tokens and steps are held back until they are whole."""
-    outputs = say(TEXT * 2, width=width)
+    outputs = say(TEXT * 2, draft_length=draft_length)
     assert "".join(output.new_text for output in outputs) == outputs[-1].text == TEXT * 2
     assert sum((output.new_token_ids for output in outputs), ()) == outputs[-1].token_ids
     assert not any("\ufffd" in output.new_text for output in outputs)
@@ -74,10 +74,10 @@ def test_half_a_character_at_the_end_is_shown_as_such(say):
     assert outputs[-1].finish_reason == "length"
 
 
-@pytest.mark.parametrize("width", [0, 8])
-def test_a_stop_string_of_half_a_character_at_the_end_cuts(say, width):
+@pytest.mark.parametrize("draft_length", [0, 8])
+def test_a_stop_string_of_half_a_character_at_the_end_cuts(say, draft_length):
     """Only the end of the output tells that the character will not be whole."""
-    outputs = say(TEXT, width=width, max_tokens=len(spell("Gr")) + 1, stop=["r\ufffd"])
+    outputs = say(TEXT, draft_length=draft_length, max_tokens=len(spell("Gr")) + 1, stop=["r\ufffd"])
     assert "".join(output.new_text for output in outputs) == outputs[-1].text == "G"
     assert outputs[-1].finish_reason == "stop"
 
@@ -88,11 +88,11 @@ def test_half_a_character_that_becomes_whole_ends_nothing(say):
     assert outputs[-1].finish_reason == "length"
 
 
-@pytest.mark.parametrize("width", [0, 1, 3, 8])
+@pytest.mark.parametrize("draft_length", [0, 1, 3, 8])
 @pytest.mark.parametrize("stop", ["naïve", "京!", "½", "G", " end. "])
-def test_text_is_cut_before_a_stop_string(say, stop, width):
+def test_text_is_cut_before_a_stop_string(say, stop, draft_length):
     """The stop string begins and ends anywhere in an accepted block, also inside a character's bytes."""
-    outputs = say(TEXT, width=width, stop=["never", stop])
+    outputs = say(TEXT, draft_length=draft_length, stop=["never", stop])
     last = outputs[-1]
     assert last.text == "".join(output.new_text for output in outputs) == TEXT[: TEXT.index(stop)]
     assert last.finish_reason == "stop"
@@ -104,7 +104,7 @@ def test_the_earliest_stop_string_cuts(say):
 
 
 def test_the_beginning_of_a_stop_string_is_held_back_and_handed_out(say):
-    outputs = say("naïv end. ", stop=["naïve"], width=0)
+    outputs = say("naïv end. ", stop=["naïve"], draft_length=0)
     texts = [output.new_text for output in outputs]
     assert texts[0] == "", "an n may begin the stop string"
     assert "".join(texts) == "naïv end. "
@@ -117,14 +117,14 @@ def test_a_stop_string_that_never_completes_belongs_to_the_text(say):
 
 
 def test_end_of_sequence_ends_text_and_request(say):
-    outputs = say("end. ", behind=[EOS, *spell("never")], ignore_eos=False)
+    outputs = say("end. ", after=[EOS, *spell("never")], ignore_eos=False)
     assert outputs[-1].text == "end. "
     assert outputs[-1].token_ids == (*spell("end. "), EOS)
     assert outputs[-1].finish_reason == "stop"
 
 
 def test_end_of_sequence_can_be_ignored(say):
-    outputs = say("end. ", behind=[EOS, *spell("more")[:2]])
+    outputs = say("end. ", after=[EOS, *spell("more")[:2]])
     assert outputs[-1].text == "end. " + byte_tokenizer().decode(spell("more")[:2])
     assert outputs[-1].finish_reason == "length"
 
@@ -148,13 +148,13 @@ def test_ids_that_stop_wait_for_min_tokens(make_engine, llama):
     assert len(later.token_ids) >= 3
 
 
-@pytest.mark.parametrize("width", [0, 4])
-def test_greedy_ends_where_generate_ends(make_engine, llama, width):
+@pytest.mark.parametrize("draft_length", [0, 4])
+def test_greedy_ends_where_generate_ends(make_engine, llama, draft_length):
     """Twelve random prompts, some of which end by the end of sequence."""
     texts = prompts(12, seed=3)
     expected = [greedy(llama, prompt, 24) for prompt in texts]
     assert len({answer[-1] == EOS for answer in expected}) == 2, "some must end early and some not"
-    engine = make_engine(proposer="oracle", num_speculative_tokens=width)
+    engine = make_engine(proposer="oracle", num_speculative_tokens=draft_length)
     Oracle.answers = {f"request-{index}": [*answer, 7, 7] for index, answer in enumerate(expected)}
     outputs = engine.generate(requests_of(texts, max_tokens=24))
     assert [list(output.token_ids) for output in outputs] == expected

@@ -113,7 +113,7 @@ class Garbage(Proposer):
     def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
         ids = torch.randint(self._vocab, tuple(draft.token_ids.shape), generator=self._stream)
         draft.token_ids.copy_(ids)
-        draft.lengths.fill_(draft.width)
+        draft.lengths.fill_(draft.draft_length)
         draft.confidence.fill_(0.9)
         draft.source.zero_()
         draft.shorten(limits)
@@ -193,12 +193,12 @@ class Listening(Planner):
     heard: ClassVar[list[HostStats]] = []
 
     def __init__(self, context: PluginContext) -> None:
-        self._width = context.caps.max_width
+        self._draft_length = context.caps.max_draft_length
         Listening.heard = []
 
     def plan(self, stats: HostStats) -> StepPlan:
         Listening.heard.append(stats)
-        return StepPlan(self._width)
+        return StepPlan(self._draft_length)
 
 
 _HOST = ProposerCaps(needs_host=True)

@@ -19,9 +19,9 @@ def ints(values) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def drafts(rows: list[list[int]], width: int) -> Draft:
+def drafts(rows: list[list[int]], draft_length: int) -> Draft:
     """The drafts that an engine verified, as the pipeline remembers them."""
-    draft = Draft.allocate(len(rows), width, sources=("ngram",))
+    draft = Draft.allocate(len(rows), draft_length, sources=("ngram",))
     for row, token_ids in enumerate(rows):
         draft.set_row(row, token_ids, 0.5)
     return draft
@@ -133,7 +133,7 @@ def sglang_batch() -> BatchView:
 
 def sglang_tree(batch: BatchView, draft: Draft) -> tuple[Tensor, Tensor]:
     """Tokens [bs * n] int64, node 0 being the last real token, and the mask [bs * n * n] of what each node sees."""
-    size, n = draft.batch_size, draft.width + 1
+    size, n = draft.batch_size, draft.draft_length + 1
     last = batch.tokens[batch.rows, batch.lengths.long() - 1]
     tokens = torch.zeros(size, n, dtype=torch.int64)
     tokens[:, 0] = last

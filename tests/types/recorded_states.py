@@ -112,8 +112,14 @@ TRANSFORMERS = {
 
 # What each engine's start-up says about it.
 LAUNCH = {
-    "vllm_v2": {"num_speculative_tokens": 8, "graph_widths": [0, 1, 2, 4, 8], "varlen_graphs": False, "tp": 2, "dp": 1},
-    "vllm_v2_dp": {"num_speculative_tokens": 8, "graph_widths": [8], "varlen_graphs": False, "tp": 1, "dp": 2},
+    "vllm_v2": {
+        "num_speculative_tokens": 8,
+        "graph_draft_lengths": [0, 1, 2, 4, 8],
+        "varlen_graphs": False,
+        "tp": 2,
+        "dp": 1,
+    },
+    "vllm_v2_dp": {"num_speculative_tokens": 8, "graph_draft_lengths": [8], "varlen_graphs": False, "tp": 1, "dp": 2},
     "vllm_v1": {"num_speculative_tokens": 5},
     "sglang": {"speculative_num_draft_tokens": 8, "captured": [1, 2, 4, 8], "speculative_eagle_topk": 4, "tp": 1},
     "transformers": {"num_speculative_tokens": 16},

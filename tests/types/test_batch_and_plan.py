@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specplug.errors import ContractError, SettingsError
 from specplug.plugins.specs import ProposerSpec
 from specplug.types.batch import Barrier, BatchView, Residency
-from specplug.types.caps import Distribution, EngineCaps, ProposerCaps, VerifierCaps, WidthChange
+from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, ProposerCaps, VerifierCaps
 from specplug.types.plan import NO_SPECULATION, StepPlan
 from specplug.types.request import Request, RequestOptions, Sampling
 
@@ -62,13 +62,13 @@ class TestLimits:
     @given(st.data())
     @settings(max_examples=60, deadline=None)
     def test_against_plain_python(self, data):
-        size, width = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 6))
+        size, draft_length = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 6))
         room = data.draw(st.lists(st.integers(0, 8), min_size=size, max_size=size))
         sampled = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
         caps = data.draw(st.none() | st.lists(st.integers(-1, 8), min_size=size, max_size=size))
         batch = make_batch([[1]] * size, room=room, sampled=sampled)
-        limits = batch.limits(width, None if caps is None else torch.tensor(caps))
-        bounds = [width] * size if caps is None else [min(width, cap) for cap in caps]
+        limits = batch.limits(draft_length, None if caps is None else torch.tensor(caps))
+        bounds = [draft_length] * size if caps is None else [min(draft_length, cap) for cap in caps]
         expected = [max(0, min(b, r - 1)) * s for b, r, s in zip(bounds, room, sampled, strict=True)]
         assert limits.tolist() == expected
         assert limits.dtype is torch.int32
@@ -150,28 +150,38 @@ class TestBatchView:
 
 class TestCaps:
     @given(st.integers(0, 12), st.sets(st.integers(0, 12)), st.integers(-3, 20))
-    def test_fit_width_is_the_widest_rung_below(self, max_width, rungs, width):
-        ladder = tuple(sorted(rung for rung in rungs if rung <= max_width))
-        caps = EngineCaps(max_width=max_width, captured_widths=ladder, width_change=WidthChange.CAPTURED)
-        allowed = ladder or range(max_width + 1)
-        assert caps.fit_width(width) == max((rung for rung in allowed if rung <= max(0, width)), default=0)
+    def test_fit_draft_length_is_the_widest_rung_below(self, max_draft_length, rungs, draft_length):
+        ladder = tuple(sorted(rung for rung in rungs if rung <= max_draft_length))
+        caps = EngineCaps(
+            max_draft_length=max_draft_length,
+            captured_draft_lengths=ladder,
+            draft_length_change=DraftLengthChange.CAPTURED,
+        )
+        allowed = ladder or range(max_draft_length + 1)
+        assert caps.fit_draft_length(draft_length) == max(
+            (rung for rung in allowed if rung <= max(0, draft_length)), default=0
+        )
 
     def test_below_the_lowest_rung_there_is_only_plain_decoding(self):
-        caps = EngineCaps(max_width=8, captured_widths=(4, 8), width_change=WidthChange.CAPTURED)
-        assert [caps.fit_width(width) for width in (3, 4, 7, 8)] == [0, 4, 4, 8]
+        caps = EngineCaps(
+            max_draft_length=8, captured_draft_lengths=(4, 8), draft_length_change=DraftLengthChange.CAPTURED
+        )
+        assert [caps.fit_draft_length(draft_length) for draft_length in (3, 4, 7, 8)] == [0, 4, 4, 8]
 
-    def test_a_fixed_width_engine_still_takes_shorter_drafts(self):
-        caps = EngineCaps(max_width=8, captured_widths=(8,), width_change=WidthChange.FIXED)
-        assert [caps.fit_width(width) for width in (-1, 3, 8, 9)] == [0, 3, 8, 8]
+    def test_a_fixed_draft_length_engine_still_takes_shorter_drafts(self):
+        caps = EngineCaps(max_draft_length=8, captured_draft_lengths=(8,), draft_length_change=DraftLengthChange.FIXED)
+        assert [caps.fit_draft_length(draft_length) for draft_length in (-1, 3, 8, 9)] == [0, 3, 8, 8]
 
     @pytest.mark.parametrize("ladder", [(2, 1), (1, 1), (1, 5)])
     def test_refuses_what_is_no_ladder(self, ladder):
-        with pytest.raises(SettingsError, match=r"EngineCaps: captured_widths is not a ladder; found .*; expected asc"):
-            EngineCaps(max_width=4, captured_widths=ladder)
+        with pytest.raises(
+            SettingsError, match=r"EngineCaps: captured_draft_lengths is not a ladder; found .*; expected asc"
+        ):
+            EngineCaps(max_draft_length=4, captured_draft_lengths=ladder)
 
-    def test_refuses_a_negative_width(self):
-        with pytest.raises(SettingsError, match="max_width is negative; found -1; expected >= 0"):
-            EngineCaps(max_width=-1)
+    def test_refuses_a_negative_draft_length(self):
+        with pytest.raises(SettingsError, match="max_draft_length is negative; found -1; expected >= 0"):
+            EngineCaps(max_draft_length=-1)
 
     def test_labels_say_what_is_declared(self):
         assert ProposerCaps().labels() == ("device", "one-hot")
@@ -209,11 +219,13 @@ class TestRequestAndPlan:
         sampling = Sampling(temperature=temperature, seed=seed)
         assert Request("r", 1, 1, sampling, RequestOptions(store=store)).may_share is may_share
 
-    @pytest.mark.parametrize(("width", "cap", "expected"), [(4, None, 4), (4, 2, 2), (4, 9, 4), (0, 3, 0), (4, 0, 0)])
-    def test_width_for(self, width, cap, expected):
-        plan = StepPlan(width, caps={} if cap is None else {"r": cap})
-        assert plan.width_for("r") == expected
-        assert plan.width_for("other") == width
+    @pytest.mark.parametrize(
+        ("draft_length", "cap", "expected"), [(4, None, 4), (4, 2, 2), (4, 9, 4), (0, 3, 0), (4, 0, 0)]
+    )
+    def test_draft_length_for(self, draft_length, cap, expected):
+        plan = StepPlan(draft_length, caps={} if cap is None else {"r": cap})
+        assert plan.draft_length_for("r") == expected
+        assert plan.draft_length_for("other") == draft_length
 
     @pytest.mark.parametrize("plan", [NO_SPECULATION, StepPlan(3, token_budget=9, caps={"r": 1})])
     def test_plans_cross_processes(self, plan):

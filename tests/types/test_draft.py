@@ -14,7 +14,7 @@ from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.paths import ROOT
 
-WIDTH = 7
+DRAFT_LENGTH = 7
 NAN = float("nan")
 quick = settings(max_examples=60, deadline=None)
 
@@ -22,14 +22,14 @@ quick = settings(max_examples=60, deadline=None)
 @st.composite
 def parent_lists(draw):
     """Parents of one tree, each before its children."""
-    return [draw(st.integers(ROOT, node - 1)) for node in range(draw(st.integers(0, WIDTH)))]
+    return [draw(st.integers(ROOT, node - 1)) for node in range(draw(st.integers(0, DRAFT_LENGTH)))]
 
 
 @st.composite
 def forests(draw, trees=True):
     """A draft of up to 3 rows whose token ids name row and node, and whose places beyond the lengths are poison."""
     rows = draw(st.lists(parent_lists(), min_size=1, max_size=3))
-    draft = Draft.allocate(len(rows), WIDTH, trees=trees, distribution=Distribution.PROBS, vocab_size=300)
+    draft = Draft.allocate(len(rows), DRAFT_LENGTH, trees=trees, distribution=Distribution.PROBS, vocab_size=300)
     for row, parents in enumerate(rows):
         levels = [draw(st.integers(0, 4)) / 4 for _ in parents]
         ids = [100 * row + node for node in range(len(parents))]
@@ -59,7 +59,7 @@ class TestBuffer:
     def test_allocate(self):
         draft = Draft.allocate(2, 3, trees=True, distribution=Distribution.LOGITS, vocab_size=5, sources=["a", "b"])
         draft.validate()
-        assert (draft.batch_size, draft.width, draft.sources) == (2, 3, ("a", "b"))
+        assert (draft.batch_size, draft.draft_length, draft.sources) == (2, 3, ("a", "b"))
         assert draft.token_ids.tolist() == [[NO_TOKEN] * 3] * 2
         assert draft.source.tolist() == [[-1] * 3] * 2
         assert draft.parents.tolist() == [[-1, 0, 1]] * 2
@@ -85,7 +85,7 @@ class TestBuffer:
     @quick
     def test_reset_empties_a_used_buffer(self, draft):
         draft.reset(torch.full((draft.batch_size,), 4, dtype=torch.int32))
-        fresh = Draft.allocate(draft.batch_size, WIDTH, trees=True)
+        fresh = Draft.allocate(draft.batch_size, DRAFT_LENGTH, trees=True)
         for name in ("token_ids", "lengths", "confidence", "source", "parents"):
             assert torch.equal(getattr(draft, name), getattr(fresh, name)), name
         assert draft.base_len.tolist() == [4] * draft.batch_size
@@ -121,7 +121,7 @@ class TestBuffer:
         assert draft.lengths.tolist() == [0]
         assert draft.token_ids.tolist() == [[-1, -1]]
 
-    @given(forests(), st.lists(st.integers(-1, WIDTH + 1), min_size=3, max_size=3))
+    @given(forests(), st.lists(st.integers(-1, DRAFT_LENGTH + 1), min_size=3, max_size=3))
     @quick
     def test_shorten_cuts_rows_to_prefixes(self, draft, limits):
         before = draft.token_ids.clone()
@@ -162,7 +162,9 @@ class TestCopy:
     @given(forests())
     @quick
     def test_copies_everything(self, draft):
-        twin = Draft.allocate(draft.batch_size, WIDTH, trees=True, distribution=Distribution.PROBS, vocab_size=300)
+        twin = Draft.allocate(
+            draft.batch_size, DRAFT_LENGTH, trees=True, distribution=Distribution.PROBS, vocab_size=300
+        )
         draft.base_len.fill_(3)
         twin.copy_(draft)
         for name in ("token_ids", "lengths", "confidence", "source", "base_len", "parents", "draft_probs"):
@@ -246,8 +248,8 @@ class TestPaths:
     @given(st.booleans().flatmap(forests), st.data())
     @quick
     def test_keep_moves_nodes_together(self, draft, data):
-        wanted = torch.tensor(data.draw(st.lists(st.booleans(), min_size=3 * WIDTH, max_size=3 * WIDTH)))
-        mask = wanted.view(3, WIDTH)[: draft.batch_size].clone()
+        wanted = torch.tensor(data.draw(st.lists(st.booleans(), min_size=3 * DRAFT_LENGTH, max_size=3 * DRAFT_LENGTH)))
+        mask = wanted.view(3, DRAFT_LENGTH)[: draft.batch_size].clone()
         for row, length in enumerate(draft.lengths.tolist()):
             for node in range(length):
                 mask[row, node] &= all(bool(mask[row, above]) for above in root_path(draft, row, node))
@@ -260,7 +262,7 @@ class TestPaths:
             nodes = [node for node in range(length) if mask[row, node]]
             count = len(nodes)
             assert int(kept.lengths[row]) == count
-            assert kept.token_ids[row].tolist() == [100 * row + n for n in nodes] + [NO_TOKEN] * (WIDTH - count)
+            assert kept.token_ids[row].tolist() == [100 * row + n for n in nodes] + [NO_TOKEN] * (DRAFT_LENGTH - count)
             assert kept.confidence[row, count:].eq(0).all()
             if row == 0:  # the row that was looked at
                 assert not kept.drawn[row].any()
@@ -272,14 +274,18 @@ class TestPaths:
                 assert [nodes[n] for n in root_path(kept, row, place)] == root_path(draft, row, node)
             assert torch.allclose(kept.survival()[row, :count], survival[row, nodes])
 
-    @pytest.mark.parametrize(("rows", "width"), [(0, 0), (0, 3), (2, 0)])
+    @pytest.mark.parametrize(("rows", "draft_length"), [(0, 0), (0, 3), (2, 0)])
     @pytest.mark.parametrize("trees", [False, True])
-    def test_empty_drafts(self, rows, width, trees):
-        draft = Draft.allocate(rows, width, trees=trees)
-        for result in (draft.as_chain(), draft.keep(torch.ones(rows, width, dtype=torch.bool)), draft.view(0, 0)):
+    def test_empty_drafts(self, rows, draft_length, trees):
+        draft = Draft.allocate(rows, draft_length, trees=trees)
+        for result in (
+            draft.as_chain(),
+            draft.keep(torch.ones(rows, draft_length, dtype=torch.bool)),
+            draft.view(0, 0),
+        ):
             result.validate()
             assert result.lengths.sum() == 0
-        assert draft.survival().shape == draft.expected_accepted().shape == (rows, width)
+        assert draft.survival().shape == draft.expected_accepted().shape == (rows, draft_length)
 
     @pytest.mark.parametrize("trees", [False, True])
     def test_nothing_reads_back(self, trees):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from specplug.types.batch import BatchView, Residency
-from specplug.types.caps import Distribution, EngineCaps, Feedback, PlanSite, Ragged, WidthChange
+from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Feedback, PlanSite, Ragged
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome, Verdict
 from tests.types.engine_views import (
@@ -59,7 +59,7 @@ class TestVllmV2:
         assert vllm_v2_batch().limits(3).tolist() == [3, 3, 0]
         assert vllm_v2_batch().limits(8).tolist() == [7, 4, 0]
 
-    def test_accepted_filler_counts_for_nobody(self):
+    def test_accepted_padding_counts_for_nobody(self):
         sampled, rejected = (torch.from_numpy(VLLM_V2[name]) for name in ("num_sampled", "num_rejected"))
         accepted = (sampled - 1).clamp(min=0)
         outcome = Outcome(verified=accepted + rejected, accepted=accepted, emitted=sampled)
@@ -86,10 +86,10 @@ class TestVllmV2:
     def test_caps(self):
         launch = LAUNCH["vllm_v2"]
         caps = EngineCaps(
-            max_width=launch["num_speculative_tokens"],
-            captured_widths=tuple(launch["graph_widths"]),
+            max_draft_length=launch["num_speculative_tokens"],
+            captured_draft_lengths=tuple(launch["graph_draft_lengths"]),
             ragged=Ragged.NATIVE if launch["varlen_graphs"] else Ragged.COSTS_FULL_GRAPH,
-            width_change=WidthChange.CAPTURED,
+            draft_length_change=DraftLengthChange.CAPTURED,
             draft_input=Distribution.LOGITS,
             decision_lag=2,
             plan_site=PlanSite.SCHEDULER,
@@ -97,19 +97,19 @@ class TestVllmV2:
             tensor_parallel_size=launch["tp"],
             data_parallel_size=launch["dp"],
         )
-        assert [caps.fit_width(width) for width in (0, 1, 3, 7, 8, 20)] == [0, 1, 2, 4, 8, 8]
+        assert [caps.fit_draft_length(draft_length) for draft_length in (0, 1, 3, 7, 8, 20)] == [0, 1, 2, 4, 8, 8]
         assert pickle.loads(pickle.dumps(caps)) == caps  # made in the scheduler's process, used in the workers'
 
-    def test_caps_with_data_parallelism_fix_the_width(self):
+    def test_caps_with_data_parallelism_fix_the_draft_length(self):
         launch = LAUNCH["vllm_v2_dp"]
         caps = EngineCaps(
-            max_width=launch["num_speculative_tokens"],
-            captured_widths=tuple(launch["graph_widths"]),
+            max_draft_length=launch["num_speculative_tokens"],
+            captured_draft_lengths=tuple(launch["graph_draft_lengths"]),
             ragged=Ragged.COSTS_FULL_GRAPH,
-            width_change=WidthChange.FIXED if launch["dp"] > 1 else WidthChange.CAPTURED,
+            draft_length_change=DraftLengthChange.FIXED if launch["dp"] > 1 else DraftLengthChange.CAPTURED,
             data_parallel_size=launch["dp"],
         )
-        assert caps.fit_width(3) == 3  # the step stays 8 wide, a row may draft fewer
+        assert caps.fit_draft_length(3) == 3  # the step stays 8 wide, a row may draft fewer
 
 
 class TestVllmV1:
@@ -158,14 +158,14 @@ class TestVllmV1:
 
     def test_caps(self):
         caps = EngineCaps(
-            max_width=LAUNCH["vllm_v1"]["num_speculative_tokens"],
+            max_draft_length=LAUNCH["vllm_v1"]["num_speculative_tokens"],
             draft_input=Distribution.PROBS,
             decision_lag=1,
             plan_site=PlanSite.SCHEDULER,
             feedback=Feedback.SCHEDULER,
         )
         assert caps.ragged is Ragged.NATIVE
-        assert [caps.fit_width(width) for width in (0, 3, 9)] == [0, 3, 5]
+        assert [caps.fit_draft_length(draft_length) for draft_length in (0, 3, 9)] == [0, 3, 5]
 
 
 class TestSglang:
@@ -218,10 +218,10 @@ class TestSglang:
     def test_caps_do_not_count_the_root(self):
         launch = LAUNCH["sglang"]
         caps = EngineCaps(
-            max_width=launch["speculative_num_draft_tokens"] - 1,
-            captured_widths=tuple(width - 1 for width in launch["captured"]),
+            max_draft_length=launch["speculative_num_draft_tokens"] - 1,
+            captured_draft_lengths=tuple(draft_length - 1 for draft_length in launch["captured"]),
             ragged=Ragged.PADDED,
-            width_change=WidthChange.CAPTURED,
+            draft_length_change=DraftLengthChange.CAPTURED,
             trees=launch["speculative_eagle_topk"] > 1,
             decision_lag=1,
             plan_site=PlanSite.WORKER,
@@ -229,7 +229,7 @@ class TestSglang:
             tensor_parallel_size=launch["tp"],
         )
         assert caps.trees
-        assert [caps.fit_width(width) for width in (0, 2, 3, 6, 7)] == [0, 1, 3, 3, 7]
+        assert [caps.fit_draft_length(draft_length) for draft_length in (0, 2, 3, 6, 7)] == [0, 1, 3, 3, 7]
 
 
 class TestTransformers:
@@ -260,6 +260,8 @@ class TestTransformers:
         }
 
     def test_caps(self):
-        caps = EngineCaps(max_width=LAUNCH["transformers"]["num_speculative_tokens"], draft_input=Distribution.PROBS)
+        caps = EngineCaps(
+            max_draft_length=LAUNCH["transformers"]["num_speculative_tokens"], draft_input=Distribution.PROBS
+        )
         assert (caps.plan_site, caps.feedback, caps.decision_lag) == (PlanSite.INLINE, Feedback.DIRECT, 0)
-        assert [caps.fit_width(width) for width in (-1, 5, 17)] == [0, 5, 16]
+        assert [caps.fit_draft_length(draft_length) for draft_length in (-1, 5, 17)] == [0, 5, 16]

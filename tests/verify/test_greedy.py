@@ -19,18 +19,20 @@ VOCAB = 4
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[Draft, torch.Tensor]:
     """Ragged drafts over few tokens, so that many are right; logits with ties and forbidden tokens."""
-    batch, width = draw(st.integers(1, 4)), draw(st.integers(0, 4))
-    lengths = [draw(st.integers(0, width)) for _ in range(batch)]
-    ids = [[draw(st.integers(0, VOCAB - 1)) if place < n else NO_TOKEN for place in range(width)] for n in lengths]
+    batch, draft_length = draw(st.integers(1, 4)), draw(st.integers(0, 4))
+    lengths = [draw(st.integers(0, draft_length)) for _ in range(batch)]
+    ids = [
+        [draw(st.integers(0, VOCAB - 1)) if place < n else NO_TOKEN for place in range(draft_length)] for n in lengths
+    ]
     levels = st.sampled_from([-torch.inf, -1.0, 0.0, 2.0])
-    count = batch * (width + 1)
+    count = batch * (draft_length + 1)
     logits = [[draw(levels) for _ in range(VOCAB - 1)] + [0.0] for _ in range(count)]
     draft = replace(
-        Draft.allocate(batch, width),
-        token_ids=torch.tensor(ids, dtype=torch.int32).reshape(batch, width),
+        Draft.allocate(batch, draft_length),
+        token_ids=torch.tensor(ids, dtype=torch.int32).reshape(batch, draft_length),
         lengths=torch.tensor(lengths, dtype=torch.int32),
     )
-    return draft, torch.tensor(logits).reshape(batch, width + 1, VOCAB)
+    return draft, torch.tensor(logits).reshape(batch, draft_length + 1, VOCAB)
 
 
 def sampling(draft: Draft, *, all_greedy: bool) -> SamplingBatch:
@@ -39,7 +41,7 @@ def sampling(draft: Draft, *, all_greedy: bool) -> SamplingBatch:
 
 
 def numbers(draft: Draft) -> Uniforms:
-    shape = (draft.batch_size, draft.width + 1)
+    shape = (draft.batch_size, draft.draft_length + 1)
     return Uniforms(torch.rand(shape, dtype=torch.float64)[:, 1:], torch.rand(shape, dtype=torch.float64))
 
 

@@ -10,8 +10,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specplug.testing.mutants import LOSSY_MUTANTS, MISTAKEN_LAWS
-from specplug.testing.output_distribution import Case, Knobs, TinyModel, emitted_law, law_error, target_law
+from specplug.testing.mutants import LOSSY_MUTANTS, MISTAKEN_DISTRIBUTIONS
+from specplug.testing.output_distribution import (
+    Case,
+    Knobs,
+    TinyModel,
+    distribution_error,
+    emitted_distribution,
+    target_distribution,
+)
 from specplug.types.caps import Distribution
 from specplug.verify.reference import ReferenceVerifier
 
@@ -37,29 +44,32 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def fixed_drafts(vocab, width, knobs, seed=0, filler=()):
+def fixed_drafts(vocab, draft_length, knobs, seed=0, padding=()):
     """One case per draft, likely or not: a one-hot proposer may always draft the same."""
-    target = TinyModel.random(vocab, width + 1, seed)
-    for drafted in itertools.product(range(vocab), repeat=width - len(filler)):
-        yield Case(target, knobs, drafted, filler=filler)
+    target = TinyModel.random(vocab, draft_length + 1, seed)
+    for drafted in itertools.product(range(vocab), repeat=draft_length - len(padding)):
+        yield Case(target, knobs, drafted, padding=padding)
 
 
-def drawn_drafts(vocab, width, knobs, distribution, seed=0):
+def drawn_drafts(vocab, draft_length, knobs, distribution, seed=0):
     """Drafts of a model that has nothing in common with the target."""
-    target, draft_model = TinyModel.random(vocab, width + 1, seed), TinyModel.random(vocab, width, seed + 1)
+    target, draft_model = (
+        TinyModel.random(vocab, draft_length + 1, seed),
+        TinyModel.random(vocab, draft_length, seed + 1),
+    )
     return Case(target, knobs, draft_model=draft_model, distribution=distribution)
 
 
 def assert_lossless(case):
-    assert target_law(case).sum().item() == pytest.approx(1.0, abs=1e-9)
-    assert law_error(ReferenceVerifier(), case) < EXACT
+    assert target_distribution(case).sum().item() == pytest.approx(1.0, abs=1e-9)
+    assert distribution_error(ReferenceVerifier(), case) < EXACT
 
 
 @pytest.mark.parametrize("knobs", KNOBS.values(), ids=KNOBS)
-@pytest.mark.parametrize(("vocab", "width"), [(3, 0), (4, 0), (3, 1), (4, 1)])
-def test_one_hot_drafts(vocab, width, knobs):
+@pytest.mark.parametrize(("vocab", "draft_length"), [(3, 0), (4, 0), (3, 1), (4, 1)])
+def test_one_hot_drafts(vocab, draft_length, knobs):
     for seed in range(3):
-        for case in fixed_drafts(vocab, width, knobs, seed):
+        for case in fixed_drafts(vocab, draft_length, knobs, seed):
             assert_lossless(case)
 
 
@@ -95,14 +105,14 @@ def test_drafts_of_two_tokens_over_a_part_of_the_vocabulary(distribution):
     assert_lossless(replace(drawn_drafts(3, 2, Knobs(), distribution), draft_vocab=(2, 0)))
 
 
-def test_a_draft_law_equal_to_the_target():
+def test_a_draft_distribution_equal_to_the_target():
     """Nothing is ever rejected, and the residual is empty up to rounding."""
     target = TinyModel.random(4, 2, seed=5)
     case = Case(target, draft_model=TinyModel(target.levels[:1]), distribution=Distribution.PROBS)
     assert_lossless(case)
 
 
-def test_a_draft_law_that_never_drafts_what_the_target_says():
+def test_a_draft_distribution_that_never_drafts_what_the_target_says():
     """Disjoint supports: every draft token is rejected."""
     says, drafts = torch.tensor([[0.0, 1.0, -40.0, -40.0]]), torch.tensor([[-40.0, -40.0, 0.5, 0.0]])
     target = TinyModel((says.double(), TinyModel.random(4, 2, seed=1).levels[1]))
@@ -110,11 +120,11 @@ def test_a_draft_law_that_never_drafts_what_the_target_says():
 
 
 @pytest.mark.parametrize("knobs", [KNOBS["plain"], KNOBS["greedy"]], ids=["plain", "greedy"])
-def test_filler_behind_a_short_draft(knobs):
+def test_padding_behind_a_short_draft(knobs):
     for case in itertools.chain(
-        fixed_drafts(3, 1, knobs, filler=(2,)),
-        fixed_drafts(3, 1, knobs, filler=(-1,)),
-        fixed_drafts(3, 2, knobs, filler=(0,)),
+        fixed_drafts(3, 1, knobs, padding=(2,)),
+        fixed_drafts(3, 1, knobs, padding=(-1,)),
+        fixed_drafts(3, 2, knobs, padding=(0,)),
     ):
         assert_lossless(case)
 
@@ -127,21 +137,21 @@ def controls():
         "drawn": [drawn_drafts(4, 1, Knobs(), Distribution.PROBS)],
         "part": [replace(drawn_drafts(4, 1, Knobs(), Distribution.PROBS), draft_vocab=(3, 1))],
         "drawn by logits": [drawn_drafts(4, 1, Knobs(temperature=0.8), Distribution.LOGITS)],
-        "filler": fixed_drafts(4, 1, Knobs(), filler=(1,)),
+        "padding": fixed_drafts(4, 1, Knobs(), padding=(1,)),
     }
-    return {name: [replace(case, judged_by=MISTAKEN_LAWS) for case in some] for name, some in cases.items()}
+    return {name: [replace(case, judged_by=MISTAKEN_DISTRIBUTIONS) for case in some] for name, some in cases.items()}
 
 
 CONTROLS = controls()
 APPLIES = {name: ["one-hot", "top-k", "drawn", "drawn by logits"] for name in LOSSY_MUTANTS} | {
-    "dropped validity mask": ["filler"],
+    "dropped validity mask": ["padding"],
     "draft law at another temperature": ["drawn", "drawn by logits", "part"],
     "uniform draft law": ["drawn", "part"],
 }
 
 
 def worst(verifier, cases):
-    return max(law_error(verifier, case) for case in cases)
+    return max(distribution_error(verifier, case) for case in cases)
 
 
 @pytest.mark.parametrize("setting", CONTROLS)
@@ -158,10 +168,10 @@ def test_mutants_keep_the_sum():
     """Their laws are wrong, not incomplete: what convicts them is no malformed output."""
     for name, mutant in LOSSY_MUTANTS.items():
         for case in CONTROLS[APPLIES[name][0]]:
-            assert emitted_law(mutant(), case).sum().item() == pytest.approx(1.0, abs=1e-9)
+            assert emitted_distribution(mutant(), case).sum().item() == pytest.approx(1.0, abs=1e-9)
 
 
-def test_drafts_drawn_from_another_law_than_declared_fail():
+def test_drafts_drawn_from_another_distribution_than_declared_fail():
     """The proposer's half of the bargain: the drafts' own law is the declared one, or the output's is wrong."""
 
     class Misdeclared(ReferenceVerifier):
@@ -172,23 +182,25 @@ def test_drafts_drawn_from_another_law_than_declared_fail():
     assert worst(Misdeclared(), CONTROLS["drawn"]) > LOSSY
 
 
-def test_malformed_output_is_missing_from_the_law():
+def test_malformed_output_is_missing_from_the_distribution():
     class Torn(ReferenceVerifier):
         def verify(self, draft, target, sampling, uniforms):
             result = super().verify(draft, target, sampling, uniforms)
             result.token_ids[:, 0] = draft.draft_probs.shape[-1] if draft.draft_probs is not None else 99
             return result
 
-    assert emitted_law(Torn(), CONTROLS["one-hot"][0]).sum().item() == 0.0
+    assert emitted_distribution(Torn(), CONTROLS["one-hot"][0]).sum().item() == 0.0
 
 
 def test_enumeration_by_hand():
     """V = 2, one draft token: p = (0.75, 0.25), then always token 1."""
     levels = (torch.tensor([[0.75, 0.25]]).log(), torch.tensor([[-50.0, 0.0], [-50.0, 0.0]]))
     case = Case(TinyModel(tuple(level.double() for level in levels)), drafted=(0,))
-    torch.testing.assert_close(target_law(case), torch.tensor([0.0, 0.75, 0.0, 0.25], dtype=torch.float64))
+    torch.testing.assert_close(target_distribution(case), torch.tensor([0.0, 0.75, 0.0, 0.25], dtype=torch.float64))
     always = LOSSY_MUTANTS["accepts always"]()
-    torch.testing.assert_close(emitted_law(always, case), torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(
+        emitted_distribution(always, case), torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("name", [None, *LOSSY_MUTANTS])
@@ -196,13 +208,15 @@ def test_enumeration_agrees_with_simulation(name, monkeypatch):
     """Random points of the cube instead of the cells' middles: the mutants' laws are exact as well."""
     verifier = ReferenceVerifier() if name is None else LOSSY_MUTANTS[name]()
     cases = [CONTROLS[setting][0] for setting in APPLIES.get(name, CONTROLS)]
-    exact = [emitted_law(verifier, case) for case in cases]
+    exact = [emitted_distribution(verifier, case) for case in cases]
 
     def random_points(case, chain, count=20_000):
-        axes = 2 * (len(chain) + len(case.filler)) + 1
+        axes = 2 * (len(chain) + len(case.padding)) + 1
         points = torch.rand(count, axes, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         return points, torch.full((count,), 1 / count, dtype=torch.float64)
 
     monkeypatch.setattr("specplug.testing.output_distribution._cells", random_points)
-    for case, law in zip(cases, exact, strict=True):
-        torch.testing.assert_close(emitted_law(verifier, case), law, atol=0.015, rtol=0)  # four standard deviations
+    for case, distribution in zip(cases, exact, strict=True):
+        torch.testing.assert_close(
+            emitted_distribution(verifier, case), distribution, atol=0.015, rtol=0
+        )  # four standard deviations

@@ -42,10 +42,10 @@ def test_known_values():
 
 
 def test_shapes_and_dtype():
-    for batch, width in ((0, 3), (2, 0), (2, 4)):
-        found = uniforms(torch.arange(batch), torch.arange(batch), width)
-        assert found.accept.shape == (batch, width)
-        assert found.draw.shape == (batch, width + 1)
+    for batch, draft_length in ((0, 3), (2, 0), (2, 4)):
+        found = uniforms(torch.arange(batch), torch.arange(batch), draft_length)
+        assert found.accept.shape == (batch, draft_length)
+        assert found.draw.shape == (batch, draft_length + 1)
         assert found.accept.dtype is found.draw.dtype is torch.float64
 
 

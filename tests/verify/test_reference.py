@@ -28,7 +28,7 @@ VERIFIER = ReferenceVerifier()
 
 @st.composite
 def steps(draw):
-    sizes = {"batch_size": draw(st.integers(1, 4)), "width": draw(st.integers(0, 4))}
+    sizes = {"batch_size": draw(st.integers(1, 4)), "draft_length": draw(st.integers(0, 4))}
     distribution = draw(st.sampled_from(list(Distribution)))
     return VerifyStep.random(draw(st.integers(0, 10_000)), distribution, vocab_size=VOCAB, **sizes)
 
@@ -37,9 +37,9 @@ def steps(draw):
 @given(steps())
 def test_only_possible_tokens_are_emitted(step):
     result = step.verify(VERIFIER)
-    law = target_probs(step.dense, **tensors(step.sampling))
-    emitted = torch.arange(step.draft.width + 1) < result.num_emitted[:, None]
-    chance = law.gather(2, result.token_ids.long().clamp(min=0)[:, :, None])[:, :, 0]
+    distribution = target_probs(step.dense, **tensors(step.sampling))
+    emitted = torch.arange(step.draft.draft_length + 1) < result.num_emitted[:, None]
+    chance = distribution.gather(2, result.token_ids.long().clamp(min=0)[:, :, None])[:, :, 0]
     assert (chance[emitted] > 0).all()
 
 
@@ -57,36 +57,36 @@ def one_row(drafted, logits, accept, draw, *, temperature=1.0, probs=None):
     return VERIFIER.verify(draft, TargetLogits.dense(logits[None]), sampling, numbers)
 
 
-LAW = torch.tensor([0.5, 0.3, 0.2])
+DISTRIBUTION = torch.tensor([0.5, 0.3, 0.2])
 LAST = 1 - 2.0**-53
 
 
-def test_width_0_draws_from_the_target():
+def test_draft_length_0_draws_from_the_target():
     draws = [0.0, 0.49, 0.51, 0.79, 0.81, LAST]
-    found = [one_row([], LAW.log()[None], [], [u]).token_ids.item() for u in draws]
+    found = [one_row([], DISTRIBUTION.log()[None], [], [u]).token_ids.item() for u in draws]
     assert found == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_one_hot_draft_is_kept_with_its_own_probability_and_the_rest_is_the_residual():
-    logits = LAW.log().expand(2, 3)
+    logits = DISTRIBUTION.log().expand(2, 3)
     assert one_row([1], logits, [0.29], [0.0, 0.0]).token_ids.tolist() == [[1, 0]]
     rejected = [one_row([1], logits, [0.31], [u, 0.0]).token_ids[0].tolist() for u in (0.0, 0.71, 0.72, LAST)]
     assert rejected == [[0, -1], [0, -1], [2, -1], [2, -1]]  # 0.5 against 0.2: the boundary is at 5/7
 
 
 def test_draft_probs_are_weighed_against_the_target():
-    logits, probs = LAW.log().expand(2, 3), torch.tensor([[0.2, 0.2, 0.6]])
+    logits, probs = DISTRIBUTION.log().expand(2, 3), torch.tensor([[0.2, 0.2, 0.6]])
     assert one_row([0], logits, [LAST], [0.0, 0.0], probs=probs).num_accepted.item() == 1
     assert one_row([2], logits, [0.33], [0.0, 0.0], probs=probs).num_accepted.item() == 1
     rejected = [one_row([2], logits, [0.34], [u, 0.0], probs=probs).token_ids[0, 0].item() for u in (0.74, 0.76)]
     assert rejected == [0, 1]  # residual 0.3 0.1 0
 
 
-def test_equal_laws_always_accept():
-    logits = LAW.log().expand(2, 3)
-    law = target_probs(logits[:1], torch.ones(1))
+def test_equal_distributions_always_accept():
+    logits = DISTRIBUTION.log().expand(2, 3)
+    distribution = target_probs(logits[:1], torch.ones(1))
     for token in range(3):
-        assert one_row([token], logits, [LAST], [0.0, 0.0], probs=law).num_accepted.item() == 1
+        assert one_row([token], logits, [LAST], [0.0, 0.0], probs=distribution).num_accepted.item() == 1
 
 
 def test_an_empty_residual_still_gives_a_possible_token():
@@ -122,23 +122,23 @@ def test_ids_outside_the_vocabulary_are_never_emitted():
 @given(steps())
 def test_narrow_and_wide_buffers_agree(step):
     """A draft that is a view of a wider buffer."""
-    assume(step.draft.width > 0)
-    width = step.draft.width - 1
-    step.draft.shorten(torch.full_like(step.draft.lengths, width))
-    cut = Uniforms(step.uniforms.accept[:, :width], step.uniforms.draw[:, : width + 1])
+    assume(step.draft.draft_length > 0)
+    draft_length = step.draft.draft_length - 1
+    step.draft.shorten(torch.full_like(step.draft.lengths, draft_length))
+    cut = Uniforms(step.uniforms.accept[:, :draft_length], step.uniforms.draw[:, : draft_length + 1])
     narrow = VERIFIER.verify(
-        step.draft.view(step.draft.batch_size, width), TargetLogits.dense(step.dense), step.sampling, cut
+        step.draft.view(step.draft.batch_size, draft_length), TargetLogits.dense(step.dense), step.sampling, cut
     )
     wide = step.verify(VERIFIER)
-    assert torch.equal(narrow.token_ids, wide.token_ids[:, : width + 1])
+    assert torch.equal(narrow.token_ids, wide.token_ids[:, : draft_length + 1])
 
 
 def refused(draft, numbers):
     VERIFIER.verify(draft, TargetLogits.dense(torch.zeros(1, 3, VOCAB)), SamplingBatch(torch.ones(1)), numbers)
 
 
-def numbers_for(width):
-    return uniforms(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), width)
+def numbers_for(draft_length):
+    return uniforms(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), draft_length)
 
 
 def test_trees_are_refused():
@@ -146,12 +146,12 @@ def test_trees_are_refused():
         refused(Draft.allocate(1, 2, trees=True), numbers_for(2))
 
 
-def test_numbers_of_another_width_are_refused():
+def test_numbers_of_another_draft_length_are_refused():
     with pytest.raises(ContractError, match=r"accept \(1, 3\).*expected accept \(1, 2\)"):
         refused(Draft.allocate(1, 2), numbers_for(3))
 
 
-def test_a_draft_law_over_another_vocabulary_is_refused():
+def test_a_draft_distribution_over_another_vocabulary_is_refused():
     with pytest.raises(ContractError, match=rf"draft_probs.*found 9.*expected {VOCAB}"):
         refused(Draft.allocate(1, 2, distribution=Distribution.PROBS, vocab_size=9), numbers_for(2))
 

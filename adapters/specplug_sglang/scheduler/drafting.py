@@ -82,9 +82,9 @@ class Drafting:
         self.drafts_trees = self.caps.trees and _any_drafts_trees(self.resolved.settings, device.type)
         self.planning: Planning[Any] = Planning(self.resolved, context, _measure, self._bounds)
         self.places = Places(slots, device, self._tell)
-        self.table = TokenTable(slots, self.max_length, self.caps.max_width + 1, device)
+        self.table = TokenTable(slots, self.max_length, self.caps.max_draft_length + 1, device)
         self.arrivals = Arrivals(self.places, lambda req: resident(req, self.max_length), self._write, self._forget)
-        self.stops = StopWatch(slots, self.caps.max_width, device)
+        self.stops = StopWatch(slots, self.caps.max_draft_length, device)
         self._rows: _Rows | None = None
         self._launched: deque[tuple[Launched, tuple[str, ...], Tensor | None]] = deque()
         self._began, self._prefills = 0.0, False
@@ -136,28 +136,30 @@ class Drafting:
             self.arrivals.admit(reqs)
         # Prompts are read in steps of their own: with speculation SGLang mixes none into a step of decoding.
         plan = self.planning.make(reqs, num_waiting=len(self._queue()), prefill_tokens=0)
-        width = plan.width
-        if plan.caps and width:
-            widest = max((plan.width_for(req.rid) for req in reqs), default=0)
-            width = next((step for step in self.caps.captured_widths if step >= widest), widest)
-        return min(width, plan.width)
+        draft_length = plan.draft_length
+        if plan.caps and draft_length:
+            widest = max((plan.draft_length_for(req.rid) for req in reqs), default=0)
+            draft_length = next((step for step in self.caps.captured_draft_lengths if step >= widest), widest)
+        return min(draft_length, plan.draft_length)
 
-    def propose(self, batch: EngineBatch, reqs: Sequence[Any], width: int) -> Draft:
+    def propose(self, batch: EngineBatch, reqs: Sequence[Any], draft_length: int) -> Draft:
         """Draft, and cut the drafts to the plan's budget."""
         assert self.stage is not None
         plan = self.planning.plan
         caps = self._caps_of(plan, reqs)
-        draft = self.stage.trim(batch, self.stage.propose(batch, width, caps), plan)
+        draft = self.stage.trim(batch, self.stage.propose(batch, draft_length, caps), plan)
         assert self.grammars is not None
         return self.grammars.of(batch, reqs, draft, caps, plan.token_budget)
 
     def launched(self, reqs: Sequence[Any], draft: Draft) -> None:
         """Remember a step whose results are still to come, and begin to copy the lengths of its drafts to the host."""
-        rows, width = len(reqs), draft.width
+        rows, draft_length = len(reqs), draft.draft_length
         # A prefill that was queued before the step is not over when the step begins.
-        step = self.planning.launch(self._began, rows, rows * (width + 1), width, timed=not self._prefills)
+        step = self.planning.launch(
+            self._began, rows, rows * (draft_length + 1), draft_length, timed=not self._prefills
+        )
         self._prefills = False
-        lengths = draft.lengths.to("cpu", non_blocking=True, copy=True) if width else None
+        lengths = draft.lengths.to("cpu", non_blocking=True, copy=True) if draft_length else None
         self._launched.append((step, tuple(req.rid for req in reqs), lengths))
 
     def observe(self, batch: EngineBatch, outcome: Outcome) -> None:
@@ -198,10 +200,10 @@ class Drafting:
             requests=rows.facts.requests,
         )
 
-    def behind_stop(self, batch: EngineBatch, emitted: Tensor) -> Tensor:
+    def after_stop(self, batch: EngineBatch, emitted: Tensor) -> Tensor:
         """Return [B] int32: how many of the `emitted` [B] newest tokens lie behind a stop."""
         assert self._rows is not None
-        return self.stops.behind(batch.tokens, batch.rows, batch.slots, batch.lengths, emitted, self._rows.table)
+        return self.stops.after(batch.tokens, batch.rows, batch.slots, batch.lengths, emitted, self._rows.table)
 
     def close(self) -> None:
         """Release proposers, threads and files."""
@@ -212,7 +214,7 @@ class Drafting:
         """Return [B] int32 on the device, most draft tokens per row; None where all rows may be as wide as the step."""
         if not plan.caps:
             return None
-        return on_device([plan.width_for(req.rid) for req in reqs], torch.int32, self.device)
+        return on_device([plan.draft_length_for(req.rid) for req in reqs], torch.int32, self.device)
 
     def _bounds(self, req: Any) -> Bounds:
         params = req.sampling_params

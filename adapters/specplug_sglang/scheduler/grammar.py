@@ -69,10 +69,10 @@ class Grammars(Completer):
         self, batch: EngineBatch, reqs: Sequence[Any], draft: Draft, caps: Tensor | None, budget: int | None
     ) -> Draft:
         """Return the drafts of `batch` as its requests' grammars complete them, within `caps` [B] and `budget`."""
-        if not draft.width or all(req.grammar is None for req in reqs):
+        if not draft.draft_length or all(req.grammar is None for req in reqs):
             return draft
         states = [self._state(req) for req in reqs]
-        return self.complete(draft, states, batch.limits(draft.width, caps), budget)
+        return self.complete(draft, states, batch.limits(draft.draft_length, caps), budget)
 
     def _state(self, req: Any) -> State | None:
         if req.grammar is None or not _goes_back(req.grammar):

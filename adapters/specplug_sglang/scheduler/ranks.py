@@ -45,7 +45,7 @@ class Ranks:
 
         Free with one rank, and where the step drafts nothing: an empty draft is the same on all ranks.
         """
-        if self._group is None or not draft.width:
+        if self._group is None or not draft.draft_length:
             return draft
         parts = [draft.token_ids, draft.lengths[:, None]] + ([] if draft.parents is None else [draft.parents])
         packed = torch.cat(parts, 1).contiguous()
@@ -54,10 +54,10 @@ class Ranks:
 
 
 def _unpacked(draft: Draft, packed: Tensor) -> Draft:
-    width = draft.width
+    draft_length = draft.draft_length
     return replace(
         draft,
-        token_ids=packed[:, :width],
-        lengths=packed[:, width],
-        parents=None if draft.parents is None else packed[:, width + 1 :],
+        token_ids=packed[:, :draft_length],
+        lengths=packed[:, draft_length],
+        parents=None if draft.parents is None else packed[:, draft_length + 1 :],
     )

@@ -28,7 +28,7 @@ from specplug_sglang.scheduler.ranks import Ranks
 from specplug_sglang.startup import advice
 from specplug_sglang.verification import attention, exact, seeded
 from specplug_sglang.verification.cache_room import make_room
-from specplug_sglang.verification.draft_lengths import Widths
+from specplug_sglang.verification.draft_lengths import DraftLengths
 from specplug_sglang.verification.table import on_device
 from specplug_sglang.verification.trees import Nodes, nodes_of
 from specplug_sglang.verification.verify_input import prepare, relayed, verify_input
@@ -44,7 +44,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
 
     Attributes:
         drafting: requests, plans and drafts.
-        widths: what verifies each width.
+        draft_lengths: what verifies each width.
     """
 
     adaptive_controller = None
@@ -68,8 +68,8 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             tokenizer=getattr(target_worker, "tokenizer", None),
         )
         self._leave_room()
-        self.speculative_num_draft_tokens = self.drafting.caps.max_width + 1
-        self.widths = Widths(self.model_runner, self.speculative_num_draft_tokens)
+        self.speculative_num_draft_tokens = self.drafting.caps.max_draft_length + 1
+        self.draft_lengths = DraftLengths(self.model_runner, self.speculative_num_draft_tokens)
         self.load_first_corpus()
         if self.ranks.leads:
             advice.announce(server_args)
@@ -89,7 +89,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
         """Return all backends that steps run with."""
-        return (self.model_runner.attn_backend, *self.widths.backends())
+        return (self.model_runner.attn_backend, *self.draft_lengths.backends())
 
     def alloc_memory_pool(self, memory_pool_config: Any = None, **pools: Any) -> None:
         """Take note of the target's pools."""
@@ -106,7 +106,9 @@ class Worker(ExternalCorpora, BaseSpecWorker):
 
     def init_cuda_graphs(self) -> None:
         """Build, and on a GPU capture, the widths that plans may choose."""
-        self.widths.prepare(tuple(width + 1 for width in self.drafting.caps.captured_widths))
+        self.draft_lengths.prepare(
+            tuple(draft_length + 1 for draft_length in self.drafting.caps.captured_draft_lengths)
+        )
         attention.check(self.model_runner.attn_backend, trees=self.drafting.caps.trees)
         self.model_runner.spec_algorithm.host_lengths = (
             attention.needs_host_lengths(self.spec_v2_attn_backends)
@@ -172,8 +174,8 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             return
         view = drafting.view(reqs, slots, batch.seq_lens + emitted, sampled)
         nothing = torch.zeros_like(emitted)
-        behind = drafting.behind_stop(view, emitted)
-        drafting.observe(view, Outcome(verified=nothing, accepted=nothing, emitted=emitted, after_stop=behind))
+        after = drafting.after_stop(view, emitted)
+        drafting.observe(view, Outcome(verified=nothing, accepted=nothing, emitted=emitted, after_stop=after))
         drafting.stage.propose(view, 0)
 
     def _decode(self, batch: Any, on_publish: Any) -> Any:
@@ -181,12 +183,12 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 
         drafting, reqs, slots, before = self.drafting, batch.reqs, batch.req_pool_indices, batch.seq_lens
-        width = self.ranks.agree(drafting.plan(reqs))
-        draft = self._draft(batch, width)
+        draft_length = self.ranks.agree(drafting.plan(reqs))
+        draft = self._draft(batch, draft_length)
         last = drafting.table.tokens[slots, before].long()
         nodes = nodes_of(draft, last)
-        n = width + 1
-        with self.widths.using(n):
+        n = draft_length + 1
+        with self.draft_lengths.using(n):
             prepare(batch, self._verify_input(batch, nodes))
             tree = exact.grammar_tree(batch, nodes)
             result = self.target_worker.forward_batch_generation(batch, is_verify=True)
@@ -215,14 +217,14 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             speculative_output_stride=n,
         )
 
-    def _draft(self, batch: Any, width: int) -> Draft:
-        """Return drafts of B rows, `width` tokens at most, the same on all ranks."""
+    def _draft(self, batch: Any, draft_length: int) -> Draft:
+        """Return drafts of B rows, `draft_length` tokens at most, the same on all ranks."""
         drafting, reqs = self.drafting, batch.reqs
         if self.ranks.leads:
             view = drafting.view(reqs, batch.req_pool_indices, batch.seq_lens + 1)
-            draft = drafting.propose(view, reqs, width)
+            draft = drafting.propose(view, reqs, draft_length)
         else:
-            draft = Draft.allocate(len(reqs), width, device=self.device, trees=drafting.drafts_trees)
+            draft = Draft.allocate(len(reqs), draft_length, device=self.device, trees=drafting.drafts_trees)
         return self.ranks.share(draft)
 
     def _verify_input(self, batch: Any, nodes: Nodes) -> Any:
@@ -237,7 +239,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         from sglang.srt.layers.logprob_processor import compute_spec_logprobs
         from sglang.srt.speculative.spec_utils import move_accept_tokens_to_target_kvcache
 
-        if draft.parents is not None and draft.width:
+        if draft.parents is not None and draft.draft_length:
             move_accept_tokens_to_target_kvcache(batch, accept_index, accept_lens - 1, self.token_to_kv_pool_allocator)
             if logits.hidden_states is not None:  # of which SGLang returns each row's first ones
                 logits.hidden_states = logits.hidden_states[accept_index.flatten().long()]
@@ -258,6 +260,6 @@ class Worker(ExternalCorpora, BaseSpecWorker):
                 verified=draft.lengths,
                 accepted=counts - 1,
                 emitted=counts,
-                after_stop=drafting.behind_stop(view, counts),
+                after_stop=drafting.after_stop(view, counts),
             ),
         )

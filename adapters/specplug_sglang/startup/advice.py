@@ -21,24 +21,24 @@ class Launch:
     """What SGLang made of a launch line that asks for specplug.
 
     Attributes:
-        width: the server's widest draft.
+        draft_length: the server's widest draft.
         topk: ``--speculative-eagle-topk``: 1 for chains, more for trees.
         overlap: whether the host prepares a step while the device runs the one before.
         max_running_requests: most requests at a time.
-        widths: those that plans choose among and that have graphs; empty where every width runs as it is.
+        draft_lengths: those that plans choose among and that have graphs; empty where every width runs as it is.
         graphs_up_to: the largest batch that decodes as a graph; None where every step runs eagerly.
         settings: specplug's, those that are not at their defaults.
         host_proposers: those in force that draft on the host.
     """
 
-    width: int
+    draft_length: int
     topk: int
     overlap: bool
     device: str
     attention_backend: str
     max_running_requests: int
     tensor_parallel_size: int
-    widths: tuple[int, ...]
+    draft_lengths: tuple[int, ...]
     graphs_up_to: int | None
     settings: dict[str, Any]
     host_proposers: tuple[str, ...]
@@ -47,21 +47,27 @@ class Launch:
     def told(cls, plain: dict[str, Any]) -> Launch:
         """Rebuild one that travelled as JSON."""
         values = {field.name: plain[field.name] for field in fields(cls)}
-        return cls(**{**values, "widths": tuple(plain["widths"]), "host_proposers": tuple(plain["host_proposers"])})
+        return cls(
+            **{
+                **values,
+                "draft_lengths": tuple(plain["draft_lengths"]),
+                "host_proposers": tuple(plain["host_proposers"]),
+            }
+        )
 
 
 def launch_of(server_args: Any) -> Launch:
     """Return what a server's arguments came to; SGLang has settled them."""
     view, caps, settings = decided(server_args), engine_caps(server_args), resolved(server_args).settings
     return Launch(
-        width=caps.max_width,
+        draft_length=caps.max_draft_length,
         topk=int(view.speculative_eagle_topk or 1),
         overlap=not view.disable_overlap_schedule,
         device=str(view.device),
         attention_backend=str(view.attention_backend),
         max_running_requests=int(view.max_running_requests),
         tensor_parallel_size=caps.tensor_parallel_size,
-        widths=caps.captured_widths,
+        draft_lengths=caps.captured_draft_lengths,
         graphs_up_to=_graphs_up_to(view),
         settings=differing(settings),
         host_proposers=host_proposers(settings, default_registry(), str(view.device)),
@@ -86,7 +92,9 @@ def announce(server_args: Any) -> None:
     shape = "chains" if launch.topk == 1 else "trees"
     scheduling = "overlap" if launch.overlap else "synchronous"
     settings = resolved(server_args).settings
-    _log_once(logging.INFO, start_line(settings, launch.width, shape, scheduling, status="on, where HTTP is served"))
+    _log_once(
+        logging.INFO, start_line(settings, launch.draft_length, shape, scheduling, status="on, where HTTP is served")
+    )
     for result in advise(launch):
         if result.status != "ok":
             _log_once(logging.WARNING, f"{result.summary}. {result.remedy}")
@@ -131,19 +139,25 @@ def _head(launch: Launch) -> str:
     shape = "chains" if launch.topk == 1 else f"trees (--speculative-eagle-topk {launch.topk})"
     scheduling = "overlap" if launch.overlap else "synchronous"
     return (
-        f"drafts are {shape} of up to {launch.width} tokens; {scheduling} scheduling, up to "
+        f"drafts are {shape} of up to {launch.draft_length} tokens; {scheduling} scheduling, up to "
         f"{launch.max_running_requests} requests at a time, {launch.attention_backend} attention on {launch.device}"
     )
 
 
 def _graphs(launch: Launch) -> CheckResult:
     """Say which widths have graphs, and whether the largest batches do."""
-    if not launch.widths:
-        return CheckResult("ok", f"every width from 0 to {launch.width} may be chosen; {launch.device} has no graphs")
-    widths = ", ".join(map(str, launch.widths))
+    if not launch.draft_lengths:
+        return CheckResult(
+            "ok", f"every width from 0 to {launch.draft_length} may be chosen; {launch.device} has no graphs"
+        )
+    draft_lengths = ", ".join(map(str, launch.draft_lengths))
     if launch.graphs_up_to is None:
-        return CheckResult("ok", f"widths {widths} may be chosen; graphs are switched off, so every step runs eagerly")
-    said = f"widths {widths} may be chosen, each with graphs of its own, for up to {launch.graphs_up_to} requests"
+        return CheckResult(
+            "ok", f"widths {draft_lengths} may be chosen; graphs are switched off, so every step runs eagerly"
+        )
+    said = (
+        f"widths {draft_lengths} may be chosen, each with graphs of its own, for up to {launch.graphs_up_to} requests"
+    )
     if launch.max_running_requests <= launch.graphs_up_to:
         return CheckResult("ok", said)
     most = launch.max_running_requests

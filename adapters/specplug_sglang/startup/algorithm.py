@@ -11,7 +11,7 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from specplug.errors import EngineError, SpecplugError
 from specplug.operator import startup_errors
 from specplug_sglang import seams
-from specplug_sglang.config import ALGORITHM, WIDTH_FLAG, is_tree_mode, resolved
+from specplug_sglang.config import ALGORITHM, LENGTH_FLAG, is_tree_mode, resolved
 
 MOST_REQUESTS = 48
 """Requests at a time where the server does not say: what SGLang's own n-gram runs."""
@@ -87,7 +87,7 @@ def refuse_unsupported(server_args: Any) -> None:
     """
     tokens, topk = server_args.speculative_num_draft_tokens, server_args.speculative_eagle_topk
     if tokens is not None and tokens < 1:
-        raise _refusal("no room for the token that is verified with every draft", f"{WIDTH_FLAG} {tokens}", ">= 1")
+        raise _refusal("no room for the token that is verified with every draft", f"{LENGTH_FLAG} {tokens}", ">= 1")
     if topk is not None and topk < 1:
         raise _refusal("drafts are chains or trees", f"--speculative-eagle-topk {topk}", "1 for chains, more for trees")
     pages, backend = server_args.page_size or 1, server_args.attention_backend

@@ -24,7 +24,7 @@ class Machinery:
     graphs: Any
 
 
-class Widths:
+class DraftLengths:
     """Swaps the target's machinery for a step.
 
     Args:
@@ -119,7 +119,7 @@ def _as_if_launched_with(n: int) -> Iterator[None]:
         "speculative_num_draft_tokens": spec.speculative_num_draft_tokens,
     }
     changed = {"speculative_num_steps": max(1, n - 1), "speculative_num_draft_tokens": n}
-    get_context().override("specplug.width", **changed)
+    get_context().override("specplug.draft_length", **changed)
     try:
         yield
     finally:

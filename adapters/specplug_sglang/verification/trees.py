@@ -45,12 +45,12 @@ def nodes_of(draft: Draft, last: Tensor) -> Nodes:
     """
     inside = draft.mask()
     tokens = torch.cat([last[:, None], torch.where(inside, draft.token_ids.long(), last[:, None])], 1)
-    place = torch.arange(draft.width + 1, device=last.device)
+    place = torch.arange(draft.draft_length + 1, device=last.device)
     if draft.parents is None:
         below = place < draft.lengths[:, None]  # a node follows, as long as the draft goes on
         depth = torch.where(place <= draft.lengths[:, None], place, 0)
         return Nodes(tokens, depth, torch.where(below, place + 1, -1), torch.full_like(tokens, -1), None)
-    hung = place[1:] if draft.width else place[:0]
+    hung = place[1:] if draft.draft_length else place[:0]
     parents = torch.where(inside, draft.parents.long() + 1, -1)  # [B, N], of the nodes 1 to N; of filler none
     return _tree(tokens, torch.where(_repeats(tokens[:, 1:], parents), -1, parents), hung, place)
 

@@ -68,4 +68,4 @@ def _standing(settings: Settings) -> list[CheckResult]:
     results = [CheckResult("ok", advice.REFUSED_ON_V1)]
     if names:
         results.append(CheckResult("ok", advice.host_cost(names)))
-    return [*results, CheckResult("ok", f"with data parallelism {advice.FIXED_WIDTH}")]
+    return [*results, CheckResult("ok", f"with data parallelism {advice.FIXED_DRAFT_LENGTH}")]

@@ -66,7 +66,7 @@ class Grammars:
     def __init__(self, vllm_config: Any, planning: Planning[Any]) -> None:
         self._planning = planning
         self._is_v1 = runner_of(vllm_config) == "v1"
-        self.adds = self._is_v1 and not _states_laws(planning, vllm_config.device_config.device_type)
+        self.adds = self._is_v1 and not _states_distributions(planning, vllm_config.device_config.device_type)
         self._vocab_size = int(vllm_config.model_config.get_vocab_size())
         self._longest = int(vllm_config.model_config.max_model_len)
         self._guard = FaultGuard(SOURCE, sink=lambda name, kind: planning.faults.update([(name, kind)]))
@@ -92,7 +92,7 @@ class Grammars:
             kept = len(request.spec_token_ids)
             cut = len(offered[request.request_id]) - kept
             self._said[request.request_id] = Constrained(kept, cut)
-        if self.adds and self._planning.plan.width and self._guard.admits_step():
+        if self.adds and self._planning.plan.draft_length and self._guard.admits_step():
             self._guard.step(lambda: self._add(scheduler.structured_output_manager, rows, constrained))
 
     def take(self, names: Any) -> dict[str, Constrained]:
@@ -126,7 +126,7 @@ class Grammars:
     def _room(self, request: Any) -> int:
         """Return the most draft tokens that the plan and the request allow."""
         left = min(request.max_tokens - request.num_output_tokens, self._longest - request.num_tokens)
-        return int(min(self._planning.plan.width_for(request.request_id), left - 1))
+        return int(min(self._planning.plan.draft_length_for(request.request_id), left - 1))
 
 
 def _is_constrained(request: Any) -> bool:
@@ -140,7 +140,7 @@ def _may_reason(manager: Any, request: Any) -> bool:
     return not request.structured_output_request.reasoning_ended
 
 
-def _states_laws(planning: Planning[Any], device: str) -> bool:
+def _states_distributions(planning: Planning[Any], device: str) -> bool:
     """Whether one of the server's proposers states the law that its drafts are drawn from, and the engine takes it."""
     settings = planning.resolved.settings
     specs = (default_registry().get(ProposerSpec, name) for name in (settings.proposer, *settings.extra_proposers))

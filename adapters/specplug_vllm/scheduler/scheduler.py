@@ -18,7 +18,7 @@ from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
 from specplug.requests import wire
 from specplug.runtime.planning import Bounds, Fate, Launched, Planning
-from specplug.types.caps import WidthChange
+from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEventKind
 from specplug_vllm import seams, step_metadata
@@ -50,12 +50,12 @@ class _Planned:
         self.planning = planning_of(self.vllm_config)
         status.install_engine_core()
         self.dynamic_sd_lookup = None  # vLLM's choice by batch size; its list says here what is captured
-        self._may_narrow = self.planning.caps.width_change is not WidthChange.FIXED
-        self._pads = self.planning.caps.width_change is WidthChange.CAPTURED
+        self._may_narrow = self.planning.caps.draft_length_change is not DraftLengthChange.FIXED
+        self._pads = self.planning.caps.draft_length_change is DraftLengthChange.CAPTURED
         self._row_length = self._length_for(self.planning.plan)
         # vLLM pads some new requests with as many placeholders, and fails when they exceed what a prompt may advance.
         chunk = self.vllm_config.scheduler_config.long_prefill_token_threshold
-        self._most_placeholders = chunk - 1 if chunk > 0 else self.planning.caps.max_width
+        self._most_placeholders = chunk - 1 if chunk > 0 else self.planning.caps.max_draft_length
         if recurrent.is_recurrent(self.vllm_config):
             recurrent.refuse_layers(self.kv_cache_config)
             self._most_placeholders = 0  # a fresh prompt runs as prefill, which cannot roll them back
@@ -124,11 +124,15 @@ class _Planned:
         """
         caps = self.planning.caps
         if not self._may_narrow:
-            return caps.max_width
+            return caps.max_draft_length
         if not self._pads:
-            return plan.width
-        longest = max((plan.width_for(request.request_id) for request in self.running), default=plan.width)
-        return min((length for length in caps.captured_widths if length >= longest), default=caps.max_width)
+            return plan.draft_length
+        longest = max(
+            (plan.draft_length_for(request.request_id) for request in self.running), default=plan.draft_length
+        )
+        return min(
+            (length for length in caps.captured_draft_lengths if length >= longest), default=caps.max_draft_length
+        )
 
     def _cut_drafts(self) -> None:
         """Cut the drafts, or their placeholders, of requests that the newest plan caps.
@@ -143,7 +147,7 @@ class _Planned:
         for name in names:
             request = self.requests.get(name)
             if request is not None and request.spec_token_ids:
-                request.spec_token_ids = request.spec_token_ids[: plan.width_for(name)]
+                request.spec_token_ids = request.spec_token_ids[: plan.draft_length_for(name)]
 
     def _attach_notes(self, scheduler_output: Any, plan: StepPlan) -> None:
         salts = {

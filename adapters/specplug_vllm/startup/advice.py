@@ -26,7 +26,7 @@ class Launch:
 
     Attributes:
         runner: "v1" or "v2".
-        width: the server's widest draft.
+        draft_length: the server's widest draft.
         max_num_batched_tokens: most tokens of all requests in one step.
         settings: specplug's, those that are not at their defaults.
         host_proposers: those in force that draft on the host.
@@ -35,7 +35,7 @@ class Launch:
 
     runner: str
     async_scheduling: bool
-    width: int
+    draft_length: int
     max_num_seqs: int
     max_num_batched_tokens: int
     data_parallel_size: int
@@ -52,7 +52,7 @@ def launch_of(vllm_config: Any) -> Launch:
     return Launch(
         runner=runner_of(vllm_config),
         async_scheduling=bool(scheduler.async_scheduling),
-        width=vllm_config.speculative_config.num_speculative_tokens,
+        draft_length=vllm_config.speculative_config.num_speculative_tokens,
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         data_parallel_size=vllm_config.parallel_config.data_parallel_size,
@@ -65,7 +65,9 @@ def launch_of(vllm_config: Any) -> Launch:
 def advise(launch: Launch) -> list[CheckResult]:
     """Say what is to be known of a launch, warnings among it."""
     scheduling = "async" if launch.async_scheduling else "synchronous"
-    head = f"runs on the {launch.runner.upper()} runner, {scheduling} scheduling, up to {launch.width} draft tokens"
+    head = (
+        f"runs on the {launch.runner.upper()} runner, {scheduling} scheduling, up to {launch.draft_length} draft tokens"
+    )
     results = [CheckResult("ok", head), _token_budget(launch)]
     if launch.captured:
         results.append(_graphs(launch))
@@ -74,7 +76,7 @@ def advise(launch: Launch) -> list[CheckResult]:
     if launch.runner == "v2" and launch.host_proposers:
         results.append(CheckResult("ok", host_cost(launch.host_proposers)))
     if launch.data_parallel_size > 1:
-        results.append(CheckResult("ok", f"data parallelism of {launch.data_parallel_size}: {FIXED_WIDTH}"))
+        results.append(CheckResult("ok", f"data parallelism of {launch.data_parallel_size}: {FIXED_DRAFT_LENGTH}"))
     return results
 
 
@@ -89,7 +91,7 @@ def announce(vllm_config: Any) -> None:
     assert found is not None
     scheduling = "async" if launch.async_scheduling else "synchronous"
     runner = launch.runner.upper()
-    _log_once(logging.INFO, start_line(found.settings, launch.width, runner, scheduling, status=routes()))
+    _log_once(logging.INFO, start_line(found.settings, launch.draft_length, runner, scheduling, status=routes()))
     for result in advise(launch):
         if result.status != "ok":
             _log_once(logging.WARNING, f"{result.summary}. {result.remedy}")
@@ -110,7 +112,7 @@ REFUSED_ON_V1 = (
     "the V1 runner refuses requests with min_p or logit_bias (HTTP 400), as with any speculation of vLLM's; "
     "the V2 runner serves them"
 )
-FIXED_WIDTH = (
+FIXED_DRAFT_LENGTH = (
     "every step verifies the server's widest draft, as ranks that choose different widths deadlock; "
     "a policy can only cut single requests' drafts"
 )
@@ -127,8 +129,8 @@ def host_cost(names: tuple[str, ...]) -> str:
 
 def _token_budget(launch: Launch) -> CheckResult:
     """Compare what a full batch verifies at the widest draft with what one step may hold."""
-    wanted = (launch.width + 1) * launch.max_num_seqs
-    sum_ = f"(K + 1) x max_num_seqs = ({launch.width} + 1) x {launch.max_num_seqs} = {wanted}"
+    wanted = (launch.draft_length + 1) * launch.max_num_seqs
+    sum_ = f"(K + 1) x max_num_seqs = ({launch.draft_length} + 1) x {launch.max_num_seqs} = {wanted}"
     if wanted <= launch.max_num_batched_tokens:
         return CheckResult("ok", f"{sum_} fits into max_num_batched_tokens = {launch.max_num_batched_tokens}")
     fitting = launch.max_num_batched_tokens // launch.max_num_seqs - 1

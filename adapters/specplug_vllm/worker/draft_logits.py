@@ -28,20 +28,20 @@ def write(buffer: Tensor, slots: Tensor, draft: Draft, temperature: Tensor, toke
         token_ids: [B, K] int64: the drafts, padded.
     """
     floor = (UNLIKELY * temperature.clamp(min=1.0))[:, None, None]
-    stated, width = draft.draft_logits, 0
+    stated, draft_length = draft.draft_logits, 0
     is_stated = torch.zeros(token_ids.shape, dtype=torch.bool, device=buffer.device)
     if stated is not None:
-        width = draft.width
-        is_stated[:, :width] = draft.mask() if draft.drawn is None else draft.mask() & draft.drawn
+        draft_length = draft.draft_length
+        is_stated[:, :draft_length] = draft.mask() if draft.drawn is None else draft.mask() & draft.drawn
         torch.maximum(stated, floor, out=stated)
-        torch.where(is_stated[:, :width, None], stated, floor, out=stated)
-    whole = width if draft.draft_vocab is None else 0  # positions whose logits are stated for every id
+        torch.where(is_stated[:, :draft_length, None], stated, floor, out=stated)
+    whole = draft_length if draft.draft_vocab is None else 0  # positions whose logits are stated for every id
     rest = (len(slots), buffer.shape[1] - whole, buffer.shape[2])
     buffer[:, whole:].index_copy_(0, slots, floor.expand(rest))
     places = torch.arange(buffer.shape[1], device=buffer.device)
     if stated is not None and draft.draft_vocab is None:
-        buffer[:, :width].index_copy_(0, slots, stated)
+        buffer[:, :draft_length].index_copy_(0, slots, stated)
     elif stated is not None:
-        buffer[slots[:, None, None], places[:width, None], draft.draft_vocab] = stated
+        buffer[slots[:, None, None], places[:draft_length, None], draft.draft_vocab] = stated
     at_tokens = (slots[:, None], places, token_ids)
     buffer[at_tokens] = torch.where(is_stated, buffer[at_tokens], 0.0)

@@ -59,8 +59,8 @@ class Drafting:
         self._closing = weakref.finalize(self, self.stage.close)
         self.places = Places(self.max_slots, device, lambda event: self.stage.on_event(event))
         self.slots = self.places.slots
-        self.stops = StopWatch(self.max_slots, self.caps.max_width, device)
-        self.plan = StepPlan(self.caps.max_width)
+        self.stops = StopWatch(self.max_slots, self.caps.max_draft_length, device)
+        self.plan = StepPlan(self.caps.max_draft_length)
         self.scheduled: dict[str, list[int]] = {}
         self.grammars: Mapping[str, step_metadata.Constrained] = {}
 
@@ -74,7 +74,9 @@ class Drafting:
         shared = device == self.device and not stage.has_draft_vocab and stage.distribution is not Distribution.LOGITS
         if stage.distribution is Distribution.ONE_HOT or shared:
             return None
-        buffer = torch.zeros(self.max_slots, self.caps.max_width, self.vocab_size, dtype=torch.float32, device=device)
+        buffer = torch.zeros(
+            self.max_slots, self.caps.max_draft_length, self.vocab_size, dtype=torch.float32, device=device
+        )
         self.distribution_bytes += buffer.nbytes
         return buffer
 
@@ -104,8 +106,8 @@ class Drafting:
     def begin_step(self, scheduler_output: Any) -> None:
         """Note what the scheduler asks of this step."""
         said = step_metadata.of(scheduler_output)
-        width = min(int(scheduler_output.num_spec_tokens_to_schedule), self.caps.max_width)
-        self.plan, self.grammars = replace(said.plan, width=width), said.grammars
+        draft_length = min(int(scheduler_output.num_spec_tokens_to_schedule), self.caps.max_draft_length)
+        self.plan, self.grammars = replace(said.plan, draft_length=draft_length), said.grammars
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
 
     def step(self, batch: EngineBatch, outcome: Outcome, caps: Tensor) -> Draft:
@@ -113,13 +115,13 @@ class Drafting:
         self.stage.observe(batch, outcome)
         if self.plan.caps and batch.request_ids is not None:
             caps = torch.minimum(caps, self._caps_of(batch.request_ids))
-        draft = self.stage.propose(batch, self.plan.width, caps)
+        draft = self.stage.propose(batch, self.plan.draft_length, caps)
         trimmed = self.stage.trim(batch, draft, self.plan)
         return trimmed.as_one_hot(batch.grammar)  # the scheduler cuts these rows by what their tokens are
 
     def _caps_of(self, names: Sequence[str]) -> Tensor:
         """Return [B] int32: the policy's caps of rows `names`."""
-        return self.on_device([self.plan.caps.get(name, self.caps.max_width) for name in names])
+        return self.on_device([self.plan.caps.get(name, self.caps.max_draft_length) for name in names])
 
     def on_device(self, values: Sequence[int]) -> Tensor:
         """Return [n] int32 where batches lie, without waiting for the copy."""

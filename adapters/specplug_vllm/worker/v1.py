@@ -89,7 +89,7 @@ class Proposer:
         tokens = torch.from_numpy(token_ids_cpu)
         batch = rows.view(self.drafting, tokens, lengths, emitted)
         draft = self.drafting.step(batch, self._outcome(self.drafting, rows, batch, emitted), rows.slot_rows.caps)
-        self._state_law(draft, rows.facts.names)
+        self._state_distribution(draft, rows.facts.names)
         if rows.facts.kept is None:
             return _lists(draft)
         found: list[list[int]] = [[] for _ in range(count)]
@@ -110,21 +110,21 @@ class Proposer:
             none = torch.zeros_like(emitted)
             return Outcome(verified=none, accepted=none, emitted=emitted)
         verified = torch.tensor([len(scheduled.get(name, ())) for name in rows.facts.names], dtype=torch.int32)
-        behind = drafting.stops.behind(batch.tokens, batch.rows, batch.slots, batch.lengths, emitted, rows.slot_rows)
+        after = drafting.stops.after(batch.tokens, batch.rows, batch.slots, batch.lengths, emitted, rows.slot_rows)
         outcome = Outcome(
             verified=torch.where(emitted > 0, verified, 0),
             accepted=(emitted - 1).clamp(min=0),
             emitted=emitted,
-            after_stop=behind,
+            after_stop=after,
         )
         return step_metadata.said_of(drafting.grammars, outcome, rows.facts.names, scheduled)
 
-    def _state_law(self, draft: Draft, names: tuple[str, ...]) -> None:
+    def _state_distribution(self, draft: Draft, names: tuple[str, ...]) -> None:
         """Give the rejection sampler the law that drafts were drawn from; without one they are one-hot."""
         if draft.draft_probs is not None:
             buffer = draft.draft_probs
             if self._draft_probs is not None:
-                buffer = self._draft_probs[: draft.batch_size, : draft.width]
+                buffer = self._draft_probs[: draft.batch_size, : draft.draft_length]
             write_probs(buffer, draft)
             self._runner._draft_probs = buffer
             self._runner._draft_prob_req_ids = list(names)
@@ -166,7 +166,7 @@ class _Rows:
 
 
 def _lists(draft: Draft) -> list[list[int]]:
-    if not draft.width:
+    if not draft.draft_length:
         return [[] for _ in range(draft.batch_size)]
     lengths = draft.lengths.tolist()
     if not any(lengths):

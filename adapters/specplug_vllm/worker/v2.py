@@ -60,10 +60,13 @@ class Speculator(BaseSpeculator):
         self._states = req_states
         self._ranks = ranks.ranks()
         self.drafting = Drafting(vllm_config, device, rank=0) if self._ranks.leads else None
-        slots, width = vllm_config.scheduler_config.max_num_seqs, vllm_config.speculative_config.num_speculative_tokens
+        slots, draft_length = (
+            vllm_config.scheduler_config.max_num_seqs,
+            vllm_config.speculative_config.num_speculative_tokens,
+        )
         self.enable_adaptive_verification = config.cuts_on_device(vllm_config)
         self._sent, self._out, self.draft_token_confidence_probs = buffers(
-            slots, width, device, together=self.enable_adaptive_verification
+            slots, draft_length, device, together=self.enable_adaptive_verification
         )
         self.draft_logits: Tensor | None = None
         self._facts: RowFacts | None = None
@@ -157,7 +160,7 @@ class Speculator(BaseSpeculator):
         rows = drafting.slots.rows(slots)
         batch = self._view(drafting, facts, slots, rows, num_sampled, temperature)
         accepted = (num_sampled - 1).clamp(min=0)
-        after_stop = drafting.stops.behind(batch.tokens, slots, slots, batch.lengths, num_sampled, rows)
+        after_stop = drafting.stops.after(batch.tokens, slots, slots, batch.lengths, num_sampled, rows)
         outcome = Outcome(
             verified=torch.where(num_sampled > 0, accepted + num_rejected, 0),
             accepted=accepted,
@@ -206,27 +209,27 @@ class Speculator(BaseSpeculator):
 
     def _hand_over(self, draft: Draft, slots: Tensor, temperature: Tensor, out: Tensor) -> None:
         """Write ids, confidences and, where they are stated, logits, the way the runner wants them."""
-        width, confidence = draft.width, self.draft_token_confidence_probs[: out.shape[0]]
+        draft_length, confidence = draft.draft_length, self.draft_token_confidence_probs[: out.shape[0]]
         padded = out if self._kept is None else out[self._kept]
-        padded[:, :width] = torch.where(draft.mask(), draft.token_ids.long(), padded[:, :width])
+        padded[:, :draft_length] = torch.where(draft.mask(), draft.token_ids.long(), padded[:, :draft_length])
         if self._kept is None:
-            confidence[:, :width] = draft.confidence
+            confidence[:, :draft_length] = draft.confidence
         else:
             out[self._kept] = padded
-            confidence[self._kept, :width] = draft.confidence
+            confidence[self._kept, :draft_length] = draft.confidence
         if self.draft_logits is not None:
             draft_logits.write(self.draft_logits, slots.long(), draft, temperature, padded)
 
 
-def buffers(slots: int, width: int, device: torch.device, *, together: bool) -> tuple[Tensor, Tensor, Tensor]:
+def buffers(slots: int, draft_length: int, device: torch.device, *, together: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return what ranks send each other, by row, and in it the draft ids [S, K] int64 and their confidences [S, K].
 
     `together` sends the confidences along: where every rank cuts its drafts itself, all must cut them alike.
     """
-    sent = torch.zeros(slots, width + (width + 1) // 2 * together, dtype=torch.int64, device=device)
+    sent = torch.zeros(slots, draft_length + (draft_length + 1) // 2 * together, dtype=torch.int64, device=device)
     if together:
-        return sent, sent[:, :width], sent[:, width:].view(torch.float32)[:, :width]
-    return sent, sent, torch.zeros(slots, width, device=device)
+        return sent, sent[:, :draft_length], sent[:, draft_length:].view(torch.float32)[:, :draft_length]
+    return sent, sent, torch.zeros(slots, draft_length, device=device)
 
 
 def _hook_runner() -> None:

@@ -28,7 +28,7 @@ from specplug.types.verification import SamplingBatch, TargetLogits, Verificatio
 from specplug.verify.random import uniforms
 from specplug_vllm.config import engine_caps, resolved, target_model
 
-MOST_LAW_BYTES = 1 << 28
+MOST_DISTRIBUTION_BYTES = 1 << 28
 """Rows are verified together as long as their laws, in float64, take no more memory than this."""
 
 Decide = Callable[..., Any]
@@ -60,8 +60,8 @@ class ServerVerifier:
 
     def verify(self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, seeds: Tensor) -> Verification:
         """Decide with the numbers that belong to `seeds` [B] int64 and to the rows' positions, `draft.base_len`."""
-        numbers = uniforms(seeds, draft.base_len.long(), draft.width)
-        together = MOST_LAW_BYTES // ((draft.width + 1) * target.logits.shape[-1] * 8)
+        numbers = uniforms(seeds, draft.base_len.long(), draft.draft_length)
+        together = MOST_DISTRIBUTION_BYTES // ((draft.draft_length + 1) * target.logits.shape[-1] * 8)
         if sampling.all_greedy or draft.batch_size <= together:
             return self.plugin.verify(draft, target, sampling, numbers)
         parts = []

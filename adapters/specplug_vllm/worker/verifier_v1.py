@@ -100,10 +100,12 @@ class Decision:
 
         return [count > 0 and asks(name) for name, count in zip(names, num_draft_tokens, strict=False)]
 
-    def _draft(self, token_ids: Tensor, ends: Tensor, width: int, draft_probs: Tensor | None, bases: Tensor) -> Draft:
+    def _draft(
+        self, token_ids: Tensor, ends: Tensor, draft_length: int, draft_probs: Tensor | None, bases: Tensor
+    ) -> Draft:
         """Pad the flat draft tokens."""
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
-        places = torch.arange(width, device=token_ids.device)
+        places = torch.arange(draft_length, device=token_ids.device)
         index = ((ends - counts)[:, None] + places).clamp(max=len(token_ids) - 1)
         draft = chain(torch.where(places < counts[:, None], token_ids[index], -1), bases)
         if draft_probs is None:

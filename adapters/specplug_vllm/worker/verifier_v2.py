@@ -106,7 +106,7 @@ class Decision:
         draft = chain(torch.where(index < cu_num_logits[1:, None], ahead, -1), pos[starts] + 1)
         heat = temperature[slots].float()
         if draft_logits is not None and not self.all_greedy:
-            draft = _with_law(draft, draft_logits[slots, :most], heat)
+            draft = _with_distribution(draft, draft_logits[slots, :most], heat)
         sampling = SamplingBatch((heat != 0).float(), all_greedy=self.all_greedy)
         found = self._verifier.verify(draft, TargetLogits(target_logits, starts), sampling, seed[slots])
         sampled = torch.zeros(len(slots), num_speculative_steps + 1, dtype=torch.int64, device=slots.device)
@@ -133,7 +133,7 @@ class Decision:
         return torch.where(chosen[:, None], sampled, stock), torch.where(chosen, found.num_emitted, num_stock)
 
 
-def _with_law(draft: Draft, draft_logits: Tensor, temperature: Tensor) -> Draft:
+def _with_distribution(draft: Draft, draft_logits: Tensor, temperature: Tensor) -> Draft:
     """State the law that the draft was drawn from.  The target's logits hold their temperature, so these must too."""
     heat = torch.where(temperature == 0, 1.0, temperature)[:, None, None]
     return replace(draft, distribution=Distribution.LOGITS, draft_logits=draft_logits / heat)

@@ -14,7 +14,7 @@ from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.evidence import ALIGNED, CORPUS, FROM, NEAR, OWN, RESPONSE
 from specplug.match.cpu.pointers import int64_at
 from specplug.match.cpu.recency import owner_of
-from specplug.match.cpu.searching import document_at, token_behind
+from specplug.match.cpu.searching import document_at, token_after
 from specplug.match.cpu.voting import token_at
 
 WINDOW, BACK = 12, 4
@@ -121,9 +121,9 @@ def _look_around_shelved(bounds: Any, place: int, newest: int) -> int:
         return -place
     for distance in range(WINDOW):
         ahead, back = place + distance, place - distance
-        if ahead < bounds[1] and token_behind(ahead - 1) == newest:
+        if ahead < bounds[1] and token_after(ahead - 1) == newest:
             return ahead
-        if 0 < distance <= BACK and back > bounds[0] and token_behind(back - 1) == newest:
+        if 0 < distance <= BACK and back > bounds[0] and token_after(back - 1) == newest:
             return back
     return -place
 

@@ -56,14 +56,16 @@ class Lookup:
     order of rows.  Not to be called by two threads at once; the kernels release the GIL.
     """
 
-    def __init__(self, max_slots: int, capacity: int, width: int, options: LookupOptions, *, trees: bool) -> None:
+    def __init__(
+        self, max_slots: int, capacity: int, draft_length: int, options: LookupOptions, *, trees: bool
+    ) -> None:
         self._options = options
-        considered = _CONSIDERED_PER_NODE * (width + 1) if trees else width
+        considered = _CONSIDERED_PER_NODE * (draft_length + 1) if trees else draft_length
         self.texts = Texts(max_slots, capacity, options.cap)
         self.responses = Responses(options.response_tokens, options.cap)
         self.rows, self.tables, self._usual = Rows(max_slots, considered), Tables(), Tables()
         self._starts, self._from_start = np.zeros(max_slots, np.int32), np.zeros(0, np.int32)
-        self._bench, self._tree = Bench(options.cap, width, trees=trees), Tree(width, considered)
+        self._bench, self._tree = Bench(options.cap, draft_length, trees=trees), Tree(draft_length, considered)
         self._numbers = Numbers()
         self.stock({})
 
@@ -156,10 +158,10 @@ class Lookup:
         slots, table_rows = slots.contiguous(), table_rows.contiguous()
         lengths, num_new = lengths.contiguous(), num_new.contiguous()
         window = None if first is None else first.contiguous()
-        num_rows, width = table.shape
+        num_rows, draft_length = table.shape
         stride, step = table.stride()
-        if step != 1 or stride < width:  # a single row may have any stride
-            table, stride = table.contiguous(), width
+        if step != 1 or stride < draft_length:  # a single row may have any stride
+            table, stride = table.contiguous(), draft_length
         ingest_at(
             self._state,
             len(slots),

@@ -133,8 +133,8 @@ class Bench:
     Nodes of a tree keep their candidates here, too: row 0 is that of the context.
     """
 
-    def __init__(self, cap: int, width: int, *, trees: bool) -> None:
-        nodes = width + 1 if trees else 1
+    def __init__(self, cap: int, draft_length: int, *, trees: bool) -> None:
+        nodes = draft_length + 1 if trees else 1
 
         def ints(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
             return np.zeros(shape, np.int32)
@@ -144,7 +144,14 @@ class Bench:
         tokens = [ints(MOST_BALLOTS) for _ in range(5)]
         score, origin = np.zeros(MOST_BALLOTS), np.zeros(MOST_BALLOTS, np.int64)
         self.record = _Bench(  # type: ignore[no-untyped-call]
-            *candidates, *found, tokens[0], score, *tokens[1:], origin, ints(cap + width + 1), ints(width + 1)
+            *candidates,
+            *found,
+            tokens[0],
+            score,
+            *tokens[1:],
+            origin,
+            ints(cap + draft_length + 1),
+            ints(draft_length + 1),
         )
 
 
@@ -167,8 +174,8 @@ class Tree:
     a source.
     """
 
-    def __init__(self, width: int, most_considered: int) -> None:
-        counts, depths, entries, above = (np.zeros(width + 1, np.int32) for _ in range(4))
-        chances, survivals = np.zeros(most_considered), np.zeros(width + 1)
+    def __init__(self, draft_length: int, most_considered: int) -> None:
+        counts, depths, entries, above = (np.zeros(draft_length + 1, np.int32) for _ in range(4))
+        chances, survivals = np.zeros(most_considered), np.zeros(draft_length + 1)
         nodes, sources = (np.zeros(most_considered, np.int32) for _ in range(2))
         self.record = _Tree(counts, depths, survivals, entries, above, chances, nodes, sources)  # type: ignore[no-untyped-call]

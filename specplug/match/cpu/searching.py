@@ -19,7 +19,7 @@ MOST_LOOKED_AT = 4 * MOST_CANDIDATES
 
 
 @compiled
-def token_behind(place: int) -> int:
+def token_after(place: int) -> int:
     """Return the token at a place of a shelf, negative for no text."""
     return carray(int32_at(place * TOKEN), 1)[0]  # type: ignore[no-any-return]
 
@@ -31,7 +31,7 @@ def common(place: int, context: Any, end: int, cap: int) -> int:
     It never reads past the beginning of the place's text: that is no text, and neither is what is compared with it.
     """
     n, most = 0, min(end, cap)
-    while n < most and context[end - 1 - n] >= 0 and token_behind(place - 1 - n) == context[end - 1 - n]:
+    while n < most and context[end - 1 - n] >= 0 and token_after(place - 1 - n) == context[end - 1 - n]:
         n += 1
     return n
 
@@ -65,7 +65,7 @@ def halved(
     n = min(shared_low, shared_high, within - 1)  # damaged places may share less: nothing is read before the text
     a, b = 0, 0
     while n < cap:
-        a, b = max(token_behind(place - 1 - n), -1), (max(context[end - 1 - n], -1) if n < end else -1)
+        a, b = max(token_after(place - 1 - n), -1), (max(context[end - 1 - n], -1) if n < end else -1)
         if a != b or a < 0:
             break
         n += 1

@@ -114,7 +114,7 @@ def propose_trees(
 
 
 @compiled
-def _limit(state: Any, slots: Any, limits: Any, row: int, width: int) -> int:
+def _limit(state: Any, slots: Any, limits: Any, row: int, draft_length: int) -> int:
     """Return how many tokens to draft for a row: none before it has a text of its own.  Ask for what rows need next."""
     if row == 0:
         for each in slots:
@@ -124,4 +124,4 @@ def _limit(state: Any, slots: Any, limits: Any, row: int, width: int) -> int:
     slot = slots[row]
     if state.texts.lengths[slot] <= state.starts[slot]:
         return 0
-    return min(limits[row], width, state.bench.drafted.size - 1)  # type: ignore[no-any-return]
+    return min(limits[row], draft_length, state.bench.drafted.size - 1)  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from typing import Any
 
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.evidence import CORPUS, FROM, NEAR, OWN, RESPONSE, length_class, odds, source_bit, vote_key
-from specplug.match.cpu.searching import token_behind
+from specplug.match.cpu.searching import token_after
 
 _AGE = 0.05
 _CROWD = 0.3  # a corpus has its places in no order of age; many of the same are often copies of one
@@ -33,7 +33,7 @@ def said(text: Any, n: int, responses: Any, end: int, kind: int, at: int, drafte
     elif source == RESPONSE:
         token = responses[at & (responses.size - 1)] if at < end else -1
     else:
-        token = token_behind(at)
+        token = token_after(at)
     return token
 
 

@@ -104,12 +104,12 @@ class Gathering:
             return voters
         around = [p for p in _around(anchor) if p > 1 or p == anchor]
         readable = [p for p in around if p < stop and (source == OWN or self.memory.owners[p] == row.owner)]
-        behind = [p for p in readable if text[p - 1] == row.text[-1] >= 0]
-        if not behind and anchor not in readable:
+        after = [p for p in readable if text[p - 1] == row.text[-1] >= 0]
+        if not after and anchor not in readable:
             return voters
-        row.anchors[source] = place = behind[0] if behind else anchor
+        row.anchors[source] = place = after[0] if after else anchor
         near = [v.kind == source and abs(v.at - place) < WINDOW for v in voters]
-        return self._with_aligned(voters, near, Voter(place, int(bool(behind)), source + ALIGNED))
+        return self._with_aligned(voters, near, Voter(place, int(bool(after)), source + ALIGNED))
 
     def _align_shelved(self, row: Row, voters: list[Voter]) -> list[Voter]:
         if voters and voters[0].length >= FOLLOWED:
@@ -120,10 +120,10 @@ class Gathering:
         if not low < anchor < high or row.ages[CORPUS] >= FORGET_ANCHOR:
             return voters
         inside = [p for p in _around(anchor) if low < p < high]
-        behind = [p for p in inside if self.shelf.token(p - 1) == row.text[-1] >= 0]
-        row.anchors[CORPUS] = place = behind[0] if behind else anchor
+        after = [p for p in inside if self.shelf.token(p - 1) == row.text[-1] >= 0]
+        row.anchors[CORPUS] = place = after[0] if after else anchor
         near = [low < v.at < high and abs(v.at - place) < WINDOW for v in voters]
-        return self._with_aligned(voters, near, Voter(place, int(bool(behind)), CORPUS + ALIGNED))
+        return self._with_aligned(voters, near, Voter(place, int(bool(after)), CORPUS + ALIGNED))
 
     def _with_aligned(self, voters: list[Voter], near: list[bool], aligned: Voter) -> list[Voter]:
         """Return voters of which some are near to the aligned one, which is added unless it is there."""

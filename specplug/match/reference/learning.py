@@ -75,11 +75,11 @@ class Learnt:
                 self.votes[key] += (token == emitted[0], 1)
         parent, began_right = -1, False
         for came in emitted:
-            behind = [(k, it) for k, it in enumerate(spoken.considered) if it.parent == parent]
-            for _, it in behind:
+            after = [(k, it) for k, it in enumerate(spoken.considered) if it.parent == parent]
+            for _, it in after:
                 self.evidence[it.evidence] += (it.token == came, 1)
                 self.contexts[it.context] += (it.token == came, 1)
-            right = [k for k, it in behind if it.token == came]
+            right = [k for k, it in after if it.token == came]
             if not right:
                 break
             parent, began_right = right[0], True

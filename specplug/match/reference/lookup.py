@@ -65,10 +65,12 @@ class Offer(NamedTuple):
 class ReferenceLookup:
     """See `Lookup`.  Rows are lists of tokens; a slot's text takes at most `capacity` tokens."""
 
-    def __init__(self, max_slots: int, capacity: int, width: int, options: LookupOptions, *, trees: bool) -> None:
+    def __init__(
+        self, max_slots: int, capacity: int, draft_length: int, options: LookupOptions, *, trees: bool
+    ) -> None:
         self.options, self.trees = options, trees
-        self.capacity, self.width = capacity, width
-        self.most_considered = 6 * (width + 1)
+        self.capacity, self.draft_length = capacity, draft_length
+        self.most_considered = 6 * (draft_length + 1)
         least = max(options.response_tokens, 16 * options.cap, 16 * GRANULE)
         self.memory, self.learnt = Memory(1 << (least - 1).bit_length()), Learnt()
         self.rows = [Row([], 0, 0) for _ in range(max_slots)]
@@ -140,7 +142,8 @@ class ReferenceLookup:
     def propose(self, slots: Sequence[int], limits: Sequence[int]) -> list[Draft]:
         """Return the rows' drafts."""
         return [
-            self._propose(self.rows[slot], min(limit, self.width)) for slot, limit in zip(slots, limits, strict=True)
+            self._propose(self.rows[slot], min(limit, self.draft_length))
+            for slot, limit in zip(slots, limits, strict=True)
         ]
 
     def _propose(self, row: Row, limit: int) -> Draft:

@@ -114,21 +114,21 @@ def test_one_proposer_drafts_the_same_on_the_host_and_on_the_device():
 def drafted(name: str, **options: Any) -> tuple[int, ...]:
     with Driver(spec_of(name), options, vocab_size=16) as driver:
         driver.start("request", LOOP)
-        return driver.step(width=4).by_request()["request"].token_ids
+        return driver.step(draft_length=4).by_request()["request"].token_ids
 
 
 def test_the_oracle_takes_a_reference_for_the_answer():
     with Driver(spec_of("oracle"), vocab_size=16) as driver:
         driver.start("request", [1, 2, 3], references=[[7, 8, 9]])
         driver.extend("request", [7])
-        assert driver.step(width=4).by_request()["request"].token_ids == (8, 9)
+        assert driver.step(draft_length=4).by_request()["request"].token_ids == (8, 9)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 @pytest.mark.parametrize(
     ("name", "true"), [("uniform", True), ("uniform-probs", True), ("liar", False), ("liar-probs", False)]
 )
-def test_drawn_tokens_follow_the_stated_law_or_not(name, true, temperature):
+def test_drawn_tokens_follow_the_stated_distribution_or_not(name, true, temperature):
     rows, vocab = 400, 6
     options = {"spread": 1.0, "tokens": [0, 1, 2, 4]}
     with Driver(spec_of(name), options, vocab_size=vocab, max_slots=rows) as driver:
@@ -141,8 +141,8 @@ def test_drawn_tokens_follow_the_stated_law_or_not(name, true, temperature):
     counts = torch.bincount(draft.token_ids.flatten(), minlength=vocab).double()
     assert not counts[[3, 5]].any()
     assert draft.draft_vocab is not None
-    law = full_probs(draft, batch.temperature, vocab)[0, 0]
-    assert (g_test(counts, law) > 1e-4) is true
+    distribution = full_probs(draft, batch.temperature, vocab)[0, 0]
+    assert (g_test(counts, distribution) > 1e-4) is true
 
 
 @pytest.mark.parametrize("name", ["raises", "raises-device", "garbage", "garbage-device"])
@@ -150,7 +150,7 @@ def test_broken_proposers_are_contained(name, caplog):
     with PipelineDriver(spec_of(name), vocab_size=16) as driver:
         driver.start("request", LOOP)
         for _ in range(12):
-            draft = driver.step(width=4).draft
+            draft = driver.step(draft_length=4).draft
             inside = draft.mask()
             assert ((draft.token_ids[inside] >= 0) & (draft.token_ids[inside] < 16)).all()
             assert (draft.lengths <= 4).all()
@@ -164,18 +164,18 @@ def test_raises_when_told():
         driver.start("request", LOOP)
         for _ in range(7):
             try:
-                driver.step(width=4)
+                driver.step(draft_length=4)
                 fates.append("fine")
             except broken.Planted:
                 fates.append("raised")
     assert fates == ["fine", "raised", "fine", "raised", "fine", "fine", "fine"]
 
 
-def test_the_ladder_plans_its_widths_in_turn():
-    planner = Ladder(PluginContext(EngineCaps(4), options=LadderOptions(widths=(0, 2, 9), caps=(None, 1))))
+def test_the_ladder_plans_its_draft_lengths_in_turn():
+    planner = Ladder(PluginContext(EngineCaps(4), options=LadderOptions(draft_lengths=(0, 2, 9), caps=(None, 1))))
     requests = (RequestStats("a", 5, 9), RequestStats("b", 5, 9), RequestStats("c", 5, 9, cap=3))
     plans = [planner.plan(HostStats(step, requests)) for step in range(4)]
-    assert [plan.width for plan in plans] == [0, 2, 4, 0]
+    assert [plan.draft_length for plan in plans] == [0, 2, 4, 0]
     assert plans[2].caps == {"b": 1, "c": 3}
 
 
@@ -183,7 +183,7 @@ def test_the_recorder_records():
     recorder.RECORDS.clear()
     with Driver(spec_of("recorder"), vocab_size=16) as driver:
         driver.start("request", LOOP)
-        driver.settle(driver.step(width=2), {"request": [2, 3, 1]})
+        driver.settle(driver.step(draft_length=2), {"request": [2, 3, 1]})
     calls = {record["call"]: record for record in recorder.RECORDS}
     assert list(calls) == ["created", "event", "ingest", "propose", "observe"]
     assert calls["event"]["request"]["prompt_length"] == len(LOOP)

@@ -71,7 +71,7 @@ class Configuration(launch.Configuration):
 def configuration(
     algorithm: str | None = None,
     *,
-    width: int = 8,
+    draft_length: int = 8,
     topk: int = 1,
     overlap: bool = True,
     sampling: bool = False,
@@ -82,7 +82,7 @@ def configuration(
 
     Args:
         algorithm: of speculation; None is none.
-        width: drafts per request and step, the root not counted.
+        draft_length: drafts per request and step, the root not counted.
         topk: 1 for chains, more for trees (of SGLang's own n-gram, its widest branching).
         overlap: overlap scheduling, which SGLang's own algorithms get on a GPU only, unless asked for here.
         sampling: verification samples at temperature > 0, as on a GPU.
@@ -91,7 +91,7 @@ def configuration(
     """
     speculation = {
         "speculative_algorithm": algorithm,
-        "speculative_num_draft_tokens": width + 1,
+        "speculative_num_draft_tokens": draft_length + 1,
         "speculative_ngram_max_bfs_breadth" if algorithm == "NGRAM" else "speculative_eagle_topk": topk,
     }
     variables: dict[str, str | None] = {

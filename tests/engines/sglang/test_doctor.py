@@ -56,7 +56,7 @@ def test_doctor_looks_through_a_launch_line():
 
 
 CASES: dict[str, tuple[str, Configuration]] = {
-    "trees": ("", configuration("SPECPLUG", width=5, overlap=False, speculative_eagle_topk=3)),
+    "trees": ("", configuration("SPECPLUG", draft_length=5, overlap=False, speculative_eagle_topk=3)),
     "default width": ("", configuration(speculative_algorithm="specplug", max_running_requests=None)),
     "not asked": ("", configuration("NGRAM")),
     "setting": ('{"proposr": "ngram"}', configuration("SPECPLUG")),
@@ -81,13 +81,13 @@ def answers() -> dict[str, Any]:
 
 def test_trees_and_synchronous_steps_are_recognised(answers):
     found = Launch.told(answers["trees"])
-    assert (found.width, found.topk, found.overlap) == (5, 3, False)
+    assert (found.draft_length, found.topk, found.overlap) == (5, 3, False)
     assert "drafts are trees (--speculative-eagle-topk 3) of up to 5 tokens; synchronous" in advise(found)[0].summary
 
 
 def test_what_the_line_leaves_open_is_settled(answers):
     found = Launch.told(answers["default width"])
-    assert found.width > 0
+    assert found.draft_length > 0
     assert found.max_running_requests == 48
 
 

@@ -165,8 +165,8 @@ def count_drafts(scheduler: Any) -> None:
     """Count, by request id, the steps that drafted for it and the tokens that were verified, until `counted`."""
     drafting = scheduler.draft_worker.drafting
 
-    def propose(batch: Any, reqs: Any, width: int) -> Any:
-        draft = original(batch, reqs, width)
+    def propose(batch: Any, reqs: Any, draft_length: int) -> Any:
+        draft = original(batch, reqs, draft_length)
         for req, length in zip(reqs, draft.lengths.tolist(), strict=True):
             steps, tokens = DRAWN.get(req.rid, (0, 0))
             DRAWN[req.rid] = (steps + 1, tokens + length)
@@ -323,7 +323,7 @@ PENALTY = 1.5
 
 def by_min_p() -> torch.Tensor:
     """Return the toy's law [V, V] of tokens that are at least `MIN_P` as likely as the likeliest."""
-    return cut(toy.law(), lambda ranked: sum(prob >= MIN_P * ranked[0] for prob in ranked))
+    return cut(toy.distribution(), lambda ranked: sum(prob >= MIN_P * ranked[0] for prob in ranked))
 
 
 @pytest.fixture(scope="session")
@@ -336,9 +336,9 @@ def toys(small: Callable[..., Engine]) -> Engine:
     )
 
 
-def test_min_p_has_its_law(toys):
+def test_min_p_has_its_distribution(toys):
     """Its requests are drafted for no longer, those that come after are."""
-    p, _, accepted = sample(toys, law=by_min_p(), min_p=MIN_P)
+    p, _, accepted = sample(toys, distribution=by_min_p(), min_p=MIN_P)
     assert p > 1e-4
     assert accepted == 0
     p, _, accepted = sample(toys)
@@ -348,11 +348,11 @@ def test_min_p_has_its_law(toys):
 
 def test_min_p_beside_ordinary_requests(toys):
     """Each by its own law, in the same steps."""
-    law = {MIN_P: by_min_p(), 0.0: toy.law()}
+    distribution = {MIN_P: by_min_p(), 0.0: toy.distribution()}
     shared = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True}
-    params = [{**shared, "min_p": min_p} for _ in range(128) for min_p in law]
+    params = [{**shared, "min_p": min_p} for _ in range(128) for min_p in distribution]
     found = toys.call(inside.generate, prompts=[toy.PROMPT] * len(params), params=params)
-    for own, each in law.items():
+    for own, each in distribution.items():
         answers = [answer for given, answer in zip(params, found, strict=True) if given["min_p"] == own]
         assert toy.p_value([answer["token_ids"] for answer in answers], each) > 1e-4
         accepted = sum(answer["meta"]["spec_num_correct_drafts"] for answer in answers)
@@ -365,13 +365,13 @@ def test_logprobs_beside_min_p(toys):
     (answer,) = toys.call(inside.generate, prompts=[toy.PROMPT], params=given, return_logprob=True)
     before = [toy.PROMPT[-1], *answer["token_ids"]]
     told = [entry[0] for entry in answer["meta"]["output_token_logprobs"]]
-    law = toy.law().log()
-    assert told == pytest.approx([float(law[one, next]) for one, next in itertools.pairwise(before)], abs=1e-4)
+    distribution = toy.distribution().log()
+    assert told == pytest.approx([float(distribution[one, next]) for one, next in itertools.pairwise(before)], abs=1e-4)
 
 
 @pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
 def test_sglangs_own_ngram_leaves_min_p_out(small):
-    p, _, accepted = sample(small("NGRAM", sampling=True, overlap=False), 64, law=by_min_p(), min_p=MIN_P)
+    p, _, accepted = sample(small("NGRAM", sampling=True, overlap=False), 64, distribution=by_min_p(), min_p=MIN_P)
     assert accepted > 0
     assert p < 1e-6
 
@@ -380,7 +380,7 @@ def test_a_draw_of_verification_is_found_out(toys):
     """The mistake: what verification drew stays where min_p was asked for."""
     toys.inside(draw_by_verification)
     try:
-        p, *_ = sample(toys, 64, law=by_min_p(), min_p=MIN_P)
+        p, *_ = sample(toys, 64, distribution=by_min_p(), min_p=MIN_P)
     finally:
         assert toys.inside(trees.restore) == 1
     assert p < 1e-6
@@ -405,18 +405,18 @@ def penalised(engine: Engine, answers: int = 128) -> float:
     for answer in found:
         before, seen = toy.PROMPT[-1], torch.zeros(toy.VOCAB, dtype=torch.float64)
         for token in answer["token_ids"]:
-            law = (toy.law()[before].log() - PENALTY * seen).softmax(-1)
+            distribution = (toy.distribution()[before].log() - PENALTY * seen).softmax(-1)
             order = (-seen).argsort(stable=True)
-            heap = law[order].cumsum(-1)
+            heap = distribution[order].cumsum(-1)
             place = int((order == token).nonzero())
-            number = float(heap[place]) - draw.random() * float(law[token])
+            number = float(heap[place]) - draw.random() * float(distribution[token])
             places[min(int(16 * max(number, 0.0)), 15)] += 1
             before = token
             seen[token] += 1
     return g_test(torch.tensor(places).numpy(), torch.full((16,), 1 / 16).numpy())
 
 
-def test_penalties_have_their_law(toys):
+def test_penalties_have_their_distribution(toys):
     assert penalised(toys) > 1e-4
 
 

@@ -97,9 +97,9 @@ def leave_out(scheduler: Any) -> None:
 def offer(scheduler: Any, token: int) -> None:
     """Let the proposer draft one token over and over for the requests with a grammar."""
 
-    def propose(batch: Any, width: int, caps: Any = None) -> Any:
-        draft = original(batch, width, caps)
-        lengths = batch.limits(width, caps).tolist()
+    def propose(batch: Any, draft_length: int, caps: Any = None) -> Any:
+        draft = original(batch, draft_length, caps)
+        lengths = batch.limits(draft_length, caps).tolist()
         for row, constrained in enumerate(batch.grammar.tolist()):
             if constrained:
                 draft.set_row(row, [token] * lengths[row], 0.9)
@@ -202,10 +202,10 @@ def test_they_save_steps(name, completed, left_out, expected):
 @pytest.mark.parametrize("name", CONSTRAINED)
 def test_only_legal_tokens_are_verified(name, completed, misled):
     """By a matcher of this process, which follows each text and its draft anew."""
-    behind, offered = matcher(REGEX if name == "regex" else None), 0
+    after, offered = matcher(REGEX if name == "regex" else None), 0
     for steps in (completed[1], misled[1]):
         for step in of(steps, name):
-            assert allows(behind, step["before"] + step["verified"])
+            assert allows(after, step["before"] + step["verified"])
             offered += len(step["offered"])
     assert offered
 
@@ -266,10 +266,10 @@ def state_of(regex: str | None, text: list[int]) -> State:
     """What the adapter makes of SGLang's own grammar object, behind a text."""
     from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 
-    behind = matcher(regex)
-    assert allows(behind, text)
+    after = matcher(regex)
+    assert allows(after, text)
     vocabulary = tokenizer()
-    grammar = XGrammarGrammar(behind, len(vocabulary), None, None)
+    grammar = XGrammarGrammar(after, len(vocabulary), None, None)
     return State(grammar, len(vocabulary), JumpForwardTokenizer(vocabulary), text[-TAIL:])
 
 
@@ -295,8 +295,8 @@ def follow_texts(scheduler: Any, regex: str | None) -> int:
         assert allows(plain, text + drafted[: found.kept] + found.added)
         assert found.kept == len(drafted) or not allows(plain, text + drafted[: found.kept + 1])
         for place, level in enumerate(found.confidence):
-            behind = text + drafted[: found.kept] + found.added[:place]
-            assert level < 1.0 or legal(plain, behind) == {found.added[place]}
+            after = text + drafted[: found.kept] + found.added[:place]
+            assert level < 1.0 or legal(plain, after) == {found.added[place]}
         text.append(stream.choice(sorted(allowed)))
         if text[-1] == tokenizer().eos_token_id:
             break

@@ -138,10 +138,10 @@ def test_a_mistake_in_a_tree_is_seen(mistake, tree_engine, truth):
     assert_greedy(PROMPTS, truth, ask(tree_engine))
 
 
-def test_a_step_of_another_width_is_seen(engine, truth):
+def test_a_step_of_another_draft_length_is_seen(engine, truth):
     """What FlashAttention would read past: its width is the one that it was built for."""
     mortal = engine("NGRAM", topk=4, overlap=False, max_running_requests=2, name="mortal")
-    mortal.inside(trees.narrow, width=5)
+    mortal.inside(trees.narrow, draft_length=5)
     mortal.inside(trees.draft, **right_drafts(truth, decoys=False))
     with pytest.raises(HostDied, match="built to verify 9 tokens per request, not 5"):
         ask(mortal)

@@ -17,7 +17,7 @@ import torch
 from tests.engines.one_device import OneDevice
 
 META = torch.device("meta")
-WIDTH = 4
+DRAFT_LENGTH = 4
 
 SETTINGS = json.dumps(
     {
@@ -30,11 +30,13 @@ SETTINGS = json.dumps(
 
 
 @pytest.mark.parametrize("topk", [1, 4], ids=["chains", "trees"])
-@pytest.mark.parametrize("width", [WIDTH, 0])
-def test_it_runs_where_tensors_have_no_values(engine, topk, width):
-    watched = engine("SPECPLUG", topk=topk, width=WIDTH, environment={"SPECPLUG_CONFIG": SETTINGS}, name="no-sync")
-    found = watched.inside(on_meta, width=width)
-    mask = 3 * (width + 1) ** 2 + 60 if topk > 1 else 0
+@pytest.mark.parametrize("draft_length", [DRAFT_LENGTH, 0])
+def test_it_runs_where_tensors_have_no_values(engine, topk, draft_length):
+    watched = engine(
+        "SPECPLUG", topk=topk, draft_length=DRAFT_LENGTH, environment={"SPECPLUG_CONFIG": SETTINGS}, name="no-sync"
+    )
+    found = watched.inside(on_meta, draft_length=draft_length)
+    mask = 3 * (draft_length + 1) ** 2 + 60 if topk > 1 else 0
     assert found == {"mixed": [], "faults": {}, "operations": found["operations"], "mask": mask}
     assert found["operations"] > 50
 
@@ -42,14 +44,16 @@ def test_it_runs_where_tensors_have_no_values(engine, topk, width):
 @pytest.mark.parametrize("topk", [1, 4], ids=["chains", "trees"])
 def test_lengths_come_to_the_host_where_attention_reads_them_only(engine, topk):
     """The stand-in for attention reads none, as FlashAttention; SGLang has them for its own n-gram in any case."""
-    watched = engine("SPECPLUG", topk=topk, width=WIDTH, environment={"SPECPLUG_CONFIG": SETTINGS}, name="no-sync")
+    watched = engine(
+        "SPECPLUG", topk=topk, draft_length=DRAFT_LENGTH, environment={"SPECPLUG_CONFIG": SETTINGS}, name="no-sync"
+    )
     assert watched.inside(host_lengths) == {"engine": False, "read": True, "unread": False}
 
 
 # -- inside the scheduler's process ----------------------------------------------------------------------------------
 
 
-def on_meta(scheduler: Any, width: int) -> dict[str, Any]:
+def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
     """Draft, prepare and observe for three requests on the meta device, the second time under watch."""
     from specplug.types.verdict import Outcome
     from specplug_sglang.scheduler.drafting import Drafting
@@ -68,19 +72,19 @@ def on_meta(scheduler: Any, width: int) -> dict[str, Any]:
         view = drafting.view(reqs, slots, before + 1)
         with mode:
             view = drafting.view(reqs, slots, before + 1)
-            draft = drafting.propose(view, reqs, width)
+            draft = drafting.propose(view, reqs, draft_length)
             assert (draft.parents is not None) == drafting.drafts_trees  # which other ranks go by
             if drafting.caps.trees:  # of a shape that nobody can know here
-                draft = replace(draft, parents=empty(3, width))
+                draft = replace(draft, parents=empty(3, draft_length))
             nodes = nodes_of(draft, drafting.table.tokens[slots, before].long())
             if nodes.sees is not None:
-                mask = whole_mask(nodes.sees, before, 60 // (width + 1)).numel()
-            emitted, counts = empty(3, width + 1), empty(3)
+                mask = whole_mask(nodes.sees, before, 60 // (draft_length + 1)).numel()
+            emitted, counts = empty(3, draft_length + 1), empty(3)
             drafting.table.append(slots, before + 1, emitted)
             after = drafting.view(reqs, slots, before + 1 + counts)
-            behind = drafting.behind_stop(after, counts)
+            after = drafting.after_stop(after, counts)
             drafting.observe(
-                after, Outcome(verified=draft.lengths, accepted=counts - 1, emitted=counts, after_stop=behind)
+                after, Outcome(verified=draft.lengths, accepted=counts - 1, emitted=counts, after_stop=after)
             )
             relayed(emitted, counts, before + counts)
     assert drafting.stage is not None

@@ -122,8 +122,8 @@ def server(serve: Callable[..., Server], control_file: Path) -> Server:
 def plain(server: Server) -> str:
     """The text as it is without drafts."""
     tell(server, mode="off")
-    text, width = completed(server)
-    assert width == 0
+    text, draft_length = completed(server)
+    assert draft_length == 0
     return text
 
 
@@ -169,7 +169,7 @@ def test_a_limit_cuts_every_draft(server, plain, limit):
     assert tell(server, num_speculative_tokens=None)["ceiling"] is None
 
 
-def test_a_limit_above_the_servers_width_widens_nothing(server, plain):
+def test_a_limit_above_the_servers_draft_length_widens_nothing(server, plain):
     assert tell(server, num_speculative_tokens=99)["ceiling"] == 99
     assert completed(server) == (plain, 8)
 
@@ -265,12 +265,12 @@ def test_status_says_what_runs_and_why(server):
     answer = ask(server, "/specplug/status").json
     assert answer["versions"]["sglang"].startswith("0.")
     (engine,) = answer["engines"]
-    assert (engine["engine"], engine["overlap"], engine["trees"], engine["max_width"]) == (0, True, False, 8)
+    assert (engine["engine"], engine["overlap"], engine["trees"], engine["max_draft_length"]) == (0, True, False, 8)
     assert engine["settings"]["proposer"] == {"value": "ngram", "origin": "default"}
     assert engine["settings"]["faults.host_deadline_ms"] == {"value": None, "origin": "SPECPLUG_CONFIG"}
-    width = engine["settings"]["num_speculative_tokens"]
-    assert (width["value"], "--speculative-num-draft-tokens" in width["origin"]) == (8, True)
-    assert engine["scheduler"]["plan"]["width"] in (0, 8)
+    draft_length = engine["settings"]["num_speculative_tokens"]
+    assert (draft_length["value"], "--speculative-num-draft-tokens" in draft_length["origin"]) == (8, True)
+    assert engine["scheduler"]["plan"]["draft_length"] in (0, 8)
     (worker,) = engine["workers"]
     assert (worker["rank"], worker["drafts"], worker["device"], worker["proposers"]) == (0, True, "cpu", ["ngram"])
     assert {*worker["sources"], "none", "grammar"} == set(worker["metrics"]["by_source"])

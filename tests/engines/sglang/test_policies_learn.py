@@ -69,7 +69,7 @@ def test_both_halves_learn_and_the_text_stays(learning):
     assert min(abs(price - found["price"]) for price in found["prices"]) < 1e-6, "and came to the trim half"
     for cost in found["costs"]:
         assert cost["seconds"] > 0
-        assert cost["tokens"] == cost["requests"] * (cost["width"] + 1)
+        assert cost["tokens"] == cost["requests"] * (cost["draft_length"] + 1)
         assert cost["context_tokens"] > cost["requests"]
-    assert any(cost["width"] for cost in found["costs"])
+    assert any(cost["draft_length"] for cost in found["costs"])
     assert any(report["cost"] is None for report in reports), "the step behind a prefill is not timed"

@@ -22,7 +22,7 @@ from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.launch import SMALL
 from tests.engines.sglang.test_registration import outcome
 
-VOCAB, WIDTH, TOKENS = 48, 4, 40
+VOCAB, DRAFT_LENGTH, TOKENS = 48, 4, 40
 
 
 @functools.cache
@@ -75,7 +75,7 @@ def drafted(request: pytest.FixtureRequest, engine: Callable[..., Engine], lfm2:
     how = "overlapped" if request.param else "sync"
     return engine(
         "SPECPLUG",
-        width=WIDTH,
+        draft_length=DRAFT_LENGTH,
         overlap=request.param,
         model_path=lfm2,
         skip_tokenizer_init=True,
@@ -116,7 +116,7 @@ def assert_as_without(engine: Engine, rows: list[int], cap: int | None = None) -
 EVERY = list(range(12))
 
 
-@pytest.mark.parametrize("cap", [0, 2, WIDTH])
+@pytest.mark.parametrize("cap", [0, 2, DRAFT_LENGTH])
 def test_at_a_fixed_draft_length(cap, drafted):
     accepted = assert_as_without(drafted, EVERY, cap)
     assert accepted > 40 if cap else accepted == 0

@@ -25,7 +25,10 @@ def parrot(path: Path, engine: Callable[..., Engine]) -> Engine:
     """An overlapped engine with the third party's proposer, and a trace."""
     settings = {**same_drafts.SETTINGS, "trace": {"path": str(path)}}
     return engine(
-        "SPECPLUG", width=same_drafts.WIDTH, environment={"SPECPLUG_CONFIG": json.dumps(settings)}, name="parrot"
+        "SPECPLUG",
+        draft_length=same_drafts.DRAFT_LENGTH,
+        environment={"SPECPLUG_CONFIG": json.dumps(settings)},
+        name="parrot",
     )
 
 

@@ -32,13 +32,13 @@ def small(engine: Callable[..., Engine], saved: str) -> Callable[..., Engine]:
 
     def make(algorithm: str | None = None, **kwargs: Any) -> Engine:
         given = {"model_path": saved, "skip_tokenizer_init": True, "context_length": 64, "max_running_requests": 64}
-        return engine(algorithm, width=4, topk=3, name="toy", **{**given, **kwargs})
+        return engine(algorithm, draft_length=4, topk=3, name="toy", **{**given, **kwargs})
 
     return make
 
 
 def sample(
-    engine: Engine, answers: int = ANSWERS, law: torch.Tensor | None = None, **params: Any
+    engine: Engine, answers: int = ANSWERS, distribution: torch.Tensor | None = None, **params: Any
 ) -> tuple[float, int, int]:
     """Return the p-value of the answers' pairs of tokens, and how many drafts were proposed and accepted."""
     asked = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True, **params}
@@ -46,13 +46,13 @@ def sample(
     counts = [
         sum(answer["meta"].get(f"spec_num_{kind}_drafts", 0) for answer in found) for kind in ("proposed", "correct")
     ]
-    return toy.p_value([answer["token_ids"] for answer in found], law), *counts
+    return toy.p_value([answer["token_ids"] for answer in found], distribution), *counts
 
 
-def cut(law: torch.Tensor, kept: Callable[[list[float]], int]) -> torch.Tensor:
+def cut(distribution: torch.Tensor, kept: Callable[[list[float]], int]) -> torch.Tensor:
     """Return a law [V, V] of which each row keeps its largest entries, as many as said of them sorted."""
     rows = []
-    for row in law.tolist():
+    for row in distribution.tolist():
         ranked = sorted(row, reverse=True)
         least = ranked[kept(ranked) - 1]
         rows.append([prob if prob >= least else 0.0 for prob in row])
@@ -60,14 +60,14 @@ def cut(law: torch.Tensor, kept: Callable[[list[float]], int]) -> torch.Tensor:
     return found / found.sum(-1, keepdim=True)
 
 
-def test_stock_samples_by_the_law(small):
+def test_stock_samples_by_the_distribution(small):
     p, proposed, _ = sample(small())
     assert p > 1e-4
     assert proposed == 0
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["sync", "overlap"])
-def test_trees_are_verified_by_the_law(overlap, small):
+def test_trees_are_verified_by_the_distribution(overlap, small):
     p, proposed, accepted = sample(small("NGRAM", sampling=True, overlap=overlap))
     assert p > 1e-4
     assert 200 < accepted < proposed - 200
@@ -77,10 +77,10 @@ def test_trees_are_verified_by_the_law(overlap, small):
 def test_top_k_and_top_p(algorithm, small):
     """The law of what is kept; a token that is not would give p = 0."""
     engine = small(algorithm, sampling=algorithm is not None, overlap=False)
-    by_k = cut(toy.law(), lambda ranked: 5)
-    assert sample(engine, law=by_k, top_k=5)[0] > 1e-4
-    by_p = cut(toy.law(), lambda ranked: next(n for n in range(17) if sum(ranked[:n]) >= 0.8))
-    assert sample(engine, law=by_p, top_p=0.8)[0] > 1e-4
+    by_k = cut(toy.distribution(), lambda ranked: 5)
+    assert sample(engine, distribution=by_k, top_k=5)[0] > 1e-4
+    by_p = cut(toy.distribution(), lambda ranked: next(n for n in range(17) if sum(ranked[:n]) >= 0.8))
+    assert sample(engine, distribution=by_p, top_p=0.8)[0] > 1e-4
 
 
 @pytest.mark.parametrize("mistake", [trees.sharpen, trees.accept_lightly])

@@ -19,12 +19,12 @@ from tests.engines.sglang import inside, trees
 from tests.engines.sglang.engines import Engine
 
 PROMPTS = [list(prompt) for prompt in prompts()]  # three times as many as an engine runs at once
-WIDTH = 8
+DRAFT_LENGTH = 8
 SETTINGS = {
     "proposer": "ngram",
     "extra_proposers": ["oracle", "thicket", "bigram", "ngram-reference"],
     "policy": "ladder",
-    "options": {"ladder": {"widths": [WIDTH]}, "thicket": {"behind_decoys": False}},
+    "options": {"ladder": {"draft_lengths": [DRAFT_LENGTH]}, "thicket": {"after_decoys": False}},
     "faults": {"host_deadline_ms": None},
 }
 """Requests name their proposers, and tests the widths: see `trees.plan`."""
@@ -47,7 +47,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 def ours(kind: str, engine: Callable[..., Engine]) -> Engine:
     """An engine whose requests name their proposers."""
     environment = {"SPECPLUG_CONFIG": json.dumps(SETTINGS)}
-    return engine("SPECPLUG", width=WIDTH, **KINDS[kind], environment=environment, name=f"specplug, {kind}")
+    return engine(
+        "SPECPLUG", draft_length=DRAFT_LENGTH, **KINDS[kind], environment=environment, name=f"specplug, {kind}"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +76,7 @@ class Seen:
             for source, counts in after["by_source"].items()
         }
 
-    def widths(self) -> list[int]:
+    def draft_lengths(self) -> list[int]:
         """Return how wide each step was."""
         return [len(step["tokens"][0]) - 1 for step in self.steps]
 
@@ -120,11 +122,11 @@ def ask(
     params: Sequence[dict[str, Any]],
     *mistakes: Callable[..., Any],
     given: Sequence[Sequence[int]] = PROMPTS,
-    widths: Sequence[int] = (WIDTH,),
+    draft_lengths: Sequence[int] = (DRAFT_LENGTH,),
 ) -> Seen:
     """Generate under the eyes of `trees.watch`."""
     before = engine.inside(trees.counts)
-    with planted(engine, trees.plan, trees.watch, *mistakes, widths=list(widths)):
+    with planted(engine, trees.plan, trees.watch, *mistakes, draft_lengths=list(draft_lengths)):
         answers = engine.call(inside.generate, prompts=[list(prompt) for prompt in given], params=list(params))
         return Seen(answers, engine.inside(trees.seen), before, engine.inside(trees.counts))
 
@@ -177,10 +179,10 @@ def test_it_is_ours_and_as_asked_for(ours, kind):
     assert (facts["overlap"], facts["topk"]) == (KINDS[kind]["overlap"], KINDS[kind]["topk"])
 
 
-def test_ngram_of_one_width(ours, truth):
+def test_ngram_of_one_draft_length(ours, truth):
     seen = ask(ours, [{}] * len(PROMPTS))
     assert_greedy(PROMPTS, truth, seen.answers)
-    assert set(seen.widths()) == {WIDTH}
+    assert set(seen.draft_lengths()) == {DRAFT_LENGTH}
     assert sum(seen.kept()) > len(PROMPTS)
     assert seen.mixed()
     assert max(len(step["tokens"]) for step in seen.steps) == 8  # of all seats
@@ -193,7 +195,7 @@ def test_one_proposer(name, ours, kind, truth):
     assert not seen.faults
     kept = seen.kept()
     if name == "right":
-        assert max(kept) == WIDTH
+        assert max(kept) == DRAFT_LENGTH
         assert seen.counts["oracle"]["accepted"] == seen.counts["oracle"]["proposed"]
     elif name == "always wrong":
         assert seen.counts["oracle"]["proposed"] > 1000
@@ -201,7 +203,7 @@ def test_one_proposer(name, ours, kind, truth):
     elif name == "off":
         assert {length for index in range(len(PROMPTS)) for length in seen.lengths(index)} == {0}
     else:
-        assert max(kept) == WIDTH // 2  # as a chain it is the path of the right nodes
+        assert max(kept) == DRAFT_LENGTH // 2  # as a chain it is the path of the right nodes
         assert (seen.branched() > len(PROMPTS)) is kind.startswith("trees")
         assert seen.counts["thicket"]["accepted"] == sum(kept)
 
@@ -218,13 +220,13 @@ def test_all_proposers_in_one_batch(ours, kind, truth):
 
 
 @pytest.mark.parametrize("name", ["ngram", "right", "thicket"])
-def test_another_width_at_every_step(name, ours, truth):
-    widths = [0, 1, 3, 8, 0, 0, 2, 5]
-    seen = ask(ours, asked(truth, name), widths=widths)
+def test_another_draft_length_at_every_step(name, ours, truth):
+    draft_lengths = [0, 1, 3, 8, 0, 0, 2, 5]
+    seen = ask(ours, asked(truth, name), draft_lengths=draft_lengths)
     assert_greedy(PROMPTS, truth, seen.answers)
-    assert set(seen.widths()) == set(widths)
-    turns = [widths[i % len(widths)] for i in range(len(widths) + len(seen.widths()))]
-    assert any(turns[i:][: len(seen.widths())] == seen.widths() for i in range(len(widths)))
+    assert set(seen.draft_lengths()) == set(draft_lengths)
+    turns = [draft_lengths[i % len(draft_lengths)] for i in range(len(draft_lengths) + len(seen.draft_lengths()))]
+    assert any(turns[i:][: len(seen.draft_lengths())] == seen.draft_lengths() for i in range(len(draft_lengths)))
     assert sum(seen.kept()) > 0
 
 
@@ -237,13 +239,13 @@ def test_each_request_has_its_own_gamma(ours, truth):
     seen = ask(ours, params)
     assert_greedy(PROMPTS, truth, seen.answers)
     for index, gamma in enumerate((gammas * 4)[: len(PROMPTS)]):
-        assert max(seen.lengths(index)) == (WIDTH if gamma is None else gamma)
+        assert max(seen.lengths(index)) == (DRAFT_LENGTH if gamma is None else gamma)
 
 
 def test_a_step_is_no_wider_than_its_requests(ours, truth):
     seen = ask(ours, [told(answer["token_ids"], num_speculative_tokens=3) for answer in truth])
     assert_greedy(PROMPTS, truth, seen.answers)
-    assert set(seen.widths()) == {3}
+    assert set(seen.draft_lengths()) == {3}
 
 
 @pytest.mark.parametrize("name", ["right", "thicket"])
@@ -274,17 +276,17 @@ def test_up_to_the_end_of_the_context(name, ours):
     told = [PROPOSERS[name]([*answer, *answer]) for answer in answers]
     seen = ask(ours, [{**each, **own} for each, own in zip(params, told, strict=True)], given=given)
     assert_greedy(given, plain.answers, seen.answers)
-    assert max(seen.kept()) == (WIDTH // 2 if name == "thicket" else WIDTH)
+    assert max(seen.kept()) == (DRAFT_LENGTH // 2 if name == "thicket" else DRAFT_LENGTH)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("trees")], indirect=True)
 def test_masks_of_the_whole_text(ours, truth):
     """As on GPUs, and one that is wrong by a token."""
-    params, widths = asked(truth, "ngram", "thicket", "right", "off"), [WIDTH, 3, 0]
-    seen = ask(ours, params, trees.mask_as_on_gpus, widths=widths)
+    params, draft_lengths = asked(truth, "ngram", "thicket", "right", "off"), [DRAFT_LENGTH, 3, 0]
+    seen = ask(ours, params, trees.mask_as_on_gpus, draft_lengths=draft_lengths)
     assert_greedy(PROMPTS, truth, seen.answers)
     assert seen.branched() > 0
-    assert failures(truth, ask(ours, params, trees.hide_begin, widths=widths).answers)
+    assert failures(truth, ask(ours, params, trees.hide_begin, draft_lengths=draft_lengths).answers)
 
 
 def test_grammars_hold(ours, kind):
@@ -317,7 +319,7 @@ def assert_prefixes(given: Sequence[Sequence[int]], answers: Sequence[Sequence[i
 # Mistakes.
 
 
-@pytest.mark.parametrize(("mistake", "proposer"), [(trees.link_filler, "short"), (trees.misplace, "right")])
+@pytest.mark.parametrize(("mistake", "proposer"), [(trees.link_padding, "short"), (trees.misplace, "right")])
 def test_a_mistake_is_seen(mistake, proposer, ours, truth):
     assert failures(truth, ask(ours, asked(truth, proposer), mistake).answers)
 
@@ -335,9 +337,9 @@ def failures(truth: Answers, answers: Answers) -> int:
     return len(judge_greedy(forward, PROMPTS, *texts).failures)
 
 
-def test_a_backend_of_another_width_is_seen(ours, truth):
+def test_a_backend_of_another_draft_length_is_seen(ours, truth):
     """What FlashAttention would read past: its width is the one that it was built for."""
-    ours.inside(trees.plan, widths=[WIDTH, 3])
+    ours.inside(trees.plan, draft_lengths=[DRAFT_LENGTH, 3])
     ours.inside(trees.keep_backend)
-    with pytest.raises(HostDied, match=f"built to verify {WIDTH + 1} tokens per request, not 4"):
+    with pytest.raises(HostDied, match=f"built to verify {DRAFT_LENGTH + 1} tokens per request, not 4"):
         ours.call(inside.generate, prompts=PROMPTS, params=asked(truth, "right"))

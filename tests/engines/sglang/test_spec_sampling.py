@@ -22,7 +22,7 @@ KINDS = {
     "trees, overlapped": {"topk": 3, "overlap": True},
     "trees, sync": {"topk": 3, "overlap": False},
 }
-WIDTH = 6
+DRAFT_LENGTH = 6
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +43,7 @@ def likely(kind: str) -> list[list[int]]:
 
     Those are the tokens whose acceptance decides the law.
     """
-    ranked = toy.law().argsort(dim=-1, descending=True).tolist()
+    ranked = toy.distribution().argsort(dim=-1, descending=True).tolist()
     return [[row[0]] if kind.startswith("chains") else [row[1], row[0], row[1], row[2]] for row in ranked]
 
 
@@ -53,16 +53,16 @@ def ours(kind: str, engine: Callable[..., Engine], saved: str) -> Engine:
     settings = {
         "proposer": "branches",
         "policy": "ladder",
-        "options": {"ladder": {"widths": [WIDTH]}, "branches": {"behind": likely(kind)}},
+        "options": {"ladder": {"draft_lengths": [DRAFT_LENGTH]}, "branches": {"after": likely(kind)}},
         "faults": {"host_deadline_ms": None},
     }
     small = {"model_path": saved, "skip_tokenizer_init": True, "context_length": 64, "max_running_requests": 64}
     environment = {"SPECPLUG_CONFIG": json.dumps(settings)}
-    given = {"width": WIDTH, "sampling": True, "environment": environment, **KINDS[kind], **small}
+    given = {"draft_length": DRAFT_LENGTH, "sampling": True, "environment": environment, **KINDS[kind], **small}
     return engine("SPECPLUG", **given, name=f"toy, {kind}")
 
 
-def test_drafts_are_verified_by_the_law(ours, kind):
+def test_drafts_are_verified_by_the_distribution(ours, kind):
     ours.inside(trees.watch)
     try:
         p, proposed, accepted = sample(ours)
@@ -72,7 +72,7 @@ def test_drafts_are_verified_by_the_law(ours, kind):
     assert p > 1e-4
     assert 200 < accepted < proposed - 200
     deepest = max(count - 1 for step in seen for count in step["kept"])
-    assert deepest == (WIDTH if kind.startswith("chains") else 2)
+    assert deepest == (DRAFT_LENGTH if kind.startswith("chains") else 2)
 
 
 def test_of_equal_siblings_one_is_verified(ours, kind):
@@ -89,12 +89,14 @@ def test_of_equal_siblings_one_is_verified(ours, kind):
         for tokens, parents in zip(step["tokens"], step["parents"], strict=True)
     ]
     assert all(len(set(row)) == len(row) for row in hung)
-    assert len(hung[0]) == (WIDTH if kind.startswith("chains") else WIDTH - 1)  # as wide as it may be, but one
+    assert len(hung[0]) == (
+        DRAFT_LENGTH if kind.startswith("chains") else DRAFT_LENGTH - 1
+    )  # as wide as it may be, but one
 
 
-def test_another_width_at_every_step(ours):
-    widths = [0, 6, 1, 3, 0, 2]
-    ours.inside(trees.plan, widths=widths)
+def test_another_draft_length_at_every_step(ours):
+    draft_lengths = [0, 6, 1, 3, 0, 2]
+    ours.inside(trees.plan, draft_lengths=draft_lengths)
     ours.inside(trees.watch)
     try:
         p, _, accepted = sample(ours)
@@ -103,15 +105,15 @@ def test_another_width_at_every_step(ours):
         ours.inside(trees.restore)
     assert p > 1e-4
     assert accepted > 200
-    assert {len(step["tokens"][0]) - 1 for step in seen} == set(widths)
+    assert {len(step["tokens"][0]) - 1 for step in seen} == set(draft_lengths)
 
 
 def test_top_k_and_top_p(ours):
     """The law of what is kept; a token that is not would give p = 0."""
-    by_k = cut(toy.law(), lambda ranked: 5)
-    assert sample(ours, law=by_k, top_k=5)[0] > 1e-4
-    by_p = cut(toy.law(), lambda ranked: next(n for n in range(17) if sum(ranked[:n]) >= 0.8))
-    assert sample(ours, law=by_p, top_p=0.8)[0] > 1e-4
+    by_k = cut(toy.distribution(), lambda ranked: 5)
+    assert sample(ours, distribution=by_k, top_k=5)[0] > 1e-4
+    by_p = cut(toy.distribution(), lambda ranked: next(n for n in range(17) if sum(ranked[:n]) >= 0.8))
+    assert sample(ours, distribution=by_p, top_p=0.8)[0] > 1e-4
 
 
 def test_greedy_requests_beside_sampled_ones(ours):
@@ -120,7 +122,7 @@ def test_greedy_requests_beside_sampled_ones(ours):
     params = [{**lengths, "temperature": float(index % 2)} for index in range(2 * ANSWERS)]
     found = ours.call(inside.generate, prompts=[toy.PROMPT] * len(params), params=params)
     answers = [answer["token_ids"] for answer in found]
-    likeliest, text = toy.law().argmax(-1), [toy.PROMPT[-1]]
+    likeliest, text = toy.distribution().argmax(-1), [toy.PROMPT[-1]]
     for _ in range(2 * toy.PAIRS):
         text.append(int(likeliest[text[-1]]))
     assert {tuple(answer) for answer in answers[::2]} == {tuple(text[1:])}
@@ -139,8 +141,8 @@ def test_a_mistake_is_found_out(mistake, ours):
     assert p < 1e-6
 
 
-def test_the_judge_knows_the_law():
+def test_the_judge_knows_the_distribution():
     """What a law is held against is far from uniform and far from certain, where a draft would decide nothing."""
-    likeliest = toy.law().amax(-1)
+    likeliest = toy.distribution().amax(-1)
     assert 0.15 < float(likeliest.min()) < float(likeliest.max()) < 0.95
-    assert torch.allclose(toy.law().sum(-1), torch.ones(toy.VOCAB, dtype=torch.float64))
+    assert torch.allclose(toy.distribution().sum(-1), torch.ones(toy.VOCAB, dtype=torch.float64))

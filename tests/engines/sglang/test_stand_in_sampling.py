@@ -30,11 +30,13 @@ def test_top_k_and_top_p(weights, k, p):
     assert min(probs[token] for token in kept) >= max([probs[t] for t in range(VOCAB) if t not in kept], default=0)
 
 
-def law_of(parents: list[int], tokens: list[int], probs: torch.Tensor, depth: int) -> dict[tuple[int, ...], float]:
+def distribution_of(
+    parents: list[int], tokens: list[int], probs: torch.Tensor, depth: int
+) -> dict[tuple[int, ...], float]:
     """Return the law of what verification emits, by a grid of its random numbers that is fine enough to be exact."""
     made = linked([parents])
     del made["positions"]
-    n, law = len(tokens), {}
+    n, distribution = len(tokens), {}
     inner = [node for node in range(n) if children(parents, node)]
     grid = [(number + 0.5) / GRID for number in range(GRID)]
     finals = [(number + 0.5) / FINAL for number in range(FINAL)]
@@ -57,8 +59,8 @@ def law_of(parents: list[int], tokens: list[int], probs: torch.Tensor, depth: in
             )
             kept = int(out["accept_token_num"][0]) + 1
             emitted = tuple(out["predicts"][out["accept_index"][0, :kept].long()].tolist())
-            law[emitted] = law.get(emitted, 0.0) + 1 / len(grid) ** len(inner) / len(finals)
-    return law
+            distribution[emitted] = distribution.get(emitted, 0.0) + 1 / len(grid) ** len(inner) / len(finals)
+    return distribution
 
 
 GRID, FINAL = 4, 12  # probabilities are quarters; what is left of them, any of 1 to 4, divides twelfths
@@ -70,22 +72,24 @@ QUARTERS = [weights for weights in itertools.product(range(5), repeat=3) if sum(
     st.sampled_from([[-1, 0], [-1, 0, 0], [-1, 0, 1], [-1, 0, 0, 2], [-1, 0, 0, -1]]),
     st.data(),
 )
-def test_sampled_verification_keeps_the_law(parents, data):
+def test_sampled_verification_keeps_the_distribution(parents, data):
     """The chance of each first token, and of each second one behind it, is the target's own."""
     n = len(parents)
     tokens = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
     probs = torch.tensor(data.draw(st.lists(st.sampled_from(QUARTERS), min_size=n, max_size=n))) / 4
-    law = law_of(parents, tokens, probs, depth=n)
+    distribution = distribution_of(parents, tokens, probs, depth=n)
     for token in range(3):
-        chance = sum(weight for emitted, weight in law.items() if emitted[0] == token)
+        chance = sum(weight for emitted, weight in distribution.items() if emitted[0] == token)
         assert chance == pytest.approx(float(probs[0, token]))
     for child in children(parents, 0):
-        behind = [(emitted, weight) for emitted, weight in law.items() if emitted[0] == tokens[child] and emitted[1:]]
+        after = [
+            (emitted, weight) for emitted, weight in distribution.items() if emitted[0] == tokens[child] and emitted[1:]
+        ]
         first = next(node for node in children(parents, 0) if tokens[node] == tokens[child])
-        total = sum(weight for _, weight in behind)
+        total = sum(weight for _, weight in after)
         assert total == pytest.approx(float(probs[0, tokens[child]]))
         for token in range(3):
-            chance = sum(weight for emitted, weight in behind if emitted[1] == token)
+            chance = sum(weight for emitted, weight in after if emitted[1] == token)
             assert chance == pytest.approx(total * float(probs[first, token]))
 
 

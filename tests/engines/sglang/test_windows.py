@@ -65,7 +65,7 @@ def gemma(engine: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactor
     model().save_pretrained(path)
     return engine(
         "SPECPLUG",
-        width=4,
+        draft_length=4,
         model_path=str(path),
         skip_tokenizer_init=True,
         context_length=128,

@@ -115,10 +115,10 @@ def answer_to(prompt: list[int], texts: list[list[int]]) -> list[int]:
     return next((text for text in texts if text[: len(prompt)] == prompt), [])
 
 
-def narrow(scheduler: Any, width: int) -> None:
+def narrow(scheduler: Any, draft_length: int) -> None:
     """The mistake: verify fewer tokens per request than the attention backend was built for; draft them by `draft`."""
     worker = scheduler.draft_worker
-    put(worker, "draft_token_num", width)
+    put(worker, "draft_token_num", draft_length)
     worker._init_preallocated_tensors()
 
 
@@ -211,10 +211,10 @@ def accept_lightly(scheduler: Any) -> None:
     original = put(module, "_verify_coins", coins)
 
 
-def plan(scheduler: Any, widths: list[int]) -> None:
+def plan(scheduler: Any, draft_lengths: list[int]) -> None:
     """Let the policy, which has to be `ladder`, plan other widths."""
     planner = scheduler.draft_worker.drafting.planning.stage._planner
-    put(planner, "_options", planner._options.model_copy(update={"widths": tuple(widths)}))
+    put(planner, "_options", planner._options.model_copy(update={"draft_lengths": tuple(draft_lengths)}))
 
 
 def counts(scheduler: Any) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def counts(scheduler: Any) -> dict[str, Any]:
     return found
 
 
-def link_filler(scheduler: Any) -> None:
+def link_padding(scheduler: Any) -> None:
     """The mistake: the nodes that fill up a row hang below its last draft, one behind the other."""
 
     def change(batch: Any, n: int) -> None:
@@ -238,7 +238,7 @@ def link_filler(scheduler: Any) -> None:
 
 def keep_backend(scheduler: Any) -> None:
     """The mistake: every width is verified by what was built for the widest."""
-    put(scheduler.draft_worker.widths, "using", lambda n: nullcontext())
+    put(scheduler.draft_worker.draft_lengths, "using", lambda n: nullcontext())
 
 
 def misplace(scheduler: Any) -> None:

@@ -20,7 +20,7 @@ FAMILIES = ("v1", "v2", "v2_async")
 SLOW = ("test_harness", "test_stock", "test_verifier")
 SLOW_ON_ASYNC = ("test_features", "test_lifecycle", "test_sampling", "test_traps")
 SLOW_ON_SYNC = (
-    *("test_containment", "test_counts", "test_greedy", "test_same_drafts", "test_visible", "test_width"),
+    *("test_containment", "test_counts", "test_greedy", "test_same_drafts", "test_visible", "test_draft_length"),
     *("test_lora", "test_policies_learn", "test_prompt_embeds"),  # with async scheduling neither: V1 has them
 )
 
@@ -80,7 +80,7 @@ def v2_async(pool: Pool) -> Engine:
 
 @pytest.fixture(scope="session")
 def engine(pool: Pool) -> Callable[..., Engine]:
-    """Make an engine of another configuration: ``engine("v2", {"proposer": "bigram"}, width=4, max_num_seqs=2)``."""
+    """Make an engine of another configuration: ``engine("v2", {"proposer": "bigram"}, draft_length=4)``."""
 
     def make(*args: Any, name: str = "special", **kwargs: Any) -> Engine:
         return pool.tenant(Engine, name, configuration(*args, **kwargs))

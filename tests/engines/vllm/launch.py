@@ -81,7 +81,7 @@ def configuration(
     runner: Runner = "v1",
     specplug: Mapping[str, Any] | None = None,
     *,
-    width: int = 8,
+    draft_length: int = 8,
     asynchronous: bool = False,
     in_process: bool = True,
     installed: bool = True,
@@ -95,7 +95,7 @@ def configuration(
     Args:
         runner: which of vLLM's model runners; V2 runs in Triton's interpreter.
         specplug: specplug's settings; None launches without asking for specplug.
-        width: num_speculative_tokens.
+        draft_length: num_speculative_tokens.
         asynchronous: keep async scheduling on, which vLLM's CPU platform would turn off (V2).
         in_process: scheduler and worker live in the process that the tests can look into.
         installed: False hides specplug's vLLM plug-ins, as if it were not installed.
@@ -120,7 +120,7 @@ def configuration(
     elif endpoints:
         variables["VLLM_PLUGINS"] = ",".join([SPECPLUG, "specplug_http", *cpu])
     if specplug is not None:
-        asked = {"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": width}
+        asked = {"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": draft_length}
         arguments.setdefault("speculative_config", asked)
         arguments.setdefault("additional_config", {"specplug": dict(specplug)})
     return Configuration({**SMALL, **arguments}, {**variables, **(environment or {})})

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from specplug.errors import EngineError
-from specplug.types.caps import Distribution, Ragged, WidthChange
+from specplug.types.caps import Distribution, DraftLengthChange, Ragged
 from tests.engines.engines import Raised
 from tests.engines.vllm import steps
 from tests.engines.vllm.referee import assert_greedy, prompts
 from tests.engines.vllm.steps import assert_as_stock
 
-BUDGET, WIDTH = 5, 6
+BUDGET, DRAFT_LENGTH = 5, 6
 
 
 def launch(engine, budget=None, **given):
@@ -22,7 +22,7 @@ def launch(engine, budget=None, **given):
     asked = {
         "method": "custom_class",
         "model": "specplug_vllm.Proposer",
-        "num_speculative_tokens": WIDTH,
+        "num_speculative_tokens": DRAFT_LENGTH,
         "enable_adaptive_verification": True,
     }
     settings = {"proposer": "ngram", "policy": "fixed", "options": {"fixed": {"token_budget": budget}}}
@@ -130,7 +130,7 @@ def config(graphs: str = "NONE", method: str = "custom_class") -> Any:
         speculative_config=SimpleNamespace(
             method=method,
             model="specplug_vllm.Proposer",
-            num_speculative_tokens=WIDTH,
+            num_speculative_tokens=DRAFT_LENGTH,
             enable_adaptive_verification=True,
             num_speculative_tokens_per_batch_size=[(1, 4, 6), (5, 8, 2)],
         ),
@@ -158,7 +158,7 @@ def create(backend: Any, graphs: str, method: str = "custom_class", support: str
     return _our_manager(maybe_create_adaptive_verification_manager)(
         enable_adaptive_verification=True,
         attn_groups=[[group]],
-        req_states=SimpleNamespace(num_speculative_steps=WIDTH),
+        req_states=SimpleNamespace(num_speculative_steps=DRAFT_LENGTH),
         query_start_loc=None,
         num_bonus_tokens=1,
         max_total_logits=100,
@@ -179,7 +179,7 @@ def test_a_backend_that_plans_on_the_host_is_refused_by_name(graphs):
 def test_a_backend_whose_graphs_take_no_mixed_lengths_is_refused_by_name():
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    with pytest.raises(ValueError, match=f"lengths vary up to {WIDTH + 1}, but CPUAttentionBackend allows none"):
+    with pytest.raises(ValueError, match=f"lengths vary up to {DRAFT_LENGTH + 1}, but CPUAttentionBackend allows none"):
         create(CPUAttentionBackend, "FULL_AND_PIECEWISE")
 
 
@@ -190,13 +190,13 @@ def test_the_seam_is_declared():
     assert caps.ragged is Ragged.NATIVE
     assert caps.verifies_budget
     assert caps.draft_input is Distribution.ONE_HOT
-    assert caps.captured_widths == ()
-    assert caps.width_change is WidthChange.FREE
+    assert caps.captured_draft_lengths == ()
+    assert caps.draft_length_change is DraftLengthChange.FREE
     without = config()
     without.speculative_config.enable_adaptive_verification = False
     caps = engine_caps(without)
     assert not caps.verifies_budget
-    assert (caps.ragged, caps.draft_input, caps.captured_widths) == (Ragged.PADDED, Distribution.LOGITS, (2, 6))
+    assert (caps.ragged, caps.draft_input, caps.captured_draft_lengths) == (Ragged.PADDED, Distribution.LOGITS, (2, 6))
 
 
 @pytest.mark.slow  # two ranks in Triton's interpreter

@@ -52,7 +52,7 @@ def test_doctor_looks_through_a_launch_line():
 
 @pytest.mark.slow
 def test_a_v2_launch_with_too_small_a_budget_is_warned_of_by_doctor_and_by_the_server():
-    config = configuration("v2", NGRAM, asynchronous=True, width=32, max_num_seqs=16)
+    config = configuration("v2", NGRAM, asynchronous=True, draft_length=32, max_num_seqs=16)
     _, arguments = launch.parsed(line_of(config))
     command = [sys.executable, "-m", "specplug_vllm.doctor.launch", json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=config.variables())
@@ -107,10 +107,10 @@ def answers(tmp_path_factory) -> dict[str, Any]:
     return dict(zip(CASES, [*told, done.stderr.strip().splitlines()[-1]], strict=True))
 
 
-@pytest.mark.parametrize(("case", "width"), [("dotted", 8), ("underscores", 8), ("file", 6)])
-def test_a_line_is_read_by_vllms_own_parser(answers, case, width):
+@pytest.mark.parametrize(("case", "draft_length"), [("dotted", 8), ("underscores", 8), ("file", 6)])
+def test_a_line_is_read_by_vllms_own_parser(answers, case, draft_length):
     found = Launch(**answers[case])
-    assert (found.width, found.settings["mode"]) == (width, "off")
+    assert (found.draft_length, found.settings["mode"]) == (draft_length, "off")
 
 
 def test_a_line_without_specplug_is_not_looked_into(answers):

@@ -25,12 +25,12 @@ def reference(draft: Draft, temperature: Tensor, token_ids: Tensor) -> Tensor:
         positions = []
         for place, token in enumerate(ids):
             if draft.draft_logits is not None and place < int(draft.lengths[row]) and draft.drawn[row, place]:
-                law = torch.full((VOCAB,), floor)
-                law[columns(draft)] = draft.draft_logits[row, place].clamp(min=floor)
+                distribution = torch.full((VOCAB,), floor)
+                distribution[columns(draft)] = draft.draft_logits[row, place].clamp(min=floor)
             else:
-                law = torch.full((VOCAB,), floor)
-                law[token] = 0.0
-            positions.append(law)
+                distribution = torch.full((VOCAB,), floor)
+                distribution[token] = 0.0
+            positions.append(distribution)
         rows.append(torch.stack(positions))
     return torch.stack(rows)
 
@@ -39,27 +39,27 @@ def columns(draft: Draft) -> Tensor:
     return torch.arange(VOCAB) if draft.draft_vocab is None else draft.draft_vocab
 
 
-def made(width: int, stated: bool, seed: int, size: int = VOCAB) -> tuple[Draft, Tensor, Tensor, Tensor]:
+def made(draft_length: int, stated: bool, seed: int, size: int = VOCAB) -> tuple[Draft, Tensor, Tensor, Tensor]:
     """Return a draft of 4 rows, their slots, temperatures and padded ids."""
     torch.manual_seed(seed)
-    law = Distribution.LOGITS if stated else Distribution.ONE_HOT
+    distribution = Distribution.LOGITS if stated else Distribution.ONE_HOT
     draft_vocab = None if size == VOCAB else torch.randperm(VOCAB)[:size]
-    draft = Draft.allocate(4, width, distribution=law, vocab_size=VOCAB, draft_vocab=draft_vocab)
-    draft.lengths.copy_(torch.randint(0, width + 1, (4,)))
+    draft = Draft.allocate(4, draft_length, distribution=distribution, vocab_size=VOCAB, draft_vocab=draft_vocab)
+    draft.lengths.copy_(torch.randint(0, draft_length + 1, (4,)))
     ids = torch.randint(0, VOCAB, (4, WIDEST))
-    draft.token_ids.copy_(ids[:, :width])
+    draft.token_ids.copy_(ids[:, :draft_length])
     if draft.draft_logits is not None:
         draft.draft_logits.copy_(torch.randn_like(draft.draft_logits) * 4)
         draft.draft_logits[torch.rand_like(draft.draft_logits) < 0.1] = -torch.inf
-        draft.drawn.copy_(torch.rand(4, width) < 0.8)
+        draft.drawn.copy_(torch.rand(4, draft_length) < 0.8)
     return draft, torch.randperm(SLOTS)[:4], torch.tensor([0.0, 0.5, 1.0, 7.0]), ids
 
 
 @pytest.mark.parametrize(("stated", "size"), [(False, VOCAB), (True, VOCAB), (True, 40)])
-@pytest.mark.parametrize("width", [0, 1, 3, WIDEST])
-def test_it_is_the_plain_law_and_other_slots_keep_theirs(width, stated, size):
+@pytest.mark.parametrize("draft_length", [0, 1, 3, WIDEST])
+def test_it_is_the_plain_distribution_and_other_slots_keep_theirs(draft_length, stated, size):
     for seed in range(20):
-        draft, slots, temperature, ids = made(width, stated, seed, size)
+        draft, slots, temperature, ids = made(draft_length, stated, seed, size)
         expected = torch.full((SLOTS, WIDEST, VOCAB), torch.nan)
         buffer = expected.clone()
         expected[slots] = reference(draft, temperature, ids)
@@ -87,9 +87,9 @@ class Allocations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("stated", "size"), [(False, VOCAB), (True, VOCAB), (True, 40)])
-@pytest.mark.parametrize("width", [3, WIDEST])
-def test_no_temporary_has_the_size_of_a_vocabulary(width, stated, size):
-    draft, slots, temperature, ids = made(width, stated, 0, size)
+@pytest.mark.parametrize("draft_length", [3, WIDEST])
+def test_no_temporary_has_the_size_of_a_vocabulary(draft_length, stated, size):
+    draft, slots, temperature, ids = made(draft_length, stated, 0, size)
     buffer = torch.zeros(SLOTS, WIDEST, VOCAB)
     with Allocations(buffer, draft.draft_logits, draft.draft_vocab, slots, temperature, ids) as found:
         write(buffer, slots, draft, temperature, ids)

@@ -82,10 +82,10 @@ def asleep_and_part_awake(llm: Any) -> list[str]:
 @pytest.fixture(scope="module", params=["v1", "v2"])
 def recording(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> Engine:
     """An engine whose proposer remembers events, and whose width changes every step."""
-    widths = {"ladder": {"widths": [3, 0, 1, 8]}}
+    draft_lengths = {"ladder": {"draft_lengths": [3, 0, 1, 8]}}
     return engine(
         request.param,
-        {"proposer": "recorder", "policy": "ladder", "options": widths},
+        {"proposer": "recorder", "policy": "ladder", "options": draft_lengths},
         name=f"recording_{request.param}",
         per_request_spec_decode_metrics="detailed",
     )

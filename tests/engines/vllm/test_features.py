@@ -154,9 +154,9 @@ def test_logprobs_are_the_plain_models(answers):
     (answer,) = found["logprobs"]["outputs"]
     context = list(EDIT)
     for token, step in zip(answer["token_ids"], answer["logprobs"], strict=True):
-        law = forward(context).log_softmax(-1)
+        distribution = forward(context).log_softmax(-1)
         assert {int(token): value for token, value in step.items()} == pytest.approx(
-            {int(token): float(law[int(token)]) for token in step}, abs=1e-3
+            {int(token): float(distribution[int(token)]) for token in step}, abs=1e-3
         )
         context.append(token)
 

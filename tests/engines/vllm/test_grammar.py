@@ -66,9 +66,9 @@ def ask(llm: Any, how: str = "", token: int = 0, without: bool = False) -> dict[
             steps.append({**row, "accepted": len(emitted) - 1, "said": None if said is None else list(said)})
         return update(output, result)
 
-    def propose(batch: Any, width: int, caps: Any = None) -> Any:
-        draft = type(stage).propose(stage, batch, width, caps)
-        lengths = batch.limits(width, caps).tolist()
+    def propose(batch: Any, draft_length: int, caps: Any = None) -> Any:
+        draft = type(stage).propose(stage, batch, draft_length, caps)
+        lengths = batch.limits(draft_length, caps).tolist()
         for row, constrained in enumerate(batch.grammar.tolist()):
             if constrained:
                 draft.set_row(row, [token] * lengths[row], 0.9)
@@ -176,11 +176,11 @@ def test_they_save_steps(name, completed, left_out):
 @pytest.mark.parametrize("name", CONSTRAINED)
 def test_only_legal_tokens_are_verified(name, completed, misled):
     """By a matcher of this process, which follows each text and its draft anew."""
-    behind = matcher(REGEX) if name == "regex" else matcher(separators=(",", ":"))
+    after = matcher(REGEX) if name == "regex" else matcher(separators=(",", ":"))
     verified = 0
     for ran in (completed, misled):
         for step in of(ran, name):
-            assert allows(behind, step["before"] + step["verified"])
+            assert allows(after, step["before"] + step["verified"])
             verified += len(step["verified"])
     assert verified > 20
 
@@ -219,7 +219,7 @@ def test_a_grammar_that_raises_costs_what_it_would_add(ours, expected):
 LETTERS = [tokenizer().convert_tokens_to_ids(letter) for letter in "QZXJ"]
 """No two of them are one token."""
 
-BEHIND = ids("x = 1\ny = 2\nx = 1\ny = 2\n")
+AFTER = ids("x = 1\ny = 2\nx = 1\ny = 2\n")
 """What they are sampled behind: the second of them is likely there."""
 
 
@@ -228,7 +228,7 @@ def drawing(engine: Callable[..., Engine]) -> Engine:
     """Drafts from a law that it states, half of which the grammar forbids."""
     drawn = {"tokens": [LETTERS[1], NEWLINE]}
     settings = {"proposer": "uniform-probs", "policy": "fixed", "options": {"uniform-probs": drawn}}
-    return engine("v1", settings, name="v1, drawn under a grammar", max_num_seqs=32, width=2)
+    return engine("v1", settings, name="v1, drawn under a grammar", max_num_seqs=32, draft_length=2)
 
 
 def pairs(llm: Any, count: int) -> dict[str, Any]:
@@ -236,26 +236,26 @@ def pairs(llm: Any, count: int) -> dict[str, Any]:
     stage = watching.drafting(llm).stage
     before = stage.metrics.snapshot()
     given = {"structured_outputs": {"regex": "[QZXJ]{4}"}, "temperature": 1.0, "max_tokens": 4}
-    answers = inside.generate(llm, [BEHIND] * count, given)
+    answers = inside.generate(llm, [AFTER] * count, given)
     total = (stage.metrics.snapshot() - before).as_dict()["total"]
     return {"pairs": [answer["token_ids"][:2] for answer in answers], "total": total}
 
 
-def test_drawn_drafts_keep_the_law(drawing):
+def test_drawn_drafts_keep_the_distribution(drawing):
     """What is cut depends on what was drawn, so by the law that is stated the output would be biased."""
     count = 800
     found = drawing.call(pairs, count=count)
     counts = torch.zeros(len(LETTERS), len(LETTERS))
     for one, other in found["pairs"]:
         counts[LETTERS.index(one), LETTERS.index(other)] += 1
-    first = forward(BEHIND)[LETTERS].double().softmax(-1)
-    behind = torch.stack([forward([*BEHIND, letter])[LETTERS].double().softmax(-1) for letter in LETTERS])
-    assert g_test(counts.flatten().numpy(), (first[:, None] * behind).flatten().numpy()) > 1e-4
+    first = forward(AFTER)[LETTERS].double().softmax(-1)
+    after = torch.stack([forward([*AFTER, letter])[LETTERS].double().softmax(-1) for letter in LETTERS])
+    assert g_test(counts.flatten().numpy(), (first[:, None] * after).flatten().numpy()) > 1e-4
     assert found["total"]["cut_by_grammar"] > count / 2
     assert found["total"]["accepted"] > count / 5
 
 
-def test_nothing_is_added_to_drafts_that_state_a_law(drawing):
+def test_nothing_is_added_to_drafts_that_state_a_distribution(drawing):
     """A token that is added has none."""
     found = drawing.call(pairs, count=4)
     assert found["total"]["verified"] == found["total"]["proposed"] - found["total"]["cut_by_grammar"]

@@ -9,7 +9,7 @@ import pytest
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.vllm import VllmConfig
 
-from specplug.types.caps import WidthChange
+from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug_vllm.config import engine_caps
 from specplug_vllm.startup import graphs
@@ -34,8 +34,8 @@ def sized(*args, **kwargs):
 def test_every_planned_length_finds_a_full_graph_at_every_batch_size(monkeypatch, asked, lengths, max_num_seqs):
     found = sized(asked, max_num_seqs)
     caps = engine_caps(found)
-    assert list(caps.captured_widths) == lengths
-    assert (caps.max_width, caps.width_change) == (lengths[-1], WidthChange.CAPTURED)
+    assert list(caps.captured_draft_lengths) == lengths
+    assert (caps.max_draft_length, caps.draft_length_change) == (lengths[-1], DraftLengthChange.CAPTURED)
     manager = dispatcher(monkeypatch, found)
     reach = graphs.captured(found)
     assert reach == {length: min(512 // (length + 1), max_num_seqs) for length in reversed(lengths)}
@@ -89,7 +89,7 @@ def test_other_launches_are_left_alone(others):
     found = sized(8, **{"max_num_seqs": 64, **others})
     assert found.speculative_config.num_speculative_tokens == 8
     assert found.speculative_config.num_speculative_tokens_per_batch_size == others.get("lengths")
-    assert engine_caps(found).captured_widths == ((2, 8) if "lengths" in others else ())
+    assert engine_caps(found).captured_draft_lengths == ((2, 8) if "lengths" in others else ())
 
 
 def test_one_length_is_captured_where_ranks_must_not_choose():
@@ -123,8 +123,8 @@ def test_what_a_policy_caps_reaches_the_drafts_where_rows_are_padded():
         def observe(self, batch, outcome):
             pass
 
-        def propose(self, batch, width, caps):
-            found.append([width, *caps.tolist()])
+        def propose(self, batch, draft_length, caps):
+            found.append([draft_length, *caps.tolist()])
             raise InterruptedError
 
     drafting.stage = Stage()

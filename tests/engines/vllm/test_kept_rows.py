@@ -15,7 +15,7 @@ from specplug_vllm.worker.drafting import Drafting
 from specplug_vllm.worker.v2 import Speculator, buffers
 
 CPU = torch.device("cpu")
-SLOTS, WIDTH = 6, 3
+SLOTS, DRAFT_LENGTH = 6, 3
 
 
 def speculator(names: list[str], ignored: set[str]) -> tuple[Speculator, list[tuple[str, ...]]]:
@@ -25,7 +25,7 @@ def speculator(names: list[str], ignored: set[str]) -> tuple[Speculator, list[tu
     def step(batch, outcome, caps):
         seen.append(batch.request_ids)
         assert len(outcome.emitted) == len(caps) == len(batch.slots) == len(batch.request_ids)
-        draft = Draft.allocate(len(batch.slots), WIDTH, device=CPU)
+        draft = Draft.allocate(len(batch.slots), DRAFT_LENGTH, device=CPU)
         draft.lengths.fill_(2)
         draft.token_ids[:, :2] = torch.stack((batch.slots, batch.slots), 1) + 100
         draft.confidence[:, :2] = 0.5
@@ -35,7 +35,7 @@ def speculator(names: list[str], ignored: set[str]) -> tuple[Speculator, list[tu
     drafting.device, drafting.vocab_size = CPU, 200
     drafting.places = Places(SLOTS, CPU, lambda event: None)
     drafting.places.place_of = names.index
-    drafting.slots, drafting.stops = drafting.places.slots, StopWatch(SLOTS, WIDTH, CPU)
+    drafting.slots, drafting.stops = drafting.places.slots, StopWatch(SLOTS, DRAFT_LENGTH, CPU)
     drafting.step = step
     for name in names:
         if name in ignored:
@@ -45,7 +45,7 @@ def speculator(names: list[str], ignored: set[str]) -> tuple[Speculator, list[tu
     found = object.__new__(Speculator)
     found.drafting, found.draft_logits, found._facts, found._kept = drafting, None, None, None
     found._is_warmup, found._ranks = False, SimpleNamespace(broadcast=lambda tensor: None)
-    found._sent, found._out, found.draft_token_confidence_probs = buffers(SLOTS, WIDTH, CPU, together=False)
+    found._sent, found._out, found.draft_token_confidence_probs = buffers(SLOTS, DRAFT_LENGTH, CPU, together=False)
     found._states = SimpleNamespace(
         all_token_ids=SimpleNamespace(gpu=torch.zeros(SLOTS, 16, dtype=torch.int32)),
         total_len=SimpleNamespace(gpu=torch.full((SLOTS,), 3, dtype=torch.int32)),

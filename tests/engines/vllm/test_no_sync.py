@@ -27,9 +27,9 @@ ADAPTIVE = {
 }
 BUDGETED = {"policy": "fixed", "options": {"fixed": {"token_budget": 3}}}
 SETUPS: dict[str, dict[str, Any]] = {
-    "ids": {"specplug": {"proposer": "bigram"}, "width": 4},
-    "logits": {"specplug": {"proposer": "uniform"}, "width": 4},
-    "several": {"specplug": {"proposer": "bigram", "extra_proposers": ["uniform"]}, "width": 4},
+    "ids": {"specplug": {"proposer": "bigram"}, "draft_length": 4},
+    "logits": {"specplug": {"proposer": "uniform"}, "draft_length": 4},
+    "several": {"specplug": {"proposer": "bigram", "extra_proposers": ["uniform"]}, "draft_length": 4},
     "cut": {
         "specplug": {"proposer": "bigram", **BUDGETED},
         "speculative_config": ADAPTIVE,
@@ -86,7 +86,7 @@ def on_meta(llm: Any) -> dict[str, Any]:
 
     config = llm.llm_engine.vllm_config
     seats, length = config.scheduler_config.max_num_seqs, config.model_config.max_model_len
-    width = config.num_speculative_tokens
+    draft_length = config.num_speculative_tokens
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Any:
         return torch.zeros(*shape, dtype=dtype, device=META)
@@ -103,8 +103,8 @@ def on_meta(llm: Any) -> dict[str, Any]:
     for name in names:
         new = {"mm_features": [], "prompt_embeds": None, "lora_request": None, "sampling_params": params}
         drafting.start(SimpleNamespace(req_id=name, prompt_token_ids=[1, 2, 3], **new), None)
-    said = SimpleNamespace(num_spec_tokens_to_schedule=width, scheduled_spec_decode_tokens={})
-    step_metadata.attach(said, step_metadata.StepNotes(StepPlan(width, 3)))
+    said = SimpleNamespace(num_spec_tokens_to_schedule=draft_length, scheduled_spec_decode_tokens={})
+    step_metadata.attach(said, step_metadata.StepNotes(StepPlan(draft_length, 3)))
     found: list[str] = []
     for mode in (OneDevice(META, []), watch := OneDevice(META, found)):
         batch = SimpleNamespace(num_reqs=3, idx_mapping=empty(3, dtype=torch.int64), req_ids=list(names))

@@ -162,7 +162,7 @@ def test_a_limit_cuts_every_draft(server, plain, limit):
     assert text(answer) == plain
 
 
-def test_a_limit_above_the_servers_width_widens_nothing(server):
+def test_a_limit_above_the_servers_draft_length_widens_nothing(server):
     assert ask(server, "/specplug/mode", {"num_speculative_tokens": 99}).json["engines"][0]["ceiling"] == 99
     assert max(drafted(complete(server))) == 8
 
@@ -220,12 +220,12 @@ def test_status_says_what_runs_and_why(server):
     answer = ask(server, "/specplug/status").json
     assert answer["versions"]["vllm"].startswith("0.")
     (engine,) = answer["engines"]
-    assert (engine["engine"], engine["runner"], engine["max_width"]) == (0, "v1", 8)
+    assert (engine["engine"], engine["runner"], engine["max_draft_length"]) == (0, "v1", 8)
     assert engine["settings"]["proposer"] == {"value": "ngram", "origin": "--additional-config 'specplug'"}
     assert engine["settings"]["num_speculative_tokens"] == {"value": 8, "origin": "--speculative-config"}
     assert engine["settings"]["faults.host_deadline_ms"] == {"value": None, "origin": "SPECPLUG_CONFIG"}
     assert engine["settings"]["policy"]["value"] == "fixed"
-    assert engine["scheduler"]["plan"]["width"] in (0, 8)
+    assert engine["scheduler"]["plan"]["draft_length"] in (0, 8)
     (worker,) = engine["workers"]
     assert (worker["rank"], worker["drafts"], worker["proposers"]) == (0, True, ["ngram"])
     assert set(worker["sources"]) | {"none", "grammar"} == set(worker["metrics"]["by_source"])

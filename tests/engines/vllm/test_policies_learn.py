@@ -62,5 +62,5 @@ def test_what_steps_cost_is_known(kind, learning):
     assert all(cost["seconds"] > 0 and 0 < cost["requests"] <= len(PROMPTS) for cost in costs)
     decoding = [cost for cost in costs if cost["context_tokens"] and cost["tokens"] <= cost["requests"] * 64]
     assert decoding
-    assert all(cost["tokens"] <= cost["requests"] * (cost["width"] + 1) for cost in decoding[-3:])
-    assert {report["cost"]["width"] for report in found["reports"] if report["cost"]} - {0}
+    assert all(cost["tokens"] <= cost["requests"] * (cost["draft_length"] + 1) for cost in decoding[-3:])
+    assert {report["cost"]["draft_length"] for report in found["reports"] if report["cost"]} - {0}

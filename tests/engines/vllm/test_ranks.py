@@ -44,10 +44,10 @@ def test_drafts_go_through_the_communicator_that_is_warm(group, way):
     assert not ranks.leads
 
 
-@pytest.mark.parametrize("width", [1, 4, 7])
-def test_ids_and_confidences_are_one_message(width):
-    rank0, rank1 = (buffers(5, width, torch.device("cpu"), together=True) for _ in range(2))
-    ids, levels = torch.randint(0, 1 << 40, (5, width)), torch.rand(5, width)
+@pytest.mark.parametrize("draft_length", [1, 4, 7])
+def test_ids_and_confidences_are_one_message(draft_length):
+    rank0, rank1 = (buffers(5, draft_length, torch.device("cpu"), together=True) for _ in range(2))
+    ids, levels = torch.randint(0, 1 << 40, (5, draft_length)), torch.rand(5, draft_length)
     rank0[1].copy_(ids)
     rank0[2].copy_(levels)
     assert rank0[0][:3].is_contiguous()

@@ -18,7 +18,7 @@ import torch
 from tests.engines.vllm.launch import TINY
 from tests.engines.vllm.referee import RUNNERS, told
 
-WIDTH, TOKENS = 8, 20
+DRAFT_LENGTH, TOKENS = 8, 20
 SETTINGS: dict[str, Any] = {
     "proposer": "ngram",
     "extra_proposers": ["oracle"],
@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
 VARYING = {
     **SETTINGS,
     "policy": "ladder",
-    "options": {**SETTINGS["options"], "ladder": {"widths": (8, 0, 3, 0, 8, 1)}},
+    "options": {**SETTINGS["options"], "ladder": {"draft_lengths": (8, 0, 3, 0, 8, 1)}},
 }
 
 # A prompt of one token, and one as long as the longest verification, join others that decode.
@@ -113,10 +113,10 @@ def test_rows_that_decode_come_before_rows_that_prefill(monkeypatch):
 
     from specplug_vllm.startup import recurrent
 
-    decodes = {"drafted": 4, "full": WIDTH + 1, "plain": 1}
-    prefills = {"as long as a verification": WIDTH + 1, "fresh": 1, "long": 40}
+    decodes = {"drafted": 4, "full": DRAFT_LENGTH + 1, "plain": 1}
+    prefills = {"as long as a verification": DRAFT_LENGTH + 1, "fresh": 1, "long": 40}
     counts = {**prefills, **decodes, "last of a prompt": 1}
-    drafts = {"drafted": [-1] * 3, "full": [-1] * WIDTH}
+    drafts = {"drafted": [-1] * 3, "full": [-1] * DRAFT_LENGTH}
     names = list(counts)
     computed = {name: 7 if name in decodes else 6 if name == "last of a prompt" else 0 for name in names}
     states = SimpleNamespace(
@@ -124,12 +124,12 @@ def test_rows_that_decode_come_before_rows_that_prefill(monkeypatch):
         num_computed_prefill_tokens=np.array([computed[name] for name in names]),
         prefill_len=SimpleNamespace(np=np.array([7 if computed[name] else counts[name] for name in names])),
     )
-    stock = model_runner.sort_batch_req_ids(counts, drafts, WIDTH + 1)
+    stock = model_runner.sort_batch_req_ids(counts, drafts, DRAFT_LENGTH + 1)
     assert stock.index("as long as a verification") < stock.index("plain")  # else vLLM has been mended
 
     monkeypatch.setattr(model_runner, "sort_batch_req_ids", model_runner.sort_batch_req_ids)
     for of_runner in (SimpleNamespace(), states):  # the second runner of a process takes the first one's place
         recurrent.install_worker(SimpleNamespace(req_states=of_runner))
-    found = model_runner.sort_batch_req_ids(counts, drafts, WIDTH + 1)
+    found = model_runner.sort_batch_req_ids(counts, drafts, DRAFT_LENGTH + 1)
     assert set(found[: len(decodes) + 1]) == {*decodes, "last of a prompt"}
     assert [name for name in stock if name in prefills] == [name for name in found if name in prefills]

@@ -19,7 +19,7 @@ from tests.engines.vllm.referee import RUNNERS, fields, kind, prompts, told, zoo
 
 __all__ = ["kind", "zoo"]
 
-WIDTH = 2
+DRAFT_LENGTH = 2
 DRAWN_FROM = [15, 2, 3, 4, 0, 7, 8, 9, 11, 12, 13, 5]
 """The draft vocabulary: not all of the 16 tokens, and not in order."""
 
@@ -42,7 +42,7 @@ def small(kind: str, toy: Path, engine: Callable[..., Engine]) -> Engine:
             "extra_proposers": ["oracle"],
             "options": {f"uniform{suffix}": {"spread": 1.5, "tokens": DRAWN_FROM, "lies_to": "credulous"}},
         },
-        width=WIDTH,
+        draft_length=DRAFT_LENGTH,
         name=f"toy {kind}",
         model=str(toy),
         skip_tokenizer_init=True,
@@ -94,7 +94,7 @@ def test_each_kind_of_draft_on_v1(drafts, seeded, small):
     assert_lawful(small, 4096, [drafts], seeded=seeded)
 
 
-def test_the_law_is_the_targets(kind, small):
+def test_the_distribution_is_the_targets(kind, small):
     """All kinds of draft in one batch; fewer of them where the runner is slow."""
     assert_lawful(
         small, 512 if kind == "v2_async" else 1024, ["likely", "drawn", "unlikely"], seeded=kind == "v2_async"
@@ -107,7 +107,7 @@ def test_a_draft_model_over_half_of_the_vocabulary(kind: str, toy: Path, engine:
     served = engine(
         **RUNNERS[kind],
         specplug={"proposer": "tiny-model"},
-        width=WIDTH,
+        draft_length=DRAFT_LENGTH,
         name=f"draft model {kind}",
         model=str(toy),
         skip_tokenizer_init=True,
@@ -118,7 +118,7 @@ def test_a_draft_model_over_half_of_the_vocabulary(kind: str, toy: Path, engine:
     told = served.call(facts_of_the_draft_model)
     assert told["target"] == str(toy)
     assert told["draft_vocabulary"] == 8
-    assert told["distribution_bytes"] == 64 * WIDTH * (8 + 16) * 4
+    assert told["distribution_bytes"] == 64 * DRAFT_LENGTH * (8 + 16) * 4
     assert told["bytes_to_allocate"] == 8 * 8 * 4
 
 
@@ -132,7 +132,7 @@ def facts_of_the_draft_model(llm: Any) -> dict[str, Any]:
     }
 
 
-def test_a_wrong_law_is_found_out(kind, small):
+def test_a_wrong_distribution_is_found_out(kind, small):
     """Drafts drawn from another law than the one that is stated: the same test at half the size must see it."""
     p, total = p_value(small, 512, ["lies"])
     assert total["accepted"] > 0

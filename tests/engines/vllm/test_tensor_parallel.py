@@ -29,7 +29,7 @@ def two_ranks(engine: Callable[..., Engine]) -> Callable[..., Engine]:
         return engine(
             runner,
             SETTINGS,
-            width=4,
+            draft_length=4,
             in_process=False,
             tensor_parallel_size=2,
             environment=BY_REFERENCE,

@@ -34,14 +34,14 @@ def spoiled(llm: Any, requests: list[dict[str, Any]], *, mapping: bool) -> dict[
     who keeps either reads something else one step later.
     """
     speculator, control = inside.runner(llm).speculator, inside.scheduler(llm).planning.control
-    propose, kept, written, widths = speculator.propose, [], [], (8, 3, 0, 5)
+    propose, kept, written, draft_lengths = speculator.propose, [], [], (8, 3, 0, 5)
 
     def spoiling(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
         for tensor in kept:
             written.append(bool((tensor == -1).any()))
             tensor.fill_(-1 if tensor.ndim == 2 else 0)
         kept.clear()
-        control.set(num_speculative_tokens=widths[len(written) % len(widths)])
+        control.set(num_speculative_tokens=draft_lengths[len(written) % len(draft_lengths)])
         drafts = propose(input_batch, *args, **kwargs)
         kept.extend([drafts, input_batch.idx_mapping] if mapping else [drafts])
         return drafts
@@ -83,7 +83,7 @@ def accepted_by_vllm(llm: Any, prompts: list[list[int]], params: dict[str, Any])
 
 
 @on_v2
-def test_accepted_filler_is_nobodys_draft(zoo):
+def test_accepted_padding_is_nobodys_draft(zoo):
     """vLLM verifies K tokens per row; in a text that repeats one token it accepts the filler behind short drafts."""
     repeating = ids("-" * 96)
     params = {"max_tokens": 32, "ignore_eos": True, **told([])}

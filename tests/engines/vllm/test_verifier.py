@@ -119,9 +119,9 @@ def verified(kind, engine):
 
 
 @pytest.fixture
-def drawing(kind, engine, law):
+def drawing(kind, engine, distribution):
     """Draws drafts at random and states their law."""
-    tokens = sorted({token for outcome in law for token in outcome})
+    tokens = sorted({token for outcome in distribution for token in outcome})
     options = {DRAWN[kind]: {"tokens": tokens, "spread": 1.0}}
     settings = {"proposer": DRAWN[kind], "verifier": "reference", "options": options}
     found = engine(kind, settings, name=f"drawing {kind}", **MANY)
@@ -232,7 +232,7 @@ def test_all_ranks_decide_alike(engine, kind):
     two = engine(
         kind,
         {"proposer": "oracle", "verifier": "reference"},
-        width=4,
+        draft_length=4,
         in_process=False,
         tensor_parallel_size=2,
         environment={"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"},
@@ -248,7 +248,7 @@ def test_all_ranks_decide_alike(engine, kind):
 
 
 @pytest.fixture(scope="module")
-def law(stock_v1) -> dict[tuple[int, ...], float]:
+def distribution(stock_v1) -> dict[tuple[int, ...], float]:
     """The outcomes of `TOKENS` sampled tokens and their probabilities, by plain decoding's own log-probabilities."""
     prompt = stock_v1.call(encoded)
     found: dict[tuple[int, ...], float] = {(): 1.0}
@@ -275,53 +275,55 @@ def encoded(llm: Any) -> list[int]:
     return ids
 
 
-def p_value(engine: Any, law: dict[tuple[int, ...], float], samples: int, *, seeded: bool, rank: int = 0) -> float:
+def p_value(
+    engine: Any, distribution: dict[tuple[int, ...], float], samples: int, *, seeded: bool, rank: int = 0
+) -> float:
     """Sample, with drafts that are at every place the likeliest token but `rank`, and test against the law."""
     prefix: tuple[int, ...] = ()
     for _ in range(TOKENS):
-        nexts = {outcome[: len(prefix) + 1] for outcome in law if outcome[: len(prefix)] == prefix}
-        prefix = sorted(nexts, key=lambda begin: -_mass(law, begin))[rank if prefix else 0]
+        nexts = {outcome[: len(prefix) + 1] for outcome in distribution if outcome[: len(prefix)] == prefix}
+        prefix = sorted(nexts, key=lambda begin: -_mass(distribution, begin))[rank if prefix else 0]
     params: dict[str, Any] = {"temperature": 1.0, "top_k": TOP_K, "max_tokens": TOKENS, "ignore_eos": True}
     prompt = engine.call(encoded)
     fields = asking(list(prefix))
     given = [params | fields | ({"seed": 1000 + number} if seeded else {}) for number in range(samples)]
     answers = engine.call("inside.generate", prompts=[prompt] * samples, params=given)
-    outcomes = list(law)
+    outcomes = list(distribution)
     found = [tuple(answer["token_ids"]) for answer in answers]
-    if not law.keys() >= set(found):
+    if not distribution.keys() >= set(found):
         return 0.0  # top-k forbids it
-    return g_test([found.count(outcome) for outcome in outcomes], [law[outcome] for outcome in outcomes])
+    return g_test([found.count(outcome) for outcome in outcomes], [distribution[outcome] for outcome in outcomes])
 
 
-def _mass(law: dict[tuple[int, ...], float], begin: tuple[int, ...]) -> float:
-    return sum(p for outcome, p in law.items() if outcome[: len(begin)] == begin)
+def _mass(distribution: dict[tuple[int, ...], float], begin: tuple[int, ...]) -> float:
+    return sum(p for outcome, p in distribution.items() if outcome[: len(begin)] == begin)
 
 
 @pytest.mark.parametrize(("rank", "seeded"), [(0, True), (2, False)], ids=["likely drafts", "unlikely drafts"])
-def test_sampled_output_has_the_law_of_plain_decoding(kind, verified, law, rank, seeded):
-    assert p_value(verified, law, SAMPLES[kind], seeded=seeded, rank=rank) > 1e-4
+def test_sampled_output_has_the_distribution_of_plain_decoding(kind, verified, distribution, rank, seeded):
+    assert p_value(verified, distribution, SAMPLES[kind], seeded=seeded, rank=rank) > 1e-4
     seen = verified.call(counts)
     assert seen["drafted"] >= SAMPLES[kind]
     assert seen["one-hot"] == seen["calls"]
 
 
-def test_the_law_of_drawn_drafts_is_taken_into_account(kind, drawing, law):
-    assert p_value(drawing, law, SAMPLES[kind], seeded=True) > 1e-4
+def test_the_distribution_of_drawn_drafts_is_taken_into_account(kind, drawing, distribution):
+    assert p_value(drawing, distribution, SAMPLES[kind], seeded=True) > 1e-4
     seen = drawing.call(counts)
     assert seen["drafted"] >= SAMPLES[kind]
     assert seen.get("draft_probs" if kind == "v1" else "draft_logits") == seen["calls"]
 
 
 @pytest.mark.parametrize(("mutant", "rank"), [("resampling from p", 1), ("lenient threshold", 2)])
-def test_a_wrong_verifier_is_found_out(kind, verified, law, mutant, rank):
+def test_a_wrong_verifier_is_found_out(kind, verified, distribution, mutant, rank):
     """The same test at the same size: a law that is off must not pass.
 
     A rejected token's second chance shows where it is likely, a lenient threshold where it is not.
     """
     verified.call(plant, mutant=mutant)
-    assert p_value(verified, law, SAMPLES[kind], seeded=True, rank=rank) < 1e-6
+    assert p_value(verified, distribution, SAMPLES[kind], seeded=True, rank=rank) < 1e-6
 
 
-def test_a_wrong_law_of_drafts_is_found_out(kind, drawing, law):
+def test_a_wrong_distribution_of_drafts_is_found_out(kind, drawing, distribution):
     drawing.call(plant, mutant="uniform draft law")
-    assert p_value(drawing, law, SAMPLES[kind], seeded=True) < 1e-6
+    assert p_value(drawing, distribution, SAMPLES[kind], seeded=True) < 1e-6

@@ -15,7 +15,7 @@ from tests.engines.vllm.steps import assert_as_stock
 
 __all__ = ["kind"]
 
-WIDTHS, CAPS = (0, 1, 3, 8, 2), (None, 1, 6)  # by step; by request, in turn
+DRAFT_LENGTHS, CAPS = (0, 1, 3, 8, 2), (None, 1, 6)  # by step; by request, in turn
 
 
 def requests(count, tokens=32, apart=2, **params):
@@ -34,17 +34,21 @@ def drafting_rows(record):
                 yield before["asked"], name, count
 
 
-def test_another_width_at_every_step_and_caps(engine, stock_v1, stock_v2, kind):
-    settings = {"proposer": "ngram", "policy": "ladder", "options": {"ladder": {"widths": WIDTHS, "caps": CAPS}}}
+def test_another_draft_length_at_every_step_and_caps(engine, stock_v1, stock_v2, kind):
+    settings = {
+        "proposer": "ngram",
+        "policy": "ladder",
+        "options": {"ladder": {"draft_lengths": DRAFT_LENGTHS, "caps": CAPS}},
+    }
     asked = requests(4)
     run = engine(**RUNNERS[kind], specplug=settings, name="ladder").call(steps.recorded, requests=asked)
     assert_as_stock(stock_v1 if kind == "v1" else stock_v2, run, asked)
     record = run["record"]
-    turns = [WIDTHS[i % len(WIDTHS)] for i in range(2 * len(record))]
+    turns = [DRAFT_LENGTHS[i % len(DRAFT_LENGTHS)] for i in range(2 * len(record))]
     planned = [step["asked"] for step in record]
-    assert any(planned == turns[i : i + len(planned)] for i in range(len(WIDTHS)))
+    assert any(planned == turns[i : i + len(planned)] for i in range(len(DRAFT_LENGTHS)))
     caps = {"0": 8, "1": 1, "2": 6, "3": 8}
-    rows = [(min(width, caps[name]), name, count) for width, name, count in drafting_rows(record)]
+    rows = [(min(draft_length, caps[name]), name, count) for draft_length, name, count in drafting_rows(record)]
     assert all(count <= limit for limit, _, count in rows)
     if kind != "v1":  # V2 pads to the limit, short of where a request ends
         assert sum(count == limit for limit, _, count in rows) > 0.8 * len(rows)
@@ -82,11 +86,11 @@ CAPTURED = {
 @pytest.fixture
 def captured(engine):
     """An engine whose launch names the lengths that are captured, in the order in which the policy plans others."""
-    settings = {"proposer": "ngram", "policy": "ladder", "options": {"ladder": {"widths": (3, 8, 2, 5, 7)}}}
+    settings = {"proposer": "ngram", "policy": "ladder", "options": {"ladder": {"draft_lengths": (3, 8, 2, 5, 7)}}}
     return engine("v2", settings, speculative_config=CAPTURED, asynchronous=True, name="captured")
 
 
-def test_widths_are_fitted_to_the_ladder_that_the_launch_names(captured, stock_v2):
+def test_draft_lengths_are_fitted_to_the_ladder_that_the_launch_names(captured, stock_v2):
     run = captured.call(steps.recorded, requests=requests(3))
     assert_as_stock(stock_v2, run, requests(3))
     planned = [step["asked"] for step in run["record"]]
@@ -154,7 +158,7 @@ def seen(run):
 @pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.slow), True], ids=["sync", "async"])
 def test_a_wide_server_that_plans_narrowly_admits_what_stock_admits(engine, asynchronous):
     stock = engine("v2", installed=False, asynchronous=asynchronous, name="crowd_stock", **CROWD)
-    wide = engine("v2", REJECTED, width=WIDE, asynchronous=asynchronous, name="crowd", **CROWD)
+    wide = engine("v2", REJECTED, draft_length=WIDE, asynchronous=asynchronous, name="crowd", **CROWD)
     truth = seen(stock.call(steps.recorded, **crowd()))
     assert max(running for running, *_ in truth) == SEATS
     assert sum(1 for running, _, prefill, _ in truth if running == SEATS and prefill) >= 12
@@ -170,7 +174,7 @@ def test_a_wide_server_that_plans_narrowly_admits_what_stock_admits(engine, asyn
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("gamma", [0, 2, None])
 def test_a_prompt_that_is_cached_but_for_one_token_is_padded_to_the_plan(engine, asynchronous, gamma):
-    wide = engine("v2", REJECTED, width=WIDE, asynchronous=asynchronous, name="crowd", **CROWD)
+    wide = engine("v2", REJECTED, draft_length=WIDE, asynchronous=asynchronous, name="crowd", **CROWD)
     run = wide.call(cached_but_for_one_token, gamma=gamma)
     (first,) = [step for step in run["record"] if "again" in step["prefill"]]
     assert first["prefill"]["again"] == 1

@@ -21,7 +21,7 @@ class Bigram(Proposer):
         self.context = context
 
     def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
-        if not batch.batch_size or not draft.width:
+        if not batch.batch_size or not draft.draft_length:
             return
         tokens = batch.tokens.index_select(0, batch.rows)  # [B, L]
         lengths = batch.lengths.long()[:, None]
@@ -31,7 +31,7 @@ class Bigram(Proposer):
         for barrier in batch.barriers:  # a slice of zeros: nothing is copied from the host
             earlier[barrier.row, : barrier.stop] = False
         begin = torch.where(earlier, places + 1, 0).amax(1, keepdim=True)  # 0: none
-        index = begin + torch.arange(draft.width, device=tokens.device)
+        index = begin + torch.arange(draft.draft_length, device=tokens.device)
         inside = (begin > 0) & (index < lengths) & (index - begin < limits[:, None])
         drafted = tokens.gather(1, index.clamp(max=tokens.shape[1] - 1))
         draft.token_ids.copy_(torch.where(inside, drafted, NO_TOKEN))

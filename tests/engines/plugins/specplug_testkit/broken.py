@@ -76,14 +76,14 @@ class GarbageOnDevice(Bigram):
         self._step += 1
         if kind in ("range", "negative"):
             draft.token_ids.fill_(2**31 - 1 if kind == "range" else -5)
-            draft.lengths.fill_(draft.width)
+            draft.lengths.fill_(draft.draft_length)
         elif kind == "nan":
             draft.confidence.fill_(torch.nan)
         elif kind == "length":
-            draft.lengths.fill_(draft.width + 7)
+            draft.lengths.fill_(draft.draft_length + 7)
         elif kind == "source":
             draft.source.fill_(99)
-        elif kind == "filler":
+        elif kind == "padding":
             draft.token_ids.fill_(1)  # behind the lengths, too
 
 
@@ -95,7 +95,7 @@ class GarbageOnHost(GarbageOnDevice):
         resize = kinds[self._step % len(kinds)] == "length"
         super().propose(batch, limits, draft)
         if resize:
-            draft.confidence.resize_(draft.batch_size, draft.width + 1)
+            draft.confidence.resize_(draft.batch_size, draft.draft_length + 1)
 
 
 class Slow(Bigram):

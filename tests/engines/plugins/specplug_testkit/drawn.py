@@ -55,7 +55,7 @@ class Drawn(Proposer):
             draft.draft_probs.copy_((stated / temperature).softmax(-1))
         draft.token_ids.copy_(drawn if self.draft_vocab is None else self.draft_vocab[drawn])
         draft.confidence.fill_(1.0 / self.context.vocab_size)
-        draft.lengths.fill_(draft.width)
+        draft.lengths.fill_(draft.draft_length)
         draft.source.zero_()
         draft.shorten(limits if self._options.length is None else limits.clamp(max=self._options.length))
 

@@ -12,16 +12,16 @@ class Ladder(Planner):
 
     def __init__(self, context: PluginContext) -> None:
         self._options: LadderOptions = context.options or LadderOptions()
-        self._widest = context.caps.max_width
+        self._widest = context.caps.max_draft_length
         self._step = 0
         self._order: dict[str, int] = {}
         self.planned: list[int] = []
 
     def plan(self, stats: HostStats) -> StepPlan:
         options = self._options
-        width = min(options.widths[self._step % len(options.widths)], self._widest)
+        draft_length = min(options.draft_lengths[self._step % len(options.draft_lengths)], self._widest)
         self._step += 1
-        self.planned.append(width)
+        self.planned.append(draft_length)
         caps: dict[str, int] = {}
         for request in stats.requests:
             number = self._order.setdefault(request.request_id, len(self._order))
@@ -29,4 +29,4 @@ class Ladder(Planner):
             limits = [limit for limit in (own, request.cap) if limit is not None]
             if limits:
                 caps[request.request_id] = min(limits)
-        return StepPlan(width, options.token_budget, caps)
+        return StepPlan(draft_length, options.token_budget, caps)

@@ -26,7 +26,7 @@ class LearningPlanner(Planner):
     def __init__(self, context: PluginContext) -> None:
         self._options: LearnerOptions = context.options or LearnerOptions()
         self._caps = context.caps
-        self._tested, self._accepted = [1.0] * context.caps.max_width, [1.0] * context.caps.max_width
+        self._tested, self._accepted = [1.0] * context.caps.max_draft_length, [1.0] * context.caps.max_draft_length
         self._steps = self._emitted = 1.0
         self.reports: list[StepReport] = []
         self.costs: list[StepCost] = []
@@ -37,15 +37,15 @@ class LearningPlanner(Planner):
             self.costs.append(stats.last_step)
         price = min(1.0, self._options.share * self._emitted / self._steps)
         self.prices.append(price)
-        width, survival = 0, 1.0
+        draft_length, survival = 0, 1.0
         for tested, accepted in zip(self._tested, self._accepted, strict=True):
             survival *= accepted / tested
             if survival < price:
                 break
-            width += 1
-        width = self._caps.fit_width(max(1, width))
-        caps = {r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < width}
-        return StepPlan(width, caps=caps, price=price)
+            draft_length += 1
+        draft_length = self._caps.fit_draft_length(max(1, draft_length))
+        caps = {r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < draft_length}
+        return StepPlan(draft_length, caps=caps, price=price)
 
     def observe(self, report: StepReport) -> None:
         self.reports.append(report)

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Call = Literal["warmup", "ingest", "propose", "observe", "on_event"]
-Kind = Literal["range", "negative", "nan", "length", "source", "filler"]
+Kind = Literal["range", "negative", "nan", "length", "source", "padding"]
 
 
 class Options(BaseModel):
@@ -28,14 +28,14 @@ class ThicketOptions(Options):
     """Right answers, and what is wrong beside them."""
 
     decoys: int = Field(default=1, ge=0, description="wrong siblings before each right node")
-    behind_decoys: bool = Field(default=False, description="a node hangs behind each wrong one")
+    after_decoys: bool = Field(default=False, description="a node hangs behind each wrong one")
     lengths: tuple[int, ...] = Field(default=(), description="nodes by answer length, in turn; empty: no limit")
 
 
 class BranchesOptions(Options):
     """Which tokens are drafted behind each."""
 
-    behind: tuple[tuple[int, ...], ...] = Field(default=(), description="by token: drafts behind it, first to last")
+    after: tuple[tuple[int, ...], ...] = Field(default=(), description="by token: drafts behind it, first to last")
 
 
 class DrawnOptions(Options):
@@ -75,7 +75,7 @@ class RaisesOptions(Options):
 class GarbageOptions(Options):
     """What is wrong with the drafts, in turn, one per step; "none" steps are fine."""
 
-    kinds: tuple[Kind | Literal["none"], ...] = ("range", "negative", "nan", "length", "source", "filler")
+    kinds: tuple[Kind | Literal["none"], ...] = ("range", "negative", "nan", "length", "source", "padding")
 
 
 class SlowOptions(Options):
@@ -88,7 +88,7 @@ class SlowOptions(Options):
 class LadderOptions(Options):
     """What is planned, in turn."""
 
-    widths: tuple[int, ...] = Field(
+    draft_lengths: tuple[int, ...] = Field(
         default=(0, 1, 2, 4, 8), min_length=1, description="one per step, cut to the widest"
     )
     caps: tuple[int | None, ...] = Field(default=(), description="one per request as they appear; None: no cap")

@@ -72,7 +72,7 @@ class Thicket(_Trees):
         for index, token in enumerate(upcoming):
             for number in range(1, self._options.decoys + 1):
                 hang(token + number, parent, WRONG)
-                if self._options.behind_decoys:
+                if self._options.after_decoys:
                     for follows in upcoming[index + 1 : index + 2]:
                         hang(follows, len(tree.tokens) - 1, WRONG)
             if not hang(token, parent, RIGHT):
@@ -92,14 +92,14 @@ class Branches(_Trees):
         self._options: BranchesOptions = context.options or BranchesOptions()
 
     def tree(self, text: list[int], limit: int, request: Request | None) -> Tree:
-        behind, tree, open_ends = self._options.behind, Tree([], [], []), deque([(text[-1], ROOT)])
-        while open_ends and behind:
+        after, tree, open_ends = self._options.after, Tree([], [], []), deque([(text[-1], ROOT)])
+        while open_ends and after:
             above, parent = open_ends.popleft()
-            for token in behind[above % len(behind)]:
+            for token in after[above % len(after)]:
                 if len(tree.tokens) == limit:
                     return tree
                 open_ends.append((token, len(tree.tokens)))
                 tree.tokens.append(token)
                 tree.parents.append(parent)
-                tree.confidence.append(1.0 / len(behind[above % len(behind)]))
+                tree.confidence.append(1.0 / len(after[above % len(after)]))
         return tree

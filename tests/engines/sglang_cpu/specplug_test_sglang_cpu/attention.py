@@ -21,7 +21,7 @@ def built(result: None, self: Any, *args: Any, **kwargs: Any) -> None:
     """Come after the backend's `__init__`."""
     from sglang.srt.runtime_context import get_spec
 
-    self.specplug_test_width = get_spec().speculative_num_draft_tokens
+    self.specplug_test_draft_length = get_spec().speculative_num_draft_tokens
     self.specplug_test_topk = get_spec().speculative_eagle_topk
     self.needs_cpu_seq_lens = False  # what it reads lies on the device, as with FlashAttention
 
@@ -47,8 +47,10 @@ def forward_extend(
     if save_kv_cache:
         pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc), k, v)
     n, seq_lens = spec.draft_token_num, forward_batch.seq_lens.tolist()
-    if n != self.specplug_test_width:
-        raise ValueError(f"this backend was built to verify {self.specplug_test_width} tokens per request, not {n}")
+    if n != self.specplug_test_draft_length:
+        raise ValueError(
+            f"this backend was built to verify {self.specplug_test_draft_length} tokens per request, not {n}"
+        )
     masks = masks_of(spec.custom_mask, seq_lens, n, self.specplug_test_topk)
     if layer.sliding_window_size is not None and layer.sliding_window_size > -1:
         masks = [within(mask, layer.sliding_window_size) for mask in masks]
