@@ -36,7 +36,8 @@ class PolicyContract(PolicyHarness):
             for plan in self.plans(caps):
                 in_range = isinstance(plan.draft_length, int) and 0 <= plan.draft_length <= caps.max_draft_length
                 assert in_range, (
-                    f"{self.who}: draft length {plan.draft_length!r} on {name}; expected an int in [0, {caps.max_draft_length}]"
+                    f"{self.who}: draft length {plan.draft_length!r} on {name}; "
+                    f"expected an int in [0, {caps.max_draft_length}]"
                 )
                 budget, price = plan.token_budget, plan.price
                 assert budget is None or (isinstance(budget, int) and budget >= 0), (

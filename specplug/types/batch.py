@@ -105,7 +105,7 @@ class EngineBatch:
         return self.lengths.device
 
     def limits(self, draft_length: int, caps: Tensor | None = None) -> Tensor:
-        """Return [B] int32, most draft tokens per row: the least of `draft_length`, `room - 1` (the bonus) and `caps` [B]."""
+        """Return [B] int32, most draft tokens per row: the least of `draft_length`, `room - 1` and `caps` [B]."""
         limits = self.room - 1
         if caps is not None:
             limits = torch.minimum(limits, caps.to(limits.dtype))

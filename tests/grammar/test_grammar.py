@@ -224,7 +224,7 @@ def paths_of(ids: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
 # -- distributions -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", [Distribution.PROBS, Distribution.LOGITS])
+@pytest.mark.parametrize("distribution", [Distribution.PROBS, Distribution.LOGITS])
 def test_rows_with_a_grammar_state_no_distribution(distribution):
     """Cut or not; the others keep theirs."""
     draft = Draft.allocate(3, 4, distribution=distribution, vocab_size=VOCAB, sources=("only",))

@@ -114,7 +114,7 @@ class TestPlans:
 
 # -- which tokens are admitted ---------------------------------------------------------------------------------------
 
-levels = st.floats(0.0, 1.0, draft_length=32)
+levels = st.floats(0.0, 1.0, width=32)
 
 
 @st.composite
