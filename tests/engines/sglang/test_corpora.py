@@ -30,7 +30,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def library(first: Path, serve: Callable[..., Server]) -> Iterator[Server]:
     """A server whose proposer holds corpora; it has none but the first again when the test is over."""
-    settings = {"proposer": "shelf", "policy": "fixed", "faults": {"host_deadline_ms": None}}
+    settings = {"proposer": "corpus_holder", "policy": "fixed", "faults": {"host_deadline_ms": None}}
     server = serve(
         "SPECPLUG",
         environment={"SPECPLUG_CONFIG": json.dumps(settings)},
@@ -130,7 +130,7 @@ def test_too_many_documents_are_cut(library):
         ({}, "Either file_path or documents"),
         ({"corpus_id": "raises", "documents": ["a text"]}, "ValueError: this corpus is not to my taste"),
         ({"corpus_id": "exits", "documents": ["a text"]}, "SystemExit: 3"),
-        ({"corpus_id": "strange", "documents": ["a text"]}, "proposer 'shelf': add_corpus failed"),
+        ({"corpus_id": "strange", "documents": ["a text"]}, "proposer 'corpus_holder': add_corpus failed"),
         ({"corpus_id": 5, "documents": ["a text"]}, "corpus_id is wrong; found 5; expected a string"),
         ({"documents": "a text"}, "documents is wrong"),
         ({"documents": ["a text", 7]}, "documents is wrong"),
@@ -202,7 +202,7 @@ def test_without_a_proposer_that_holds_corpora(engine):
 
 
 def test_a_first_corpus_that_nobody_takes_stops_the_start(engine, first):
-    wrong: Engine = engine("SPECPLUG", speculative_ngram_external_corpus_path=str(first), name="no shelf")
+    wrong: Engine = engine("SPECPLUG", speculative_ngram_external_corpus_path=str(first), name="no corpus holder")
     with pytest.raises((HostDied, Raised), match="no proposer of this server holds corpora; found ngram"):
         wrong.running()
 

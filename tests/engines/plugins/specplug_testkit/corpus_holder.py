@@ -14,7 +14,7 @@ NEEDED = 4
 """Tokens at a text's end that are looked for."""
 
 
-class Shelf(HostProposer):
+class CorpusHolder(HostProposer):
     """Drafts what follows the last `NEEDED` tokens in a corpus.
 
     Corpora whose names begin with "raise", "exit" and "strange" do what they say when they are added; "stay" raises
