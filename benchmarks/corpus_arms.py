@@ -18,7 +18,7 @@ from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.corpus_index import Segment
 from specplug.match.cpu.interleaved_search import find_points
 from specplug.match.cpu.lookup import Lookup, LookupOptions
-from specplug.match.cpu.records import lent
+from specplug.match.cpu.records import borrowed
 from specplug.match.cpu.searching import nearest
 from specplug.match.cpu.texts import MOST_CANDIDATES
 
@@ -71,36 +71,36 @@ class Ours:
         self._lookup = Lookup(MOST, 2 * KEY, 1, LookupOptions(response_tokens=0), trees=False)
         self._matches, self._found = np.zeros(MOST_CANDIDATES, np.int32), np.zeros(MOST_CANDIDATES, np.int64)
         self._slots, self._limits = np.arange(MOST), np.ones(MOST, np.int32)
-        self.stock(segments)
+        self.load(segments)
         for slot in range(MOST):
             self._lookup.start(slot, tenant="")
 
-    def stock(self, segments: Sequence[Segment]) -> None:
+    def load(self, segments: Sequence[Segment]) -> None:
         """Search these segments from now on."""
-        self._lookup.stock({"": segments})
+        self._lookup.load({"": segments})
         self.first = segments[0].text.ctypes.data // 4 if segments else 0
 
-    def prepare(self, asked: Contexts, chosen: slice) -> Any:
+    def prepare(self, requested: Contexts, chosen: slice) -> Any:
         """Make what an engine has at hand: the texts' last tokens."""
-        ends = asked.at[chosen]
-        return np.stack([asked.text[end - KEY : end] for end in ends])
+        ends = requested.at[chosen]
+        return np.stack([requested.text[end - KEY : end] for end in ends])
 
     def place(self, prepared: Any) -> None:
         """Have the contexts as the requests' texts."""
         texts, count = self._lookup.texts, len(prepared)
         texts.text[:count, :KEY] = prepared
         texts.lengths[:count] = KEY
-        self._asked = self._slots[:count], self._limits[:count]
+        self._requested = self._slots[:count], self._limits[:count]
 
     def ask(self) -> None:
         """Find the places that match each context best."""
-        self._count = _ask(self._lookup._state, *self._asked, self._matches, self._found)
+        self._count = _ask(self._lookup._state, *self._requested, self._matches, self._found)
 
     def best(self, context: Sequence[int]) -> list[tuple[int, int]]:
         """Return the places that match a context best, how many tokens each and its address in tokens."""
         texts, last = self._lookup.texts, np.asarray(context[-KEY:], np.int32)
         texts.text[0, : last.size], texts.lengths[0] = last, last.size
-        self._asked = self._slots[:1], self._limits[:1]
+        self._requested = self._slots[:1], self._limits[:1]
         self.ask()
         return list(zip(self._matches[: self._count].tolist(), self._found.tolist(), strict=False))
 
@@ -139,18 +139,18 @@ class Theirs:
             self.seconds_of_lists += time.perf_counter() - began
             yield chunk
 
-    def prepare(self, asked: Contexts, chosen: slice) -> Any:
+    def prepare(self, requested: Contexts, chosen: slice) -> Any:
         """Make what an engine has at hand."""
-        tails = asked.tails(chosen)
-        return [str(row) for row in range(len(tails))], tails, asked.at[chosen].tolist()
+        tails = requested.tails(chosen)
+        return [str(row) for row in range(len(tails))], tails, requested.at[chosen].tolist()
 
     def place(self, prepared: Any) -> None:
         """Have the contexts at hand."""
-        self._asked = prepared
+        self._requested = prepared
 
     def ask(self) -> None:
         """Find what follows each context."""
-        self._corpus.batch_get(*self._asked)
+        self._corpus.batch_get(*self._requested)
 
 
 def searched(live: LiveSegment) -> Segment:
@@ -183,13 +183,13 @@ def memory() -> dict[str, float]:
 @compiled
 def _ask(state: Any, slots: Any, limits: Any, matches: Any, found: Any) -> int:
     """Search for all slots; return how many places the last one has, and note them."""
-    own, count = lent(state), 0
+    own, count = borrowed(state), 0
     find_points(own, slots, limits)
     for slot in slots:
         text, length = own.texts.text[slot], own.texts.lengths[slot]
         count = nearest(
-            own.shelf, own.rows.tenants[slot], own.rows.named[slot], own.rows.points[slot], text, length, KEY
+            own.corpus_index, own.rows.tenants[slot], own.rows.named[slot], own.rows.points[slot], text, length, KEY
         )
-        matches[:] = own.shelf.matches
-        found[:] = own.shelf.found
+        matches[:] = own.corpus_index.matches
+        found[:] = own.corpus_index.found
     return count

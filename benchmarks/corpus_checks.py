@@ -13,23 +13,23 @@ from specplug.match.cpu.corpus_index import Segment
 from specplug.match.cpu.searching import token_after
 from specplug.match.cpu.sorting import sorted_places
 from specplug.match.cpu.texts import NO_TEXT
-from specplug.match.reference.corpus_index import ReferenceShelf
+from specplug.match.reference.corpus_index import ReferenceCorpusIndex
 from specplug.match.reference.recency import key_of
 
 PART = 4000
 """Tokens of the text that the plain search is asked about: it sorts, and searches, in Python."""
 
 
-def unlike_the_reference(live: LiveSegment, asked: Contexts, count: int) -> list[str]:
+def unlike_the_reference(live: LiveSegment, requested: Contexts, count: int) -> list[str]:
     """Return what the kernel finds other than the plain search, in a part of a segment's text."""
     text = live.segment.text[:PART].copy()
     text[-1] = NO_TEXT
     starts, only = np.array([1, text.size], np.int64), np.zeros(1, np.int32)
     part = Segment(text, sorted_places(text, KEY), starts, only, ("all",))
-    plain, ours = ReferenceShelf({"": [part]}, KEY), Ours([part])
+    plain, ours = ReferenceCorpusIndex({"": [part]}, KEY), Ours([part])
     inside = Contexts(text, np.random.default_rng(0).integers(1, PART, count))
     wrong = []
-    for each in (inside, asked):
+    for each in (inside, requested):
         for end in each.at[:count].tolist():
             last = each.text[max(0, end - KEY) : end].tolist()
             expected = [(it.length, it.at) for it in plain.nearest("", (), key_of(last, len(last), KEY), KEY)]
@@ -39,11 +39,11 @@ def unlike_the_reference(live: LiveSegment, asked: Contexts, count: int) -> list
     return wrong
 
 
-def unlike_the_counts(live: Sequence[LiveSegment], ours: Ours, asked: Contexts, count: int) -> list[str]:
+def unlike_the_counts(live: Sequence[LiveSegment], ours: Ours, requested: Contexts, count: int) -> list[str]:
     """Return where the longest match, or what follows it, is not what plain counting says, in the whole store."""
     wrong = []
-    for at in asked.at[:count]:
-        context = asked.text[at - KEY : at].tolist()
+    for at in requested.at[:count]:
+        context = requested.text[at - KEY : at].tolist()
         counted, found = continuations(live, context), ours.best(context)
         longest = found[0][0] if found else 0
         follow = {int(token_after(place)) for n, place in found if n == longest}

@@ -81,12 +81,14 @@ def build(texts: Texts, root: Path) -> dict[str, Any]:
     }
 
 
-def ask(arms: Sequence[Ours | Theirs], asked: dict[str, Contexts], rounds: int, queries: int) -> list[dict[str, Any]]:
+def ask(
+    arms: Sequence[Ours | Theirs], requested: dict[str, Contexts], rounds: int, queries: int
+) -> list[dict[str, Any]]:
     """Return a row per kind of context and batch size: microseconds per query of each arm."""
     import numpy as np
 
     rows = []
-    for kind, them in asked.items():
+    for kind, them in requested.items():
         for batch in BATCHES:
             steps = max(10, queries // batch)
             found: dict[str, list[list[float]]] = {arm.name: [] for arm in arms}
@@ -129,7 +131,7 @@ def _microseconds(arm: Ours | Theirs, prepared: Any) -> float:
     return (time.perf_counter_ns() - began) / 1e3
 
 
-def many_corpora(texts: Texts, foreign: Contexts, root: Path, rounds: int, queries: int) -> list[dict[str, Any]]:
+def many_corpora(texts: Texts, external: Contexts, root: Path, rounds: int, queries: int) -> list[dict[str, Any]]:
     """Return a row per number of corpora: microseconds per query, each corpus by itself and merged."""
     from benchmarks.corpus_arms import Ours, searched
     from specplug.corpus.store import Store
@@ -150,7 +152,7 @@ def many_corpora(texts: Texts, foreign: Contexts, root: Path, rounds: int, queri
                 live = view.snapshot.tenants[""]
                 row[name] = {
                     "segments": len(live),
-                    "rows": ask([Ours([searched(each) for each in live])], {"other files": foreign}, rounds, queries),
+                    "rows": ask([Ours([searched(each) for each in live])], {"other files": external}, rounds, queries),
                 }
             rows.append(row)
     return rows
@@ -171,17 +173,17 @@ def run(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list
     found: dict[str, Any] = {"build": build(texts, folder / "store")}
     live = View(folder / "store", None).snapshot.tenants[""]
     ours, count = Ours([searched(each) for each in live]), options.rounds * max(options.queries, 10 * max(BATCHES))
-    asked = {
+    requested = {
         "the corpus": contexts(live[0].segment.text.copy(), count, 1),
-        "other files": contexts(texts.foreign, count, 2),
+        "other files": contexts(texts.external, count, 2),
     }
     note("opening it in two processes")
-    prepared = [ours.prepare(each, slice(count)) for each in asked.values()]
+    prepared = [ours.prepare(each, slice(count)) for each in requested.values()]
     found["readers"] = readers(folder / "store", np.concatenate(prepared))
     note("checking")
     wrong = [f"the store: {problem}" for problem in found["build"]["problems"]]
-    wrong += unlike_the_reference(live[0], asked["other files"], SAMPLE)
-    for kind in asked.values():
+    wrong += unlike_the_reference(live[0], requested["other files"], SAMPLE)
+    for kind in requested.values():
         wrong += unlike_the_counts(live, ours, kind, SAMPLE)
     arms: list[Any] = [ours]
     found["left_out"] = _why_not(texts.tokens)
@@ -194,9 +196,9 @@ def run(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list
     note("asking")
     gc.collect()
     gc.disable()
-    found["queries"] = ask(arms, asked, options.rounds, options.queries)
+    found["queries"] = ask(arms, requested, options.rounds, options.queries)
     note("many corpora")
-    found["corpora"] = many_corpora(texts, asked["other files"], folder / "many", options.rounds, options.queries)
+    found["corpora"] = many_corpora(texts, requested["other files"], folder / "many", options.rounds, options.queries)
     gc.enable()
     return found, wrong
 
@@ -230,8 +232,8 @@ def main() -> None:
         found, wrong = run(options, Path(folder))
     used = versions("sglang", "numba", "specplug")
     if options.json is not None:
-        said = {key: str(value) for key, value in vars(options).items()}
-        everything = {"machine": where, "versions": used, "options": said, "wrong": wrong, **found}
+        stated = {key: str(value) for key, value in vars(options).items()}
+        everything = {"machine": where, "versions": used, "options": stated, "wrong": wrong, **found}
         options.json.write_text(json.dumps(everything, indent=2) + "\n")
     if wrong:
         sys.exit("\n".join(["no figures, because something is wrong:", *wrong]))

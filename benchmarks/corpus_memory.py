@@ -50,7 +50,7 @@ def _reader(root: Path, contexts: Any, barrier: Any, answers: Any) -> None:
         began = time.perf_counter()
         view = View(root, None)
         between = time.perf_counter()
-        ours.stock([searched(live) for live in view.snapshot.tenants[""]])
+        ours.load([searched(live) for live in view.snapshot.tenants[""]])
         times.append((1e3 * (between - began), 1e3 * (time.perf_counter() - between)))
         if number == 0:
             opened = memory()

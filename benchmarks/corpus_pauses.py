@@ -60,7 +60,7 @@ class Steps:
         seen: how often a look found more than the corpus that is always there.
     """
 
-    def __init__(self, store: Path, said: list[Any]) -> None:
+    def __init__(self, store: Path, stated: list[Any]) -> None:
         import numpy as np
         import torch
 
@@ -80,7 +80,9 @@ class Steps:
             )
         )
         self.proposer.warmup()
-        self._table = torch.from_numpy(np.stack([np.concatenate(said[row : row + 5])[:LENGTH] for row in range(BATCH)]))
+        self._table = torch.from_numpy(
+            np.stack([np.concatenate(stated[row : row + 5])[:LENGTH] for row in range(BATCH)])
+        )
         self._rows, self._limits = torch.arange(BATCH), torch.full((BATCH,), DRAFT_LENGTH, dtype=torch.int32)
         self._draft, self._length, self._generation = Draft.allocate(BATCH, DRAFT_LENGTH), LENGTH, 0
         self._lengths = torch.zeros(BATCH, dtype=torch.int32)
@@ -222,10 +224,10 @@ def run(options: argparse.Namespace, store: Path) -> tuple[list[dict[str, Any]],
     from specplug.corpus.store import Store
     from specplug.text.fingerprint import Fingerprint
 
-    said = texts(HELD, 1)
+    stated = texts(HELD, 1)
     made = Store.create(store, Fingerprint("numbers", "0" * 32, VOCABULARY))
-    made.add("held", [Document(str(number), ids) for number, ids in enumerate(said)])
-    steps, rows, wrong = Steps(store, said), [], []
+    made.add("held", [Document(str(number), ids) for number, ids in enumerate(stated)])
+    steps, rows, wrong = Steps(store, stated), [], []
     for arm in ("nobody", *options.arms):  # to compile, and to have every page in memory
         stretch(steps, store, BUSY.get(arm, nobody), 2)
     gc.collect()
@@ -287,8 +289,8 @@ def main() -> None:
         rows, wrong = run(options, Path(folder) / "store")
     where = machine()
     if options.json is not None:
-        said = {key: str(value) for key, value in vars(options).items()}
-        everything = {"machine": where, "versions": versions("numba", "torch", "specplug"), "options": said}
+        stated = {key: str(value) for key, value in vars(options).items()}
+        everything = {"machine": where, "versions": versions("numba", "torch", "specplug"), "options": stated}
         options.json.write_text(json.dumps({**everything, "wrong": wrong, "rows": rows}, indent=2) + "\n")
     if wrong:
         sys.exit("\n".join(["no figures, because something is wrong:", *wrong]))

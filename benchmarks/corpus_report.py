@@ -19,8 +19,8 @@ def report(found: dict[str, Any], title: str) -> None:
     print_table("microseconds of a query for the whole batch", ("contexts", "batch", *_QUERIES), _queries(found))
     print_table("microseconds of a query, other files' contexts", _CORPORA, _corpora(found))
     print(found["left_out"], end="\n" * bool(found["left_out"]))
-    for aim, said, met in judge(found):
-        print(f"{'met   ' if met else 'MISSED'}  {said:>9}  {aim}")
+    for aim, stated, met in judge(found):
+        print(f"{'met   ' if met else 'MISSED'}  {stated:>9}  {aim}")
 
 
 def judge(found: dict[str, Any]) -> list[tuple[str, str, bool]]:
@@ -74,8 +74,8 @@ def _per_second(tokens: float) -> str:
 def _memory(found: dict[str, Any]) -> list[tuple[str, ...]]:
     names = {"opened": "opened", "after few": "after 1,000 queries", "after many": "after all queries"}
     return [
-        (said, *(f"{statistics.mean(one[key][kind] for one in found['readers']):.1f}" for kind in _KINDS))
-        for key, said in names.items()
+        (stated, *(f"{statistics.mean(one[key][kind] for one in found['readers']):.1f}" for kind in _KINDS))
+        for key, stated in names.items()
     ]
 
 

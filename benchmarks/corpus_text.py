@@ -21,7 +21,7 @@ ENDINGS = (".py", ".pyi", ".md", ".rst", ".txt", ".h", ".hpp", ".cpp", ".cu", ".
 MOST_CHARACTERS = 400_000
 """Of one file; larger ones are data, mostly."""
 
-FOREIGN = 50
+EXTERNAL = 50
 """One file in so many is kept out of the corpus, to ask for text that is not in it."""
 
 
@@ -30,14 +30,14 @@ class Texts(NamedTuple):
 
     Attributes:
         documents: with their re-tokenized prefixes.
-        foreign: [n] int32, the text of other files.
+        external: [n] int32, the text of other files.
         tokens: of the documents' bodies.
         seconds: it took to tokenise the documents.
         tokenizer: its fingerprint.
     """
 
     documents: list[Document]
-    foreign: npt.NDArray[np.int32]
+    external: npt.NDArray[np.int32]
     tokens: int
     seconds: float
     tokenizer: Fingerprint
@@ -52,10 +52,10 @@ def read(tokens: int, tokenizer: str, roots: Sequence[Path]) -> Texts:
     from specplug.text.loading import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
-    documents, foreign, total, seconds = [], [], 0, 0.0
+    documents, external, total, seconds = [], [], 0, 0.0
     for number, (name, text) in enumerate(_files(roots)):
-        if number % FOREIGN == 0:
-            foreign.append(loaded.encode(text))
+        if number % EXTERNAL == 0:
+            external.append(loaded.encode(text))
         elif total < tokens:
             began = time.perf_counter()
             documents.append(tokenized(name, text, lambda part: loaded.encode(part).tolist()))
@@ -63,7 +63,7 @@ def read(tokens: int, tokenizer: str, roots: Sequence[Path]) -> Texts:
             total += documents[-1].token_ids.size
         else:
             break
-    return Texts(documents, np.concatenate(foreign), total, seconds, fingerprint(loaded.library, loaded.name))
+    return Texts(documents, np.concatenate(external), total, seconds, fingerprint(loaded.watcher, loaded.name))
 
 
 def installed() -> list[Path]:

@@ -34,9 +34,9 @@ def install(llm: Any) -> Meter:
 
 def _scheduler(meter: Meter, ours: type) -> None:
     """Tell the methods of specplug's mixin from those of vLLM's schedulers that they override."""
-    mixin, *stock = ours.__mro__[1:-1]
+    mixin, *baseline = ours.__mro__[1:-1]
     for name, function in list(vars(mixin).items()):
-        overridden = [cls for cls in stock if name in vars(cls)]
+        overridden = [cls for cls in baseline if name in vars(cls)]
         if callable(function) and not name.startswith("__") and overridden:
             setattr(mixin, name, meter.wrapped(function, SCHEDULER))
             for cls in overridden:

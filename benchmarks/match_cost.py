@@ -129,7 +129,7 @@ def _step(arm: Arm, found: dict[str, Any], clock: Callable[[], int], *, check: b
     drafts = arm.drafts()
     ended = clock()
     if check:
-        found["wrong"] += [said for said in (arm.wrong(),) if said]
+        found["wrong"] += [stated for stated in (arm.wrong(),) if stated]
         found["wrong"] += ["drafts from beyond a text's end"] * any(POISON in draft for draft in drafts)
     emitted = arm.emit(drafts)
     arm.ready(emitted)
@@ -151,7 +151,7 @@ def run(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
     """Return one row per case, and what was left out."""
     from benchmarks.match_arms import ARMS
 
-    said = [
+    stated = [
         f"{name} is left out: `{needs}` is not installed; try: make setup-vllm-peers"
         for name, needs in NEEDS.items()
         if not _has(needs)
@@ -167,7 +167,9 @@ def run(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
             names = list(here)
             if ARCTIC in names and batch * context * ARCTIC_BYTES > options.memory * 1e9:
                 names.remove(ARCTIC)
-                said.append(f"{ARCTIC} is left out at batch {batch}, context {context}: more than {options.memory} GB")
+                stated.append(
+                    f"{ARCTIC} is left out at batch {batch}, context {context}: more than {options.memory} GB"
+                )
             note(f"gamma {draft_length}, batch {batch}, context {context}: {', '.join(names)}")
             case = cut(text, batch, context, draft_length, longest, steps)
             arms = [ARMS[name](case) for name in names]
@@ -177,7 +179,7 @@ def run(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
             gc.enable()
             rows.append({"draft_length": draft_length, "batch": batch, "context": context, "arms": found})
             del arms
-    return rows, said
+    return rows, stated
 
 
 def _has(package: str) -> bool:
@@ -220,8 +222,8 @@ def main() -> None:
     for line in left_out:
         note(line)
     wrong = [
-        f"{name}, gamma {row['draft_length']}, batch {row['batch']}, context {row['context']}: {said}"
-        for row in rows for name, arm in row["arms"].items() for said in arm["wrong"]
+        f"{name}, gamma {row['draft_length']}, batch {row['batch']}, context {row['context']}: {stated}"
+        for row in rows for name, arm in row["arms"].items() for stated in arm["wrong"]
     ]  # fmt: skip
     if not wrong:
         names = ", ".join(f"{name} {found}" for name, found in used.items())
@@ -230,8 +232,8 @@ def main() -> None:
         for aim, found, met in judge(rows):
             print(f"{'met   ' if met else 'MISSED'}  {found:>7}  {aim}")
     if options.json is not None:
-        said = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
-        everything = {"machine": where, "versions": used, "options": said, "left_out": left_out, "rows": rows}
+        stated = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+        everything = {"machine": where, "versions": used, "options": stated, "left_out": left_out, "rows": rows}
         options.json.write_text(json.dumps(everything, indent=2) + "\n")
     if wrong:
         sys.exit("\n".join(["no figures, because something is wrong:", *wrong]))

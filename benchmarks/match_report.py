@@ -76,15 +76,15 @@ def report(rows: list[dict[str, Any]], title: str) -> None:
 
 def judge(rows: list[dict[str, Any]]) -> list[tuple[str, str, bool]]:
     """Return what was aimed at, beside Arctic and in growth, what was found, and whether that is it."""
-    said = []
+    stated = []
     for row in rows:
         least, found = 1.0 if row["batch"] == 1 else 5.0, ratio(row, ARCTIC)
         if found and (row["batch"] == 1 or row["batch"] >= 16):
             where = f"gamma {row['draft_length']}, batch {row['batch']}, context {row['context']}"
-            said.append((f"{where}: {ARCTIC} over ours, aim {least:g} or more", f"{found[0]:.2f}", found[0] >= least))
+            stated.append((f"{where}: {ARCTIC} over ours, aim {least:g} or more", f"{found[0]:.2f}", found[0] >= least))
     for (draft_length, batch), grown in growth(rows, OURS, *GROWTH).items():
-        said.append((f"gamma {draft_length}, batch {batch}: 8k to 128k grows under 1.2", f"{grown:.2f}", grown < 1.2))
-    return said
+        stated.append((f"gamma {draft_length}, batch {batch}: 8k to 128k grows under 1.2", f"{grown:.2f}", grown < 1.2))
+    return stated
 
 
 def _spread(arms: dict[str, Any], name: str, what: str, places: int = 1) -> str:

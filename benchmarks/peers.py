@@ -197,8 +197,8 @@ def report(
         "Median over the rounds (least to most); the ratio is to no speculation, round by round.  Edit and quote tasks."
     )
     if options.json is not None:
-        said = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
-        everything = {"machine": where, "versions": used, "options": said, "rows": rows}
+        stated = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+        everything = {"machine": where, "versions": used, "options": stated, "rows": rows}
         options.json.write_text(json.dumps(everything, indent=2) + "\n")
     if any(row["identical"] < row["tasks"] for row in rows):
         sys.exit("outputs differ from those without speculation")

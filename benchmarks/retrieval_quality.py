@@ -149,13 +149,13 @@ def _taus(items: Sequence[Any], setup: Setup, mode: Any, shapes: Sequence[str]) 
 
 
 def _peers(items: Sequence[Any], options: argparse.Namespace) -> list[dict[str, Any]]:
-    from specplug.replay.external import replay_foreign
+    from specplug.replay.external import replay_external
 
     rows = []
     for mode in options.modes:
         for gamma in options.gammas:
             note(f"rag, {options.peer}, {mode}, gamma {gamma}")
-            result = replay_foreign(items, options.peer, gamma=gamma, mode=mode)
+            result = replay_external(items, options.peer, gamma=gamma, mode=mode)
             about = {"workload": "rag", "variant": options.peer, "mode": mode, "gamma": gamma}
             rows.append({**about, "chain": result.counts.tau, "chain_us": result.microseconds_per_step})
     return rows
@@ -219,8 +219,8 @@ def main() -> None:
     for aim, found, met in judge(rows):
         print(f"{'met   ' if met else 'MISSED'}  {found:>7}  {aim}")
     if options.json is not None:
-        said = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
-        everything = {"versions": versions("specplug"), "options": said, "missing": missing, "rows": rows}
+        stated = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+        everything = {"versions": versions("specplug"), "options": stated, "missing": missing, "rows": rows}
         options.json.write_text(json.dumps(everything, indent=2) + "\n")
 
 

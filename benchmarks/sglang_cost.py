@@ -53,7 +53,7 @@ def begin(scheduler: Any) -> None:
     from benchmarks.sglang_clock import install
 
     install(scheduler).clear()
-    scheduler.specplug_steps = scheduler.draft_worker.drafting.planning.steps
+    scheduler.specplug_steps = scheduler.draft_worker.drafting.step_planner.steps
 
 
 def microseconds(scheduler: Any) -> dict[str, float]:
@@ -61,22 +61,22 @@ def microseconds(scheduler: Any) -> dict[str, float]:
     from benchmarks.sglang_clock import PARTS, install
 
     meter = install(scheduler)
-    steps = scheduler.draft_worker.drafting.planning.steps - scheduler.specplug_steps
+    steps = scheduler.draft_worker.drafting.step_planner.steps - scheduler.specplug_steps
     return {part: meter.nanoseconds[part] / 1e3 / steps for part in PARTS}
 
 
-def measure(engine: Any, stock: Any, batch: int, options: argparse.Namespace) -> dict[str, Any]:
+def measure(engine: Any, baseline: Any, batch: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return one row: parts, and the ratio of answers' times."""
     pairs, parts, same = [], [], True
     for number in range(options.rounds + 1):
-        asked = {"batch": batch, "tokens": options.tokens, "seed": number}
+        requested = {"batch": batch, "tokens": options.tokens, "seed": number}
         engine.inside(begin)
-        order = (engine, stock) if number % 2 else (stock, engine)
-        found = {one: one.call(answers, **asked) for one in order}
+        order = (engine, baseline) if number % 2 else (baseline, engine)
+        found = {one: one.call(answers, **requested) for one in order}
         if number:  # the first round warms up
             parts.append(engine.inside(microseconds))
-            pairs.append(found[engine]["seconds"] / found[stock]["seconds"])
-        same = same and found[engine]["token_ids"] == found[stock]["token_ids"]
+            pairs.append(found[engine]["seconds"] / found[baseline]["seconds"])
+        same = same and found[engine]["token_ids"] == found[baseline]["token_ids"]
     draw = random.Random(0)
     medians = sorted(statistics.median(draw.choices(pairs, k=len(pairs))) for _ in range(2000))
     return {
@@ -96,13 +96,13 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as logs:
         pool = Pool(Path(logs), most=2)
         try:
-            stock = pool.tenant(Engine, "stock", launch(options, None))
+            baseline = pool.tenant(Engine, "baseline", launch(options, None))
             for name in options.arms:
                 note(f"{name}: starting")
                 engine = pool.tenant(Engine, name.replace(" ", "-").replace(",", ""), launch(options, ARMS[name]))
                 for batch in options.batches:
                     note(f"{name}: batch {batch}")
-                    rows.append({"arm": name, **measure(engine, stock, batch, options)})
+                    rows.append({"arm": name, **measure(engine, baseline, batch, options)})
                 engine.stop()
         finally:
             pool.close()
@@ -120,8 +120,8 @@ def launch(options: argparse.Namespace, settings: dict[str, Any] | None) -> Any:
     }
     if settings is None:
         return configuration(**same)
-    said = json.dumps({**settings, "faults": {"host_deadline_ms": None}})
-    found = configuration("SPECPLUG", environment={"SPECPLUG_CONFIG": said}, **same)
+    stated = json.dumps({**settings, "faults": {"host_deadline_ms": None}})
+    found = configuration("SPECPLUG", environment={"SPECPLUG_CONFIG": stated}, **same)
     paths = f"{found.always['PYTHONPATH']}:{PLUGINS}"
     return type(found)(found.arguments, {**found.environment, "PYTHONPATH": paths})
 
@@ -155,8 +155,8 @@ def main() -> None:
     rows, where, used = run(options), machine(), versions("sglang", "torch", "specplug")
     report(rows, f"{in_words(where, 1)}; SGLang {used['sglang']}, overlapped; host microseconds per step")
     if options.json is not None:
-        said = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
-        everything = {"machine": where, "versions": used, "options": said, "rows": rows}
+        stated = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+        everything = {"machine": where, "versions": used, "options": stated, "rows": rows}
         options.json.write_text(json.dumps(everything, indent=2) + "\n")
     if not all(row["identical"] for row in rows):
         sys.exit("outputs differ from those without speculation")

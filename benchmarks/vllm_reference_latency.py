@@ -120,7 +120,7 @@ async def stream(url: str, prompt: str, until: float, phase: Phase, texts: dict[
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 1500, "temperature": 0, "ignore_eos": True, "stream": True}
     async with httpx.AsyncClient(timeout=120) as client:
         while time.perf_counter() < until:
-            said, last = [], None
+            stated, last = [], None
             async with client.stream("POST", url, json=body) as answer:
                 async for line in answer.aiter_lines():
                     now = time.perf_counter()
@@ -129,10 +129,10 @@ async def stream(url: str, prompt: str, until: float, phase: Phase, texts: dict[
                     if last is not None:
                         phase.gaps_ms.append(1e3 * (now - last))
                     last = now
-                    said.append(json.loads(line[6:])["choices"][0]["text"])
+                    stated.append(json.loads(line[6:])["choices"][0]["text"])
                     if now > until:
                         break
-            text = "".join(said)
+            text = "".join(stated)
             known = texts.setdefault(prompt, text)
             if not (known.startswith(text) or text.startswith(known)):
                 wrong.append(f"{phase.name}: a stream said {text[:200]!r} and before {known[:200]!r}")
@@ -192,10 +192,10 @@ def send(url: str, kind: str | None) -> tuple[float, str]:
     began = time.perf_counter()
     try:
         with urllib.request.urlopen(request, timeout=300) as answer:
-            said = json.load(answer)
+            stated = json.load(answer)
     except urllib.error.HTTPError as error:
         raise RuntimeError(f"{kind}: HTTP {error.code}: {error.read()[:500]!r}") from None
-    return time.perf_counter() - began, str(said["choices"][0]["text"])
+    return time.perf_counter() - began, str(stated["choices"][0]["text"])
 
 
 def large_text() -> tuple[str, list[int]]:

@@ -60,13 +60,13 @@ def main() -> None:
     questions = {name: rag_tasks.questions(name, options.tasks, options.seed) for name in rag_tasks.SITUATIONS}
     with tempfile.TemporaryDirectory() as folder:
         stored = {**settings, "proposer": "retrieval", "corpora": {"store": build(Path(folder), options.seed)}}
-        launches = [LAUNCHES[options.engine](said, options.draft_length) for said in (settings, stored)]
+        launches = [LAUNCHES[options.engine](summary, options.draft_length) for summary in (settings, stored)]
         named = {PLAIN: launches[0][0], ALONE: launches[0][1], STORE: launches[1][1]}
         with demo_servers.servers(named) as started:
             rows = serving_demo.report(serving_demo.compare(arms(options.engine, *started), questions))
-    found = {name: sum(one.is_found for one in asked) for name, asked in questions.items()}
-    said = {"engine": options.engine, "draft_length": options.draft_length, "specplug": settings, "remarks": remarks}
-    serving_demo.finish({**said, "found": found, "rows": rows}, NOTE, as_json=options.json)
+    found = {name: sum(one.is_found for one in requested) for name, requested in questions.items()}
+    summary = {"engine": options.engine, "draft_length": options.draft_length, "specplug": settings, "remarks": remarks}
+    serving_demo.finish({**summary, "found": found, "rows": rows}, NOTE, as_json=options.json)
 
 
 def build(folder: Path, seed: int) -> str:

@@ -107,18 +107,18 @@ def questions(situation: str, count: int, seed: int = 0) -> list[Question]:
 
 def _filled(rng: random.Random, record: Record, situation: str, seed: int) -> Question:
     fields = rng.choice(FORMS)
-    asked = f"The {', '.join(fields)} of {record['name']}?"
-    found = _index("records").find(asked, FOUND)
+    requested = f"The {', '.join(fields)} of {record['name']}?"
+    found = _index("records").find(requested, FOUND)
     best = json.loads(found[0])
     form = json.dumps({"name": record["name"], **dict.fromkeys(fields)})
     prompt = f"{DOCUMENT}{as_lines(best)}{JSON}{form}{ANSWER}"
-    used = found if situation == "records" else _index("answers", seed).find(asked, FOUND)
+    used = found if situation == "records" else _index("answers", seed).find(requested, FOUND)
     return Question("json", prompt, as_json(record, fields), tuple(used), best == record)
 
 
 def _quote(rng: random.Random, record: Record, situation: str, seed: int) -> Question:
     text = str(record["summary"])
-    opening = " ".join(text.split()[: rng.randint(3, 5)])
-    found = _index(situation).find(f"{record['name']} {opening}", FOUND)
-    prompt = f"{DOCUMENT}{found[0]}{QUOTE}{opening}{ANSWER}"
+    first_words = " ".join(text.split()[: rng.randint(3, 5)])
+    found = _index(situation).find(f"{record['name']} {first_words}", FOUND)
+    prompt = f"{DOCUMENT}{found[0]}{QUOTE}{first_words}{ANSWER}"
     return Question("quote", prompt, text, tuple(found), found[0] == f"{record['name']}: {text}")

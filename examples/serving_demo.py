@@ -59,8 +59,13 @@ class Demo:
         with servers(launches) as (plain, fast):
             last = Arm(MODES[2], fast, lambda _, expected: self.with_prediction(expected))
             rows = report(compare([Arm(MODES[0], plain), Arm(MODES[1], fast), last], tasks))
-        said = {"draft_length": options.draft_length, "specplug": settings, "remarks": list(self.remarks), "rows": rows}
-        finish(said, NOTE, as_json=options.json)
+        summary = {
+            "draft_length": options.draft_length,
+            "specplug": settings,
+            "remarks": list(self.remarks),
+            "rows": rows,
+        }
+        finish(summary, NOTE, as_json=options.json)
 
 
 def remark(lines: Sequence[str]) -> None:
@@ -124,14 +129,14 @@ def ask(server: Server, prompt: str, *, stream: bool, extra: dict[str, Any] | No
     from openai import OpenAI
 
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    said: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0.0}
+    summary: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0.0}
     began = time.perf_counter()
     if not stream:
-        answer = client.completions.create(**said, extra_body=extra)
+        answer = client.completions.create(**summary, extra_body=extra)
         return answer.choices[0].text, answer.usage.completion_tokens, time.perf_counter() - began
     text, tokens = "", 0
     for chunk in client.completions.create(
-        **said, extra_body=extra, stream=True, stream_options={"include_usage": True}
+        **summary, extra_body=extra, stream=True, stream_options={"include_usage": True}
     ):
         text += "".join(choice.text for choice in chunk.choices)
         tokens = chunk.usage.completion_tokens if chunk.usage else tokens
@@ -202,13 +207,13 @@ def report(found: dict[str, dict[str, Total]]) -> list[dict[str, Any]]:
     return rows
 
 
-def finish(said: dict[str, Any], note: str, *, as_json: bool) -> None:
+def finish(summary: dict[str, Any], note: str, *, as_json: bool) -> None:
     """Print what there is to say, its rows as a table or all of it as JSON; exit with 1 if any text differs."""
     if as_json:
-        print(json.dumps(said, indent=2))
+        print(json.dumps(summary, indent=2))
     else:
-        show(said["rows"], note)
-    if any(row["identical"] < row["tasks"] for row in said["rows"]):
+        show(summary["rows"], note)
+    if any(row["identical"] < row["tasks"] for row in summary["rows"]):
         raise SystemExit("texts differ from those without speculation")
 
 

@@ -14,16 +14,21 @@ client = OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none")
 model = sys.argv[2]
 code = "def read(path, mode):\n    with open(path, mode) as file:\n        text = file.read()\n    return text"
 change = "def read(path, mode):\n    with open(path, flags) as file:\n        text = file.read()"
-asked = {"model": model, "prompt": f"<|document|>{code}<|edit|>{change}<|answer|>", "max_tokens": 80, "temperature": 0}
+requested = {
+    "model": model,
+    "prompt": f"<|document|>{code}<|edit|>{change}<|answer|>",
+    "max_tokens": 80,
+    "temperature": 0,
+}
 
-plain = client.completions.create(**asked, extra_body={"custom_params": {"specplug_enabled": False}})
+plain = client.completions.create(**requested, extra_body={"custom_params": {"specplug_enabled": False}})
 print(plain.choices[0].text)
 
 # What the answer will probably be: drafted from, never copied without the model's consent.  It is not in the prompt.
 prediction = {"type": "content", "content": code.replace("path, mode)", "path, flags)")}
 guess = {"specplug": {"prediction": prediction, "num_speculative_tokens": 6}}
 text = ""
-for chunk in client.completions.create(**asked, stream=True, extra_body={"custom_params": guess}):
+for chunk in client.completions.create(**requested, stream=True, extra_body={"custom_params": guess}):
     text += chunk.choices[0].text
 print("the same, streamed, with a prediction:", text == plain.choices[0].text)
 
@@ -38,6 +43,6 @@ chat = client.chat.completions.create(
 print("chat:", chat.choices[0].finish_reason)
 
 try:
-    client.completions.create(**asked, extra_body={"custom_params": {"specplug_propser": "ngram"}})
+    client.completions.create(**requested, extra_body={"custom_params": {"specplug_propser": "ngram"}})
 except BadRequestError as error:
     print(f"{error.status_code}: {error.body['message']}")

@@ -48,8 +48,8 @@ def launches(settings: dict[str, Any], draft_length: int) -> tuple[Launch, Launc
     """Say how the servers are started: specplug's settings are an argument of vLLM's."""
     vllm = Path(sys.executable).with_name("vllm")
     command = [str(vllm), "serve", str(model_path("tiny")), *FLAGS.split()]
-    asked = {"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": draft_length}
-    flags = ["--speculative-config", json.dumps(asked), "--additional-config", json.dumps({"specplug": settings})]
+    requested = {"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": draft_length}
+    flags = ["--speculative-config", json.dumps(requested), "--additional-config", json.dumps({"specplug": settings})]
     return Launch(command, ENVIRONMENT), Launch([*command, *flags], ENVIRONMENT)
 
 

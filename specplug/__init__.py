@@ -30,7 +30,7 @@ _PUBLIC = {
         "PluginContext",
         "Proposer",
         "TargetModel",
-        "TellsStatus",
+        "ReportsStatus",
         "Trimmer",
         "Verifier",
     ),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specplug.interfaces import PluginContext, Proposer, TellsStatus
+from specplug.interfaces import PluginContext, Proposer, ReportsStatus
 from specplug.pipeline.buffers import shift_sources
 from specplug.pipeline.runner import ProposerRunner
 from specplug.types.batch import BatchView
@@ -94,7 +94,7 @@ class ComposedProposer(Proposer):
     def status(self) -> dict[str, Any]:
         """Return what the parts report to operators, by name."""
         proposers = {part.handle.spec.name: part.handle.proposer for part in self.parts}
-        return {name: proposer.status() for name, proposer in proposers.items() if isinstance(proposer, TellsStatus)}
+        return {name: proposer.status() for name, proposer in proposers.items() if isinstance(proposer, ReportsStatus)}
 
     def close(self) -> None:
         """Release the parts."""

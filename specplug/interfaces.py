@@ -183,7 +183,7 @@ class HoldsCorpora(Protocol):
 
 
 @runtime_checkable
-class TellsStatus(Protocol):
+class ReportsStatus(Protocol):
     """What a proposer implements besides if it has something to tell operators, on `/specplug/status`."""
 
     def status(self) -> dict[str, Any]:
@@ -265,8 +265,8 @@ __all__ = [
     "Planner",
     "PluginContext",
     "Proposer",
+    "ReportsStatus",
     "TargetModel",
-    "TellsStatus",
     "Trimmer",
     "Verifier",
 ]

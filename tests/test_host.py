@@ -25,10 +25,10 @@ class Says(HostProposer):
     def __init__(self, *answers: object) -> None:
         super().__init__(PluginContext(EngineCaps(8)))
         self.answers = list(answers)
-        self.asked: list[tuple[list[int], int, Request | None]] = []
+        self.requested: list[tuple[list[int], int, Request | None]] = []
 
     def draft(self, tokens: Tokens, limit: int, request: Request | None) -> Sequence[int]:
-        self.asked.append((tokens.tolist(), limit, request))
+        self.requested.append((tokens.tolist(), limit, request))
         return self.answers.pop(0)  # type: ignore[return-value]
 
 
@@ -71,22 +71,22 @@ def test_asks_only_rows_that_may_draft_and_have_text() -> None:
     requests = [Request(name, 1, 10) for name in "abcd"]
     proposer = Says([9], [9])
     draft = propose(proposer, [[1], [2, 3], [], [4, 5, 6]], [2, 0, 2, 4], requests=requests)
-    assert proposer.asked == [([1], 2, requests[0]), ([4, 5, 6], 4, requests[3])]
+    assert proposer.requested == [([1], 2, requests[0]), ([4, 5, 6], 4, requests[3])]
     assert draft.lengths.tolist() == [1, 0, 0, 1]
 
 
 def test_shows_the_text_of_the_right_table_row() -> None:
     proposer = Says([9], [9])
     propose(proposer, [[1, 2], [3]], [2, 2], slots=[0, 1], rows=[3, 0])
-    assert [asked[0] for asked in proposer.asked] == [[1, 2], [3]]
-    assert proposer.asked[0][2] is None
+    assert [requested[0] for requested in proposer.requested] == [[1, 2], [3]]
+    assert proposer.requested[0][2] is None
 
 
 def test_shows_only_what_follows_the_last_barrier() -> None:
     barriers = [Barrier(0, 4, 5, "image"), Barrier(0, 1, 3, "image"), Barrier(2, 0, 2, "audio")]
     proposer = Says([9], [9])
     propose(proposer, [[1, 2, 3, 4, 5, 6, 7], [1, 2], [3, 4]], [2, 2, 2], barriers=barriers)
-    assert [asked[0] for asked in proposer.asked] == [[6, 7], [1, 2]]
+    assert [requested[0] for requested in proposer.requested] == [[6, 7], [1, 2]]
 
 
 def test_text_is_a_read_only_view() -> None:

@@ -231,6 +231,6 @@ class TestRecording:
         assert metrics.snapshot().total.emitted == 1
 
     @pytest.mark.parametrize("sources", [("a", "a"), ("a", NO_SOURCE)])
-    def test_refuses_sources_that_cannot_be_told_apart(self, sources):
+    def test_refuses_sources_that_cannot_be_reported_apart(self, sources):
         with pytest.raises(ContractError, match=r"cannot be told apart; found \['a'.*; expected distinct names other"):
             SpecMetrics(sources, DRAFT_LENGTH)

@@ -52,11 +52,11 @@ def test_a_retrieved_text_that_looks_like_the_long_form_is_taken_as_it_is(engine
     record = rag_tasks.as_json(rag_tasks.records()[0])
     (body,) = rag_client.references(engine, [record]).values()
     given, rest = arguments.split(body)
-    said: list[str] = []
+    stated: list[str] = []
     parse_request_fields(
-        given, tokenize=lambda text: said.append(text) or [1], vocab_size=9, limits=Limits(), proposers=("ngram",)
+        given, tokenize=lambda text: stated.append(text) or [1], vocab_size=9, limits=Limits(), proposers=("ngram",)
     )
-    assert ([text for text in said if text == record], rest) == ([record], {})
+    assert ([text for text in stated if text == record], rest) == ([record], {})
 
 
 @pytest.mark.parametrize("situation", rag_tasks.SITUATIONS)
@@ -124,7 +124,7 @@ class Answering:
 @pytest.fixture
 def compared(monkeypatch):
     """Compare two servers that answer at once, the second of them asked twice; return both and the rows."""
-    monkeypatch.setattr(serving_demo, "ask", lambda server, *said, **how: server.ask(*said, **how))
+    monkeypatch.setattr(serving_demo, "ask", lambda server, *stated, **how: server.ask(*stated, **how))
 
     def compare(fast: Answering) -> SimpleNamespace:
         plain, tasks = Answering(), {"quote": [Task("quote", f"p{number}", "yes") for number in range(5)]}
@@ -139,7 +139,7 @@ def compared(monkeypatch):
     return compare
 
 
-def test_every_arm_is_asked_the_same_and_only_its_own_carries_something(compared):
+def test_every_arm_is_requested_the_same_and_only_its_own_carries_something(compared):
     done = compared(Answering())
     plain, fast = done.plain.sent[1:], done.fast.sent[2:]  # the first of every arm sets things up
     assert [(f"p{number}", bool(number % 2), None) for number in range(5)] == plain
@@ -168,6 +168,6 @@ def test_the_table_shows_no_speed_where_texts_differ_and_the_demo_fails(compared
 
 
 def test_json_says_all(compared, capsys):
-    said = {"engine": "vllm", "rows": compared(Answering()).rows}
-    serving_demo.finish(said, "a note", as_json=True)
-    assert json.loads(capsys.readouterr().out) == said
+    stated = {"engine": "vllm", "rows": compared(Answering()).rows}
+    serving_demo.finish(stated, "a note", as_json=True)
+    assert json.loads(capsys.readouterr().out) == stated

@@ -115,7 +115,7 @@ class TestTornFiles:
         assert [row.step for row in read_trace(path)] == [12, 13]
 
 
-class TestForeignFiles:
+class TestExternalFiles:
     @pytest.mark.parametrize(
         ("content", "message"),
         [

@@ -20,7 +20,7 @@ LADDER = (0, 1, 2, 4, 8, 16, 32)
 """Widths that get an attention backend of their own on a GPU, and a captured graph; beside them the widest."""
 
 
-def is_asked(server_args: Any) -> bool:
+def is_requested(server_args: Any) -> bool:
     """Whether this server's speculative algorithm is specplug."""
     name = getattr(server_args, "speculative_algorithm", None)
     return isinstance(name, str) and name.upper() == ALGORITHM

@@ -84,8 +84,8 @@ class SglangEngine:
 
     def describe(self) -> str:
         """Name model, dtype, device and engine in one line."""
-        said = self._process.ready
-        return f"{Path(self._model).name}, {said['dtype']}, on {said['device']}, SGLang {said['version']}"
+        server = self._process.ready
+        return f"{Path(self._model).name}, {server['dtype']}, on {server['device']}, SGLang {server['version']}"
 
     def close(self) -> None:
         """End the engine's processes."""
@@ -187,11 +187,11 @@ def _environment(settings: Settings, threads: int | None) -> dict[str, str]:
 
     The widest draft is an argument of SGLang's; an engine that is to draft nothing is one that is switched off.
     """
-    said = {key: value for key, value in differing(settings).items() if key != "num_speculative_tokens"}
+    server = {key: value for key, value in differing(settings).items() if key != "num_speculative_tokens"}
     if not settings.num_speculative_tokens:
-        said["mode"] = "off"
-    threads_asked = {} if threads is None or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)}
-    return {**os.environ, **threads_asked, CONFIG_VARIABLE: json.dumps(said)}
+        server["mode"] = "off"
+    threads_requested = {} if threads is None or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)}
+    return {**os.environ, **threads_requested, CONFIG_VARIABLE: json.dumps(server)}
 
 
 def _error(what: str, *, found: str | None = None, remedy: str | None = None) -> EngineError:

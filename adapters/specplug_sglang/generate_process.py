@@ -25,7 +25,7 @@ class _Failure(Exception):
 
     def __init__(self, what: str, found: object) -> None:
         super().__init__(what)
-        self.told = {"what": what, "found": str(found).strip().splitlines()[0] if str(found).strip() else repr(found)}
+        self.report = {"what": what, "found": str(found).strip().splitlines()[0] if str(found).strip() else repr(found)}
 
 
 def main(connection: Connection) -> None:
@@ -43,12 +43,12 @@ def main(connection: Connection) -> None:
                 elif what == "status":
                     connection.send(("status", _status(engine)))
             except _Failure as failure:
-                connection.send(("raised", failure.told))
+                connection.send(("raised", failure.report))
             except RequestError as error:
                 connection.send(("refused", str(error)))
             except Exception as error:
-                told = {"what": f"SGLang failed to {what}", "found": f"{type(error).__name__}: {error}"}
-                connection.send(("raised", told))
+                report = {"what": f"SGLang failed to {what}", "found": f"{type(error).__name__}: {error}"}
+                connection.send(("raised", report))
     except (EOFError, OSError):
         pass  # the other side has hung up
     finally:

@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from specplug.requests import wire
 from specplug.requests.isolation import isolation_key
-from specplug.runtime.running_request import MAX_STOP_IDS, Resident
+from specplug.runtime.running_request import MAX_STOP_IDS, RunningRequest
 from specplug.types.request import Request, RequestOptions, Sampling
 
 
-def resident(req: Any, max_length: int) -> Resident:
+def running_request(req: Any, max_length: int) -> RunningRequest:
     """Describe a `Req`.  One that SGLang's verification serves inexactly gets no drafts: see `served_plainly`."""
     params = req.sampling_params
     options, references, tenant = wire.decode(params.custom_params)
@@ -41,7 +41,7 @@ def resident(req: Any, max_length: int) -> Resident:
         grammar=req.grammar is not None,
         multimodal=bool(spans),
     )
-    return Resident(request, min(prompt_length + max_tokens, max_length), _stop_ids(req), spans)
+    return RunningRequest(request, min(prompt_length + max_tokens, max_length), _stop_ids(req), spans)
 
 
 def served_plainly(req: Any) -> str | None:

@@ -19,14 +19,14 @@ async def ask(manager: Any) -> list[dict[str, Any]]:
     Raises:
         EngineError: an engine does not draft by specplug, or cannot tell.
     """
-    told = [state.get(KEY, {"error": "specplug does not draft"}) for state in await manager.get_internal_state()]
-    for status in told:
+    statuses = [state.get(KEY, {"error": "specplug does not draft"}) for state in await manager.get_internal_state()]
+    for status in statuses:
         if "error" in status:
             raise _error("an engine's status cannot be had", status["error"])
-    return sorted(told, key=lambda status: int(status["engine"]))
+    return sorted(statuses, key=lambda status: int(status["engine"]))
 
 
-async def order(manager: Any, said: dict[str, Any]) -> list[dict[str, Any]]:
+async def order(manager: Any, requested: dict[str, Any]) -> list[dict[str, Any]]:
     """Give all engines an operator's order, which has been checked; return what holds in each then.
 
     Raises:
@@ -34,9 +34,9 @@ async def order(manager: Any, said: dict[str, Any]) -> list[dict[str, Any]]:
     """
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
-    taken = await manager.set_internal_state(SetInternalStateReq(server_args=numbers_of(said)))
+    taken = await manager.set_internal_state(SetInternalStateReq(server_args=numbers_of(requested)))
     if not all(taken):
-        raise _error("an engine did not take the order", said)
+        raise _error("an engine did not take the order", requested)
     return [status["scheduler"]["control"] for status in await ask(manager)]
 
 
@@ -48,22 +48,22 @@ def read(engine: Any) -> list[dict[str, Any]]:
     Raises:
         EngineError: the engine does not draft by specplug.
     """
-    told: list[dict[str, Any]] = engine.loop.run_until_complete(ask(engine.tokenizer_manager))
-    return told
+    statuses: list[dict[str, Any]] = engine.loop.run_until_complete(ask(engine.tokenizer_manager))
+    return statuses
 
 
-def set_mode(engine: Any, **said: Any) -> list[dict[str, Any]]:
+def set_mode(engine: Any, **requested: Any) -> list[dict[str, Any]]:
     """Switch an `Engine`'s speculation off or on, or limit its drafts; return what holds now, per data-parallel rank.
 
     Args:
         engine: SGLang's.
-        said: `mode`, "on" or "off"; `num_speculative_tokens`, None for no limit.  What is left out stays as it is.
+        requested: `mode`, "on" or "off"; `num_speculative_tokens`, None for no limit.  What is left out stays as it is.
 
     Raises:
         SettingsError: the order is wrong; nothing has changed.
         EngineError: the engine does not draft by specplug.
     """
-    checked = parse_order(said, "set_mode").model_dump(exclude_unset=True)
+    checked = parse_order(requested, "set_mode").model_dump(exclude_unset=True)
     state: list[dict[str, Any]] = engine.loop.run_until_complete(order(engine.tokenizer_manager, checked))
     return state
 

@@ -112,7 +112,7 @@ def _refuse(
 ) -> None:
     cache = model_kwargs.get("past_key_values")
     constrained = any(isinstance(processor, PrefixConstrainedLogitsProcessor) for processor in processors)
-    asked = {
+    requested = {
         "num_beams": config.num_beams not in (None, 1),
         "output_scores": config.output_scores,
         "output_logits": config.output_logits,
@@ -125,7 +125,7 @@ def _refuse(
         "past_key_values that hold a context": cache is not None and cache.get_seq_length() > 0,
     }
     inputs = {name for name, value in model_kwargs.items() if value is not None and value is not False}
-    found = [name for name, is_asked in asked.items() if is_asked] + sorted(inputs - _UNUSED)
+    found = [name for name, is_requested in requested.items() if is_requested] + sorted(inputs - _UNUSED)
     if found:
         raise EngineError.build(
             "generate was asked for something that speculation here does not serve",

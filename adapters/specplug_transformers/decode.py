@@ -139,4 +139,4 @@ class Decoder:
             emitted=verification.num_emitted,
             after_stop=torch.tensor(after_stop, dtype=torch.int32, device=self._runner.device),
         )
-        self._drafts.observe(batch.view(after=after_stop), self._grammars.said_of(outcome))
+        self._drafts.observe(batch.view(after=after_stop), self._grammars.annotated(outcome))

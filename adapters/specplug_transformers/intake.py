@@ -101,18 +101,18 @@ class Intake:
         self._eos = _eos_token_ids(model)
         self._numbers = itertools.count()
 
-    def accept(self, asked: GenerateRequest) -> RequestState:
+    def accept(self, generate_request: GenerateRequest) -> RequestState:
         """Check a request and return its state.
 
         Raises:
             RequestError: the prompt, a field or a parameter is not served.
         """
-        params = asked.params
-        prompt = self._prompt(asked.prompt)
+        params = generate_request.params
+        prompt = self._prompt(generate_request.prompt)
         for name, ids in params.named_token_ids.items():
             self._check_ids(f"sampling parameter {name!r}", ids)
         options, references, tenant = parse_request_fields(
-            asked.specplug,
+            generate_request.specplug,
             tokenize=self._tokenize,
             vocab_size=self._vocab_size,
             limits=self._settings.limits,
@@ -123,7 +123,7 @@ class Intake:
             raise RequestError.build("stop strings need a tokenizer", remedy="Build the engine with one")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         request = Request(
-            request_id=asked.request_id or f"request-{next(self._numbers)}",
+            request_id=generate_request.request_id or f"request-{next(self._numbers)}",
             prompt_length=len(prompt),
             max_tokens=params.max_tokens,
             sampling=params.sampling,
@@ -140,8 +140,8 @@ class Intake:
             end_token_ids=ends,
             room=min(params.max_tokens, self._max_length - len(prompt)),
             seed=secrets.randbits(63) if params.seed is None else params.seed % (1 << 63),
-            processors=asked.processors or build_processors(params, len(prompt), sorted(ends), self._device),
-            stop_when=asked.stop_when,
+            processors=generate_request.processors or build_processors(params, len(prompt), sorted(ends), self._device),
+            stop_when=generate_request.stop_when,
             stream=None if self._tokenizer is None else TextStream(self._tokenizer, params.stop),
             decode=self._decode,
         )

@@ -23,14 +23,14 @@ def check_model(model: Any) -> None:
             attention that takes no explicit masks or positions.
     """
     config = model.config.get_text_config()
-    foreign = sorted(set(layer_types(config)) - _ROLLS_BACK)
+    unknown = sorted(set(layer_types(config)) - _ROLLS_BACK)
     attention = config._attn_implementation
     if getattr(model.config, "is_encoder_decoder", False):
         _refuse(config, "an encoder-decoder model", "a decoder-only model", "Serve it without specplug")
-    if model._is_stateful or foreign:
+    if model._is_stateful or unknown:
         _refuse(
             config,
-            f"layers of type {foreign}" if foreign else "recurrent state",
+            f"layers of type {unknown}" if unknown else "recurrent state",
             "full or sliding-window attention, whose cache rolls back to the accepted length",
             "Serve it without specplug",
         )

@@ -25,7 +25,7 @@ _SPECULATIVE = "--speculative-config"
 Runner = Literal["v1", "v2"]
 
 
-def is_asked(vllm_config: Any) -> bool:
+def is_requested(vllm_config: Any) -> bool:
     """Whether this server's speculative configuration names specplug."""
     spec = getattr(vllm_config, "speculative_config", None)
     return spec is not None and spec.method == METHOD and spec.model == PROPOSER
@@ -39,7 +39,7 @@ def resolved(vllm_config: Any) -> ResolvedSettings | None:
     Raises:
         SettingsError: the settings are wrong, or name another width than vLLM's.
     """
-    if not is_asked(vllm_config):
+    if not is_requested(vllm_config):
         return None
     draft_length = vllm_config.speculative_config.num_speculative_tokens
     section = _section(vllm_config.additional_config)

@@ -12,7 +12,7 @@ from specplug.types.plan import NO_SPECULATION, StepPlan
 from specplug.types.request import EngineEventKind
 from specplug.types.verdict import Forced, Outcome
 
-_ATTRIBUTE = "specplug_notes"
+_ATTRIBUTE = "specplug_metadata"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Constrained(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StepNotes:
+class StepMetadata:
     """One step's notes.
 
     Attributes:
@@ -62,12 +62,12 @@ class StepNotes:
     grammars: Mapping[str, Constrained] = field(default_factory=dict)
 
 
-NO_NOTES = StepNotes()
+NO_METADATA = StepMetadata()
 
 
-def attach(scheduler_output: Any, notes: StepNotes) -> None:
-    """Send `notes` along; they are pickled with the scheduler output where workers are other processes."""
-    setattr(scheduler_output, _ATTRIBUTE, notes)
+def attach(scheduler_output: Any, metadata: StepMetadata) -> None:
+    """Send `metadata` along; they are pickled with the scheduler output where workers are other processes."""
+    setattr(scheduler_output, _ATTRIBUTE, metadata)
 
 
 def has(scheduler_output: Any) -> bool:
@@ -75,24 +75,24 @@ def has(scheduler_output: Any) -> bool:
     return hasattr(scheduler_output, _ATTRIBUTE)
 
 
-def of(scheduler_output: Any) -> StepNotes:
+def of(scheduler_output: Any) -> StepMetadata:
     """Return the notes of a step."""
-    notes = getattr(scheduler_output, _ATTRIBUTE, NO_NOTES)
-    assert isinstance(notes, StepNotes)
-    return notes
+    metadata = getattr(scheduler_output, _ATTRIBUTE, NO_METADATA)
+    assert isinstance(metadata, StepMetadata)
+    return metadata
 
 
-def said_of(
+def annotated(
     grammars: Mapping[str, Constrained], outcome: Outcome, names: Sequence[str], scheduled: Mapping[str, Sequence[int]]
 ) -> Outcome:
     """Complete what is reported of rows `names`, by what their grammars did to what was `scheduled`."""
     if not grammars:
         return outcome
-    said = [grammars.get(name) for name in names]
+    states = [grammars.get(name) for name in names]
     added = [
-        [] if of is None else list(scheduled.get(name, ())[of.kept :]) for of, name in zip(said, names, strict=True)
+        [] if of is None else list(scheduled.get(name, ())[of.kept :]) for of, name in zip(states, names, strict=True)
     ]
-    levels = [[] if of is None else of.confidence[: len(row)] for of, row in zip(said, added, strict=True)]
-    cut = torch.tensor([0 if of is None else of.cut for of in said], dtype=torch.int32)
+    levels = [[] if of is None else of.confidence[: len(row)] for of, row in zip(states, added, strict=True)]
+    cut = torch.tensor([0 if of is None else of.cut for of in states], dtype=torch.int32)
     widest = max(map(len, added))
     return replace(outcome, cut_by_grammar=cut, forced=Forced.build(added, levels, widest) if widest else None)

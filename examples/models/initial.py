@@ -43,7 +43,7 @@ def start_with_induction(model: LlamaForCausalLM, seed: int = 0) -> None:
         common = torch.full((width,), width**-0.5)
         seen = _orthogonal(head_dim, width, generator)
         seen -= torch.outer(seen @ common, common)
-        notes = _orthogonal(width, width, generator)
+        embeddings = _orthogonal(width, width, generator)
         for head in range(heads):
             rows = slice(head * head_dim, (head + 1) * head_dim)
             key, query = _position_vectors(frequencies, back=head + 1)
@@ -51,8 +51,8 @@ def start_with_induction(model: LlamaForCausalLM, seed: int = 0) -> None:
             first.k_proj.weight[rows] = scale * torch.outer(key, common)
             first.q_proj.weight[rows] = scale * torch.outer(query, common)
             first.v_proj.weight[rows] = seen
-            first.o_proj.weight[:, rows] = NOTE_GAIN * notes[:, rows]
-            key, query = _match_rows(seen, notes, head)
+            first.o_proj.weight[:, rows] = NOTE_GAIN * embeddings[:, rows]
+            key, query = _match_rows(seen, embeddings, head)
             second.k_proj.weight[rows] = MATCH_GAIN * key
             second.q_proj.weight[rows] = MATCH_GAIN * query
         copied = _orthogonal(width, width, generator)
@@ -60,7 +60,7 @@ def start_with_induction(model: LlamaForCausalLM, seed: int = 0) -> None:
         second.o_proj.weight.copy_(COPY_GAIN * copied.T)
 
 
-def _match_rows(seen: Tensor, notes: Tensor, head: int) -> tuple[Tensor, Tensor]:
+def _match_rows(seen: Tensor, embeddings: Tensor, head: int) -> tuple[Tensor, Tensor]:
     """Return key and query rows [head_dim, width] that match the two preceding tokens.
 
     Only the slow rotary pairs are used, because they barely depend on the distance: the first
@@ -71,7 +71,7 @@ def _match_rows(seen: Tensor, notes: Tensor, head: int) -> tuple[Tensor, Tensor]
     size = head_dim // 4
     part = (torch.arange(size) + head * size) % head_dim
     key, query = torch.zeros(head_dim, width), torch.zeros(head_dim, width)
-    one_back, two_back = notes[:, :head_dim].T, notes[:, head_dim : 2 * head_dim].T
+    one_back, two_back = embeddings[:, :head_dim].T, embeddings[:, head_dim : 2 * head_dim].T
     key[size : 2 * size], query[size : 2 * size] = one_back[part], seen[part]
     key[3 * size :], query[3 * size :] = two_back[part], one_back[part]
     return key, query

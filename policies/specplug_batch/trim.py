@@ -41,16 +41,16 @@ class GainTrimmer(Trimmer):
 
     def cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
         """Return whether the step may be longer than one that waits for memory."""
-        told = self._options.batch_size or batch_size
-        return not self._is_free and told * (draft_length + 1) > self._options.saturation
+        batch = self._options.batch_size or batch_size
+        return not self._is_free and batch * (draft_length + 1) > self._options.saturation
 
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
         """Return `draft` cut to what pays by the policy's own reckoning, and to the limits."""
         if not draft.batch_size or not draft.draft_length:
             return draft
         rows = limits.decoding.sum().clamp_(min=1).float()
-        told = self._options.batch_size
-        weight = torch.ones_like(rows) if told is None else told / rows
+        batch = self._options.batch_size
+        weight = torch.ones_like(rows) if batch is None else batch / rows
         sums = self._sums[min(draft.batch_size.bit_length(), CLASSES) - 1]
         survival, rank = rank_tokens(draft)
         pays = survival * weight > self._price(rank, rows, weight, sums)

@@ -18,7 +18,7 @@ from specplug.match.options import LookupSettings
 from specplug.match.proposer import LookupProposer
 from specplug.types.batch import BatchView
 from specplug.types.request import Request
-from specplug_retrieval.store_watcher import Library
+from specplug_retrieval.store_watcher import StoreWatcher
 
 SHARED = ""
 """The tenant of requests that name none, and of corpora that come over an engine's own routes."""
@@ -28,7 +28,7 @@ class Retrieval(LookupProposer):
     """Drafts as `ngram` does, and from the corpora of the request's tenant.
 
     Documents that a request names become references of it.  Corpora that it names are drafted from first; without
-    names, all of the tenant's are alike.  Implements `specplug.interfaces.HoldsCorpora` and `TellsStatus`.
+    names, all of the tenant's are alike.  Implements `specplug.interfaces.HoldsCorpora` and `ReportsStatus`.
 
     Attributes:
         shares_corpora: whether they lie in a store that other processes may have open, too.
@@ -38,13 +38,13 @@ class Retrieval(LookupProposer):
 
     def __init__(self, context: PluginContext) -> None:
         super().__init__(context, context.options or LookupSettings())
-        self.library = Library(context, self.lookup.shelf_of)
-        self.shares_corpora = self.library.is_shared
+        self.watcher = StoreWatcher(context, self.lookup.corpus_index_of)
+        self.shares_corpora = self.watcher.is_shared
 
     def warmup(self) -> None:
         """Compile the kernels, or load them; open the store."""
         super().warmup()
-        self.library.open()
+        self.watcher.open()
 
     def ingest(self, batch: BatchView) -> None:
         """Take in new tokens, and learn from them; look into a changed store from now on."""
@@ -55,37 +55,37 @@ class Retrieval(LookupProposer):
         """Begin a request's text in a slot: documents that it names stand behind its own references."""
         self._restock()  # else a tenant that is new in the store is not known yet
         tenant, options = request.tenant or SHARED, request.options
-        named = [self.library.document(tenant, name, corpus) for name, corpus in options.documents]
+        named = [self.watcher.document(tenant, name, corpus) for name, corpus in options.documents]
         references = [reference.token_ids for reference in request.references]
         references += [text for text in named if text is not None]
         self.lookup.start(slot, owner=owner, references=references, tenant=tenant, corpora=options.corpora)
 
     def add_corpus(self, name: str, documents: Sequence[npt.NDArray[np.int32]]) -> int:
         """Add a corpus of the tenant `SHARED`; return its tokens."""
-        return self.library.add(SHARED, name, documents)
+        return self.watcher.add(SHARED, name, documents)
 
     def remove_corpus(self, name: str) -> None:
         """Remove a corpus of the tenant `SHARED`."""
-        self.library.remove(SHARED, name)
+        self.watcher.remove(SHARED, name)
 
     def list_corpora(self) -> dict[str, int]:
         """Return how many tokens each corpus of the tenant `SHARED` has."""
-        return self.library.sizes(SHARED)
+        return self.watcher.sizes(SHARED)
 
     def status(self) -> dict[str, Any]:
-        """Return which corpora are drafted from; see `Library.status`."""
-        return self.library.status()
+        """Return which corpora are drafted from; see `StoreWatcher.status`."""
+        return self.watcher.status()
 
     def settle(self) -> None:
         """Wait until merges and removals that were begun are done; for tests and replays."""
-        self.library.settle()
+        self.watcher.settle()
 
     def close(self) -> None:
         """Stop watching the store."""
-        self.library.close()
+        self.watcher.close()
         super().close()
 
     def _restock(self) -> None:
-        changed = self.library.changed(self.lookup.shelf)
+        changed = self.watcher.changed(self.lookup.corpus_index)
         if changed is not None:
-            self.lookup.stock(changed)
+            self.lookup.load(changed)

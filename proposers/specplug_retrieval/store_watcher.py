@@ -21,7 +21,7 @@ from specplug.corpus.store import Store
 from specplug.corpus.view import LiveSegment, Snapshot, View
 from specplug.corpus.writing import breathe
 from specplug.interfaces import PluginContext
-from specplug.match.cpu.corpus_index import Segment, Shelf
+from specplug.match.cpu.corpus_index import CorpusIndex, Segment
 from specplug.settings.model import CorporaSettings
 from specplug.text.fingerprint import Fingerprint, fingerprint
 from specplug.text.retokenized import PrefixRetokenizer
@@ -39,7 +39,7 @@ UNKNOWN = Fingerprint("unknown", "unknown", 2**31 - 1)
 _log = logging.getLogger("specplug")
 
 
-class Library:
+class StoreWatcher:
     """One process's corpora.
 
     All that reads or writes files runs on other threads than the engine's steps, but for `open`.
@@ -47,13 +47,13 @@ class Library:
     Args:
         context: `context.sections["corpora"]` names the store; without one, corpora that are added lie in a temporary
             folder.
-        shelf_of: makes of all segments, by tenant, what is drafted from.
+        corpus_index_of: makes of all segments, by tenant, what is drafted from.
     """
 
-    def __init__(self, context: PluginContext, shelf_of: Callable[[Tenants], Shelf]) -> None:
-        self._shelf_of = shelf_of
+    def __init__(self, context: PluginContext, corpus_index_of: Callable[[Tenants], CorpusIndex]) -> None:
+        self._corpus_index_of = corpus_index_of
         self._settings: CorporaSettings = context.sections.get("corpora", CorporaSettings())
-        self._tokenizer = _told(context)
+        self._tokenizer = _target_fingerprint(context)
         tokenizer = context.target.tokenizer
         self._prefixes = None if tokenizer is None else PrefixRetokenizer(tokenizer)
         self._own: TemporaryFolder | None = None
@@ -61,7 +61,7 @@ class Library:
         self._view: View | None = None
         self._seen: Snapshot | None = None
         self._sizes: dict[str, dict[str, int]] = {}
-        self._newest: Shelf | None = None
+        self._newest: CorpusIndex | None = None
         self._unsearchable: tuple[str, ...] = ()
         self._looking, self._ended = threading.Lock(), threading.Event()
         self._removing: set[tuple[str, str]] = set()
@@ -96,7 +96,7 @@ class Library:
         if self._own is None:
             self._watcher.start()
 
-    def changed(self, current: Shelf) -> Shelf | None:
+    def changed(self, current: CorpusIndex) -> CorpusIndex | None:
         """Return what to draft from if it is not the `current` shelf, else None.  For the thread of the steps."""
         newest = self._newest
         return None if newest is current else newest
@@ -226,7 +226,7 @@ class Library:
             for corpus in self._opened().list():
                 sizes.setdefault(corpus.tenant, {})[corpus.name] = corpus.tokens
             tenants, problems = _searchable(seen)
-            newest = self._shelf_of(tenants)
+            newest = self._corpus_index_of(tenants)
             self._sizes, self._seen, self._newest, self._unsearchable = sizes, seen, newest, problems
 
 
@@ -265,5 +265,5 @@ def _warm_up() -> None:
     builder.sections()
 
 
-def _told(context: PluginContext) -> Fingerprint | None:
+def _target_fingerprint(context: PluginContext) -> Fingerprint | None:
     return None if context.target.tokenizer is None else fingerprint(context.target.tokenizer)

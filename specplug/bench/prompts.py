@@ -132,10 +132,10 @@ def _read_file(file: Path) -> Iterator[Prompt]:
 
 def _prompt_of(line: str, who: str) -> Prompt:
     try:
-        said = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise TraceError.build("not a prompt", who=who, found=f"no JSON: {error}", expected=EXPECTED) from error
-    match said:
+    match entry:
         case {"prompt": str(text)} if text:
             return Prompt(text)
         case {"messages": [*messages]} if all(isinstance(message, dict) and "role" in message for message in messages):
@@ -143,5 +143,5 @@ def _prompt_of(line: str, who: str) -> Prompt:
                 messages.pop()
             if messages:
                 return Prompt(messages=tuple(messages))
-    keys = ", ".join(map(repr, said)) if isinstance(said, dict) else type(said).__name__
+    keys = ", ".join(map(repr, entry)) if isinstance(entry, dict) else type(entry).__name__
     raise TraceError.build("not a prompt", who=who, found=keys or "an empty object", expected=EXPECTED)

@@ -108,8 +108,8 @@ async def _run(
             task = bar.add_task("asking", total=sum(len(block.prompts) for block in blocks))
 
             def advance(block: Any) -> None:
-                said = f"{block.concurrency} in flight, pair {block.pair + 1}, speculation {block.mode}"
-                bar.update(task, description=said, advance=1)
+                label = f"{block.concurrency} in flight, pair {block.pair + 1}, speculation {block.mode}"
+                bar.update(task, description=label, advance=1)
 
             async with keeping_mode(server):
                 measured = await measure(server, name, blocks, max_tokens, advance)

@@ -19,7 +19,7 @@ from specplug.corpus.view import LiveSegment, View
 from specplug.errors import CorpusError, SpecplugError
 from specplug.text.tokenizers import Tokenizer
 
-_BEGINNING = 200
+_EXCERPT = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Part:
         columns: of the table, if there is one.
         rows: of the table.
         title: of the table.
-        notes: lines below.
+        remarks: lines below.
     """
 
     key: str
@@ -39,13 +39,13 @@ class Part:
     title: str = ""
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
-    notes: Sequence[str] = field(default_factory=list)
+    remarks: Sequence[str] = field(default_factory=list)
 
     def print(self) -> None:
         """Print it for people."""
         if self.columns:
             print_table(printable(self.title), self.columns, ([printable(cell) for cell in row] for row in self.rows))
-        for note in self.notes:
+        for note in self.remarks:
             print_line(note)
 
 
@@ -82,16 +82,16 @@ class Looking:
         """Return the beginning of a document."""
         store = Store.open(self._root)
         ids = store.document(name, corpus=self._corpus, tenant=self._tenant or "")
-        first = ids[:_BEGINNING].tolist()
+        first = ids[:_EXCERPT].tolist()
         try:
             text, note = self._loaded().decode(first), ""
         except SpecplugError as error:
             text, note = None, f"Its text is not shown. {error}"
         data = {"name": name, "tokens": len(ids), "first_token_ids": first, "first_text": text}
-        more = "" if len(ids) <= _BEGINNING else " ..."
+        more = "" if len(ids) <= _EXCERPT else " ..."
         body = (text if text is not None else " ".join(map(str, first))) + more
-        notes = [f"{printable(name)}: {len(ids):,} tokens", body, note]
-        return [Part(key="document", data=data, notes=[line for line in notes if line])]
+        remarks = [f"{printable(name)}: {len(ids):,} tokens", body, note]
+        return [Part(key="document", data=data, remarks=[line for line in remarks if line])]
 
     def continuations(self, text: str) -> list[Part]:
         """Return the longest match of a text's end, and what follows it there."""
@@ -116,7 +116,7 @@ class Looking:
                 title=f"What follows {matched!r}",
                 columns=("token", "text", "count", "share"),
                 rows=[(str(token), repr(text), f"{n:,}", f"{100 * n / total:.1f} %") for token, text, n in most],
-                notes=[f"The last {found.length} of {len(context)} tokens stand there {total:,} times."],
+                remarks=[f"The last {found.length} of {len(context)} tokens stand there {total:,} times."],
             )
         ]
 
@@ -156,7 +156,7 @@ class Looking:
             title=f"Documents of {corpus}",
             columns=("tenant", "document", "tokens"),
             rows=[(tenant, name, f"{tokens:,}") for tenant, name, tokens in some],
-            notes=[f"{total - len(some):,} more; --limit shows them."] if total > len(some) else [],
+            remarks=[f"{total - len(some):,} more; --limit shows them."] if total > len(some) else [],
         )
 
 
@@ -176,7 +176,7 @@ def _segments_part(title: str, found: Sequence[tuple[str, LiveSegment]], problem
             )
             for one in data
         ],
-        notes=[f"Does not serve: {problem}" for problem in problems],
+        remarks=[f"Does not serve: {problem}" for problem in problems],
     )
 
 

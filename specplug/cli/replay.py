@@ -253,7 +253,7 @@ def _print(report: Any, tokenizer: str, plots: Sequence[Path]) -> None:
     for path in plots:
         out.print(Text(f"Plot: {path}"))
     for plugin, kinds in report.faults().items():
-        told = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         out.print(
-            Text(f"Faults of {plugin}: {told}. The counts above are not what it drafts when it works.", style="red")
+            Text(f"Faults of {plugin}: {counts}. The counts above are not what it drafts when it works.", style="red")
         )

@@ -12,7 +12,7 @@ from specplug.corpus.files import make_folder, open_file
 from specplug.corpus.layout import LOCK_FILE, STORE_FILE, STORE_FORMAT, TENANTS
 from specplug.corpus.locking import held
 from specplug.corpus.sealed import opened, sealed
-from specplug.corpus.writing import fsync_folder, told, write_file
+from specplug.corpus.writing import fsync_folder, os_errors_named, write_file
 from specplug.errors import CorpusError
 from specplug.text.fingerprint import Fingerprint
 
@@ -28,7 +28,7 @@ def create_store(root: Path, tokenizer: Fingerprint, lock_seconds: float) -> Non
     if (root / STORE_FILE).exists():
         read_store(root, tokenizer)
         return
-    with told(root):
+    with os_errors_named(root):
         root.mkdir(0o700, parents=True, exist_ok=True)
         # Another process may be making it just now, or was killed while it did.
         ours = {STORE_FILE, LOCK_FILE, TENANTS, "store.tmp"}

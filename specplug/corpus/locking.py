@@ -14,7 +14,7 @@ from pathlib import Path
 from specplug.corpus.files import check_folder, group_bits, open_file
 from specplug.corpus.layout import BUILDING_ENDING, OWN_FILE, SEGMENT_ENDING
 from specplug.corpus.manifest import load
-from specplug.corpus.writing import new_id, told
+from specplug.corpus.writing import new_id, os_errors_named
 from specplug.errors import CorpusError
 
 _POLL_SECONDS = 0.01
@@ -29,7 +29,7 @@ def held(path: Path, seconds: float) -> Iterator[None]:
         CorpusError: another one still held it after `seconds`; the message has the process id that it left there.  Or
             what is called so is no lock.
     """
-    with told(path):
+    with os_errors_named(path):
         check_folder(path.parent)
         handle = _lock_file(path)
     try:
@@ -71,7 +71,7 @@ class Building:
     def __enter__(self) -> Building:
         self._id = new_id()
         self._marker = self._folder / f"{self._id}{BUILDING_ENDING}"
-        with told(self._marker):
+        with os_errors_named(self._marker):
             self._handle = _locked_file(self._marker)
         return self
 

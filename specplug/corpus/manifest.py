@@ -19,7 +19,7 @@ from specplug.corpus.files import check_folder, open_file
 from specplug.corpus.layout import BEFORE_ENDING, BUILDING_ENDING, MANIFEST_FILE, MANIFEST_FORMAT, SEGMENT_FILE
 from specplug.corpus.names import folder_name, shortened
 from specplug.corpus.sealed import opened, sealed
-from specplug.corpus.writing import fsync_folder, told, write_file
+from specplug.corpus.writing import fsync_folder, os_errors_named, write_file
 from specplug.errors import CorpusError
 
 Mask = npt.NDArray[np.uint8]
@@ -167,7 +167,7 @@ def commit(folder: Path, before: Manifest, entries: Iterable[Entry]) -> Manifest
     """
     path, old = folder / MANIFEST_FILE, (folder / MANIFEST_FILE).with_suffix(BEFORE_ENDING)
     manifest = before._replace(generation=before.generation + 1, entries=tuple(entries))
-    with told(path):
+    with os_errors_named(path):
         fsync_folder(folder)  # the segments' names must last before the manifest's
         _set_aside(path, old)
         try:

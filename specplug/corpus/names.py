@@ -72,8 +72,12 @@ def shortened(name: str) -> str:
 def hint(name: str, known: Iterable[str]) -> str:
     """Return what to say of a name that is not there: names like it, of the first 2000, and what there is if little."""
     some = sorted(set(islice(known, _LOOKED_AT)))
-    said = suggest(name, some)
-    return said if len(some) <= _SHOWN else said.split("Known: ")[0].strip() or f"{len(some)} or more are there"
+    suggestion = suggest(name, some)
+    return (
+        suggestion
+        if len(some) <= _SHOWN
+        else suggestion.split("Known: ")[0].strip() or f"{len(some)} or more are there"
+    )
 
 
 def _percent(data: bytes) -> str:

@@ -90,13 +90,13 @@ class Segment:
     name_order: npt.NDArray[np.int32]
     names: npt.NDArray[np.uint8]
 
-    def __init__(self, path: Path, tokenizer: Fingerprint | None = None, *, ahead: bool = False) -> None:
+    def __init__(self, path: Path, tokenizer: Fingerprint | None = None, *, readahead: bool = False) -> None:
         """Open a segment; takes a millisecond, and some nanoseconds a document.  Text is not read.
 
         Args:
             path: its file.
             tokenizer: the one that its tokens must be of; None: any.
-            ahead: ask the system to have all of it in memory soon.
+            readahead: ask the system to have all of it in memory soon.
 
         Raises:
             CorpusError: the file cannot be read, is torn, foreign, of another version or tokenizer.
@@ -106,8 +106,8 @@ class Segment:
             handle = open_file(path, os.O_RDONLY)
             try:
                 self._open(handle, tokenizer)
-                if ahead:
-                    _ask_ahead(handle, self.size)
+                if readahead:
+                    _readahead(handle, self.size)
             finally:
                 os.close(handle)
         except OSError as error:
@@ -226,7 +226,7 @@ class Segment:
         return None
 
 
-def _ask_ahead(handle: int, size: int) -> None:
+def _readahead(handle: int, size: int) -> None:
     """Have a file read into the page cache; returns as soon as that is asked for."""
     with suppress(OSError, AttributeError):  # AttributeError: systems without this call
         for start in range(0, size, PIECE):

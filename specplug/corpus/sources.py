@@ -181,12 +181,12 @@ def _text(path: Path, name: str) -> Content:
 
 
 def _bad(reading: Reading, skipped: Skipped) -> Callable[[SpecplugError], None]:
-    def told(error: SpecplugError) -> None:
+    def report(error: SpecplugError) -> None:
         if not reading.skip_bad:
             raise error
         skipped.add_bad(error)
 
-    return told
+    return report
 
 
 def _unreadable(path: Path, error: OSError) -> SpecplugError:

@@ -262,12 +262,12 @@ class Store:
 
     def _of_all(self, ask: Callable[[Tenant], T]) -> Sequence[T]:
         problems: Problems = []
-        told = []
+        reports = []
         for folder in self._folders(problems):
             try:
-                told.append(ask(self._in(folder)))
+                reports.append(ask(self._in(folder)))
             except SpecplugError as error:
                 problems.append(Problem(str(folder), str(error)))
         for problem in problems:
             _log.warning("corpus store: %s", problem.what)
-        return told
+        return reports

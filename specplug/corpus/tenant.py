@@ -15,7 +15,7 @@ from specplug.corpus.manifest import Entry, Manifest, commit, load
 from specplug.corpus.names import check_name, folder_name
 from specplug.corpus.segment import Segment
 from specplug.corpus.status import CorpusInfo
-from specplug.corpus.writing import fsync_folder, told
+from specplug.corpus.writing import fsync_folder, os_errors_named
 from specplug.errors import CorpusError
 from specplug.text.fingerprint import Fingerprint
 
@@ -68,7 +68,7 @@ class Tenant:
 
     def prepare(self) -> None:
         """Make its folder."""
-        with told(self.folder):
+        with os_errors_named(self.folder):
             if not os.path.lexists(self.folder):
                 make_folder(self.folder.parent)
                 make_folder(self.folder)
@@ -107,13 +107,13 @@ class Tenant:
         ]
 
 
-def opened_entry(folder: Path, entry: Entry, tokenizer: Fingerprint | None, *, ahead: bool = False) -> Segment:
+def opened_entry(folder: Path, entry: Entry, tokenizer: Fingerprint | None, *, readahead: bool = False) -> Segment:
     """Open the segment that a manifest names.
 
     Raises:
         CorpusError: as `Segment` does, or the manifest says something else of it.
     """
-    segment = Segment(folder / entry.file, tokenizer, ahead=ahead)
+    segment = Segment(folder / entry.file, tokenizer, readahead=readahead)
     known = {part.corpus for part in entry.live} | set(entry.dead_corpora)
     found = (len(segment), segment.size, segment.text.size, set(segment.corpora))
     if found != (entry.documents, entry.size, entry.text, known):

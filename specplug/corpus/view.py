@@ -136,7 +136,7 @@ class View:
     def _live(self, folder: Path, entry: Entry, opened: tuple[Entry, LiveSegment] | None) -> LiveSegment:
         if opened is not None and opened[0] == entry:
             return opened[1]
-        segment = opened[1].segment if opened else opened_entry(folder, entry, self.tokenizer, ahead=True)
+        segment = opened[1].segment if opened else opened_entry(folder, entry, self.tokenizer, readahead=True)
         return LiveSegment(segment, entry.dead(segment.corpora, segment.corpus_of))
 
     def _log(self, problems: tuple[str, ...]) -> None:

@@ -35,7 +35,7 @@ def new_id() -> str:
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def os_errors_named(path: Path) -> Iterator[None]:
     """Turn what the system says of a write into an error that names the file."""
     try:
         yield
@@ -61,7 +61,7 @@ def write_file(path: Path, parts: Iterable[Bytes], *, newer_than: int = 0, read_
         CorpusError: it could not be written; then nothing is left of it.
     """
     aside = path.with_name(path.name.removesuffix(path.suffix) + ASIDE_ENDING)
-    with told(path):
+    with os_errors_named(path):
         try:
             size = _write(aside, parts, newer_than, read_only)
             os.replace(aside, path)

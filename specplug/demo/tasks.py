@@ -143,11 +143,11 @@ def _quote(rng: random.Random, split: Split, max_chars: int) -> Task | None:
     if sum(map(len, passages)) > max_chars:
         return None
     answer = rng.choice(list(passages))
-    opening = " ".join(answer.split()[: rng.randint(3, 5)])
+    first_words = " ".join(answer.split()[: rng.randint(3, 5)])
     documents = "".join(f"{DOCUMENT}{name}: {text}" for text, name in passages.items())
-    if opening == answer or documents.count(opening) > 1:
+    if first_words == answer or documents.count(first_words) > 1:
         return None
-    return Task("quote", f"{documents}{QUOTE}{opening}{ANSWER}", answer)
+    return Task("quote", f"{documents}{QUOTE}{first_words}{ANSWER}", answer)
 
 
 def _json(rng: random.Random, split: Split, max_chars: int) -> Task | None:

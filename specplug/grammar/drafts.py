@@ -34,7 +34,7 @@ class Completed:
     cut: list[int]
     forced: Forced | None
 
-    def said_of(self, outcome: Outcome) -> Outcome:
+    def annotated(self, outcome: Outcome) -> Outcome:
         """Complete what the engine reports of these drafts, in the same row order."""
         device = outcome.emitted.device
         cut = torch.tensor(self.cut, dtype=torch.int32).to(device, non_blocking=True)
@@ -97,10 +97,10 @@ class Completer:
             self._guard.step(partial(self._complete, draft, states, room, budget))
         return draft if self._done is None else self._done.draft
 
-    def said_of(self, outcome: Outcome) -> Outcome:
+    def annotated(self, outcome: Outcome) -> Outcome:
         """Complete, once, what the engine reports of the newest step."""
         done, self._done = self._done, None
-        return outcome if done is None else done.said_of(outcome)
+        return outcome if done is None else done.annotated(outcome)
 
     def _complete(self, draft: Draft, states: Sequence[GrammarState | None], room: Tensor, budget: int | None) -> None:
         self._done = complete(draft, states, room.tolist(), budget)
@@ -186,7 +186,7 @@ def _appended(draft: Draft, forced: Forced) -> Draft:
     )
 
 
-def told_apart(batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> tuple[Draft, Verdict, Tensor]:
+def separated(batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> tuple[Draft, Verdict, Tensor]:
     """Tell what became of the tokens that grammars added.
 
     Args:

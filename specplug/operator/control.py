@@ -84,9 +84,9 @@ class Control:
         """
         if self._path is not None:
             self._look()  # a change of the file made before this order must not undo it later
-        said = parse_order(order, "order")
-        limit = said.num_speculative_tokens if "num_speculative_tokens" in order else self._limit
-        self._change(said.mode or self._mode, limit, "request")
+        requested = parse_order(order, "order")
+        limit = requested.num_speculative_tokens if "num_speculative_tokens" in order else self._limit
+        self._change(requested.mode or self._mode, limit, "request")
         return self.state()
 
     def state(self) -> dict[str, Any]:
@@ -122,11 +122,11 @@ class Control:
     def _read(self, is_file: bool) -> None:
         assert self._path is not None
         try:
-            said = parse_order(_load(self._path, is_file), str(self._path))
+            requested = parse_order(_load(self._path, is_file), str(self._path))
         except SettingsError as error:
             self._report(str(error))
         else:
-            self._change(said.mode or self._start, said.num_speculative_tokens, "control file")
+            self._change(requested.mode or self._start, requested.num_speculative_tokens, "control file")
 
     def _report(self, what: str) -> None:
         """Log what is wrong with the file, once until it changes."""

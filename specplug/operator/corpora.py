@@ -71,7 +71,7 @@ class Corpora:
                 raise refused("too much text", found, f"{self.max_tokens} at most", self.raise_limit)
             try:
                 counts = [
-                    _asked(who, "add_corpus", partial(_add_to, holder, name, documents))
+                    _called(who, "add_corpus", partial(_add_to, holder, name, documents))
                     for who, holder in self._changed.items()
                 ]
             except SpecplugError:
@@ -109,10 +109,10 @@ class Corpora:
         return sizes
 
     def _sizes_of(self, who: str, holder: HoldsCorpora) -> dict[str, int]:
-        def told() -> dict[str, int]:
+        def result() -> dict[str, int]:
             return {str(name): index(size) for name, size in holder.list_corpora().items()}
 
-        return _asked(who, "list_corpora", told)
+        return _called(who, "list_corpora", result)
 
     def _required(self) -> None:
         if not self._holders:
@@ -136,7 +136,7 @@ class Corpora:
 
     def _remove_from(self, who: str, holder: HoldsCorpora, name: str) -> None:
         if name in self._sizes_of(who, holder):
-            _asked(who, "remove_corpus", partial(holder.remove_corpus, name))
+            _called(who, "remove_corpus", partial(holder.remove_corpus, name))
 
     def _take_back(self, name: str) -> None:
         for who, holder in self._changed.items():
@@ -152,7 +152,7 @@ def _add_to(holder: HoldsCorpora, name: str, documents: Sequence[Document]) -> i
     return index(holder.add_corpus(name, documents))
 
 
-def _asked(who: str, call: str, action: Callable[[], R]) -> R:
+def _called(who: str, call: str, action: Callable[[], R]) -> R:
     """Run what a proposer implements, and say whose fault it is if that fails.
 
     A thread that a proposer ended, whatever by, would end the scheduler that waits for its result.

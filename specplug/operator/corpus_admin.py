@@ -42,7 +42,7 @@ class AbsentError(CorpusError):
 
 
 def status_of(error: Exception) -> int:
-    """Return the HTTP status by which an error of `Desk` is answered."""
+    """Return the HTTP status by which an error of `CorpusAdmin` is answered."""
     if isinstance(error, TakenError):
         return 409
     if isinstance(error, AbsentError):
@@ -53,7 +53,7 @@ def status_of(error: Exception) -> int:
     return 400
 
 
-class Desk:
+class CorpusAdmin:
     """Adds, removes and lists.  Changes are made one after another, on a thread of their own.
 
     Args:
@@ -98,9 +98,9 @@ class Desk:
 
     async def _changed(self, change: Callable[..., tuple[str, T]], *args: Any) -> T:
         """Make a change, and merge what is worth it when the answer is on its way."""
-        tenant, told = await asyncio.get_running_loop().run_in_executor(self._changing, change, *args)
+        tenant, answer = await asyncio.get_running_loop().run_in_executor(self._changing, change, *args)
         self._changing.submit(self._merge, tenant)
-        return told
+        return answer
 
     def _add(self, body: bytes | bytearray, who: str) -> tuple[str, dict[str, Any]]:
         self._required()
@@ -156,7 +156,7 @@ class Desk:
         self._view.refresh()
         return about | {
             "tokenizer": store.tokenizer._asdict(),
-            "tenants": {name: _tenant_told(infos) for name, infos in found.items()},
+            "tenants": {name: _tenant_status(infos) for name, infos in found.items()},
             "problems": list(self._view.snapshot.problems),
         }
 
@@ -188,7 +188,7 @@ def _names(store: Store, tenant: str) -> set[str]:
     return {info.name for info in store.list(tenant)}
 
 
-def _tenant_told(infos: Sequence[CorpusInfo]) -> dict[str, Any]:
+def _tenant_status(infos: Sequence[CorpusInfo]) -> dict[str, Any]:
     """Return a tenant's corpora and their sums."""
     keys = ("documents", "tokens", "bytes")
     sums = {key: sum(getattr(info, key) for info in infos) for key in keys}

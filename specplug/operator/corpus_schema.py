@@ -67,13 +67,13 @@ def parse_add(body: bytes | bytearray, who: str) -> AddOrder:
         SpecplugError: it is no such order; all mistakes in one message.
     """
     try:
-        said = loads(body, "documents", no_duplicates)
+        body_fields = loads(body, "documents", no_duplicates)
     except (ValueError, RecursionError) as error:
         raise RequestError.build("the body is not JSON", who=who, found=str(error)) from None
-    if not isinstance(said, dict):
-        raise RequestError.build("malformed order", who=who, found=shown(said), expected="a JSON object")
+    if not isinstance(body_fields, dict):
+        raise RequestError.build("malformed order", who=who, found=shown(body_fields), expected="a JSON object")
     try:
-        order = AddOrder.model_validate(said)
+        order = AddOrder.model_validate(body_fields)
     except ValidationError as error:
         mistakes = from_pydantic(error, AddOrder, "key")
         raise RequestError(together([mistake.line(who) for mistake in mistakes], "key")) from None

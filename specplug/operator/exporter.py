@@ -102,7 +102,7 @@ class EngineCollector(Collector):
 class _Report:
     """What one engine said, and when (`time.monotonic`)."""
 
-    said: dict[str, Any]
+    status: dict[str, Any]
     at: float
 
 
@@ -120,7 +120,7 @@ class _Engines:
         self._question: Future[None] | None = None
         self._reports: list[_Report] = []
         self._failed = False
-        self._asked_ahead = False
+        self._requested_early = False
 
     def is_open(self) -> bool:
         """Whether the engines can still be asked."""
@@ -128,7 +128,7 @@ class _Engines:
 
     async def refresh(self, patience: float) -> None:
         """Ask for the next scrape in the event loop, and wait for the answers up to `patience` seconds."""
-        self._asked_ahead = True
+        self._requested_early = True
         await asyncio.wait([asyncio.wrap_future(self._asking())], timeout=patience)
 
     def newest(self, patience: float) -> list[_Report]:
@@ -139,9 +139,9 @@ class _Engines:
         if not self.is_open():
             return []
         if _in_loop():
-            if not self._asked_ahead:
+            if not self._requested_early:
                 self._asking()
-            self._asked_ahead = False
+            self._requested_early = False
             return self._reports
         try:
             self._asking().result(patience)
@@ -158,14 +158,14 @@ class _Engines:
 
     async def _refresh(self) -> None:
         try:
-            said = await self._ask()
+            status = await self._ask()
         except Exception as error:
             if not self._failed:
                 logger.warning("/metrics: the engines' figures cannot be had: %s: %s", type(error).__name__, error)
             self._failed = True
         else:
             now = time.monotonic()
-            self._reports, self._failed = [_Report(one, now) for one in said], False
+            self._reports, self._failed = [_Report(one, now) for one in status], False
 
 
 def _in_loop() -> bool:
@@ -178,13 +178,13 @@ def _in_loop() -> bool:
 
 def _add(families: dict[str, Metric], report: _Report) -> None:
     """Add one engine's samples."""
-    said, engine = report.said, {"engine": str(report.said["engine"])}
-    counting = [worker for worker in said["workers"] if worker["drafts"]]
+    status, engine = report.status, {"engine": str(report.status["engine"])}
+    counting = [worker for worker in status["workers"] if worker["drafts"]]
     for worker in counting[:1]:  # one rank counts for all
-        snapshot = snapshot_of(worker["metrics"], said["scheduler"]["faults"])
+        snapshot = snapshot_of(worker["metrics"], status["scheduler"]["faults"])
         for family in SpecCollector(lambda snapshot=snapshot: snapshot).collect():  # type: ignore[misc]
             families[family.name].samples += [_labelled(sample, engine) for sample in family.samples]
-    state, widest = said["scheduler"]["control"], said["max_draft_length"]
+    state, widest = status["scheduler"]["control"], status["max_draft_length"]
     ceiling = widest if state["ceiling"] is None else min(state["ceiling"], widest)
     values = {"mode": state["mode"] == "on", "ceiling": ceiling, "age": time.monotonic() - report.at}
     for key, gauge in _gauges().items():
@@ -192,14 +192,14 @@ def _add(families: dict[str, Metric], report: _Report) -> None:
         families[gauge.name].samples += gauge.samples
 
 
-def snapshot_of(told: dict[str, Any], more_faults: dict[str, dict[str, int]]) -> MetricsSnapshot:
+def snapshot_of(status: dict[str, Any], more_faults: dict[str, dict[str, int]]) -> MetricsSnapshot:
     """Rebuild a snapshot from its `as_dict`, with the scheduler's faults beside the worker's."""
     names = [field.name for field in fields(SourceCounts)]
     by_source = {}
-    for source, counts in told["by_source"].items():
+    for source, counts in status["by_source"].items():
         values: dict[str, Any] = {name: tuple(counts[name]) if name.endswith("_at") else counts[name] for name in names}
         by_source[source] = SourceCounts(**values)
-    faults = {name: dict(kinds) for name, kinds in told["faults"].items()}
+    faults = {name: dict(kinds) for name, kinds in status["faults"].items()}
     for name, kinds in more_faults.items():
         mine = faults.setdefault(name, {})
         for kind, count in kinds.items():

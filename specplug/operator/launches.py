@@ -82,21 +82,21 @@ def ask(
         done = subprocess.run(command, capture_output=True, text=True, timeout=patience, env=environment)
     except subprocess.TimeoutExpired as error:
         raise EngineError.build(f"{engine} gave no answer", who=_WHO, found=f"{patience:g} s of silence") from error
-    return heard(done, engine)
+    return answer_of(done, engine)
 
 
-def heard(done: subprocess.CompletedProcess[str], engine: str) -> Any:
+def answer_of(done: subprocess.CompletedProcess[str], engine: str) -> Any:
     """Return what the other process told.
 
     Raises:
         EngineError: the engine does not accept the line.
     """
-    told = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    answers = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
     what = f"{engine} does not accept the line"
-    if not told:
+    if not answers:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise EngineError.build(what, who=_WHO, found=last)
-    answer = json.loads(told[-1])
+    answer = json.loads(answers[-1])
     if isinstance(answer, str):
         raise EngineError.build(what, who=_WHO, found=answer)
     return answer

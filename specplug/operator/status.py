@@ -7,42 +7,42 @@ from collections.abc import Mapping
 from typing import Any
 
 from specplug.errors import ends_process
-from specplug.interfaces import TellsStatus
+from specplug.interfaces import ReportsStatus
 from specplug.settings.sources import ResolvedSettings
 
 _log = logging.getLogger("specplug")
 
 
-def settings_told(resolved: ResolvedSettings) -> dict[str, dict[str, Any]]:
+def reported_settings(resolved: ResolvedSettings) -> dict[str, dict[str, Any]]:
     """Return every setting with its value and the layer that gave it, by dotted key."""
-    told: dict[str, dict[str, Any]] = {}
+    reported: dict[str, dict[str, Any]] = {}
     plain = resolved.settings.model_dump(mode="json")
     for key, origin in resolved.origins.items():
-        told[key] = {"value": _at(plain, key), "origin": origin}
-    return told
+        reported[key] = {"value": _at(plain, key), "origin": origin}
+    return reported
 
 
 def by_plugin(faults: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
     """Return counts by plug-in and kind of fault, nested."""
-    told: dict[str, dict[str, int]] = {}
+    reported: dict[str, dict[str, int]] = {}
     for (name, kind), count in faults.items():
-        told.setdefault(name, {})[kind] = count
-    return told
+        reported.setdefault(name, {})[kind] = count
+    return reported
 
 
-def details_told(proposers: Mapping[str, object]) -> dict[str, Any]:
+def reported_details(proposers: Mapping[str, object]) -> dict[str, Any]:
     """Return what proposers that tell something say, by name; {"error": ...} of one that cannot."""
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     for name, proposer in proposers.items():
-        if isinstance(proposer, TellsStatus):
+        if isinstance(proposer, ReportsStatus):
             try:
-                told[name] = proposer.status()
+                reported[name] = proposer.status()
             except BaseException as error:  # it costs nobody the rest
                 if ends_process(error):
                     raise
                 _log.warning("proposer %r: status failed", name, exc_info=error)
-                told[name] = {"error": f"{type(error).__name__}: {error}"}
-    return told
+                reported[name] = {"error": f"{type(error).__name__}: {error}"}
+    return reported
 
 
 def _at(tree: Any, key: str) -> Any:

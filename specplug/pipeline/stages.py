@@ -29,7 +29,7 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.faults import FaultGuard
-from specplug.grammar.drafts import SOURCE, told_apart
+from specplug.grammar.drafts import SOURCE, separated
 from specplug.interfaces import Planner, Proposer, Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.buffers import DraftBuffers
@@ -247,7 +247,7 @@ class DraftStage:
 
     def _tell_of_grammars(self, batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> None:
         """Count and trace what grammars drafted; proposers see none of it."""
-        draft, fate, reached = told_apart(batch, outcome, verdict)
+        draft, fate, reached = separated(batch, outcome, verdict)
         self.metrics.record_added(SOURCE, fate, reached)
         if self._trace is not None and self._trace_guard.admits_step():
             draft = replace(draft, lengths=draft.lengths * reached)
@@ -277,12 +277,12 @@ class DraftStage:
 
     def _cuts_without_budget(self, draft: Draft) -> bool:
         """Ask the policy, contained; where it fails to say, its trim half decides."""
-        said: list[bool] = []
+        answers: list[bool] = []
 
         def ask() -> None:
-            said.append(bool(self._trimmer.cuts_without_budget(draft.batch_size, draft.draft_length)))
+            answers.append(bool(self._trimmer.cuts_without_budget(draft.batch_size, draft.draft_length)))
 
-        return not self._trimmer_guard.call(ask) or said[0]
+        return not self._trimmer_guard.call(ask) or answers[0]
 
     def _cut(self, draft: Draft, limits: TrimLimits, vocab_size: int) -> Draft:
         """Let the policy trim, contained.  Drafts that it fails to cut are dropped: the budget holds."""

@@ -12,7 +12,7 @@ from typing import Any
 
 _PUBLIC = {
     "specplug.replay.corpora": ("distractors",),
-    "specplug.replay.external": ("load_factory", "replay_foreign"),
+    "specplug.replay.external": ("load_factory", "replay_external"),
     "specplug.replay.harness": ("harness_factory",),
     "specplug.replay.interleaved": ("replay_interleaved",),
     "specplug.replay.run": ("replay",),

@@ -27,13 +27,13 @@ from specplug.pipeline.stages import DraftStage
 from specplug.plugins.registry import Registry, default_registry
 from specplug.plugins.specs import PluginSpec, PolicySpec, ProposerSpec
 from specplug.replay.corpora import Corpora, hand_over
-from specplug.replay.fast_path import LeanStage, can_stand_in
+from specplug.replay.fast_path import FastPathStage, can_stand_in
 from specplug.replay.items import Ids
 from specplug.replay.late import EarlyPlans, LateTrimmer, LateVerdicts
 from specplug.replay.loop import Offer
 from specplug.replay.repeated_batch import RepeatedTrimmer
 from specplug.replay.setup import Setup
-from specplug.replay.slots import PLENTY, Seat, Seats
+from specplug.replay.slots import PLENTY, Occupant, ReplaySlots
 from specplug.settings.sources import load_settings
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
@@ -50,10 +50,10 @@ class ReplayEngine:
 
     Args:
         setup: what runs.
-        seats: S, most requests at a time.
+        slots: S, most requests at a time.
         max_length: L, the longest prompt and output.
         vocab_size: ids lie in [0, vocab_size).
-        told: B, the identical requests that a single one stands for, see `specplug.replay.repeated_batch`; 1 with
+        repeats: B, the identical requests that a single one stands for, see `specplug.replay.repeated_batch`; 1 with
             several seats.
         corpora: handed to a proposer that holds some whenever it is built.
         registry: of plug-ins; the installed ones by default.
@@ -71,39 +71,39 @@ class ReplayEngine:
         *,
         max_length: int,
         vocab_size: int,
-        seats: int = 1,
-        told: int = 1,
+        slots: int = 1,
+        repeats: int = 1,
         corpora: Corpora = NO_CORPORA,
         registry: Registry | None = None,
     ) -> None:
         registry = registry or default_registry()
         self._settings = load_settings(setup.as_settings(), flags_origin="specplug replay", registry=registry).settings
-        self._setup, self._told, self._corpora = setup, told, corpora
+        self._setup, self._repeats, self._corpora = setup, repeats, corpora
         self._registry = _Dressed(registry, self._dress)
         self._context = PluginContext(
             EngineCaps(max_draft_length=setup.gamma, trees=setup.trees, decision_lag=setup.lag),
             vocab_size=vocab_size,
-            max_slots=seats,
+            max_slots=slots,
             max_length=max_length,
             seed=self._settings.seed,
         )
-        self._seats = Seats(seats, max_length, vocab_size)
+        self._slots = ReplaySlots(slots, max_length, vocab_size)
         self._faults: dict[str, Counter[str]] = {}
         self._trimmer: RepeatedTrimmer | None = None
-        self._drafts: DraftStage | LeanStage | None = None
+        self._drafts: DraftStage | FastPathStage | None = None
         self.seconds = 0.0
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: proposer, policy and pipeline are built anew, as at a server's start."""
         self.close()
-        self._seats.clear()
+        self._slots.clear()
         self._steps = 0
         self._early = EarlyPlans(self._setup.lag)
         self._plan_made = NO_SPECULATION
         stage = build_draft_stage(self._settings, self._registry, self._context)
-        is_lean = self._setup.lean and can_stand_in(self._settings)
-        self._drafts = LeanStage(stage, self._context.max_slots) if is_lean else stage
+        uses_fast_path = self._setup.fast_path and can_stand_in(self._settings)
+        self._drafts = FastPathStage(stage, self._context.max_slots) if uses_fast_path else stage
         self._plans = build_plan_stage(self._settings, self._registry, self._context, self._drafts.metrics.fault)
         self.add_corpora(self._corpora)
 
@@ -130,7 +130,7 @@ class ReplayEngine:
         return memory() if callable(memory) else None
 
     @property
-    def _stage(self) -> DraftStage | LeanStage:
+    def _stage(self) -> DraftStage | FastPathStage:
         assert self._drafts is not None, "closed"
         return self._drafts
 
@@ -149,22 +149,22 @@ class ReplayEngine:
         given = documents if self._setup.references else ()
         references = tuple(Reference(ids, f"document {index}") for index, ids in enumerate(given) if ids.size)
         request = Request(request_id, prompt_length=int(prompt.size), max_tokens=PLENTY, references=references)
-        seat = self._seats.take(slot, request)
-        self._tell(Lifecycle.STARTED, seat)
-        self._seats.append(seat, prompt)
+        occupant = self._slots.take(slot, request)
+        self._tell(Lifecycle.STARTED, occupant)
+        self._slots.append(occupant, prompt)
         self.seconds += perf_counter() - began
 
     def extend(self, slot: int, tokens: Sequence[int]) -> None:
         """Append tokens that the target emitted without a draft: prefill's."""
-        self._seats.append(self._seats.at(slot), tokens)
+        self._slots.append(self._slots.at(slot), tokens)
 
     def finish(self, slot: int) -> None:
         """End a request.  The proposer sees its last tokens first, as it does where engines draft behind every step."""
         began = perf_counter()
-        seat = self._seats.at(slot)
-        self._stage.propose(self._seats.alone(seat), 0)
-        self._tell(Lifecycle.FINISHED, seat, visible=seat.length)
-        self._seats.leave(seat)
+        occupant = self._slots.at(slot)
+        self._stage.propose(self._slots.alone(occupant), 0)
+        self._tell(Lifecycle.FINISHED, occupant, visible=occupant.length)
+        self._slots.leave(occupant)
         self.seconds += perf_counter() - began
 
     # -- steps ---------------------------------------------------------------------------------------------------
@@ -176,12 +176,12 @@ class ReplayEngine:
         """
         began = perf_counter()
         plan = self._plan()
-        batch = self._seats.view().batch(self._seats.pop_resets(self._seats.taken))
+        batch = self._slots.view().batch(self._slots.pop_resets(self._slots.taken))
         draft = self._stage.propose(batch, plan.draft_length, self._caps(plan, most))
         if self._trimmer is None:
             draft = self._stage.trim(batch, draft, plan)
         else:
-            draft = self._trimmer.trim_told(self._stage, batch, draft, plan)
+            draft = self._trimmer.trim_repeated(self._stage, batch, draft, plan)
         offers = _offers(draft)
         self.seconds += perf_counter() - began
         return offers
@@ -194,13 +194,13 @@ class ReplayEngine:
         """
         began = perf_counter()
         verified = []
-        for seat, offer, count, tokens in zip(self._seats.taken, offers, accepted, emitted, strict=True):
-            self._seats.append(seat, tokens)
+        for occupant, offer, count, tokens in zip(self._slots.taken, offers, accepted, emitted, strict=True):
+            self._slots.append(occupant, tokens)
             drafted = len(offer.token_ids)
-            seat.verified += drafted
-            seat.accepted += count
+            occupant.verified += drafted
+            occupant.accepted += count
             verified.append(drafted if len(tokens) > count or offer.parents is not None else count)
-        view = self._seats.view()
+        view = self._slots.view()
         outcome = view.outcome(verified, accepted, [len(tokens) for tokens in emitted])
         self._stage.observe(view.batch(()), outcome)
         if self._plans.learns:
@@ -209,13 +209,13 @@ class ReplayEngine:
         self.seconds += perf_counter() - began
 
     def _plan(self) -> StepPlan:
-        figures = tuple([seat.stats() for seat in self._seats.taken]) * self._told
+        figures = tuple([occupant.stats() for occupant in self._slots.taken]) * self._repeats
         self._plan_made = self._early.exchange(self._plans.plan(HostStats(self._steps, figures)))
         return self._plan_made
 
     def _report(self, verified: Sequence[int], accepted: Sequence[int]) -> StepReport:
         """Report the present step to the plan half; what it costs is nobody's to say here."""
-        fates = [*zip(verified, accepted, strict=True)] * self._told
+        fates = [*zip(verified, accepted, strict=True)] * self._repeats
         number = max(0, self._steps - self._setup.lag)
         return StepReport.build(number, self._plan_made.draft_length, len(fates), fates)
 
@@ -223,15 +223,15 @@ class ReplayEngine:
         """Return what bounds single rows, [B] int32; None where nothing does."""
         if not plan.caps and (most is None or most >= plan.draft_length):
             return None
-        caps = [plan.draft_length_for(seat.request.request_id) for seat in self._seats.taken]
+        caps = [plan.draft_length_for(occupant.request.request_id) for occupant in self._slots.taken]
         return torch.tensor(caps, dtype=torch.int32).clamp_(max=plan.draft_length if most is None else most)
 
-    def _tell(self, kind: Lifecycle, seat: Seat, visible: int | None = None) -> None:
-        self._stage.on_event(RequestEvent(kind, seat.request, seat.slot, seat.generation, visible))
+    def _tell(self, kind: Lifecycle, occupant: Occupant, visible: int | None = None) -> None:
+        self._stage.on_event(RequestEvent(kind, occupant.request, occupant.slot, occupant.generation, visible))
 
     def _dress(self, spec: PluginSpec) -> PluginSpec:
         """Return a plug-in's registration with what replay puts around it."""
-        if isinstance(spec, PolicySpec) and (self._told > 1 or self._setup.lag):
+        if isinstance(spec, PolicySpec) and (self._repeats > 1 or self._setup.lag):
             return replace(spec, trimmer=lambda context: self._dressed(spec.build_trimmer(context)))
         if isinstance(spec, ProposerSpec) and self._setup.lag and spec.caps_for("cpu").learns:
             return replace(spec, factory=lambda context: LateVerdicts(spec.build(context), self._setup.lag))
@@ -240,8 +240,8 @@ class ReplayEngine:
     def _dressed(self, trimmer: Trimmer) -> Trimmer:
         if self._setup.lag:
             trimmer = LateTrimmer(trimmer, self._setup.lag)
-        if self._told > 1:
-            trimmer = self._trimmer = RepeatedTrimmer(trimmer, self._told, self._setup.gamma, self._setup.trees)
+        if self._repeats > 1:
+            trimmer = self._trimmer = RepeatedTrimmer(trimmer, self._repeats, self._setup.gamma, self._setup.trees)
         return trimmer
 
 

@@ -64,7 +64,7 @@ def load_factory(path: str) -> Factory:
     return found  # type: ignore[no-any-return]
 
 
-def replay_foreign(
+def replay_external(
     items: Sequence[TokenItem],
     factory: Factory | str,
     *,
@@ -90,19 +90,19 @@ def replay_foreign(
         raise PluginError.build("the foreign proposer has no such mode", who=str(factory), found=mode)
     if getattr(proposer, "stateless", False):
         in_flight = 1  # such objects hold one request, and the order does not matter to them
-    engine = ForeignEngine(proposer, gamma, in_flight, longest(items))
+    engine = ExternalEngine(proposer, gamma, in_flight, longest(items))
     if mode == "serving" and hasattr(proposer, "preload"):
         proposer.preload([document for item in items for document in item.documents])
-    return drive(engine, items, seats=in_flight, cold=mode == "cold", progress=progress)
+    return drive(engine, items, slots=in_flight, cold=mode == "cold", progress=progress)
 
 
-class ForeignEngine:
+class ExternalEngine:
     """Seats requests for a foreign proposer; what the target has not emitted yet is poisoned."""
 
-    def __init__(self, proposer: Any, gamma: int, seats: int, max_length: int) -> None:
+    def __init__(self, proposer: Any, gamma: int, slots: int, max_length: int) -> None:
         self._proposer, self._gamma = proposer, gamma
-        self._texts = np.full((seats, max_length), POISON, dtype=np.int32)
-        self._lengths = [0] * seats
+        self._texts = np.full((slots, max_length), POISON, dtype=np.int32)
+        self._lengths = [0] * slots
         self._names: dict[int, str] = {}  # by slot, in the order of rows
         self.seconds = 0.0
         self.faults: dict[str, dict[str, int]] = {}

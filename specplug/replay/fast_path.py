@@ -32,7 +32,7 @@ def can_stand_in(settings: Settings) -> bool:
     return not settings.extra_proposers and settings.trace.path is None
 
 
-class LeanStage:
+class FastPathStage:
     """Stands around a `DraftStage` and spares it its tensors, where `can_stand_in` says so.
 
     Each batch is proposed for, trimmed and observed before the next one, none is a dummy, rows may always draft, and no

@@ -1,4 +1,4 @@
-"""A specplug proposer and policy as a foreign proposer, for replay harnesses: the interface in `foreign`, reversed.
+"""A specplug proposer and policy as a foreign proposer, for replay harnesses: the interface in `external`, reversed.
 
 Its configuration comes from the environment:
 
@@ -75,7 +75,9 @@ class HarnessProposer:
     ) -> None:
         self.tree = setup.trees
         """Whether drafts may be trees, which harnesses do not hold to gamma nodes."""
-        self._engine = ReplayEngine(setup, max_length=max_length, vocab_size=VOCAB_SIZE, told=batch, registry=registry)
+        self._engine = ReplayEngine(
+            setup, max_length=max_length, vocab_size=VOCAB_SIZE, repeats=batch, registry=registry
+        )
         self._preloads = setup.corpus and mode != "cold"
         self._adds_own = setup.corpus and mode == "cold"
         self._is_fresh = True

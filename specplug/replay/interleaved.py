@@ -37,10 +37,10 @@ def replay_interleaved(
         raise SettingsError.build("cold mode runs one request at a time", found=f"{batch} in flight", expected="1")
     engine = ReplayEngine(
         setup,
-        seats=batch,
+        slots=batch,
         max_length=longest(items),
         vocab_size=vocab_size,
         corpora=corpora_of(items, documents=setup.corpus, distractors=setup.distractors),
         registry=registry,
     )
-    return drive(engine, items, seats=batch, cold=mode == "cold", progress=progress)
+    return drive(engine, items, slots=batch, cold=mode == "cold", progress=progress)

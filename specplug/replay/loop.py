@@ -34,8 +34,8 @@ class Offer(NamedTuple):
         if self.parents is not None:
             return _deepest(self.token_ids, self.parents, target)
         count = 0
-        for drafted, said in zip(self.token_ids, target, strict=False):
-            if drafted != said:
+        for drafted, emitted_tokens in zip(self.token_ids, target, strict=False):
+            if drafted != emitted_tokens:
                 break
             count += 1
         return count
@@ -104,13 +104,13 @@ class _Running:
 
 
 def drive(
-    engine: Replayed, items: Sequence[TokenItem], *, seats: int = 1, cold: bool = False, progress: Progress | None
+    engine: Replayed, items: Sequence[TokenItem], *, slots: int = 1, cold: bool = False, progress: Progress | None
 ) -> Result:
-    """Replay items in order, at most `seats` at a time; `cold` (with one seat) resets the engine before each."""
+    """Replay items in order, at most `slots` at a time; `cold` (with one seat) resets the engine before each."""
     result = Result()
     waiting = iter(items)
     running: list[_Running] = []
-    free = list(range(seats))[::-1]
+    free = list(range(slots))[::-1]
     while True:
         for item in _take(waiting, len(free)):
             if cold and result.items:
@@ -119,7 +119,7 @@ def drive(
         if not running:
             break
         if not any(request.done for request in running):
-            _step(engine, running, result, together=seats > 1)
+            _step(engine, running, result, together=slots > 1)
         for request in [request for request in running if request.done]:
             held = engine.memory()
             result.memory = max(held, result.memory or 0) if held else result.memory
@@ -156,14 +156,14 @@ def _step(engine: Replayed, running: Sequence[_Running], result: Result, *, toge
     for request, offer in zip(running, offers, strict=True):
         window = request.target[request.place : request.place + len(offer.token_ids) + 1]
         count = offer.accepted(window)
-        said = window[: count + 1]
-        request.place += len(said)
+        emitted_tokens = window[: count + 1]
+        request.place += len(emitted_tokens)
         accepted.append(count)
-        emitted.append(said)
-        result.counts.histogram[offer.verified, count, len(said)] += 1
+        emitted.append(emitted_tokens)
+        result.counts.histogram[offer.verified, count, len(emitted_tokens)] += 1
         if offer.confidence and offer.parents is None:
             # The first token that was not accepted is decided too, but where the output ended before it.
-            result.calibration.add(offer.confidence[: len(said)], count)
+            result.calibration.add(offer.confidence[: len(emitted_tokens)], count)
     if together:
         whole = len(running), sum(offer.verified for offer in offers), sum(map(len, emitted))
         result.counts.batches[whole] += 1

@@ -152,10 +152,10 @@ def _one(
     """Replay one workload."""
     contender = run.contender
     if contender.setup is None:
-        from specplug.replay.external import replay_foreign
+        from specplug.replay.external import replay_external
 
         assert contender.peer is not None
-        return replay_foreign(
+        return replay_external(
             items, contender.peer, gamma=run.gamma, mode=run.mode, in_flight=run.in_flight, progress=progress
         )
     setup = replace(contender.setup, gamma=run.gamma, distractors=(*contender.setup.distractors, *distractors))

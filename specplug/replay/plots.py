@@ -128,11 +128,11 @@ def _reliability(axes: Any, report: Report) -> None:
     several = len(report.modes) > 1
     for label, mode, _, found in report.reliabilities():
         name = f"{label}, {mode}" if several else label
-        said = [point.confidence for point in found.curve]
+        stated = [point.confidence for point in found.curve]
         kept = [point.acceptance for point in found.curve]
-        (line,) = axes.plot(said, kept, linewidth=1, label=f"{name}: Brier {found.brier:.3f}")
+        (line,) = axes.plot(stated, kept, linewidth=1, label=f"{name}: Brier {found.brier:.3f}")
         sizes = [8 + 120 * point.count / found.tokens for point in found.curve]
-        axes.scatter(said, kept, s=sizes, color=line.get_color())
+        axes.scatter(stated, kept, s=sizes, color=line.get_color())
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel("confidence of a draft token")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specplug.interfaces import Trimmer
 from specplug.pipeline.stages import DraftStage
-from specplug.replay.fast_path import LeanStage
+from specplug.replay.fast_path import FastPathStage
 from specplug.types.batch import BatchView, EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
@@ -56,7 +56,7 @@ class RepeatedTrimmer(Trimmer):
         return self._trimmer.cuts_without_budget(self._times, draft_length)
 
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        """Trim `draft` [1, N] as the first of B equal rows; the budget is the one that `trim_told` has set."""
+        """Trim `draft` [1, N] as the first of B equal rows; the budget is the one that `trim_repeated` has set."""
         rows = self._rows(draft)
         rows.copy_(draft)
         return self._trimmer.trim(rows, TrimLimits(self._budget, self._decoding, limits.price)).view(
@@ -71,7 +71,9 @@ class RepeatedTrimmer(Trimmer):
             self._views[key] = replace(rows, parents=None) if draft.parents is None else rows
         return self._views[key]
 
-    def trim_told(self, stage: DraftStage | LeanStage, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
+    def trim_repeated(
+        self, stage: DraftStage | FastPathStage, batch: EngineBatch, draft: Draft, plan: StepPlan
+    ) -> Draft:
         """Trim one row's draft as `stage`, whose trimmer this is, would trim it among B alike.
 
         The plan's budget is the whole batch's.  The stage, which sees one row, is told whether it binds, and no more.

@@ -42,7 +42,7 @@ def replay(
         setup,
         max_length=longest(items),
         vocab_size=vocab_size,
-        told=batch,
+        repeats=batch,
         corpora=corpora_of(items, documents=setup.corpus, distractors=setup.distractors),
         registry=registry,
     )

@@ -31,8 +31,7 @@ class Setup:
         distractors: further corpora for them, the documents of each; see `specplug.replay.corpora.distractors`.
         trees: the target verifies trees.
         settings: further settings, as `SPECPLUG_CONFIG` takes them.
-        lean: drafts pass through `specplug.replay.fast_path`, which is several times faster than the stage that engines
-            use
+        fast_path: drafts pass through `specplug.replay.fast_path`, several times faster than the engines' stage,
             and counts the same.
     """
 
@@ -46,7 +45,7 @@ class Setup:
     distractors: Sequence[Sequence[Ids]] = field(default=(), compare=False, repr=False)
     trees: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
-    lean: bool = True
+    fast_path: bool = True
 
     def as_settings(self) -> dict[str, Any]:
         """Return the layer of settings that this is.  No host proposer has a deadline: counts must not depend on it."""

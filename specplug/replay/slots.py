@@ -25,7 +25,7 @@ PLENTY = 1 << 20
 """Room that never binds, so that nothing tells where an output ends."""
 
 
-class Seat:
+class Occupant:
     """A running request: its place, and its figures so far."""
 
     __slots__ = ("accepted", "generation", "length", "request", "slot", "verified")
@@ -39,7 +39,7 @@ class Seat:
         return RequestStats(self.request.request_id, self.length, PLENTY, None, self.verified, self.accepted)
 
 
-class Seats:
+class ReplaySlots:
     """The token table of S slots and L tokens, and the requests that run, in the order in which they came.
 
     Attributes:
@@ -55,45 +55,45 @@ class Seats:
 
     def clear(self) -> None:
         """Send everybody away.  Generations go on."""
-        self.taken: list[Seat] = []
+        self.taken: list[Occupant] = []
         self._view: View | None = None
         self._resets: list[int] = []
 
-    def take(self, slot: int, request: Request) -> Seat:
+    def take(self, slot: int, request: Request) -> Occupant:
         """Seat a request, without any text yet, as the last row."""
         self._generations[slot] += 1
-        seat = Seat(slot, self._generations[slot], request)
+        occupant = Occupant(slot, self._generations[slot], request)
         self._texts[slot].fill(POISON)
-        self.taken.append(seat)
+        self.taken.append(occupant)
         self._view = None
         self._resets.append(slot)
-        return seat
+        return occupant
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, occupant: Occupant) -> None:
         """Free a seat."""
-        self.taken.remove(seat)
+        self.taken.remove(occupant)
         self._view = None
 
-    def at(self, slot: int) -> Seat:
+    def at(self, slot: int) -> Occupant:
         """Return who sits in a slot."""
-        return next(seat for seat in self.taken if seat.slot == slot)
+        return next(occupant for occupant in self.taken if occupant.slot == slot)
 
-    def append(self, seat: Seat, tokens: Sequence[int] | Ids) -> None:
+    def append(self, occupant: Occupant, tokens: Sequence[int] | Ids) -> None:
         """Append to a text.
 
         Raises:
             EngineError: it does not fit.
         """
-        stop = seat.length + len(tokens)
+        stop = occupant.length + len(tokens)
         if stop > self._texts.shape[1]:
             raise EngineError.build(
                 "the text does not fit",
-                who=repr(seat.request.request_id),
+                who=repr(occupant.request.request_id),
                 found=f"{stop} tokens",
                 expected=f"at most {self._texts.shape[1]}",
             )
-        self._texts[seat.slot, seat.length : stop] = tokens
-        seat.length = stop
+        self._texts[occupant.slot, occupant.length : stop] = tokens
+        occupant.length = stop
 
     def view(self) -> View:
         """Return the batch of everybody, up to date."""
@@ -101,15 +101,15 @@ class Seats:
             self._view = View(self._table, self._vocab_size, self.taken)
         return self._view.update()
 
-    def alone(self, seat: Seat) -> EngineBatch:
+    def alone(self, occupant: Occupant) -> EngineBatch:
         """Return the batch of one seat, with the reset of its slot where that has not been told."""
-        return View(self._table, self._vocab_size, [seat]).batch(self.pop_resets([seat]))
+        return View(self._table, self._vocab_size, [occupant]).batch(self.pop_resets([occupant]))
 
-    def pop_resets(self, seats: Sequence[Seat]) -> tuple[int, ...]:
+    def pop_resets(self, occupants: Sequence[Occupant]) -> tuple[int, ...]:
         """Return which of the seats' slots have a new tenant since this was last asked for them."""
         if not self._resets:
             return ()
-        here = {seat.slot for seat in seats}
+        here = {occupant.slot for occupant in occupants}
         popped = tuple(sorted(here.intersection(self._resets)))
         self._resets = [slot for slot in self._resets if slot not in here]
         return popped
@@ -118,16 +118,16 @@ class Seats:
 class View:
     """The batch of some seats; tensors are made once, and what changes is written through numpy, which is cheaper."""
 
-    def __init__(self, table: Tensor, vocab_size: int, seats: Sequence[Seat]) -> None:
-        self._seats = list(seats)
-        count = len(self._seats)
-        slots = torch.tensor([seat.slot for seat in seats], dtype=torch.int64)
+    def __init__(self, table: Tensor, vocab_size: int, occupants: Sequence[Occupant]) -> None:
+        self._occupants = list(occupants)
+        count = len(self._occupants)
+        slots = torch.tensor([occupant.slot for occupant in occupants], dtype=torch.int64)
         changing = torch.zeros(4, count, dtype=torch.int32)
         self._numbers = changing.numpy()
         self._outcome = Outcome(verified=changing[1], accepted=changing[2], emitted=changing[3])
         self._batch = EngineBatch(
             slots=slots,
-            generations=torch.tensor([seat.generation for seat in seats], dtype=torch.int64),
+            generations=torch.tensor([occupant.generation for occupant in occupants], dtype=torch.int64),
             rows=slots,
             tokens=table,
             lengths=changing[0],
@@ -137,14 +137,14 @@ class View:
             grammar=torch.zeros(count, dtype=torch.bool),
             vocab_size=vocab_size,
             residency=Residency.HOST,
-            request_ids=tuple(seat.request.request_id for seat in seats),
-            requests=tuple(seat.request for seat in seats),
+            request_ids=tuple(occupant.request.request_id for occupant in occupants),
+            requests=tuple(occupant.request for occupant in occupants),
         )
         self.update()
 
     def update(self) -> View:
         """Bring the lengths up to date."""
-        self._numbers[0] = [seat.length for seat in self._seats]
+        self._numbers[0] = [occupant.length for occupant in self._occupants]
         return self
 
     def batch(self, reset_slots: tuple[int, ...]) -> EngineBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specplug.runtime.slot_allocator import Places
+from specplug.runtime.slot_allocator import SlotAllocator
 from specplug.types.batch import Barrier
 from specplug.types.request import Request
 
@@ -20,17 +20,19 @@ class RowFacts:
         barriers: spans of the rows that are no text.
     """
 
-    def __init__(self, places: Places, names: Sequence[str]) -> None:
-        self._version = places.slots.version
+    def __init__(self, allocator: SlotAllocator, names: Sequence[str]) -> None:
+        self._version = allocator.slots.version
         self._names = list(names)
-        kept = [row for row, name in enumerate(names) if name not in places.ignored]
+        kept = [row for row, name in enumerate(names) if name not in allocator.ignored]
         self.kept = None if len(kept) == len(names) else kept
         self.names = tuple(names[row] for row in kept)
-        self.slots = [places.slot_of(name) for name in self.names]
-        tenants = [places.slots.tenants[slot] for slot in self.slots]
-        self.requests: tuple[Request, ...] = tuple(tenant.request for tenant in tenants)
-        self.barriers = tuple(Barrier(row, *span) for row, tenant in enumerate(tenants) for span in tenant.barriers)
+        self.slots = [allocator.slot_of(name) for name in self.names]
+        occupants = [allocator.slots.occupants[slot] for slot in self.slots]
+        self.requests: tuple[Request, ...] = tuple(occupant.request for occupant in occupants)
+        self.barriers = tuple(
+            Barrier(row, *span) for row, occupant in enumerate(occupants) for span in occupant.barriers
+        )
 
-    def hold(self, places: Places, names: Sequence[str]) -> bool:
+    def hold(self, allocator: SlotAllocator, names: Sequence[str]) -> bool:
         """Whether these are still the facts of the rows `names`, a list."""
-        return self._version == places.slots.version and self._names == names
+        return self._version == allocator.slots.version and self._names == names

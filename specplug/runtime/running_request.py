@@ -11,7 +11,7 @@ MAX_STOP_IDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class RunningRequest:
     """A request that a worker holds.
 
     Attributes:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from specplug.runtime.running_request import Resident
+from specplug.runtime.running_request import RunningRequest
 from specplug.runtime.slots import SlotTable
 from specplug.types.request import Lifecycle, Request, RequestEvent
 
 
-class Places:
+class SlotAllocator:
     """The requests that one worker holds, each in a slot.
 
     Args:
@@ -21,26 +21,26 @@ class Places:
 
     Attributes:
         slots: the tenants by slot.
-        place_of: called with a request id, returns the engine's own slot; None where slots are given out here.
+        engine_slot: called with a request id, returns the engine's own slot; None where slots are given out here.
         ignored: ids of running requests that nobody hears of.
     """
 
     def __init__(self, max_slots: int, device: torch.device, tell: Callable[[RequestEvent], None]) -> None:
         self.slots = SlotTable(max_slots, device)
-        self.place_of: Callable[[str], int] | None = None
+        self.engine_slot: Callable[[str], int] | None = None
         self.ignored: set[str] = set()
         self._tell_event = tell
-        self._places: dict[str, int] = {}
-        self._waiting: dict[str, Resident] = {}
+        self._slots: dict[str, int] = {}
+        self._waiting: dict[str, RunningRequest] = {}
         self._free = list(range(max_slots - 1, -1, -1))
 
     def __len__(self) -> int:
         """How many requests have a place."""
-        return len(self._places)
+        return len(self._slots)
 
     def __contains__(self, request_id: str) -> bool:
         """Whether the request has a place."""
-        return request_id in self._places
+        return request_id in self._slots
 
     def is_waiting(self, request_id: str) -> bool:
         """Whether the request was preempted and has not resumed."""
@@ -48,20 +48,20 @@ class Places:
 
     def slot_of(self, request_id: str) -> int:
         """Return a running request's slot."""
-        return self._places[request_id]
+        return self._slots[request_id]
 
     def request_of(self, request_id: str) -> Request:
         """Return a running request's description."""
-        return self.slots.tenants[self._places[request_id]].request
+        return self.slots.occupants[self._slots[request_id]].request
 
-    def start(self, tenant: Resident) -> None:
+    def start(self, occupant: RunningRequest) -> None:
         """Take in a request that is new, or a known one with a new prompt."""
-        name = tenant.request.request_id
+        name = occupant.request.request_id
         self.ignored.discard(name)
-        kind: Lifecycle = Lifecycle.UPDATED if name in self._places else Lifecycle.STARTED
-        if name in self._places:
+        kind: Lifecycle = Lifecycle.UPDATED if name in self._slots else Lifecycle.STARTED
+        if name in self._slots:
             self._vacate(name)
-        self._settle(kind, tenant)
+        self._settle(kind, occupant)
 
     def ignore(self, request_id: str) -> None:
         """Tell nobody of a new request, which gets no place: it is in no batch until it finishes."""
@@ -69,40 +69,42 @@ class Places:
 
     def resume(self, request_id: str) -> None:
         """Give a preempted request a place again."""
-        tenant = self._waiting.pop(request_id, None)
-        if tenant is not None:
-            self._settle(Lifecycle.RESUMED, tenant)
+        occupant = self._waiting.pop(request_id, None)
+        if occupant is not None:
+            self._settle(Lifecycle.RESUMED, occupant)
 
     def preempt(self, request_id: str) -> None:
         """Take a request's place; it may resume."""
-        if request_id in self._places:
+        if request_id in self._slots:
             self._waiting[request_id] = self._leave(request_id, Lifecycle.PREEMPTED)
 
     def finish(self, request_id: str, *, aborted: bool, visible: int | None = None) -> None:
         """Forget a request, of which the client saw at most `visible` tokens; None where that is not known."""
         self._waiting.pop(request_id, None)
         self.ignored.discard(request_id)
-        if request_id in self._places:
+        if request_id in self._slots:
             self._leave(request_id, Lifecycle.ABORTED if aborted else Lifecycle.FINISHED, visible)
 
-    def _settle(self, kind: Lifecycle, tenant: Resident) -> None:
-        name = tenant.request.request_id
-        slot = self._free.pop() if self.place_of is None else self.place_of(name)
-        self._places[name] = slot
-        self._tell(kind, tenant, slot, self.slots.take(slot, tenant))
+    def _settle(self, kind: Lifecycle, occupant: RunningRequest) -> None:
+        name = occupant.request.request_id
+        slot = self._free.pop() if self.engine_slot is None else self.engine_slot(name)
+        self._slots[name] = slot
+        self._tell(kind, occupant, slot, self.slots.take(slot, occupant))
 
-    def _leave(self, name: str, kind: Lifecycle, visible: int | None = None) -> Resident:
-        slot = self._places[name]
-        tenant = self.slots.tenants[slot]
-        self._tell(kind, tenant, slot, self.slots.generations[slot], visible)
+    def _leave(self, name: str, kind: Lifecycle, visible: int | None = None) -> RunningRequest:
+        slot = self._slots[name]
+        occupant = self.slots.occupants[slot]
+        self._tell(kind, occupant, slot, self.slots.generations[slot], visible)
         self._vacate(name)
-        return tenant
+        return occupant
 
     def _vacate(self, name: str) -> None:
-        slot = self._places.pop(name)
+        slot = self._slots.pop(name)
         self.slots.free(slot)
-        if self.place_of is None:
+        if self.engine_slot is None:
             self._free.append(slot)
 
-    def _tell(self, kind: Lifecycle, tenant: Resident, slot: int, generation: int, visible: int | None = None) -> None:
-        self._tell_event(RequestEvent(kind, tenant.request, slot, generation, visible))
+    def _tell(
+        self, kind: Lifecycle, occupant: RunningRequest, slot: int, generation: int, visible: int | None = None
+    ) -> None:
+        self._tell_event(RequestEvent(kind, occupant.request, slot, generation, visible))

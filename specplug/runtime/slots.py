@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specplug.runtime.running_request import MAX_STOP_IDS, Resident
+from specplug.runtime.running_request import MAX_STOP_IDS, RunningRequest
 
 NO_CAP = 1 << 30
 _GENERATION, _END, _CAP, _GRAMMAR, _VERIFIER, _STOPS = range(6)
@@ -46,13 +46,13 @@ class SlotTable:
         device: where the table of [S, 5 + M] int64 lies.
 
     Attributes:
-        tenants: by slot, the request that holds it.
+        occupants: by slot, the request that holds it.
         generations: by slot (host); a slot's first tenant has generation 1.
         version: counts changes of tenants, so that what is derived from them can be kept between changes.
     """
 
     def __init__(self, max_slots: int, device: torch.device) -> None:
-        self.tenants: dict[int, Resident] = {}
+        self.occupants: dict[int, RunningRequest] = {}
         self.generations = [0] * max_slots
         self.version = 0
         self._table = torch.zeros(max_slots, _STOPS + MAX_STOP_IDS, dtype=torch.int64, device=device)
@@ -60,9 +60,9 @@ class SlotTable:
         self._changed: set[int] = set()
         self._reset: set[int] = set()
 
-    def take(self, slot: int, tenant: Resident) -> int:
+    def take(self, slot: int, occupant: RunningRequest) -> int:
         """Give a slot to a request; return the slot's new generation."""
-        self.tenants[slot] = tenant
+        self.occupants[slot] = occupant
         self.version += 1
         self.generations[slot] += 1
         self._changed.add(slot)
@@ -71,7 +71,7 @@ class SlotTable:
 
     def free(self, slot: int) -> None:
         """Take the slot from its tenant."""
-        self.tenants.pop(slot, None)
+        self.occupants.pop(slot, None)
         self.version += 1
 
     def take_resets(self) -> tuple[int, ...]:
@@ -96,17 +96,17 @@ class SlotTable:
 
     def _flush(self) -> None:
         """Write the changed rows to the device: two small asynchronous copies, from memory that nobody changes."""
-        slots = sorted(slot for slot in self._changed if slot in self.tenants)
+        slots = sorted(slot for slot in self._changed if slot in self.occupants)
         self._changed.clear()
         if slots:
             self._table[self._on_device(slots)] = self._on_device([self._row(slot) for slot in slots])
 
     def _row(self, slot: int) -> list[int]:
-        tenant = self.tenants[slot]
-        request, cap = tenant.request, tenant.request.options.cap
-        padding = [-1] * (MAX_STOP_IDS - len(tenant.stop_ids))
-        head = [self.generations[slot], tenant.end, NO_CAP if cap is None else cap, int(request.grammar)]
-        return [*head, int(request.options.verifier is not None), *tenant.stop_ids, *padding]
+        occupant = self.occupants[slot]
+        request, cap = occupant.request, occupant.request.options.cap
+        padding = [-1] * (MAX_STOP_IDS - len(occupant.stop_ids))
+        head = [self.generations[slot], occupant.end, NO_CAP if cap is None else cap, int(request.grammar)]
+        return [*head, int(request.options.verifier is not None), *occupant.stop_ids, *padding]
 
     def _on_device(self, values: list[int] | list[list[int]]) -> Tensor:
         tensor = torch.tensor(values, dtype=torch.int64)

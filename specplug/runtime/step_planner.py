@@ -59,7 +59,7 @@ class _Tally:
         self.verified = self.accepted = 0
 
 
-class Planning(Generic[R]):
+class StepPlanner(Generic[R]):
     """Plans steps of an engine whose requests are of type `R`.
 
     Args:

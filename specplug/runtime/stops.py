@@ -12,7 +12,7 @@ from torch import Tensor
 from specplug.runtime.slots import SlotRows
 
 
-class StopWatch:
+class StopDetector:
     """Remembers, by slot, whether the tenant has stopped.  S slots; nothing is read back.
 
     Args:

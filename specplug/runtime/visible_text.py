@@ -46,8 +46,10 @@ def tokens_before_stop(
     """
     skipped = 0 if newest is None else max(0, len(output) - newest)
     if skipped:
-        ahead = [*lead, *output[max(0, skipped - LEAD) : skipped]][-LEAD:]
-        found = tokens_before_stop(output[skipped:], stop, decode, lead=ahead, least=max(0, least - skipped), keep=keep)
+        preceding = [*lead, *output[max(0, skipped - LEAD) : skipped]][-LEAD:]
+        found = tokens_before_stop(
+            output[skipped:], stop, decode, lead=preceding, least=max(0, least - skipped), keep=keep
+        )
         if found != 0:  # else the cut may lie further in front
             return None if found is None else skipped + found
     ids, before = list(output), list(lead)

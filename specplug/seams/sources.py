@@ -135,11 +135,11 @@ class ClassSource:
         return frozenset(own | {name for method in methods for name in _assigned_to_self(method)})
 
     def _has_slots(self) -> bool:
-        asked = (
+        wanted = (
             keyword for call in self._node.decorator_list if isinstance(call, ast.Call) for keyword in call.keywords
         )
         return "__slots__" in self._attributes or any(
-            k.arg == "slots" and ast.unparse(k.value) == "True" for k in asked
+            k.arg == "slots" and ast.unparse(k.value) == "True" for k in wanted
         )
 
 

@@ -50,20 +50,20 @@ class Mistake:
 
 def shown(value: object) -> str:
     """Return a value as it is quoted in messages: on one line and never long."""
-    text = repr(_beginning(value))
+    text = repr(_excerpt(value))
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
 
 
-def _beginning(value: object, depth: int = _DEEPEST) -> object:
+def _excerpt(value: object, depth: int = _DEEPEST) -> object:
     """Return as much of a large or deep value as can be shown; its whole `repr` could take a second, or fail."""
     if not depth and isinstance(value, (Mapping, list, tuple)):
         return "..."
     if isinstance(value, Mapping):
-        return {key: _beginning(item, depth - 1) for key, item in itertools.islice(value.items(), _LONGEST_VALUE)}
+        return {key: _excerpt(item, depth - 1) for key, item in itertools.islice(value.items(), _LONGEST_VALUE)}
     if isinstance(value, list):
-        return [_beginning(item, depth - 1) for item in value[: _LONGEST_VALUE + 1]]
+        return [_excerpt(item, depth - 1) for item in value[: _LONGEST_VALUE + 1]]
     if isinstance(value, tuple):
-        return tuple(_beginning(item, depth - 1) for item in value[: _LONGEST_VALUE + 1])
+        return tuple(_excerpt(item, depth - 1) for item in value[: _LONGEST_VALUE + 1])
     return value[: _LONGEST_VALUE + 1] if isinstance(value, str) else value
 
 
@@ -96,7 +96,7 @@ def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, pre
             where = f"bad value for {noun} {key.rstrip('.')!r}" if key else f"bad {noun}s"
             expected = _PLAINER.get(item["type"]) or _expectation(item["msg"])
             choices = re.findall(r"'([^']*)'", expected) if item["type"] == "literal_error" else []
-            remedy = suggest(str(_beginning(item["input"])), choices) if choices else None
+            remedy = suggest(str(_excerpt(item["input"])), choices) if choices else None
             mistakes.append(Mistake(key, where, shown(item["input"]), expected, remedy))
     return mistakes
 

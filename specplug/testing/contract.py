@@ -119,9 +119,9 @@ class ProposerContract(ProposerHarness):
                 column, tokens = draft.token_ids[inside].long(), draft.token_ids[inside].long()
                 if draft.draft_vocab is not None:
                     found, column = (tokens[:, None] == draft.draft_vocab).max(1)
-                    foreign = tokens[~found].tolist()
-                    assert not foreign, (
-                        f"{self.who}: drafted ids {foreign} are not in its draft vocabulary. Draw from that, or clear "
+                    unknown = tokens[~found].tolist()
+                    assert not unknown, (
+                        f"{self.who}: drafted ids {unknown} are not in its draft vocabulary. Draw from that, or clear "
                         "draft.drawn for tokens that were not drawn from the distribution"
                     )
                 own = probs.gather(1, column[:, None])

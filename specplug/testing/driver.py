@@ -70,7 +70,7 @@ class Step:
 
 
 @dataclass
-class _Seat:
+class _Occupant:
     """One running request: its place, its text, and how much of the text the proposer has been shown."""
 
     request: Request
@@ -125,7 +125,7 @@ class Driver:
         )
         self.context = replace(self.context, part=partial(self._part, registry))
         self._poison, self._index_dtype = poison, index_dtype
-        self._seats: dict[str, _Seat] = {}
+        self._occupants: dict[str, _Occupant] = {}
         self._free = list(range(max_slots))
         self._generations = [-1] * max_slots
         self._reset_slots: set[int] = set()
@@ -162,9 +162,9 @@ class Driver:
         self._reset_slots.add(slot)
         given: dict[str, Any] = {"prompt_length": len(tokens), "max_tokens": PLENTY, "isolation_key": name, **fields}
         request = Request(name, references=tuple(Reference.of(reference) for reference in references), **given)
-        seat = _Seat(request, slot, self._generations[slot], list(tokens), barriers)
-        self._seats[name] = seat
-        self._tell(kind, seat)
+        occupant = _Occupant(request, slot, self._generations[slot], list(tokens), barriers)
+        self._occupants[name] = occupant
+        self._tell(kind, occupant)
 
     def leave(
         self, name: str, kind: Lifecycle | None = Lifecycle.FINISHED, *, visible: int | None = FULL_LENGTH
@@ -174,11 +174,11 @@ class Driver:
         `visible` is what the client saw of the text, by default all of it; None where that is not known.  Only the
         events that end a request tell it.
         """
-        seat = self._seats.pop(name)
-        self._free.append(seat.slot)
+        occupant = self._occupants.pop(name)
+        self._free.append(occupant.slot)
         if kind is not None:
-            seen = len(seat.tokens) if visible == FULL_LENGTH else visible
-            self._tell(kind, seat, seen if kind in (Lifecycle.FINISHED, Lifecycle.ABORTED) else None)
+            seen = len(occupant.tokens) if visible == FULL_LENGTH else visible
+            self._tell(kind, occupant, seen if kind in (Lifecycle.FINISHED, Lifecycle.ABORTED) else None)
 
     def announce(self, kind: EngineEventKind) -> None:
         """Tell the proposer that something happened to the whole engine."""
@@ -186,28 +186,30 @@ class Driver:
 
     def extend(self, name: str, tokens: Sequence[int]) -> None:
         """Append tokens to a request's text, as if the target had emitted them or a prompt's next chunk had come."""
-        self._seats[name].tokens.extend(tokens)
+        self._occupants[name].tokens.extend(tokens)
 
     def text(self, name: str) -> list[int]:
         """Return a copy of the request's text."""
-        return list(self._seats[name].tokens)
+        return list(self._occupants[name].tokens)
 
     def batch(self, order: Sequence[str] | None = None) -> BatchView:
         """Return the present batch, its rows in the given order, else in the order in which the requests came."""
-        seats = [self._seats[name] for name in (self._seats if order is None else order)]
-        slots = [seat.slot for seat in seats]
+        occupants = [self._occupants[name] for name in (self._occupants if order is None else order)]
+        slots = [occupant.slot for occupant in occupants]
         context = self.context
         return make_batch(
-            [seat.tokens for seat in seats],
-            num_new=[len(seat.tokens) - seat.known for seat in seats],
+            [occupant.tokens for occupant in occupants],
+            num_new=[len(occupant.tokens) - occupant.known for occupant in occupants],
             slots=slots,
-            generations=[seat.generation for seat in seats],
+            generations=[occupant.generation for occupant in occupants],
             rows=[(slot + 2) % context.max_slots for slot in slots],
             table_shape=(context.max_slots, context.max_length),
             vocab_size=context.vocab_size,
             reset_slots=sorted(self._reset_slots.intersection(slots)),
-            barriers=[Barrier(row, *span, "image") for row, seat in enumerate(seats) for span in seat.barriers],
-            requests=[seat.request for seat in seats],
+            barriers=[
+                Barrier(row, *span, "image") for row, occupant in enumerate(occupants) for span in occupant.barriers
+            ],
+            requests=[occupant.request for occupant in occupants],
             poison=self._poison,
             index_dtype=self._index_dtype,
             device=context.device,
@@ -215,7 +217,7 @@ class Driver:
 
     def hand_again(self, name: str) -> None:
         """Make the request's whole text new at its next step."""
-        self._seats[name].known = 0
+        self._occupants[name].known = 0
 
     def handed(self, batch: BatchView) -> BatchView:
         """Return what the proposer gets of a batch: all of it."""
@@ -228,16 +230,16 @@ class Driver:
 
         `caps` bounds single requests' drafts, by name.  Requests that are not in `order` sit the step out.
         """
-        names = tuple(self._seats if order is None else order)
+        names = tuple(self._occupants if order is None else order)
         batch = self.batch(order)
         bounds = torch.tensor(
             [draft_length if caps is None else caps.get(name, draft_length) for name in names], dtype=torch.int32
         )
         bounds = bounds.to(batch.device)
         step = Step(names, batch, batch.limits(draft_length, bounds), self.run(batch, draft_length, bounds))
-        self._reset_slots.difference_update(self._seats[name].slot for name in names)
+        self._reset_slots.difference_update(self._occupants[name].slot for name in names)
         for name in names:
-            self._seats[name].known = len(self._seats[name].tokens)
+            self._occupants[name].known = len(self._occupants[name].tokens)
         return step
 
     def settle(self, step: Step, answers: Mapping[str, Sequence[int]]) -> Verdict:
@@ -281,8 +283,8 @@ class Driver:
         settings = Settings(faults=Faults(host_deadline_ms=None))
         return build_part(name, settings, registry or default_registry(), self.context, _refuse, (self.spec.name,))
 
-    def _tell(self, kind: Lifecycle, seat: _Seat, visible: int | None = None) -> None:
-        self.proposer.on_event(RequestEvent(kind, seat.request, seat.slot, seat.generation, visible))
+    def _tell(self, kind: Lifecycle, occupant: _Occupant, visible: int | None = None) -> None:
+        self.proposer.on_event(RequestEvent(kind, occupant.request, occupant.slot, occupant.generation, visible))
 
 
 def _refuse(name: str, kind: str) -> None:

@@ -63,7 +63,7 @@ def test_draft_lengths_and_their_graphs(found, status, text):
     assert (status == "ok") == (result.remedy == "")
 
 
-def test_what_is_left_to_the_host_is_said_where_it_applies():
+def test_what_is_left_to_the_host_is_stated_where_it_applies():
     assert "the plan, from figures that are a step old" in summaries(CPU)
     assert "with a grammar in the batch" in summaries(CPU)
     assert "waits once" not in summaries(GPU)
@@ -78,7 +78,7 @@ def test_requests_that_get_no_drafts_are_named():
 
 
 def test_a_launch_survives_its_way_through_json():
-    assert Launch.told(json.loads(json.dumps(asdict(GPU)))) == GPU
+    assert Launch.reported(json.loads(json.dumps(asdict(GPU)))) == GPU
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_versions_are_judged(package, text: str, status: str):
     assert "SGLang 0.5.22 to 0.5.23" in version.summary
 
 
-def test_what_was_run_is_told_from_what_was_compared(package):
+def test_what_was_run_is_reported_from_what_was_compared(package):
     assert "compared" not in checks.installed(Settings())[0].summary
     (package / "_version.py").write_text("__version__ = version = '0.5.22.post1'\n")
     assert "run in the tests is 0.5.23, this one's seams were compared" in checks.installed(Settings())[0].summary
@@ -181,7 +181,7 @@ def test_an_entry_point_that_is_not_registered_fails(package, monkeypatch):
 # -- launch lines ------------------------------------------------------------------------------------------------------
 
 
-def test_in_general_is_said_what_no_launch_line_narrows(package):
+def test_in_general_is_stated_what_no_launch_line_narrows(package):
     text = "\n".join(result.summary for result in checks.launch(Settings()))
     for part in ("--launch", "min_p", "ngram drafts on the host", "data parallelism", "a step old"):
         assert part in text
@@ -193,7 +193,7 @@ def test_lines_of_others_are_none_of_its_business(package, monkeypatch, line):
     assert checks.launch(Settings(), line) == []
 
 
-def test_a_launch_that_does_not_ask_for_specplug_is_told_how_to(package, monkeypatch):
+def test_a_launch_that_does_not_ask_for_specplug_is_reported_how_to(package, monkeypatch):
     monkeypatch.setattr(launch, "ask", lambda line: None)
     (found,) = checks.launch(Settings(), "sglang serve m")
     assert found.status == "warn"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from specplug.errors import EngineError, PluginError, RequestError
 from specplug.interfaces import HoldsCorpora
 from specplug.operator.corpora import Corpora
-from specplug.operator.status import details_told
+from specplug.operator.status import reported_details
 from specplug.settings.model import CorporaSettings, Settings
 from specplug_ngram.reference import NgramReference
 from specplug_sglang.corpus_handover import SEPARATOR, documents_of, handed_over, read_documents, taken
@@ -78,7 +78,7 @@ def test_what_one_refuses_nobody_holds(error):
     assert able.held == {}
 
 
-def test_the_first_error_is_told(caplog):
+def test_the_first_error_is_reported(caplog):
     able, other = Holder(remove=ValueError("stays")), Holder(add=ValueError("no"))
     with pytest.raises(PluginError, match="add_corpus failed"):
         corpora(able, other).add("texts", [TEXT])
@@ -146,19 +146,24 @@ class Sharing(Holder):
 
     shares_corpora = True
 
-    def __init__(self, shelf: dict[str, list[Any]]) -> None:
+    def __init__(self, corpus_index: dict[str, list[Any]]) -> None:
         super().__init__()
-        self.held = shelf
+        self.held = corpus_index
 
     def add_corpus(self, name: str, documents: Sequence[Any]) -> int:
         assert name not in self.held, "a store refuses names that it has"
         return super().add_corpus(name, documents)
 
 
-def engines(shelf: dict[str, list[Any]], *own: Holder) -> list[Corpora]:
+def engines(corpus_index: dict[str, list[Any]], *own: Holder) -> list[Corpora]:
     """Return the corpora of two engines of one server, each with two proposers that share, and one of its own."""
     return [
-        Corpora({"a": Sharing(shelf), "own": holder, "b": Sharing(shelf)}, 100, "Set the limit", leads=not rank)
+        Corpora(
+            {"a": Sharing(corpus_index), "own": holder, "b": Sharing(corpus_index)},
+            100,
+            "Set the limit",
+            leads=not rank,
+        )
         for rank, holder in enumerate(own)
     ]
 
@@ -166,55 +171,55 @@ def engines(shelf: dict[str, list[Any]], *own: Holder) -> list[Corpora]:
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_what_engines_share_is_changed_by_one_of_them(order):
     """SGLang tells all of them, in any order; each answers as if it had done it."""
-    shelf: dict[str, list[Any]] = {}
+    corpus_index: dict[str, list[Any]] = {}
     own = Holder(), Holder()
-    both = engines(shelf, *own)
+    both = engines(corpus_index, *own)
     assert [both[rank].add("texts", [TEXT, TEXT[:5]]) for rank in order] == [15, 15]
-    assert [*own[0].held] == [*own[1].held] == [*shelf] == ["texts"]
+    assert [*own[0].held] == [*own[1].held] == [*corpus_index] == ["texts"]
     assert [corpora.sizes() for corpora in both] == [{"texts": 15}] * 2
     for rank in order:
         both[rank].remove("texts")
-    assert own[0].held == own[1].held == shelf == {}
+    assert own[0].held == own[1].held == corpus_index == {}
     with pytest.raises(RequestError, match="no corpus of this name"):
         both[0].remove("texts")
 
 
 def test_an_engine_that_follows_changes_nothing():
-    shelf: dict[str, list[Any]] = {"theirs": [TEXT]}
-    follower = Corpora({"a": Sharing(shelf)}, 15, "Set the limit", leads=False)
+    corpus_index: dict[str, list[Any]] = {"theirs": [TEXT]}
+    follower = Corpora({"a": Sharing(corpus_index)}, 15, "Set the limit", leads=False)
     assert follower.follows
     assert follower.add("texts", [TEXT]) == 10
     follower.remove("theirs")
-    assert [*shelf] == ["theirs"]
+    assert [*corpus_index] == ["theirs"]
     assert follower.sizes() == {"theirs": 10}
 
 
 def test_a_failed_addition_leaves_nothing_where_others_look():
-    shelf: dict[str, list[Any]] = {}
-    (leader,) = engines(shelf, Holder(add=ValueError("no")))
+    corpus_index: dict[str, list[Any]] = {}
+    (leader,) = engines(corpus_index, Holder(add=ValueError("no")))
     with pytest.raises(PluginError, match="add_corpus failed"):
         leader.add("texts", [TEXT])
-    assert shelf == {}
+    assert corpus_index == {}
 
 
 def test_specplugs_limit_counts_unless_sglangs_is_set(monkeypatch):
     monkeypatch.setattr(adapter, "_flag_default", lambda: 1000)
     settings = Settings(corpora=CorporaSettings(max_tokens=5000))
-    for said, expected in ((1000, (5000, "corpora.max_tokens")), (10, (10, "--speculative-ngram"))):
-        most, remedy = adapter.limit(SimpleNamespace(speculative_ngram_external_corpus_max_tokens=said), settings)
+    for stated, expected in ((1000, (5000, "corpora.max_tokens")), (10, (10, "--speculative-ngram"))):
+        most, remedy = adapter.limit(SimpleNamespace(speculative_ngram_external_corpus_max_tokens=stated), settings)
         assert (most, expected[1] in remedy) == (expected[0], True)
 
 
 class Telling:
     """Tells what it is told to."""
 
-    def __init__(self, said: Any) -> None:
-        self.said = said
+    def __init__(self, stated: Any) -> None:
+        self.stated = stated
 
     def status(self) -> Any:
-        if isinstance(self.said, BaseException):
-            raise self.said
-        return self.said
+        if isinstance(self.stated, BaseException):
+            raise self.stated
+        return self.stated
 
 
 def test_what_proposers_tell(caplog):
@@ -224,7 +229,7 @@ def test_what_proposers_tell(caplog):
         "silent": object(),
         "a": Telling({"x": 1}),
     }
-    assert details_told(proposers) == {
+    assert reported_details(proposers) == {
         "b": {"error": "ValueError: no"}, "c": {"error": "SystemExit: 1"}, "a": {"x": 1}
     }  # fmt: skip
     assert "'b': status failed" in caplog.text

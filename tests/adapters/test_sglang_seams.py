@@ -35,7 +35,7 @@ def test_the_supported_versions_are_the_one_that_is_run_and_some_before_it():
     assert VERSIONS.parse("0.5.23.post1") == (0, 5, 23)
 
 
-def test_parts_that_are_optional_exist_and_are_said_to_be_off():
+def test_parts_that_are_optional_exist_and_are_stated_to_be_off():
     assert OPTIONAL.keys() < set(get_args(Where))
     assert all(OPTIONAL.values())
 
@@ -70,7 +70,7 @@ def test_the_list_of_attributes_would_notice_a_new_one():
     assert name not in ADAPTER.known | ADAPTER.listed
 
 
-def asked_for() -> set[str]:
+def requested_for() -> set[str]:
     """Return the parts of the adapter that its code has looked at."""
     return {
         str(node.args[0].value)
@@ -87,4 +87,4 @@ def asked_for() -> set[str]:
 def test_every_part_of_the_adapter_has_its_seams_looked_at():
     parts = set(get_args(Where))
     assert {where for seam in SEAMS for where in seam.where} == parts
-    assert asked_for() == parts
+    assert requested_for() == parts

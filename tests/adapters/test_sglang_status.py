@@ -64,7 +64,7 @@ class Manager:
         return list(self.states)
 
 
-def test_engines_are_told_by_rank_whoever_answers_first():
+def test_engines_are_reported_by_rank_whoever_answers_first():
     manager = Manager({"specplug": {"engine": 10}}, {"specplug": {"engine": 2}})
     assert asyncio.run(frontend.ask(manager)) == [{"engine": 2}, {"engine": 10}]
 

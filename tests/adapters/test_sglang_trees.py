@@ -21,7 +21,7 @@ from specplug.testing.batches import POISON
 from specplug.types.draft import Draft
 from specplug.types.request import Reference, RequestOptions
 from specplug_sglang.config import LADDER, draft_lengths_on
-from specplug_sglang.requests import prompt_of, resident, served_plainly
+from specplug_sglang.requests import prompt_of, running_request, served_plainly
 from specplug_sglang.scheduler.ranks import Ranks, _unpacked
 from specplug_sglang.verification.attention import check, most_cached, reads_mask
 from specplug_sglang.verification.table import TokenTable
@@ -290,29 +290,29 @@ def test_a_table_holds_what_was_written(data):
 
 def params(**given: Any) -> SimpleNamespace:
     """SGLang's sampling parameters, as normalised: greedy is top_k 1."""
-    usual = {
+    default = {
         **{"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "sampling_seed": None, "custom_params": None},
         **{"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0},
         **{"max_new_tokens": 10, "stop_token_ids": None, "ignore_eos": False},
     }
-    return SimpleNamespace(**{**usual, **given})
+    return SimpleNamespace(**{**default, **given})
 
 
 def req(sampling: dict[str, Any] | None = None, **given: Any) -> SimpleNamespace:
-    usual = {
+    default = {
         **{"rid": "r", "origin_input_ids": [1, 2, 3], "origin_input_ids_unpadded": [1, 2, 3], "output_ids": []},
         **{"sampling_params": params(**(sampling or {})), "lora_id": None, "grammar": None, "extra_key": None},
         **{"cache_salt": None, "eos_token_ids": None, "tokenizer": None, "input_embeds": None},
         **{"positional_embed_overrides": None, "multimodal_inputs": None, "custom_logit_processor": None},
     }
-    return SimpleNamespace(**{**usual, **given})
+    return SimpleNamespace(**{**default, **given})
 
 
 def test_a_request_as_plug_ins_see_it():
     options = RequestOptions(num_speculative_tokens=2, proposer="oracle")
     custom = {wire.WIRE_KEY: wire.encode(options, (Reference.of([5, 6], "x"),), "me")}
     sampling = {"temperature": 0.5, "top_k": 1 << 30, "top_p": 0.9, "sampling_seed": 7, "custom_params": custom}
-    found = resident(req(sampling, grammar=object(), lora_id="lora"), 100)
+    found = running_request(req(sampling, grammar=object(), lora_id="lora"), 100)
     request = found.request
     assert (request.request_id, request.prompt_length, request.max_tokens, found.end) == ("r", 3, 10, 13)
     assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (0.5, 0, 7)
@@ -325,13 +325,13 @@ def test_a_request_as_plug_ins_see_it():
 
 
 def test_greedy_is_temperature_0():
-    assert resident(req({"temperature": 1.0, "top_k": 1}), 100).request.sampling.temperature == 0.0
-    assert resident(req({"temperature": 1.0, "top_k": 2}), 100).request.sampling.temperature == 1.0
+    assert running_request(req({"temperature": 1.0, "top_k": 1}), 100).request.sampling.temperature == 0.0
+    assert running_request(req({"temperature": 1.0, "top_k": 2}), 100).request.sampling.temperature == 1.0
 
 
 @pytest.mark.parametrize(("most", "longest", "end"), [(10, 100, 13), (10, 8, 8), (None, 50, 50)])
 def test_where_a_request_ends_at_the_latest(most, longest, end):
-    assert resident(req({"max_new_tokens": most}), longest).end == end
+    assert running_request(req({"max_new_tokens": most}), longest).end == end
 
 
 PLAIN: dict[str, dict[str, Any]] = {
@@ -346,7 +346,7 @@ def test_what_would_be_inexact_gets_no_drafts(why, sampling):
     custom = {wire.WIRE_KEY: wire.encode(RequestOptions(num_speculative_tokens=4, proposer="x", store=False), (), None)}
     given = req({**sampling, "custom_params": custom})
     assert served_plainly(given) == why
-    options = resident(given, 100).request.options
+    options = running_request(given, 100).request.options
     assert options.cap == 0
     assert (options.proposer, options.store) == ("x", False)
 
@@ -359,7 +359,7 @@ def test_other_penalties(sampling):
 @pytest.mark.parametrize("sampling", [{}, {"min_p": 0.1}, {"top_p": 0.5, "top_k": 5}, {"temperature": 0.1}])
 def test_what_is_exact_is_drafted(sampling):
     assert served_plainly(req(sampling)) is None
-    assert resident(req(sampling), 100).request.options.cap is None
+    assert running_request(req(sampling), 100).request.options.cap is None
 
 
 def test_custom_logit_processors_are_served_plainly():
@@ -369,13 +369,13 @@ def test_custom_logit_processors_are_served_plainly():
 def test_stop_ids():
     tokenizer = SimpleNamespace(eos_token_id=2, additional_stop_token_ids={9})
     given = req({"stop_token_ids": [7, 2]}, eos_token_ids=[2, 5], tokenizer=tokenizer)
-    assert resident(given, 100).stop_ids == (2, 5, 9, 7)
-    assert resident(req(eos_token_ids=[5]), 100).stop_ids == (5,)
-    assert resident(req({"ignore_eos": True}, eos_token_ids=[5]), 100).stop_ids == ()
-    many = resident(req({"stop_token_ids": list(range(20))}, eos_token_ids=[30]), 100).stop_ids
+    assert running_request(given, 100).stop_ids == (2, 5, 9, 7)
+    assert running_request(req(eos_token_ids=[5]), 100).stop_ids == (5,)
+    assert running_request(req({"ignore_eos": True}, eos_token_ids=[5]), 100).stop_ids == ()
+    many = running_request(req({"stop_token_ids": list(range(20))}, eos_token_ids=[30]), 100).stop_ids
     assert (len(many), many[0]) == (MAX_STOP_IDS, 30)
     nothing = SimpleNamespace(eos_token_id=None, additional_stop_token_ids=None)
-    assert resident(req(tokenizer=nothing), 100).stop_ids == ()
+    assert running_request(req(tokenizer=nothing), 100).stop_ids == ()
 
 
 def test_isolation_keys():
@@ -385,7 +385,7 @@ def test_isolation_keys():
         {"cache_salt": "b"},
         {"extra_key": "alora", "lora_id": "lora"},
     ]
-    keys = [resident(req(**given), 100).request.isolation_key for given in ({}, *alone)]
+    keys = [running_request(req(**given), 100).request.isolation_key for given in ({}, *alone)]
     assert keys[0] == ""
     assert len(set(keys)) == len(keys)
 
@@ -396,16 +396,16 @@ def images(*offsets: list[tuple[int, int]] | None) -> SimpleNamespace:
 
 def test_barriers_are_what_is_no_text():
     """SGLang's offsets name the last place of an image, barriers the one behind it."""
-    found = resident(req(multimodal_inputs=images([(0, 0)], [(1, 2)])), 100)
+    found = running_request(req(multimodal_inputs=images([(0, 0)], [(1, 2)])), 100)
     assert found.barriers == ((0, 1, "multimodal"), (1, 3, "multimodal"))
     assert found.request.multimodal
     unknown = (
         req(multimodal_inputs=images([(0, 0)], None)),
         req(multimodal_inputs=images([(0, 0)]), origin_input_ids_unpadded=[1, 2]),
     )
-    assert [resident(given, 100).barriers for given in unknown] == [((0, 3, "multimodal"),)] * 2
+    assert [running_request(given, 100).barriers for given in unknown] == [((0, 3, "multimodal"),)] * 2
     for name in ("input_embeds", "positional_embed_overrides"):
-        found = resident(req(**{name: [[0.5]]}), 100)
+        found = running_request(req(**{name: [[0.5]]}), 100)
         assert (found.barriers, found.request.multimodal) == (((0, 3, "prompt embeddings"),), True)
 
 

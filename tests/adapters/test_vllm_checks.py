@@ -52,7 +52,7 @@ def test_no_draft_length_is_advised_where_none_would_fit():
     assert "num_speculative_tokens" not in warning.remedy
 
 
-def test_what_a_launch_refuses_and_costs_is_said_where_it_applies():
+def test_what_a_launch_refuses_and_costs_is_stated_where_it_applies():
     assert "min_p" not in summaries(SOUND)
     assert "refuses requests with min_p or logit_bias" in summaries(replace(SOUND, runner="v1"))
     assert "waits once" not in summaries(replace(SOUND, runner="v1", host_proposers=("ngram",)))
@@ -176,13 +176,13 @@ def test_an_entry_point_that_is_not_registered_fails(package, monkeypatch):
     assert "vllm.general_plugins" in entry_point.summary
 
 
-def test_in_general_is_said_what_no_launch_line_narrows(package):
+def test_in_general_is_stated_what_no_launch_line_narrows(package):
     text = "\n".join(result.summary for result in checks.launch(Settings()))
     for part in ("--launch", "min_p or logit_bias", "ngram drafts on the host", "data parallelism"):
         assert part in text
 
 
-def test_a_launch_that_does_not_ask_for_specplug_is_told_how_to(package, monkeypatch):
+def test_a_launch_that_does_not_ask_for_specplug_is_reported_how_to(package, monkeypatch):
     monkeypatch.setattr(launch, "ask", lambda line: None)
     (found,) = checks.launch(Settings(), "vllm serve m")
     assert found.status == "warn"

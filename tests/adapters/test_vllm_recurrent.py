@@ -55,7 +55,7 @@ def test_a_model_of_attention_layers_is_served(caplog):
     assert caplog.messages == []
 
 
-def test_layers_that_are_not_told_what_was_accepted_are_refused():
+def test_layers_that_are_not_reported_what_was_accepted_are_refused():
     recurrent.refuse_layers(kv_cache(None, *recurrent.ROLLED_BACK))
     for kind in ("MAMBA1", "LINEAR"):
         with pytest.raises(EngineError, match=kind):

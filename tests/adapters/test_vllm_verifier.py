@@ -87,7 +87,7 @@ def decide_v1(
     states_distribution: bool,
     server: ServerVerifier,
     drafting: Any = None,
-    stock: Any = None,
+    baseline: Any = None,
 ) -> Tensor:
     targets, drafts = distributions(batch, seed)
     counts = [len(row.draft) for row in batch]
@@ -100,7 +100,7 @@ def decide_v1(
     )
     decision = verifier_v1.Decision(SimpleNamespace(input_batch=input_batch), server, drafting)
     return decision(
-        stock,
+        baseline,
         torch.tensor([token for row in batch for token in row.draft], dtype=torch.int32),
         counts,
         max(counts),
@@ -133,7 +133,7 @@ def test_v1_rows_are_verified_as_if_alone(batch: list[Row], seed: int, states_di
 
 def test_v1_warm_ups_are_left_to_the_engine() -> None:
     row = Row([], 1.0, 1, 4, 2)
-    assert decide_v1([row], 0, False, reference(), stock=lambda *_, **__: "stock") == "stock"
+    assert decide_v1([row], 0, False, reference(), baseline=lambda *_, **__: "baseline") == "baseline"
 
 
 def test_v1_numbers_of_requests_without_a_seed_are_new_at_every_step_and_alike_on_every_rank() -> None:
@@ -146,19 +146,19 @@ def test_v1_numbers_of_requests_without_a_seed_are_new_at_every_step_and_alike_o
 
 def test_v1_a_lossy_verifier_decides_for_who_asks() -> None:
     batch = [Row([1, 2], 0.0, 1, 9, 0), Row([1, 2], 0.0, 2, 9, 0), Row([], 0.0, 3, 9, 4)]
-    asked = {"0": None, "1": "careless"}  # of the last row the worker may not know yet: it has no drafts
+    requested = {"0": None, "1": "careless"}  # of the last row the worker may not know yet: it has no drafts
 
-    class Places:
+    class SlotAllocator:
         def __contains__(self, name: str) -> bool:
-            return name in asked
+            return name in requested
 
         def request_of(self, name: str) -> Any:
-            return SimpleNamespace(options=RequestOptions(verifier=asked[name]))
+            return SimpleNamespace(options=RequestOptions(verifier=requested[name]))
 
-    drafting = SimpleNamespace(places=Places())
-    stock = torch.full((3, 3), 7, dtype=torch.int32)
+    drafting = SimpleNamespace(places=SlotAllocator())
+    baseline = torch.full((3, 3), 7, dtype=torch.int32)
     server = ServerVerifier(AcceptsAlways(), False, engine_seed=0)
-    found = decide_v1(batch, 0, False, server, drafting, lambda *_, **__: stock)
+    found = decide_v1(batch, 0, False, server, drafting, lambda *_, **__: baseline)
     assert found.tolist() == [[7, 7, 7], [1, 2, 0], [7, 7, 7]]
 
 
@@ -171,7 +171,7 @@ def decide_v2(
     states_distribution: bool,
     server: ServerVerifier,
     drafting: Any = None,
-    stock: Any = None,
+    baseline: Any = None,
     spare: int = 0,
 ) -> tuple[Tensor, Tensor]:
     targets, drafts = distributions(batch, seed)
@@ -187,7 +187,7 @@ def decide_v2(
     decision.all_greedy = not any(row.temperature for row in batch)
     padding = torch.zeros(spare, VOCAB)
     return decision(
-        stock,
+        baseline,
         torch.cat([*targets, padding]),
         by_slot if states_distribution else None,
         torch.tensor([token for row in batch for token in (0, *row.draft)] + [0] * spare),
@@ -219,9 +219,9 @@ def test_v2_rows_are_verified_as_if_alone(batch: list[Row], seed: int, states_di
 def test_v2_a_lossy_verifier_decides_for_who_asks() -> None:
     batch = [Row([1, 2], 0.0, 1, 9, 0), Row([1, 2], 0.0, 2, 9, 0)]
     drafting = SimpleNamespace(slots=SimpleNamespace(rows=lambda slots: SimpleNamespace(verifier=slots == MOST - 2)))
-    stock = torch.full((2, DRAFT_LENGTH + 1), 7), torch.tensor([1, 1], dtype=torch.int32)
+    baseline = torch.full((2, DRAFT_LENGTH + 1), 7), torch.tensor([1, 1], dtype=torch.int32)
     server = ServerVerifier(AcceptsAlways(), False, engine_seed=0)
-    sampled, counts = decide_v2(batch, 0, False, server, drafting, lambda *_, **__: stock)
+    sampled, counts = decide_v2(batch, 0, False, server, drafting, lambda *_, **__: baseline)
     assert sampled[0].tolist() == [7] * (DRAFT_LENGTH + 1)
     assert sampled[1, :2].tolist() == [1, 2]
     assert counts.tolist() == [1, 3]

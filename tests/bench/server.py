@@ -99,8 +99,8 @@ def serving(server: FakeServer) -> Iterator[str]:
             self._json(401, {"error": "Unauthorized"})
             return False
 
-        def _json(self, code: int, said: Any) -> None:
-            text = json.dumps(said).encode()
+        def _json(self, code: int, stated: Any) -> None:
+            text = json.dumps(stated).encode()
             self.send_response(code)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()

@@ -100,17 +100,17 @@ def test_blocks_alternate_on_the_server_which_is_put_back(prompts):
     with serving(server) as url:
         result = bench(url, prompts, "--concurrency", "1", "--pairs", "2", "--check", "2", "--json")
     assert result.exit_code == 0, result.output
-    said = json.loads(result.stdout)
+    stated = json.loads(result.stdout)
     assert server.switched == ["off", "on", "on", "off", "off", "on", "off"]  # four blocks, the check, as it was
     assert [mode for mode, _ in server.requests] == 6 * ["off"] + 12 * ["on"] + 6 * ["off"] + 2 * ["off"] + 2 * ["on"]
     timed = [prompt for _, prompt in server.requests[:24]]
     assert len(set(timed)) == 24
-    (row,) = said["rows"]
+    (row,) = stated["rows"]
     assert row["on"]["requests"] == row["off"]["requests"] == 12
     assert row["tokens_per_step"] == 4.0
     assert row["acceptance_rate"] == 0.5
-    assert said["check"] == {"identical": 2, "asked": 2}
-    assert said["model"] == "fake"
+    assert stated["check"] == {"identical": 2, "requested": 2}
+    assert stated["model"] == "fake"
 
 
 def test_so_many_requests_are_in_flight(prompts):
@@ -137,9 +137,9 @@ def test_a_failed_request_is_shown_and_counted(prompts):
     with serving(server) as url:
         result = bench(url, prompts, "--concurrency", "1", "--pairs", "1", "--check", "0", "--json")
     assert result.exit_code == 1
-    said = json.loads(result.stdout)
-    assert said["rows"][0]["off"]["failed"] + said["rows"][0]["on"]["failed"] == 1
-    assert "HTTP 500" in said["errors"][0]
+    stated = json.loads(result.stdout)
+    assert stated["rows"][0]["off"]["failed"] + stated["rows"][0]["on"]["failed"] == 1
+    assert "HTTP 500" in stated["errors"][0]
 
 
 def test_a_server_that_answers_nothing_ends_the_run_with_its_mode_put_back(prompts):
@@ -152,7 +152,7 @@ def test_a_server_that_answers_nothing_ends_the_run_with_its_mode_put_back(promp
     assert server.switched[-1] == "on"
 
 
-def test_the_operators_key_is_asked_for_and_used(prompts):
+def test_the_operators_key_is_requested_for_and_used(prompts):
     server = FakeServer()
     server.operator_key = "secret"
     with serving(server) as url:

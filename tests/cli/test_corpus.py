@@ -89,7 +89,7 @@ def test_lines_come_from_standard_input(store):
     assert "Name the corpus with --name" in refused("add", store, "-", input=lines)
 
 
-def test_bad_input_is_told_or_skipped_and_nothing_is_added_by_halves(store, tmp_path):
+def test_bad_input_is_reported_or_skipped_and_nothing_is_added_by_halves(store, tmp_path):
     path = tmp_path / "chunks.jsonl"
     path.write_text('{"text": "good"}\n{"token_ids": [2048]}\n{"text": 1}\n')
     message = refused("add", store, path)
@@ -187,7 +187,7 @@ def test_a_limit_of_tokens_is_kept(store, docs):
     assert corpora(store) == [("", "docs", 2)]
 
 
-def test_mistakes_are_told_before_anything_is_made(tmp_path, docs):
+def test_mistakes_are_reported_before_anything_is_made(tmp_path, docs):
     root = tmp_path / "store"
     assert "no such source" in refused("build", root, docs, tmp_path / "missing", "--tokenizer", "tiny")
     assert "two sources are called 'docs'" in refused("build", root, docs, docs, "--tokenizer", "tiny")
@@ -309,7 +309,7 @@ def test_small_segments_are_merged_by_themselves(store, docs):
         ("remove", "docs"),
     ],
 )
-def test_people_are_told_the_same(store, arguments):
+def test_people_are_reported_the_same(store, arguments):
     command, *rest = arguments
     result = invoke(command, store, *rest)
     assert result.exit_code == 0, result.output

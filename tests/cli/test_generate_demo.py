@@ -104,7 +104,7 @@ def test_a_reference_is_drafted_from(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "stated"),
     [
         (("generate", "tiny"), "no prompt"),
         (("generate", "tiny", "x", "--proposer", "ngrm"), "Did you mean 'ngram'?"),
@@ -119,10 +119,10 @@ def test_a_reference_is_drafted_from(tmp_path):
         (("generate", "tiny", "x", "--reference", BINARY), "cannot read a file"),
     ],
 )
-def test_mistakes_get_one_clear_message(arguments, said):
+def test_mistakes_get_one_clear_message(arguments, stated):
     result = invoke(*arguments)
     assert result.exit_code == 2
-    assert said in result.output
+    assert stated in result.output
     assert "Traceback" not in result.output
 
 

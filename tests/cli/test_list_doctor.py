@@ -412,7 +412,7 @@ def test_names_are_whole_on_narrow_terminals(monkeypatch, columns):
     listed = CliRunner().invoke(app, ["list"], env=narrow).output
     for name in ("ngram-reference", "retrieval-tree", "transformers", "sglang launch"):
         assert name in listed
-    said = CliRunner().invoke(app, ["replay", "--help"], env=narrow).output
+    stated = CliRunner().invoke(app, ["replay", "--help"], env=narrow).output
     for name in ("--cut-documents", "--distractors", "PLUGIN.KEY=VALUE", "MODULE:FACTORY"):
-        assert name in said
+        assert name in stated
     assert "--num-speculative-tokens" in CliRunner().invoke(app, ["generate", "--help"], env=narrow).output

@@ -140,7 +140,7 @@ def test_gamma_is_the_servers_unless_it_is_given(copying, monkeypatch):
     assert [run["gamma"] for run in replayed(*arguments, "--gamma", "5")["runs"]] == [5, 5]
 
 
-def test_the_policy_is_told_the_batch_size(copying):
+def test_the_policy_is_reported_the_batch_size(copying):
     """The budget is the whole batch's, so that each of many requests has less of it."""
     budget = ("--policy", "fixed", "--option", "fixed.token_budget=64", "--gamma", "8")
     runs = replayed(str(copying), "--tokenizer", "tiny", "--workloads", "copy", "--batch", "1,16,128", *budget)["runs"]
@@ -210,7 +210,7 @@ def install(monkeypatch, name: str, factory) -> None:
         monkeypatch.setattr(module, "default_registry", lambda: found)
 
 
-def test_what_is_asked_for_reaches_the_proposer(monkeypatch):
+def test_what_is_requested_for_reaches_the_proposer(monkeypatch):
     noted = []
 
     class Noting(Proposer):
@@ -236,7 +236,7 @@ def test_what_is_asked_for_reaches_the_proposer(monkeypatch):
     assert [item[:2] for item in noted if isinstance(item, tuple)] == [(15, 1), (15, 4)]
 
 
-def test_a_fault_is_told_and_ends_with_exit_code_1(copying, monkeypatch):
+def test_a_fault_is_reported_and_ends_with_exit_code_1(copying, monkeypatch):
     class Broken(Proposer):
         def __init__(self, context):
             pass
@@ -252,7 +252,7 @@ def test_a_fault_is_told_and_ends_with_exit_code_1(copying, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "stated"),
     [
         (("--workloads", "agentc"), "Did you mean 'agentic'?"),
         (("--mode", "serve"), "Did you mean 'serving'?"),
@@ -271,22 +271,22 @@ def test_a_fault_is_told_and_ends_with_exit_code_1(copying, monkeypatch):
         (("/no/such/traces",), "cannot read traces"),
     ],
 )
-def test_mistakes_get_one_clear_message(arguments, said):
+def test_mistakes_get_one_clear_message(arguments, stated):
     result = invoke(*arguments)
     assert result.exit_code == 2, result.output
-    assert said in result.stderr
+    assert stated in result.stderr
     assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("", "no items"), ("{}\n", "line 1"), ('{"id": "a", "workload"', "line 1"), ("[]\n", "line 1")]
+    ("text", "stated"), [("", "no items"), ("{}\n", "line 1"), ('{"id": "a", "workload"', "line 1"), ("[]\n", "line 1")]
 )
-def test_empty_and_malformed_traces_are_refused(tmp_path, text, said):
+def test_empty_and_malformed_traces_are_refused(tmp_path, text, stated):
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
     result = invoke(str(path), "--tokenizer", "tiny")
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert stated in result.stderr
 
 
 def test_a_missing_tokenizer_library_is_named(monkeypatch):

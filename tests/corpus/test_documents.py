@@ -85,18 +85,18 @@ def lines(path: Path, *items) -> Path:
 def test_prefixes_are_beginnings_of_the_text_behind_a_space_or_a_new_line(text: str):
     document = tokenized("d", text, tokens)
     assert document.token_ids.tolist() == tokens(text)
-    for opening in document.prefixes:
-        said = tiny().decode(opening).rstrip("\ufffd")  # it may end within a character
-        assert any((lead + text).startswith(said) for lead in LEADS)
-        assert 0 < len(opening) <= MAX_TOKENS
+    for prefix in document.prefixes:
+        stated = tiny().decode(prefix).rstrip("\ufffd")  # it may end within a character
+        assert any((lead + text).startswith(stated) for lead in LEADS)
+        assert 0 < len(prefix) <= MAX_TOKENS
 
 
 def test_an_opening_ends_some_tokens_after_it_is_in_step():
     text = "The cat sat on the mat and looked at the big dog, which did not look back at the cat."
-    (opening,) = tokenized("d", text, tokens).prefixes
+    (prefix,) = tokenized("d", text, tokens).prefixes
     own = tokens(text)
-    assert opening[0] != own[0]
-    assert opening[1:].tolist() == own[1 : 1 + IN_STEP]  # " The" is one token, as "The" is
+    assert prefix[0] != own[0]
+    assert prefix[1:].tolist() == own[1 : 1 + IN_STEP]  # " The" is one token, as "The" is
 
 
 def test_what_is_in_step_from_the_first_token_is_no_opening():
@@ -115,20 +115,20 @@ def test_texts_that_are_never_in_step_have_short_prefixes():
         return [hash((len(text), at)) % 1000 for at in range(len(text))]
 
     document = tokenized("d", "word " * 100, shifting)
-    assert all(len(opening) <= MAX_TOKENS for opening in document.prefixes)
+    assert all(len(prefix) <= MAX_TOKENS for prefix in document.prefixes)
 
 
 def test_a_long_text_is_tokenised_in_pieces_and_its_prefixes_from_its_beginning():
-    asked: list[str] = []
+    requested: list[str] = []
 
     def tokenize(text: str) -> list[int]:
-        asked.append(text)
+        requested.append(text)
         return tokens(text)
 
     text = "One line of many, which is long.\n" * 5000
     document = tokenized("d", text, tokenize)
-    assert max(map(len, asked)) <= PIECE
-    assert sum(map(len, asked)) < len(text) + 1000
+    assert max(map(len, requested)) <= PIECE
+    assert sum(map(len, requested)) < len(text) + 1000
     assert tiny().decode(document.token_ids) == text
 
 
@@ -299,7 +299,7 @@ def test_lines_in_a_folder_are_read_as_such(tmp_path):
         (b'{"token_ids": "abc"}', "wrong token ids; found 'abc'"),
     ],
 )
-def test_a_bad_line_is_told_with_its_number_or_skipped(tmp_path, line: bytes, message: str):
+def test_a_bad_line_is_reported_with_its_number_or_skipped(tmp_path, line: bytes, message: str):
     path = tmp_path / "c.jsonl"
     path.write_bytes(b'{"text": "first"}\n' + line + b'\n{"text": "last"}\n')
     with pytest.raises(CorpusError, match=rf"c\.jsonl, line 2: {message}"):

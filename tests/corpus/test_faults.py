@@ -267,7 +267,7 @@ def test_a_torn_segment_does_not_get_a_new_checksum(tmp_path):
         (b"cut", "torn or foreign"),
     ],
 )
-def test_a_store_file_that_is_torn_foreign_or_newer_is_refused(tmp_path, data, message):
+def test_a_store_file_that_is_torn_external_or_newer_is_refused(tmp_path, data, message):
     path = new_store(tmp_path).root / STORE_FILE
     whole = path.read_bytes()
     path.write_bytes({None: whole.replace(b'"version":"1"', b'"version":"7"'), b"cut": whole[:-5]}.get(data, data))

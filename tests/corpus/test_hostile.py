@@ -23,7 +23,7 @@ from specplug.corpus.tenant import opened_entry
 from specplug.corpus.view import View
 from specplug.errors import CorpusError
 from specplug.match.cpu.corpus_index import Segment as Searched
-from specplug.operator.corpus_admin import Desk
+from specplug.operator.corpus_admin import CorpusAdmin
 from specplug.settings import CorporaSettings
 from tests.corpus.tools import TOKENIZER, new_store, quick_disk, some_documents  # noqa: F401
 
@@ -56,9 +56,9 @@ def serves(store: Store) -> bool:
     problems = store.verify()
     assert all("t-bad" in problem.path for problem in problems)
     assert ("good", "c") in {(info.tenant, info.name) for info in store.list()}
-    told = asyncio.run(Desk(CorporaSettings(store=str(store.root)), None).listed())
-    assert "good" in told["tenants"]
-    assert tuple(told["problems"]) == seen.problems
+    reported = asyncio.run(CorpusAdmin(CorporaSettings(store=str(store.root)), None).listed())
+    assert "good" in reported["tenants"]
+    assert tuple(reported["problems"]) == seen.problems
     store.merge()
     return not (problems or seen.problems)
 

@@ -24,7 +24,7 @@ from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
 )
 
 
-def test_who_waits_too_long_is_told_for_whom(tmp_path):
+def test_who_waits_too_long_is_reported_for_whom(tmp_path):
     store = new_store(tmp_path, lock_seconds=0.05)
     store.add("c", some_documents(0))
     hold = (
@@ -101,8 +101,8 @@ def test_two_who_add_the_same_name_at_once_do_not_both_succeed(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    (winner,) = [seed for seed, told in done if not isinstance(told, str)]
-    (refusal,) = [told for _, told in done if isinstance(told, str)]
+    (winner,) = [seed for seed, reported in done if not isinstance(reported, str)]
+    (refusal,) = [reported for _, reported in done if isinstance(reported, str)]
     assert "a corpus of this name is there already" in refusal
     assert content(tmp_path) == {"": {"c": as_content(some_documents(winner))}}
     assert len(segment_files(tmp_path)) == 1

@@ -113,8 +113,8 @@ def test_no_text_is_what_the_match_index_takes_for_it():
     [([1, -1], "id -1"), ([100], "id 100"), ([1.5], "float64"), ([[1, 2]], r"shape \(1, 2\)"), ([2**40], "id 1099")],
 )
 @pytest.mark.parametrize("opening", [False, True])
-def test_what_is_no_line_of_tokens_is_refused(ids, found, opening):
-    wrong = document("d", [1])._replace(**{"prefixes": (np.array(ids),)} if opening else {"token_ids": np.array(ids)})
+def test_what_is_no_line_of_tokens_is_refused(ids, found, prefix):
+    wrong = document("d", [1])._replace(**{"prefixes": (np.array(ids),)} if prefix else {"token_ids": np.array(ids)})
     with pytest.raises(CorpusError, match=f"document 'd': not the tokens of a document; found .*{found}"):
         checked(wrong, 100)
 
@@ -161,7 +161,7 @@ def test_the_header_is_checked_before_it_is_believed(path):
         ((90_000).to_bytes(8, "little") + b"[" * 90_000, "torn or foreign"),
     ],
 )
-def test_foreign_bytes_are_refused(path, data, message):
+def test_external_bytes_are_refused(path, data, message):
     path.write_bytes(data)
     with pytest.raises(CorpusError, match=message):
         Segment(path)
@@ -228,7 +228,7 @@ def test_broken_promises_are_found(path, monkeypatch, section, at, value, broken
     assert any(broken in what for what in found)
 
 
-def test_keys_are_compared_no_further_than_said(path):
+def test_keys_are_compared_no_further_than_stated(path):
     """Two places whose keys agree in all that is compared stand in the order of the text."""
     same = [1, 2] * 60
     segment = write(path, [document("a", [9, *same, 3]), document("b", [8, *same, 4])])
@@ -250,7 +250,7 @@ def test_opening_reads_the_header_and_takes_no_memory(path, monkeypatch):
 
     monkeypatch.setattr(segment_module.os, "pread", counting)
     tracemalloc.start()
-    segment = Segment(path, TOKENIZER, ahead=True)
+    segment = Segment(path, TOKENIZER, readahead=True)
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sum(read) < 10_000

@@ -31,10 +31,10 @@ def test_an_empty_store(tmp_path):
 
 def test_what_is_added_is_there(tmp_path):
     store, documents = new_store(tmp_path), some_documents(0)
-    told = []
-    added = store.add("c", [*documents, document("empty", [])], progress=lambda *counts: told.append(counts))
+    reported = []
+    added = store.add("c", [*documents, document("empty", [])], progress=lambda *counts: reported.append(counts))
     assert added == (3, 60, 1, 1, segment_files(tmp_path)[0].stat().st_size, 0, 0)
-    assert told == [(1, 20), (2, 40), (3, 60)]
+    assert reported == [(1, 20), (2, 40), (3, 60)]
     assert store.list() == [("", "c", 3, 60, added.bytes)]
     assert content(tmp_path) == {"": {"c": as_content(documents)}}
     assert Store.open(tmp_path / "store").list() == store.list()

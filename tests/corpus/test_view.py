@@ -48,18 +48,18 @@ def test_an_empty_store_and_none(tmp_path, store):
 
 
 def test_changes_are_seen_and_only_new_segments_are_opened(store, monkeypatch):
-    seen, opening = View(store.root, None), []
+    seen, prefix = View(store.root, None), []
     real = tenant.Segment
-    monkeypatch.setattr(tenant, "Segment", lambda path, *a, **k: opening.append(path) or real(path, *a, **k))
+    monkeypatch.setattr(tenant, "Segment", lambda path, *a, **k: prefix.append(path) or real(path, *a, **k))
     store.add("a", some_documents(0))
     first = seen.refresh()
     assert seen.refresh() is None
     assert seen.snapshot is first
     store.add("b", some_documents(1))
     store.add("c", some_documents(2), tenant="other")
-    opening.clear()
+    prefix.clear()
     second = seen.refresh()
-    assert len(opening) == 2
+    assert len(prefix) == 2
     assert opened(second)[0] == opened(first)[0]
     assert second.generation > first.generation
     assert second.tenants[""][0] is first.tenants[""][0]
@@ -107,7 +107,7 @@ def test_a_merge_changes_the_segments_and_nothing_else(tmp_path, store):
     assert content(tmp_path) == before
 
 
-def test_bad_files_are_problems_told_once_and_the_rest_serves(store, caplog):
+def test_bad_files_are_problems_reported_once_and_the_rest_serves(store, caplog):
     for i in range(3):
         store.add(f"c{i}", some_documents(i), tenant=f"t{i}")
     bad = store.root / "tenants" / "t-t0" / MANIFEST_FILE

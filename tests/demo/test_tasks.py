@@ -142,10 +142,10 @@ def test_an_edit_changes_the_line_that_its_snippet_shows() -> None:
 
 def test_a_quote_is_the_only_passage_with_its_opening_words() -> None:
     for task in make_tasks("quote", "held-out", 50):
-        documents, opening = task.prompt.removesuffix(ANSWER).split("<|quote|>")
+        documents, first_words = task.prompt.removesuffix(ANSWER).split("<|quote|>")
         passages = [part.split(": ", 1)[1] for part in documents.split("<|document|>")[1:]]
-        assert [text for text in passages if text.startswith(opening)] == [task.answer]
-        assert task.answer != opening
+        assert [text for text in passages if text.startswith(first_words)] == [task.answer]
+        assert task.answer != first_words
 
 
 def test_json_values_stand_in_the_prompt() -> None:

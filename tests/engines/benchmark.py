@@ -30,7 +30,7 @@ def bench(server: Server, folder: Path) -> dict[str, Any]:
 def assert_measured(found: dict[str, Any]) -> None:
     """Hold the report to what must be so on any machine."""
     (row,) = found["rows"]
-    assert found["check"] == {"identical": 2, "asked": 2}
+    assert found["check"] == {"identical": 2, "requested": 2}
     assert found["errors"] == []
     assert row["off"]["requests"] == row["on"]["requests"] == 4
     assert row["off"]["tokens_per_second"] > 0

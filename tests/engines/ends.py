@@ -39,9 +39,9 @@ def cases() -> list[Case]:
     made: list[tuple[int, Case, str]] = [(place, {"ends": True}, "end of text") for place in ENDING]
     for place in PLACES:
         made += [(place, case, name) for name, case in _stops(answer(place))]
-    usual = {"most": LONG, "ids": [], "strings": [], "keep": False, "least": 0, "ends": False}
+    default = {"most": LONG, "ids": [], "strings": [], "keep": False, "least": 0, "ends": False}
     return [
-        {**usual, **case, "name": f"{name} {place}", "prompt": list(prompts()[place]), "answer": answer(place)}
+        {**default, **case, "name": f"{name} {place}", "prompt": list(prompts()[place]), "answer": answer(place)}
         for place, case, name in made
     ]
 

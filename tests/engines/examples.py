@@ -18,9 +18,9 @@ def commands() -> dict[str, str]:
     for file in sorted(EXAMPLES.glob("*.py")):
         text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
         lines = [line.strip() for line in text.splitlines()]
-        said = [line for line in lines if re.match(rf"\S*python examples/{file.name}\b", line)]
-        if said:
-            found[file.name] = said[0]
+        stated = [line for line in lines if re.match(rf"\S*python examples/{file.name}\b", line)]
+        if stated:
+            found[file.name] = stated[0]
     return found
 
 

@@ -26,7 +26,7 @@ from typing import Any
 PACKET = 1 << 18
 
 
-class ToldOfRaising(Exception):
+class RaisingReported(Exception):
     """Stands for an exception in another process; its one argument is what the tests are told."""
 
 
@@ -99,7 +99,7 @@ def message_of(action: Callable[[], Any]) -> dict[str, Any]:
         message = {"result": action()}
         json.dumps(message)
         return message
-    except ToldOfRaising as error:
+    except RaisingReported as error:
         return {"raised": error.args[0]}
     except BaseException as error:
         return {"raised": {"type": type(error).__name__, "text": str(error), "trace": traceback.format_exc()}}

@@ -79,12 +79,12 @@ def parts(seam: Seam) -> set[str]:
     return {*seam.takes, *seam.named, *seam.holds} - {"__dict__"}
 
 
-def assert_named(seam: Seam, names: set[str], said: list[str]) -> None:
-    assert all(line.startswith(f"{seam} ") for line in said)
+def assert_named(seam: Seam, names: set[str], stated: list[str]) -> None:
+    assert all(line.startswith(f"{seam} ") for line in stated)
     for name in names & {*seam.named, *seam.holds}:
-        assert any(f"'{name}'" in line for line in said), f"{name} is not named in {said}"
+        assert any(f"'{name}'" in line for line in stated), f"{name} is not named in {stated}"
     if names & {*seam.takes}:
-        assert any("no longer begins with" in line for line in said), said
+        assert any("no longer begins with" in line for line in stated), stated
 
 
 def assert_named_in_sources(seam: Seam, root: Path) -> None:
@@ -92,8 +92,8 @@ def assert_named_in_sources(seam: Seam, root: Path) -> None:
     if seam.name:
         last = seam.name.rpartition(".")[2]
         assert list(problems(seam, Planted(root, {last}).find)) == [f"{seam} is gone"]
-    said = list(problems(seam, Planted(root, parts(seam)).find)) if parts(seam) else []
-    assert_named(seam, parts(seam), said)
+    stated = list(problems(seam, Planted(root, parts(seam)).find)) if parts(seam) else []
+    assert_named(seam, parts(seam), stated)
 
 
 def assert_named_in_process(seam: Seam, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ TEXTS = (
     "remove: Take the given rows out of a table and close the gaps that they leave behind.",
     "Connection: A connection to the server, which is closed when it is no longer used.",
 )
-ASKED = "Return the rows of"
+REQUESTED = "Return the rows of"
 TEMPLATE = "<|document|>{passage}<|quote|>{question}<|answer|>"
 PLAIN, ALONE = "no speculation", "specplug"
 FED = ("specplug, with references", "specplug, corpus store", "corpus store, documents named")
@@ -33,7 +33,7 @@ FED = ("specplug, with references", "specplug, corpus store", "corpus store, doc
 def client_answers(run: Callable[..., str], url: str, model: str, engine: str, folder: Path) -> None:
     """Run the client on three texts: it must quote the right one, in fewer steps than tokens."""
     (folder / "texts.md").write_text("\n\n".join(TEXTS))
-    values = {"URL": url, "MODEL": model, "FOLDER": str(folder), "How is a draft cut to its budget?": ASKED}
+    values = {"URL": url, "MODEL": model, "FOLDER": str(folder), "How is a draft cut to its budget?": REQUESTED}
     out = run("rag_client.py", "--engine", engine, "--template", TEMPLATE, values=values)
     answer, summary = out.strip().split("\n---\n")
     assert answer.strip() == WANTED
@@ -46,12 +46,12 @@ def references_gain(server: Any, engine: str) -> None:
     texts: list[list[str]] = []
     steps = []
     for is_referring in (False, True):
-        before, said = rag_client.counts(server.url), []
+        before, stated = rag_client.counts(server.url), []
         for question in rag_tasks.questions("records", 3):
             extra = rag_client.references(engine, question.references if is_referring else ())
             extra[rag_client.FIELDS[engine]]["specplug_store"] = 0  # no response memory
-            said.append(serving_demo.ask(server, question.prompt, stream=False, extra=extra)[0])
-        texts.append(said)
+            stated.append(serving_demo.ask(server, question.prompt, stream=False, extra=extra)[0])
+        texts.append(stated)
         steps.append(rag_client.counts(server.url)[1] - before[1])
     assert texts[0] == texts[1]
     assert steps[0] > 1.25 * steps[1] > 0, steps
@@ -59,10 +59,10 @@ def references_gain(server: Any, engine: str) -> None:
 
 def demo_compares(out: str, engine: str, tasks: int) -> None:
     """Read the demo's JSON: nothing differs, and texts that the prompt does not hold make steps longer."""
-    said = json.loads(out)
-    assert said["engine"] == engine
+    stated = json.loads(out)
+    assert stated["engine"] == engine
     found: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in said["rows"]:
+    for row in stated["rows"]:
         found.setdefault(row["task"], {})[row["mode"]] = row
         assert (row["identical"], row["tasks"]) == (tasks, tasks), row
     assert [*found] == ["records", "answers", "quote"]

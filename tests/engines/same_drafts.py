@@ -50,7 +50,7 @@ class Drafted:
     accepted: int
 
 
-def asked(count: int | None = None) -> dict[str, list[int]]:
+def requested(count: int | None = None) -> dict[str, list[int]]:
     """Return the prompts by the ids of their requests."""
     return {f"same-{index}": list(prompts()[index]) for index in CHOSEN[:count]}
 
@@ -61,9 +61,9 @@ def answer(prompt: Sequence[int]) -> list[int]:
 
 
 def assert_answers(answers: Mapping[str, Sequence[int]]) -> None:
-    """Hold an engine's answers, to as many of `asked` as were asked for, against the plain model's."""
+    """Hold an engine's answers, to as many of `requested` as were asked for, against the plain model's."""
     assert {name: list(ids) for name, ids in answers.items()} == {
-        name: answer(prompt) for name, prompt in asked(len(answers)).items()
+        name: answer(prompt) for name, prompt in requested(len(answers)).items()
     }
 
 
@@ -71,12 +71,12 @@ def assert_drafts(rows: Sequence[TraceRow], count: int | None = None, *, before_
     """Hold the trace of an engine that gave these answers against the proposer alone, and other engines' traces.
 
     Args:
-        rows: the trace of as many of `asked` as were asked for; all of them, to compare with other engines.
+        rows: the trace of as many of `requested` as were asked for; all of them, to compare with other engines.
         count: how many that is.
         before_first: whether the engine drafts for the first token of an answer, too.
     """
     found = drafts(rows)
-    assert found == {name: expected(tuple(prompt), before_first) for name, prompt in asked(count).items()}
+    assert found == {name: expected(tuple(prompt), before_first) for name, prompt in requested(count).items()}
     if count is None:
         assert sum(max(0, step.accepted) for steps in found.values() for step in steps) > 300
         assert fingerprint(found) == FINGERPRINT
@@ -126,13 +126,13 @@ def plainly(text: tuple[int, ...], limit: int) -> tuple[tuple[int, ...], tuple[f
 
 def fingerprint(found: Mapping[str, Sequence[Drafted]]) -> str:
     """Return a hash of all drafts at those lengths at which engines of both kinds draft; see `assert_drafts`."""
-    told = []
-    for name, prompt in asked().items():
+    reported = []
+    for name, prompt in requested().items():
         both = [{step.base_len for step in expected(tuple(prompt), kind)} for kind in (False, True)]
         common_steps = [step for step in found[name] if step.base_len in both[0] & both[1]]
-        told.append([prompt, [[step.base_len, step.ids, step.confidence] for step in common_steps]])
-    assert sum(len(steps) for _, steps in told) > 100, "engines hardly ever draft at the same lengths"
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        reported.append([prompt, [[step.base_len, step.ids, step.confidence] for step in common_steps]])
+    assert sum(len(steps) for _, steps in reported) > 100, "engines hardly ever draft at the same lengths"
+    return hashlib.sha256(json.dumps(reported).encode()).hexdigest()
 
 
 def common(left: Sequence[int], right: Sequence[int]) -> int:

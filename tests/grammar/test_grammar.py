@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.faults import FaultGuard
-from specplug.grammar.drafts import SOURCE, Completer, complete, told_apart
+from specplug.grammar.drafts import SOURCE, Completer, complete, separated
 from specplug.grammar.follow import CERTAIN, LIKELY, follow
 from specplug.grammar.states import AllowedState, MaskState, bit, bits_of, only_bit
 from specplug.metrics import SpecMetrics
@@ -250,7 +250,7 @@ def test_rows_with_a_grammar_state_no_distribution(distribution):
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.tuples(*[st.integers(0, 4)] * 5), min_size=1, max_size=5))
-def test_told_apart(rows):
+def test_reported_apart(rows):
     """The proposer's share and the grammar's add up to what the engine says, and proposers see none of the latter."""
     proposed, cut, forced, verified, accepted = (torch.tensor(column).int() for column in zip(*rows, strict=True))
     cut = torch.minimum(cut, proposed)
@@ -259,7 +259,7 @@ def test_told_apart(rows):
     added = Forced.build([[5] * int(n) for n in forced], [[1.0] * int(n) for n in forced], 4)
     outcome = Outcome(verified, accepted, accepted + 1, cut_by_grammar=cut, forced=added)
     verdict = Verdict.build(proposed, outcome)
-    draft, fate, reached = told_apart(batch_of(len(rows)), outcome, verdict)
+    draft, fate, reached = separated(batch_of(len(rows)), outcome, verdict)
     draft.validate()
     assert torch.equal(verdict.verified + fate.verified, verified)
     assert torch.equal(verdict.accepted + fate.accepted, accepted)
@@ -285,23 +285,23 @@ def test_faults_cost_what_grammars_would_do():
         def _fill(self) -> None:
             raise RuntimeError("planted")
 
-    completer = Completer(FaultGuard(SOURCE, sink=lambda *told: raised.append(told)))
+    completer = Completer(FaultGuard(SOURCE, sink=lambda *reported: raised.append(reported)))
     draft = draft_of([[3, 4]], 4)
     assert completer.complete(draft, [Broken(allowed_by({}), TEXT)], torch.tensor([4])) is draft
     assert raised == [(SOURCE, "raised")]
     outcome = Outcome(*[torch.ones(1, dtype=torch.int32)] * 3)
-    assert completer.said_of(outcome) is outcome
+    assert completer.annotated(outcome) is outcome
 
 
-def test_a_step_is_told_once():
+def test_a_step_is_reported_once():
     completer = Completer(FaultGuard(SOURCE))
     state = Masked(allowed_by({(1, 2): frozenset({5})}), TEXT)
     completer.complete(draft_of([[3, 4]], 4), [state], torch.tensor([4]))
     outcome = Outcome(*[torch.ones(1, dtype=torch.int32)] * 3)
-    said = completer.said_of(outcome)
-    assert said.cut_by_grammar is not None
-    assert said.cut_by_grammar.tolist() == [2]
-    assert completer.said_of(outcome) is outcome
+    stated = completer.annotated(outcome)
+    assert stated.cut_by_grammar is not None
+    assert stated.cut_by_grammar.tolist() == [2]
+    assert completer.annotated(outcome) is outcome
 
 
 # -- masks and text -------------------------------------------------------------------------------------------------
@@ -350,16 +350,16 @@ class Texts(Masked):
         pieces = Letters.PIECES
 
         def allowed(text: Sequence[int]) -> set[int]:
-            said = "".join(pieces[i] for i in text)
-            going_on = {i for i, p in enumerate(pieces[:-1]) if any(t.startswith(said + p) for t in texts)}
-            return going_on | ({END} if said in texts else set())
+            stated = "".join(pieces[i] for i in text)
+            going_on = {i for i, p in enumerate(pieces[:-1]) if any(t.startswith(stated + p) for t in texts)}
+            return going_on | ({END} if stated in texts else set())
 
         super().__init__(allowed, ())
         self.texts, self._canonical, self._tail = texts, JumpForwardTokenizer(Letters()), list(tail)
 
     def _jump_forward(self) -> str:
-        said = "".join(Letters.PIECES[i] for i in self.text)
-        rests = [text[len(said) :] for text in self.texts if text.startswith(said)]
+        stated = "".join(Letters.PIECES[i] for i in self.text)
+        rests = [text[len(stated) :] for text in self.texts if text.startswith(stated)]
         common = "".join(a[0] for a in itertools.takewhile(lambda c: len(set(c)) == 1, zip(*rests, strict=False)))
         return common
 

@@ -67,7 +67,7 @@ def test_a_long_repetitive_text_is_sorted_too() -> None:
 def drafter(segments: list[Segment], **start: object) -> Client:
     """Return what drafts from segments of the tenant "", and a slot of its own."""
     lookup = Lookup(1, 256, 8, LookupOptions(response_tokens=0), trees=False)
-    lookup.stock({"": segments})
+    lookup.load({"": segments})
     lookup.start(0, **{"tenant": "", **start})  # type: ignore[arg-type]
     return Client(lookup, 8, trees=False)
 
@@ -112,9 +112,9 @@ def test_a_text_is_followed_past_a_change() -> None:
 def test_a_followed_text_that_is_no_longer_there_is_not_followed() -> None:
     client = drafter([segment_of([("c", [range(100, 140)])])])
     drafted(client, [103, 104, 105])
-    client.lookup.stock({"": [segment_of([("c", [range(300, 340)])])]})
+    client.lookup.load({"": [segment_of([("c", [range(300, 340)])])]})
     assert drafted(client, [106, 7777], 5) == []
-    client.lookup.stock({})
+    client.lookup.load({})
     assert drafted(client, [303, 304], 7) == []
 
 

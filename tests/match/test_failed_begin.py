@@ -17,7 +17,7 @@ from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.responses import Responses
 from specplug.types.request import RequestOptions, Sampling, StoredDocument
 from specplug_retrieval.proposer import Retrieval
-from specplug_retrieval.store_watcher import Library
+from specplug_retrieval.store_watcher import StoreWatcher
 from tests.proposers.test_retrieval import BEGIN, NAMES, Letters, Server, opened, put
 
 SECRET = list(range(40, 56))
@@ -40,7 +40,7 @@ FAILURES: dict[str, tuple[Any, str]] = {
     "references": (Lookup, "_before"),
     "tenant": (Numbers, "known"),
     "owner": (Responses, "owner"),
-    "store": (Library, "changed"),
+    "store": (StoreWatcher, "changed"),
 }
 
 
@@ -82,12 +82,12 @@ def test_nothing_of_the_slots_last_request_is_drafted(
     with monkeypatch.context() as patch:
         patch.setattr(*FAILURES[where], fails)
         with pytest.raises(OSError, match="does not answer"):
-            server.driver.start("asked", BEGIN, tenant="us", isolation_key="us")
+            server.driver.start("requested", BEGIN, tenant="us", isolation_key="us")
     for token in BEGIN:
-        drafted = server.driver.step(6, order=["asked"]).by_request()["asked"].token_ids
+        drafted = server.driver.step(6, order=["requested"]).by_request()["requested"].token_ids
         assert not {*drafted} & {*SECRET}
-        server.driver.extend("asked", [token])
-    server.driver.leave("asked")
+        server.driver.extend("requested", [token])
+    server.driver.leave("requested")
 
 
 def test_its_own_text_is_drafted_from_and_its_response_forgotten(
@@ -97,11 +97,11 @@ def test_its_own_text_is_drafted_from_and_its_response_forgotten(
     with monkeypatch.context() as patch:
         patch.setattr(Retrieval, "begin", fails)
         with pytest.raises(OSError, match="does not answer"):
-            server.driver.start("asked", [*BEGIN, 5, *BEGIN], isolation_key="us")
-    assert server.driver.step(6, order=["asked"]).by_request()["asked"].token_ids[:1] == (5,)
-    server.driver.extend("asked", [5, 6, 7, 8])
-    server.driver.step(0, order=["asked"])
-    server.driver.leave("asked")
+            server.driver.start("requested", [*BEGIN, 5, *BEGIN], isolation_key="us")
+    assert server.driver.step(6, order=["requested"]).by_request()["requested"].token_ids[:1] == (5,)
+    server.driver.extend("requested", [5, 6, 7, 8])
+    server.driver.step(0, order=["requested"])
+    server.driver.leave("requested")
     assert server.ask([*BEGIN, 5]).token_ids == (), "it belongs to nobody"
 
 
@@ -120,8 +120,8 @@ def test_a_seed_still_keeps_what_others_taught_from_its_drafts(server: Server, m
     with monkeypatch.context() as patch:
         patch.setattr(Retrieval, "begin", fails)
         with pytest.raises(OSError, match="does not answer"):
-            driver.start("asked", text, sampling=seeded)
-    assert driver.step(6, order=["asked"]).by_request()["asked"] == expected
+            driver.start("requested", text, sampling=seeded)
+    assert driver.step(6, order=["requested"]).by_request()["requested"] == expected
 
 
 # -- a store that is damaged where it was not looked at ----------------------------------------------------------------
@@ -142,8 +142,8 @@ def test_a_document_that_cannot_be_read_costs_itself(
     put(store, "whole", [7, 8, 9, 6], tenant="us")
     put(store, "torn", THEIRS, tenant="us")
     with opened(store) as server, caplog.at_level(logging.ERROR):
-        assert server.library._seen is not None
-        _, torn = server.library._seen.tenants["us"]
+        assert server.watcher._seen is not None
+        _, torn = server.watcher._seen.tenants["us"]
         DAMAGES[damage](torn.segment)
         named = tuple(StoredDocument("d0", corpus) for corpus in ("torn", "whole", "torn"))
         for number in range(2):
@@ -153,7 +153,7 @@ def test_a_document_that_cannot_be_read_costs_itself(
             draft = server.driver.step(6, order=[f"{number}"]).by_request()[f"{number}"]
             assert draft.token_ids[:1] == (3,)
             server.driver.leave(f"{number}")
-        assert server.library.unknown_documents == 0
+        assert server.watcher.unknown_documents == 0
         assert server.proposer.status()["unreadable_documents"] == 4
     assert caplog.text.count("cannot be read") == 1
     assert "'d0'" in caplog.text
@@ -171,7 +171,7 @@ def test_a_segment_that_cannot_be_searched_costs_itself(
         put(store, "torn", THEIRS, tenant="us")
         put(store, "whole", [7, 8, 9, 5], tenant="you")
         monkeypatch.setattr("specplug_retrieval.store_watcher.Segment", _refusing())
-        server.library._look()
+        server.watcher._look()
         assert server.ask([7, 8, 9], tenant="us").token_ids == ()
         assert server.ask([7, 8, 9], tenant="you").token_ids == (5,)
         assert any("as a test wants it" in problem for problem in server.proposer.status()["problems"])
@@ -196,25 +196,25 @@ def test_a_change_that_cannot_be_taken_in_is_looked_at_again(store: Store, monke
                 if part == "list":
                     patch.setattr(Store, "list", fails)
                 else:
-                    patch.setattr(server.library, "_shelf_of", fails)
+                    patch.setattr(server.watcher, "_corpus_index_of", fails)
                 with pytest.raises(OSError, match="does not answer"):
-                    server.library._look()
+                    server.watcher._look()
             assert server.ask([7, 8, 9], tenant="us").token_ids == ()
-        server.library._look()
+        server.watcher._look()
         assert server.ask([7, 8, 9], tenant="us").token_ids == (6,)
 
 
-def test_a_shelf_that_could_not_be_taken_is_taken_at_the_next_step(
+def test_a_corpus_index_that_could_not_be_taken_is_taken_at_the_next_step(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(store) as server:
         put(store, "new", [7, 8, 9, 6], tenant="us")
-        server.library._look()
-        before = server.proposer.lookup.shelf
+        server.watcher._look()
+        before = server.proposer.lookup.corpus_index
         with monkeypatch.context() as patch:
             patch.setattr(Lookup, "_state_with", fails)
             with pytest.raises(OSError, match="does not answer"):
                 server.ask([7, 8, 9], tenant="us")
-            assert server.proposer.lookup.shelf is before
-        server.driver.leave("asked", None)
+            assert server.proposer.lookup.corpus_index is before
+        server.driver.leave("requested", None)
         assert server.ask([7, 8, 9], tenant="us").token_ids == (6,)

@@ -22,12 +22,12 @@ OPTIONS = [
 ]
 
 
-def play(talk: Talk, players: tuple[Client, ReferenceLookup], steps: int, *, shelves: bool = False) -> int:
+def play(talk: Talk, players: tuple[Client, ReferenceLookup], steps: int, *, corpus_indexes: bool = False) -> int:
     """Let both live through the same; return how many tokens were drafted."""
     client, plain = players
     drafted = 0
-    if shelves:
-        stock(talk, players)
+    if corpus_indexes:
+        load(talk, players)
     for slot in range(talk.slots):
         start(talk, players, slot)
     for _ in range(steps):
@@ -37,8 +37,8 @@ def play(talk: Talk, players: tuple[Client, ReferenceLookup], steps: int, *, she
         got, want = client.propose(slots, limits), plain.propose(slots, limits)
         assert got == want
         drafted += sum(len(draft.ids) for draft in got)
-        if shelves and talk.rng.random() < 0.1:
-            stock(talk, players)
+        if corpus_indexes and talk.rng.random() < 0.1:
+            load(talk, players)
         if talk.rng.random() < 0.15:
             slot, owner = talk.rng.randrange(talk.slots), talk.rng.choice(["a", "b", ""])
             begin = talk.rng.randrange(talk.length[slot] + 1)
@@ -60,11 +60,11 @@ def start(talk: Talk, players: tuple[Client, ReferenceLookup], slot: int) -> Non
     talk.length[slot] = 0
 
 
-def stock(talk: Talk, players: tuple[Client, ReferenceLookup]) -> None:
+def load(talk: Talk, players: tuple[Client, ReferenceLookup]) -> None:
     """Give both another shelf."""
     segments = talk.segments(players[1].options.cap)
-    players[0].lookup.stock(segments)
-    players[1].stock(segments)
+    players[0].lookup.load(segments)
+    players[1].load(segments)
 
 
 @pytest.mark.parametrize("trees", [False, True])
@@ -78,9 +78,11 @@ def test_it_drafts_what_the_reference_drafts(trees: bool, seed: int, options: Lo
 @pytest.mark.parametrize("trees", [False, True])
 @given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), draft_length=st.sampled_from([1, 4, 16]))
 @settings(max_examples=25, deadline=None)
-def test_with_shelves_that_come_and_go_too(trees: bool, seed: int, options: LookupOptions, draft_length: int) -> None:
+def test_with_corpus_indexes_that_come_and_go_too(
+    trees: bool, seed: int, options: LookupOptions, draft_length: int
+) -> None:
     talk = Talk(seed, slots=3, capacity=160)
-    play(talk, both(3, 160, draft_length, options, trees=trees), 30, shelves=True)
+    play(talk, both(3, 160, draft_length, options, trees=trees), 30, corpus_indexes=True)
 
 
 @pytest.mark.parametrize("trees", [False, True])
@@ -126,7 +128,7 @@ def test_neither_the_order_of_rows_nor_anything_but_history_matters(trees: bool,
 @pytest.mark.parametrize("trees", [False, True])
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=15, deadline=None)
-def test_nobody_is_drafted_what_only_others_were_told(trees: bool, seed: int) -> None:
+def test_nobody_is_drafted_what_only_others_were_reported(trees: bool, seed: int) -> None:
     rng, draft_length, names = random.Random(seed), 6, ["a", "b", "c"]
     client = Client(
         Lookup(1, 300, draft_length, LookupOptions(cap=16, response_tokens=256), trees=trees), draft_length, trees
@@ -156,8 +158,8 @@ def test_nobody_is_drafted_what_only_others_were_told(trees: bool, seed: int) ->
 
 def test_where_a_response_ended_the_next_one_is_not_another_s_to_read() -> None:
     client = Client(Lookup(1, 300, 4, LookupOptions(cap=16, response_tokens=1024), trees=False), 4, False)
-    told = {"a": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], "b": [21, 77, 22, 77, 23, 77, 24, 77, 25, 77, 26, 77]}
-    for name, response in told.items():
+    reported = {"a": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], "b": [21, 77, 22, 77, 23, 77, 24, 77, 25, 77, 26, 77]}
+    for name, response in reported.items():
         client.lookup.start(0, owner=name)
         client.ingest([0], [response], [12])
         client.lookup.remember(0, name, 0, 12)

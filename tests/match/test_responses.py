@@ -78,7 +78,7 @@ def test_it_finds_what_is_in_the_ring_for_the_owner(seed: int, cap: int, alphabe
             both.found(owner, context)
 
 
-def test_what_was_said_to_one_is_not_said_to_another() -> None:
+def test_what_was_stated_to_one_is_not_stated_to_another() -> None:
     both = Both(1024, 8)
     both.add(1, [], [5, 6, 7, 8])
     both.add(2, [], [9, 6, 7, 1])
@@ -109,7 +109,7 @@ def test_the_context_is_matched_and_never_drafted() -> None:
 
 @pytest.mark.parametrize("cap", [1, 10, 17, 40, 64, 100])
 @pytest.mark.parametrize("capacity", [0, 300, 4096])
-def test_the_ring_is_a_power_of_two_whatever_is_asked_for(capacity: int, cap: int) -> None:
+def test_the_ring_is_a_power_of_two_whatever_is_requested_for(capacity: int, cap: int) -> None:
     size = Responses(capacity, cap).capacity
     assert size & (size - 1) == 0
     assert size >= max(capacity, 16 * cap)

@@ -113,7 +113,7 @@ def test_the_engines_own_key_and_the_variables_open_alike() -> None:
     assert operators.refusal(scope(authorization="Bearer other")) is not None
 
 
-def test_who_is_answered_is_said_without_the_key() -> None:
+def test_who_is_answered_is_stated_without_the_key() -> None:
     assert Operators(environment=KEY).whom == "with the operator's key"
     assert KEY_VARIABLE in Operators(environment={}).whom
 

@@ -164,7 +164,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize(("text", "what"), MALFORMED.values(), ids=MALFORMED)
-def test_a_malformed_file_changes_nothing_and_is_told_once(tmp_path, caplog, text, what):
+def test_a_malformed_file_changes_nothing_and_is_reported_once(tmp_path, caplog, text, what):
     file = tmp_path / "control.json"
     write(file, '{"num_speculative_tokens": 5}')
     server = control(file, poll=0.0)
@@ -182,7 +182,7 @@ def test_a_malformed_file_changes_nothing_and_is_told_once(tmp_path, caplog, tex
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_what_is_no_plain_file_is_told_and_never_waited_for(tmp_path, caplog, kind):
+def test_what_is_no_plain_file_is_reported_and_never_waited_for(tmp_path, caplog, kind):
     file = tmp_path / "control.json"
     file.mkdir() if kind == "folder" else os.mkfifo(file)
     server = control(file, poll=0.0)
@@ -253,7 +253,7 @@ class LastWord(RuleBasedStateMachine):
             self.mode, self.limit, self.there = self.initial, None, False
 
     @invariant()
-    def says_what_was_said_last(self):
+    def says_what_was_stated_last(self):
         if hasattr(self, "server"):
             assert self.server.ceiling() == (0 if self.mode == "off" else self.limit)
 

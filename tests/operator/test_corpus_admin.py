@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from specplug.corpus import writing
 from specplug.corpus.store import Store
 from specplug.errors import SpecplugError
-from specplug.operator.corpus_admin import Desk, status_of
+from specplug.operator.corpus_admin import CorpusAdmin, status_of
 from specplug.operator.corpus_schema import EXAMPLES, AddOrder, add_schema, parse_add
 from specplug.operator.json_entries import loads
 from specplug.settings import CorporaSettings
@@ -45,27 +45,27 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def desk(root: Path) -> Desk:
-    return Desk(CorporaSettings(store=str(root), max_tokens=100), Letters())
+def admin(root: Path) -> CorpusAdmin:
+    return CorpusAdmin(CorporaSettings(store=str(root), max_tokens=100), Letters())
 
 
-def add(desk: Desk, **said: Any) -> dict[str, Any]:
-    return asyncio.run(desk.add(json.dumps(said).encode(), WHO))
+def add(admin: CorpusAdmin, **stated: Any) -> dict[str, Any]:
+    return asyncio.run(admin.add(json.dumps(stated).encode(), WHO))
 
 
-def remove(desk: Desk, corpus: str, *documents: str, tenant: str = "") -> dict[str, Any]:
-    return asyncio.run(desk.remove(corpus, documents, tenant))
+def remove(admin: CorpusAdmin, corpus: str, *documents: str, tenant: str = "") -> dict[str, Any]:
+    return asyncio.run(admin.remove(corpus, documents, tenant))
 
 
-def listed(desk: Desk, tenant: str | None = None) -> dict[str, dict[str, int]]:
+def listed(admin: CorpusAdmin, tenant: str | None = None) -> dict[str, dict[str, int]]:
     """Return the tokens of all corpora, by tenant."""
-    tenants = asyncio.run(desk.listed(tenant))["tenants"]
+    tenants = asyncio.run(admin.listed(tenant))["tenants"]
     return {name: {corpus: own["tokens"] for corpus, own in had["corpora"].items()} for name, had in tenants.items()}
 
 
-def refusal(status: int, does: Any, *args: Any, **said: Any) -> str:
+def refusal(status: int, does: Any, *args: Any, **stated: Any) -> str:
     with pytest.raises(SpecplugError) as caught:
-        does(*args, **said)
+        does(*args, **stated)
     assert status_of(caught.value) == status, str(caught.value)
     return str(caught.value)
 
@@ -75,63 +75,63 @@ def files(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and path.name != "lock"}
 
 
-def test_texts_and_ids_are_added_listed_and_removed(desk, root):
+def test_texts_and_ids_are_added_listed_and_removed(admin, root):
     documents = ["abc", {"name": "d", "text": "de"}, {"token_ids": [7, 8, 9, 10]}, ""]
-    told = add(desk, name="one", documents=documents)
-    assert told == {"name": "one", "tenant": "", "documents": 3, "tokens": 9, "empty": 1}
-    assert add(desk, name="one", tenant="acme", documents=["abc"])["tokens"] == 3
+    reported = add(admin, name="one", documents=documents)
+    assert reported == {"name": "one", "tenant": "", "documents": 3, "tokens": 9, "empty": 1}
+    assert add(admin, name="one", tenant="acme", documents=["abc"])["tokens"] == 3
     store = Store.open(root, fingerprint(Letters()))
     assert store.document("one:1").tolist() == list(b"abc")
     assert store.document("d").tolist() == list(b"de")
     assert store.document("one:3").tolist() == [7, 8, 9, 10]
-    assert listed(desk) == {"": {"one": 9}, "acme": {"one": 3}}
-    assert listed(desk, "acme") == {"acme": {"one": 3}}
-    about = asyncio.run(desk.listed())
+    assert listed(admin) == {"": {"one": 9}, "acme": {"one": 3}}
+    assert listed(admin, "acme") == {"acme": {"one": 3}}
+    about = asyncio.run(admin.listed())
     assert about["store"] == str(root)
     assert about["tokenizer"]["digest"] == store.tokenizer.digest
     assert (about["tenants"][""]["documents"], about["tenants"][""]["tokens"]) == (3, 9)
     assert about["problems"] == []
-    assert remove(desk, "one", "d")["tokens"] == 2
-    assert remove(desk, "one") == {"name": "one", "tenant": "", "documents": 2, "tokens": 7}
-    assert listed(desk) == {"acme": {"one": 3}}
+    assert remove(admin, "one", "d")["tokens"] == 2
+    assert remove(admin, "one") == {"name": "one", "tenant": "", "documents": 2, "tokens": 7}
+    assert listed(admin) == {"acme": {"one": 3}}
 
 
-def test_nothing_is_made_by_looking(desk, root):
-    assert listed(desk) == {}
-    refusal(404, remove, desk, "one")
+def test_nothing_is_made_by_looking(admin, root):
+    assert listed(admin) == {}
+    refusal(404, remove, admin, "one")
     assert not root.exists()
 
 
-def test_a_name_is_taken_until_it_is_extended_or_removed(desk):
-    add(desk, name="one", documents=["abc"])
-    assert "extend" in refusal(409, add, desk, name="one", documents=["x"])
-    assert add(desk, name="one", documents=["x"], extend=True)["tokens"] == 1
-    assert listed(desk) == {"": {"one": 4}}
-    assert "no such corpus" in refusal(404, remove, desk, "two")
-    assert "no such corpus" in refusal(404, remove, desk, "one", tenant="acme")
-    assert "no such document" in refusal(400, remove, desk, "one", "none")
-    remove(desk, "one")
-    assert add(desk, name="one", documents=["x"])["tokens"] == 1
+def test_a_name_is_taken_until_it_is_extended_or_removed(admin):
+    add(admin, name="one", documents=["abc"])
+    assert "extend" in refusal(409, add, admin, name="one", documents=["x"])
+    assert add(admin, name="one", documents=["x"], extend=True)["tokens"] == 1
+    assert listed(admin) == {"": {"one": 4}}
+    assert "no such corpus" in refusal(404, remove, admin, "two")
+    assert "no such corpus" in refusal(404, remove, admin, "one", tenant="acme")
+    assert "no such document" in refusal(400, remove, admin, "one", "none")
+    remove(admin, "one")
+    assert add(admin, name="one", documents=["x"])["tokens"] == 1
 
 
 NAMES = ["", "a/b", "..", ".", "a\0b", "a\nb", "n" * 257, "\ud800", 5, None, ["a"]]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hostile_names_are_refused_and_nothing_is_written(desk, root, name):
-    refusal(400, add, desk, name=name, documents=["abc"])
+def test_hostile_names_are_refused_and_nothing_is_written(admin, root, name):
+    refusal(400, add, admin, name=name, documents=["abc"])
     if isinstance(name, str) and name not in ("", "a/b", ".", ".."):
-        refusal(400, add, desk, name="one", tenant=name, documents=["abc"])
-        refusal(400, remove, desk, name)
-        refusal(400, remove, desk, "one", tenant=name)
-        refusal(400, add, desk, name="one", documents=[{"name": name * 5, "text": "abc"}])
+        refusal(400, add, admin, name="one", tenant=name, documents=["abc"])
+        refusal(400, remove, admin, name)
+        refusal(400, remove, admin, "one", tenant=name)
+        refusal(400, add, admin, name="one", documents=[{"name": name * 5, "text": "abc"}])
     assert not root.exists() or files(root) == {"store.json"}
 
 
 @pytest.mark.parametrize("tenant", ["..", "../../x", "/etc", "a b", "%2e%2e", "n" * 256, "\u00fc"])
-def test_any_tenant_of_a_request_may_have_corpora_and_none_leaves_the_store(desk, root, tenant):
-    add(desk, name="one", tenant=tenant, documents=["abc"])
-    assert listed(desk) == {tenant: {"one": 3}}
+def test_any_tenant_of_a_request_may_have_corpora_and_none_leaves_the_store(admin, root, tenant):
+    add(admin, name="one", tenant=tenant, documents=["abc"])
+    assert listed(admin) == {tenant: {"one": 3}}
     assert all(path.resolve().is_relative_to(root) for path in root.parent.rglob("*"))
 
 
@@ -163,79 +163,79 @@ def test_any_tenant_of_a_request_may_have_corpora_and_none_leaves_the_store(desk
         (b'{"name": "a", "documents": ["", ""]}', "2 documents, all of them empty"),
     ],
 )
-def test_a_bad_order_says_why_and_adds_nothing(desk, body, what):
-    assert what in refusal(400, lambda: asyncio.run(desk.add(body, WHO)))
-    assert listed(desk) == {}
+def test_a_bad_order_says_why_and_adds_nothing(admin, body, what):
+    assert what in refusal(400, lambda: asyncio.run(admin.add(body, WHO)))
+    assert listed(admin) == {}
 
 
-def test_a_tenant_has_so_many_tokens_at_most(desk):
-    add(desk, name="one", documents=["x" * 60])
-    assert "corpora.max_tokens" in refusal(400, add, desk, name="two", documents=["x" * 41])
-    assert "corpora.max_tokens" in refusal(400, add, desk, name="one", documents=["x" * 41], extend=True)
-    add(desk, name="two", documents=["x" * 41], tenant="acme")
-    add(desk, name="two", documents=["x" * 40])
-    assert listed(desk) == {"": {"one": 60, "two": 40}, "acme": {"two": 41}}
+def test_a_tenant_has_so_many_tokens_at_most(admin):
+    add(admin, name="one", documents=["x" * 60])
+    assert "corpora.max_tokens" in refusal(400, add, admin, name="two", documents=["x" * 41])
+    assert "corpora.max_tokens" in refusal(400, add, admin, name="one", documents=["x" * 41], extend=True)
+    add(admin, name="two", documents=["x" * 41], tenant="acme")
+    add(admin, name="two", documents=["x" * 40])
+    assert listed(admin) == {"": {"one": 60, "two": 40}, "acme": {"two": 41}}
 
 
 @pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 507), (errno.EDQUOT, 507), (errno.EACCES, 500)])
-def test_a_full_disk_is_told_and_costs_nothing(desk, monkeypatch, number, status):
-    add(desk, name="one", documents=["abc"])
+def test_a_full_disk_is_reported_and_costs_nothing(admin, monkeypatch, number, status):
+    add(admin, name="one", documents=["abc"])
 
     def full(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as broken:
         broken.setattr(writing.os, "fsync", full)
-        assert os.strerror(number) in refusal(status, add, desk, name="two", documents=["abc"])
-    assert listed(desk) == {"": {"one": 3}}
-    add(desk, name="two", documents=["abc"])
+        assert os.strerror(number) in refusal(status, add, admin, name="two", documents=["abc"])
+    assert listed(admin) == {"": {"one": 3}}
+    add(admin, name="two", documents=["abc"])
 
 
 def test_a_server_without_a_store_says_how_to_have_one():
-    desk = Desk(CorporaSettings(), None)
-    for does in (lambda: listed(desk), lambda: add(desk, name="a", documents=["x"]), lambda: remove(desk, "a")):
+    admin = CorpusAdmin(CorporaSettings(), None)
+    for does in (lambda: listed(admin), lambda: add(admin, name="a", documents=["x"]), lambda: remove(admin, "a")):
         assert "corpora.store: this server has no corpus store" in refusal(400, does)
 
 
 def test_a_server_without_a_tokenizer_takes_ids_only(root):
     Store.create(root, OTHER)
-    desk = Desk(CorporaSettings(store=str(root)), None)
-    assert "a text needs a tokenizer" in refusal(400, add, desk, name="one", documents=["abc"])
-    assert add(desk, name="one", documents=[{"token_ids": [99]}])["tokens"] == 1
-    assert "found 100 as entry 0" in refusal(400, add, desk, name="two", documents=[{"token_ids": [100]}])
+    admin = CorpusAdmin(CorporaSettings(store=str(root)), None)
+    assert "a text needs a tokenizer" in refusal(400, add, admin, name="one", documents=["abc"])
+    assert add(admin, name="one", documents=[{"token_ids": [99]}])["tokens"] == 1
+    assert "found 100 as entry 0" in refusal(400, add, admin, name="two", documents=[{"token_ids": [100]}])
 
 
-def test_a_store_of_another_tokenizer_is_refused_naming_both(desk, root):
+def test_a_store_of_another_tokenizer_is_refused_naming_both(admin, root):
     Store.create(root, OTHER)
-    for does in (lambda: listed(desk), lambda: add(desk, name="a", documents=["x"]), lambda: remove(desk, "a")):
-        said = refusal(400, does)
-        assert OTHER.name in said
-        assert Letters.__name__ in said
+    for does in (lambda: listed(admin), lambda: add(admin, name="a", documents=["x"]), lambda: remove(admin, "a")):
+        stated = refusal(400, does)
+        assert OTHER.name in stated
+        assert Letters.__name__ in stated
 
 
 def test_several_servers_add_at_once(root):
     """Each has a desk of its own; all of the corpora are there in the end."""
-    desks = [Desk(CorporaSettings(store=str(root)), Letters()) for _ in range(3)]
+    desks = [CorpusAdmin(CorporaSettings(store=str(root)), Letters()) for _ in range(3)]
     with ThreadPoolExecutor(3) as threads:
         jobs = [threads.submit(add, desks[i % 3], name=f"c{i}", documents=["abc"] * (i + 1)) for i in range(12)]
         assert [job.result()["tokens"] for job in jobs] == [3 * (i + 1) for i in range(12)]
     assert listed(desks[0]) == {"": {f"c{i}": 3 * (i + 1) for i in range(12)}}
 
 
-def test_the_event_loop_serves_on_while_a_corpus_is_added(desk, monkeypatch):
+def test_the_event_loop_serves_on_while_a_corpus_is_added(admin, monkeypatch):
     """Adding waits for a tokenizer that waits for the loop."""
 
     async def both() -> Iterator[Any]:
-        loop, asked = asyncio.get_running_loop(), asyncio.Event()
+        loop, requested = asyncio.get_running_loop(), asyncio.Event()
 
         def slow(texts: list[str]) -> list[list[int]]:
-            loop.call_soon_threadsafe(asked.set)
-            asyncio.run_coroutine_threadsafe(desk.listed(), loop).result(60)
+            loop.call_soon_threadsafe(requested.set)
+            asyncio.run_coroutine_threadsafe(admin.listed(), loop).result(60)
             return [list(text.encode()) for text in texts]
 
-        monkeypatch.setattr(desk, "_tokenizer", dataclasses.replace(desk._tokenizer, encode_many=slow))
-        adding = asyncio.create_task(desk.add(b'{"name": "one", "documents": ["abc"]}', WHO))
-        await asked.wait()
+        monkeypatch.setattr(admin, "_tokenizer", dataclasses.replace(admin._tokenizer, encode_many=slow))
+        adding = asyncio.create_task(admin.add(b'{"name": "one", "documents": ["abc"]}', WHO))
+        await requested.wait()
         return await adding
 
     assert asyncio.run(both())["tokens"] == 3

@@ -22,23 +22,23 @@ class Engines:
     """Stands in for engines; says what it is told to say, in the event loop that it is asked in.
 
     Attributes:
-        said: by engine, its status; an exception is raised.
+        stated: by engine, its status; an exception is raised.
         gate: answers wait for it.
     """
 
-    def __init__(self, *said: Any) -> None:
-        self.said = list(said)
+    def __init__(self, *stated: Any) -> None:
+        self.stated = list(stated)
         self.gate = asyncio.Event()
         self.gate.set()
-        self.asked = 0
+        self.requested = 0
 
     async def ask(self) -> list[Any]:
-        self.asked += 1
+        self.requested += 1
         await self.gate.wait()
-        for said in self.said:
-            if isinstance(said, Exception):
-                raise said
-        return list(self.said)
+        for stated in self.stated:
+            if isinstance(stated, Exception):
+                raise stated
+        return list(self.stated)
 
 
 def status(engine: int = 0, steps: int = 1, ceiling: int | None = None, faults: Any = None) -> dict[str, Any]:
@@ -78,13 +78,13 @@ Watch = Callable[..., tuple[Engines, CollectorRegistry]]
 def watch(loop, monkeypatch) -> Watch:
     """Export engines that say what is given; scrapes wait 20 s for them, or as long as told."""
 
-    def start(*said: Any, patience: float = 20.0) -> tuple[Engines, CollectorRegistry]:
+    def start(*stated: Any, patience: float = 20.0) -> tuple[Engines, CollectorRegistry]:
         monkeypatch.setattr(exporter, "PATIENCE", patience)
         collector, registry = EngineCollector(), CollectorRegistry()
         registry.register(collector)
 
         async def begin() -> Engines:
-            engines = Engines(*said)
+            engines = Engines(*stated)
             collector.watch(engines.ask)
             return engines
 
@@ -101,21 +101,21 @@ def expected(steps: int) -> int:
     return recorded(*[STEP] * steps).snapshot().by_source["own text"].emitted
 
 
-def test_nobody_is_asked_before_the_first_scrape(watch):
+def test_nobody_is_requested_before_the_first_scrape(watch):
     engines, registry = watch(status())
-    assert engines.asked == 0
+    assert engines.requested == 0
     assert emitted(registry) == expected(1) > 0
-    assert engines.asked == 1
+    assert engines.requested == 1
 
 
 def test_every_scrape_asks_anew(watch):
     engines, registry = watch(status(steps=1))
     emitted(registry)
-    engines.said[0] = status(steps=2)
+    engines.stated[0] = status(steps=2)
     assert emitted(registry) == expected(2) != expected(1)
 
 
-def test_each_engine_has_its_label_and_each_family_is_told_once(watch):
+def test_each_engine_has_its_label_and_each_family_is_reported_once(watch):
     _, registry = watch(status(0, steps=1, ceiling=3), status(1, steps=3, ceiling=0))
     assert (emitted(registry, 0), emitted(registry, 1)) == (expected(1), expected(3))
     for name, values in {"specplug_mode": (1, 0), "specplug_ceiling_tokens": (3, 0)}.items():
@@ -140,14 +140,14 @@ def test_faults_of_scheduler_and_worker_are_counted_together(watch):
     assert (faults("policy fixed", "raised"), faults("ngram", "late")) == (2, 2)
 
 
-def test_engines_that_are_late_are_shown_as_they_were_and_asked_once(watch, loop, monkeypatch):
+def test_engines_that_are_late_are_shown_as_they_were_and_requested_once(watch, loop, monkeypatch):
     engines, registry = watch(status(steps=1))
     emitted(registry)
-    engines.said[0] = status(steps=2)
+    engines.stated[0] = status(steps=2)
     monkeypatch.setattr(exporter, "PATIENCE", 0.01)
     loop.call_soon_threadsafe(engines.gate.clear)
     assert [emitted(registry), emitted(registry)] == [expected(1)] * 2
-    assert engines.asked == 2  # the second question is still open
+    assert engines.requested == 2  # the second question is still open
     age = registry.get_sample_value("specplug_snapshot_age_seconds", {"engine": "0"})
     assert age is not None
     assert age > 0
@@ -156,15 +156,15 @@ def test_engines_that_are_late_are_shown_as_they_were_and_asked_once(watch, loop
     assert emitted(registry) == expected(2)
 
 
-def test_a_failure_is_told_once_and_costs_freshness_only(watch, caplog):
+def test_a_failure_is_reported_once_and_costs_freshness_only(watch, caplog):
     engines, registry = watch(status(steps=1))
     emitted(registry)
-    engines.said[0] = RuntimeError("engine core is dead")
+    engines.stated[0] = RuntimeError("engine core is dead")
     with caplog.at_level(logging.WARNING, logger="specplug"):
         assert [emitted(registry), emitted(registry)] == [expected(1)] * 2
     (record,) = caplog.records
     assert "RuntimeError: engine core is dead" in record.getMessage()
-    engines.said[0] = status(steps=2)
+    engines.stated[0] = status(steps=2)
     assert emitted(registry) == expected(2)
 
 
@@ -176,7 +176,7 @@ def test_in_the_event_loop_a_scrape_shows_the_answer_before(watch, loop):
         return emitted(registry)
 
     async def settle() -> None:
-        while engines.asked == 0:
+        while engines.requested == 0:
             await asyncio.sleep(0)
         for _ in range(100):  # far more turns of the loop than an answer takes
             await asyncio.sleep(0)
@@ -186,7 +186,7 @@ def test_in_the_event_loop_a_scrape_shows_the_answer_before(watch, loop):
     assert asyncio.run_coroutine_threadsafe(scrape(), loop).result(20) == expected(1)
 
 
-def test_a_scrape_in_the_event_loop_may_have_the_engines_asked_first(watch, loop):
+def test_a_scrape_in_the_event_loop_may_have_the_engines_requested_first(watch, loop):
     engines, registry = watch(status(steps=1))
 
     async def scrape() -> float | None:
@@ -200,9 +200,9 @@ def test_a_scrape_in_the_event_loop_may_have_the_engines_asked_first(watch, loop
         return asyncio.run_coroutine_threadsafe(scrape(), loop).result(20)
 
     assert scraped() == expected(1)
-    engines.said[0] = status(steps=2)
+    engines.stated[0] = status(steps=2)
     assert scraped() == expected(2)
-    assert engines.asked == 2  # once per scrape
+    assert engines.requested == 2  # once per scrape
 
 
 def test_asking_first_waits_as_long_as_a_scrape_does_and_no_longer(watch, loop, monkeypatch):

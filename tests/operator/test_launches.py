@@ -109,7 +109,7 @@ def test_another_process_answers(module):
         ("die", "exit code 7"),
     ],
 )
-def test_why_there_is_no_answer_is_said(module, argument, found):
+def test_why_there_is_no_answer_is_stated(module, argument, found):
     with pytest.raises(EngineError, match=f"Engine does not accept the line; found {found}"):
         ask(module, argument)
 
@@ -123,7 +123,7 @@ def test_a_process_that_stays_silent_is_given_up(monkeypatch):
         launches.ask("module", [], {}, engine="Engine", patience=5)
 
 
-def test_proposers_on_the_host_are_told_by_what_they_declare():
+def test_proposers_on_the_host_are_reported_by_what_they_declare():
     assert launches.host_proposers(Settings(proposer="ngram"), default_registry(), "cpu") == ("ngram",)
     assert launches.host_proposers(Settings(proposer="absent"), default_registry(), "cpu") == ()
 

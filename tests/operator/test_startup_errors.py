@@ -40,9 +40,9 @@ def test_specplugs_own_errors_are_one_message(how):
 
 
 def test_others_keep_their_traceback():
-    said = ends("other")
-    assert said.startswith("Traceback")
-    assert said.endswith('KeyError: "of somebody else\'s"\n')
+    stated = ends("other")
+    assert stated.startswith("Traceback")
+    assert stated.endswith('KeyError: "of somebody else\'s"\n')
 
 
 def test_a_traceback_is_there_for_whoever_debugs():

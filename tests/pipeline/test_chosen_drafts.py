@@ -23,7 +23,7 @@ from specplug.types.plan import StepPlan
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
 from specplug.verify.reference import ReferenceVerifier
 from specplug_vllm.worker.drafting import Drafting
-from tests.pipeline.tools import Recorder, bench_of
+from tests.pipeline.tools import Recorder, rig_of
 
 TARGET = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)  # token 2 is what the grammar forbids
 DRAWN_FROM = torch.tensor([0.6, 0.1, 0.3], dtype=torch.float64)
@@ -62,9 +62,9 @@ def trimmed(token):
         write([token], draft)
 
     caps = EngineCaps(1, draft_input=Distribution.PROBS)
-    bench = bench_of(Recorder(one_row, distribution=Distribution.PROBS), caps=caps, trimmer=Shortener())
-    bench.start("a", [1])
-    draft = bench.draft(1, budget=0)
+    rig = rig_of(Recorder(one_row, distribution=Distribution.PROBS), caps=caps, trimmer=Shortener())
+    rig.start("a", [1])
+    draft = rig.draft(1, budget=0)
     return draft if draft.draft_probs is None else replace(draft, draft_probs=draft.draft_probs[..., :3])
 
 

@@ -7,7 +7,7 @@ import torch
 
 from specplug.types.caps import EngineCaps
 from specplug.types.request import EngineEvent
-from tests.pipeline.tools import VOCAB, Bench, Recorder, bench_of, count_up, draft_nothing, drafts, int32, rows
+from tests.pipeline.tools import VOCAB, Recorder, Rig, count_up, draft_nothing, drafts, int32, rig_of, rows
 
 TENSORS = ["token_ids", "lengths", "confidence", "source", "base_len"]
 NAN, INF = float("nan"), float("inf")
@@ -18,66 +18,66 @@ def proposer(request):
     return Recorder(needs_host=request.param == "host", learns=True)
 
 
-def flush(bench: Bench) -> None:
+def flush(rig: Rig) -> None:
     """Wait until host proposers have taken in what is queued: a step at width 0 does."""
-    bench.stage.propose(bench.batch(), 0)
+    rig.stage.propose(rig.batch(), 0)
 
 
 class TestFaults:
     @pytest.mark.parametrize("method", ["ingest", "propose"])
     def test_raising_in_a_step_costs_the_draft_and_is_counted(self, proposer, method):
-        bench = bench_of(proposer)
-        bench.start("a", [1])
+        rig = rig_of(proposer)
+        rig.start("a", [1])
         proposer.fails = {method}
-        draft = bench.draft()
+        draft = rig.draft()
         assert drafts(draft) == [[]]
         assert draft.token_ids.tolist() == [[-1] * 4]
         assert draft.base_len.tolist() == [1]
-        assert bench.verify({"a": 0}, emitted={"a": [2]}).proposed.tolist() == [0]
+        assert rig.verify({"a": 0}, emitted={"a": [2]}).proposed.tolist() == [0]
         proposer.fails = set()
-        assert drafts(bench.draft()) == [[3, 4, 5, 6]]
-        assert bench.faults == {"only": {"raised": 1}}
+        assert drafts(rig.draft()) == [[3, 4, 5, 6]]
+        assert rig.faults == {"only": {"raised": 1}}
 
     @pytest.mark.parametrize("method", ["observe", "on_event"])
     def test_raising_elsewhere_is_counted(self, proposer, method):
-        bench = bench_of(proposer)
-        bench.start("a", [1])
-        bench.draft()
+        rig = rig_of(proposer)
+        rig.start("a", [1])
+        rig.draft()
         proposer.fails = {method}
-        verdict = bench.verify({"a": 2})
-        bench.stage.on_event(EngineEvent("wake"))
-        flush(bench)
+        verdict = rig.verify({"a": 2})
+        rig.stage.on_event(EngineEvent("wake"))
+        flush(rig)
         assert verdict.accepted.tolist() == [2]
-        assert bench.faults == {"only": {"raised": 1}}
-        assert bench.metrics.snapshot().total.accepted == 2
+        assert rig.faults == {"only": {"raised": 1}}
+        assert rig.metrics.snapshot().total.accepted == 2
 
     def test_raising_in_close_is_counted_and_the_others_are_closed(self):
         bad, good = Recorder(), Recorder()
         bad.fails = {"close"}
-        bench = Bench({"bad": bad, "good": good})
-        bench.stage.close()
+        rig = Rig({"bad": bad, "good": good})
+        rig.stage.close()
         assert good.calls == ["close"]
-        assert bench.faults == {"bad": {"raised": 1}}
+        assert rig.faults == {"bad": {"raised": 1}}
 
     def test_repeated_faults_switch_it_off_and_it_comes_back(self, proposer):
-        bench = bench_of(proposer, max_consecutive=2, cooldown_steps=2)
-        bench.start("a", [1])
+        rig = rig_of(proposer, max_consecutive=2, cooldown_steps=2)
+        rig.start("a", [1])
         proposer.fails = {"propose"}
         for _ in range(4):
-            assert drafts(bench.draft()) == [[]]
+            assert drafts(rig.draft()) == [[]]
         assert len(proposer.limits) == 2
         proposer.fails = set()
-        assert drafts(bench.draft()) == [[2, 3, 4, 5]]
-        assert bench.faults == {"only": {"raised": 2, "switched off": 1, "came back": 1}}
+        assert drafts(rig.draft()) == [[2, 3, 4, 5]]
+        assert rig.faults == {"only": {"raised": 2, "switched off": 1, "came back": 1}}
 
     def test_while_it_is_off_it_gets_events_and_no_verdicts(self):
         proposer = Recorder(learns=True)
-        bench = bench_of(proposer, max_consecutive=1)
-        bench.start("a", [1])
+        rig = rig_of(proposer, max_consecutive=1)
+        rig.start("a", [1])
         proposer.fails = {"propose"}
-        bench.draft()
-        bench.verify({"a": 0})
-        bench.start("b", [2])
+        rig.draft()
+        rig.verify({"a": 0})
+        rig.start("b", [2])
         assert proposer.calls == ["on_event", "ingest", "propose", "on_event"]
 
     @pytest.mark.parametrize("error", [BaseException, SystemExit, GeneratorExit])
@@ -86,38 +86,38 @@ class TestFaults:
         def write(*_args):
             raise error("planted")
 
-        bench = bench_of(Recorder(write, needs_host=proposer.caps.needs_host, incremental=incremental))
-        bench.start("a", [1, 2])
-        assert drafts(bench.draft()) == drafts(bench.draft()) == [[]]
-        assert bench.proposers["only"].handed == [{(0, 0): [1, 2]}, {(0, 0): [1, 2] if incremental else []}]
-        assert bench.faults == {"only": {"raised": 2}}
+        rig = rig_of(Recorder(write, needs_host=proposer.caps.needs_host, incremental=incremental))
+        rig.start("a", [1, 2])
+        assert drafts(rig.draft()) == drafts(rig.draft()) == [[]]
+        assert rig.proposers["only"].handed == [{(0, 0): [1, 2]}, {(0, 0): [1, 2] if incremental else []}]
+        assert rig.faults == {"only": {"raised": 2}}
 
     def test_an_interrupt_on_its_own_thread_is_a_fault(self):
         def write(*_args):
             raise KeyboardInterrupt
 
-        bench = bench_of(Recorder(write, needs_host=True))
-        bench.start("a", [1])
-        assert drafts(bench.draft()) == [[]]
-        assert bench.faults == {"only": {"raised": 1}}
+        rig = rig_of(Recorder(write, needs_host=True))
+        rig.start("a", [1])
+        assert drafts(rig.draft()) == [[]]
+        assert rig.faults == {"only": {"raised": 1}}
 
     def test_interrupts_pass(self):
         def write(*_args):
             raise KeyboardInterrupt
 
-        bench = bench_of(Recorder(write))
-        bench.start("a", [1])
+        rig = rig_of(Recorder(write))
+        rig.start("a", [1])
         with pytest.raises(KeyboardInterrupt):
-            bench.draft()
+            rig.draft()
 
     def test_one_broken_proposer_does_not_touch_the_rows_of_another(self):
         bad = Recorder()
         bad.fails = {"propose"}
-        bench = Bench({"good": Recorder(), "bad": bad})
-        bench.start("a", [1])
-        bench.start("b", [10], proposer="bad")
-        assert drafts(bench.draft()) == [[2, 3, 4, 5], []]
-        assert bench.faults == {"bad": {"raised": 1}}
+        rig = Rig({"good": Recorder(), "bad": bad})
+        rig.start("a", [1])
+        rig.start("b", [10], proposer="bad")
+        assert drafts(rig.draft()) == [[2, 3, 4, 5], []]
+        assert rig.faults == {"bad": {"raised": 1}}
 
 
 def poison_beyond(batch, limits, draft):
@@ -143,34 +143,34 @@ class TestMalformedDrafts:
         ],
     )
     def test_ids_out_of_range_cut_the_row(self, ids, kept):
-        bench = bench_of(Recorder(rows(ids, [5, 6])))
-        bench.start("a", [1])
-        bench.start("b", [1])
-        assert drafts(bench.draft()) == [kept, [5, 6]]
-        assert bench.faults == {}
+        rig = rig_of(Recorder(rows(ids, [5, 6])))
+        rig.start("a", [1])
+        rig.start("b", [1])
+        assert drafts(rig.draft()) == [kept, [5, 6]]
+        assert rig.faults == {}
 
     def test_lengths_beyond_the_tokens_are_cut(self):
         def write(_batch, _limits, draft):
             draft.set_row(0, [1, 2], 0.5)
             draft.lengths.copy_(int32([99, -3]))
 
-        bench = bench_of(Recorder(write))
-        bench.start("a", [1])
-        bench.start("b", [1])
-        assert drafts(bench.draft()) == [[1, 2], []]
+        rig = rig_of(Recorder(write))
+        rig.start("a", [1])
+        rig.start("b", [1])
+        assert drafts(rig.draft()) == [[1, 2], []]
 
     def test_confidence_is_forced_into_the_unit_interval(self):
-        bench = bench_of(Recorder(poison_beyond))
-        bench.start("a", [1])
-        draft = bench.draft()
+        rig = rig_of(Recorder(poison_beyond))
+        rig.start("a", [1])
+        draft = rig.draft()
         assert drafts(draft) == [[1, 2]]
         assert draft.token_ids.tolist() == [[1, 2, -1, -1]]
         assert draft.confidence.tolist() == [[1.0, 0.0, 0.0, 0.0]]
 
     def test_nan_confidence_counts_as_none(self):
-        bench = bench_of(Recorder(rows([1, 2], confidence=NAN)))
-        bench.start("a", [1])
-        assert bench.draft().confidence.tolist() == [[0.0] * 4]
+        rig = rig_of(Recorder(rows([1, 2], confidence=NAN)))
+        rig.start("a", [1])
+        assert rig.draft().confidence.tolist() == [[0.0] * 4]
 
     @pytest.mark.parametrize("parents", [[-1, 1], [-1, 5], [-2, 0], [-1, -7]])
     def test_parents_behind_their_child_cut_the_row(self, parents):
@@ -178,18 +178,18 @@ class TestMalformedDrafts:
             draft.set_row(0, [1, 2], 0.5)
             draft.parents[0, :2] = int32(parents)
 
-        bench = bench_of(Recorder(write, trees=True), caps=EngineCaps(4, trees=True))
-        bench.start("a", [1])
-        assert len(drafts(bench.draft())[0]) < 2
+        rig = rig_of(Recorder(write, trees=True), caps=EngineCaps(4, trees=True))
+        rig.start("a", [1])
+        assert len(drafts(rig.draft())[0]) < 2
 
     def test_a_source_that_does_not_exist_is_nobodys(self):
         def write(batch, limits, draft):
             count_up(batch, limits, draft)
             draft.source.fill_(1)  # the other proposer's, if it went unchecked
 
-        bench = Bench({"bad": Recorder(write), "good": Recorder()})
-        bench.start("a", [1])
-        draft = bench.draft()
+        rig = Rig({"bad": Recorder(write), "good": Recorder()})
+        rig.start("a", [1])
+        draft = rig.draft()
         assert draft.lengths.tolist() == [4]
         assert draft.source.tolist() == [[-1] * 4]
 
@@ -199,16 +199,16 @@ class TestMalformedDrafts:
             draft.token_ids.resize_(*shape).fill_(1)
             draft.lengths.fill_(1)
 
-        def check(bench):
-            bench.start("a", [1])
-            bench.start("b", [1])
-            draft = bench.draft()
+        def check(rig):
+            rig.start("a", [1])
+            rig.start("b", [1])
+            draft = rig.draft()
             assert draft.token_ids.tolist() == [[-1] * 4] * 2
             assert drafts(draft) == [[], []]
 
-        check(one := bench_of(Recorder(write)))
+        check(one := rig_of(Recorder(write)))
         assert one.faults == {"only": {"malformed": 1}}
-        check(two := Bench({"bad": Recorder(write), "good": Recorder(draft_nothing)}))
+        check(two := Rig({"bad": Recorder(write), "good": Recorder(draft_nothing)}))
         assert two.faults == {"bad": {"malformed": 1}}
 
     @pytest.mark.parametrize("names", [*[[name] for name in TENSORS], TENSORS])
@@ -218,23 +218,23 @@ class TestMalformedDrafts:
             for name in names:
                 object.__setattr__(draft, name, getattr(draft, name).to("meta"))
 
-        bench = bench_of(Recorder(write, needs_host=needs_host))
-        bench.start("a", [1])
-        draft = bench.draft()
+        rig = rig_of(Recorder(write, needs_host=needs_host))
+        rig.start("a", [1])
+        draft = rig.draft()
         assert draft.token_ids.tolist() == [[-1] * 4]
         assert drafts(draft) == [[]]
-        assert bench.faults == {"only": {"malformed": 1}}
+        assert rig.faults == {"only": {"malformed": 1}}
 
     def test_consistently_resized_tensors_drop_the_draft(self):
         def write(_batch, _limits, draft):
             for name in ("token_ids", "confidence"):
                 getattr(draft, name).resize_(2, 1)
 
-        bench = bench_of(Recorder(write))
-        bench.start("a", [1])
-        bench.start("b", [1])
-        assert bench.draft().token_ids.shape == (2, 4)
-        assert bench.faults == {"only": {"malformed": 1}}
+        rig = rig_of(Recorder(write))
+        rig.start("a", [1])
+        rig.start("b", [1])
+        assert rig.draft().token_ids.shape == (2, 4)
+        assert rig.faults == {"only": {"malformed": 1}}
 
     @pytest.mark.parametrize("name", ["token_ids", "lengths", "confidence", "source", "base_len"])
     def test_another_dtype_drops_the_draft(self, name):
@@ -243,29 +243,29 @@ class TestMalformedDrafts:
             tensor = getattr(draft, name)
             tensor.data = tensor.double()
 
-        bench = bench_of(Recorder(write))
-        bench.start("a", [1])
-        assert drafts(bench.draft()) == [[]]
-        assert bench.faults == {"only": {"malformed": 1}}
+        rig = rig_of(Recorder(write))
+        rig.start("a", [1])
+        assert drafts(rig.draft()) == [[]]
+        assert rig.faults == {"only": {"malformed": 1}}
 
     @pytest.mark.parametrize(("incremental", "again"), [(False, []), (True, [1, 2])])
     def test_who_never_sees_a_text_twice_gets_all_texts_anew_after_a_fault(self, incremental, again):
-        bench = bench_of(Recorder(needs_host=True, incremental=incremental))
-        [proposer] = bench.proposers.values()
-        bench.start("a", [1, 2])
-        bench.start("absent", [3, 4])
-        bench.draft()
+        rig = rig_of(Recorder(needs_host=True, incremental=incremental))
+        [proposer] = rig.proposers.values()
+        rig.start("a", [1, 2])
+        rig.start("absent", [3, 4])
+        rig.draft()
         proposer.fails = {"propose"}
-        bench.draft(names=["a"])
+        rig.draft(names=["a"])
         proposer.fails = set()
-        bench.seats["a"].tokens.append(5)
-        bench.seats["absent"].tokens.append(6)
-        bench.draft()
+        rig.occupants["a"].tokens.append(5)
+        rig.occupants["absent"].tokens.append(6)
+        rig.draft()
         expected = {(0, 0): [*again, 5], (1, 0): [*(token + 2 for token in again), 6]}
         assert proposer.handed[-1] == expected
 
     def test_from_the_host_they_are_faults(self):
-        bench = bench_of(Recorder(rows([1, VOCAB]), needs_host=True))
-        bench.start("a", [1])
-        assert drafts(bench.draft()) == [[]]
-        assert bench.faults == {"only": {"malformed": 1}}
+        rig = rig_of(Recorder(rows([1, VOCAB]), needs_host=True))
+        rig.start("a", [1])
+        assert drafts(rig.draft()) == [[]]
+        assert rig.faults == {"only": {"malformed": 1}}

@@ -19,7 +19,7 @@ from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, Lifecycle, Reference, Request, RequestEvent
 from specplug.types.verdict import Outcome, Verdict
-from tests.pipeline.tools import VOCAB, Bench, Recorder, count_up, drafts, host_handle, int32
+from tests.pipeline.tools import VOCAB, Recorder, Rig, count_up, drafts, host_handle, int32
 
 SOON = 0.01  # seconds; a deadline that a blocked proposer misses, however long it is
 PATIENCE = 60.0  # seconds until a test that waits in vain fails
@@ -121,15 +121,15 @@ def test_a_quick_host_proposer_runs_inline_on_the_engines_own_tensors():
         draft.set_row(0, [3, VOCAB if batch.lengths[0] > 1 else 4], 0.5)
 
     proposer = Recorder(write, needs_host=True, inline=True)
-    bench = Bench({"quick": proposer})
-    bench.start("a", [1])
-    batch = bench.batch()
-    assert drafts(bench.stage.propose(batch, 4)) == [[3, 4]]
+    rig = Rig({"quick": proposer})
+    rig.start("a", [1])
+    batch = rig.batch()
+    assert drafts(rig.stage.propose(batch, 4)) == [[3, 4]]
     assert seen[0] is threading.current_thread()
     assert seen[1].tokens is batch.tokens
-    bench.verify({"a": 0})
-    assert drafts(bench.draft()) == [[]]  # a malformed draft is not only cut, but reported
-    assert bench.faults == {"quick": {"malformed": 1}}
+    rig.verify({"a": 0})
+    assert drafts(rig.draft()) == [[]]  # a malformed draft is not only cut, but reported
+    assert rig.faults == {"quick": {"malformed": 1}}
 
 
 def test_sources_carry_the_name_of_the_proposer():
@@ -327,9 +327,9 @@ class TestDeadlines:
         gc.collect()
         assert sum(ref() is not None for ref in kept) == 0
         blocked.settle(handle)
-        said = [(it.kind, it.request.request_id, it.slot, it.generation) if hasattr(it, "slot") else it.kind
+        stated = [(it.kind, it.request.request_id, it.slot, it.generation) if hasattr(it, "slot") else it.kind
                 for it in blocked.events]  # fmt: skip
-        assert said == [
+        assert stated == [
             (STARTED, "a", 0, 0), (STARTED, "b", 1, 0),
             (FINISHED, "a", 0, 0), "wake", (UPDATED, "b", 1, 2), (STARTED, "c", 0, 100), "sleep",
         ]  # fmt: skip
@@ -359,45 +359,45 @@ class TestDeadlines:
     @pytest.mark.parametrize("incremental", [False, True])
     def test_in_the_pipeline_requests_that_came_and_went_leave_no_trace(self, incremental):
         blocked = Blocked(incremental=incremental)
-        bench = Bench({"slow": blocked}, deadline=SOON, max_consecutive=1000)
-        bench.start("a", [1, 2])
+        rig = Rig({"slow": blocked}, deadline=SOON, max_consecutive=1000)
+        rig.start("a", [1, 2])
         blocked.hold("propose")
-        bench.draft()
+        rig.draft()
         for number in range(20):
-            bench.start("passing", [30, 31])
-            bench.draft()
+            rig.start("passing", [30, 31])
+            rig.draft()
             if number % 2:
-                bench.verify({"a": 0, "passing": 0}, emitted={"a": [3], "passing": [32]})
-            bench.leave("passing")
-        bench.start("b", [40])
-        blocked.settle(bench.handles[0])
-        bench.handles[0]._deadline = PATIENCE
-        assert drafts(bench.draft()) == [[4, 5, 6, 7], [41, 42, 43, 44]]
-        told = [event.request.request_id for event in blocked.events if isinstance(event, RequestEvent)]
-        assert told == ["a", "b"]
-        bench.stage.close()
+                rig.verify({"a": 0, "passing": 0}, emitted={"a": [3], "passing": [32]})
+            rig.leave("passing")
+        rig.start("b", [40])
+        blocked.settle(rig.handles[0])
+        rig.handles[0]._deadline = PATIENCE
+        assert drafts(rig.draft()) == [[4, 5, 6, 7], [41, 42, 43, 44]]
+        reported = [event.request.request_id for event in blocked.events if isinstance(event, RequestEvent)]
+        assert reported == ["a", "b"]
+        rig.stage.close()
 
     @pytest.mark.parametrize("incremental", [False, True])
     def test_in_the_pipeline_no_token_is_missed_and_other_rows_go_on(self, incremental):
         """Steps sit out while the thread is busy; their tokens, and those of rows that joined, come with the next."""
         blocked = Blocked(incremental=incremental)
-        bench = Bench({"slow": blocked, "quick": Recorder()}, deadline=SOON, max_consecutive=100)
-        handle = bench.handles[0]
-        bench.start("a", [1, 2])
-        bench.start("b", [10], proposer="quick")
+        rig = Rig({"slow": blocked, "quick": Recorder()}, deadline=SOON, max_consecutive=100)
+        handle = rig.handles[0]
+        rig.start("a", [1, 2])
+        rig.start("b", [10], proposer="quick")
         blocked.hold("propose")
-        assert drafts(bench.draft()) == [[], [11, 12, 13, 14]]
-        bench.verify({"a": 1, "b": 0}, emitted={"a": [3, 4], "b": [11]})
-        bench.start("c", [20])
-        assert drafts(bench.draft()) == [[], [12, 13, 14, 15], []]
-        bench.verify({"a": 0, "b": 0, "c": 0}, emitted={"a": [5], "b": [12], "c": [21]})
-        assert bench.faults == {"slow": {"late": 2}}
+        assert drafts(rig.draft()) == [[], [11, 12, 13, 14]]
+        rig.verify({"a": 1, "b": 0}, emitted={"a": [3, 4], "b": [11]})
+        rig.start("c", [20])
+        assert drafts(rig.draft()) == [[], [12, 13, 14, 15], []]
+        rig.verify({"a": 0, "b": 0, "c": 0}, emitted={"a": [5], "b": [12], "c": [21]})
+        assert rig.faults == {"slow": {"late": 2}}
         blocked.settle(handle)
         handle._deadline = PATIENCE
-        assert drafts(bench.draft()) == [[6, 7, 8, 9], [13, 14, 15, 16], [22, 23, 24, 25]]
+        assert drafts(rig.draft()) == [[6, 7, 8, 9], [13, 14, 15, 16], [22, 23, 24, 25]]
         a, b, c = (0, 0), (1, 0), (2, 0)
         assert blocked.handed == [{a: [1, 2], b: [10]}, {a: [3, 4, 5], b: [11, 12], c: [20, 21]}]
-        bench.stage.close()
+        rig.stage.close()
 
 
 class TestErrors:
@@ -505,10 +505,10 @@ class TestClosing:
         assert proposer.calls == ["on_event", "close"]
 
     def test_the_stage_contains_it(self, blocked):
-        bench = Bench({"slow": blocked}, deadline=SOON)
-        bench.handles[0]._closing = SOON
-        bench.start("a", [1])
+        rig = Rig({"slow": blocked}, deadline=SOON)
+        rig.handles[0]._closing = SOON
+        rig.start("a", [1])
         blocked.hold("propose")
-        bench.draft()
-        bench.stage.close()
-        assert bench.faults == {"slow": {"late": 1, "raised": 1}}
+        rig.draft()
+        rig.stage.close()
+        assert rig.faults == {"slow": {"late": 1, "raised": 1}}

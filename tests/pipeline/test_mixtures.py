@@ -13,74 +13,74 @@ from specplug.types.request import Lifecycle
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
 from specplug.verify.draft_distribution import full_probs
 from specplug.verify.reference import ReferenceVerifier
-from tests.pipeline.tools import SLOTS, VOCAB, Bench, Recorder, bench_of, drafts, rows
+from tests.pipeline.tools import SLOTS, VOCAB, Recorder, Rig, drafts, rig_of, rows
 
 
 class TestSeveralProposers:
-    def bench(self, **caps):
+    def rig(self, **caps):
         self.up = Recorder(sources=("own", "other"), learns=True)
         self.down = Recorder(rows([9, 8], [9, 8], [9, 8]), learns=True)
-        return Bench({"up": self.up, "down": self.down}, **caps)
+        return Rig({"up": self.up, "down": self.down}, **caps)
 
     def test_requests_choose(self):
-        bench = self.bench()
-        bench.start("a", [1])
-        bench.start("b", [1], proposer="down")
-        bench.start("c", [1], proposer="up")
-        draft = bench.draft()
+        rig = self.rig()
+        rig.start("a", [1])
+        rig.start("b", [1], proposer="down")
+        rig.start("c", [1], proposer="up")
+        draft = rig.draft()
         assert drafts(draft) == [[2, 3, 4, 5], [9, 8], [2, 3, 4, 5]]
-        assert draft.sources == bench.stage.sources == ("up/own", "up/other", "down")
+        assert draft.sources == rig.stage.sources == ("up/own", "up/other", "down")
         assert draft.source.tolist() == [[0] * 4, [2, 2, -1, -1], [0] * 4]
         assert self.up.limits == [[4, 0, 4]]
         assert self.down.limits == [[0, 4, 0]]
 
     def test_all_of_them_ingest_every_row(self):
-        bench = self.bench()
-        bench.start("a", [1, 2])
-        bench.start("b", [3], proposer="down")
-        bench.draft()
+        rig = self.rig()
+        rig.start("a", [1, 2])
+        rig.start("b", [3], proposer="down")
+        rig.draft()
         assert self.up.handed == self.down.handed == [{(0, 0): [1, 2], (1, 0): [3]}]
 
     def test_the_choice_belongs_to_the_slot_and_ends_with_the_request(self):
-        bench = self.bench()
-        bench.start("a", [1], proposer="down")
-        assert drafts(bench.draft()) == [[9, 8]]
-        bench.leave("a")
-        bench.start("b", [1])
-        assert drafts(bench.draft()) == [[2, 3, 4, 5]]
+        rig = self.rig()
+        rig.start("a", [1], proposer="down")
+        assert drafts(rig.draft()) == [[9, 8]]
+        rig.leave("a")
+        rig.start("b", [1])
+        assert drafts(rig.draft()) == [[2, 3, 4, 5]]
 
     def test_who_is_not_chosen_only_ingests(self):
-        bench = self.bench()
-        bench.start("a", [1])
-        bench.draft()
+        rig = self.rig()
+        rig.start("a", [1])
+        rig.draft()
         assert (len(self.up.limits), len(self.down.limits)) == (1, 0)
         assert len(self.up.handed) == len(self.down.handed) == 1
-        bench.start("b", [1], proposer="down")
-        bench.draft()
-        bench.leave("b")
-        bench.draft()
+        rig.start("b", [1], proposer="down")
+        rig.draft()
+        rig.leave("b")
+        rig.draft()
         assert (len(self.up.limits), len(self.down.limits)) == (3, 1)
         assert len(self.up.handed) == len(self.down.handed) == 3
 
     def test_a_resumed_request_keeps_its_choice(self):
-        bench = self.bench()
-        bench.start("a", [1], proposer="down")
-        text = bench.leave("a", Lifecycle.PREEMPTED)
-        bench.start("a", text, slot=3, proposer="down", kind=Lifecycle.RESUMED)
-        assert drafts(bench.draft()) == [[9, 8]]
+        rig = self.rig()
+        rig.start("a", [1], proposer="down")
+        text = rig.leave("a", Lifecycle.PREEMPTED)
+        rig.start("a", text, slot=3, proposer="down", kind=Lifecycle.RESUMED)
+        assert drafts(rig.draft()) == [[9, 8]]
 
     def test_each_observes_the_whole_batch_with_its_own_sources(self):
-        bench = self.bench()
-        bench.start("a", [1])
-        bench.start("b", [1], proposer="down")
-        bench.draft()
-        bench.verify({"a": 1, "b": 2})
+        rig = self.rig()
+        rig.start("a", [1])
+        rig.start("b", [1], proposer="down")
+        rig.draft()
+        rig.verify({"a": 1, "b": 2})
         [(_, up, _)], [(_, down, verdict)] = self.up.observed, self.down.observed
         assert drafts(up) == drafts(down) == [[2, 3, 4, 5], [9, 8]]
         assert (up.source.tolist(), up.sources) == ([[0] * 4, [-1] * 4], ("up/own", "up/other"))
         assert (down.source.tolist(), down.sources) == ([[-1] * 4, [0, 0, -1, -1]], ("down",))
         assert verdict.accepted.tolist() == [1, 2]
-        by_source = bench.metrics.snapshot().by_source
+        by_source = rig.metrics.snapshot().by_source
         assert {name: counts.accepted for name, counts in by_source.items()} == {
             "up/own": 1,
             "up/other": 0,
@@ -110,11 +110,11 @@ class TestFullDistributions:
     )
     def test_rows_of_others_are_one_hot_drafts(self, distribution, takes):
         sampler = Recorder(distribution_writer(distribution, 5, 0.25), distribution=distribution)
-        bench = Bench({"sampler": sampler, "plain": Recorder(rows([], [7, 8]))}, caps=EngineCaps(4, draft_input=takes))
-        bench.start("a", [1])
-        bench.start("b", [1], proposer="plain")
-        bench.draft()  # leaves stale distributions in the buffer
-        draft = bench.draft()
+        rig = Rig({"sampler": sampler, "plain": Recorder(rows([], [7, 8]))}, caps=EngineCaps(4, draft_input=takes))
+        rig.start("a", [1])
+        rig.start("b", [1], proposer="plain")
+        rig.draft()  # leaves stale distributions in the buffer
+        draft = rig.draft()
         assert draft.distribution is distribution
         distribution = draft.draft_probs if distribution is Distribution.PROBS else draft.draft_logits
         assert distribution[0, 0, 5] == 0.25
@@ -126,16 +126,16 @@ class TestFullDistributions:
 
     def test_the_same_rows_change_hands(self):
         sampler = Recorder(distribution_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
-        bench = Bench(
+        rig = Rig(
             {"plain": Recorder(rows([7], [7])), "sampler": sampler},
             caps=EngineCaps(4, draft_input=Distribution.PROBS),
         )
-        bench.start("a", [1])
-        assert not bench.draft(names=["a"]).drawn[0, 0]
-        bench.leave("a")
-        bench.start("b", [1], proposer="sampler")
-        bench.start("c", [1])
-        draft = bench.draft()
+        rig.start("a", [1])
+        assert not rig.draft(names=["a"]).drawn[0, 0]
+        rig.leave("a")
+        rig.start("b", [1], proposer="sampler")
+        rig.start("c", [1])
+        draft = rig.draft()
         assert (float(draft.draft_probs[0, 0, 5]), float(draft.draft_probs[0, 0].sum())) == (0.25, 0.25)
         assert draft.drawn[:, 0].tolist() == [True, False]
 
@@ -145,29 +145,29 @@ class TestFullDistributions:
             Recorder(distribution_writer(Distribution.PROBS, token, 0.25), distribution=Distribution.PROBS)
             for token in (5, 6)
         )
-        bench = Bench(
+        rig = Rig(
             {"plain": Recorder(rows([7], [], [])), "first": first, "second": second},
             caps=EngineCaps(4, draft_input=Distribution.PROBS),
         )
-        assert bench.stage.distribution_bytes == SLOTS * 4 * VOCAB * 4
-        bench.start("a", [1])
-        bench.start("b", [1], proposer="first")
-        bench.start("c", [1], proposer="second")
-        draft = bench.draft()
+        assert rig.stage.distribution_bytes == SLOTS * 4 * VOCAB * 4
+        rig.start("a", [1])
+        rig.start("b", [1], proposer="first")
+        rig.start("c", [1], proposer="second")
+        draft = rig.draft()
         assert drafts(draft) == [[7], [5], [6]]
         assert draft.drawn[:, 0].tolist() == [False, True, False]
-        assert draft.draft_probs.untyped_storage().nbytes() == bench.stage.distribution_bytes
+        assert draft.draft_probs.untyped_storage().nbytes() == rig.stage.distribution_bytes
 
     def test_a_draft_vocabulary_makes_the_buffer_small_and_others_draft_what_it_lacks(self):
         sampler = Recorder(distribution_writer(Distribution.PROBS, 1, 0.25), distribution=Distribution.PROBS)
         sampler.draft_vocab = torch.tensor([9, 1, 4])
-        bench = Bench(
+        rig = Rig(
             {"sampler": sampler, "plain": Recorder(rows([], [7]))}, caps=EngineCaps(4, draft_input=Distribution.PROBS)
         )
-        assert bench.stage.distribution_bytes == SLOTS * 4 * 3 * 4
-        bench.start("a", [1])
-        bench.start("b", [1], proposer="plain")
-        draft = bench.draft()
+        assert rig.stage.distribution_bytes == SLOTS * 4 * 3 * 4
+        rig.start("a", [1])
+        rig.start("b", [1], proposer="plain")
+        draft = rig.draft()
         assert drafts(draft) == [[1], [7]]
         assert draft.draft_vocab.tolist() == [9, 1, 4]
         probs = full_probs(draft, torch.ones(2), VOCAB)
@@ -178,24 +178,24 @@ class TestFullDistributions:
         sampler = Recorder(distribution_writer(Distribution.PROBS, 1, 0.25), distribution=Distribution.PROBS)
         sampler.draft_vocab = torch.tensor(ids)
         with pytest.raises(ContractError, match="draft vocabulary"):
-            bench_of(sampler, caps=EngineCaps(4, draft_input=Distribution.PROBS))
+            rig_of(sampler, caps=EngineCaps(4, draft_input=Distribution.PROBS))
 
     @pytest.mark.parametrize("takes", [Distribution.ONE_HOT, Distribution.LOGITS])
     def test_an_engine_that_does_not_take_a_distribution_is_not_given_one(self, takes):
         sampler = Recorder(distribution_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
-        bench = bench_of(sampler, caps=EngineCaps(4, draft_input=takes))
-        bench.start("a", [1])
-        bench.start("b", [1])
-        draft = bench.draft()
+        rig = rig_of(sampler, caps=EngineCaps(4, draft_input=takes))
+        rig.start("a", [1])
+        rig.start("b", [1])
+        draft = rig.draft()
         assert drafts(draft) == [[5], [5]]
         assert (draft.distribution, draft.draft_probs, draft.draft_logits) == (Distribution.ONE_HOT, None, None)
 
     def test_a_trimmed_draft_is_verified_as_one_hot(self):
         sampler = Recorder(distribution_writer(Distribution.PROBS, 5, 0.25), distribution=Distribution.PROBS)
-        bench = bench_of(sampler, caps=EngineCaps(4, draft_input=Distribution.PROBS))
-        bench.start("a", [1])
-        bench.start("b", [1])
-        draft = bench.draft(budget=1)
+        rig = rig_of(sampler, caps=EngineCaps(4, draft_input=Distribution.PROBS))
+        rig.start("a", [1])
+        rig.start("b", [1])
+        draft = rig.draft(budget=1)
         assert drafts(draft) == [[5], []]
         assert (draft.distribution, draft.draft_probs) == (Distribution.ONE_HOT, None)
 
@@ -204,13 +204,13 @@ class TestFullDistributions:
         q, p, output = torch.zeros(VOCAB), torch.zeros(VOCAB), torch.zeros(VOCAB, dtype=torch.float64)
         q[:2], p[:2] = torch.tensor([0.9, 0.1]), 0.5
         for drawn in (0, 1):
-            bench = bench_of(
+            rig = rig_of(
                 Recorder(partial(draw, drawn, q), distribution=Distribution.PROBS),
                 caps=EngineCaps(1, draft_input=Distribution.PROBS),
             )
-            bench.start("a", [1])
-            bench.start("b", [1])
-            draft = bench.draft(1, budget=1)
+            rig.start("a", [1])
+            rig.start("b", [1])
+            draft = rig.draft(1, budget=1)
             assert drafts(draft) == ([[0], []] if drawn == 0 else [[], [0]])
             output += q[drawn] * first_token_distribution(draft, p)
         assert torch.allclose(output, p.double())
@@ -247,12 +247,12 @@ def fork(_batch, limits, draft):
 
 class TestTrees:
     def test_they_stay_trees_where_the_engine_takes_them(self):
-        bench = bench_of(Recorder(fork, trees=True), caps=EngineCaps(4, trees=True))
-        bench.start("a", [1])
-        draft = bench.draft()
+        rig = rig_of(Recorder(fork, trees=True), caps=EngineCaps(4, trees=True))
+        rig.start("a", [1])
+        draft = rig.draft()
         assert drafts(draft) == [[10, 20, 21]]
         assert draft.parents[0, :3].tolist() == [-1, -1, 1]
-        bench.verify({"a": 2})
+        rig.verify({"a": 2})
 
     def test_a_chain_chosen_from_a_tree_is_verified_as_one_hot(self):
         def with_distribution(batch, limits, draft):
@@ -260,40 +260,40 @@ class TestTrees:
             draft.draft_probs.fill_(1 / VOCAB)
 
         caps = EngineCaps(4, draft_input=Distribution.PROBS)
-        bench = bench_of(Recorder(with_distribution, trees=True, distribution=Distribution.PROBS), caps=caps)
-        bench.start("a", [1])
-        draft = bench.draft()
+        rig = rig_of(Recorder(with_distribution, trees=True, distribution=Distribution.PROBS), caps=caps)
+        rig.start("a", [1])
+        draft = rig.draft()
         assert drafts(draft) == [[20, 21]]
         assert (draft.distribution, draft.draft_probs) == (Distribution.ONE_HOT, None)
 
     def test_elsewhere_they_become_their_best_chain(self):
-        bench = bench_of(Recorder(fork, trees=True))
-        bench.start("a", [1])
-        draft = bench.draft()
+        rig = rig_of(Recorder(fork, trees=True))
+        rig.start("a", [1])
+        draft = rig.draft()
         assert draft.parents is None
         assert drafts(draft) == [[20, 21]]
-        assert bench.draft(0).parents is None
+        assert rig.draft(0).parents is None
 
     def test_beside_chains(self):
-        bench = Bench({"tree": Recorder(fork, trees=True), "chain": Recorder()}, caps=EngineCaps(4, trees=True))
-        bench.start("a", [1])
-        bench.start("b", [1], proposer="chain")
-        draft = bench.draft()
+        rig = Rig({"tree": Recorder(fork, trees=True), "chain": Recorder()}, caps=EngineCaps(4, trees=True))
+        rig.start("a", [1])
+        rig.start("b", [1], proposer="chain")
+        draft = rig.draft()
         assert drafts(draft) == [[10, 20, 21], [2, 3, 4, 5]]
         assert draft.parents.tolist() == [[-1, -1, 1, -1], [-1, 0, 1, 2]]
 
     def test_what_is_observed_has_them_too(self):
         proposer = Recorder(fork, trees=True, learns=True)
-        bench = bench_of(proposer, caps=EngineCaps(4, trees=True))
-        bench.start("a", [1])
-        bench.draft()
-        bench.verify({"a": 2})
+        rig = rig_of(proposer, caps=EngineCaps(4, trees=True))
+        rig.start("a", [1])
+        rig.draft()
+        rig.verify({"a": 2})
         [(_, seen, _)] = proposer.observed
         assert seen.parents.tolist() == [[-1, -1, 1, -1]]
 
     def test_a_budget_keeps_the_likeliest_nodes(self):
-        bench = bench_of(Recorder(fork, trees=True), caps=EngineCaps(4, trees=True))
-        bench.start("a", [1])
-        draft = bench.draft(budget=2)
+        rig = rig_of(Recorder(fork, trees=True), caps=EngineCaps(4, trees=True))
+        rig.start("a", [1])
+        draft = rig.draft(budget=2)
         assert drafts(draft) == [[20, 21]]
         assert draft.parents[0, :2].tolist() == [-1, 0]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specplug.pipeline.handles import HostHandle
 from specplug.types.request import Lifecycle
 from specplug.types.verdict import Outcome
-from tests.pipeline.tools import SLOTS, VOCAB, Bench, Recorder, drafts, int32, newest
+from tests.pipeline.tools import SLOTS, VOCAB, Recorder, Rig, drafts, int32, newest
 
 DRAFT_LENGTH, MAX_CONSECUTIVE, COOLDOWN = 4, 2, 2
 KINDS = {
@@ -81,7 +81,7 @@ class Schedule:
     def __init__(self, data, caps) -> None:
         self.pick = data.draw
         self.proposer = Recorder(self.write, learns=True, **caps)
-        self.bench = Bench({"only": self.proposer}, max_consecutive=MAX_CONSECUTIVE, cooldown_steps=COOLDOWN)
+        self.rig = Rig({"only": self.proposer}, max_consecutive=MAX_CONSECUTIVE, cooldown_steps=COOLDOWN)
         self.known: dict[str, Known] = {}
         self.breaker = Breaker()
         self.waiting: dict[str, list[int]] = {}
@@ -96,7 +96,7 @@ class Schedule:
 
     def wait(self) -> None:
         """Let a proposer's own thread do what is queued."""
-        [handle] = self.bench.handles
+        [handle] = self.rig.handles
         if isinstance(handle, HostHandle):
             handle._worker.submit(lambda: None).result()
 
@@ -108,19 +108,19 @@ class Schedule:
 
     def some(self) -> list[str]:
         """Return some of the running requests in any order."""
-        names = self.pick(st.permutations(list(self.bench.seats)))
+        names = self.pick(st.permutations(list(self.rig.occupants)))
         return names[: self.pick(st.integers(0, len(names)))] if self.maybe() else names
 
     def come_and_go(self) -> None:
-        for name in list(self.bench.seats):
+        for name in list(self.rig.occupants):
             if self.maybe(5):
                 kind = self.pick(st.sampled_from([Lifecycle.FINISHED, Lifecycle.ABORTED, Lifecycle.PREEMPTED]))
-                text = self.bench.leave(name, kind)
+                text = self.rig.leave(name, kind)
                 del self.known[name]
                 if kind is Lifecycle.PREEMPTED:
                     self.waiting[name] = text
-        while self.maybe(2) and len(self.bench.seats) < SLOTS:
-            free = set(range(SLOTS)) - {seat.slot for seat in self.bench.seats.values()}
+        while self.maybe(2) and len(self.rig.occupants) < SLOTS:
+            free = set(range(SLOTS)) - {occupant.slot for occupant in self.rig.occupants.values()}
             slot = self.pick(st.sampled_from(sorted(free)))
             if self.waiting and self.maybe(2):
                 name, text = self.waiting.popitem()
@@ -128,7 +128,7 @@ class Schedule:
             else:
                 self.joined += 1
                 name, text, kind = f"r{self.joined}", self.tokens(1, 5), Lifecycle.STARTED
-            self.bench.start(name, text, slot=slot, kind=kind)
+            self.rig.start(name, text, slot=slot, kind=kind)
             self.known[name] = Known()
 
     def draft(self) -> None:
@@ -140,7 +140,7 @@ class Schedule:
         room = self.pick(st.lists(st.integers(0, 7), min_size=count, max_size=count))
         sampled = self.pick(st.lists(st.booleans(), min_size=count, max_size=count))
         self.proposer.fails = {"propose"} if self.maybe() else set()
-        found = self.bench.draft(draft_length, names, budget=budget, room=room, sampled=sampled)
+        found = self.rig.draft(draft_length, names, budget=budget, room=room, sampled=sampled)
 
         admitted = self.breaker.admits()
         failed = bool(draft_length and self.proposer.fails)
@@ -152,19 +152,19 @@ class Schedule:
         rows = []
         for name, one_room, is_sampled in zip(names, room, sampled, strict=True):
             limit = min(draft_length, max(0, one_room - 1)) if admitted and not failed and is_sampled else 0
-            rows.append(continuation(self.bench.seats[name].tokens, limit))
+            rows.append(continuation(self.rig.occupants[name].tokens, limit))
         expected = trimmed(rows, draft_length, None if budget is None else max(0, budget))
         assert drafts(found) == expected
         for name, ids in zip(names, expected, strict=True):
-            self.known[name].draft, self.known[name].base_len = ids, len(self.bench.seats[name].tokens)
+            self.known[name].draft, self.known[name].base_len = ids, len(self.rig.occupants[name].tokens)
 
     def hand_over(self, names: list[str]) -> None:
         """Check that a step brought each row's tokens since it was there last."""
         expected = {}
         for name in names:
-            seat, known = self.bench.seats[name], self.known[name]
-            expected[seat.slot, seat.generation] = seat.tokens[len(known.handed) :]
-            known.handed = list(seat.tokens)
+            occupant, known = self.rig.occupants[name], self.known[name]
+            expected[occupant.slot, occupant.generation] = occupant.tokens[len(known.handed) :]
+            known.handed = list(occupant.tokens)
         assert self.proposer.handed.pop() == expected
         assert not self.proposer.handed
 
@@ -176,7 +176,7 @@ class Schedule:
         for name in names:
             accepted = self.pick(st.integers(0, DRAFT_LENGTH))
             verified = self.pick(st.integers(accepted, DRAFT_LENGTH))
-            text, known = self.bench.seats[name].tokens, self.known[name]
+            text, known = self.rig.occupants[name].tokens, self.known[name]
             if self.maybe(6):
                 text.append(0)  # a token that no report mentions: the base no longer holds
             holds = known.base_len == len(text)
@@ -188,7 +188,7 @@ class Schedule:
             expected.append((proposed, min(verified, proposed), min(accepted, verified, proposed), len(new)))
             seen.append(known.draft if holds else [])
             known.draft, known.base_len = [], -1
-        verdict = self.bench.stage.observe(self.bench.batch(names), Outcome(*map(int32, zip(*reports, strict=True))))
+        verdict = self.rig.stage.observe(self.rig.batch(names), Outcome(*map(int32, zip(*reports, strict=True))))
 
         columns = {name: getattr(verdict, name).tolist() for name in self.totals}
         assert list(zip(*columns.values(), strict=True)) == expected
@@ -213,7 +213,7 @@ def test_the_draft_stage_is_what_the_model_says(kind, data):
         schedule.draft()
         schedule.come_and_go()
         schedule.verify()
-    total = schedule.bench.metrics.snapshot().total
+    total = schedule.rig.metrics.snapshot().total
     assert {name: getattr(total, name) for name in schedule.totals} == schedule.totals
-    assert set(schedule.bench.faults.get("only", {})) <= {"raised", "switched off", "came back"}
-    schedule.bench.stage.close()
+    assert set(schedule.rig.faults.get("only", {})) <= {"raised", "switched off", "came back"}
+    schedule.rig.stage.close()

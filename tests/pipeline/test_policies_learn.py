@@ -10,12 +10,12 @@ import torch
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner, PluginContext, Trimmer
 from specplug.pipeline.stages import PlanStage
-from specplug.runtime.planning import Bounds, Planning
+from specplug.runtime.step_planner import Bounds, StepPlanner
 from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
-from tests.pipeline.tools import Recorder, bench_of, drafts, rows
+from tests.pipeline.tools import Recorder, drafts, rig_of, rows
 
 REPORT = StepReport.build(7, 3, 2, [(3, 1), (2, 2)])
 
@@ -24,7 +24,7 @@ class Learns(Trimmer):
     """Cuts nothing, and notes what it is told; raises while `fails`."""
 
     def __init__(self) -> None:
-        self.told, self.fails = [], False
+        self.reported, self.fails = [], False
 
     def trim(self, draft, limits):
         return draft
@@ -33,7 +33,7 @@ class Learns(Trimmer):
         if self.fails:
             raise ZeroDivisionError("planted")
         names = [[draft.sources[source] for source in row if source >= 0] for row in draft.source.tolist()]
-        self.told.append((drafts(draft), names, verdict.accepted.tolist()))
+        self.reported.append((drafts(draft), names, verdict.accepted.tolist()))
 
 
 class Listens(Planner):
@@ -73,7 +73,7 @@ class TestThePlanHalf:
         self.guard = FaultGuard("policy", max_consecutive=2, cooldown_steps=4)
         return PlanStage(planner, EngineCaps(8), self.guard)
 
-    def test_it_is_told_if_it_learns(self):
+    def test_it_is_reported_if_it_learns(self):
         planner = Listens()
         stage = self.stage(planner)
         assert stage.learns
@@ -106,108 +106,108 @@ class TestThePlanHalf:
 
 
 class TestTheTrimHalf:
-    def test_it_is_told_of_what_it_let_through(self):
+    def test_it_is_reported_of_what_it_let_through(self):
         trimmer = Learns()
-        bench = bench_of(Recorder(rows([1, 2, 3], [4])), trimmer=trimmer)
-        bench.start("a", [0])
-        bench.start("b", [9])
-        bench.draft()
-        bench.verify({"b": 0, "a": 2})
-        assert trimmer.told == [([[4], [1, 2, 3]], [["only"], ["only"] * 3], [0, 2])]
+        rig = rig_of(Recorder(rows([1, 2, 3], [4])), trimmer=trimmer)
+        rig.start("a", [0])
+        rig.start("b", [9])
+        rig.draft()
+        rig.verify({"b": 0, "a": 2})
+        assert trimmer.reported == [([[4], [1, 2, 3]], [["only"], ["only"] * 3], [0, 2])]
 
     def test_it_alone_is_reason_enough_to_keep_drafts_and_rows_without_one(self):
         trimmer = Learns()
-        bench = bench_of(Recorder(rows([])), trimmer=trimmer)
-        bench.start("a", [0])
-        bench.draft(0)
-        bench.verify({"a": 0}, verified=0)
-        assert trimmer.told == [([[]], [[]], [0])]
+        rig = rig_of(Recorder(rows([])), trimmer=trimmer)
+        rig.start("a", [0])
+        rig.draft(0)
+        rig.verify({"a": 0}, verified=0)
+        assert trimmer.reported == [([[]], [[]], [0])]
 
     def test_what_it_raises_is_contained_and_it_is_left_alone_while_off(self):
         trimmer = Learns()
         trimmer.fails = True
-        bench = bench_of(Recorder(), trimmer=trimmer, max_consecutive=2)
-        bench.start("a", [0])
+        rig = rig_of(Recorder(), trimmer=trimmer, max_consecutive=2)
+        rig.start("a", [0])
         for _ in range(4):
-            bench.draft()
-            bench.verify({"a": 0})
-        assert bench.faults == {"trimmer": {"raised": 2, "switched off": 1}}
+            rig.draft()
+            rig.verify({"a": 0})
+        assert rig.faults == {"trimmer": {"raised": 2, "switched off": 1}}
 
-    def test_one_that_does_not_learn_is_not_asked(self, monkeypatch):
+    def test_one_that_does_not_learn_is_not_requested(self, monkeypatch):
         monkeypatch.setattr(Trimmer, "observe", None)
-        bench = bench_of(Recorder())
-        bench.start("a", [0])
-        bench.draft()
-        bench.verify({"a": 0})
-        assert bench.faults == {}
+        rig = rig_of(Recorder())
+        rig.start("a", [0])
+        rig.draft()
+        rig.verify({"a": 0})
+        assert rig.faults == {}
 
 
 class TestPrices:
     def test_tokens_below_it_are_not_verified_whatever_the_budget(self):
-        bench = bench_of(Recorder(rows([1, 2, 3, 4], confidence=0.8)))
-        bench.start("a", [0])
-        assert drafts(bench.draft(price=0.6)) == [[1, 2]]
-        assert drafts(bench.draft(price=0.6, budget=1)) == [[1]]
-        assert drafts(bench.draft(price=0.0)) == [[1, 2, 3, 4]]
+        rig = rig_of(Recorder(rows([1, 2, 3, 4], confidence=0.8)))
+        rig.start("a", [0])
+        assert drafts(rig.draft(price=0.6)) == [[1, 2]]
+        assert drafts(rig.draft(price=0.6, budget=1)) == [[1]]
+        assert drafts(rig.draft(price=0.0)) == [[1, 2, 3, 4]]
 
-    def test_without_one_the_policy_is_not_asked(self):
+    def test_without_one_the_policy_is_not_requested(self):
         trimmer = Learns()
         trimmer.trim = None
-        bench = bench_of(Recorder(), trimmer=trimmer)
-        bench.start("a", [0])
-        bench.draft()
-        assert bench.faults == {}
-        bench.draft(price=0.1)
-        assert bench.faults == {"trimmer": {"raised": 1}}
+        rig = rig_of(Recorder(), trimmer=trimmer)
+        rig.start("a", [0])
+        rig.draft()
+        assert rig.faults == {}
+        rig.draft(price=0.1)
+        assert rig.faults == {"trimmer": {"raised": 1}}
 
 
 class TestPlanning:
     """Where an engine plans."""
 
-    def planning(self, monkeypatch, planner):
+    def step_planner(self, monkeypatch, planner):
         stage = PlanStage(planner, EngineCaps(8), FaultGuard("policy"))
         monkeypatch.setattr("specplug.runtime.planning.build_plan_stage", lambda *_: stage)
         found = ResolvedSettings(settings=load_settings(env={}).settings, origins={})
-        return Planning(
+        return StepPlanner(
             found, PluginContext(EngineCaps(8)), lambda r: (r, 10 * len(r)), lambda r: Bounds(end=100, cap=None)
         )
 
     def test_steps_are_reported_with_their_plan_and_cost(self, monkeypatch):
         planner = Listens()
-        planning = self.planning(monkeypatch, planner)
-        planning.make(["a", "bb"], 0, 0)
-        step = planning.launch(1.0, 2, 6, 2)
-        planning.make(["a", "bb"], 0, 0)  # the host runs ahead
-        planning.finish(step, [("a", 2, 1), ("bb", 1, 1)], 1.5)
+        step_planner = self.step_planner(monkeypatch, planner)
+        step_planner.make(["a", "bb"], 0, 0)
+        step = step_planner.launch(1.0, 2, 6, 2)
+        step_planner.make(["a", "bb"], 0, 0)  # the host runs ahead
+        step_planner.finish(step, [("a", 2, 1), ("bb", 1, 1)], 1.5)
         cost = StepCost(requests=2, tokens=6, context_tokens=30, draft_length=2, seconds=0.5)
         assert planner.reports == [StepReport(0, 2, 2, 3, 2, (2, 1), (2, 0), cost)]
-        planning.make(["a", "bb"], 0, 0)
+        step_planner.make(["a", "bb"], 0, 0)
         assert [stats.last_step for stats in planner.stats] == [None, None, cost]
         assert [(r.verified, r.accepted) for r in planner.stats[-1].requests] == [(2, 1), (1, 1)]
 
     def test_a_step_that_waits_for_the_one_before_it_is_timed_from_its_end(self, monkeypatch):
-        planning = self.planning(monkeypatch, Listens())
-        planning.make(["a"], 0, 0)
-        first, second = planning.launch(1.0, 1, 3, 2), planning.launch(1.25, 1, 3, 2)
-        planning.finish(first, [], 2.0)
-        planning.finish(second, [], 2.75)
-        assert planning.last_step.seconds == 0.75
+        step_planner = self.step_planner(monkeypatch, Listens())
+        step_planner.make(["a"], 0, 0)
+        first, second = step_planner.launch(1.0, 1, 3, 2), step_planner.launch(1.25, 1, 3, 2)
+        step_planner.finish(first, [], 2.0)
+        step_planner.finish(second, [], 2.75)
+        assert step_planner.last_step.seconds == 0.75
 
     def test_what_is_not_timed_is_reported_without_a_cost(self, monkeypatch):
         planner = Listens()
-        planning = self.planning(monkeypatch, planner)
-        planning.make(["a"], 0, 0)
-        planning.finish(planning.launch(1.0, 1, 3, 2, timed=False), [("a", 2, 0), ("gone", 2, 0)], 2.0)
-        assert planning.last_step is None
+        step_planner = self.step_planner(monkeypatch, planner)
+        step_planner.make(["a"], 0, 0)
+        step_planner.finish(step_planner.launch(1.0, 1, 3, 2, timed=False), [("a", 2, 0), ("gone", 2, 0)], 2.0)
+        assert step_planner.last_step is None
         assert planner.reports[0].cost is None
         assert planner.reports[0].verified == 4
 
     def test_a_step_that_nobody_planned_is_not_reported(self, monkeypatch):
         planner = Listens()
-        planning = self.planning(monkeypatch, planner)
-        planning.finish(planning.launch(1.0, 1, 20, 0), [], 1.25)
+        step_planner = self.step_planner(monkeypatch, planner)
+        step_planner.finish(step_planner.launch(1.0, 1, 20, 0), [], 1.25)
         assert planner.reports == []
-        assert planning.last_step.tokens == 20
+        assert step_planner.last_step.tokens == 20
 
 
 def test_both_trim_halves_keep_the_price():

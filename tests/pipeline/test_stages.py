@@ -14,7 +14,7 @@ from specplug.types.caps import DraftLengthChange, EngineCaps
 from specplug.types.plan import HostStats, StepPlan
 from specplug.types.request import Lifecycle
 from specplug.types.verdict import Outcome
-from tests.pipeline.tools import Recorder, bench_of, count_up, draft_nothing, drafts, int32
+from tests.pipeline.tools import Recorder, count_up, draft_nothing, drafts, int32, rig_of
 
 
 @pytest.fixture(params=["device", "host"])
@@ -24,10 +24,10 @@ def proposer(request):
 
 class TestDrafts:
     def test_they_flow(self, proposer):
-        bench = bench_of(proposer)
-        bench.start("a", [1, 2, 3])
-        bench.start("b", [62])
-        draft = bench.draft()
+        rig = rig_of(proposer)
+        rig.start("a", [1, 2, 3])
+        rig.start("b", [62])
+        draft = rig.draft()
         assert drafts(draft) == [[4, 5, 6, 7], [63, 0, 1, 2]]
         assert draft.base_len.tolist() == [3, 1]
         assert draft.source.tolist() == [[0] * 4] * 2
@@ -35,42 +35,42 @@ class TestDrafts:
         assert draft.confidence.tolist() == [[0.5] * 4] * 2
 
     def test_at_draft_length_0_it_ingests_and_does_not_propose(self, proposer):
-        bench = bench_of(proposer)
-        bench.start("a", [1, 2, 3])
-        draft = bench.draft(0)
+        rig = rig_of(proposer)
+        rig.start("a", [1, 2, 3])
+        draft = rig.draft(0)
         assert (draft.draft_length, drafts(draft)) == (0, [[]])
         assert proposer.handed == [{(0, 0): [1, 2, 3]}]
         assert proposer.calls == ["on_event", "ingest"]
 
     def test_dummy_steps_touch_nothing(self, proposer):
-        bench = bench_of(proposer)
-        bench.start("a", [1, 2])
-        bench.draft()
+        rig = rig_of(proposer)
+        rig.start("a", [1, 2])
+        rig.draft()
         calls = list(proposer.calls)
-        dummy = replace(bench.batch(), lengths=int32([77]), generations=torch.tensor([9]), is_dummy=True)
-        draft = bench.stage.trim(dummy, bench.stage.propose(dummy, 3), StepPlan(3, 0))
+        dummy = replace(rig.batch(), lengths=int32([77]), generations=torch.tensor([9]), is_dummy=True)
+        draft = rig.stage.trim(dummy, rig.stage.propose(dummy, 3), StepPlan(3, 0))
         outcome = Outcome(int32([4]), int32([4]), int32([5]))
-        assert bench.stage.observe(dummy, outcome).proposed.tolist() == [0]
+        assert rig.stage.observe(dummy, outcome).proposed.tolist() == [0]
         assert drafts(draft) == [[]]
         assert draft.draft_length == 3
         assert proposer.calls == calls
-        assert bench.metrics.snapshot().total.emitted == 0
-        assert bench.verify({"a": 2}).proposed.tolist() == [4]  # what was in flight is still known
-        bench.draft()
+        assert rig.metrics.snapshot().total.emitted == 0
+        assert rig.verify({"a": 2}).proposed.tolist() == [4]  # what was in flight is still known
+        rig.draft()
         assert proposer.handed == [{(0, 0): [1, 2]}, {(0, 0): [0, 0, 0]}]
 
     def test_an_empty_batch_is_no_step(self, proposer):
-        bench = bench_of(proposer)
-        assert bench.draft().token_ids.shape == (0, 4)
+        rig = rig_of(proposer)
+        assert rig.draft().token_ids.shape == (0, 4)
         assert proposer.calls == []
 
     def test_a_draft_never_shows_what_an_earlier_one_left_in_the_buffer(self):
         proposer = Recorder()
-        bench = bench_of(proposer)
-        bench.start("a", [1])
-        bench.draft()
+        rig = rig_of(proposer)
+        rig.start("a", [1])
+        rig.draft()
         proposer.write = draft_nothing
-        draft = bench.draft()
+        draft = rig.draft()
         assert draft.token_ids.tolist() == [[-1] * 4]
         assert draft.confidence.tolist() == [[0.0] * 4]
         assert draft.source.tolist() == [[-1] * 4]
@@ -80,124 +80,124 @@ class TestHandingOver:
     """Every token is handed over once, whatever rows do meanwhile."""
 
     def test_growing_joining_and_finishing_rows(self, proposer):
-        bench = bench_of(proposer)
-        bench.start("a", [1, 2])
-        bench.draft()
-        bench.verify({"a": 1}, emitted={"a": [3, 4]})
-        bench.start("b", [10, 11])
-        bench.draft(names=["b", "a"])
-        bench.verify({"b": 0, "a": 0}, emitted={"b": [12], "a": [5]})
-        bench.leave("a")
-        bench.draft(0)
+        rig = rig_of(proposer)
+        rig.start("a", [1, 2])
+        rig.draft()
+        rig.verify({"a": 1}, emitted={"a": [3, 4]})
+        rig.start("b", [10, 11])
+        rig.draft(names=["b", "a"])
+        rig.verify({"b": 0, "a": 0}, emitted={"b": [12], "a": [5]})
+        rig.leave("a")
+        rig.draft(0)
         a, b = (0, 0), (1, 0)
         assert proposer.handed == [{a: [1, 2]}, {b: [10, 11], a: [3, 4]}, {b: [12]}]
 
     def test_rows_that_sit_a_step_out(self, proposer):
-        bench = bench_of(proposer)
-        bench.start("a", [1])
-        bench.start("b", [10])
-        bench.draft()
-        bench.verify({"a": 0, "b": 0}, emitted={"a": [2], "b": [11]})
-        bench.draft(names=["b"])
-        bench.verify({"b": 0}, emitted={"b": [12]})
-        bench.draft(names=["b", "a"])
+        rig = rig_of(proposer)
+        rig.start("a", [1])
+        rig.start("b", [10])
+        rig.draft()
+        rig.verify({"a": 0, "b": 0}, emitted={"a": [2], "b": [11]})
+        rig.draft(names=["b"])
+        rig.verify({"b": 0}, emitted={"b": [12]})
+        rig.draft(names=["b", "a"])
         a, b = (0, 0), (1, 0)
         assert proposer.handed[1:] == [{b: [11]}, {b: [12], a: [2]}]
 
     def test_a_reused_slot_starts_anew(self, proposer):
-        bench = bench_of(proposer)
-        bench.start("a", [1, 2, 3])
-        bench.draft()
-        bench.leave("a")
-        bench.start("b", [7, 8])
-        bench.draft()
+        rig = rig_of(proposer)
+        rig.start("a", [1, 2, 3])
+        rig.draft()
+        rig.leave("a")
+        rig.start("b", [7, 8])
+        rig.draft()
         assert proposer.handed == [{(0, 0): [1, 2, 3]}, {(0, 1): [7, 8]}]
 
     def test_a_preempted_row_that_resumes_in_a_new_generation_is_handed_over_whole(self, proposer):
-        bench = bench_of(proposer)
-        bench.start("a", [1, 2])
-        bench.draft()
-        text = bench.leave("a", Lifecycle.PREEMPTED)
-        bench.start("a", [*text, 3], slot=4, kind=Lifecycle.RESUMED)
-        bench.draft()
+        rig = rig_of(proposer)
+        rig.start("a", [1, 2])
+        rig.draft()
+        text = rig.leave("a", Lifecycle.PREEMPTED)
+        rig.start("a", [*text, 3], slot=4, kind=Lifecycle.RESUMED)
+        rig.draft()
         assert proposer.handed == [{(0, 0): [1, 2]}, {(4, 0): [1, 2, 3]}]
 
     def test_a_row_that_resumes_where_it_was_goes_on(self, proposer):
         """Engines that keep slot and generation over a preemption keep the proposer's state valid too."""
-        bench = bench_of(proposer)
-        seat = bench.start("a", [1, 2])
-        bench.draft()
-        del bench.seats["a"]
-        bench.seats["a"] = replace(seat, tokens=[1, 2, 3])
-        bench.draft()
+        rig = rig_of(proposer)
+        occupant = rig.start("a", [1, 2])
+        rig.draft()
+        del rig.occupants["a"]
+        rig.occupants["a"] = replace(occupant, tokens=[1, 2, 3])
+        rig.draft()
         assert proposer.handed == [{(0, 0): [1, 2]}, {(0, 0): [3]}]
 
     def test_a_row_that_was_cut_back_is_handed_over_from_the_cut(self, proposer):
-        bench = bench_of(proposer)
-        seat = bench.start("a", [1, 2, 3, 4])
-        bench.draft()
-        seat.tokens[:] = [1, 2]
-        bench.draft()
-        seat.tokens[:] = [1, 2, 9]
-        bench.draft()
+        rig = rig_of(proposer)
+        occupant = rig.start("a", [1, 2, 3, 4])
+        rig.draft()
+        occupant.tokens[:] = [1, 2]
+        rig.draft()
+        occupant.tokens[:] = [1, 2, 9]
+        rig.draft()
         assert proposer.handed == [{(0, 0): [1, 2, 3, 4]}, {(0, 0): []}, {(0, 0): [9]}]
 
     def test_steps_at_any_draft_length(self, proposer):
-        bench = bench_of(proposer)
-        bench.start("a", [1])
+        rig = rig_of(proposer)
+        rig.start("a", [1])
         for draft_length in (0, 2, 0, 4, 1):
-            bench.draft(draft_length)
-            bench.verify({"a": 0}, emitted={"a": [2]})
+            rig.draft(draft_length)
+            rig.verify({"a": 0}, emitted={"a": [2]})
         assert proposer.handed == [{(0, 0): [1]}] + [{(0, 0): [2]}] * 4
 
     def test_tokens_and_resets_of_steps_spent_switched_off_wait(self, proposer):
-        bench = bench_of(proposer, max_consecutive=1, cooldown_steps=3)
-        bench.start("a", [1])
+        rig = rig_of(proposer, max_consecutive=1, cooldown_steps=3)
+        rig.start("a", [1])
         proposer.fails = {"propose"}
-        bench.draft(reset_slots=[0])
+        rig.draft(reset_slots=[0])
         proposer.fails = set()
         for token in (2, 3, 4):
-            bench.verify({"a": 0}, emitted={"a": [token]})
+            rig.verify({"a": 0}, emitted={"a": [token]})
             if token == 3:
-                bench.start("b", [10])
-            assert not any(drafts(bench.draft(reset_slots=[1] if token == 3 else [])))
-        assert drafts(bench.draft()) == [[5, 6, 7, 8], [11, 12, 13, 14]]
+                rig.start("b", [10])
+            assert not any(drafts(rig.draft(reset_slots=[1] if token == 3 else [])))
+        assert drafts(rig.draft()) == [[5, 6, 7, 8], [11, 12, 13, 14]]
         assert proposer.handed == [{(0, 0): [1]}, {(0, 0): [2, 3, 4], (1, 0): [10]}]
         assert proposer.resets == [(0,), (1,)]
-        bench.draft()
+        rig.draft()
         assert proposer.resets[2:] == [()]
-        assert bench.faults == {"only": {"raised": 1, "switched off": 1, "came back": 1}}
+        assert rig.faults == {"only": {"raised": 1, "switched off": 1, "came back": 1}}
 
 
 class TestLimits:
     def test_room_draft_length_and_sampled(self, proposer):
-        bench = bench_of(proposer)
+        rig = rig_of(proposer)
         for name in "abcde":
-            bench.start(name, [1])
-        draft = bench.draft(3, room=[100, 3, 1, 0, 100], sampled=[True, True, True, True, False])
+            rig.start(name, [1])
+        draft = rig.draft(3, room=[100, 3, 1, 0, 100], sampled=[True, True, True, True, False])
         assert [len(row) for row in drafts(draft)] == [3, 2, 0, 0, 0]
         assert proposer.limits == [[3, 2, 0, 0, 0]]
 
     def test_caps_per_row(self, proposer):
-        bench = bench_of(proposer)
+        rig = rig_of(proposer)
         for name in "abc":
-            bench.start(name, [1])
-        draft = bench.stage.propose(bench.batch(), 3, int32([9, 2, -1]))
+            rig.start(name, [1])
+        draft = rig.stage.propose(rig.batch(), 3, int32([9, 2, -1]))
         assert [len(row) for row in drafts(draft)] == [3, 2, 0]
 
     def test_a_proposer_that_ignores_them_is_cut(self):
         proposer = Recorder(lambda batch, _limits, draft: count_up(batch, int32([4, 4, 4]), draft))
-        bench = bench_of(proposer)
+        rig = rig_of(proposer)
         for name in "abc":
-            bench.start(name, [1])
-        draft = bench.draft(room=[3, 1, 100])
+            rig.start(name, [1])
+        draft = rig.draft(room=[3, 1, 100])
         assert drafts(draft) == [[2, 3], [], [2, 3, 4, 5]]
         assert draft.token_ids[0].tolist() == [2, 3, -1, -1]
         assert draft.confidence[0].tolist() == [0.5, 0.5, 0.0, 0.0]
         assert [row[0] for row in draft.source.tolist()] == [0, -1, 0]
 
 
-class Planning(Planner):
+class StepPlanner(Planner):
     """Plans what it is told, or raises it."""
 
     def __init__(self, plan) -> None:
@@ -214,7 +214,7 @@ class TestPlanStage:
 
     def stage(self, plan, caps=None, **kwargs):
         self.guard = FaultGuard("policy", max_consecutive=2, cooldown_steps=2)
-        return PlanStage(Planning(plan), caps or EngineCaps(8), self.guard, **kwargs)
+        return PlanStage(StepPlanner(plan), caps or EngineCaps(8), self.guard, **kwargs)
 
     def test_plans_pass(self):
         plan = StepPlan(3, token_budget=10, caps={"a": 1})

@@ -12,7 +12,7 @@ from specplug.interfaces import Trimmer
 from specplug.pipeline.inflight import InFlight
 from specplug.trace import TraceWriter, read_trace
 from specplug.types.verdict import Verdict
-from tests.pipeline.tools import VOCAB, Recorder, bench_of, drafts, planted, rows
+from tests.pipeline.tools import VOCAB, Recorder, drafts, planted, rig_of, rows
 
 TENSORS = ("token_ids", "lengths", "confidence", "source", "base_len")
 
@@ -31,10 +31,10 @@ class Trimming(Trimmer):
 
 class TestTrim:
     def two(self, **kwargs):
-        bench = bench_of(Recorder(), **kwargs)
-        bench.start("a", [1])
-        bench.start("b", [10])
-        return bench
+        rig = rig_of(Recorder(), **kwargs)
+        rig.start("a", [1])
+        rig.start("b", [10])
+        return rig
 
     @pytest.mark.parametrize(
         ("budget", "lengths"), [(None, [4, 4]), (99, [4, 4]), (3, [2, 1]), (0, [0, 0]), (-5, [0, 0])]
@@ -47,15 +47,15 @@ class TestTrim:
         assert sum(map(len, drafts(self.two(trimmer=trimmer).draft(budget=8)))) == 8
         assert trimmer.budgets == []
 
-    def test_a_policy_is_never_asked_to_spend_less_than_nothing(self):
+    def test_a_policy_is_never_requested_to_spend_less_than_nothing(self):
         trimmer = Trimming(lambda draft: draft)
         self.two(trimmer=trimmer).draft(budget=-5)
         assert trimmer.budgets == [0]
 
     def test_what_was_trimmed_is_not_in_flight(self):
-        bench = self.two()
-        bench.draft(budget=3)
-        assert bench.verify({"a": 4, "b": 4}).proposed.tolist() == [2, 1]
+        rig = self.two()
+        rig.draft(budget=3)
+        assert rig.verify({"a": 4, "b": 4}).proposed.tolist() == [2, 1]
 
     @pytest.mark.parametrize(
         "trim",
@@ -72,30 +72,30 @@ class TestTrim:
         ],
     )
     def test_a_broken_trimmer_costs_the_drafts(self, trim):
-        bench = self.two(trimmer=Trimming(trim))
-        draft = bench.draft(budget=3)
+        rig = self.two(trimmer=Trimming(trim))
+        draft = rig.draft(budget=3)
         assert drafts(draft) == [[], []]
         assert draft.token_ids.tolist() == [[-1] * 4] * 2
-        assert sum(bench.faults["trimmer"].values()) == 1
-        assert bench.verify({"a": 0, "b": 0}).proposed.tolist() == [0, 0]
+        assert sum(rig.faults["trimmer"].values()) == 1
+        assert rig.verify({"a": 0, "b": 0}).proposed.tolist() == [0, 0]
 
     def test_it_is_switched_off_and_tried_again(self):
         trimmer = Trimming(planted)
-        bench = self.two(trimmer=trimmer, max_consecutive=2, cooldown_steps=2)
+        rig = self.two(trimmer=trimmer, max_consecutive=2, cooldown_steps=2)
         for _ in range(5):
-            assert drafts(bench.draft(budget=3)) == [[], []]
+            assert drafts(rig.draft(budget=3)) == [[], []]
         assert len(trimmer.budgets) == 3
-        assert bench.faults == {"trimmer": {"raised": 3, "switched off": 2}}
+        assert rig.faults == {"trimmer": {"raised": 3, "switched off": 2}}
 
     def test_it_can_add_nothing(self):
         def longer(draft):
             ids, confidence = draft.token_ids.clamp(min=0), draft.confidence + 9
             return replace(draft, lengths=draft.lengths + 1, token_ids=ids, confidence=confidence)
 
-        bench = bench_of(Recorder(rows([1, 2], [VOCAB - 1])), trimmer=Trimming(longer))
-        bench.start("a", [1])
-        bench.start("b", [1])
-        draft = bench.draft(budget=7)
+        rig = rig_of(Recorder(rows([1, 2], [VOCAB - 1])), trimmer=Trimming(longer))
+        rig.start("a", [1])
+        rig.start("b", [1])
+        draft = rig.draft(budget=7)
         assert drafts(draft) == [[1, 2], [VOCAB - 1]]
         assert float(draft.confidence.max()) == 1.0
 
@@ -103,15 +103,15 @@ class TestTrim:
 class TestVerdicts:
     def three(self):
         self.proposer = Recorder(learns=True)
-        bench = bench_of(self.proposer)
+        rig = rig_of(self.proposer)
         for name, last in (("a", 10), ("b", 20), ("c", 30)):
-            bench.start(name, [last])
-        return bench
+            rig.start(name, [last])
+        return rig
 
     def test_rows_are_found_again_in_another_order(self):
-        bench = self.three()
-        bench.draft()
-        verdict = bench.verify({"c": 3, "a": 1, "b": 0})
+        rig = self.three()
+        rig.draft()
+        verdict = rig.verify({"c": 3, "a": 1, "b": 0})
         [(batch, draft, _)] = self.proposer.observed
         assert drafts(draft) == [[31, 32, 33, 34], [11, 12, 13, 14], [21, 22, 23, 24]]
         assert draft.base_len.tolist() == [1, 1, 1]
@@ -119,87 +119,87 @@ class TestVerdicts:
         assert (verdict.accepted.tolist(), verdict.emitted.tolist()) == ([3, 1, 0], [4, 2, 1])
 
     def test_rows_that_finished_or_joined_meanwhile(self):
-        bench = self.three()
-        bench.draft()
-        bench.leave("a")
-        bench.start("d", [40])  # in the slot that was a's
-        verdict = bench.verify({"d": 4, "c": 2})
+        rig = self.three()
+        rig.draft()
+        rig.leave("a")
+        rig.start("d", [40])  # in the slot that was a's
+        verdict = rig.verify({"d": 4, "c": 2})
         assert verdict.proposed.tolist() == [0, 4]
         assert verdict.accepted.tolist() == [0, 2]
         assert drafts(self.proposer.observed[0][1]) == [[], [31, 32, 33, 34]]
 
     def test_a_draft_whose_base_no_longer_holds_is_void(self):
-        bench = self.three()
-        bench.draft()
-        bench.seats["b"].tokens.append(35)  # the engine knew one token more than the proposer was shown
-        verdict = bench.verify({"a": 1, "b": 1, "c": 1})
+        rig = self.three()
+        rig.draft()
+        rig.occupants["b"].tokens.append(35)  # the engine knew one token more than the proposer was shown
+        verdict = rig.verify({"a": 1, "b": 1, "c": 1})
         assert verdict.proposed.tolist() == [4, 0, 4]
         assert verdict.accepted.tolist() == [1, 0, 1]
 
     def test_padding_that_was_accepted_counts_for_nobody(self):
-        bench = bench_of(Recorder(rows([1], [])))
-        bench.start("a", [1])
-        bench.start("b", [1])
-        bench.draft()
-        verdict = bench.verify({"a": 4, "b": 3})
+        rig = rig_of(Recorder(rows([1], [])))
+        rig.start("a", [1])
+        rig.start("b", [1])
+        rig.draft()
+        verdict = rig.verify({"a": 4, "b": 3})
         assert verdict.verified.tolist() == [1, 0]
         assert verdict.accepted.tolist() == [1, 0]
         assert verdict.emitted.tolist() == [5, 4]
 
     def test_each_draft_is_judged_once(self):
-        bench = self.three()
-        bench.draft(names=["a"])
-        assert bench.verify({"a": 0}).proposed.tolist() == [4]
-        bench.seats["a"].tokens.pop()  # a second report about the same step
-        assert bench.verify({"a": 0}).proposed.tolist() == [0]
+        rig = self.three()
+        rig.draft(names=["a"])
+        assert rig.verify({"a": 0}).proposed.tolist() == [4]
+        rig.occupants["a"].tokens.pop()  # a second report about the same step
+        assert rig.verify({"a": 0}).proposed.tolist() == [0]
 
     def test_a_draft_waits_while_its_row_sits_out(self):
-        bench = self.three()
-        bench.draft()
-        assert bench.verify({"a": 0}).proposed.tolist() == [4]
-        assert bench.verify({"b": 1, "c": 0}).proposed.tolist() == [4, 4]
+        rig = self.three()
+        rig.draft()
+        assert rig.verify({"a": 0}).proposed.tolist() == [4]
+        assert rig.verify({"b": 1, "c": 0}).proposed.tolist() == [4, 4]
 
     def test_the_next_draft_replaces_it(self):
-        bench = self.three()
-        bench.draft()
-        bench.draft(2)
-        assert bench.verify({"a": 4}).proposed.tolist() == [2]
+        rig = self.three()
+        rig.draft()
+        rig.draft(2)
+        assert rig.verify({"a": 4}).proposed.tolist() == [2]
 
     def test_a_wide_draft_leaves_nothing_behind_in_a_narrow_one(self):
-        bench = self.three()
-        bench.draft(4)
-        bench.draft(1)
-        bench.verify({"a": 1, "b": 1, "c": 1})
+        rig = self.three()
+        rig.draft(4)
+        rig.draft(1)
+        rig.verify({"a": 1, "b": 1, "c": 1})
         [(_, draft, _)] = self.proposer.observed
         assert draft.token_ids[0].tolist() == [11, -1, -1, -1]
         assert draft.confidence[0].tolist() == [0.5, 0.0, 0.0, 0.0]
 
     def test_the_metrics_count_them(self):
-        bench = self.three()
-        bench.draft()
-        bench.verify({"a": 4, "b": 1, "c": 0})
-        total = bench.metrics.snapshot().total
+        rig = self.three()
+        rig.draft()
+        rig.verify({"a": 4, "b": 1, "c": 0})
+        total = rig.metrics.snapshot().total
         assert (total.proposed, total.accepted, total.emitted, total.target_steps) == (12, 5, 8, 3)
 
     def test_proposers_that_do_not_learn_get_none(self):
         proposer = Recorder()
-        bench = bench_of(proposer)
-        bench.start("a", [1])
-        bench.draft()
-        bench.verify({"a": 1})
+        rig = rig_of(proposer)
+        rig.start("a", [1])
+        rig.draft()
+        rig.verify({"a": 1})
         assert "observe" not in proposer.calls
 
 
 class TestTrace:
     def test_rows_are_written(self, tmp_path):
         path = tmp_path / "trace.jsonl"
-        bench = bench_of(Recorder(), trace=TraceWriter(path))
-        bench.start("a", [1, 2])
-        bench.start("b", [10])
+        rig = rig_of(Recorder(), trace=TraceWriter(path))
+        rig.start("a", [1, 2])
+        rig.start("b", [10])
         for _ in range(2):
-            bench.draft(2)
-            bench.verify({"b": 2, "a": 0}, verified=2)
-        bench.stage.close()
+            rig.draft(2)
+            rig.verify({"b": 2, "a": 0}, verified=2)
+        rig.stage.close()
         found = [(row.step, row.request, row.base_len, row.ids, row.accepted, row.reason) for row in read_trace(path)]
         assert found == [
             (0, "b", 1, (11, 12), 2, "accepted"),
@@ -210,13 +210,13 @@ class TestTrace:
 
     def test_a_trace_that_cannot_be_written_does_not_end_the_engine(self, tmp_path):
         writer = TraceWriter(tmp_path / "trace.jsonl")
-        bench = bench_of(Recorder(), trace=writer)
-        bench.start("a", [1])
+        rig = rig_of(Recorder(), trace=writer)
+        rig.start("a", [1])
         writer.write = planted
-        bench.draft()
-        assert bench.verify({"a": 3}).accepted.tolist() == [3]
-        bench.stage.close()
-        assert bench.faults == {"trace": {"raised": 1}}
+        rig.draft()
+        assert rig.verify({"a": 3}).accepted.tolist() == [3]
+        rig.stage.close()
+        assert rig.faults == {"trace": {"raised": 1}}
 
 
 class TestWithoutDrafts:
@@ -235,35 +235,35 @@ class TestWithoutDrafts:
 
     @given(steps)
     def test_the_shorter_way_counts_alike(self, steps):
-        benches = [bench_of(Recorder()), bench_of(Recorder(learns=True))]  # who learns is told of every step
-        reports = [self.run(bench, steps) for bench in benches]
+        rigs = [rig_of(Recorder()), rig_of(Recorder(learns=True))]  # who learns is told of every step
+        reports = [self.run(rig, steps) for rig in rigs]
         assert reports[0] == reports[1]
-        assert benches[0].metrics.snapshot() == benches[1].metrics.snapshot()
+        assert rigs[0].metrics.snapshot() == rigs[1].metrics.snapshot()
 
-    def run(self, bench, steps):
+    def run(self, rig, steps):
         reports = []
         for name in "abc":
-            bench.start(name, [1])
+            rig.start(name, [1])
         for draft_length, drafted, reported, change, most in steps:
-            if change == "leave" and "c" in bench.seats:
-                bench.leave("c")
-            if change == "join" and "c" not in bench.seats:
-                bench.start("c", [5])
-            bench.draft(draft_length, sorted(drafted & set(bench.seats)))
-            verdict = bench.verify(dict.fromkeys(sorted(reported & set(bench.seats)), most), verified=draft_length)
+            if change == "leave" and "c" in rig.occupants:
+                rig.leave("c")
+            if change == "join" and "c" not in rig.occupants:
+                rig.start("c", [5])
+            rig.draft(draft_length, sorted(drafted & set(rig.occupants)))
+            verdict = rig.verify(dict.fromkeys(sorted(reported & set(rig.occupants)), most), verified=draft_length)
             reports.append({name: getattr(verdict, name).tolist() for name in Verdict.__slots__})
         return reports
 
     def test_nothing_is_gathered_while_nobody_drafts(self, monkeypatch):
-        bench = bench_of(Recorder())
-        bench.start("a", [1])
-        bench.draft(2)
-        bench.verify({"a": 1})
-        bench.draft(0)
+        rig = rig_of(Recorder())
+        rig.start("a", [1])
+        rig.draft(2)
+        rig.verify({"a": 1})
+        rig.draft(0)
         monkeypatch.setattr(InFlight, "take", planted)
-        bench.verify({"a": 0})
-        bench.draft(0)
-        bench.verify({"a": 0})
-        bench.draft(2)
+        rig.verify({"a": 0})
+        rig.draft(0)
+        rig.verify({"a": 0})
+        rig.draft(2)
         with pytest.raises(ZeroDivisionError):
-            bench.verify({"a": 2})
+            rig.verify({"a": 2})

@@ -105,7 +105,7 @@ class Recorder(Proposer):
 
 
 @dataclass
-class Seat:
+class Occupant:
     """One running request."""
 
     request: Request
@@ -115,7 +115,7 @@ class Seat:
 
 
 @dataclass
-class Bench:
+class Rig:
     """An engine with a draft stage.  Requests go by name; the rows of a batch are in the order in which they are named.
 
     Args:
@@ -155,7 +155,7 @@ class Bench:
             metrics=self.metrics,
             trace=self.trace,
         )
-        self.seats: dict[str, Seat] = {}
+        self.occupants: dict[str, Occupant] = {}
         self._generations = [-1] * SLOTS
 
     def _guard(self, name: str) -> FaultGuard:
@@ -179,33 +179,33 @@ class Bench:
         slot: int | None = None,
         proposer: str | None = None,
         kind: Lifecycle = Lifecycle.STARTED,
-    ) -> Seat:
+    ) -> Occupant:
         """Seat a request, by default in the lowest free slot, in a new generation of it."""
         if slot is None:
-            slot = min(set(range(SLOTS)) - {seat.slot for seat in self.seats.values()})
+            slot = min(set(range(SLOTS)) - {occupant.slot for occupant in self.occupants.values()})
         self._generations[slot] += 1
         request = Request(name, len(tokens), 1000, options=RequestOptions(proposer=proposer))
-        seat = self.seats[name] = Seat(request, slot, self._generations[slot], list(tokens))
-        self.stage.on_event(RequestEvent(kind, request, slot, seat.generation))
-        return seat
+        occupant = self.occupants[name] = Occupant(request, slot, self._generations[slot], list(tokens))
+        self.stage.on_event(RequestEvent(kind, request, slot, occupant.generation))
+        return occupant
 
     def leave(self, name: str, kind: Lifecycle = Lifecycle.FINISHED) -> list[int]:
         """Free the request's slot; return its text."""
-        seat = self.seats.pop(name)
-        self.stage.on_event(RequestEvent(kind, seat.request, seat.slot, seat.generation))
-        return seat.tokens
+        occupant = self.occupants.pop(name)
+        self.stage.on_event(RequestEvent(kind, occupant.request, occupant.slot, occupant.generation))
+        return occupant.tokens
 
     def batch(self, names: Sequence[str] | None = None, **columns: Any) -> BatchView:
         """Return the batch of the named requests, by default of all; slots and rows of the table differ."""
-        seats = [self.seats[name] for name in (self.seats if names is None else names)]
+        occupants = [self.occupants[name] for name in (self.occupants if names is None else names)]
         return make_batch(
-            [seat.tokens for seat in seats],
-            slots=[seat.slot for seat in seats],
-            generations=[seat.generation for seat in seats],
-            rows=[(seat.slot + 1) % SLOTS for seat in seats],
+            [occupant.tokens for occupant in occupants],
+            slots=[occupant.slot for occupant in occupants],
+            generations=[occupant.generation for occupant in occupants],
+            rows=[(occupant.slot + 1) % SLOTS for occupant in occupants],
             table_shape=(SLOTS, 128),
             vocab_size=VOCAB,
-            requests=[seat.request for seat in seats],
+            requests=[occupant.request for occupant in occupants],
             **columns,
         )
 
@@ -233,7 +233,7 @@ class Bench:
         """
         new = {name: [0] * (count + 1) for name, count in accepted.items()} | dict(emitted or {})
         for name in accepted:
-            self.seats[name].tokens.extend(new[name])
+            self.occupants[name].tokens.extend(new[name])
         outcome = Outcome(
             verified=int32([verified] * len(accepted)),
             accepted=int32(accepted.values()),
@@ -264,9 +264,9 @@ def host_handle(proposer: Recorder, deadline: float | None = None, **kwargs: Any
     return HostHandle(spec, proposer, proposer.caps, deadline, **kwargs)
 
 
-def bench_of(proposer: Recorder, **kwargs: Any) -> Bench:
+def rig_of(proposer: Recorder, **kwargs: Any) -> Rig:
     """Return a bench of one proposer, called "only"."""
-    return Bench({"only": proposer}, **kwargs)
+    return Rig({"only": proposer}, **kwargs)
 
 
 def rows(*ids: Sequence[int], confidence: float = 0.5) -> Write:

@@ -197,7 +197,7 @@ def test_an_unknown_name_gets_the_nearest_the_list_and_what_failed_to_load():
         registry.get(ProposerSpec, "ngarm")
 
 
-def test_nothing_registered_is_said_so():
+def test_nothing_registered_is_stated_so():
     with pytest.raises(PluginError, match=r"unknown policy 'fixed'\. Known: none\."):
         Registry().get(PolicySpec, "fixed")
 
@@ -248,12 +248,12 @@ def test_capabilities_that_are_not_known_say_whose_they_are(caps, fragments: lis
     assert [part for part in ["proposer 'echo'", *fragments] if part not in str(caught.value)] == []
 
 
-def test_capabilities_are_asked_for_by_device_from_a_path_or_a_callable():
+def test_capabilities_are_requested_for_by_device_from_a_path_or_a_callable():
     by_path = ProposerSpec(name="echo", factory="x:Y", summary="", caps="specplug.types.caps:ProposerCaps")
     plain = ProposerSpec(name="echo", factory="x:Y", summary="", caps=ProposerCaps(trees=True))
-    asked = ProposerSpec(name="echo", factory="x:Y", summary="", caps=lambda d: ProposerCaps(needs_host=d == "cpu"))
+    requested = ProposerSpec(name="echo", factory="x:Y", summary="", caps=lambda d: ProposerCaps(needs_host=d == "cpu"))
     assert plain.caps_for("cpu") is plain.caps_for("cuda")
-    assert [asked.caps_for(device).needs_host for device in ("cpu", "cuda", "meta")] == [True, False, False]
+    assert [requested.caps_for(device).needs_host for device in ("cpu", "cuda", "meta")] == [True, False, False]
     assert by_path.caps_for(True) == ProposerCaps(needs_host=True)
 
 

@@ -30,7 +30,7 @@ from specplug_batch.roofline import Roofline
 from specplug_batch.trim import TRUST, GainTrimmer
 from specplug_fixed.options import FixedOptions
 from tests.pipeline.test_no_sync import Watch
-from tests.pipeline.tools import Recorder, bench_of, drafts, rows
+from tests.pipeline.tools import Recorder, drafts, rig_of, rows
 
 PADDED = EngineCaps(64, ragged=Ragged.PADDED)
 PLENTY = 1 << 20
@@ -247,15 +247,15 @@ def test_a_step_that_is_free_throughout_is_left_alone(batch_size, draft_length, 
     assert trimmer().cuts_without_budget(batch_size, draft_length) is cuts
 
 
-def test_being_told_a_batch_size_is_the_same_as_having_it():
+def test_being_reported_a_batch_size_is_the_same_as_having_it():
     row = [0.95, 0.9, 0.8, 0.7]
-    for told in (1, 16, 64, 100, 128):
+    for reported in (1, 16, 64, 100, 128):
         many = trimmer(saturation=256)
         for _ in range(3):
-            lengths = kept(many, chains(*[row] * told))
-        one = trimmer(saturation=256, batch_size=told)
+            lengths = kept(many, chains(*[row] * reported))
+        one = trimmer(saturation=256, batch_size=reported)
         for _ in range(3):
-            one._sums[:] = many._sums[told.bit_length() - 1]
+            one._sums[:] = many._sums[reported.bit_length() - 1]
             assert kept(one, chains(row))[0] in (min(lengths), max(lengths))
 
 
@@ -263,29 +263,29 @@ def test_being_told_a_batch_size_is_the_same_as_having_it():
 
 
 class TestInThePipeline:
-    def bench(self, **options):
-        made = bench_of(Recorder(rows([1, 2, 3, 4], [5, 6, 7, 8])), trimmer=trimmer(**options))
+    def rig(self, **options):
+        made = rig_of(Recorder(rows([1, 2, 3, 4], [5, 6, 7, 8])), trimmer=trimmer(**options))
         made.start("a", [1])
         made.start("b", [2])
         return made
 
     def test_it_trims_without_a_budget(self):
-        assert drafts(self.bench(saturation=6).draft()) == [[1, 2], [5, 6]]
+        assert drafts(self.rig(saturation=6).draft()) == [[1, 2], [5, 6]]
 
     def test_it_leaves_alone_what_is_free(self):
-        bench = self.bench(saturation=10)
-        assert drafts(bench.draft()) == [[1, 2, 3, 4], [5, 6, 7, 8]]
-        assert bench.stage._trimmer._sums.tolist() == [[TRUST, TRUST]] * 16
+        rig = self.rig(saturation=10)
+        assert drafts(rig.draft()) == [[1, 2, 3, 4], [5, 6, 7, 8]]
+        assert rig.stage._trimmer._sums.tolist() == [[TRUST, TRUST]] * 16
 
     def test_padding_rows_do_not_count(self):
-        bench = self.bench(saturation=4)
-        assert drafts(bench.draft(sampled=[True, False])) == [[1, 2, 3], []]
+        rig = self.rig(saturation=4)
+        assert drafts(rig.draft(sampled=[True, False])) == [[1, 2, 3], []]
 
     def test_a_trimmer_that_fails_to_say_costs_the_drafts(self):
-        bench = self.bench()
-        bench.stage._trimmer._options = None
-        assert drafts(bench.draft()) == [[], []]
-        assert bench.faults == {"trimmer": {"raised": 2}}
+        rig = self.rig()
+        rig.stage._trimmer._options = None
+        assert drafts(rig.draft()) == [[], []]
+        assert rig.faults == {"trimmer": {"raised": 2}}
 
     @pytest.mark.parametrize("trees", [False, True])
     def test_nothing_is_read_back(self, trees):
@@ -297,10 +297,10 @@ class TestInThePipeline:
         assert watch.count > 20
 
     @pytest.mark.parametrize("trees", [False, True])
-    @pytest.mark.parametrize("told", [None, 64])
-    def test_it_runs_where_tensors_have_no_values(self, trees, told):
+    @pytest.mark.parametrize("reported", [None, 64])
+    def test_it_runs_where_tensors_have_no_values(self, trees, reported):
         meta = torch.device("meta")
-        policy = GainTrimmer(PluginContext(EngineCaps(8), options=BatchOptions(batch_size=told), device=meta))
+        policy = GainTrimmer(PluginContext(EngineCaps(8), options=BatchOptions(batch_size=reported), device=meta))
         draft = Draft.allocate(3, 4, trees=trees, device=meta)
         trimmed = policy.trim(draft, TrimLimits.build(2, torch.ones(3, dtype=torch.bool, device=meta)))
         trimmed.validate()

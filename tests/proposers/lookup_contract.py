@@ -21,13 +21,13 @@ class Unlearning(LookupProposer):
         super().__init__(context)  # type: ignore[call-arg] - that of the proposer's own class
         tables = self.lookup.tables
         self._learnt = (tables.votes, tables.evidence, tables.contexts)
-        self._usual_counts = tuple(table.copy() for table in self._learnt)
+        self._default_counts = tuple(table.copy() for table in self._learnt)
 
     def ingest(self, batch: BatchView) -> None:
         super().ingest(batch)
-        for table, usual in zip(self._learnt, self._usual_counts, strict=True):
-            table[:] = usual
-        self.lookup.rows.luck[:] = 0.5
+        for table, default in zip(self._learnt, self._default_counts, strict=True):
+            table[:] = default
+        self.lookup.rows.hit_rate[:] = 0.5
 
 
 class LookupContract(ProposerContract):

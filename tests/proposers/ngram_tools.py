@@ -12,8 +12,8 @@ from specplug.types.request import Lifecycle, Sampling
 from specplug_ngram import plugin
 
 PROMPT = [90, 91, 92, 93]
-SAID = [11, 12, 13, 14, 15, 16, 17, 18]
-BEGIN = SAID[:3]
+STATED = [11, 12, 13, 14, 15, 16, 17, 18]
+BEGIN = STATED[:3]
 SEEDED = Sampling(temperature=1.0, seed=5)
 MEMORY, REFERENCE = "response memory", "reference"
 
@@ -28,7 +28,7 @@ def spec(name: str = "ngram") -> ProposerSpec:
 
 def serve(
     driver: Driver,
-    said: Sequence[int] = SAID,
+    stated: Sequence[int] = STATED,
     *,
     name: str = "first",
     prompt: Sequence[int] = PROMPT,
@@ -36,20 +36,20 @@ def serve(
     visible: int | None = -1,
     **fields: Any,
 ) -> None:
-    """Serve a request that answers `said`, token by token, under the isolation key "us" unless fields say another."""
+    """Serve a request that answers `stated`, token by token, under the isolation key "us" unless fields say another."""
     driver.start(name, prompt, **{"isolation_key": "us", **fields})
-    for token in said:
+    for token in stated:
         driver.step(4, order=[name])
         driver.extend(name, [token])
     driver.step(4, order=[name])
     driver.leave(name, ends, visible=visible)
 
 
-def ask(driver: Driver, said: Sequence[int] = BEGIN, *, draft_length: int = 8, **fields: Any) -> RowDraft:
+def ask(driver: Driver, stated: Sequence[int] = BEGIN, *, draft_length: int = 8, **fields: Any) -> RowDraft:
     """Return what is drafted for a new request that has said so much; it leaves without a word."""
-    driver.start("asked", [*PROMPT, *said], **{"isolation_key": "us", **fields})
-    draft = driver.step(draft_length, order=["asked"]).by_request()["asked"]
-    driver.leave("asked", None)
+    driver.start("requested", [*PROMPT, *stated], **{"isolation_key": "us", **fields})
+    draft = driver.step(draft_length, order=["requested"]).by_request()["requested"]
+    driver.leave("requested", None)
     return draft
 
 
@@ -60,6 +60,6 @@ def source(driver: Driver, draft: RowDraft) -> str | None:
 def remembers(driver: Driver, **fields: Any) -> bool:
     """Whether the next request, having said `BEGIN`, is drafted what the first one said next."""
     draft = ask(driver, **fields)
-    assert draft.token_ids in ((), tuple(SAID[3 : 3 + len(draft.token_ids)])), "nobody has said anything else"
+    assert draft.token_ids in ((), tuple(STATED[3 : 3 + len(draft.token_ids)])), "nobody has said anything else"
     assert source(driver, draft) == (MEMORY if draft.token_ids else None)
     return bool(draft.token_ids)

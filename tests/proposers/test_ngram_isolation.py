@@ -10,7 +10,7 @@ import pytest
 from specplug.testing.driver import Driver, RowDraft
 from specplug.testing.pipeline_driver import PipelineDriver
 from specplug.types.request import RequestOptions, Sampling
-from tests.proposers.ngram_tools import BEGIN, PROMPT, SAID, SEEDED, Make, ask, remembers, serve, spec
+from tests.proposers.ngram_tools import BEGIN, PROMPT, SEEDED, STATED, Make, ask, remembers, serve, spec
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_seeded_requests_draft_as_if_nothing_had_been_served_and_teach_nothing(m
     fresh, used, taught = make(), make(), make()
     for driver in (used, taught):
         for number in range(5):
-            serve(driver, [*SAID, *SAID, *BEGIN, 70 + number], name=f"other {number}")
+            serve(driver, [*STATED, *STATED, *BEGIN, 70 + number], name=f"other {number}")
     first = drafts(fresh, sampling=SEEDED)
     assert any(draft.token_ids for draft in first)
     for _ in range(3):
@@ -150,8 +150,8 @@ def test_a_copy_that_diverges_does_not_stray_into_somebody_elses_response(make: 
 @pytest.mark.parametrize("min_n", [0, 1])
 def test_a_copy_of_what_was_flushed_does_not_go_on_in_somebody_elses_response(make: Make, min_n: int) -> None:
     driver = make(min_n=min_n)
-    serve(driver, [*SAID, *range(20, 60)])
-    driver.start("mine", [*PROMPT, *SAID], isolation_key="us")
+    serve(driver, [*STATED, *range(20, 60)])
+    driver.start("mine", [*PROMPT, *STATED], isolation_key="us")
     driver.step(4)
     driver.announce("cache flushed")
     for number in range(4):
@@ -174,8 +174,8 @@ def conversation(driver: Driver, *, turned: bool = False) -> list[dict[str, RowD
         for number, name in enumerate(names):
             key = "us" if number % 2 else "them"
             sampling = SEEDED if number == 4 else Sampling()
-            driver.start(name, [*PROMPT, number], isolation_key=key, references=[SAID[number:]], sampling=sampling)
-            rest[name] = [*SAID[:5], 30 + number % 2, *SAID, 40 + generation, *SAID[2:]][: 12 + 3 * number]
+            driver.start(name, [*PROMPT, number], isolation_key=key, references=[STATED[number:]], sampling=sampling)
+            rest[name] = [*STATED[:5], 30 + number % 2, *STATED, 40 + generation, *STATED[2:]][: 12 + 3 * number]
         while rest:
             order = list(rest)[::-1] if turned and len(drafts) % 2 else list(rest)
             drafts.append(driver.step(6, order=order).by_request())

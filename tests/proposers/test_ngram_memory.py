@@ -13,7 +13,7 @@ from tests.proposers.ngram_tools import (
     MEMORY,
     PROMPT,
     REFERENCE,
-    SAID,
+    STATED,
     Make,
     ask,
     remembers,
@@ -54,13 +54,13 @@ def test_trees_draft_from_it_too() -> None:
         draft = ask(driver)
         assert draft.parents is not None
         roots = {token for token, parent in zip(draft.token_ids, draft.parents, strict=True) if parent < 0}
-        assert roots == {SAID[3], 50}
+        assert roots == {STATED[3], 50}
         assert source(driver, draft) == MEMORY
 
 
 def test_a_running_response_is_nobodys_yet(make: Make) -> None:
     driver = make()
-    driver.start("running", [*PROMPT, *SAID], isolation_key="us")
+    driver.start("running", [*PROMPT, *STATED], isolation_key="us")
     driver.step(4)
     assert not remembers(driver)
 
@@ -74,7 +74,7 @@ def test_only_what_has_finished_is_remembered(make: Make, ends: Lifecycle | None
 
 def test_prompts_are_not_remembered(make: Make) -> None:
     driver = make()
-    serve(driver, [50, 51, 52], prompt=[*PROMPT, *SAID])
+    serve(driver, [50, 51, 52], prompt=[*PROMPT, *STATED])
     assert not remembers(driver)
 
 
@@ -83,8 +83,8 @@ def test_what_stood_before_a_response_is_matched_and_not_drafted(make: Make) -> 
     serve(driver)
     driver.start("again", PROMPT, isolation_key="us")
     driver.step(8)
-    driver.extend("again", [SAID[0]])
-    assert driver.step(8).by_request()["again"].token_ids == tuple(SAID[1:])
+    driver.extend("again", [STATED[0]])
+    assert driver.step(8).by_request()["again"].token_ids == tuple(STATED[1:])
     driver.leave("again", None)
     driver.start("within the prompt", PROMPT[:3], isolation_key="us")
     assert driver.step(8).by_request()["within the prompt"].token_ids == ()
@@ -94,13 +94,13 @@ def test_what_stood_before_a_response_is_matched_and_not_drafted(make: Make) -> 
 def test_no_more_is_remembered_than_was_seen(make: Make, seen: int) -> None:
     driver = make()
     serve(driver, visible=len(PROMPT) + seen)
-    assert list(ask(driver, SAID[:1], draft_length=8).token_ids) == SAID[1:seen]
+    assert list(ask(driver, STATED[:1], draft_length=8).token_ids) == STATED[1:seen]
 
 
 def test_what_is_seen_may_be_longer_than_what_is_known(make: Make) -> None:
     driver = make()
-    serve(driver, visible=len(PROMPT) + len(SAID) + 3)
-    assert list(ask(driver, SAID[:1], draft_length=12).token_ids) == SAID[1:]
+    serve(driver, visible=len(PROMPT) + len(STATED) + 3)
+    assert list(ask(driver, STATED[:1], draft_length=12).token_ids) == STATED[1:]
 
 
 def test_nothing_is_remembered_where_nobody_knows_what_was_seen(make: Make) -> None:
@@ -113,7 +113,7 @@ def test_nothing_is_remembered_where_nobody_knows_what_was_seen(make: Make) -> N
 def test_a_request_that_begins_anew_is_what_it_says_then(make: Make, kind: Lifecycle) -> None:
     """What stood in its slot before is not part of its response."""
     driver = make()
-    driver.start("first", [*PROMPT, *SAID], isolation_key="us")
+    driver.start("first", [*PROMPT, *STATED], isolation_key="us")
     driver.step(4)
     driver.leave("first", Lifecycle.PREEMPTED)
     driver.start("first", PROMPT, isolation_key="us", kind=kind)
@@ -152,13 +152,13 @@ def test_old_responses_go(make: Make) -> None:
 
 def test_a_response_longer_than_the_memory_keeps_its_end(make: Make) -> None:
     driver = make(memory_tokens=256, max_n=16, max_length=600)
-    said = [10 + (place * place) % 97 for place in range(500)]
+    stated = [10 + (place * place) % 97 for place in range(500)]
     driver.start("long", PROMPT, isolation_key="us")
     driver.step(4)
-    driver.extend("long", said)
+    driver.extend("long", stated)
     driver.step(4)
     driver.leave("long")
-    assert ask(driver, said[-6:-2], draft_length=2).token_ids == tuple(said[-2:])
+    assert ask(driver, stated[-6:-2], draft_length=2).token_ids == tuple(stated[-2:])
 
 
 @pytest.mark.parametrize("event", ["cache flushed", "weights changed"])
@@ -178,12 +178,12 @@ def test_a_late_end_of_a_slots_last_request_is_nothing_to_the_next(make: Make) -
     driver = make()
     driver.start("old", [*PROMPT, 50, 51], isolation_key="us", prompt_length=len(PROMPT))
     driver.step(4)
-    seat = driver._seats["old"]
+    occupant = driver._occupants["old"]
     driver.leave("old", None)
     driver.start("new", PROMPT, isolation_key="us")
     driver.step(4)
-    driver._tell(Lifecycle.FINISHED, seat, len(PROMPT) + 2)
-    driver.extend("new", SAID)
+    driver._tell(Lifecycle.FINISHED, occupant, len(PROMPT) + 2)
+    driver.extend("new", STATED)
     driver.step(4)
     driver.leave("new")
     assert remembers(driver)
@@ -195,15 +195,15 @@ def test_a_late_end_of_a_slots_last_request_is_nothing_to_the_next(make: Make) -
 
 def test_references_are_drafted_from_and_not_remembered(make: Make) -> None:
     driver = make()
-    driver.start("first", PROMPT, isolation_key="us", references=[[7, 8, *SAID], [9, 10]])
+    driver.start("first", PROMPT, isolation_key="us", references=[[7, 8, *STATED], [9, 10]])
     driver.step(4)
     driver.extend("first", BEGIN)
     draft = driver.step(8).by_request()["first"]
-    assert draft.token_ids == tuple(SAID[3:])
+    assert draft.token_ids == tuple(STATED[3:])
     assert source(driver, draft) == REFERENCE
     driver.leave("first")
     assert not remembers(driver, isolation_key="them")
-    assert ask(driver, SAID[3:5]).token_ids == (), "they are in nobody's response"
+    assert ask(driver, STATED[3:5]).token_ids == (), "they are in nobody's response"
 
 
 def test_nothing_is_drafted_across_the_end_of_a_reference(make: Make) -> None:
@@ -217,7 +217,7 @@ def test_references_beyond_all_bounds_are_cut(make: Make, size: int) -> None:
     """They may take as much as the longest context; drafts of the text itself go on."""
     driver = make(max_length=256)
     long = [20 + (place * place) % 53 for place in range(size)]
-    driver.start("first", [*PROMPT, *long[1:5]], references=[long, SAID])
+    driver.start("first", [*PROMPT, *long[1:5]], references=[long, STATED])
     assert driver.step(4).by_request()["first"].token_ids == tuple(long[5:9])
     driver.extend("first", [*range(100, 110), *range(100, 105)])
     assert driver.step(4).by_request()["first"].token_ids == (105, 106, 107, 108)
@@ -242,7 +242,7 @@ def test_spans_in_a_response_are_not_remembered(make: Make) -> None:
     driver = make()
     driver.start("first", PROMPT, isolation_key="us", barriers=[(len(PROMPT) + 4, len(PROMPT) + 6)])
     driver.step(4)
-    driver.extend("first", SAID)
+    driver.extend("first", STATED)
     driver.step(4)
     driver.leave("first")
-    assert ask(driver).token_ids == (SAID[3],), "up to the span"
+    assert ask(driver).token_ids == (STATED[3],), "up to the span"

@@ -19,7 +19,7 @@ import specplug_ngram.plugin
 import specplug_retrieval.plugin
 from specplug.corpus import Document, Fingerprint, Store, fingerprint
 from specplug.errors import CorpusError
-from specplug.interfaces import HoldsCorpora, PluginContext, TargetModel, TellsStatus
+from specplug.interfaces import HoldsCorpora, PluginContext, ReportsStatus, TargetModel
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.settings.model import CorporaSettings
@@ -78,15 +78,15 @@ class TestTreeContract(TestContract):
     spec = spec("retrieval-tree")
 
     @pytest.fixture(autouse=True)
-    def _stock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _load(self, monkeypatch: pytest.MonkeyPatch) -> None:
         warmup = Retrieval.warmup
 
-        def stocked(self: Retrieval) -> None:
+        def loaded(self: Retrieval) -> None:
             warmup(self)
             for name, text in (("one", range(60, 10, -1)), ("two", [1, 2, 3, 4, 8, 8, 8, 5, 9, 12, 7])):
                 self.add_corpus(name, [np.array(text, np.int32)])
 
-        monkeypatch.setattr(Retrieval, "warmup", stocked)
+        monkeypatch.setattr(Retrieval, "warmup", loaded)
 
 
 # -- a proposer, its corpora, and what it drafts -----------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Server:
 
         self.driver = Driver(replace(self.spec, factory=factory), vocab_size=64)
         (self.proposer,) = built
-        self.library = self.proposer.library
+        self.watcher = self.proposer.watcher
 
     def __enter__(self) -> Server:
         return self
@@ -121,9 +121,9 @@ class Server:
         self, begin: list[int] = BEGIN, *, tenant: str | None = None, documents: Any = (), corpora: Any = ()
     ) -> RowDraft:
         options = RequestOptions(documents=tuple(documents), corpora=tuple(corpora))
-        self.driver.start("asked", begin, tenant=tenant, options=options)
-        draft = self.driver.step(6, order=["asked"]).by_request()["asked"]
-        self.driver.leave("asked", None)
+        self.driver.start("requested", begin, tenant=tenant, options=options)
+        draft = self.driver.step(6, order=["requested"]).by_request()["requested"]
+        self.driver.leave("requested", None)
         return draft
 
     def source(self, draft: RowDraft) -> str | None:
@@ -193,7 +193,7 @@ def test_a_corpus_is_drafted_until_it_is_removed(name: str) -> None:
         assert server.proposer.list_corpora() == {"texts": len(TEXT) + 2}
         server.proposer.remove_corpus("texts")
         assert server.proposer.list_corpora() == {}
-        server.library.settle()
+        server.watcher.settle()
         assert server.ask().token_ids == ()
 
 
@@ -213,7 +213,7 @@ def test_what_cannot_be_removed_serves_on(server: Server, monkeypatch: pytest.Mo
     server.add("texts", TEXT)
     monkeypatch.setattr(Store, "remove", fails)
     server.proposer.remove_corpus("texts")
-    server.library.settle()
+    server.watcher.settle()
     assert server.proposer.list_corpora() == {"texts": len(TEXT)}
     assert server.source(server.ask()) == "corpus"
     assert "was not removed; it serves on" in caplog.text
@@ -225,25 +225,25 @@ def test_a_store_that_grows_and_shrinks_beside_the_server(store: Store) -> None:
         assert server.source(server.ask()) == "corpus"
         put(store, "new", [7, 8, 9, 6])
         assert server.ask([7, 8, 9]).token_ids == ()
-        server.library._look()
+        server.watcher._look()
         assert server.ask([7, 8, 9]).token_ids == (6,)
         assert server.proposer.list_corpora() == {"old": len(TEXT), "new": 4}
         store.remove("old")
-        server.library._look()
+        server.watcher._look()
         assert server.ask().token_ids == ()
     assert store.root.exists()
 
 
 def test_the_watch_finds_what_another_process_adds(store: Store) -> None:
     with opened(store, poll_seconds=0.001) as server:
-        found, look = threading.Event(), server.library._look
+        found, look = threading.Event(), server.watcher._look
 
         def looked() -> None:
             look()
-            if server.library.sizes(""):
+            if server.watcher.sizes(""):
                 found.set()
 
-        server.library._look = looked  # type: ignore[method-assign]
+        server.watcher._look = looked  # type: ignore[method-assign]
         put(store, "texts", TEXT)
         assert found.wait(60)
         assert server.source(server.ask()) == "corpus"
@@ -275,10 +275,10 @@ def test_several_processes_may_make_a_store_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shares", [False, True])
-def test_whoever_changes_corpora_is_told_whether_others_see_it(shares: bool, store: Store) -> None:
+def test_whoever_changes_corpora_is_reported_whether_others_see_it(shares: bool, store: Store) -> None:
     with opened(store) if shares else Server() as server:
         assert isinstance(server.proposer, HoldsCorpora)
-        assert isinstance(server.proposer, TellsStatus)
+        assert isinstance(server.proposer, ReportsStatus)
         assert server.proposer.shares_corpora is shares
 
 
@@ -316,14 +316,14 @@ def test_named_documents_become_references(store: Store) -> None:
         assert of(StoredDocument("d1")) == (2,)
         assert of(StoredDocument("d0")) == (3,), "the newest of that name"
         assert of(StoredDocument("d0", "one")) == (1,)
-        assert server.library.unknown_documents == 0
+        assert server.watcher.unknown_documents == 0
         assert of(StoredDocument("d0"), tenant="b") == ()
         assert of(StoredDocument("d9")) == of(StoredDocument("d1", "two")) == unnamed
-        assert server.library.unknown_documents == 3
+        assert server.watcher.unknown_documents == 3
         store.remove("one", documents=["d1"], tenant="a")
-        server.library._look()
+        server.watcher._look()
         assert of(StoredDocument("d1")) == of()
-        assert server.library.unknown_documents == 4
+        assert server.watcher.unknown_documents == 4
 
 
 def test_a_status_says_what_is_drafted_from(store: Store) -> None:
@@ -331,7 +331,7 @@ def test_a_status_says_what_is_drafted_from(store: Store) -> None:
     with opened(store) as server:
         server.ask(documents=[StoredDocument("d9")])
         server.add("shared", BEGIN)
-        server.library.settle()
+        server.watcher.settle()
         assert server.proposer.status() == {
             "store": str(store.root),
             "tenants": {"a": {"texts": len(TEXT)}, "": {"shared": len(BEGIN)}},
@@ -407,9 +407,9 @@ def test_removing_and_merging_are_another_threads(server: Server, monkeypatch: p
     def noted(name: str) -> Callable[..., Any]:
         original = getattr(Store, name)
 
-        def call(*given: Any, **said: Any) -> Any:
+        def call(*given: Any, **stated: Any) -> Any:
             threads.setdefault(name, set()).add(threading.current_thread().name)
-            return original(*given, **said)
+            return original(*given, **stated)
 
         return call
 
@@ -419,14 +419,14 @@ def test_removing_and_merging_are_another_threads(server: Server, monkeypatch: p
         server.add(f"c{number}", TEXT)
     added_here = threads.pop("list")
     assert added_here >= {threading.current_thread().name}
-    server.library.settle()
+    server.watcher.settle()
     threads.clear()
     server.proposer.list_corpora()
     server.proposer.status()
     for number in range(8):
         server.proposer.remove_corpus(f"c{number}")
         server.ask()
-    server.library.settle()
+    server.watcher.settle()
     assert {*threads} == {"remove", "merge", "list"}
     assert all(name.startswith("specplug-corpora") for names in threads.values() for name in names)
 
@@ -434,10 +434,10 @@ def test_removing_and_merging_are_another_threads(server: Server, monkeypatch: p
 def test_steps_see_each_change_whole_and_once(server: Server) -> None:
     """Whatever is changed while steps run: the thread of the steps takes what there is, and nothing gets lost."""
     lookup = server.proposer.lookup
-    newest = server.library.changed(lookup.shelf)
+    newest = server.watcher.changed(lookup.corpus_index)
     assert newest is not None
-    lookup.stock(newest)
-    assert server.library.changed(lookup.shelf) is None
+    lookup.load(newest)
+    assert server.watcher.changed(lookup.corpus_index) is None
     rounds = 30
 
     def change() -> None:
@@ -450,7 +450,7 @@ def test_steps_see_each_change_whole_and_once(server: Server) -> None:
     while thread.is_alive():
         seen.append(server.ask().token_ids[:1])
     thread.join()
-    server.library.settle()
+    server.watcher.settle()
     assert all(not ids or ids[0] in range(rounds) for ids in seen)
     assert nodes(server.ask()) <= {*range(rounds)}
     assert server.ask([*BEGIN, rounds - 1]).token_ids == ()
@@ -463,8 +463,8 @@ def test_steps_see_each_change_whole_and_once(server: Server) -> None:
 def test_token_ids_get_the_prefixes_of_their_text() -> None:
     tokenizer = Letters(pairs=True)
     ids = np.array(tokenizer.encode("  word and word"), np.int32)
-    (opening,) = PrefixRetokenizer(tokenizer).of(ids)
-    assert opening.tolist() == tokenizer.encode("   word and word")[: len(opening)]
+    (prefix,) = PrefixRetokenizer(tokenizer).of(ids)
+    assert prefix.tolist() == tokenizer.encode("   word and word")[: len(prefix)]
 
 
 @pytest.mark.parametrize("ids", [[3, 3], [200], [0, 0, 0, 5]])
@@ -475,6 +475,6 @@ def test_ids_that_no_text_has_get_none(ids: list[int]) -> None:
 
 @given(st.lists(st.integers(0, 200), max_size=300))
 def test_prefixes_of_anything(ids: list[int]) -> None:
-    for opening in PrefixRetokenizer(Letters(pairs=True)).of(np.array(ids, np.int32)):
-        assert opening.dtype == np.int32
-        assert 1 < len(opening) <= 64
+    for prefix in PrefixRetokenizer(Letters(pairs=True)).of(np.array(ids, np.int32)):
+        assert prefix.dtype == np.int32
+        assert 1 < len(prefix) <= 64

@@ -130,7 +130,7 @@ def test_a_harness_has_each_requests_own_documents_in_cold_mode():
     assert harness(given, [strange, lonely], 4, "cold") == alone + nothing
 
 
-def test_a_harness_that_is_not_told_so_hands_over_nothing():
+def test_a_harness_that_is_not_reported_so_hands_over_nothing():
     for mode in ("cold", "serving"):
         plain = HarnessProposer.from_environment(4, RETRIEVAL, mode=mode)
         plain.reset()

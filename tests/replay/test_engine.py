@@ -81,8 +81,8 @@ def test_requests_live_as_in_an_engine():
     proposer = Planted()
     items = [item([1, 2], [3, 1], "a", [[1, 1]]), item([2], [2], "b")]
     planted(proposer, items)
-    told = [(e.kind, e.request.request_id, e.slot, e.generation, e.visible) for e in proposer.events]
-    assert told == [
+    repeats = [(e.kind, e.request.request_id, e.slot, e.generation, e.visible) for e in proposer.events]
+    assert repeats == [
         (Lifecycle.STARTED, "a", 0, 1, None),
         (Lifecycle.FINISHED, "a", 0, 1, 5),
         (Lifecycle.STARTED, "b", 0, 2, None),
@@ -92,7 +92,7 @@ def test_requests_live_as_in_an_engine():
     assert proposer.texts == {(0, 1): [1, 2, 3, 1, EOS], (0, 2): [2, 2, EOS]}
 
 
-def test_documents_are_references_when_asked():
+def test_documents_are_references_when_requested():
     proposer = Planted()
     planted(proposer, [item([1, 2], [3], "a", [[1, 1], []])], setup={"gamma": 4, "references": True})
     (reference,) = proposer.events[0].request.references
@@ -177,8 +177,8 @@ def test_in_flight_requests_finish_and_make_room():
     sizes = []
     policy = PlantedPolicy(lambda stats: sizes.append(len(stats.requests)) or StepPlan(0))
     found = planted(proposer, items, policy=policy, run=replay_interleaved, batch=2)
-    told = [(e.kind.value, e.request.request_id, e.slot) for e in proposer.events]
-    assert told == [
+    repeats = [(e.kind.value, e.request.request_id, e.slot) for e in proposer.events]
+    assert repeats == [
         ("started", "long", 0),
         ("started", "short", 1),
         ("finished", "short", 1),
@@ -199,7 +199,7 @@ def test_cold_requests_are_never_in_flight_together():
         replay_interleaved([SAME], STATELESS, batch=2, mode="cold")
 
 
-def test_a_policy_is_told_the_batch():
+def test_a_policy_is_reported_the_batch():
     policy = PlantedPolicy(lambda stats: StepPlan(4, token_budget=10))
     found = planted(Planted(lambda batch, row, limit: [1] * limit), [SAME], policy=policy, batch=32)
     assert {len(stats.requests) for stats in policy.stats} == {32}
@@ -222,10 +222,10 @@ def test_a_budget_that_suffices_trims_nothing():
 
 def test_a_trimmer_may_cut_without_a_budget():
     policy = PlantedPolicy(lambda stats: StepPlan(4))
-    asked = []
-    policy.cuts_without_budget = lambda batch_size, draft_length: asked.append((batch_size, draft_length)) or True
+    requested = []
+    policy.cuts_without_budget = lambda batch_size, draft_length: requested.append((batch_size, draft_length)) or True
     planted(Planted(lambda batch, row, limit: ()), [SAME], policy=policy, batch=32)
-    assert set(asked) == {(32, 4)}
+    assert set(requested) == {(32, 4)}
     assert set(policy.trimmed) == {(32, 128)}  # also where nothing was drafted: it may learn from that
 
 
@@ -242,20 +242,20 @@ def test_one_request_stands_for_a_batch_of_equal_ones(text, batch, budget, polic
     options = {"ngram": {"min_n": 1}, "fixed": {"token_budget": budget}, "batch": few}
     setup = Setup(gamma=4, policy=policy, options=options)
     recorded = item(text, [])
-    told = ReplayEngine(setup, max_length=32, vocab_size=VOCAB, told=batch)
-    real = ReplayEngine(setup, max_length=32, vocab_size=VOCAB, seats=batch)
-    told.start(0, "a", recorded.prompt)
+    repeats = ReplayEngine(setup, max_length=32, vocab_size=VOCAB, repeats=batch)
+    real = ReplayEngine(setup, max_length=32, vocab_size=VOCAB, slots=batch)
+    repeats.start(0, "a", recorded.prompt)
     for slot in range(batch):
         real.start(slot, f"request-{slot}", recorded.prompt)
-    assert told.propose() == real.propose()[:1]
-    for engine in (told, real):
+    assert repeats.propose() == real.propose()[:1]
+    for engine in (repeats, real):
         engine.close()
 
 
-def test_progress_is_told():
-    told = []
-    replay([SAME, SAME], STATELESS, vocab_size=VOCAB, progress=lambda done, of: told.append((done, of)))
-    assert told == [(1, 2), (2, 2)]
+def test_progress_is_reported():
+    repeats = []
+    replay([SAME, SAME], STATELESS, vocab_size=VOCAB, progress=lambda done, of: repeats.append((done, of)))
+    assert repeats == [(1, 2), (2, 2)]
 
 
 def test_a_text_that_does_not_fit_is_an_error():
@@ -295,7 +295,7 @@ def test_calibration_is_of_what_was_decided():
 @pytest.mark.parametrize("lag", [0, 2])
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("lean", [False, True])
-def test_a_policy_of_somebody_elses_learns(monkeypatch, lean, batch, lag):
+def test_a_policy_of_somebody_elses_learns(monkeypatch, fast_path, batch, lag):
     """Both halves hear what became of drafts, in as many rows as they are told; the trim half `lag` steps late."""
     found = Registry.discover()
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "engines" / "plugins"))
@@ -315,7 +315,7 @@ def test_a_policy_of_somebody_elses_learns(monkeypatch, lean, batch, lag):
         return half
 
     found.get = noting
-    setup = Setup("ngram-reference", "learner", 4, {"ngram-reference": {"min_n": 1}}, lean=lean, lag=lag)
+    setup = Setup("ngram-reference", "learner", 4, {"ngram-reference": {"min_n": 1}}, fast_path=fast_path, lag=lag)
     result = replay([SAME, SAME], setup, registry=found, vocab_size=VOCAB, batch=batch)
     assert result.faults == {}
     trimmer, planner = built

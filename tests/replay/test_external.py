@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.errors import PluginError
-from specplug.replay.external import load_factory, replay_foreign
+from specplug.replay.external import load_factory, replay_external
 from tests.replay.tools import ITEMS, harness, item
 
 
@@ -49,9 +49,9 @@ class Remembers:
 @given(ITEMS, st.sampled_from(["cold", "serving"]))
 @settings(max_examples=40, deadline=None)
 def test_the_loop_counts_what_a_plain_one_does(items, mode):
-    ours = replay_foreign(items, Remembers, gamma=3, mode=mode)
+    ours = replay_external(items, Remembers, gamma=3, mode=mode)
     assert ours.counts.histogram == harness(Remembers(3, mode), items, 3, mode)
-    assert replay_foreign(items, Remembers, gamma=3, mode=mode, in_flight=1).counts == ours.counts
+    assert replay_external(items, Remembers, gamma=3, mode=mode, in_flight=1).counts == ours.counts
 
 
 def test_in_flight_requests_take_steps_in_turn_and_feed_memory_when_they_finish():
@@ -62,8 +62,8 @@ def test_in_flight_requests_take_steps_in_turn_and_feed_memory_when_they_finish(
         return made[-1]
 
     same = [item([1, 2], [3, 4, 5], name) for name in "abc"]
-    alone = replay_foreign(same, factory, gamma=4)
-    together = replay_foreign(same, factory, gamma=4, in_flight=2)
+    alone = replay_external(same, factory, gamma=4)
+    together = replay_external(same, factory, gamma=4, in_flight=2)
     assert [call for call in made[1].calls if call[0] == "finish"] == [("finish", name) for name in "abc"]
     assert made[1].calls[:2] == [("start", "a"), ("start", "b")]
     # The second request no longer profits from the first, which runs beside it; the third does.
@@ -77,7 +77,7 @@ def test_reading_past_the_context_gains_nothing():
             whole = context.base
             return whole.ravel()[context.size : context.size + max_tokens].tolist()
 
-    found = replay_foreign([item([1], [2, 3, 4])] * 2, Cheat, gamma=4)
+    found = replay_external([item([1], [2, 3, 4])] * 2, Cheat, gamma=4)
     assert found.counts.accepted == 0
 
 
@@ -91,7 +91,7 @@ def test_trees_pay_for_all_they_process_and_probabilities_are_confidences():
         def propose(self, request_id, context, max_tokens):
             return answers.pop(0)
 
-    found = replay_foreign([item([5], [1, 2, 3, 3, 4])], lambda gamma, mode: Scripted(gamma, mode), gamma=4)
+    found = replay_external([item([5], [1, 2, 3, 3, 4])], lambda gamma, mode: Scripted(gamma, mode), gamma=4)
     assert found.counts.histogram == {(5, 2, 3): 1, (2, 1, 2): 1}
     assert found.calibration.count == 2
     assert found.calibration.brier == pytest.approx(0.0625)
@@ -105,8 +105,8 @@ def test_documents_are_loaded_once_in_serving_mode():
             loaded.append([document.tolist() for document in documents])
 
     items = [item([1], [2], "a", [[1, 1]]), item([1], [2], "b", [[2], [3]])]
-    replay_foreign(items, Preloads, gamma=2)
-    replay_foreign(items, Preloads, gamma=2, mode="cold")
+    replay_external(items, Preloads, gamma=2)
+    replay_external(items, Preloads, gamma=2, mode="cold")
     assert loaded == [[[1, 1], [2], [3]]]
 
 
@@ -118,11 +118,11 @@ def test_an_object_without_state_runs_alone():
             assert not self.texts
             super().start(request_id, prompt, documents)
 
-    assert replay_foreign([item([1], [2, 2])] * 3, Stateless, gamma=2, in_flight=3).items == 3
+    assert replay_external([item([1], [2, 2])] * 3, Stateless, gamma=2, in_flight=3).items == 3
 
 
 def test_most_memory_is_noted():
-    assert replay_foreign([item([1], [2, 2])] * 3, Remembers, gamma=2).memory == 4 * 2 * 4
+    assert replay_external([item([1], [2, 2])] * 3, Remembers, gamma=2).memory == 4 * 2 * 4
 
 
 def test_factories_by_path(tmp_path, monkeypatch):
@@ -146,4 +146,4 @@ def test_factories_by_path(tmp_path, monkeypatch):
 
 def test_a_mode_that_is_not_served_is_an_error():
     with pytest.raises(PluginError, match="no such mode"):
-        replay_foreign([], lambda gamma, mode: None, gamma=2)
+        replay_external([], lambda gamma, mode: None, gamma=2)

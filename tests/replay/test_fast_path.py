@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specplug.replay.engine import ReplayEngine
-from specplug.replay.fast_path import LeanStage
+from specplug.replay.fast_path import FastPathStage
 from specplug.replay.interleaved import replay_interleaved
 from specplug.replay.run import replay
 from specplug.replay.setup import Setup
@@ -91,11 +91,11 @@ def plain(value: Any) -> Any:
 )
 @settings(max_examples=60, deadline=None)
 @example([item([1], [1] * 8), item([2], [1] * 8, "b")], [([1, 1, 1, 2], 0.5, 0, "")], {}, False, True, 2, 3, False)
-def test_lean_and_full_stages_count_and_tell_the_same(
-    items, script, caps, makes_trees, takes_trees, seats, budget, capped
+def test_fast_path_and_full_stages_count_and_tell_the_same(
+    items, script, caps, makes_trees, takes_trees, slots, budget, capped
 ):
     found = []
-    for lean in (True, False):
+    for fast_path in (True, False):
         proposers: list[Unruly] = []
 
         def build(context, proposers=proposers):
@@ -109,44 +109,44 @@ def test_lean_and_full_stages_count_and_tell_the_same(
             5,
             {"fixed": {"token_budget": budget}},
             trees=takes_trees,
-            lean=lean,
+            fast_path=fast_path,
             settings={"faults": {"max_consecutive": 2, "cooldown_steps": 3}},
         )
         plugins = registry(build, caps_rows, learns=True, trees=makes_trees, **{"needs_host": True, **caps})
-        result = replay_interleaved(items, setup, batch=seats, vocab_size=VOCAB, registry=plugins)
+        result = replay_interleaved(items, setup, batch=slots, vocab_size=VOCAB, registry=plugins)
         found.append([result.counts.rows(), result.faults, result.calibration.sums.tolist(), proposers[0].log])
     assert found[0] == found[1]
 
 
 @given(ITEMS, st.sampled_from(["ngram", "ngram-tree"]), st.booleans(), st.sampled_from(["fixed", "batch"]))
 @settings(max_examples=30, deadline=None)
-def test_lean_and_full_stages_agree_on_ngrams(items, proposer, trees, policy):
+def test_fast_path_and_full_stages_agree_on_ngrams(items, proposer, trees, policy):
     options = {"fixed": {"token_budget": 9}, "batch": {"saturation": 9}}
     counts = [
-        replay(items, Setup(proposer, policy, 5, options, trees=trees, lean=lean), batch=3).counts
-        for lean in (True, False)
+        replay(items, Setup(proposer, policy, 5, options, trees=trees, fast_path=fast_path), batch=3).counts
+        for fast_path in (True, False)
     ]
     assert counts[0] == counts[1]
 
 
 def test_several_proposers_and_traces_need_the_full_stage(tmp_path):
     plugins = registry(lambda context: Planted(), needs_host=True)
-    for more, is_lean in [
+    for more, uses_fast_path in [
         ({}, True),
         ({"extra_proposers": ["planted"]}, False),
         ({"trace": {"path": str(tmp_path / "trace.jsonl")}}, False),
     ]:
         engine = ReplayEngine(Setup(settings=more), max_length=16, vocab_size=VOCAB, registry=plugins)
-        assert isinstance(engine._stage, LeanStage) is is_lean
+        assert isinstance(engine._stage, FastPathStage) is uses_fast_path
         engine.close()
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_faults_are_counted(lean):
+def test_faults_are_counted(fast_path):
     def fail(batch, row, limit):
         raise ZeroDivisionError
 
     found = replay(
-        [item([1], [2, 2])], Setup("planted", "fixed", lean=lean), registry=registry(lambda c: Planted(fail))
+        [item([1], [2, 2])], Setup("planted", "fixed", fast_path=fast_path), registry=registry(lambda c: Planted(fail))
     )
     assert found.faults == {"planted": {"raised": 2}}

@@ -32,7 +32,7 @@ PLAIN = {"SPECPLUG_REPLAY_PROPOSER": "ngram-reference", "SPECPLUG_REPLAY_POLICY"
     st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_the_harness_and_the_native_loop_agree(items, proposer, policy, mode, batch, lean):
+def test_the_harness_and_the_native_loop_agree(items, proposer, policy, mode, batch, fast_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECPLUG_REPLAY_PROPOSER", proposer)
         patch.setenv("SPECPLUG_REPLAY_POLICY", policy)
@@ -40,7 +40,7 @@ def test_the_harness_and_the_native_loop_agree(items, proposer, policy, mode, ba
         patch.setenv("SPECPLUG_REPLAY_LENGTH", "256")
         patch.setenv("SPECPLUG_CONFIG", CONFIG % (3 * batch, 3 * batch))
         theirs = harness(harness_factory(5, mode), items, 5, mode)
-        ours = replay(items, Setup(proposer, policy, 5, lean=lean), mode=mode, batch=batch)
+        ours = replay(items, Setup(proposer, policy, 5, fast_path=fast_path), mode=mode, batch=batch)
     assert ours.counts.histogram == theirs
     assert not ours.faults
 
@@ -64,7 +64,7 @@ def test_the_environment_is_read(monkeypatch):
         harness_factory(4, "cold")
 
 
-def test_documents_count_only_when_asked():
+def test_documents_count_only_when_requested():
     items = [item([1, 2], [3, 4, 5, 6, 7], documents=[[2, 3, 4, 5, 6, 7]])]
     plain = HarnessProposer.from_environment(4, PLAIN)
     assert harness(plain, items, 4, "serving") == {(0, 0, 1): 5}
@@ -72,7 +72,7 @@ def test_documents_count_only_when_asked():
     assert harness(given_them, items, 4, "serving") == {(4, 4, 5): 1}
 
 
-def test_less_than_gamma_may_be_asked_for():
+def test_less_than_gamma_may_be_requested_for():
     proposer = HarnessProposer.from_environment(4, PLAIN)
     first = item([1, 2, 3, 4, 5, 1, 2], [])
     proposer.start("a", first.prompt, [])

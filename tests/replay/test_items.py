@@ -89,7 +89,7 @@ def test_tekken():
     assert tokenizer.encode("Hello world").tolist() == [22177, 4304]
 
 
-def test_an_unknown_tokenizer_is_told_what_there_is():
+def test_an_unknown_tokenizer_is_reported_what_there_is():
     with pytest.raises(SettingsError, match="Did you mean 'tekken'"):
         load_tokenizer("teken")
 
@@ -107,9 +107,9 @@ def test_a_tokenizer_without_an_end_says_what_to_add(tmp_path):
 
 def test_chat_logs_are_items(tmp_path):
     parts = [{"type": "text", "text": "What is "}, {"type": "image_url"}, {"type": "text", "text": "this?"}]
-    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
-    answered = [*asked, {"role": "assistant", "content": "A cat."}]
-    called = [*asked, {"role": "assistant", "content": None, "tool_calls": []}]
+    requested = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
+    answered = [*requested, {"role": "assistant", "content": "A cat."}]
+    called = [*requested, {"role": "assistant", "content": None, "tool_calls": []}]
     lines = [{"messages": answered}, {"messages": called, "id": "b", "workload": "tools"}]
     file = tmp_path / "support.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)))

@@ -23,7 +23,7 @@ def shown(*headers: str) -> str | None:
     return clients.digest([(name.encode(), value.encode()) for name, value in pairs])
 
 
-def test_a_client_is_told_by_its_key() -> None:
+def test_a_client_is_reported_by_its_key() -> None:
     one = shown("accept: text/html", "authorization: Bearer one")
     assert one == shown("authorization: Bearer one", "user-agent: curl")
     others = [shown(f"{name}: Bearer two") for name in ("authorization", "x-api-key", "api-key")]
@@ -51,7 +51,7 @@ def test_a_secret_is_drawn_once_for_all_processes_of_a_server() -> None:
     assert inherited == one
 
 
-def test_without_a_secret_nobody_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_secret_nobody_is_reported_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(clients.SECRET_VARIABLE)
     assert shown("authorization: Bearer one") is None
 

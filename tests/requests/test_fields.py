@@ -217,7 +217,7 @@ def test_wrong_fields_are_refused_with_key_value_and_expectation(raw, fragments:
     assert "\n" not in message
 
 
-def test_all_wrong_fields_are_told_at_once():
+def test_all_wrong_fields_are_reported_at_once():
     message = refusal({"enabled": 1, "refs": "a", "references": [{"token_ids": [None]}]})
     assert message.startswith("3 request fields are wrong:\n")
     assert message.count("\n") == 3

@@ -13,7 +13,7 @@ TEXTS = st.text(alphabet="a1/:'\",()\\ \ud83d\ude00\U0001f600", max_size=6) | st
 ENGINES = st.tuples(st.none() | TEXTS) | st.tuples(st.none() | TEXTS, st.none() | TEXTS)
 LORAS = st.none() | st.integers(1, 3) | TEXTS
 CLIENTS = st.none() | TEXTS
-ASKED = st.tuples(st.none() | TEXTS, ENGINES, LORAS, CLIENTS)
+REQUESTED = st.tuples(st.none() | TEXTS, ENGINES, LORAS, CLIENTS)
 
 
 def meant(tenant, engine, lora_id, client=None):
@@ -23,7 +23,7 @@ def meant(tenant, engine, lora_id, client=None):
     return (tenant, own, lora_id, client or None) if brings else ("nobody",)
 
 
-@given(one=ASKED, other=ASKED)
+@given(one=REQUESTED, other=REQUESTED)
 @example(one=("a/lora:1", (None,), None), other=("a", (None,), 1))
 @example(one=("x", (None,), None), other=(None, ("x",), None))
 @example(one=("a", (None,), 1), other=("a", (None,), "1"))

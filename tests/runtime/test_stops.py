@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.runtime.slots import NO_CAP, SlotTable
-from specplug.runtime.stops import StopWatch
+from specplug.runtime.stops import StopDetector
 from specplug.types.request import Request, RequestOptions
-from specplug_vllm.worker.requests import Resident
+from specplug_vllm.worker.requests import RunningRequest
 
 CPU = torch.device("cpu")
 DRAFT_LENGTH = 3
 
 
-def resident(name: str, end: int = 100, stops: tuple[int, ...] = (), **options: object) -> Resident:
+def running_request(name: str, end: int = 100, stops: tuple[int, ...] = (), **options: object) -> RunningRequest:
     request = Request(name, prompt_length=1, max_tokens=end, options=RequestOptions(**options))  # type: ignore[arg-type]
-    return Resident(request, end=end, stop_ids=stops)
+    return RunningRequest(request, end=end, stop_ids=stops)
 
 
 @dataclass
@@ -55,9 +55,9 @@ def plain(run: Run) -> list[int]:
 @given(st.lists(runs, min_size=1, max_size=3))
 def test_counts_equal_those_of_a_plain_loop(batch: list[Run]) -> None:
     slots = torch.tensor(range(len(batch))).flip(0)
-    table, watch = SlotTable(len(batch), CPU), StopWatch(len(batch), DRAFT_LENGTH, CPU)
+    table, watch = SlotTable(len(batch), CPU), StopDetector(len(batch), DRAFT_LENGTH, CPU)
     for row, run in enumerate(batch):
-        table.take(int(slots[row]), resident(str(row), run.end, run.stops))
+        table.take(int(slots[row]), running_request(str(row), run.end, run.stops))
     tokens = torch.full((len(batch), 32), 7, dtype=torch.int32)  # 7 stops nothing
     lengths = torch.ones(len(batch), dtype=torch.int32)
     found: list[list[int]] = [[] for _ in batch]
@@ -78,7 +78,7 @@ def test_counts_equal_those_of_a_plain_loop(batch: list[Run]) -> None:
 
 
 def test_a_new_tenant_has_not_stopped() -> None:
-    table, watch = SlotTable(1, CPU), StopWatch(1, DRAFT_LENGTH, CPU)
+    table, watch = SlotTable(1, CPU), StopDetector(1, DRAFT_LENGTH, CPU)
     slots = torch.tensor([0])
     tokens = torch.tensor([[1, 5, 5, 5]], dtype=torch.int32)
 
@@ -86,20 +86,20 @@ def test_a_new_tenant_has_not_stopped() -> None:
         counts = [torch.tensor([count], dtype=torch.int32) for count in (length, emitted)]
         return int(watch.after(tokens, slots, slots, *counts, table.rows(slots)))
 
-    table.take(0, resident("a", stops=(5,)))
+    table.take(0, running_request("a", stops=(5,)))
     assert after(3, 2) == 1
     assert after(4, 1) == 1
     table.free(0)
-    table.take(0, resident("b", stops=(5,)))
+    table.take(0, running_request("b", stops=(5,)))
     assert after(3, 2) == 1
     assert after(2, 1) == 1, "stopped before"
 
 
-def test_rows_say_what_tenants_said() -> None:
+def test_rows_say_what_tenants_stated() -> None:
     table = SlotTable(4, CPU)
-    assert table.take(2, resident("a", end=9, stops=(3, 4))) == 1
-    assert table.take(0, resident("b", num_speculative_tokens=5)) == 1
-    table.take(1, resident("c", enabled=False))
+    assert table.take(2, running_request("a", end=9, stops=(3, 4))) == 1
+    assert table.take(0, running_request("b", num_speculative_tokens=5)) == 1
+    table.take(1, running_request("c", enabled=False))
     assert table.take_resets() == (0, 1, 2)
     assert table.take_resets() == ()
     rows = table.rows(torch.tensor([0, 1, 2]))
@@ -108,14 +108,14 @@ def test_rows_say_what_tenants_said() -> None:
     assert rows.ends.tolist() == [100, 100, 9]
     assert rows.stop_ids[2].tolist()[:3] == [3, 4, -1]
     table.free(2)
-    assert table.take(2, resident("d")) == 2
+    assert table.take(2, running_request("d")) == 2
     assert table.rows(torch.tensor([2])).generations.tolist() == [2]
 
 
 def test_every_change_of_tenants_is_a_new_version() -> None:
     table = SlotTable(2, CPU)
     before = table.version
-    table.take(0, resident("a"))
+    table.take(0, running_request("a"))
     taken = table.version
     table.free(0)
     assert len({before, taken, table.version}) == 3

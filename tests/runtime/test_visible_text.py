@@ -111,8 +111,8 @@ def test_a_long_output_is_decoded_once():
 )
 def test_decoding_the_newest_tokens_alone_finds_the_same_cut(output, stop, keep, least, newest):
     """As long as no stop string begins ahead of them."""
-    text, ahead = decode(output), len(decode(output[:-newest]).rstrip("\ufffd"))
-    assume(len(output) > newest and all(text.find(string) < 0 or text.find(string) >= ahead for string in stop))
+    text, preceding = decode(output), len(decode(output[:-newest]).rstrip("\ufffd"))
+    assume(len(output) > newest and all(text.find(string) < 0 or text.find(string) >= preceding for string in stop))
     expected = tokens_before_stop(output, stop, decode, keep=keep, least=least)
     assert tokens_before_stop(output, stop, decode, keep=keep, least=least, newest=newest) == expected
 

@@ -264,18 +264,18 @@ HELD, GONE = a_seam("engine:Base", "front", "worker"), a_seam("engine:absent", "
 
 
 def test_a_place_is_refused_for_its_own_seams_alone(engine):
-    asked = support("0.32.0", HELD, GONE)
-    asked.require("front")
+    requested = support("0.32.0", HELD, GONE)
+    requested.require("front")
     with pytest.raises(EngineError) as raised:
-        asked.require("worker")
+        requested.require("worker")
     assert str(raised.value) == (
         "adapter: Engine has moved: engine:absent is gone; found Engine 0.32.0; expected Engine 0.30 to 0.33. "
         "Install a supported version: Engine 0.30 to 0.33"
     )
-    assert asked.moved("worker") == ["engine:absent is gone"]
+    assert requested.moved("worker") == ["engine:absent is gone"]
 
 
-def test_seams_of_other_versions_are_not_asked_for(engine):
+def test_seams_of_other_versions_are_not_requested_for(engine):
     support("0.34.0", HELD, GONE).require("worker")
 
 
@@ -290,10 +290,10 @@ def test_a_version_that_is_too_old_is_refused_even_if_every_seam_holds(engine):
 
 
 def test_an_untested_version_is_served_with_one_warning(engine, caplog):
-    asked = support("0.40.0", HELD)
+    requested = support("0.40.0", HELD)
     with caplog.at_level(logging.WARNING, logger="specplug"):
-        asked.require("front")
-        asked.require("worker")
+        requested.require("front")
+        requested.require("worker")
     (record,) = caplog.records
     assert "not with 0.40.0" in record.getMessage()
 
@@ -303,12 +303,12 @@ EXTRA = a_seam("engine:never", "extras")
 
 
 def test_an_optional_part_that_has_moved_is_off_with_one_warning(engine, caplog):
-    asked = Support(TWO, [HELD, EXTRA], who="adapter", installed=lambda: "0.32.0", optional=OPTIONAL)
+    requested = Support(TWO, [HELD, EXTRA], who="adapter", installed=lambda: "0.32.0", optional=OPTIONAL)
     with caplog.at_level(logging.WARNING, logger="specplug"):
-        asked.require("front")
-        assert asked.available("worker")
-        assert not asked.available("extras")
-        assert not asked.available("extras")
+        requested.require("front")
+        assert requested.available("worker")
+        assert not requested.available("extras")
+        assert not requested.available("extras")
     (record,) = caplog.records
     assert record.getMessage() == (
         "adapter: Engine has moved: engine:never is gone; found Engine 0.32.0; expected Engine 0.30 to 0.33. "
@@ -333,12 +333,12 @@ def test_doctor_warns_of_optional_parts_and_fails_for_others(engine, seams, stat
 
 def test_each_place_is_looked_at_once(engine):
     looked: list[str] = []
-    asked = Support(TWO, [HELD], who="adapter", installed=lambda: looked.append("") or "0.33.0")
-    asked.require("front")
+    requested = Support(TWO, [HELD], who="adapter", installed=lambda: looked.append("") or "0.33.0")
+    requested.require("front")
     count = len(looked)
-    asked.require("front")
+    requested.require("front")
     assert len(looked) == count
-    asked.require("worker")
+    requested.require("worker")
     assert len(looked) > count
 
 

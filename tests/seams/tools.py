@@ -23,12 +23,12 @@ ROOT = Path(__file__).parents[2]
 
 def says_twice(seams: Sequence[Seam]) -> list[str]:
     """Return the rows that nobody uses or that say what another one says for the same part of the adapter."""
-    said: dict[tuple[str, str], Seam] = {}
+    stated: dict[tuple[str, str], Seam] = {}
     found = [f"{seam} is used by nobody" for seam in seams if not seam.where]
     for seam in seams:
         for name in (*seam.holds, *seam.takes, *seam.named):
             for where in seam.where:
-                if said.setdefault((f"{seam} {name}", where), seam) is not seam:
+                if stated.setdefault((f"{seam} {name}", where), seam) is not seam:
                     found.append(f"{seam} lists {name!r} twice")
     return found
 

@@ -187,7 +187,7 @@ def test_flags_must_be_a_mapping():
         load_settings([1], flags_origin="--additional-config", env={})  # type: ignore[arg-type]
 
 
-def test_all_mistakes_are_told_each_with_its_layer(registry):
+def test_all_mistakes_are_reported_each_with_its_layer(registry):
     message = mistakes(
         {"num_speculative_tokens": 300, "policy": "fixd"},
         {"SPECPLUG_CONFIG": 'mode = "onn"\nfaults.cooldown_stepz = 5'},

@@ -36,7 +36,7 @@ def test_identical_outputs_need_no_forward():
     assert (report.total, report.identical, report.near_ties, report.failures) == (2, 2, (), ())
 
 
-def test_a_planted_difference_fails_and_is_told():
+def test_a_planted_difference_fails_and_is_reported():
     report = judge([1, 2, 0, 4])
     assert [(d.request, d.position, d.expected, d.actual) for d in report.failures] == [(0, 2, 3, 0)]
     with pytest.raises(AssertionError, match=r"request 0, output token 2: expected token 3, found token 0.*gap 10"):

@@ -71,6 +71,6 @@ def test_a_single_cell_tests_nothing():
         ([1, 2], [1.5, -0.5], "no law"),
     ],
 )
-def test_mistakes_are_told(counts, probs, message):
+def test_mistakes_are_reported(counts, probs, message):
     with pytest.raises(ContractError, match=message):
         g_test(counts, probs)

@@ -78,7 +78,7 @@ def test_no_probe_is_long_or_looks_like_a_special_token():
     assert not any(mark in text for text in found for mark in ("<|", "|>", "<s>", "[INST]", "<unk>", "<pad>", "<bos>"))
 
 
-def test_the_name_is_what_was_asked_for():
+def test_the_name_is_what_was_requested_for():
     assert load_tokenizer("tiny").fingerprint.name == "tiny"
     assert load_tokenizer(str(model_path())).fingerprint == (str(model_path()), TINY, 2048)
     assert wrap(read()).fingerprint.name == "Tokenizer"

@@ -27,17 +27,17 @@ def form(prompt):
     """A grammar of the form, furious about texts that it does not allow."""
 
     def allowed(_batch: int, ids: torch.Tensor) -> list[int]:
-        said = ids[len(prompt) :].tolist()
-        for place, token in zip(FORM, said, strict=False):
+        stated = ids[len(prompt) :].tolist()
+        for place, token in zip(FORM, stated, strict=False):
             if token not in ([place] if place is not None else range(3, 40)):
                 raise KeyError("asked about a text that the grammar does not allow")
-        place = FORM[len(said)] if len(said) < len(FORM) else EOS
+        place = FORM[len(stated)] if len(stated) < len(FORM) else EOS
         return [place] if place is not None else list(range(3, 40))
 
     return allowed
 
 
-def asked(**params) -> list[GenerateRequest]:
+def requested(**params) -> list[GenerateRequest]:
     return [
         request
         for prompt in PROMPTS
@@ -58,7 +58,7 @@ def test_as_without_speculation(proposer, draft_length, make_engine, llama):
     expected = [greedy(llama, prompt, MAX_TOKENS, prefix_allowed_tokens_fn=form(prompt)) for prompt in PROMPTS]
     Oracle.answers = {f"mine-{place}": answer for place, answer in enumerate(expected)}
     engine = make_engine(proposer=proposer, num_speculative_tokens=draft_length)
-    outputs = engine.generate([*named(asked()), *requests_of(PROMPTS, max_tokens=MAX_TOKENS)])
+    outputs = engine.generate([*named(requested()), *requests_of(PROMPTS, max_tokens=MAX_TOKENS)])
     assert [list(output.token_ids) for output in outputs[: len(PROMPTS)]] == expected
     plain = [greedy(llama, prompt, MAX_TOKENS) for prompt in PROMPTS]
     assert [list(output.token_ids) for output in outputs[len(PROMPTS) :]] == plain
@@ -71,7 +71,7 @@ def test_as_without_speculation(proposer, draft_length, make_engine, llama):
 def test_forced_tokens_are_accepted_and_save_steps(make_engine):
     """Of the form's twelve tokens ten are forced: it takes three steps, and one that reads the prompt."""
     engine = make_engine(proposer="garbage", num_speculative_tokens=8)
-    outputs = engine.generate(asked())
+    outputs = engine.generate(requested())
     assert all(len(output.token_ids) == len(FORM) for output in outputs)
     grammar = engine.metrics.snapshot().by_source["grammar"]
     assert grammar.proposed == grammar.verified
@@ -82,7 +82,7 @@ def test_forced_tokens_are_accepted_and_save_steps(make_engine):
 def test_only_legal_tokens_are_verified(make_engine):
     """Garbage is illegal nearly always, and is cut: what is verified of it could have been accepted."""
     engine = make_engine(proposer="garbage", num_speculative_tokens=8)
-    engine.generate(asked())
+    engine.generate(requested())
     counts = engine.metrics.snapshot().by_source
     garbage = counts["garbage"]
     assert garbage.cut_by_grammar > 8
@@ -94,7 +94,7 @@ def test_only_legal_tokens_are_verified(make_engine):
 def test_a_planted_illegal_draft_costs_nothing(make_engine):
     engine = make_engine(proposer="oracle", num_speculative_tokens=8)
     Oracle.answers = {f"mine-{place}": [90] * MAX_TOKENS for place in range(len(PROMPTS))}
-    engine.generate(named(asked()))
+    engine.generate(named(requested()))
     counts = engine.metrics.snapshot().by_source
     assert counts["oracle"].proposed == counts["oracle"].cut_by_grammar > 8
     assert counts["oracle"].verified == 0
@@ -103,7 +103,7 @@ def test_a_planted_illegal_draft_costs_nothing(make_engine):
 
 def test_budgets_and_caps_hold(make_engine):
     engine = make_engine(proposer="garbage", num_speculative_tokens=3)
-    engine.generate(asked())
+    engine.generate(requested())
     snapshot = engine.metrics.snapshot()
     assert snapshot.by_source["grammar"].accepted > 0
     assert snapshot.total.verified <= 3 * snapshot.total.target_steps
@@ -112,7 +112,7 @@ def test_budgets_and_caps_hold(make_engine):
 def test_traced_under_a_name_of_their_own(make_engine, tmp_path):
     path = tmp_path / "trace.jsonl"
     engine = make_engine(proposer="garbage", num_speculative_tokens=8, trace={"path": str(path)})
-    engine.generate(asked())
+    engine.generate(requested())
     engine.close()
     rows = [row for row in read_trace(path) if row.source[0] == "grammar"]
     assert rows
@@ -123,15 +123,15 @@ def test_traced_under_a_name_of_their_own(make_engine, tmp_path):
         assert EOS not in row.ids, "the step that verifies the token before it emits it anyway"
 
 
-def test_a_grammar_that_ends_is_not_asked_further(make_engine):
+def test_a_grammar_that_ends_is_not_requested_further(make_engine):
     """A form that is nothing but forced."""
     answer = [40, 41, 42, EOS]
 
     def only(_batch: int, ids: torch.Tensor) -> list[int]:
-        said = ids[len(PROMPTS[0]) :].tolist()
-        assert said == answer[: len(said)]
-        assert len(said) < len(answer), "asked behind the end"
-        return [answer[len(said)]]
+        stated = ids[len(PROMPTS[0]) :].tolist()
+        assert stated == answer[: len(stated)]
+        assert len(stated) < len(answer), "asked behind the end"
+        return [answer[len(stated)]]
 
     engine = make_engine(proposer="oracle", num_speculative_tokens=8)
     Oracle.answers = {}
@@ -148,7 +148,7 @@ def test_a_grammar_that_raises_names_its_request(make_engine):
     engine = make_engine(proposer="garbage")
     with pytest.raises(KeyError, match="planted") as caught:
         engine.generate(requests_of([PROMPTS[0]], max_tokens=4, allowed_tokens=broken))
-    assert any("request" in note for note in caught.value.__notes__)
+    assert any("request" in note for note in caught.value.__remarks__)
 
 
 FREE = [10, 11, 12, 13]
@@ -183,8 +183,8 @@ def test_sampled_output_keeps_its_distribution(proposer, first, llama):
     prompt, count = PROMPTS[0], 600
 
     def allowed(_batch: int, ids: torch.Tensor) -> list[int]:
-        said = len(ids) - len(prompt) - len(first)
-        return first if said < 0 else (FREE, [41], FREE)[said] if said < 3 else [EOS]
+        stated = len(ids) - len(prompt) - len(first)
+        return first if stated < 0 else (FREE, [41], FREE)[stated] if stated < 3 else [EOS]
 
     settings = {"num_speculative_tokens": 4, "proposer": proposer, "faults": {"host_deadline_ms": None}}
     engine = Engine(llama, settings=settings, max_num_seqs=64, registry=toys.make_registry([DRAWN]))

@@ -194,13 +194,13 @@ def test_planners_get_the_engines_own_step_times(make_engine):
     assert (first.requests, first.draft_length, first.tokens) == (2, 4, 2 * 5)
     assert first.context_tokens == len(PROMPTS[0]) + len(PROMPTS[1])
     list(engine.run())
-    heard = Listening.heard
-    assert heard[0].last_step is None
-    assert heard[1].last_step is first
-    assert [stats.step for stats in heard] == list(range(engine.steps))
-    assert heard[0].num_waiting == 1
-    assert heard[-1].num_waiting == 0
-    [*_, figures] = heard[3].requests
+    received = Listening.received
+    assert received[0].last_step is None
+    assert received[1].last_step is first
+    assert [stats.step for stats in received] == list(range(engine.steps))
+    assert received[0].num_waiting == 1
+    assert received[-1].num_waiting == 0
+    [*_, figures] = received[3].requests
     assert figures.verified == 3 * 4 >= figures.accepted
     assert figures.room < 12
 

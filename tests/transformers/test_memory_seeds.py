@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.transformers.test_distribution import PROMPT, TOKENS, TOP_K, exact_distribution, tiny_model
 
 from specplug.testing import g_test
 from specplug.types.request import Request
 from specplug_transformers import Engine, GenerateRequest, RequestOutput, SamplingParams
 from tests.transformers import toys
+from tests.transformers.test_distribution import PROMPT, TOKENS, TOP_K, exact_distribution, tiny_model
 
 SAMPLES = 2048
 
@@ -23,8 +23,8 @@ def everything_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ask(engine: Engine, prompt: Any, **params: Any) -> RequestOutput:
-    asked = SamplingParams(temperature=1.0, ignore_eos=True, **params)
-    return engine.generate([GenerateRequest(prompt=prompt, params=asked)])[0]
+    requested = SamplingParams(temperature=1.0, ignore_eos=True, **params)
+    return engine.generate([GenerateRequest(prompt=prompt, params=requested)])[0]
 
 
 def texts(make_engine: Any) -> tuple[list[int], Any]:

@@ -113,7 +113,7 @@ def test_penalties_by_hand(make_engine, llama):
     assert list(output.token_ids) == text
 
 
-def test_a_grammar_is_asked_about_allowed_texts_only(make_engine, llama):
+def test_a_grammar_is_requested_about_allowed_texts_only(make_engine, llama):
     """Garbage drafts break the grammar; nobody may ask it what comes behind them."""
     prompt = PROMPTS[2]
     grammar.prompt_length = len(prompt)
@@ -174,7 +174,7 @@ def test_a_processor_that_raises_names_its_request(make_engine, llama):
     engine.add(GenerateRequest(prompt=[5, 6], request_id="bad", processors=broken))
     with pytest.raises(ZeroDivisionError) as caught:
         list(engine.run())
-    assert "'bad'" in caught.value.__notes__[0]
+    assert "'bad'" in caught.value.__remarks__[0]
     engine.abort("bad")
     *_, last = engine.run()
     assert (last.request_id, list(last.token_ids)) == ("good", greedy(llama, [5, 6], 9))

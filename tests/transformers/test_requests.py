@@ -98,9 +98,9 @@ def test_mistakes_are_refused_and_the_engine_serves_on(make_engine, llama, mista
     engine = make_engine(extra_proposers=["oracle"], limits={"max_reference_tokens": 50})
     engine.add(request(request_id="first"))
     engine.step()
-    asked, words = MISTAKES[mistake]
-    params = SamplingParams(**asked.get("params", {}))
-    wrong = GenerateRequest(**{"prompt": PROMPT, **asked, "params": params})
+    requested, words = MISTAKES[mistake]
+    params = SamplingParams(**requested.get("params", {}))
+    wrong = GenerateRequest(**{"prompt": PROMPT, **requested, "params": params})
     with pytest.raises(RequestError) as caught:
         engine.add(wrong)
     assert words in str(caught.value)

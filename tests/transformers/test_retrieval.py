@@ -49,11 +49,11 @@ def document(ids: list[int], name: str = "answer") -> Document:
     return Document(name, np.array(ids, np.int32))
 
 
-def counted(engine: Engine, **said: Any) -> tuple[list[int], int, dict[str, int]]:
+def counted(engine: Engine, **stated: Any) -> tuple[list[int], int, dict[str, int]]:
     """Ask the prompt; return the answer, its steps, and what was accepted by source.  Nothing is remembered."""
     before = engine.metrics.snapshot()
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
-    [output] = engine.generate([GenerateRequest(prompt=PROMPT, params=params, specplug={"store": False, **said})])
+    [output] = engine.generate([GenerateRequest(prompt=PROMPT, params=params, specplug={"store": False, **stated})])
     counts = (engine.metrics.snapshot() - before).as_dict()
     assert counts["faults"] == {}
     found = {name.removeprefix("retrieval/"): count["accepted"] for name, count in counts["by_source"].items()}
@@ -69,8 +69,8 @@ def test_a_tenants_corpora_are_drafted_from_by_its_own_requests_only(make, store
     assert plain == helped == answer
     assert found["corpus"] > 0
     assert steps < plain_steps
-    for said in ({}, {"tenant": "b"}, {"tenant": "b", "corpora": "answers", "documents": "answer"}):
-        text, _, found = counted(engine, **said)
+    for stated in ({}, {"tenant": "b"}, {"tenant": "b", "corpora": "answers", "documents": "answer"}):
+        text, _, found = counted(engine, **stated)
         assert (text, found["corpus"]) == (answer, 0)
 
 
@@ -79,15 +79,15 @@ def test_documents_and_corpora_are_named_by_requests(make, store, answer):
     store.add("mixed", [document(answer, "mine.txt"), document([7, 8, 9], "other.txt")])
     store.add("aside", [document([50, 51, 52])])
     engine = make()
-    for said in ("mine.txt", {"name": "mine.txt", "corpus": "mixed"}, ["other.txt", "mine.txt"]):
-        text, _, found = counted(engine, documents=said)
+    for stated in ("mine.txt", {"name": "mine.txt", "corpus": "mixed"}, ["other.txt", "mine.txt"]):
+        text, _, found = counted(engine, documents=stated)
         assert (text, found["corpus"]) == (answer, 0)
         assert found["own text"] + found["reference"] > 24
-    for said in (
+    for stated in (
         {"corpora": ["mixed"]},
         {"documents": ["none", {"name": "mine.txt", "corpus": "aside"}], "corpora": "x"},
     ):
-        text, _, found = counted(engine, **said)
+        text, _, found = counted(engine, **stated)
         assert text == answer
         assert found["corpus"] > 24
     assert engine._drafts.proposers["retrieval"].status()["unknown_documents"] == 2
@@ -103,16 +103,16 @@ def test_text_is_stored_as_the_engines_tokenizer_has_it(make, store):
 
 def test_a_change_by_somebody_else_is_seen_while_serving(make, store, answer, monkeypatch):
     engine = make()
-    library = engine._drafts.proposers["retrieval"].library
-    look, changed = library._look, threading.Event()
+    watcher = engine._drafts.proposers["retrieval"].watcher
+    look, changed = watcher._look, threading.Event()
 
     def looking() -> None:
-        before = library.status()["tenants"]
+        before = watcher.status()["tenants"]
         look()
-        if library.status()["tenants"] != before:
+        if watcher.status()["tenants"] != before:
             changed.set()
 
-    monkeypatch.setattr(library, "_look", looking)
+    monkeypatch.setattr(watcher, "_look", looking)
     assert counted(engine)[2]["corpus"] == 0
     changes = (lambda: store.add("answers", [document(answer)]), lambda: store.remove("answers"))
     for change, helps in zip(changes, (True, False), strict=True):

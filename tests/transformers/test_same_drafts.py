@@ -21,7 +21,7 @@ def serve(tmp_path: Path) -> Serve:
     """Serve prompts on the tiny model; return the trace."""
 
     def serve(count: int | None = None, mutant: str | None = None) -> list[TraceRow]:
-        given, path = same_drafts.asked(count), tmp_path / f"{mutant}.jsonl"
+        given, path = same_drafts.requested(count), tmp_path / f"{mutant}.jsonl"
         settings: dict[str, Any] = {
             **same_drafts.SETTINGS,
             "num_speculative_tokens": same_drafts.DRAFT_LENGTH,
@@ -53,7 +53,7 @@ def test_drafts_of_a_mutant_are_not(mutant, serve):
 
 def test_every_answer_is_unambiguous():
     """No other kernel, and no other machine, may answer differently."""
-    for prompt in same_drafts.asked().values():
+    for prompt in same_drafts.requested().values():
         text = torch.tensor([[*prompt, *same_drafts.answer(prompt)]])
         with torch.inference_mode():
             logits = plain.model()(input_ids=text).logits[0, len(prompt) - 1 : -1]

@@ -11,16 +11,16 @@ from specplug_transformers import Engine
 from tests.transformers import toys
 
 
-def test_proposers_are_told_of_the_target(llama: Any) -> None:
+def test_proposers_are_reported_of_the_target(llama: Any) -> None:
     contexts: list[PluginContext] = []
 
     def factory(context: PluginContext) -> toys.Oracle:
         contexts.append(context)
         return toys.Oracle(context)
 
-    spec = ProposerSpec(name="told", factory=factory, summary="", caps=ProposerCaps(needs_host=True))
+    spec = ProposerSpec(name="reported", factory=factory, summary="", caps=ProposerCaps(needs_host=True))
     tokenizer = object()
-    Engine(llama, tokenizer, settings={"proposer": "told"}, registry=toys.make_registry([spec])).close()
+    Engine(llama, tokenizer, settings={"proposer": "reported"}, registry=toys.make_registry([spec])).close()
     (context,) = contexts
     target = context.target
     assert (target.path, target.config, target.tokenizer) == (llama.name_or_path or None, llama.config, tokenizer)

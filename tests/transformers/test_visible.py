@@ -13,19 +13,19 @@ from tests.transformers.test_stopping import PROMPT, TEXT, _only, byte_tokenizer
 from tests.transformers.toys import EOS, Oracle, Recorder
 
 FINISHED, ABORTED = Lifecycle.FINISHED, Lifecycle.ABORTED
-SAID = [*spell(TEXT), EOS, *spell("never ")]
+STATED = [*spell(TEXT), EOS, *spell("never ")]
 
 
 @pytest.fixture
 def say(make_engine):
-    """Let the model say `SAID`, all of it drafted; return the last output, and what was told of the request's end."""
+    """Let the model say `STATED`, all of it drafted; return the last output, and what was told of the request's end."""
 
     def run(*, leave_after: int | None = None, **params: Any) -> tuple[RequestOutput, RequestEvent]:
         engine = make_engine(
             tokenizer=byte_tokenizer(), proposer="oracle", extra_proposers=["recorder"], num_speculative_tokens=8
         )
-        Oracle.answers = {"mine": SAID}
-        given = {"max_tokens": len(SAID), "allowed_tokens": _only(SAID), "ignore_eos": True, **params}
+        Oracle.answers = {"mine": STATED}
+        given = {"max_tokens": len(STATED), "allowed_tokens": _only(STATED), "ignore_eos": True, **params}
         engine.add(GenerateRequest(prompt=PROMPT, params=SamplingParams(**given), request_id="mine"))
         output: RequestOutput | None = None
         for output in engine.run():

@@ -190,14 +190,14 @@ class Recorder(Garbage):
 class Listening(Planner):
     """A planner that keeps what it was told, and plans the full width."""
 
-    heard: ClassVar[list[HostStats]] = []
+    received: ClassVar[list[HostStats]] = []
 
     def __init__(self, context: PluginContext) -> None:
         self._draft_length = context.caps.max_draft_length
-        Listening.heard = []
+        Listening.received = []
 
     def plan(self, stats: HostStats) -> StepPlan:
-        Listening.heard.append(stats)
+        Listening.received.append(stats)
         return StepPlan(self._draft_length)
 
 

@@ -132,7 +132,7 @@ class TestVllmV1:
         assert after.room.tolist() == [4, 1]
         assert after.limits(5).tolist() == [3, 0]
 
-    def test_grammar_cut_and_never_verified_are_told_apart(self):
+    def test_grammar_cut_and_never_verified_are_reported_apart(self):
         before, after, _ = vllm_v1_steps()
         all_drafts = drafts(VLLM_V1["before"]["drafts"], 3)
         proposed = all_drafts.lengths[[before.slots.tolist().index(slot) for slot in after.slots.tolist()]]

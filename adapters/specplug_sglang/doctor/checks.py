@@ -47,8 +47,8 @@ def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
         return [CheckResult("fail", str(error), "Correct what the message names")]
     if found is None:
         return [CheckResult("warn", "the launch line does not ask for specplug", f"Add {ASKING}")]
-    said = ", ".join(f"{key}: {value}" for key, value in found.settings.items()) or "all at their defaults"
-    return [CheckResult("ok", f"settings of the launch: {said}"), *advice.advise(found)]
+    described = ", ".join(f"{key}: {value}" for key, value in found.settings.items()) or "all at their defaults"
+    return [CheckResult("ok", f"settings of the launch: {described}"), *advice.advise(found)]
 
 
 def package_folder() -> Path | None:
@@ -70,6 +70,6 @@ def _standing(settings: Settings) -> list[CheckResult]:
     from specplug_sglang.startup import advice
 
     hint = "no launch line given; specplug doctor --launch 'sglang serve MODEL ...' looks at one. In general:"
-    texts = [hint, advice.PLANNING, advice.GRAMMARS, advice.UNDRAFTED, advice.REFUSED]
+    texts = [hint, advice.STEP_PLANNER, advice.GRAMMARS, advice.UNDRAFTED, advice.REFUSED]
     names = host_proposers(settings, default_registry(), "cuda")
     return [CheckResult("ok", text) for text in [*texts, *([advice.host_cost(names)] if names else [])]]

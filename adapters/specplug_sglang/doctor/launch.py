@@ -15,7 +15,7 @@ from typing import Any
 from specplug.errors import EngineError
 from specplug.operator import launches
 from specplug_sglang import seams
-from specplug_sglang.config import ALGORITHM, is_asked
+from specplug_sglang.config import ALGORITHM, is_requested
 from specplug_sglang.startup.advice import Launch, launch_of
 
 MODULE = "sglang.launch_server"
@@ -42,7 +42,7 @@ def ask(line: str, patience: float = launches.PATIENCE) -> Launch | None:
     if arguments is None:
         raise EngineError.build("not a launch line", who="--launch", found=repr(line), expected=EXPECTED)
     found = launches.ask(__spec__.name, arguments, variables, engine="SGLang", patience=patience)
-    return None if found is None else Launch.told(found)
+    return None if found is None else Launch.from_plain(found)
 
 
 def arguments_in(words: list[str]) -> list[str] | None:
@@ -76,7 +76,7 @@ def _resolved(arguments: list[str]) -> dict[str, Any] | None:
     seams.require("cli")
     load_plugins()
     server_args = prepare_server_args(arguments)
-    if not is_asked(server_args):
+    if not is_requested(server_args):
         return None
     _require_loaded()
     server_args.resolve_once()

@@ -67,11 +67,11 @@ async def read_status(request: Request) -> dict[str, Any]:
 async def set_mode(request: Request) -> dict[str, Any]:
     """Answer `POST /specplug/mode`."""
     try:
-        said = await request.json()
+        order_fields = await request.json()
     except (ValueError, RecursionError) as error:
         raise HTTPException(400, f"the body is not JSON: {error}") from error
     try:
-        order = parse_order(said, "/specplug/mode").model_dump(exclude_unset=True)
+        order = parse_order(order_fields, "/specplug/mode").model_dump(exclude_unset=True)
     except SpecplugError as error:
         raise HTTPException(400, str(error)) from error
     if not order:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from specplug_sglang.config import is_asked
+from specplug_sglang.config import is_requested
 from specplug_sglang.frontend import exporter, guards
 
 _SERVER = "sglang.srt.entrypoints.http_server"
@@ -26,7 +26,7 @@ def front_made(result: Any, manager: Any) -> None:
 
     SGLang imports its HTTP server before it makes one, and `Engine` does not import it.
     """
-    if _SERVER in sys.modules and is_asked(manager.server_args):
+    if _SERVER in sys.modules and is_requested(manager.server_args):
         from specplug_sglang.frontend.endpoints import attach
 
         attach(sys.modules[_SERVER].app, manager)

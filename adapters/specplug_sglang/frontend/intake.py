@@ -15,7 +15,7 @@ from typing import Any
 
 from specplug.requests import clients
 from specplug_sglang import seams
-from specplug_sglang.config import is_asked
+from specplug_sglang.config import is_requested
 
 PARSER = "_specplug_parser"  # on a TokenizerManager whose server asked for specplug
 _MARK = "_specplug_intake"
@@ -27,7 +27,7 @@ def install() -> None:
     """Open the doors once this process launches a server that asks for specplug; until then import nothing."""
     from sglang.srt.server_args import ServerArgs
 
-    _wrap(ServerArgs, "check_server_args", _opening)
+    _wrap(ServerArgs, "check_server_args", _with_intake)
 
 
 def open_doors() -> None:
@@ -58,13 +58,13 @@ def _wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
         setattr(owner, name, wrapped)
 
 
-def _opening(original: Callable[..., None]) -> Callable[..., None]:
+def _with_intake(original: Callable[..., None]) -> Callable[..., None]:
     """Look at the server's arguments where a launch checks them, before anything is made."""
 
     @functools.wraps(original)
     def check_server_args(self: Any) -> None:
         original(self)
-        if is_asked(self):
+        if is_requested(self):
             open_doors()
 
     return check_server_args
@@ -74,7 +74,7 @@ def _with_parser(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init(self: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
         original(self, server_args, *args, **kwargs)
-        if not is_asked(server_args):
+        if not is_requested(server_args):
             return
         from specplug_sglang.frontend.parsing import parser_of
 
@@ -165,7 +165,7 @@ class _Information(dict[str, Any]):
 
 
 def _shared(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> Any:
-    return ((port_args, server_args, _Information(scheduler_info)), {}) if is_asked(server_args) else None
+    return ((port_args, server_args, _Information(scheduler_info)), {}) if is_requested(server_args) else None
 
 
 def _arrived(information: dict[str, Any]) -> dict[str, Any]:

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specplug.runtime.running_request import Resident
-from specplug.runtime.slot_allocator import Places
+from specplug.runtime.running_request import RunningRequest
+from specplug.runtime.slot_allocator import SlotAllocator
 from specplug_sglang.scheduler.endings import visible_tokens
 
 
 class Arrivals:
-    """Keeps `Places` true to SGLang's requests.
+    """Keeps `SlotAllocator` true to SGLang's requests.
 
     Args:
-        places: told who starts, resumes, is preempted and ends; its slots are rows of SGLang's request pool.
-        describe: makes a `Resident` of a `Req`.
+        allocator: told who starts, resumes, is preempted and ends; its slots are rows of SGLang's request pool.
+        describe: makes a `RunningRequest` of a `Req`.
         write: called with a `Req` and its slot whenever it gets a place, to write its text.
         forget: called with the id of every request that has ended, also of those that had no place at that time.
 
@@ -29,15 +29,15 @@ class Arrivals:
 
     def __init__(
         self,
-        places: Places,
-        describe: Callable[[Any], Resident],
+        allocator: SlotAllocator,
+        describe: Callable[[Any], RunningRequest],
         write: Callable[[Any, int], None],
         forget: Callable[[str], None],
     ) -> None:
-        self._places, self._describe, self._write, self._forget = places, describe, write, forget
+        self._slots, self._describe, self._write, self._forget = allocator, describe, write, forget
         self._held: dict[str, tuple[Any, int]] = {}  # with the times that it had been retracted
         self.queues: Callable[[Any], bool] = lambda req: True
-        places.place_of = self._slot
+        allocator.engine_slot = self._slot
 
     def __len__(self) -> int:
         """How many requests are running or may resume."""
@@ -51,9 +51,9 @@ class Arrivals:
             if held is not None and held[0] is not req:
                 self._end(req.rid, aborted=True)  # the same id, another request
             elif held is not None and held[1] != req.retraction_count:
-                self._places.preempt(req.rid)
+                self._slots.preempt(req.rid)
             self._held[req.rid] = (req, req.retraction_count)
-            if req.rid not in self._places:
+            if req.rid not in self._slots:
                 self._settle(req)
 
     def sweep(self, batch: Sequence[Any] = ()) -> None:
@@ -76,22 +76,22 @@ class Arrivals:
 
     def _move(self, req: Any) -> None:
         """Take a request's place if it was retracted; one that has finished lies where it lay."""
-        if req.finished() or req.rid not in self._places:
+        if req.finished() or req.rid not in self._slots:
             return
-        if req.kv.req_pool_idx != self._places.slot_of(req.rid):
-            self._places.preempt(req.rid)
+        if req.kv.req_pool_idx != self._slots.slot_of(req.rid):
+            self._slots.preempt(req.rid)
 
     def _end(self, rid: str, *, aborted: bool) -> None:
         req, _ = self._held.pop(rid)
-        self._places.finish(rid, aborted=aborted, visible=visible_tokens(req))
+        self._slots.finish(rid, aborted=aborted, visible=visible_tokens(req))
         self._forget(rid)
 
     def _settle(self, req: Any) -> None:
-        if self._places.is_waiting(req.rid):
-            self._places.resume(req.rid)
+        if self._slots.is_waiting(req.rid):
+            self._slots.resume(req.rid)
         else:
-            self._places.start(self._describe(req))
-        self._write(req, self._places.slot_of(req.rid))
+            self._slots.start(self._describe(req))
+        self._write(req, self._slots.slot_of(req.rid))
 
     def _slot(self, rid: str) -> int:
         return int(self._held[rid][0].kv.req_pool_idx)

@@ -100,9 +100,9 @@ def limit(spec: Any, settings: Settings) -> tuple[int, str]:
         spec: SGLang's settings of speculation.
         settings: specplug's.
     """
-    said = int(getattr(spec, LIMIT_FIELD))
-    if said != _flag_default():
-        return said, f"Set {LIMIT_FLAG}"
+    flag = int(getattr(spec, LIMIT_FIELD))
+    if flag != _flag_default():
+        return flag, f"Set {LIMIT_FLAG}"
     return settings.corpora.max_tokens, "Set corpora.max_tokens in SPECPLUG_CONFIG"
 
 

@@ -18,18 +18,18 @@ from specplug.pipeline.stages import DraftStage
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.requests import wire
-from specplug.runtime.planning import Bounds, Launched, Planning
 from specplug.runtime.rows import RowFacts
-from specplug.runtime.slot_allocator import Places
+from specplug.runtime.slot_allocator import SlotAllocator
 from specplug.runtime.slots import SlotRows
-from specplug.runtime.stops import StopWatch
+from specplug.runtime.step_planner import Bounds, Launched, StepPlanner
+from specplug.runtime.stops import StopDetector
 from specplug.settings.model import Settings
 from specplug.types.batch import EngineBatch, Residency
 from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, EngineEventKind, Event
 from specplug.types.verdict import Outcome
 from specplug_sglang.config import engine_caps, resolved
-from specplug_sglang.requests import prompt_of, resident, served_plainly
+from specplug_sglang.requests import prompt_of, running_request, served_plainly
 from specplug_sglang.scheduler.arrivals import Arrivals
 from specplug_sglang.scheduler.counts import Counts
 from specplug_sglang.scheduler.grammar import Grammars
@@ -51,8 +51,8 @@ class Drafting:
         stage: what drafts, on rank 0; None on others, which receive its drafts.
         drafts_trees: whether drafts have parents, the same on all ranks.
         counts: what became of drafts, for the status; on rank 0.
-        planning: the plan half.
-        places: the requests that the worker holds.
+        step_planner: the plan half.
+        allocator: the requests that the worker holds.
         table: their texts.
     """
 
@@ -80,11 +80,13 @@ class Drafting:
         self.counts = None if self.stage is None else Counts(self.stage.metrics, _module_of(device))
         self.grammars = None if sink is None else Grammars(self.vocab_size, tokenizer, FaultGuard("grammar", sink=sink))
         self.drafts_trees = self.caps.trees and _any_drafts_trees(self.resolved.settings, device.type)
-        self.planning: Planning[Any] = Planning(self.resolved, context, _measure, self._bounds)
-        self.places = Places(slots, device, self._tell)
+        self.step_planner: StepPlanner[Any] = StepPlanner(self.resolved, context, _measure, self._bounds)
+        self.allocator = SlotAllocator(slots, device, self._tell)
         self.table = TokenTable(slots, self.max_length, self.caps.max_draft_length + 1, device)
-        self.arrivals = Arrivals(self.places, lambda req: resident(req, self.max_length), self._write, self._forget)
-        self.stops = StopWatch(slots, self.caps.max_draft_length, device)
+        self.arrivals = Arrivals(
+            self.allocator, lambda req: running_request(req, self.max_length), self._write, self._forget
+        )
+        self.stops = StopDetector(slots, self.caps.max_draft_length, device)
         self._rows: _Rows | None = None
         self._launched: deque[tuple[Launched, tuple[str, ...], Tensor | None]] = deque()
         self._began, self._prefills = 0.0, False
@@ -120,7 +122,7 @@ class Drafting:
             self._launched.clear()
             return
         verified = [0] * len(names) if lengths is None else lengths.tolist()
-        self.planning.finish(step, [*zip(names, verified, accepted, strict=True)], ended)
+        self.step_planner.finish(step, [*zip(names, verified, accepted, strict=True)], ended)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -132,10 +134,10 @@ class Drafting:
     def plan(self, reqs: Sequence[Any]) -> int:
         """Plan a step of decoding; return its width, which no row needs wider."""
         self._began = perf_counter()
-        if self._rows is None or not self._rows.hold(self.places, reqs):
+        if self._rows is None or not self._rows.hold(self.allocator, reqs):
             self.arrivals.admit(reqs)
         # Prompts are read in steps of their own: with speculation SGLang mixes none into a step of decoding.
-        plan = self.planning.make(reqs, num_waiting=len(self._queue()), prefill_tokens=0)
+        plan = self.step_planner.make(reqs, num_waiting=len(self._queue()), prefill_tokens=0)
         draft_length = plan.draft_length
         if plan.caps and draft_length:
             widest = max((plan.draft_length_for(req.rid) for req in reqs), default=0)
@@ -145,7 +147,7 @@ class Drafting:
     def propose(self, batch: EngineBatch, reqs: Sequence[Any], draft_length: int) -> Draft:
         """Draft, and cut the drafts to the plan's budget."""
         assert self.stage is not None
-        plan = self.planning.plan
+        plan = self.step_planner.plan
         caps = self._caps_of(plan, reqs)
         draft = self.stage.trim(batch, self.stage.propose(batch, draft_length, caps), plan)
         assert self.grammars is not None
@@ -155,7 +157,7 @@ class Drafting:
         """Remember a step whose results are still to come, and begin to copy the lengths of its drafts to the host."""
         rows, draft_length = len(reqs), draft.draft_length
         # A prefill that was queued before the step is not over when the step begins.
-        step = self.planning.launch(
+        step = self.step_planner.launch(
             self._began, rows, rows * (draft_length + 1), draft_length, timed=not self._prefills
         )
         self._prefills = False
@@ -165,7 +167,7 @@ class Drafting:
     def observe(self, batch: EngineBatch, outcome: Outcome) -> None:
         """Learn from what was verified; `batch` is the one after it."""
         if self.stage is not None and self.grammars is not None:
-            self.stage.observe(batch, self.grammars.said_of(outcome))
+            self.stage.observe(batch, self.grammars.annotated(outcome))
             assert self.counts is not None
             self.counts.step()
 
@@ -178,8 +180,8 @@ class Drafting:
             lengths: [B], tokens known of each.
             sampled: [B] bool, false where a prompt goes on; None where none does.
         """
-        if self._rows is None or not self._rows.hold(self.places, reqs):
-            self._rows = _Rows(self.places, reqs, self.device)
+        if self._rows is None or not self._rows.hold(self.allocator, reqs):
+            self._rows = _Rows(self.allocator, reqs, self.device)
         rows = self._rows
         lengths = lengths.to(torch.int32)
         return EngineBatch(
@@ -194,7 +196,7 @@ class Drafting:
             grammar=rows.table.grammar,
             vocab_size=self.vocab_size,
             residency=Residency.HOST if self.device.type == "cpu" else Residency.DEVICE,
-            reset_slots=self.places.slots.take_resets(),
+            reset_slots=self.allocator.slots.take_resets(),
             barriers=rows.facts.barriers,
             request_ids=rows.facts.names,
             requests=rows.facts.requests,
@@ -226,7 +228,7 @@ class Drafting:
         self.table.write(slot, prompt_of(req))
 
     def _forget(self, rid: str) -> None:
-        self.planning.forget([rid])
+        self.step_planner.forget([rid])
 
     def _queue(self) -> Sequence[Any]:
         """Return the requests that wait for a place, new and retracted ones."""
@@ -241,16 +243,16 @@ class Drafting:
 class _Rows:
     """What a batch's rows have in common from step to step, while the same requests hold the same places."""
 
-    def __init__(self, places: Places, reqs: Sequence[Any], device: torch.device) -> None:
-        self.facts = RowFacts(places, [req.rid for req in reqs])
-        self.table: SlotRows = places.slots.rows(on_device(self.facts.slots, torch.int64, device))
+    def __init__(self, allocator: SlotAllocator, reqs: Sequence[Any], device: torch.device) -> None:
+        self.facts = RowFacts(allocator, [req.rid for req in reqs])
+        self.table: SlotRows = allocator.slots.rows(on_device(self.facts.slots, torch.int64, device))
         temperatures = [request.sampling.temperature for request in self.facts.requests]
         self.temperature = on_device(temperatures, torch.float32, device)
         self.all = torch.ones(len(temperatures), dtype=torch.bool, device=device)
 
-    def hold(self, places: Places, reqs: Sequence[Any]) -> bool:
+    def hold(self, allocator: SlotAllocator, reqs: Sequence[Any]) -> bool:
         """Whether these are still the rows of `reqs`."""
-        return self.facts.hold(places, [req.rid for req in reqs])
+        return self.facts.hold(allocator, [req.rid for req in reqs])
 
 
 def _any_drafts_trees(settings: Settings, device: str) -> bool:

@@ -36,9 +36,9 @@ class Ranks:
         """Return rank 0's number: one small message between hosts.  Free with one rank."""
         if self._group is None:
             return number
-        told = torch.tensor([number], dtype=torch.int64)
-        torch.distributed.broadcast(told, src=self._group.ranks[0], group=self._group.cpu_group)
-        return int(told)
+        message = torch.tensor([number], dtype=torch.int64)
+        torch.distributed.broadcast(message, src=self._group.ranks[0], group=self._group.cpu_group)
+        return int(message)
 
     def share(self, draft: Draft) -> Draft:
         """Return rank 0's draft, sent on the device without waiting on the host.

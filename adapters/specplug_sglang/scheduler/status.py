@@ -12,7 +12,7 @@ from typing import Any
 
 from specplug.errors import SettingsError
 from specplug.operator.control import parse_order
-from specplug.operator.status import by_plugin, details_told, settings_told
+from specplug.operator.status import by_plugin, reported_details, reported_settings
 from specplug_sglang import seams
 
 logger = logging.getLogger("specplug")
@@ -32,7 +32,7 @@ def install() -> None:
     """Hook into the schedulers of this process; they tell and take nothing more where specplug does not draft."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(f"{_CONTROLLER}.get_internal_state", state_told, HookType.AROUND)
+    HookRegistry.register(f"{_CONTROLLER}.get_internal_state", state_reported, HookType.AROUND)
     HookRegistry.register(f"{_CONTROLLER}.set_internal_state", state_set, HookType.AROUND)
 
 
@@ -42,19 +42,19 @@ def scheduler_status(scheduler: Any) -> dict[str, Any]:
     Running steps are not waited for: counts may lag a step behind (see `specplug_sglang.scheduler.counts`).
     """
     drafting = scheduler.draft_worker.drafting
-    planning, caps = drafting.planning, drafting.caps
+    step_planner, caps = drafting.step_planner, drafting.caps
     return {
         "engine": _engine_of(),
         "overlap": bool(scheduler.enable_overlap),
         "trees": caps.trees,
         "max_draft_length": caps.max_draft_length,
         "captured_draft_lengths": list(caps.captured_draft_lengths),
-        "settings": settings_told(drafting.resolved),
+        "settings": reported_settings(drafting.resolved),
         "scheduler": {
-            "steps": planning.steps,
-            "plan": {"draft_length": planning.plan.draft_length, "token_budget": planning.plan.token_budget},
-            "control": planning.control.state(),
-            "faults": by_plugin(planning.faults),
+            "steps": step_planner.steps,
+            "plan": {"draft_length": step_planner.plan.draft_length, "token_budget": step_planner.plan.token_budget},
+            "control": step_planner.control.state(),
+            "faults": by_plugin(step_planner.faults),
         },
         "workers": [worker_status(scheduler)],
     }
@@ -70,7 +70,7 @@ def worker_status(scheduler: Any) -> dict[str, Any]:
             "device": str(drafting.device),
             "proposers": [settings.proposer, *settings.extra_proposers],
             "sources": list(drafting.stage.sources),
-            "details": details_told(drafting.stage.proposers),
+            "details": reported_details(drafting.stage.proposers),
             "metrics": drafting.counts.read().as_dict(),
         }
     return status
@@ -82,11 +82,11 @@ def control(scheduler: Any, order: dict[str, Any]) -> dict[str, Any]:
     Raises:
         SettingsError: the order is wrong; nothing has changed.
     """
-    state: dict[str, Any] = scheduler.draft_worker.drafting.planning.control.set(**order)
+    state: dict[str, Any] = scheduler.draft_worker.drafting.step_planner.control.set(**order)
     return state
 
 
-def state_told(original: Any, controller: Any, request: Any) -> Any:
+def state_reported(original: Any, controller: Any, request: Any) -> Any:
     """Stand around `get_internal_state`, whose answer gains the status.
 
     An exception here would end the scheduler, and with it the server: it is told instead.
@@ -94,11 +94,11 @@ def state_told(original: Any, controller: Any, request: Any) -> Any:
     answer = original(controller, request)
     if _drafts(controller.scheduler):
         try:
-            told = scheduler_status(controller.scheduler)
+            status = scheduler_status(controller.scheduler)
         except Exception as error:
             logger.exception("the status cannot be told")
-            told = {"error": f"{type(error).__name__}: {error}"}
-        answer.internal_state[KEY] = told
+            status = {"error": f"{type(error).__name__}: {error}"}
+        answer.internal_state[KEY] = status
     return answer
 
 

@@ -44,7 +44,7 @@ class Launch:
     host_proposers: tuple[str, ...]
 
     @classmethod
-    def told(cls, plain: dict[str, Any]) -> Launch:
+    def from_plain(cls, plain: dict[str, Any]) -> Launch:
         """Rebuild one that travelled as JSON."""
         values = {field.name: plain[field.name] for field in fields(cls)}
         return cls(
@@ -110,7 +110,7 @@ REFUSED = (
     "watermarks, its servers in Rust or over gRPC, trees with a page size above 1 (but for flashinfer), or trees for a "
     "model with recurrent state"
 )
-PLANNING = (
+STEP_PLANNER = (
     "each step on the host: the plan, from figures that are a step old; drafts and what came of them stay on the device"
 )
 GRAMMARS = "steps with a grammar in the batch hand the drafts to the host and wait there for what it forbids"
@@ -127,7 +127,7 @@ def host_cost(names: tuple[str, ...]) -> str:
 
 def on_the_host(launch: Launch) -> list[str]:
     """Say what of a step is left to the host."""
-    lines = [PLANNING]
+    lines = [STEP_PLANNER]
     if launch.host_proposers:
         lines.append(host_cost(launch.host_proposers))
     if launch.tensor_parallel_size > 1:
@@ -155,15 +155,15 @@ def _graphs(launch: Launch) -> CheckResult:
         return CheckResult(
             "ok", f"widths {draft_lengths} may be chosen; graphs are switched off, so every step runs eagerly"
         )
-    said = (
+    line = (
         f"widths {draft_lengths} may be chosen, each with graphs of its own, for up to {launch.graphs_up_to} requests"
     )
     if launch.max_running_requests <= launch.graphs_up_to:
-        return CheckResult("ok", said)
+        return CheckResult("ok", line)
     most = launch.max_running_requests
     return CheckResult(
         "warn",
-        f"{said}: larger batches, up to max_running_requests = {most}, run eagerly",
+        f"{line}: larger batches, up to max_running_requests = {most}, run eagerly",
         f"Raise --cuda-graph-max-bs-decode to {most}, or lower --max-running-requests to {launch.graphs_up_to}",
     )
 

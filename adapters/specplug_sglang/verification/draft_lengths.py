@@ -66,12 +66,12 @@ class DraftLengths:
         if n not in self._built:
             self._built[n] = self._build(n)
         runner, mine = self._runner, self._built[n]
-        usual = (runner.attn_backend, runner.decode_cuda_graph_runner)
+        default = (runner.attn_backend, runner.decode_cuda_graph_runner)
         runner.attn_backend, runner.decode_cuda_graph_runner = mine.attention, mine.graphs
         try:
             yield
         finally:
-            runner.attn_backend, runner.decode_cuda_graph_runner = usual
+            runner.attn_backend, runner.decode_cuda_graph_runner = default
 
     def _build(self, n: int) -> Machinery:
         with _as_if_launched_with(n):
@@ -84,10 +84,10 @@ class DraftLengths:
 
     def _graphs(self, attention: Any, n: int) -> Any:
         """Capture the width, with the class of runner that serves the widest one; None where nothing is captured."""
-        usual = getattr(self._runner, "decode_cuda_graph_runner", None)
-        if usual is None:
+        default = getattr(self._runner, "decode_cuda_graph_runner", None)
+        if default is None:
             return None
-        return type(usual)(
+        return type(default)(
             self._runner, attn_backend=attention, speculative_num_steps=max(1, n - 1), speculative_num_draft_tokens=n
         )
 
@@ -114,7 +114,7 @@ def refuse_fused_accept(attention: Any) -> None:
 def _as_if_launched_with(n: int) -> Iterator[None]:
     """Let what is built read another number of draft tokens from SGLang's settings."""
     spec = get_spec()
-    usual = {
+    default = {
         "speculative_num_steps": spec.speculative_num_steps,
         "speculative_num_draft_tokens": spec.speculative_num_draft_tokens,
     }
@@ -123,4 +123,4 @@ def _as_if_launched_with(n: int) -> Iterator[None]:
     try:
         yield
     finally:
-        get_context().override("specplug.restore", **usual)
+        get_context().override("specplug.restore", **default)

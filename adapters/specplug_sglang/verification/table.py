@@ -53,5 +53,5 @@ class TokenTable:
             lengths: [B] int64, of the texts before the step.
             emitted: [B, E] ids; those beyond a row's own count are written too, where they are undefined anyway.
         """
-        places = lengths[:, None] + self._places[: emitted.shape[1]]
-        self.tokens[slots[:, None], places.clamp_(max=self.tokens.shape[1] - 1)] = emitted.to(self.tokens.dtype)
+        allocator = lengths[:, None] + self._places[: emitted.shape[1]]
+        self.tokens[slots[:, None], allocator.clamp_(max=self.tokens.shape[1] - 1)] = emitted.to(self.tokens.dtype)

@@ -47,8 +47,8 @@ def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
         return [CheckResult("fail", str(error), "Correct what the message names")]
     if found is None:
         return [CheckResult("warn", "the launch line does not ask for specplug", f"Add {ASKING}")]
-    said = ", ".join(f"{key}: {value}" for key, value in found.settings.items()) or "all at their defaults"
-    return [CheckResult("ok", f"settings of the launch: {said}"), *advice.advise(found)]
+    described = ", ".join(f"{key}: {value}" for key, value in found.settings.items()) or "all at their defaults"
+    return [CheckResult("ok", f"settings of the launch: {described}"), *advice.advise(found)]
 
 
 ASKING = (

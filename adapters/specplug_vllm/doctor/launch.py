@@ -12,7 +12,7 @@ from dataclasses import asdict
 from specplug.errors import EngineError
 from specplug.operator import launches
 from specplug_vllm import seams
-from specplug_vllm.config import is_asked
+from specplug_vllm.config import is_requested
 from specplug_vllm.startup.advice import Launch, launch_of
 from specplug_vllm.startup.engine_config import require_installed
 
@@ -68,7 +68,7 @@ def _configured(arguments: list[str]) -> dict[str, object] | None:
     command.validate(args)
     args.model = vars(args).get("model_tag") or args.model
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    if not is_asked(config):
+    if not is_requested(config):
         return None
     require_installed()
     return asdict(launch_of(config))

@@ -14,7 +14,7 @@ from fastapi import APIRouter, HTTPException, Request
 
 from specplug.errors import SpecplugError
 from specplug.operator.bodies import BYTES_PER_SECOND, PATIENCE, TooLargeError, read_body
-from specplug.operator.corpus_admin import Desk, status_of
+from specplug.operator.corpus_admin import CorpusAdmin, status_of
 from specplug.operator.corpus_schema import EXAMPLES, add_schema
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_vllm.config import resolved
@@ -39,8 +39,8 @@ class Corpora:
         settings = found.settings.corpora
         model = vllm_config.model_config
         needed = settings.store is not None and not model.skip_tokenizer_init
-        self.desk = Desk(settings, _own_tokenizer(model) if needed else None)
-        self.desk.prepare()
+        self.admin = CorpusAdmin(settings, _own_tokenizer(model) if needed else None)
+        self.admin.prepare()
         self.most_bytes = settings.max_request_bytes
         self.room = asyncio.Semaphore(_MOST_AT_ONCE)
 
@@ -76,7 +76,7 @@ def attach(router: APIRouter) -> None:
 
 async def list_corpora(request: Request) -> dict[str, Any]:
     """Answer `GET /specplug/corpora`."""
-    return await _answer(_corpora(request).desk.listed(request.query_params.get("tenant")))
+    return await _answer(_corpora(request).admin.listed(request.query_params.get("tenant")))
 
 
 async def add_corpus(request: Request) -> dict[str, Any]:
@@ -84,13 +84,13 @@ async def add_corpus(request: Request) -> dict[str, Any]:
     corpora = _corpora(request)
     async with corpora.room:
         body = await _body(request, corpora.most_bytes)
-        return await _answer(corpora.desk.add(body, _WHO))
+        return await _answer(corpora.admin.add(body, _WHO))
 
 
 async def remove_corpus(request: Request) -> dict[str, Any]:
     """Answer `DELETE /specplug/corpora/{name}`."""
     query, name = request.query_params, request.path_params["name"]
-    removing = _corpora(request).desk.remove(name, query.getlist("document"), query.get("tenant") or "")
+    removing = _corpora(request).admin.remove(name, query.getlist("document"), query.get("tenant") or "")
     return await _answer(removing)
 
 

@@ -22,7 +22,7 @@ from specplug.operator.access import Operators
 from specplug.operator.control import Order, parse_order
 from specplug.requests.clients import Clients
 from specplug_vllm import seams
-from specplug_vllm.config import is_asked
+from specplug_vllm.config import is_requested
 from specplug_vllm.frontend import corpora_routes
 from specplug_vllm.worker import status
 
@@ -108,8 +108,8 @@ class SpecplugEndpoints:
         import vllm.envs as envs
 
         state.specplug_engine = engine_client
-        asked = engine_client is not None and is_asked(engine_client.vllm_config)
-        state.specplug_corpora = corpora_routes.Corpora(engine_client.vllm_config) if asked else None
+        requested = engine_client is not None and is_requested(engine_client.vllm_config)
+        state.specplug_corpora = corpora_routes.Corpora(engine_client.vllm_config) if requested else None
         keys = [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
         state.specplug_keys = [_digest(key) for key in keys]
         state.specplug_operators = Operators()
@@ -125,11 +125,11 @@ async def set_mode(request: Request) -> dict[str, Any]:
     """Answer `POST /specplug/mode`."""
     client = _client(request)
     try:
-        said = await request.json()
+        order_fields = await request.json()
     except (ValueError, RecursionError) as error:
         raise HTTPException(400, f"the body is not JSON: {error}") from error
     try:
-        order = parse_order(said, "/specplug/mode").model_dump(exclude_unset=True)
+        order = parse_order(order_fields, "/specplug/mode").model_dump(exclude_unset=True)
     except SpecplugError as error:
         raise HTTPException(400, str(error)) from error
     if not order:
@@ -155,7 +155,7 @@ async def guard(request: Request) -> None:
 def _client(request: Request) -> Any:
     """Return the client of the engine cores."""
     engine = request.app.state.specplug_engine
-    if engine is None or not is_asked(engine.vllm_config):
+    if engine is None or not is_requested(engine.vllm_config):
         raise HTTPException(
             404, "this server did not ask for specplug; start it with a --speculative-config that names it"
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from specplug.operator.exporter import exporter
 from specplug_vllm import seams
-from specplug_vllm.config import is_asked
+from specplug_vllm.config import is_requested
 from specplug_vllm.worker import status
 
 
@@ -24,7 +24,7 @@ def install() -> None:
     @functools.wraps(original)
     def make_async_mp_client(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         client = original(vllm_config, *args, **kwargs)
-        if is_asked(vllm_config):
+        if is_requested(vllm_config):
             exporter().watch(functools.partial(status.ask_engines, client, "specplug_status"))
         return client
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from specplug.requests import arguments, clients, wire
 from specplug_vllm import seams
-from specplug_vllm.config import is_asked, resolved, runner_of
+from specplug_vllm.config import is_requested, resolved, runner_of
 from specplug_vllm.frontend import exporter
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ def install() -> None:
 
     cls = module.VllmConfig
     if not hasattr(cls.__post_init__, "_specplug_intake"):
-        cls.__post_init__ = _opening(cls.__post_init__)
+        cls.__post_init__ = _with_intake(cls.__post_init__)
 
 
-def _opening(original: Callable[..., None]) -> Callable[..., None]:
+def _with_intake(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if is_asked(self):
+        if is_requested(self):
             _open()
 
     post_init._specplug_intake = True  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from specplug.grammar.follow import follow
 from specplug.grammar.states import MaskState
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
-from specplug.runtime.planning import Planning
+from specplug.runtime.step_planner import StepPlanner
 from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
 from specplug.types.caps import Distribution
 from specplug_vllm.config import runner_of
@@ -57,21 +57,21 @@ class Grammars:
 
     Args:
         vllm_config: of a server that asked for specplug.
-        planning: whose plans bound what is added.
+        step_planner: whose plans bound what is added.
 
     Attributes:
         adds: whether anything is added: on V1, and only where drafts are one-hot, as tokens that are added have no law.
     """
 
-    def __init__(self, vllm_config: Any, planning: Planning[Any]) -> None:
-        self._planning = planning
+    def __init__(self, vllm_config: Any, step_planner: StepPlanner[Any]) -> None:
+        self._step_planner = step_planner
         self._is_v1 = runner_of(vllm_config) == "v1"
-        self.adds = self._is_v1 and not _states_distributions(planning, vllm_config.device_config.device_type)
+        self.adds = self._is_v1 and not _states_distributions(step_planner, vllm_config.device_config.device_type)
         self._vocab_size = int(vllm_config.model_config.get_vocab_size())
         self._longest = int(vllm_config.model_config.max_model_len)
-        self._guard = FaultGuard(SOURCE, sink=lambda name, kind: planning.faults.update([(name, kind)]))
+        self._guard = FaultGuard(SOURCE, sink=lambda name, kind: step_planner.faults.update([(name, kind)]))
         self._canonical: JumpForwardTokenizer | None = None
-        self._said: dict[str, Constrained] = {}
+        self._constrained: dict[str, Constrained] = {}
 
     def complete(self, scheduler: Any, drafts: Any) -> None:
         """Complete the drafts of a step, which vLLM has cut, in the scheduler's requests.
@@ -85,22 +85,28 @@ class Grammars:
         offered = dict(zip(drafts.req_ids, drafts.draft_token_ids, strict=False))
         rows = [scheduler.requests.get(name) for name in offered]
         constrained = [row for row in rows if row is not None and _is_constrained(row)]
-        self._said = {name: said for name, said in self._said.items() if name in scheduler.requests}
+        self._constrained = {
+            name: constrained for name, constrained in self._constrained.items() if name in scheduler.requests
+        }
         if not constrained:
             return
         for request in constrained:
             kept = len(request.spec_token_ids)
             cut = len(offered[request.request_id]) - kept
-            self._said[request.request_id] = Constrained(kept, cut)
-        if self.adds and self._planning.plan.draft_length and self._guard.admits_step():
+            self._constrained[request.request_id] = Constrained(kept, cut)
+        if self.adds and self._step_planner.plan.draft_length and self._guard.admits_step():
             self._guard.step(lambda: self._add(scheduler.structured_output_manager, rows, constrained))
 
     def take(self, names: Any) -> dict[str, Constrained]:
         """Return, once, what is to be told of the drafts of these requests, which are scheduled."""
-        return {name: self._said.pop(name) for name in names if name in self._said} if self._said else {}
+        return (
+            {name: self._constrained.pop(name) for name in names if name in self._constrained}
+            if self._constrained
+            else {}
+        )
 
     def _add(self, manager: Any, rows: Sequence[Any], constrained: Sequence[Any]) -> None:
-        budget = self._planning.plan.token_budget
+        budget = self._step_planner.plan.token_budget
         drafted = sum(len(row.spec_token_ids) for row in rows if row is not None)
         spare = self._longest if budget is None else max(0, budget - drafted)
         if self._canonical is None:
@@ -120,13 +126,13 @@ class Grammars:
             found = follow(state, own, room)
             request.spec_token_ids = own + found.added
             spare -= len(found.added)
-            said = self._said[request.request_id]
-            self._said[request.request_id] = said._replace(confidence=tuple(found.confidence))
+            constrained = self._constrained[request.request_id]
+            self._constrained[request.request_id] = constrained._replace(confidence=tuple(found.confidence))
 
     def _room(self, request: Any) -> int:
         """Return the most draft tokens that the plan and the request allow."""
         left = min(request.max_tokens - request.num_output_tokens, self._longest - request.num_tokens)
-        return int(min(self._planning.plan.draft_length_for(request.request_id), left - 1))
+        return int(min(self._step_planner.plan.draft_length_for(request.request_id), left - 1))
 
 
 def _is_constrained(request: Any) -> bool:
@@ -140,10 +146,10 @@ def _may_reason(manager: Any, request: Any) -> bool:
     return not request.structured_output_request.reasoning_ended
 
 
-def _states_distributions(planning: Planning[Any], device: str) -> bool:
+def _states_distributions(step_planner: StepPlanner[Any], device: str) -> bool:
     """Whether one of the server's proposers states the law that its drafts are drawn from, and the engine takes it."""
-    settings = planning.resolved.settings
+    settings = step_planner.resolved.settings
     specs = (default_registry().get(ProposerSpec, name) for name in (settings.proposer, *settings.extra_proposers))
-    return planning.caps.draft_input is Distribution.PROBS and any(
+    return step_planner.caps.draft_input is Distribution.PROBS and any(
         spec.caps_for(device).distribution is Distribution.PROBS for spec in specs
     )

@@ -17,7 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
 from specplug.requests import wire
-from specplug.runtime.planning import Bounds, Fate, Launched, Planning
+from specplug.runtime.step_planner import Bounds, Fate, Launched, StepPlanner
 from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEventKind
@@ -33,7 +33,7 @@ class _Planned:
     """What both schedulers do; the leftmost base.
 
     Attributes:
-        planning: the scheduler process's half of specplug.
+        step_planner: the scheduler process's half of specplug.
     """
 
     vllm_config: Any
@@ -47,15 +47,15 @@ class _Planned:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         seams.require("scheduler")
         super().__init__(*args, **kwargs)
-        self.planning = planning_of(self.vllm_config)
+        self.step_planner = planning_of(self.vllm_config)
         status.install_engine_core()
         self.dynamic_sd_lookup = None  # vLLM's choice by batch size; its list says here what is captured
-        self._may_narrow = self.planning.caps.draft_length_change is not DraftLengthChange.FIXED
-        self._pads = self.planning.caps.draft_length_change is DraftLengthChange.CAPTURED
-        self._row_length = self._length_for(self.planning.plan)
+        self._may_narrow = self.step_planner.caps.draft_length_change is not DraftLengthChange.FIXED
+        self._pads = self.step_planner.caps.draft_length_change is DraftLengthChange.CAPTURED
+        self._row_length = self._length_for(self.step_planner.plan)
         # vLLM pads some new requests with as many placeholders, and fails when they exceed what a prompt may advance.
         chunk = self.vllm_config.scheduler_config.long_prefill_token_threshold
-        self._most_placeholders = chunk - 1 if chunk > 0 else self.planning.caps.max_draft_length
+        self._most_placeholders = chunk - 1 if chunk > 0 else self.step_planner.caps.max_draft_length
         if recurrent.is_recurrent(self.vllm_config):
             recurrent.refuse_layers(self.kv_cache_config)
             self._most_placeholders = 0  # a fresh prompt runs as prefill, which cannot roll them back
@@ -64,7 +64,7 @@ class _Planned:
         self._began = 0.0
         self._launched: deque[Launched] = deque()
         self._fates: list[Fate] = []
-        self._grammars = Grammars(self.vllm_config, self.planning)
+        self._grammars = Grammars(self.vllm_config, self.step_planner)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule as vLLM does, as if the server's widest draft were what the plan allows."""
@@ -81,7 +81,7 @@ class _Planned:
         ended = perf_counter()
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         if self._launched:
-            self.planning.finish(self._launched.popleft(), self._fates, ended)
+            self.step_planner.finish(self._launched.popleft(), self._fates, ended)
         self._fates = []
         return outputs
 
@@ -107,14 +107,14 @@ class _Planned:
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         """Plan, before vLLM decides how many draft tokens to expect of the step."""
-        self.planning.forget(scheduler_output.finished_req_ids)
+        self.step_planner.forget(scheduler_output.finished_req_ids)
         scheduled = scheduler_output.num_scheduled_tokens
         tokens, length = sum(scheduled.values()), self._row_length
-        self._launched.append(self.planning.launch(self._began, len(scheduled), tokens, length))
+        self._launched.append(self.step_planner.launch(self._began, len(scheduled), tokens, length))
         prompts = sum(scheduler_output.num_scheduled_tokens[new.req_id] for new in scheduler_output.scheduled_new_reqs)
-        plan = self.planning.make(self.running, len(self.waiting), prompts)
+        plan = self.step_planner.make(self.running, len(self.waiting), prompts)
         self._row_length = scheduler_output.num_spec_tokens_to_schedule = self._length_for(plan)
-        self._attach_notes(scheduler_output, plan)
+        self._attach_metadata(scheduler_output, plan)
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
 
     def _length_for(self, plan: StepPlan) -> int:
@@ -122,7 +122,7 @@ class _Planned:
 
         Where steps have CUDA graphs by length, all rows get the shortest captured length that holds their drafts.
         """
-        caps = self.planning.caps
+        caps = self.step_planner.caps
         if not self._may_narrow:
             return caps.max_draft_length
         if not self._pads:
@@ -140,7 +140,7 @@ class _Planned:
         One shorter row costs a step its CUDA graph, so that rows are padded instead where there are graphs: what caps
         allow is then up to the worker, and padding that is accepted does not count as a draft.
         """
-        plan = self.planning.plan
+        plan = self.step_planner.plan
         if self._pads:
             return
         names = plan.caps if self._may_narrow else [request.request_id for request in self.running]
@@ -149,7 +149,7 @@ class _Planned:
             if request is not None and request.spec_token_ids:
                 request.spec_token_ids = request.spec_token_ids[: plan.draft_length_for(name)]
 
-    def _attach_notes(self, scheduler_output: Any, plan: StepPlan) -> None:
+    def _attach_metadata(self, scheduler_output: Any, plan: StepPlan) -> None:
         salts = {
             new.req_id: request.cache_salt
             for new in scheduler_output.scheduled_new_reqs
@@ -157,9 +157,9 @@ class _Planned:
         }
         endings = self._endings.take()
         grammars = self._grammars.take(scheduler_output.num_scheduled_tokens)
-        plan = replace(plan, caps=self.planning.policy_caps() if self._pads else {})
+        plan = replace(plan, caps=self.step_planner.policy_caps() if self._pads else {})
         step_metadata.attach(
-            scheduler_output, step_metadata.StepNotes(plan, endings, salts, tuple(self._events), grammars)
+            scheduler_output, step_metadata.StepMetadata(plan, endings, salts, tuple(self._events), grammars)
         )
         self._events = []
 
@@ -172,7 +172,7 @@ class SpecplugAsyncScheduler(_Planned, AsyncScheduler):
     """vLLM's asynchronous scheduler, planned by specplug."""
 
 
-def planning_of(vllm_config: Any) -> Planning[Any]:
+def planning_of(vllm_config: Any) -> StepPlanner[Any]:
     """Build the scheduler process's half of specplug, for a server that asked for it."""
     found = resolved(vllm_config)
     if found is None:
@@ -192,4 +192,4 @@ def planning_of(vllm_config: Any) -> Planning[Any]:
         cap = None if params is None else wire.decode(params.extra_args)[0].cap
         return Bounds(min(request.num_prompt_tokens + request.max_tokens, longest), cap)
 
-    return Planning(found, context, lambda request: (request.request_id, request.num_tokens), bounds)
+    return StepPlanner(found, context, lambda request: (request.request_id, request.num_tokens), bounds)

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from specplug.errors import EngineError, SpecplugError
 from specplug.operator import startup_errors
 from specplug_vllm import seams
-from specplug_vllm.config import METHOD, is_asked, refuse_unsupported, resolved, runner_of
+from specplug_vllm.config import METHOD, is_requested, refuse_unsupported, resolved, runner_of
 from specplug_vllm.startup import adaptive, advice, graphs, recurrent
 
 SCHEDULERS = {
@@ -62,7 +62,7 @@ def _supporting_specplug(original: Callable[[Any], list[str]]) -> Callable[[Any]
     @functools.wraps(original)
     def unsupported_features(self: Any) -> list[str]:
         features = original(self)
-        return [feature for feature in features if METHOD not in feature] if is_asked(self) else features
+        return [feature for feature in features if METHOD not in feature] if is_requested(self) else features
 
     return unsupported_features
 
@@ -72,7 +72,7 @@ def _with_specplug(original: Callable[..., None], module: Any) -> Callable[..., 
 
     @functools.wraps(original)
     def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not is_asked(self):
+        if not is_requested(self):
             original(self, *args, **kwargs)
             return
         _check(self)

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from specplug_vllm.config import SECTION, cuts_on_device, is_asked, runner_of
+from specplug_vllm.config import SECTION, cuts_on_device, is_requested, runner_of
 
 logger = logging.getLogger("specplug")
 
@@ -28,7 +28,7 @@ def install(config_class: Any) -> None:
 
     @functools.wraps(original)
     def set_cudagraph_sizes(self: Any) -> None:
-        if is_asked(self):
+        if is_requested(self):
             name_lengths(self)
         original(self)
 

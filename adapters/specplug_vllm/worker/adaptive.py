@@ -12,7 +12,7 @@ from typing import Any
 
 from specplug.errors import EngineError
 from specplug_vllm import seams
-from specplug_vllm.config import is_asked
+from specplug_vllm.config import is_requested
 from specplug_vllm.startup.adaptive import FLAG, has_any_graphs
 
 
@@ -43,7 +43,7 @@ def _our_manager(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def maybe_create_adaptive_verification_manager(**found: Any) -> Any:
         vllm_config = found["vllm_config"]
-        if not found[FLAG] or not is_asked(vllm_config):
+        if not found[FLAG] or not is_requested(vllm_config):
             return original(**found)
         if found.get("copy_admitted_drafts_to_host"):
             raise EngineError.build(

@@ -15,8 +15,8 @@ from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
 from specplug.pipeline.stages import DraftStage
 from specplug.plugins.registry import default_registry
-from specplug.runtime.slot_allocator import Places
-from specplug.runtime.stops import StopWatch
+from specplug.runtime.slot_allocator import SlotAllocator
+from specplug.runtime.stops import StopDetector
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
@@ -25,7 +25,7 @@ from specplug.types.request import EngineEvent, EngineEventKind
 from specplug.types.verdict import Outcome
 from specplug_vllm import step_metadata
 from specplug_vllm.config import engine_caps, resolved, runner_of, target_model
-from specplug_vllm.worker.requests import resident
+from specplug_vllm.worker.requests import running_request
 
 
 class Drafting:
@@ -37,7 +37,7 @@ class Drafting:
         rank: tensor-parallel rank.
 
     Attributes:
-        places: the requests that the worker holds.
+        allocator: the requests that the worker holds.
         plan: of the drafts that the newest step makes, as long as its rows are; its caps are the policy's.
         scheduled: by request id, draft tokens that the newest step verifies.
         distribution_bytes: memory of the drafts' distributions, the engine's own form included.
@@ -57,9 +57,9 @@ class Drafting:
         )
         self.distribution_bytes = self.stage.distribution_bytes
         self._closing = weakref.finalize(self, self.stage.close)
-        self.places = Places(self.max_slots, device, lambda event: self.stage.on_event(event))
-        self.slots = self.places.slots
-        self.stops = StopWatch(self.max_slots, self.caps.max_draft_length, device)
+        self.allocator = SlotAllocator(self.max_slots, device, lambda event: self.stage.on_event(event))
+        self.slots = self.allocator.slots
+        self.stops = StopDetector(self.max_slots, self.caps.max_draft_length, device)
         self.plan = StepPlan(self.caps.max_draft_length)
         self.scheduled: dict[str, list[int]] = {}
         self.grammars: Mapping[str, step_metadata.Constrained] = {}
@@ -87,15 +87,15 @@ class Drafting:
 
         A request that emits one token at most never drafts, so that its prompt is not worth taking in.
         """
-        if self.places.is_waiting(new.req_id):
-            self.places.resume(new.req_id)
+        if self.allocator.is_waiting(new.req_id):
+            self.allocator.resume(new.req_id)
             return
-        tenant = resident(new, self.max_length, cache_salt)
-        drafts = tenant.end - tenant.request.prompt_length > 1
-        if drafts or new.req_id in self.places or tenant.request.options.verifier is not None:
-            self.places.start(tenant)
+        occupant = running_request(new, self.max_length, cache_salt)
+        drafts = occupant.end - occupant.request.prompt_length > 1
+        if drafts or new.req_id in self.allocator or occupant.request.options.verifier is not None:
+            self.allocator.start(occupant)
         else:
-            self.places.ignore(new.req_id)
+            self.allocator.ignore(new.req_id)
 
     def on_engine_event(self, kind: EngineEventKind) -> None:
         """Tell every proposer what happened to the engine."""
@@ -105,9 +105,9 @@ class Drafting:
 
     def begin_step(self, scheduler_output: Any) -> None:
         """Note what the scheduler asks of this step."""
-        said = step_metadata.of(scheduler_output)
+        metadata = step_metadata.of(scheduler_output)
         draft_length = min(int(scheduler_output.num_spec_tokens_to_schedule), self.caps.max_draft_length)
-        self.plan, self.grammars = replace(said.plan, draft_length=draft_length), said.grammars
+        self.plan, self.grammars = replace(metadata.plan, draft_length=draft_length), metadata.grammars
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
 
     def step(self, batch: EngineBatch, outcome: Outcome, caps: Tensor) -> Draft:

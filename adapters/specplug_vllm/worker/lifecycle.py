@@ -61,14 +61,14 @@ def _drafter(runner: Any) -> Any:
 
 
 def _leave(drafting: Drafting, scheduler_output: Any) -> None:
-    said = step_metadata.of(scheduler_output)
-    for kind in said.events:
+    metadata = step_metadata.of(scheduler_output)
+    for kind in metadata.events:
         drafting.on_engine_event(kind)
     for request_id in sorted(scheduler_output.finished_req_ids):
-        ending = said.endings.get(request_id, step_metadata.Ending())
-        drafting.places.finish(request_id, aborted=ending.aborted, visible=ending.visible)
+        ending = metadata.endings.get(request_id, step_metadata.Ending())
+        drafting.allocator.finish(request_id, aborted=ending.aborted, visible=ending.visible)
     for request_id in sorted(scheduler_output.preempted_req_ids or ()):
-        drafting.places.preempt(request_id)
+        drafting.allocator.preempt(request_id)
 
 
 def _arrive(drafting: Drafting, scheduler_output: Any) -> None:
@@ -76,4 +76,4 @@ def _arrive(drafting: Drafting, scheduler_output: Any) -> None:
     for new in scheduler_output.scheduled_new_reqs:  # on V2 also those that resume
         drafting.start(new, salts.get(new.req_id))
     for request_id in getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ()):  # V1
-        drafting.places.resume(request_id)
+        drafting.allocator.resume(request_id)

@@ -6,16 +6,16 @@ from typing import Any
 
 from specplug.requests import wire
 from specplug.requests.isolation import isolation_key
-from specplug.runtime.running_request import MAX_STOP_IDS, Resident
+from specplug.runtime.running_request import MAX_STOP_IDS, RunningRequest
 from specplug.types.request import Request, Sampling
 
 
-def resident(new: Any, max_model_len: int, cache_salt: str | None = None) -> Resident:
+def running_request(new: Any, max_model_len: int, cache_salt: str | None = None) -> RunningRequest:
     """Describe a vLLM `NewRequestData`.  Requests that do not sample (pooling) never draft."""
     params = new.sampling_params
     prompt_length = _prompt_length(new)
     if params is None:
-        return Resident(Request(new.req_id, prompt_length, max_tokens=0), end=prompt_length, stop_ids=())
+        return RunningRequest(Request(new.req_id, prompt_length, max_tokens=0), end=prompt_length, stop_ids=())
     options, references, tenant = wire.decode(params.extra_args)
     lora_id = None if new.lora_request is None else int(new.lora_request.lora_int_id)
     spans = _barriers(new)
@@ -39,7 +39,7 @@ def resident(new: Any, max_model_len: int, cache_salt: str | None = None) -> Res
         grammar=params.structured_outputs is not None,
         multimodal=bool(spans),
     )
-    return Resident(request, min(prompt_length + max_tokens, max_model_len), _stop_ids(params), spans)
+    return RunningRequest(request, min(prompt_length + max_tokens, max_model_len), _stop_ids(params), spans)
 
 
 def _prompt_length(new: Any) -> int:

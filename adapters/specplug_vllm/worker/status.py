@@ -11,7 +11,7 @@ import asyncio
 from importlib.metadata import version
 from typing import Any
 
-from specplug.operator.status import by_plugin, details_told, settings_told
+from specplug.operator.status import by_plugin, reported_details, reported_settings
 from specplug_vllm import seams
 from specplug_vllm.config import engine_caps, runner_of
 from specplug_vllm.worker.lifecycle import drafting_of
@@ -48,7 +48,7 @@ def worker_status(worker: Any) -> dict[str, Any]:
             "proposers": [settings.proposer, *settings.extra_proposers],
             "distribution_bytes": drafting.distribution_bytes,
             "sources": list(drafting.stage.sources),
-            "details": details_told(drafting.stage.proposers),
+            "details": reported_details(drafting.stage.proposers),
             "metrics": drafting.stage.metrics.snapshot().as_dict(),
         }
     return status
@@ -56,7 +56,7 @@ def worker_status(worker: Any) -> dict[str, Any]:
 
 def engine_status(core: Any) -> dict[str, Any]:
     """Return what an engine does: its settings, its scheduler's and all its workers' figures."""
-    config, planning = core.vllm_config, core.scheduler.planning
+    config, step_planner = core.vllm_config, core.scheduler.step_planner
     caps = engine_caps(config)
     return {
         "engine": config.parallel_config.data_parallel_index,
@@ -64,12 +64,12 @@ def engine_status(core: Any) -> dict[str, Any]:
         "async_scheduling": bool(config.scheduler_config.async_scheduling),
         "max_draft_length": caps.max_draft_length,
         "captured_draft_lengths": list(caps.captured_draft_lengths),
-        "settings": settings_told(planning.resolved),
+        "settings": reported_settings(step_planner.resolved),
         "scheduler": {
-            "steps": planning.steps,
-            "plan": {"draft_length": planning.plan.draft_length, "token_budget": planning.plan.token_budget},
-            "control": planning.control.state(),
-            "faults": by_plugin(planning.faults),
+            "steps": step_planner.steps,
+            "plan": {"draft_length": step_planner.plan.draft_length, "token_budget": step_planner.plan.token_budget},
+            "control": step_planner.control.state(),
+            "faults": by_plugin(step_planner.faults),
         },
         "workers": core.model_executor.collective_rpc(worker_status),
     }
@@ -77,7 +77,7 @@ def engine_status(core: Any) -> dict[str, Any]:
 
 def control(core: Any, order: dict[str, Any]) -> dict[str, Any]:
     """Carry out an operator's order (see `specplug.operator.control.Order`); return what holds now."""
-    state: dict[str, Any] = core.scheduler.planning.control.set(**order)
+    state: dict[str, Any] = core.scheduler.step_planner.control.set(**order)
     return state
 
 

@@ -99,8 +99,8 @@ class Proposer:
 
     def _rows_of(self, drafting: Drafting, names: list[str]) -> _Rows:
         """Return what stays the same while the same requests hold the same places."""
-        if self._rows is None or not self._rows.facts.hold(drafting.places, names):
-            self._rows = _Rows(drafting, RowFacts(drafting.places, names))
+        if self._rows is None or not self._rows.facts.hold(drafting.allocator, names):
+            self._rows = _Rows(drafting, RowFacts(drafting.allocator, names))
         return self._rows
 
     def _outcome(self, drafting: Drafting, rows: _Rows, batch: EngineBatch, emitted: Tensor) -> Outcome:
@@ -117,7 +117,7 @@ class Proposer:
             emitted=emitted,
             after_stop=after,
         )
-        return step_metadata.said_of(drafting.grammars, outcome, rows.facts.names, scheduled)
+        return step_metadata.annotated(drafting.grammars, outcome, rows.facts.names, scheduled)
 
     def _state_distribution(self, draft: Draft, names: tuple[str, ...]) -> None:
         """Give the rejection sampler the law that drafts were drawn from; without one they are one-hot."""

@@ -75,7 +75,7 @@ class Speculator(BaseSpeculator):
         self._attached = self._is_warmup = False
         self._verified: Mapping[str, Sequence[int]] = {}
         if self.drafting is not None:
-            self.drafting.places.place_of = lambda name: req_states.req_id_to_index[name]
+            self.drafting.allocator.engine_slot = lambda name: req_states.req_id_to_index[name]
             self.draft_logits = self.drafting.engine_distributions(device)
             memory.install(self.drafting)
         if self.enable_adaptive_verification:
@@ -172,8 +172,8 @@ class Speculator(BaseSpeculator):
 
     def _facts_of(self, drafting: Drafting, names: list[str]) -> RowFacts:
         """Return the facts of the rows that may draft, kept while the same requests hold the same places."""
-        if self._facts is None or not self._facts.hold(drafting.places, names):
-            self._facts = RowFacts(drafting.places, names)
+        if self._facts is None or not self._facts.hold(drafting.allocator, names):
+            self._facts = RowFacts(drafting.allocator, names)
             self._kept = None if self._facts.kept is None else drafting.on_device(self._facts.kept)
         return self._facts
 

@@ -62,7 +62,7 @@ class Decision:
         """
         batch = self._runner.input_batch
 
-        def stock() -> Tensor:
+        def engines_own() -> Tensor:
             return original(  # type: ignore[no-any-return]
                 draft_token_ids,
                 num_draft_tokens,
@@ -76,10 +76,10 @@ class Decision:
             )
 
         if len(num_draft_tokens) != batch.num_reqs or not len(draft_token_ids):  # a warm-up
-            return stock()
+            return engines_own()
         chosen = None if self._verifier.lossless else self._chosen(batch.req_ids, num_draft_tokens)
         if chosen is not None and not any(chosen):
-            return stock()
+            return engines_own()
         bases = torch.from_numpy(batch.num_tokens_no_spec[: batch.num_reqs]).to(target_logits.device)
         draft = self._draft(draft_token_ids, cu_num_draft_tokens, max_spec_len, draft_probs, bases)
         seeds = self._seeds(len(num_draft_tokens), sampling_metadata.generators).to(target_logits.device)
@@ -88,15 +88,15 @@ class Decision:
         if chosen is None:
             return found
         rows = torch.tensor(chosen).to(found.device)
-        return torch.where(rows[:, None], found, stock())
+        return torch.where(rows[:, None], found, engines_own())
 
     def _chosen(self, names: list[str], num_draft_tokens: list[int]) -> list[bool]:
         """Return which rows have drafts and ask for the verifier."""
         assert self._drafting is not None  # lossy verifiers do not serve on several ranks
-        places = self._drafting.places
+        allocator = self._drafting.allocator
 
         def asks(name: str) -> bool:
-            return name in places and places.request_of(name).options.verifier is not None
+            return name in allocator and allocator.request_of(name).options.verifier is not None
 
         return [count > 0 and asks(name) for name, count in zip(names, num_draft_tokens, strict=False)]
 
@@ -105,9 +105,9 @@ class Decision:
     ) -> Draft:
         """Pad the flat draft tokens."""
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
-        places = torch.arange(draft_length, device=token_ids.device)
-        index = ((ends - counts)[:, None] + places).clamp(max=len(token_ids) - 1)
-        draft = chain(torch.where(places < counts[:, None], token_ids[index], -1), bases)
+        allocator = torch.arange(draft_length, device=token_ids.device)
+        index = ((ends - counts)[:, None] + allocator).clamp(max=len(token_ids) - 1)
+        draft = chain(torch.where(allocator < counts[:, None], token_ids[index], -1), bases)
         if draft_probs is None:
             return draft
         return replace(draft, distribution=Distribution.PROBS, draft_probs=draft_probs[index])

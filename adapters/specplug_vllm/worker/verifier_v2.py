@@ -100,10 +100,10 @@ class Decision:
         """
         slots, starts = idx_mapping.long(), cu_num_logits[:-1].long()
         most = min(num_speculative_steps, len(target_logits) - len(slots))  # the longest draft that there can be
-        places = torch.arange(most, device=slots.device)
-        index = starts[:, None] + 1 + places
-        ahead = draft_sampled[index.clamp(max=len(target_logits) - 1)]
-        draft = chain(torch.where(index < cu_num_logits[1:, None], ahead, -1), pos[starts] + 1)
+        allocator = torch.arange(most, device=slots.device)
+        index = starts[:, None] + 1 + allocator
+        following = draft_sampled[index.clamp(max=len(target_logits) - 1)]
+        draft = chain(torch.where(index < cu_num_logits[1:, None], following, -1), pos[starts] + 1)
         heat = temperature[slots].float()
         if draft_logits is not None and not self.all_greedy:
             draft = _with_distribution(draft, draft_logits[slots, :most], heat)
@@ -113,7 +113,7 @@ class Decision:
         sampled[:, : most + 1] = found.token_ids.clamp(min=0)
         if self._verifier.lossless:
             return sampled, found.num_emitted
-        stock, num_stock = original(
+        engine_sampled, num_engine_sampled = original(
             target_logits,
             draft_logits,
             draft_sampled,
@@ -130,7 +130,9 @@ class Decision:
         )
         assert self._drafting is not None  # lossy verifiers do not serve on several ranks
         chosen = self._drafting.slots.rows(slots).verifier
-        return torch.where(chosen[:, None], sampled, stock), torch.where(chosen, found.num_emitted, num_stock)
+        return torch.where(chosen[:, None], sampled, engine_sampled), torch.where(
+            chosen, found.num_emitted, num_engine_sampled
+        )
 
 
 def _with_distribution(draft: Draft, draft_logits: Tensor, temperature: Tensor) -> Draft:

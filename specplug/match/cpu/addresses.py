@@ -12,7 +12,7 @@ from numba import carray  # type: ignore[attr-defined]
 
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.pointers import float32_at, int32_at, int64_at
-from specplug.match.cpu.records import lent
+from specplug.match.cpu.records import borrowed
 from specplug.match.cpu.steps import ingest, propose_chains, propose_trees
 
 
@@ -31,7 +31,7 @@ def ingest_at(
 ) -> None:
     """Do as `steps.ingest` for addresses; `table` has `num_rows` rows, `stride` elements apart; `first` may be 0."""
     ingest(
-        lent(state),
+        borrowed(state),
         carray(int64_at(slots), batch_size),
         carray(int32_at(table), (num_rows, stride)),
         carray(int64_at(table_rows), batch_size),
@@ -58,7 +58,7 @@ def propose_at(
 
     Rows of `ids`, `confidences`, `sources` and `parents` are `stride` elements apart.
     """
-    state, grid = lent(state), (batch_size, stride)
+    state, grid = borrowed(state), (batch_size, stride)
     all_slots, all_limits = carray(int64_at(slots), batch_size), carray(int32_at(limits), batch_size)
     all_ids, all_confidences = carray(int32_at(ids), grid), carray(float32_at(confidences), grid)
     all_counts, all_sources = carray(int32_at(counts), batch_size), carray(int32_at(sources), grid)

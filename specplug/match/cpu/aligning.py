@@ -31,9 +31,9 @@ SHELVED = CORPUS
 
 
 @compiled
-def put(bench: Any, node: int, count: int, at: int, length: int, kind: int) -> int:
+def put(workspace: Any, node: int, count: int, at: int, length: int, kind: int) -> int:
     """Add a candidate to the `count` of a node; return how many there are."""
-    bench.at[node, count], bench.length[node, count], bench.kind[node, count] = at, length, kind
+    workspace.at[node, count], workspace.length[node, count], workspace.kind[node, count] = at, length, kind
     return count + 1
 
 
@@ -48,12 +48,12 @@ def align(state: Any, slot: int, count: int, source: int) -> int:
     Returns:
         how many candidates there are then: that place may be one more.
     """
-    texts, memory, rows, bench = state.texts, state.memory, state.rows, state.bench
+    texts, memory, rows, workspace = state.texts, state.memory, state.rows, state.workspace
     newest = texts.text[slot, texts.lengths[slot] - 1]
     longest, place = 0, 0
     for k in range(count):
-        if bench.kind[0, k] & FROM == source and bench.length[0, k] >= longest:
-            longest, place = bench.length[0, k], bench.at[0, k]
+        if workspace.kind[0, k] & FROM == source and workspace.length[0, k] >= longest:
+            longest, place = workspace.length[0, k], workspace.at[0, k]
     if longest >= FOLLOWED:
         rows.anchors[slot, source], rows.ages[slot, source] = place, 0
         return count
@@ -70,21 +70,21 @@ def align(state: Any, slot: int, count: int, source: int) -> int:
     rows.anchors[slot, source] = place
     seen = False
     for k in range(count):
-        if bench.kind[0, k] == source and abs(bench.at[0, k] - place) < WINDOW:
-            seen = seen or bench.at[0, k] == place
-            bench.kind[0, k] = source + NEAR
+        if workspace.kind[0, k] == source and abs(workspace.at[0, k] - place) < WINDOW:
+            seen = seen or workspace.at[0, k] == place
+            workspace.kind[0, k] = source + NEAR
     if not seen and int(found > 0) >= state.shortest:
-        count = put(bench, 0, count, place, int(found > 0), source + ALIGNED)
+        count = put(workspace, 0, count, place, int(found > 0), source + ALIGNED)
     return count
 
 
 @compiled
 def align_shelved(state: Any, slot: int, begin: int, count: int) -> int:
     """Do as `align` for the shelf, whose candidates are those from `begin` on, the best first; inside one document."""
-    texts, rows, bench = state.texts, state.rows, state.bench
+    texts, rows, workspace = state.texts, state.rows, state.workspace
     bounds = rows.bounds[slot]
-    if count > begin and bench.length[0, begin] >= FOLLOWED:
-        place = bench.at[0, begin]
+    if count > begin and workspace.length[0, begin] >= FOLLOWED:
+        place = workspace.at[0, begin]
         rows.anchors[slot, SHELVED], rows.ages[slot, SHELVED] = place, 0
         _set_bounds(state, slot, place)
         return count
@@ -95,23 +95,23 @@ def align_shelved(state: Any, slot: int, begin: int, count: int) -> int:
     rows.anchors[slot, SHELVED] = place = abs(found)
     seen = False
     for k in range(begin, count):
-        if bounds[0] < bench.at[0, k] < bounds[1] and abs(bench.at[0, k] - place) < WINDOW:
-            seen = seen or bench.at[0, k] == place
-            bench.kind[0, k] += NEAR
+        if bounds[0] < workspace.at[0, k] < bounds[1] and abs(workspace.at[0, k] - place) < WINDOW:
+            seen = seen or workspace.at[0, k] == place
+            workspace.kind[0, k] += NEAR
     if not seen and int(found > 0) >= state.shortest:
-        count = put(bench, 0, count, place, int(found > 0), CORPUS + ALIGNED)
+        count = put(workspace, 0, count, place, int(found > 0), CORPUS + ALIGNED)
     return count
 
 
 @compiled
 def _set_bounds(state: Any, slot: int, place: int) -> None:
     """Note where the document of the shelf's best candidate, at `place`, begins and ends."""
-    shelf, bounds = state.shelf, state.rows.bounds[slot]
-    segment = shelf.segments[0]
-    document = document_at(shelf, segment, place - shelf.texts[segment])
-    starts = carray(int64_at(shelf.starts[segment]), shelf.documents[segment] + 1)
-    bounds[0] = shelf.texts[segment] + max(starts[document], 0)
-    bounds[1] = shelf.texts[segment] + min(starts[document + 1], shelf.lengths[segment])
+    corpus_index, bounds = state.corpus_index, state.rows.bounds[slot]
+    segment = corpus_index.segments[0]
+    document = document_at(corpus_index, segment, place - corpus_index.texts[segment])
+    starts = carray(int64_at(corpus_index.starts[segment]), corpus_index.documents[segment] + 1)
+    bounds[0] = corpus_index.texts[segment] + max(starts[document], 0)
+    bounds[1] = corpus_index.texts[segment] + min(starts[document + 1], corpus_index.lengths[segment])
 
 
 @compiled
@@ -120,9 +120,9 @@ def _look_around_shelved(bounds: Any, place: int, newest: int) -> int:
     if newest < 0:
         return -place
     for distance in range(WINDOW):
-        ahead, back = place + distance, place - distance
-        if ahead < bounds[1] and token_after(ahead - 1) == newest:
-            return ahead
+        forward, back = place + distance, place - distance
+        if forward < bounds[1] and token_after(forward - 1) == newest:
+            return forward
         if 0 < distance <= BACK and back > bounds[0] and token_after(back - 1) == newest:
             return back
     return -place
@@ -141,11 +141,11 @@ def _look_around(state: Any, slot: int, source: int, place: int, stop: int, newe
     if newest < 0:
         return -place
     for distance in range(WINDOW):
-        ahead, back = place + distance, place - distance
-        if ahead < stop and _may_read(state, slot, source, ahead):
-            found = token_at(state, slot, source, ahead - 1)
+        forward, back = place + distance, place - distance
+        if forward < stop and _may_read(state, slot, source, forward):
+            found = token_at(state, slot, source, forward - 1)
             if found == newest:
-                return ahead
+                return forward
         if 0 < distance <= BACK and back > 1 and _may_read(state, slot, source, back):
             found = token_at(state, slot, source, back - 1)
             if found == newest:

@@ -23,7 +23,7 @@ from specplug.match.cpu.texts import MOST_CANDIDATES, Tokens
 MOST_NAMED = 16
 """Corpora that a request may name."""
 
-LANES = 16
+MAX_CURSORS = 16
 """Searches that go on side by side."""
 
 TOKEN = 4
@@ -62,23 +62,23 @@ class Segment:
             raise ContractError.build("malformed segment", who="Segment", expected="NO_TEXT at both ends of its text")
 
 
-class ShelfType(RecordType):
-    """See `Shelf`."""
+class CorpusIndexType(RecordType):
+    """See `CorpusIndex`."""
 
 
-class _Shelf(Record):
+class _CorpusIndex(Record):
     pass
 
 
 define(
-    _Shelf,
-    ShelfType,
+    _CorpusIndex,
+    CorpusIndexType,
     ["texts", "lengths", "places", "counts", "starts", "documents", "corpus_of", "dead", "first_number", "numbers",
      "first", "found", "matches", "named", "segments", "lanes"],
 )  # fmt: skip
 
 
-class Shelf:
+class CorpusIndex:
     """The segments of all tenants.
 
     Args:
@@ -102,7 +102,7 @@ class Shelf:
             first.append(len(self._kept))
         kept = self._kept
         self.num_tokens = sum(len(segment.text) for segment in kept)
-        self.record = _Shelf(  # type: ignore[no-untyped-call]
+        self.record = _CorpusIndex(  # type: ignore[no-untyped-call]
             _ints([_address(it.text) // TOKEN for it in kept]),
             _ints([len(it.text) for it in kept]),
             _ints([_address(it.places) for it in kept]),
@@ -116,7 +116,7 @@ class Shelf:
             _ints(first),
             np.zeros(MOST_CANDIDATES, np.int64),
             *(np.zeros(MOST_CANDIDATES, np.int32) for _ in range(3)),
-            np.zeros((LANES, 6), np.int64),
+            np.zeros((MAX_CURSORS, 6), np.int64),
         )
 
 

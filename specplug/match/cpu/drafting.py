@@ -18,59 +18,61 @@ from specplug.match.cpu.evidence import (
     vote_key,
 )
 from specplug.match.cpu.gathering import gather, gather_anew
-from specplug.match.cpu.voting import best, follow, said, token_at, vote
+from specplug.match.cpu.voting import best, follow, predicted, token_at, vote
 
 BRANCHES = 6
 """Tokens of a node that a tree considers."""
 
-AHEAD = 3
+PREFETCH_DISTANCE = 3
 """So many tokens ahead a copy looks for what it will need."""
 
 
 @compiled
-def _remember_ballots(state: Any, slot: int, count: int) -> None:
+def _remember_candidate_votes(state: Any, slot: int, count: int) -> None:
     """Keep what each candidate said, to learn later whether it was right."""
-    rows, bench = state.rows, state.bench
+    rows, workspace = state.rows, state.workspace
     for k in range(count):
-        kind = bench.kind[0, k]
-        rows.ballot_tokens[slot, k] = token_at(state, slot, kind, bench.at[0, k])
-        rows.ballot_keys[slot, k] = vote_key(kind, bench.length[0, k])
-    rows.num_ballots[slot] = count
+        kind = workspace.kind[0, k]
+        rows.candidate_vote_tokens[slot, k] = token_at(state, slot, kind, workspace.at[0, k])
+        rows.candidate_vote_keys[slot, k] = vote_key(kind, workspace.length[0, k])
+    rows.num_candidate_votes[slot] = count
 
 
 @compiled
 def _consider(state: Any, slot: int, entry: int, parent: int, t: int, share: float, last: int) -> float:
     """Note token `t` of the bench as considered, and return its confidence."""
-    rows, bench = state.rows, state.bench
-    length, owner = bench.longest[t], rows.owners[slot]
-    evidence = evidence_key(length, share, bench.support[t], rows.luck[slot], bench.sources[t], bench.near[t])
+    rows, workspace = state.rows, state.workspace
+    length, owner = workspace.longest[t], rows.owners[slot]
+    evidence = evidence_key(
+        length, share, workspace.support[t], rows.hit_rate[slot], workspace.sources[t], workspace.near[t]
+    )
     context = context_key(last, owner, length, share)
-    rows.tokens[slot, entry], rows.parents[slot, entry] = bench.token[t], parent
+    rows.tokens[slot, entry], rows.parents[slot, entry] = workspace.token[t], parent
     rows.evidence[slot, entry], rows.contexts[slot, entry] = evidence, context
     return confidence(state.tables, evidence, context)
 
 
 @compiled
-def _votes(bench: Any, tokens: int) -> float:
+def _votes(workspace: Any, tokens: int) -> float:
     total = 0.0
     for t in range(tokens):
-        total += bench.score[t]
+        total += workspace.score[t]
     return total
 
 
 @compiled
 def _last(state: Any, slot: int, depth: int) -> int:
     texts = state.texts
-    return state.bench.drafted[depth - 1] if depth else texts.text[slot, texts.lengths[slot] - 1]  # type: ignore[no-any-return]
+    return state.workspace.drafted[depth - 1] if depth else texts.text[slot, texts.lengths[slot] - 1]  # type: ignore[no-any-return]
 
 
 @compiled
 def _source(state: Any, slot: int, t: int) -> int:
     """Return the first source that stands behind a token: 0 own text, 1 a reference, 2 responses, 3 corpora."""
-    bench = state.bench
-    if bench.sources[t] & 1 == 0:
-        return 2 if bench.sources[t] & 2 else 3
-    return int(bench.origin[t] < state.starts[slot])
+    workspace = state.workspace
+    if workspace.sources[t] & 1 == 0:
+        return 2 if workspace.sources[t] & 2 else 3
+    return int(workspace.origin[t] < state.starts[slot])
 
 
 @compiled
@@ -86,9 +88,9 @@ def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any, s
     Returns:
         how many tokens were drafted.
     """
-    rows, bench = state.rows, state.bench
+    rows, workspace = state.rows, state.workspace
     count = gather(state, slot)
-    _remember_ballots(state, slot, count)
+    _remember_candidate_votes(state, slot, count)
     drafted, survival = 0, 1.0
     while drafted < limit:
         if count == 1 and drafted:
@@ -99,17 +101,17 @@ def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any, s
         tokens = vote(state, slot, 0, count)
         if tokens == 0:
             break
-        t = best(bench, tokens)
-        share = bench.score[t] / _votes(bench, tokens)
+        t = best(workspace, tokens)
+        share = workspace.score[t] / _votes(workspace, tokens)
         last = _last(state, slot, drafted)
         chance = _consider(state, slot, drafted, drafted - 1, t, share, last)
         survival *= chance
         if survival < state.least:
             break
-        token = bench.token[t]
+        token = workspace.token[t]
         ids[drafted], confidences[drafted], sources[drafted] = token, chance, _source(state, slot, t)
-        bench.drafted[drafted] = token
-        ask_for_context(state.tables, token, rows.owners[slot], bench.longest[t] + 1, share)
+        workspace.drafted[drafted] = token
+        ask_for_context(state.tables, token, rows.owners[slot], workspace.longest[t] + 1, share)
         count = follow(state, slot, 0, count, token, 0)
         drafted += 1
     rows.num_considered[slot] = drafted
@@ -125,20 +127,28 @@ def _copy_on(
 
     Most tokens are drafted so.  The candidate's text tells early what will be asked about the tokens ahead.
     """
-    texts, memory, rows, tables, bench = state.texts, state.memory, state.rows, state.tables, state.bench
-    text, n, responses, end, copied = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], bench.drafted
-    kind, at, length = bench.kind[0, 0], bench.at[0, 0], bench.length[0, 0]
-    owner, luck, joined, near = rows.owners[slot], rows.luck[slot], source_bit(kind), int(kind >= NEAR)
+    texts, memory, rows, tables, workspace = state.texts, state.memory, state.rows, state.tables, state.workspace
+    text, n, responses, end, copied = (
+        texts.text[slot],
+        texts.lengths[slot],
+        memory.text,
+        memory.ends[0],
+        workspace.drafted,
+    )
+    kind, at, length = workspace.kind[0, 0], workspace.at[0, 0], workspace.length[0, 0]
+    owner, hit_rate, joined, near = rows.owners[slot], rows.hit_rate[slot], source_bit(kind), int(kind >= NEAR)
     source, start = kind & FROM, state.starts[slot]
     stop = n if source == OWN else (end if source == RESPONSE else 0)
     last, least = copied[drafted - 1], state.least
     while drafted < limit:
-        if at + AHEAD < stop:
-            ask_for_context(tables, said(text, n, responses, end, kind, at + AHEAD, copied), owner, length, 1.0)
-        token = said(text, n, responses, end, kind, at, copied)
+        if at + PREFETCH_DISTANCE < stop:
+            ask_for_context(
+                tables, predicted(text, n, responses, end, kind, at + PREFETCH_DISTANCE, copied), owner, length, 1.0
+            )
+        token = predicted(text, n, responses, end, kind, at, copied)
         if token < 0:
             break
-        evidence, context = evidence_key(length, 1.0, 1, luck, joined, near), context_key(last, owner, length, 1.0)
+        evidence, context = evidence_key(length, 1.0, 1, hit_rate, joined, near), context_key(last, owner, length, 1.0)
         chance = confidence(tables, evidence, context)
         survival *= chance
         if survival < least:
@@ -166,7 +176,7 @@ def draft_tree(state: Any, slot: int, limit: int, ids: Any, confidences: Any, so
     """
     rows, tree = state.rows, state.tree
     tree.counts[0] = gather(state, slot)
-    _remember_ballots(state, slot, tree.counts[0])
+    _remember_candidate_votes(state, slot, tree.counts[0])
     tree.depths[0], tree.survivals[0], tree.entries[0] = 0, 1.0, -1
     nodes, considered, node = 1, 0, 0
     while True:
@@ -194,26 +204,26 @@ def draft_tree(state: Any, slot: int, limit: int, ids: Any, confidences: Any, so
 @compiled
 def _open(state: Any, slot: int, node: int, considered: int) -> int:
     """Consider the tokens that may follow a node; return how many are considered by now."""
-    bench, tree = state.bench, state.tree
+    workspace, tree = state.workspace, state.tree
     depth = tree.depths[node]
     _spell(state, slot, node)
     if tree.counts[node] == 0 and depth:
         tree.counts[node] = gather_anew(state, slot, node, depth)
     tokens = vote(state, slot, node, tree.counts[node])
-    total, last = _votes(bench, tokens), _last(state, slot, depth)
+    total, last = _votes(workspace, tokens), _last(state, slot, depth)
     for _ in range(min(tokens, BRANCHES)):
         if considered == tree.chances.size:
             break
         t = 0
         for other in range(1, tokens):
-            if bench.score[other] > bench.score[t]:
+            if workspace.score[other] > workspace.score[t]:
                 t = other
-        share = bench.score[t] / total
+        share = workspace.score[t] / total
         chance = _consider(state, slot, considered, tree.entries[node], t, share, last)
         tree.chances[considered] = tree.survivals[node] * chance
         tree.nodes[considered] = node
         tree.sources[considered] = _source(state, slot, t)
-        bench.score[t] = -1.0
+        workspace.score[t] = -1.0
         considered += 1
     return considered
 
@@ -231,7 +241,7 @@ def _likeliest(tree: Any, considered: int) -> int:
 @compiled
 def _spell(state: Any, slot: int, node: int) -> None:
     """Write the tokens on the path to a node where a draft's tokens are read from."""
-    rows, bench, tree = state.rows, state.bench, state.tree
+    rows, workspace, tree = state.rows, state.workspace, state.tree
     for depth in range(tree.depths[node] - 1, -1, -1):
-        bench.drafted[depth] = rows.tokens[slot, tree.entries[node]]
+        workspace.drafted[depth] = rows.tokens[slot, tree.entries[node]]
         node = tree.above[node]

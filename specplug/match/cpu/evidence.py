@@ -34,7 +34,7 @@ FROM = 3
 NEAR, ALIGNED = 4, 8
 """Close to where the text has been followed last; and just that place, whatever matches."""
 
-KINDS, LENGTHS, SHARES, SUPPORTS, LUCKS, SOURCES = 12, 14, 9, 3, 3, 8
+KINDS, LENGTHS, SHARES, SUPPORTS, HIT_RATES, SOURCES = 12, 14, 9, 3, 3, 8
 HASHES, COARSE = 16384, 6
 
 MOST_TRIES = 4000.0
@@ -59,7 +59,7 @@ class Tables:
     """The three tables, each [n, 2] float32: hits and tries; they begin with a few tries of what is usual."""
 
     def __init__(self) -> None:
-        self.votes, self.evidence, self.contexts = _usual_votes(), _usual_evidence(), _usual_contexts()
+        self.votes, self.evidence, self.contexts = _default_votes(), _default_evidence(), _default_contexts()
         self.record = _Tables(self.votes, self.evidence, self.contexts)  # type: ignore[no-untyped-call]
 
 
@@ -100,21 +100,21 @@ def vote_key(kind: int, length: int) -> int:
 
 
 @compiled
-def evidence_key(length: int, share: float, support: int, luck: float, sources: int, near: int) -> int:
+def evidence_key(length: int, share: float, support: int, hit_rate: float, sources: int, near: int) -> int:
     """Return the row of `evidence` for a token.
 
     Args:
         length: of the longest match that speaks for it.
         share: its share of all votes.
         support: how many candidates speak for it.
-        luck: how often the row's drafts began right of late, 0 to 1.
+        hit_rate: how often the row's drafts began right of late, 0 to 1.
         sources: bits, see `source_bit`.
         near: 1 where one of them is near to, or aligned with, what was followed last.
     """
     supported = 0 if support == 1 else (1 if support <= 3 else 2)
-    lucky = 0 if luck < 0.25 else (1 if luck < 0.6 else 2)
+    hit_level = 0 if hit_rate < 0.25 else (1 if hit_rate < 0.6 else 2)
     key = (length_class(length) * SHARES + share_class(share)) * SUPPORTS + supported
-    return ((key * LUCKS + lucky) * SOURCES + sources) * 2 + near
+    return ((key * HIT_RATES + hit_level) * SOURCES + sources) * 2 + near
 
 
 @compiled
@@ -163,24 +163,24 @@ _TYPICAL = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 14, 20, 32, 64.0])
 """A match length of each class."""
 
 
-def _usual_votes() -> Table:
+def _default_votes() -> Table:
     own = np.clip((_TYPICAL * 0.9 + 0.15) / (_TYPICAL + 1.6), 0.02, 0.99)
     response = np.clip((_TYPICAL * 0.95 + 0.15) / (_TYPICAL + 1.4), 0.02, 0.99)
     shelved = np.clip(_TYPICAL / (_TYPICAL + 4.0), 0.02, 0.99)  # a large text has a short match of anything
     return _tries(np.tile(np.concatenate((own, response, shelved, shelved)), KINDS // 4), 20)
 
 
-def _usual_evidence() -> Table:
+def _default_evidence() -> Table:
     certainty = np.array([0.02, 0.08, 0.18, 0.33, 0.5, 0.65, 0.8, 0.92, 1.0])
     hit = ((_TYPICAL + 0.3) / (_TYPICAL + 1.5))[:, None] * certainty
-    by_luck = np.clip(np.stack((hit * 0.8, hit, hit**0.7), -1), 0.005, 0.995)  # [LENGTHS, SHARES, LUCKS]
+    by_hit_rate = np.clip(np.stack((hit * 0.8, hit, hit**0.7), -1), 0.005, 0.995)  # [LENGTHS, SHARES, LUCKS]
     grid = np.broadcast_to(
-        by_luck[:, :, None, :, None, None], (LENGTHS, SHARES, SUPPORTS, LUCKS, SOURCES, 2)
+        by_hit_rate[:, :, None, :, None, None], (LENGTHS, SHARES, SUPPORTS, HIT_RATES, SOURCES, 2)
     ) ** np.array([1.0, 0.7])
     return _tries(grid.reshape(-1), 4)
 
 
-def _usual_contexts() -> Table:
+def _default_contexts() -> Table:
     hit = (0.2 + 0.14 * np.arange(COARSE))[:, None] * np.array([0.3, 0.7, 1.0])
     return _tries(np.tile(hit.reshape(-1), HASHES), 2)
 

@@ -14,11 +14,11 @@ from specplug.match.cpu.searching import nearest
 @compiled
 def gather(state: Any, slot: int) -> int:
     """Put the candidates for a row's next token on the bench, row 0, and return how many there are."""
-    texts, bench, shortest = state.texts, state.bench, state.shortest
+    texts, workspace, shortest = state.texts, state.workspace, state.shortest
     count = 0
     for k in range(texts.candidates[slot]):
         if texts.match_lengths[slot, k] >= shortest:
-            count = put(bench, 0, count, texts.places[slot, k], texts.match_lengths[slot, k], OWN)
+            count = put(workspace, 0, count, texts.places[slot, k], texts.match_lengths[slot, k], OWN)
     count = _put_responses(state, slot, 0, count, texts.text[slot], texts.lengths[slot])
     count = align(state, slot, count, OWN)
     count = align(state, slot, count, RESPONSE)
@@ -31,13 +31,13 @@ def gather(state: Any, slot: int) -> int:
 @compiled
 def gather_anew(state: Any, slot: int, node: int, depth: int) -> int:
     """Put candidates for what follows `depth` drafted tokens on the bench, where no earlier candidate is left."""
-    texts, bench, cap, shortest = state.texts, state.bench, state.cap, state.shortest
+    texts, workspace, cap, shortest = state.texts, state.workspace, state.cap, state.shortest
     n = texts.lengths[slot]
     known = min(n, cap)
     for k in range(known):
-        bench.context[k] = texts.text[slot, n - known + k]
+        workspace.context[k] = texts.text[slot, n - known + k]
     for k in range(depth):
-        bench.context[known + k] = bench.drafted[k]
+        workspace.context[known + k] = workspace.drafted[k]
     heads = texts.heads[slot, : texts.trees[slot]]
     found = search(
         texts.text[slot],
@@ -47,24 +47,24 @@ def gather_anew(state: Any, slot: int, node: int, depth: int) -> int:
         heads,
         texts.children[slot],
         0,
-        bench.context,
+        workspace.context,
         known + depth,
         cap,
-        bench.places,
-        bench.lengths,
+        workspace.places,
+        workspace.lengths,
     )
     count = 0
     for k in range(found):
-        if bench.lengths[k] >= shortest:
-            count = put(bench, node, count, bench.places[k], bench.lengths[k], OWN)
-    count = _put_responses(state, slot, node, count, bench.context, known + depth)
-    return _put_shelved(state, slot, node, count, state.rows.points[slot, :0], bench.context, known + depth)
+        if workspace.lengths[k] >= shortest:
+            count = put(workspace, node, count, workspace.places[k], workspace.lengths[k], OWN)
+    count = _put_responses(state, slot, node, count, workspace.context, known + depth)
+    return _put_shelved(state, slot, node, count, state.rows.points[slot, :0], workspace.context, known + depth)
 
 
 @compiled
 def _put_responses(state: Any, slot: int, node: int, count: int, context: Any, end: int) -> int:
     """Add what responses have for the `end` tokens of `context`."""
-    memory, bench, owner = state.memory, state.bench, state.rows.owners[slot]
+    memory, workspace, owner = state.memory, state.workspace, state.rows.owners[slot]
     if owner == 0 or memory.ends[0] == 0:
         return count
     size = memory.text.size
@@ -80,23 +80,30 @@ def _put_responses(state: Any, slot: int, node: int, count: int, context: Any, e
         context,
         end,
         state.cap,
-        bench.places,
-        bench.lengths,
+        workspace.places,
+        workspace.lengths,
     )
     for k in range(found):
-        if bench.lengths[k] >= state.shortest:
-            count = put(bench, node, count, bench.places[k], bench.lengths[k], RESPONSE)
+        if workspace.lengths[k] >= state.shortest:
+            count = put(workspace, node, count, workspace.places[k], workspace.lengths[k], RESPONSE)
     return count
 
 
 @compiled
 def _put_shelved(state: Any, slot: int, node: int, count: int, points: Any, context: Any, end: int) -> int:
     """Add what the shelf has for the `end` tokens of `context`; `points`: see `nearest`."""
-    shelf, rows, bench = state.shelf, state.rows, state.bench
+    corpus_index, rows, workspace = state.corpus_index, state.rows, state.workspace
     if rows.tenants[slot] == 0:
         return count
-    found = nearest(shelf, rows.tenants[slot], rows.named[slot], points, context, end, state.cap)
+    found = nearest(corpus_index, rows.tenants[slot], rows.named[slot], points, context, end, state.cap)
     for k in range(found):
-        if shelf.matches[k] >= state.shortest:
-            count = put(bench, node, count, shelf.found[k], shelf.matches[k], NAMED if shelf.named[k] else CORPUS)
+        if corpus_index.matches[k] >= state.shortest:
+            count = put(
+                workspace,
+                node,
+                count,
+                corpus_index.found[k],
+                corpus_index.matches[k],
+                NAMED if corpus_index.named[k] else CORPUS,
+            )
     return count

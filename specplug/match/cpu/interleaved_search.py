@@ -24,55 +24,67 @@ def find_points(state: Any, slots: Any, limits: Any) -> None:
     Args:
         limits: [B] int32; rows with 0 are not to be drafted for.
     """
-    texts, rows, shelf = state.texts, state.rows, state.shelf
-    if shelf.texts.size == 0:
+    texts, rows, corpus_index = state.texts, state.rows, state.corpus_index
+    if corpus_index.texts.size == 0:
         return
     for rank in range(rows.points.shape[1]):
         row = 0
         while row < slots.size:
-            lanes = 0
-            while row < slots.size and lanes < len(shelf.lanes):
+            cursors = 0
+            while row < slots.size and cursors < len(corpus_index.cursors):
                 slot, tenant = slots[row], rows.tenants[slots[row]]
                 rows.points[slot, rank] = -1
-                if limits[row] > 0 and 0 < tenant < shelf.first.size - 1 and texts.lengths[slot] > 0:
-                    segment = shelf.first[tenant] + rank
-                    if segment < shelf.first[tenant + 1]:
-                        _enter(shelf, lanes, slot, segment)
-                        lanes += 1
+                if limits[row] > 0 and 0 < tenant < corpus_index.first.size - 1 and texts.lengths[slot] > 0:
+                    segment = corpus_index.first[tenant] + rank
+                    if segment < corpus_index.first[tenant + 1]:
+                        _enter(corpus_index, cursors, slot, segment)
+                        cursors += 1
                 row += 1
-            _search(state, lanes)
-            for lane in range(lanes):
-                rows.points[shelf.lanes[lane, 0], rank] = shelf.lanes[lane, 2]
+            _search(state, cursors)
+            for cursor in range(cursors):
+                rows.points[corpus_index.cursors[cursor, 0], rank] = corpus_index.cursors[cursor, 2]
 
 
 @compiled
-def _enter(shelf: Any, lane: int, slot: int, segment: int) -> None:
-    lanes = shelf.lanes
-    lanes[lane, 0], lanes[lane, 1], lanes[lane, 2], lanes[lane, 3] = slot, segment, 0, shelf.counts[segment]
-    lanes[lane, 4] = lanes[lane, 5] = 0
+def _enter(corpus_index: Any, cursor: int, slot: int, segment: int) -> None:
+    cursors = corpus_index.cursors
+    cursors[cursor, 0], cursors[cursor, 1], cursors[cursor, 2], cursors[cursor, 3] = (
+        slot,
+        segment,
+        0,
+        corpus_index.counts[segment],
+    )
+    cursors[cursor, 4] = cursors[cursor, 5] = 0
 
 
 @compiled
 def _search(state: Any, count: int) -> None:
     """Take all lanes to their ends, a step each in turn."""
-    texts, shelf = state.texts, state.shelf
-    lanes, going = shelf.lanes, count
+    texts, corpus_index = state.texts, state.corpus_index
+    cursors, going = corpus_index.cursors, count
     while going:
-        for lane in range(count):
-            low, high = lanes[lane, 2], lanes[lane, 3]
+        for cursor in range(count):
+            low, high = cursors[cursor, 2], cursors[cursor, 3]
             if low < high:  # the place was asked for in the turn before
-                segment = lanes[lane, 1]
-                text = carray(int32_at(shelf.texts[segment] * TOKEN), shelf.lengths[segment])
-                prefetch(text, place_at(shelf, segment, (low + high) // 2) - 1 - min(lanes[lane, 4], lanes[lane, 5]))
+                segment = cursors[cursor, 1]
+                text = carray(int32_at(corpus_index.texts[segment] * TOKEN), corpus_index.lengths[segment])
+                prefetch(
+                    text,
+                    place_at(corpus_index, segment, (low + high) // 2)
+                    - 1
+                    - min(cursors[cursor, 4], cursors[cursor, 5]),
+                )
         going = 0
-        for lane in range(count):
-            low, high = lanes[lane, 2], lanes[lane, 3]
+        for cursor in range(count):
+            low, high = cursors[cursor, 2], cursors[cursor, 3]
             if low < high:
-                slot, segment = lanes[lane, 0], lanes[lane, 1]
+                slot, segment = cursors[cursor, 0], cursors[cursor, 1]
                 context, end = texts.text[slot], texts.lengths[slot]
                 low, high, below, above = halved(
-                    shelf, segment, context, end, state.cap, low, high, lanes[lane, 4], lanes[lane, 5]
+                    corpus_index, segment, context, end, state.cap, low, high, cursors[cursor, 4], cursors[cursor, 5]
                 )
-                lanes[lane, 2], lanes[lane, 3], lanes[lane, 4], lanes[lane, 5] = low, high, below, above
+                cursors[cursor, 2], cursors[cursor, 3], cursors[cursor, 4], cursors[cursor, 5] = low, high, below, above
                 going += low < high
-                prefetch(carray(int32_at(shelf.places[segment]), shelf.counts[segment]), (low + high) // 2)
+                prefetch(
+                    carray(int32_at(corpus_index.places[segment]), corpus_index.counts[segment]), (low + high) // 2
+                )

@@ -17,9 +17,9 @@ def learn(state: Any, slot: int, emitted: Any) -> None:
     Tokens are judged as a verifier would: while those before them were right.
     """
     rows, tables, first = state.rows, state.tables, emitted[0]
-    for k in range(rows.num_ballots[slot]):
-        if rows.ballot_tokens[slot, k] >= 0:
-            count(tables.votes, rows.ballot_keys[slot, k], rows.ballot_tokens[slot, k] == first)
+    for k in range(rows.num_candidate_votes[slot]):
+        if rows.candidate_vote_tokens[slot, k] >= 0:
+            count(tables.votes, rows.candidate_vote_keys[slot, k], rows.candidate_vote_tokens[slot, k] == first)
     right, total, judged, began_right = -1, rows.num_considered[slot], 0, False
     for k in range(emitted.size):
         right, judged = _judge(state, slot, right, total, judged, emitted[k])
@@ -27,7 +27,7 @@ def learn(state: Any, slot: int, emitted: Any) -> None:
             break
         began_right = True
     if total:
-        rows.luck[slot] = _SLOWLY * rows.luck[slot] + (1 - _SLOWLY) * began_right
+        rows.hit_rate[slot] = _SLOWLY * rows.hit_rate[slot] + (1 - _SLOWLY) * began_right
     rows.num_considered[slot] = judged  # nothing was counted behind these
 
 
@@ -57,8 +57,8 @@ def _judge(state: Any, slot: int, parent: int, total: int, judged: int, token: i
 def forget_slowly(state: Any, slot: int) -> None:
     """Halve the counts that have grown large; after all rows of a step have been counted."""
     rows, tables = state.rows, state.tables
-    for k in range(rows.num_ballots[slot]):
-        halve(tables.votes, rows.ballot_keys[slot, k], MOST_TRIES)
+    for k in range(rows.num_candidate_votes[slot]):
+        halve(tables.votes, rows.candidate_vote_keys[slot, k], MOST_TRIES)
     for k in range(rows.num_considered[slot]):
         halve(tables.evidence, rows.evidence[slot, k], MOST_TRIES)
         halve(tables.contexts, rows.contexts[slot, k], MOST_CONTEXT_TRIES)

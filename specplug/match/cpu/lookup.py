@@ -12,10 +12,10 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.match.cpu.addresses import ingest_at, propose_at
-from specplug.match.cpu.corpus_index import MOST_NAMED, Numbers, Segment, Shelf
+from specplug.match.cpu.corpus_index import MOST_NAMED, CorpusIndex, Numbers, Segment
 from specplug.match.cpu.evidence import Tables
 from specplug.match.cpu.responses import Responses
-from specplug.match.cpu.rows import Bench, Rows, Tree
+from specplug.match.cpu.rows import Rows, Tree, Workspace
 from specplug.match.cpu.state import State
 from specplug.match.cpu.steps import ingest, propose_chains, propose_trees
 from specplug.match.cpu.texts import NO_TEXT, Texts, Tokens
@@ -63,25 +63,25 @@ class Lookup:
         considered = _CONSIDERED_PER_NODE * (draft_length + 1) if trees else draft_length
         self.texts = Texts(max_slots, capacity, options.cap)
         self.responses = Responses(options.response_tokens, options.cap)
-        self.rows, self.tables, self._usual = Rows(max_slots, considered), Tables(), Tables()
+        self.rows, self.tables, self._default = Rows(max_slots, considered), Tables(), Tables()
         self._starts, self._from_start = np.zeros(max_slots, np.int32), np.zeros(0, np.int32)
-        self._bench, self._tree = Bench(options.cap, draft_length, trees=trees), Tree(draft_length, considered)
+        self._workspace, self._tree = Workspace(options.cap, draft_length, trees=trees), Tree(draft_length, considered)
         self._numbers = Numbers()
-        self.stock({})
+        self.load({})
 
-    def shelf_of(self, tenants: Mapping[str, Sequence[Segment]]) -> Shelf:
-        """Return a shelf of these segments, by tenant, for `stock`; on any thread, but one at a time."""
-        return Shelf(tenants, self._numbers)
+    def corpus_index_of(self, tenants: Mapping[str, Sequence[Segment]]) -> CorpusIndex:
+        """Return a shelf of these segments, by tenant, for `load`; on any thread, but one at a time."""
+        return CorpusIndex(tenants, self._numbers)
 
-    def stock(self, shelf: Shelf | Mapping[str, Sequence[Segment]]) -> None:
+    def load(self, corpus_index: CorpusIndex | Mapping[str, Sequence[Segment]]) -> None:
         """Draft from these segments instead of those before; between two steps.  No text is copied."""
-        shelf = shelf if isinstance(shelf, Shelf) else self.shelf_of(shelf)
-        states = self._state_with(self.tables, shelf), self._state_with(self._usual, shelf)
-        self.rows.leave_shelf()
-        self.shelf, (self._state, self._unlearnt) = shelf, states
+        corpus_index = corpus_index if isinstance(corpus_index, CorpusIndex) else self.corpus_index_of(corpus_index)
+        states = self._state_with(self.tables, corpus_index), self._state_with(self._default, corpus_index)
+        self.rows.leave_corpus_index()
+        self.corpus_index, (self._state, self._unlearnt) = corpus_index, states
 
-    def _state_with(self, tables: Tables, shelf: Shelf) -> State:
-        parts = (self.texts, self.responses, shelf, self.rows, tables, self._bench, self._tree)
+    def _state_with(self, tables: Tables, corpus_index: CorpusIndex) -> State:
+        parts = (self.texts, self.responses, corpus_index, self.rows, tables, self._workspace, self._tree)
         records = [it.record for it in parts]
         options = self._options
         return State(*records, self._starts, options.cap, options.shortest, options.least)  # type: ignore[no-untyped-call]

@@ -29,8 +29,8 @@ GRANULE = 16
 MOST_VISITS = 512
 """A walk ends here.  Only texts made for it lead so deep; the places beyond are forgotten."""
 
-FEWEST_VISITS, USUAL_VISITS, SPARE_VISITS = 6, 24, 1 << 14
-"""The walks of n places that are added together visit USUAL_VISITS * n + SPARE_VISITS nodes.
+FEWEST_VISITS, DEFAULT_VISITS, SPARE_VISITS = 6, 24, 1 << 14
+"""The walks of n places that are added together visit DEFAULT_VISITS * n + SPARE_VISITS nodes.
 
 When these are spent, each walk ends after FEWEST_VISITS.  Prose and code take 5 to 7 visits a place, random bits 20.  A
 text that is made for deep walks costs its own matches instead of everybody's time.
@@ -75,7 +75,7 @@ def _ask_for(text: Any, owners: Any, children: Any, mask: int, place: int, match
 @compiled
 def allow_visits(visits: Any, count: int) -> None:
     """Set what the walks of `count` places that are added together may visit, `visits` [1] int64."""
-    visits[0] = SPARE_VISITS + USUAL_VISITS * count
+    visits[0] = SPARE_VISITS + DEFAULT_VISITS * count
 
 
 @compiled

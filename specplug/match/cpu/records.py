@@ -41,7 +41,7 @@ def define(record: type[Record], kind: type[RecordType], fields: Sequence[str]) 
     structref.define_proxy(record, kind, list(fields))  # type: ignore[no-untyped-call]
 
 
-class LentType(types.Type):  # type: ignore[misc]
+class BorrowedType(types.Type):  # type: ignore[misc]
     """What numba calls a lent record: a pointer to its fields."""
 
     def __init__(self, record: RecordType) -> None:
@@ -49,19 +49,19 @@ class LentType(types.Type):  # type: ignore[misc]
         super().__init__(name=f"lent({record.name})")
 
 
-register_model(LentType)(models.OpaqueModel)  # type: ignore[no-untyped-call]
+register_model(BorrowedType)(models.OpaqueModel)  # type: ignore[no-untyped-call]
 
 
-def _lend(_typing: Any, record: Any) -> Any:
+def _borrow(_typing: Any, record: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = structref._Utils(context, builder, signature.args[0]).get_data_pointer(arguments[0])  # type: ignore[no-untyped-call]
         return builder.bitcast(data, context.get_value_type(signature.return_type))
 
-    return LentType(record)(record), generate  # type: ignore[no-untyped-call]
+    return BorrowedType(record)(record), generate  # type: ignore[no-untyped-call]
 
 
-lent: Any = intrinsic(_lend)
-"""`lent(record)` is what a record lends, inside kernels: the same fields, without counting references to them.
+borrowed: Any = intrinsic(_borrow)
+"""`borrowed(record)` is what a record lends, inside kernels: the same fields, without counting references to them.
 
 Whoever called the kernel keeps the record alive, and the fields of a record are never replaced.  No kernel may return a
 lent array: it has no owner.
@@ -72,14 +72,14 @@ lent array: it has no owner.
 class _Fields(AttributeTemplate):  # type: ignore[misc]
     """Which type a field of a lent record has: a record in it is lent, too."""
 
-    key = LentType
+    key = BorrowedType
 
     def generic_resolve(self, value: Any, attr: Any) -> Any:  # type: ignore[override]
         found = value.record.field_dict.get(attr)
-        return LentType(found) if isinstance(found, RecordType) else found
+        return BorrowedType(found) if isinstance(found, RecordType) else found
 
 
-@lower_getattr_generic(LentType)  # type: ignore[untyped-decorator, no-untyped-call]
+@lower_getattr_generic(BorrowedType)  # type: ignore[untyped-decorator, no-untyped-call]
 def _read(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
     payload = kind.record.get_data_type()
     pointer = builder.bitcast(value, context.data_model_manager[payload].get_value_type().as_pointer())
@@ -88,7 +88,7 @@ def _read(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
     field = kind.record.field_dict[name]
     if isinstance(field, RecordType):
         data = structref._Utils(context, builder, field).get_data_pointer(found)  # type: ignore[no-untyped-call]
-        return builder.bitcast(data, context.get_value_type(LentType(field)))
+        return builder.bitcast(data, context.get_value_type(BorrowedType(field)))
     if isinstance(field, types.Array):
         array = context.make_array(field)(context, builder, found)
         array.meminfo = ir.Constant(array.meminfo.type, None)

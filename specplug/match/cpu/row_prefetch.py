@@ -13,10 +13,10 @@ from specplug.match.cpu.recency import GRANULE, bucket
 def ask_for_lessons(state: Any, slot: int) -> None:
     """Ask for what was said of a slot's next tokens."""
     rows = state.rows
-    ballots, entries = slot * rows.ballot_tokens.shape[1], slot * rows.tokens.shape[1]
-    for at in range(0, rows.num_ballots[slot], 16):
-        prefetch(rows.ballot_tokens, ballots + at)
-        prefetch(rows.ballot_keys, ballots + at)
+    candidate_votes, entries = slot * rows.candidate_vote_tokens.shape[1], slot * rows.tokens.shape[1]
+    for at in range(0, rows.num_candidate_votes[slot], 16):
+        prefetch(rows.candidate_vote_tokens, candidate_votes + at)
+        prefetch(rows.candidate_vote_keys, candidate_votes + at)
     prefetch(rows.tokens, entries)
     prefetch(rows.parents, entries)
     prefetch(rows.evidence, entries)

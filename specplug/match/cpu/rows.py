@@ -11,7 +11,7 @@ from specplug.match.cpu.evidence import CORPUS as SHELVED
 from specplug.match.cpu.records import Record, RecordType, define
 from specplug.match.cpu.texts import MOST_CANDIDATES
 
-MOST_BALLOTS = 3 * MOST_CANDIDATES + 3
+MOST_CANDIDATE_VOTES = 3 * MOST_CANDIDATES + 3
 """Candidates of a row: those of own text, responses and shelf, and an aligned one of each."""
 
 POINTS = 4
@@ -44,9 +44,9 @@ define(
         "parents",
         "evidence",
         "contexts",
-        "num_ballots",
-        "ballot_tokens",
-        "ballot_keys",
+        "num_candidate_votes",
+        "candidate_vote_tokens",
+        "candidate_vote_keys",
     ],
 )
 
@@ -59,7 +59,7 @@ class Rows:
 
     Attributes:
         owners: [S] int32, whose responses the slot may read; 0 for nobody's.
-        luck: [S] float32, how often drafts began right of late.
+        hit_rate: [S] float32, how often drafts began right of late.
         tenants: [S] int32, whose segments of the shelf the slot may read; 0 for nobody's.
         named: [S, `MOST_NAMED`] int32, the corpora that its request names, then 0.
         anchors, ages: [S, 3] int64 and int32, by source: the place that the text follows there, 0 for none, and how
@@ -73,16 +73,16 @@ class Rows:
         def table(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
             return np.zeros((max_slots, *shape), np.int32)
 
-        self.owners, self.luck = table(), np.zeros(max_slots, np.float32)
+        self.owners, self.hit_rate = table(), np.zeros(max_slots, np.float32)
         self.tenants, self.named = table(), table(MOST_NAMED)
         self.anchors, self.ages = np.zeros((max_slots, 3), np.int64), table(3)
         self.bounds = np.zeros((max_slots, 2), np.int64)
         self.drafted_for = table() - 1
         considered = [table(most_considered) for _ in range(4)]
-        ballots = [table(MOST_BALLOTS) for _ in range(2)]
+        candidate_votes = [table(MOST_CANDIDATE_VOTES) for _ in range(2)]
         self.record = _Rows(  # type: ignore[no-untyped-call]
             self.owners,
-            self.luck,
+            self.hit_rate,
             self.tenants,
             self.named,
             self.anchors,
@@ -93,32 +93,32 @@ class Rows:
             table(),
             *considered,
             table(),
-            *ballots,
+            *candidate_votes,
         )
 
     def clear(self, slot: int, owner: int, tenant: int = 0, named: Sequence[int] = ()) -> None:
         """Begin a new request in a slot."""
-        self.owners[slot], self.luck[slot], self.tenants[slot] = owner, 0.5, tenant
+        self.owners[slot], self.hit_rate[slot], self.tenants[slot] = owner, 0.5, tenant
         self.anchors[slot], self.ages[slot], self.drafted_for[slot] = 0, 0, -1
         self.named[slot], self.bounds[slot] = 0, 0
         self.named[slot, : len(named)] = named
 
-    def leave_shelf(self) -> None:
+    def leave_corpus_index(self) -> None:
         """Forget every place of a shelf: another one takes over."""
         self.anchors[:, SHELVED], self.bounds[:] = 0, 0
 
 
-class BenchType(RecordType):
-    """See `Bench`."""
+class WorkspaceType(RecordType):
+    """See `Workspace`."""
 
 
-class _Bench(Record):
+class _Workspace(Record):
     pass
 
 
 define(
-    _Bench,
-    BenchType,
+    _Workspace,
+    WorkspaceType,
     [
         "at", "length", "kind", "places", "lengths",
         "token", "score", "longest", "support", "sources", "near", "origin",
@@ -127,7 +127,7 @@ define(
 )  # fmt: skip
 
 
-class Bench:
+class Workspace:
     """Scratch memory for one row at a time: candidates, the tokens that they vote for, and the context behind a draft.
 
     Nodes of a tree keep their candidates here, too: row 0 is that of the context.
@@ -139,11 +139,14 @@ class Bench:
         def ints(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
             return np.zeros(shape, np.int32)
 
-        candidates = [np.zeros((nodes, MOST_BALLOTS), np.int64), *(ints(nodes, MOST_BALLOTS) for _ in range(2))]
+        candidates = [
+            np.zeros((nodes, MOST_CANDIDATE_VOTES), np.int64),
+            *(ints(nodes, MOST_CANDIDATE_VOTES) for _ in range(2)),
+        ]
         found = [ints(MOST_CANDIDATES) for _ in range(2)]
-        tokens = [ints(MOST_BALLOTS) for _ in range(5)]
-        score, origin = np.zeros(MOST_BALLOTS), np.zeros(MOST_BALLOTS, np.int64)
-        self.record = _Bench(  # type: ignore[no-untyped-call]
+        tokens = [ints(MOST_CANDIDATE_VOTES) for _ in range(5)]
+        score, origin = np.zeros(MOST_CANDIDATE_VOTES), np.zeros(MOST_CANDIDATE_VOTES, np.int64)
+        self.record = _Workspace(  # type: ignore[no-untyped-call]
             *candidates,
             *found,
             tokens[0],

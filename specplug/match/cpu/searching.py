@@ -37,19 +37,27 @@ def common(place: int, context: Any, end: int, cap: int) -> int:
 
 
 @compiled
-def insertion_point(shelf: Any, segment: int, context: Any, end: int, cap: int) -> int:
+def insertion_point(corpus_index: Any, segment: int, context: Any, end: int, cap: int) -> int:
     """Return how many places of a segment have a key below that of the context [E] int32, what lies before `end`."""
-    low, high, shared_low, shared_high = 0, shelf.counts[segment], 0, 0
+    low, high, shared_low, shared_high = 0, corpus_index.counts[segment], 0, 0
     while low < high:
         low, high, shared_low, shared_high = halved(
-            shelf, segment, context, end, cap, low, high, shared_low, shared_high
+            corpus_index, segment, context, end, cap, low, high, shared_low, shared_high
         )
     return low
 
 
 @compiled
 def halved(
-    shelf: Any, segment: int, context: Any, end: int, cap: int, low: int, high: int, shared_low: int, shared_high: int
+    corpus_index: Any,
+    segment: int,
+    context: Any,
+    end: int,
+    cap: int,
+    low: int,
+    high: int,
+    shared_low: int,
+    shared_high: int,
 ) -> tuple[int, int, int, int]:
     """Halve where an insertion point may lie: between `low` and `high`.
 
@@ -60,8 +68,8 @@ def halved(
         the four numbers then.
     """
     middle = (low + high) // 2
-    within = place_at(shelf, segment, middle)
-    place = shelf.texts[segment] + within
+    within = place_at(corpus_index, segment, middle)
+    place = corpus_index.texts[segment] + within
     n = min(shared_low, shared_high, within - 1)  # damaged places may share less: nothing is read before the text
     a, b = 0, 0
     while n < cap:
@@ -75,7 +83,7 @@ def halved(
 
 
 @compiled
-def nearest(shelf: Any, tenant: int, named: Any, points: Any, context: Any, end: int, cap: int) -> int:
+def nearest(corpus_index: Any, tenant: int, named: Any, points: Any, context: Any, end: int, cap: int) -> int:
     """Put the places of a tenant's segments whose text before them matches best on the shelf's own bench.
 
     Of equal ones those of named corpora come first, then those of earlier segments.
@@ -87,42 +95,44 @@ def nearest(shelf: Any, tenant: int, named: Any, points: Any, context: Any, end:
         context: [E] int32; the context is what lies before `end`, read backwards, at most `cap` tokens.
 
     Returns:
-        how many there are, at most `MOST_CANDIDATES`: in `shelf.found`, `matches` (tokens), `named` (0 or 1).
+        how many there are, at most `MOST_CANDIDATES`: in `corpus_index.found`, `matches` (tokens), `named` (0 or 1).
     """
     count = 0
-    if tenant <= 0 or tenant + 1 >= shelf.first.size or end == 0 or context[end - 1] < 0:
+    if tenant <= 0 or tenant + 1 >= corpus_index.first.size or end == 0 or context[end - 1] < 0:
         return count
-    for segment in range(shelf.first[tenant], shelf.first[tenant + 1]):
-        rank = segment - shelf.first[tenant]
+    for segment in range(corpus_index.first[tenant], corpus_index.first[tenant + 1]):
+        rank = segment - corpus_index.first[tenant]
         right = points[rank] if rank < points.size else -1
         if right < 0:
-            right = insertion_point(shelf, segment, context, end, cap)
+            right = insertion_point(corpus_index, segment, context, end, cap)
         left, looked_at = right - 1, 0
         n_left, n_right = (
-            _match(shelf, segment, left, context, end, cap),
-            _match(shelf, segment, right, context, end, cap),
+            _match(corpus_index, segment, left, context, end, cap),
+            _match(corpus_index, segment, right, context, end, cap),
         )
         while looked_at < MOST_LOOKED_AT and (n_left > 0 or n_right > 0):
             looked_at += 1
             if n_left >= n_right:
                 at, n, left = left, n_left, left - 1
-                n_left = _match(shelf, segment, left, context, end, cap)
+                n_left = _match(corpus_index, segment, left, context, end, cap)
             else:
                 at, n, right = right, n_right, right + 1
-                n_right = _match(shelf, segment, right, context, end, cap)
-            if count == MOST_CANDIDATES and n < shelf.matches[count - 1]:
+                n_right = _match(corpus_index, segment, right, context, end, cap)
+            if count == MOST_CANDIDATES and n < corpus_index.matches[count - 1]:
                 break
-            place = place_at(shelf, segment, at)
-            is_named = _standing(shelf, segment, place, named)
+            place = place_at(corpus_index, segment, at)
+            is_named = _standing(corpus_index, segment, place, named)
             if is_named >= 0:
-                count = _enter(shelf, count, shelf.texts[segment] + place, n, is_named, segment)
+                count = _enter(corpus_index, count, corpus_index.texts[segment] + place, n, is_named, segment)
     return count
 
 
 @compiled
-def place_at(shelf: Any, segment: int, at: int) -> int:
+def place_at(corpus_index: Any, segment: int, at: int) -> int:
     """Return which place of a segment's text comes `at`-th by key."""
-    return _inside(carray(int32_at(shelf.places[segment]), shelf.counts[segment])[at], shelf.lengths[segment])
+    return _inside(
+        carray(int32_at(corpus_index.places[segment]), corpus_index.counts[segment])[at], corpus_index.lengths[segment]
+    )
 
 
 @compiled
@@ -131,23 +141,26 @@ def _inside(place: int, length: int) -> int:
 
 
 @compiled
-def _match(shelf: Any, segment: int, at: int, context: Any, end: int, cap: int) -> int:
+def _match(corpus_index: Any, segment: int, at: int, context: Any, end: int, cap: int) -> int:
     """Return how many tokens match before the place of a segment that comes `at`-th by key; 0 where there is none."""
-    if at < 0 or at >= shelf.counts[segment]:
+    if at < 0 or at >= corpus_index.counts[segment]:
         return 0
-    return common(shelf.texts[segment] + place_at(shelf, segment, at), context, end, cap)
+    return common(corpus_index.texts[segment] + place_at(corpus_index, segment, at), context, end, cap)
 
 
 @compiled
-def _standing(shelf: Any, segment: int, place: int, named: Any) -> int:
+def _standing(corpus_index: Any, segment: int, place: int, named: Any) -> int:
     """Return 1 for a place of a named corpus, 0 for another's, -1 where its document is dead."""
-    if shelf.dead[segment] == 0 and named[0] == 0:
+    if corpus_index.dead[segment] == 0 and named[0] == 0:
         return 0
-    document = document_at(shelf, segment, place)
-    if shelf.dead[segment] != 0 and carray(uint8_at(shelf.dead[segment]), shelf.documents[segment])[document]:
+    document = document_at(corpus_index, segment, place)
+    if (
+        corpus_index.dead[segment] != 0
+        and carray(uint8_at(corpus_index.dead[segment]), corpus_index.documents[segment])[document]
+    ):
         return -1
-    own = carray(int32_at(shelf.corpus_of[segment]), shelf.documents[segment])[document]
-    number = shelf.numbers[min(max(shelf.first_number[segment] + own, 0), shelf.numbers.size - 1)]
+    own = carray(int32_at(corpus_index.corpus_of[segment]), corpus_index.documents[segment])[document]
+    number = corpus_index.numbers[min(max(corpus_index.first_number[segment] + own, 0), corpus_index.numbers.size - 1)]
     for k in range(named.size):
         if named[k] == number:
             return 1
@@ -155,10 +168,10 @@ def _standing(shelf: Any, segment: int, place: int, named: Any) -> int:
 
 
 @compiled
-def document_at(shelf: Any, segment: int, place: int) -> int:
+def document_at(corpus_index: Any, segment: int, place: int) -> int:
     """Return the document of the text that the token before a place of a segment belongs to."""
-    starts = carray(int64_at(shelf.starts[segment]), shelf.documents[segment] + 1)
-    low, high = 0, shelf.documents[segment]
+    starts = carray(int64_at(corpus_index.starts[segment]), corpus_index.documents[segment] + 1)
+    low, high = 0, corpus_index.documents[segment]
     while high - low > 1:
         middle = (low + high) // 2
         if starts[middle] <= place - 1:
@@ -169,15 +182,23 @@ def document_at(shelf: Any, segment: int, place: int) -> int:
 
 
 @compiled
-def _enter(shelf: Any, count: int, place: int, n: int, is_named: int, segment: int) -> int:
+def _enter(corpus_index: Any, count: int, place: int, n: int, is_named: int, segment: int) -> int:
     """Enter a candidate behind those that are as good; the last one goes where there are too many."""
     at = count
-    while at > 0 and (n > shelf.matches[at - 1] or (n == shelf.matches[at - 1] and is_named > shelf.named[at - 1])):
+    while at > 0 and (
+        n > corpus_index.matches[at - 1]
+        or (n == corpus_index.matches[at - 1] and is_named > corpus_index.named[at - 1])
+    ):
         at -= 1
     if at == MOST_CANDIDATES:
         return count
     for k in range(min(count, MOST_CANDIDATES - 1), at, -1):
-        shelf.found[k], shelf.matches[k] = shelf.found[k - 1], shelf.matches[k - 1]
-        shelf.named[k], shelf.segments[k] = shelf.named[k - 1], shelf.segments[k - 1]
-    shelf.found[at], shelf.matches[at], shelf.named[at], shelf.segments[at] = place, n, is_named, segment
+        corpus_index.found[k], corpus_index.matches[k] = corpus_index.found[k - 1], corpus_index.matches[k - 1]
+        corpus_index.named[k], corpus_index.segments[k] = corpus_index.named[k - 1], corpus_index.segments[k - 1]
+    corpus_index.found[at], corpus_index.matches[at], corpus_index.named[at], corpus_index.segments[at] = (
+        place,
+        n,
+        is_named,
+        segment,
+    )
     return min(count + 1, MOST_CANDIDATES)

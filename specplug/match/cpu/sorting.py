@@ -1,4 +1,4 @@
-"""The places of a static text, sorted by the text before them: what `shelves` searches.
+"""The places of a static text, sorted by the text before them: what `corpus_indexes` searches.
 
 Place i stands between tokens i - 1 and i.  Its *key* is the text before it, read backwards: token i - 1, then i - 2, up
 to `cap` tokens or to one that is no text, which is smaller than any other.  So the places that match the end of some

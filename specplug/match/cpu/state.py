@@ -13,8 +13,8 @@ class State(Record):
     """What `specplug.match.cpu.lookup` holds; called with all of it, in this order.
 
     Attributes:
-        texts, memory, shelf, rows, tables, bench, tree: records, see `Texts`, `Responses`, `Shelf`, `Rows`, `Tables`,
-            `Bench`, `Tree`.
+        texts, memory, corpus_index, rows, tables, workspace, tree: records of
+            `Texts`, `Responses`, `CorpusIndex`, `Rows`, `Tables`, `Workspace` and `Tree`.
         starts: [S] int32, where each slot's own text begins, behind its references.
         cap: most tokens that a match is compared over.
         shortest: tokens that have to match.

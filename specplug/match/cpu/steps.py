@@ -124,4 +124,4 @@ def _limit(state: Any, slots: Any, limits: Any, row: int, draft_length: int) -> 
     slot = slots[row]
     if state.texts.lengths[slot] <= state.starts[slot]:
         return 0
-    return min(limits[row], draft_length, state.bench.drafted.size - 1)  # type: ignore[no-any-return]
+    return min(limits[row], draft_length, state.workspace.drafted.size - 1)  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ _LENGTH_BONUS = 1.0  # a longer match promises more beyond the next token
 
 
 @compiled
-def said(text: Any, n: int, responses: Any, end: int, kind: int, at: int, drafted: Any) -> int:
+def predicted(text: Any, n: int, responses: Any, end: int, kind: int, at: int, drafted: Any) -> int:
     """Return what a candidate says at place `at` of its text, negative for nothing; own text goes on in its draft.
 
     Args:
@@ -39,25 +39,27 @@ def said(text: Any, n: int, responses: Any, end: int, kind: int, at: int, drafte
 
 @compiled
 def token_at(state: Any, slot: int, kind: int, at: int) -> int:
-    """Return what a candidate of a slot says; see `said`."""
+    """Return what a candidate of a slot says; see `predicted`."""
     texts, memory = state.texts, state.memory
-    return said(texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], kind, at, state.bench.drafted)
+    return predicted(
+        texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], kind, at, state.workspace.drafted
+    )
 
 
 @compiled
 def vote(state: Any, slot: int, node: int, count: int) -> int:
     """Let `count` candidates of a node vote; return for how many tokens, whose figures lie on the bench."""
-    texts, memory, bench, votes = state.texts, state.memory, state.bench, state.tables.votes
+    texts, memory, workspace, votes = state.texts, state.memory, state.workspace, state.tables.votes
     text, n, responses, end = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0]  # loops want locals
-    kinds, ats, lengths, drafted = bench.kind[node], bench.at[node], bench.length[node], bench.drafted
-    token_of, score, longest, support = bench.token, bench.score, bench.longest, bench.support
-    sources, near, origin = bench.sources, bench.near, bench.origin
+    kinds, ats, lengths, drafted = workspace.kind[node], workspace.at[node], workspace.length[node], workspace.drafted
+    token_of, score, longest, support = workspace.token, workspace.score, workspace.longest, workspace.support
+    sources, near, origin = workspace.sources, workspace.near, workspace.origin
     tokens, rank, before = 0, 0, -1
     for k in range(count):
         kind, at, length = kinds[k], ats[k], lengths[k]
         rank = rank + 1 if kind & FROM == before else 0
         before = kind & FROM
-        token = said(text, n, responses, end, kind, at, drafted)
+        token = predicted(text, n, responses, end, kind, at, drafted)
         if token < 0:
             continue
         chance = odds(votes, vote_key(kind, length))
@@ -82,10 +84,10 @@ def vote(state: Any, slot: int, node: int, count: int) -> int:
 
 
 @compiled
-def best(bench: Any, tokens: int) -> int:
+def best(workspace: Any, tokens: int) -> int:
     """Return which of the tokens promises the longest draft: votes, and what long matches promise beyond it."""
     found, most = 0, -1.0
-    score, longest = bench.score, bench.longest
+    score, longest = workspace.score, workspace.longest
     for t in range(tokens):
         worth = score[t] * (1.0 + _LENGTH_BONUS * length_class(longest[t]))
         if worth > most:
@@ -96,14 +98,14 @@ def best(bench: Any, tokens: int) -> int:
 @compiled
 def follow(state: Any, slot: int, node: int, count: int, token: int, child: int) -> int:
     """Hand the candidates of a node that said `token` on to its child, one token further; return how many."""
-    texts, memory, bench = state.texts, state.memory, state.bench
+    texts, memory, workspace = state.texts, state.memory, state.workspace
     text, n, responses, end = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0]
-    kinds, ats, lengths, drafted = bench.kind[node], bench.at[node], bench.length[node], bench.drafted
-    kinds_below, ats_below, lengths_below = bench.kind[child], bench.at[child], bench.length[child]
+    kinds, ats, lengths, drafted = workspace.kind[node], workspace.at[node], workspace.length[node], workspace.drafted
+    kinds_below, ats_below, lengths_below = workspace.kind[child], workspace.at[child], workspace.length[child]
     kept = 0
     for k in range(count):
         kind, at = kinds[k], ats[k]
-        if said(text, n, responses, end, kind, at, drafted) == token:
+        if predicted(text, n, responses, end, kind, at, drafted) == token:
             kinds_below[kept], ats_below[kept], lengths_below[kept] = kind, at + 1, lengths[k] + 1
             kept += 1
     return kept

@@ -1,4 +1,4 @@
-"""What a `Shelf` must find, in plain Python: all places of a segment, sorted, and those around a context."""
+"""What a `CorpusIndex` must find, in plain Python: all places of a segment, sorted, and those around a context."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _ended(key: Key, cap: int) -> Key:
     return key if len(key) == cap else (*key, NO_TEXT)
 
 
-class ReferenceShelf:
-    """See `Shelf`.  Segments are numbered; place p of segment k is called k * 2^32 + p."""
+class ReferenceCorpusIndex:
+    """See `CorpusIndex`.  Segments are numbered; place p of segment k is called k * 2^32 + p."""
 
     def __init__(self, tenants: Mapping[str, Sequence[Segment]], key_tokens: int) -> None:
         self._segments: list[Segment] = []

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from specplug.match.cpu.aligning import BACK, FOLLOWED, FORGET_ANCHOR, WINDOW
 from specplug.match.cpu.lookup import LookupOptions
 from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT
-from specplug.match.reference.corpus_index import ReferenceShelf
+from specplug.match.reference.corpus_index import ReferenceCorpusIndex
 from specplug.match.reference.learning import Spoken
 from specplug.match.reference.recency import candidates, kept, key_of
 from specplug.match.reference.responses import Memory
@@ -48,7 +48,7 @@ class Gathering:
 
     def __init__(self, options: LookupOptions, memory: Memory) -> None:
         self.options, self.memory = options, memory
-        self.shelf = ReferenceShelf({}, options.cap)
+        self.corpus_index = ReferenceCorpusIndex({}, options.cap)
 
     def first(self, row: Row) -> list[Voter]:
         """Return the voters for what follows a row's text."""
@@ -60,10 +60,10 @@ class Gathering:
         """Return the voters for what follows a draft that none is left for."""
         return self._texts(row, drafted) + self._shelved(row, drafted)
 
-    def said(self, row: Row, voter: Voter, drafted: list[int]) -> int:
+    def predicted(self, row: Row, voter: Voter, drafted: list[int]) -> int:
         """Return the token at a voter's place."""
         if voter.kind & 3 >= CORPUS:
-            return self.shelf.token(voter.at)
+            return self.corpus_index.token(voter.at)
         text = row.text + drafted if voter.kind & 3 == OWN else self.memory.text
         return max(text[voter.at], NO_TEXT) if voter.at < len(text) else NO_TEXT
 
@@ -83,7 +83,7 @@ class Gathering:
 
     def _shelved(self, row: Row, drafted: list[int]) -> list[Voter]:
         text, cap = row.text + drafted, self.options.cap
-        found = self.shelf.nearest(row.tenant, row.named, key_of(text, len(text), cap), cap)
+        found = self.corpus_index.nearest(row.tenant, row.named, key_of(text, len(text), cap), cap)
         voters = [Voter(it.at, it.length, NAMED if it.named else CORPUS) for it in found]
         return [voter for voter in voters if voter.length >= self.options.shortest]
 
@@ -114,13 +114,13 @@ class Gathering:
     def _align_shelved(self, row: Row, voters: list[Voter]) -> list[Voter]:
         if voters and voters[0].length >= FOLLOWED:
             row.anchors[CORPUS], row.ages[CORPUS] = voters[0].at, 0
-            row.bounds = self.shelf.bounds(voters[0].at)
+            row.bounds = self.corpus_index.bounds(voters[0].at)
             return voters
         (low, high), anchor = row.bounds, row.anchors[CORPUS]
         if not low < anchor < high or row.ages[CORPUS] >= FORGET_ANCHOR:
             return voters
         inside = [p for p in _around(anchor) if low < p < high]
-        after = [p for p in inside if self.shelf.token(p - 1) == row.text[-1] >= 0]
+        after = [p for p in inside if self.corpus_index.token(p - 1) == row.text[-1] >= 0]
         row.anchors[CORPUS] = place = after[0] if after else anchor
         near = [low < v.at < high and abs(v.at - place) < WINDOW for v in voters]
         return self._with_aligned(voters, near, Voter(place, int(bool(after)), CORPUS + ALIGNED))
@@ -128,8 +128,8 @@ class Gathering:
     def _with_aligned(self, voters: list[Voter], near: list[bool], aligned: Voter) -> list[Voter]:
         """Return voters of which some are near to the aligned one, which is added unless it is there."""
         seen = any(is_near and voter.at == aligned.at for is_near, voter in zip(near, voters, strict=True))
-        told = [v._replace(kind=v.kind + NEAR * is_near) for is_near, v in zip(near, voters, strict=True)]
-        return told if seen or aligned.length < self.options.shortest else [*told, aligned]
+        marked = [v._replace(kind=v.kind + NEAR * is_near) for is_near, v in zip(near, voters, strict=True)]
+        return marked if seen or aligned.length < self.options.shortest else [*marked, aligned]
 
 
 def _around(anchor: int) -> list[int]:

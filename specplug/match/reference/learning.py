@@ -27,13 +27,15 @@ class Considered(NamedTuple):
 class Spoken:
     """What was said of a row's next tokens."""
 
-    luck: float = 0.5
-    ballots: list[tuple[int, int]] = field(default_factory=list)
+    hit_rate: float = 0.5
+    candidate_votes: list[tuple[int, int]] = field(default_factory=list)
     considered: list[Considered] = field(default_factory=list)
 
-    def begin(self, ballots: Sequence[tuple[int, int, int]]) -> None:
-        """Forget what was said before.  `ballots`: tokens, kinds and match lengths of candidates."""
-        self.ballots = [(token, kind * 14 + Learnt.length_class(length)) for token, kind, length in ballots]
+    def begin(self, candidate_votes: Sequence[tuple[int, int, int]]) -> None:
+        """Forget what was said before.  `candidate_votes`: tokens, kinds and match lengths of candidates."""
+        self.candidate_votes = [
+            (token, kind * 14 + Learnt.length_class(length)) for token, kind, length in candidate_votes
+        ]
         self.considered = []
 
 
@@ -59,7 +61,7 @@ class Learnt:
         longest, share, support, sources, near = signs
         size = self.length_class(longest)
         shares = sum(share > bound for bound in (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.999))
-        supports, lucks = (support > 1) + (support > 3), (spoken.luck >= 0.25) + (spoken.luck >= 0.6)
+        supports, lucks = (support > 1) + (support > 3), (spoken.hit_rate >= 0.25) + (spoken.hit_rate >= 0.6)
         evidence = int(np.ravel_multi_index((size, shares, supports, lucks, sources, int(near)), (14, 9, 3, 3, 8, 2)))
         mixed = (last + owner * 0x9E3779B97F4A7C15) * 0xD6E8FEB86659FD93 % 2**64
         row = (mixed >> 40) % 16384 * 6 + min(size // 2, 5)
@@ -70,7 +72,7 @@ class Learnt:
 
     def learn(self, spoken: Spoken, emitted: Sequence[int]) -> None:
         """Count who was right about the tokens that came."""
-        for token, key in spoken.ballots:
+        for token, key in spoken.candidate_votes:
             if token >= 0:
                 self.votes[key] += (token == emitted[0], 1)
         parent, began_right = -1, False
@@ -84,11 +86,11 @@ class Learnt:
                 break
             parent, began_right = right[0], True
         if spoken.considered:
-            spoken.luck = float(np.float32(0.8 * spoken.luck + (1 - 0.8) * began_right))
+            spoken.hit_rate = float(np.float32(0.8 * spoken.hit_rate + (1 - 0.8) * began_right))
 
     def forget_slowly(self, spoken: Spoken) -> None:
         """Halve counts that have grown large."""
-        for _, key in spoken.ballots:
+        for _, key in spoken.candidate_votes:
             _halve(self.votes, key, MOST_TRIES)
         for it in spoken.considered:
             _halve(self.evidence, it.evidence, MOST_TRIES)

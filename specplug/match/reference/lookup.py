@@ -14,7 +14,7 @@ from specplug.match.cpu.corpus_index import Segment
 from specplug.match.cpu.lookup import LookupOptions
 from specplug.match.cpu.recency import GRANULE
 from specplug.match.cpu.texts import NO_TEXT
-from specplug.match.reference.corpus_index import ReferenceShelf
+from specplug.match.reference.corpus_index import ReferenceCorpusIndex
 from specplug.match.reference.gathering import CORPUS, NEAR, OWN, Gathering, Row, Voter
 from specplug.match.reference.learning import Learnt
 from specplug.match.reference.responses import Memory
@@ -76,12 +76,12 @@ class ReferenceLookup:
         self.rows = [Row([], 0, 0) for _ in range(max_slots)]
         self.names: list[str] = []
         self.gathering = Gathering(options, self.memory)
-        self.stocked: set[tuple[str, str]] = set()
+        self.loaded: set[tuple[str, str]] = set()
 
-    def stock(self, tenants: Mapping[str, Sequence[Segment]]) -> None:
+    def load(self, tenants: Mapping[str, Sequence[Segment]]) -> None:
         """Draft from these segments from now on."""
-        self.gathering.shelf = ReferenceShelf(tenants, self.options.cap)
-        self.stocked |= {(name, corpus) for name, own in tenants.items() for it in own for corpus in it.corpora}
+        self.gathering.corpus_index = ReferenceCorpusIndex(tenants, self.options.cap)
+        self.loaded |= {(name, corpus) for name, own in tenants.items() for it in own for corpus in it.corpora}
         for row in self.rows:
             row.anchors[2], row.bounds = 0, (0, 0)
 
@@ -99,9 +99,9 @@ class ReferenceLookup:
         if text:
             text[-1] = NO_TEXT
         remembers = owner is not None and self.options.response_tokens > 0
-        named = [name for name in corpora if (tenant, name) in self.stocked]
+        named = [name for name in corpora if (tenant, name) in self.loaded]
         self.rows[slot] = Row(text, len(text), self._owner(owner or "") if remembers else 0, tenant, named)
-        self.rows[slot].tenant = tenant if any(tenant == name for name, _ in self.stocked) else None
+        self.rows[slot].tenant = tenant if any(tenant == name for name, _ in self.loaded) else None
 
     def remember(self, slot: int, owner: str, begin: int, end: int) -> None:
         """Keep tokens `begin` to `end` of a slot's own text as a response of `owner`."""
@@ -150,7 +150,7 @@ class ReferenceLookup:
         if limit <= 0 or len(row.text) == row.start:
             return Draft([], [], [], [])
         voters = self.gathering.first(row)
-        row.spoken.begin([(self.gathering.said(row, voter, []), voter.kind, voter.length) for voter in voters])
+        row.spoken.begin([(self.gathering.predicted(row, voter, []), voter.kind, voter.length) for voter in voters])
         row.drafted_for = len(row.text)
         return self._tree(row, voters, limit) if self.trees else self._chain(row, voters, limit)
 
@@ -160,7 +160,7 @@ class ReferenceLookup:
         for voter in voters:
             source = voter.kind & 3
             rank, before = rank + 1 if source == before else 0, source
-            token = self.gathering.said(row, voter, drafted)
+            token = self.gathering.predicted(row, voter, drafted)
             if token < 0:
                 continue
             weight = self.learnt.weight(voter.kind, voter.length)
@@ -194,7 +194,7 @@ class ReferenceLookup:
 
     def _follow(self, row: Row, voters: list[Voter], token: int, drafted: list[int]) -> list[Voter]:
         """Return those that said `token`, one token further on."""
-        agree = [voter for voter in voters if self.gathering.said(row, voter, drafted) == token]
+        agree = [voter for voter in voters if self.gathering.predicted(row, voter, drafted) == token]
         return [Voter(voter.at + 1, voter.length + 1, voter.kind) for voter in agree]
 
     def _chain(self, row: Row, voters: list[Voter], limit: int) -> Draft:

@@ -98,7 +98,7 @@ def test_the_entry_points_lead_to_them(monkeypatch):
     assert {"ladder", "learner"} <= set(registry.entries(PolicySpec))
 
 
-def test_the_oracle_errs_where_told(tmp_path):
+def test_the_oracle_errs_where_reported(tmp_path):
     path = tmp_path / "answers.json"
     path.write_text(json.dumps([[*LOOP, 9, 8, 7, 6, 5]]))
     assert drafted("oracle", path=str(path)) == (9, 8, 7, 6)
@@ -158,7 +158,7 @@ def test_broken_proposers_are_contained(name, caplog):
         assert f"{name}: " in caplog.text
 
 
-def test_raises_when_told():
+def test_raises_when_reported():
     spec, fates = spec_of("raises"), []
     with Driver(spec, {"first": 1, "every": 2, "count": 2}, vocab_size=16) as driver:
         driver.start("request", LOOP)

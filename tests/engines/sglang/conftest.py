@@ -58,6 +58,6 @@ def serve(pool: Pool) -> Callable[..., Server]:
 
 
 @pytest.fixture(scope="session")
-def stock(engine: Callable[..., Engine]) -> Engine:
+def baseline(engine: Callable[..., Engine]) -> Engine:
     """No speculation."""
-    return engine(name="stock")
+    return engine(name="baseline")

@@ -15,13 +15,13 @@ def in_scheduler(engine: Any, function: str, arguments: dict[str, Any]) -> Any:
     from sglang.srt.managers.io_struct import RpcReqInput, sock_recv, sock_send
     from specplug_test_sglang_cpu.calls import METHOD
 
-    from tests.engines.host import ToldOfRaising
+    from tests.engines.host import RaisingReported
 
     parameters = {"function": function, "arguments": arguments}
     sock_send(engine.send_to_rpc, RpcReqInput(method=METHOD, parameters=parameters))
     message = json.loads(sock_recv(engine.send_to_rpc, flags=zmq.BLOCKY).message)
     if "raised" in message:
-        raise ToldOfRaising(message["raised"])
+        raise RaisingReported(message["raised"])
     return message["result"]
 
 
@@ -42,9 +42,9 @@ def generate(
         Per prompt "token_ids", "finish_reason", "stop_reason" and "meta", all of SGLang's `meta_info`.
     """
     given = params if isinstance(params, list) else [params or {}] * len(prompts)
-    asked = [{"temperature": 0.0, "max_new_tokens": 40, **own} for own in given]
+    requested = [{"temperature": 0.0, "max_new_tokens": 40, **own} for own in given]
     what = {"prompt": prompts} if isinstance(prompts[0], str) else {"input_ids": prompts}
-    return [described(output) for output in engine.generate(sampling_params=asked, **what, **options)]
+    return [described(output) for output in engine.generate(sampling_params=requested, **what, **options)]
 
 
 def described(output: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def facts(scheduler: Any) -> dict[str, Any]:
     worker = scheduler.draft_worker
     return {
         "overlap": bool(scheduler.enable_overlap),
-        "overlap_asked": not get_schedule().disable_overlap_schedule,
+        "overlap_requested": not get_schedule().disable_overlap_schedule,
         "algorithm": get_spec().speculative_algorithm,
         "topk": get_spec().speculative_eagle_topk,
         "worker": None if worker is None else type(worker).__qualname__,

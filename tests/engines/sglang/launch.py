@@ -99,5 +99,5 @@ def configuration(
         "SPECPLUG_TEST_SAMPLING": "1" if sampling else None,
         **(environment or {}),
     }
-    asked = {**SMALL, **(speculation if algorithm else {}), "disable_overlap_schedule": not overlap, **arguments}
-    return Configuration(asked, variables)
+    requested = {**SMALL, **(speculation if algorithm else {}), "disable_overlap_schedule": not overlap, **arguments}
+    return Configuration(requested, variables)

@@ -74,8 +74,8 @@ def listed(server: Server) -> dict[str, int]:
 
 def drafted(server: Server) -> int:
     """Answer the prompt rightly; return how many tokens of the answer were drafted."""
-    asked = {"input_ids": list(PROMPT), "sampling_params": {"temperature": 0.0, "max_new_tokens": 40}}
-    status, answer = post(server, "/generate", asked)
+    requested = {"input_ids": list(PROMPT), "sampling_params": {"temperature": 0.0, "max_new_tokens": 40}}
+    status, answer = post(server, "/generate", requested)
     assert (status, answer["output_ids"]) == (200, greedy(PROMPT, 40)["token_ids"])
     return answer["meta_info"]["spec_num_correct_drafts"]
 
@@ -179,7 +179,7 @@ def test_ids_of_the_tokenizer_are_those_of_prompts():
 # Without a server
 
 
-def asked(engine: Any, documents: list[str]) -> dict[str, dict[str, Any]]:
+def requested(engine: Any, documents: list[str]) -> dict[str, dict[str, Any]]:
     """Ask an `Engine` as its routes would."""
     from sglang.srt.managers.io_struct import AddExternalCorpusReqInput
 
@@ -195,7 +195,7 @@ def asked(engine: Any, documents: list[str]) -> dict[str, dict[str, Any]]:
 
 def test_without_a_proposer_that_holds_corpora(engine):
     plain: Engine = engine("SPECPLUG", name="specplug")
-    for name, answer in plain.call(asked, documents=["a text"]).items():
+    for name, answer in plain.call(requested, documents=["a text"]).items():
         assert not answer["success"], name
         assert "no proposer of this server holds corpora; found ngram; expected one that" in answer["message"]
         assert answer["message"].endswith("in SPECPLUG_CONFIG")
@@ -213,14 +213,14 @@ def separator(engine: Any) -> int:
     return SEPARATOR_TOKEN
 
 
-def test_the_separator_is_sglangs(stock):
-    assert stock.call(separator) == SEPARATOR
+def test_the_separator_is_sglangs(baseline):
+    assert baseline.call(separator) == SEPARATOR
 
 
 @pytest.mark.slow
-def test_sglangs_own_are_left_alone(engine, stock):
-    for answer in stock.call(asked, documents=["a text"]).values():
+def test_sglangs_own_are_left_alone(engine, baseline):
+    for answer in baseline.call(requested, documents=["a text"]).values():
         assert answer == {"success": False, "message": "Ngram speculative decoding is not enabled."}
     own: Engine = engine("NGRAM", topk=4, name="trees, overlapped")
-    answers = own.call(asked, documents=["a text"])
+    answers = own.call(requested, documents=["a text"])
     assert all(answer["success"] for answer in answers.values()), answers

@@ -18,7 +18,7 @@ from tests.engines.sglang.launch import Configuration, configuration
 SPECPLUG = Path(sys.executable).parent / "specplug"
 NGRAM = '{"proposer": "ngram", "mode": "off"}'
 
-ASKED = """
+REQUESTED = """
 import json, os, sys
 from specplug.operator.launches import tell
 from specplug_sglang.doctor.launch import _resolved
@@ -71,22 +71,22 @@ CASES: dict[str, tuple[str, Configuration]] = {
 def answers() -> dict[str, Any]:
     """What SGLang makes of each of `CASES`, asked in one process: importing SGLang takes most of the time."""
     given = [(settings, config.flags()) for settings, config in CASES.values()]
-    command = [sys.executable, "-c", ASKED, json.dumps(given)]
+    command = [sys.executable, "-c", REQUESTED, json.dumps(given)]
     variables = configuration().variables()
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=variables)
-    told = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
-    assert len(told) == len(CASES), done.stdout + done.stderr
-    return dict(zip(CASES, map(json.loads, told), strict=True))
+    reported = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    assert len(reported) == len(CASES), done.stdout + done.stderr
+    return dict(zip(CASES, map(json.loads, reported), strict=True))
 
 
 def test_trees_and_synchronous_steps_are_recognised(answers):
-    found = Launch.told(answers["trees"])
+    found = Launch.reported(answers["trees"])
     assert (found.draft_length, found.topk, found.overlap) == (5, 3, False)
     assert "drafts are trees (--speculative-eagle-topk 3) of up to 5 tokens; synchronous" in advise(found)[0].summary
 
 
 def test_what_the_line_leaves_open_is_settled(answers):
-    found = Launch.told(answers["default width"])
+    found = Launch.reported(answers["default width"])
     assert found.draft_length > 0
     assert found.max_running_requests == 48
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_served_is_refused_by_name(answers, case, parts):
         assert part in answers[case]
 
 
-def test_another_algorithms_name_is_not_asked_about(answers):
+def test_another_algorithms_name_is_not_requested_about(answers):
     assert answers["unknown algorithm"] is None
 
 
@@ -118,16 +118,16 @@ def test_a_line_that_keeps_specplug_out_is_refused():
     config = configuration("SPECPLUG", environment={"SGLANG_PLUGINS": "other"})
     command = [sys.executable, "-m", "specplug_sglang.doctor.launch", json.dumps(config.flags())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=config.variables())
-    (told,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    assert "SGLang does not load specplug" in told
-    assert "SGLANG_PLUGINS='other'" in told
+    (reported,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    assert "SGLang does not load specplug" in reported
+    assert "SGLANG_PLUGINS='other'" in reported
 
 
 def test_a_mistake_ends_the_server_with_one_message_before_anything_is_loaded():
     config = configuration("SPECPLUG", environment={"SPECPLUG_CONFIG": '{"propser": "ngram"}'})
     done = subprocess.run(config.command(1), capture_output=True, text=True, timeout=900, env=config.variables())
     assert done.returncode == 1
-    said = done.stderr + done.stdout
-    assert "Traceback" not in said
-    assert said.count("unknown setting 'propser'; found 'ngram'. Did you mean 'proposer'?") == 1
-    assert "Load weight" not in said
+    stated = done.stderr + done.stdout
+    assert "Traceback" not in stated
+    assert stated.count("unknown setting 'propser'; found 'ngram'. Did you mean 'proposer'?") == 1
+    assert "Load weight" not in stated

@@ -105,7 +105,7 @@ def test_proposers_learn_what_happens_to_the_engine(function, arguments, expecte
     assert recording.call(inside.generate, prompts=[given])[0]["token_ids"] == before[0]["token_ids"]
 
 
-def test_ends_are_told_before_what_comes_after_them(recording):
+def test_ends_are_reported_before_what_comes_after_them(recording):
     """A flush follows the last answer at once."""
     recording.inside(watching.begin)
     recording.call(inside.generate, prompts=PROMPTS[:1], params={"max_new_tokens": 1})
@@ -118,11 +118,11 @@ def test_ends_are_told_before_what_comes_after_them(recording):
 def test_pauses(mode, recording):
     most = {3: 160, 7: 40, 11: 40, 8: 40}  # the first one is still running when the pause comes
     places = list(most)
-    asked = [
+    requested = [
         {"id": f"{mode} {place}", "prompt": PROMPTS[place], "params": {"max_new_tokens": length}}
         for place, length in most.items()
     ]
-    found = recording.call(watching.recorded, requests=asked, pause=[mode, f"{mode} 3", 4])
+    found = recording.call(watching.recorded, requests=requested, pause=[mode, f"{mode} 3", 4])
     truth = [greedy(tuple(PROMPTS[place]), most[place]) for place in places]
     assert_greedy([PROMPTS[place] for place in places], truth, [found["outputs"][f"{mode} {p}"] for p in places])
     assert found["wrong"] == []
@@ -133,7 +133,9 @@ def test_pauses(mode, recording):
 
 
 def test_a_pause_that_aborts(recording):
-    asked = [{"id": f"stop {place}", "prompt": PROMPTS[place], "params": {"max_new_tokens": 160}} for place in (3, 7)]
-    found = recording.call(watching.recorded, requests=asked, pause=["abort", "stop 3", 4])
+    requested = [
+        {"id": f"stop {place}", "prompt": PROMPTS[place], "params": {"max_new_tokens": 160}} for place in (3, 7)
+    ]
+    found = recording.call(watching.recorded, requests=requested, pause=["abort", "stop 3", 4])
     assert {output["finish_reason"] for output in found["outputs"].values()} == {"abort"}
     assert not any(found["left"].values())

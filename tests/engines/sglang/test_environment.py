@@ -41,10 +41,10 @@ def test_installing_specplug_changes_nothing_else(tmp_path):
     assert planned == ["specplug"]
 
 
-def test_sglang_answers(stock):
-    [answer] = stock.call(inside.generate, prompts=["def main():\n"], params={"max_new_tokens": 4})
+def test_sglang_answers(baseline):
+    [answer] = baseline.call(inside.generate, prompts=["def main():\n"], params={"max_new_tokens": 4})
     assert len(answer["token_ids"]) == 4
-    assert stock.inside(inside.facts)["attention"] == "TorchNativeAttnBackend"
+    assert baseline.inside(inside.facts)["attention"] == "TorchNativeAttnBackend"
 
 
 def imports_for_cpus() -> Iterator[tuple[str, str, str]]:

@@ -39,11 +39,11 @@ NEWLINE = ids("a\nb")[1]
 DIGITS = [ids("x = 1\n")[2], ids("x = 2\n")[2]]
 
 
-Asked = tuple[list[int], dict[str, Any], dict[str, Any]]
+Requested = tuple[list[int], dict[str, Any], dict[str, Any]]
 """Prompt, sampling parameters and further arguments of a request."""
 
 LOOPING = {"ignore_eos": True}
-PLAIN: dict[str, Asked] = {
+PLAIN: dict[str, Requested] = {
     "frequency": (LOOP, {**LOOPING, "frequency_penalty": 0.8}, {}),
     "presence": (LOOP, {**LOOPING, "presence_penalty": 1.9}, {"return_logprob": True}),
     "repetition": (LOOP, {**LOOPING, "repetition_penalty": 1.9}, {"return_logprob": True}),
@@ -72,7 +72,7 @@ PLAIN: dict[str, Asked] = {
 }
 """Requests that get no drafts."""
 
-DRAFTED: dict[str, Asked] = {
+DRAFTED: dict[str, Requested] = {
     "ordinary": (LOOP, LOOPING, {"return_logprob": True}),
     "ordinary edit": (EDIT, {}, {"return_logprob": True}),
     "biased": (LOOP, {**LOOPING, "logit_bias": {str(NEWLINE): -20.0}}, {"return_logprob": True}),
@@ -80,7 +80,7 @@ DRAFTED: dict[str, Asked] = {
 }
 """Requests of the same batch that do."""
 
-GRAMMARS: dict[str, Asked] = {
+GRAMMARS: dict[str, Requested] = {
     "regex": (LOOP, {"regex": "(x = [0-9]\n){4}y = 77"}, {}),
     "regex and penalty": (LOOP, {"regex": "([xy] = [0-9]\n){6}", "frequency_penalty": 1.5}, {}),
     "regex and processor": (
@@ -95,18 +95,21 @@ GRAMMARS: dict[str, Asked] = {
 Counts = dict[str, tuple[int, int]]
 
 
-def ask(engine: Engine, asked: dict[str, Asked]) -> dict[str, dict[str, Any]]:
+def ask(engine: Engine, requested: dict[str, Requested]) -> dict[str, dict[str, Any]]:
     """Return the answers by name; all requests start in one prefill, or in the chunks of one."""
-    engine.inside(hold_back, count=len(asked))
+    engine.inside(hold_back, count=len(requested))
     assert engine.call(inside.flush)
-    given = {"prompts": [prompt for prompt, _, _ in asked.values()], "params": [own for _, own, _ in asked.values()]}
-    each = {
-        option: [options.get(option, default) for _, _, options in asked.values()]
-        for option, default in OPTIONS.items()
-        if any(option in options for _, _, options in asked.values())
+    given = {
+        "prompts": [prompt for prompt, _, _ in requested.values()],
+        "params": [own for _, own, _ in requested.values()],
     }
-    answers = engine.call(generate, **given, rid=list(asked), **each)
-    return dict(zip(asked, answers, strict=True))
+    each = {
+        option: [options.get(option, default) for _, _, options in requested.values()]
+        for option, default in OPTIONS.items()
+        if any(option in options for _, _, options in requested.values())
+    }
+    answers = engine.call(generate, **given, rid=list(requested), **each)
+    return dict(zip(requested, answers, strict=True))
 
 
 OPTIONS: dict[str, Any] = {
@@ -209,11 +212,11 @@ def under_grammars(pair: tuple[Engine, Engine]) -> Answered:
     return both(pair, GRAMMARS)
 
 
-def both(pair: tuple[Engine, Engine], asked: dict[str, Asked]) -> Answered:
-    expected = ask(pair[0], asked)
+def both(pair: tuple[Engine, Engine], requested: dict[str, Requested]) -> Answered:
+    expected = ask(pair[0], requested)
     pair[1].inside(count_drafts)
     try:
-        found = ask(pair[1], asked)
+        found = ask(pair[1], requested)
     finally:
         counts = pair[1].inside(counted)
     return expected, found, counts
@@ -261,7 +264,7 @@ def test_others_in_the_batch_do(answered, under_grammars):
             assert found[name]["meta"]["spec_num_correct_drafts"] > 8, name
 
 
-def test_what_is_asked_for_is_done(answered, under_grammars):
+def test_what_is_requested_for_is_done(answered, under_grammars):
     """Both could agree on doing nothing."""
     found = {**under_grammars[1], **answered[1]}
     ordinary = {
@@ -272,25 +275,25 @@ def test_what_is_asked_for_is_done(answered, under_grammars):
     }
     ordinary |= dict.fromkeys(["presence", "repetition", "processor of state", "min new tokens"], "ordinary")
     for name, other in ordinary.items():
-        told = [flat(found[which]["meta"].get("output_token_logprobs")) for which in (name, other)]
+        reported = [flat(found[which]["meta"].get("output_token_logprobs")) for which in (name, other)]
         same = found[name]["token_ids"] == found[other]["token_ids"]
-        assert not same or (told[0] and told[0] != pytest.approx(told[1], abs=1e-3)), name
+        assert not same or (reported[0] and reported[0] != pytest.approx(reported[1], abs=1e-3)), name
     assert not {*found["processor"]["token_ids"]} & {*DIGITS}
     assert {*found["ordinary"]["token_ids"]} >= {*DIGITS, NEWLINE}
     assert not {NEWLINE} & {*found["biased"]["token_ids"], *found["biased and penalised"]["token_ids"]}
     assert NEWLINE not in found["min new tokens"]["token_ids"][:17]
     assert len(found["min new tokens"]["token_ids"]) > 17
-    said = tokenizer().decode(found["regex and processor"]["token_ids"])
-    assert "1" not in said
-    assert "=" in said
+    stated = tokenizer().decode(found["regex and processor"]["token_ids"])
+    assert "1" not in stated
+    assert "=" in stated
 
 
 @pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
 def test_sglangs_own_overlap_counts_penalties_late(engine):
     """Without any speculation; so equality is asked for between engines of one kind."""
-    asked = {"frequency": PLAIN["frequency"]}
+    requested = {"frequency": PLAIN["frequency"]}
     tokens = [
-        ask(engine(overlap=overlap, **SERVED, name="plain"), asked)["frequency"]["token_ids"]
+        ask(engine(overlap=overlap, **SERVED, name="plain"), requested)["frequency"]["token_ids"]
         for overlap in (False, True)
     ]
     assert tokens[0] != tokens[1]
@@ -300,18 +303,18 @@ def test_sglangs_own_overlap_counts_penalties_late(engine):
 
 
 @pytest.fixture(scope="session")
-def stock_ngram(engine: Callable[..., Engine]) -> Engine:
+def baseline_ngram(engine: Callable[..., Engine]) -> Engine:
     """SGLang's n-gram, as it comes."""
     return engine("NGRAM", topk=4, overlap=False, **SERVED, name="NGRAM")
 
 
 @pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
 @pytest.mark.parametrize("name", ["frequency", "processor"])
-def test_sglangs_own_ngram_differs(name, engine, stock_ngram):
+def test_sglangs_own_ngram_differs(name, engine, baseline_ngram):
     """Twice, as it learns from answers only."""
     plain = ask(engine(overlap=False, **SERVED, name="plain sync"), {name: PLAIN[name]})[name]
     given = {name: PLAIN[name], "ordinary": DRAFTED["ordinary"]}
-    answers = [ask(stock_ngram, given)[name]["token_ids"] for _ in range(2)]
+    answers = [ask(baseline_ngram, given)[name]["token_ids"] for _ in range(2)]
     assert answers[1] != plain["token_ids"]
 
 
@@ -364,9 +367,11 @@ def test_logprobs_beside_min_p(toys):
     given = {"temperature": 1.0, "max_new_tokens": 8, "ignore_eos": True, "min_p": MIN_P}
     (answer,) = toys.call(inside.generate, prompts=[toy.PROMPT], params=given, return_logprob=True)
     before = [toy.PROMPT[-1], *answer["token_ids"]]
-    told = [entry[0] for entry in answer["meta"]["output_token_logprobs"]]
+    reported = [entry[0] for entry in answer["meta"]["output_token_logprobs"]]
     distribution = toy.distribution().log()
-    assert told == pytest.approx([float(distribution[one, next]) for one, next in itertools.pairwise(before)], abs=1e-4)
+    assert reported == pytest.approx(
+        [float(distribution[one, next]) for one, next in itertools.pairwise(before)], abs=1e-4
+    )
 
 
 @pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
@@ -398,8 +403,8 @@ def penalised(engine: Engine, answers: int = 128) -> float:
     Each token is turned into a number that is uniform under its own law: its place in the law's heap, on which
     penalised tokens lie first.
     """
-    asked = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True, "frequency_penalty": PENALTY}
-    found = engine.call(inside.generate, prompts=[toy.PROMPT] * answers, params=asked)
+    requested = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True, "frequency_penalty": PENALTY}
+    found = engine.call(inside.generate, prompts=[toy.PROMPT] * answers, params=requested)
     assert not sum(answer["meta"].get("spec_num_correct_drafts", 0) for answer in found)
     draw, places = random.Random(5), [0] * 16
     for answer in found:

@@ -25,7 +25,7 @@ from tests.engines.sglang.test_exact import (
     NGRAM,
     SERVED,
     Answered,
-    Asked,
+    Requested,
     assert_same,
     both,
     flat,
@@ -44,7 +44,7 @@ JSON_SCHEMA = {
 LONG = LOOP * 5  # prefilled in several chunks
 
 # name -> (prompt, sampling parameters, further arguments); greedy
-FEATURES: dict[str, Asked] = {
+FEATURES: dict[str, Requested] = {
     "plain": (EDIT, {}, {}),
     "regex": (LOOP, {"regex": "(x = [0-9]\n){4}y = 77"}, {}),
     "json": (list(prompts()[2]), {"json_schema": json.dumps(JSON_SCHEMA), "max_new_tokens": 64}, {}),

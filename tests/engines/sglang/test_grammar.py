@@ -18,7 +18,7 @@ from tests.engines.matchers import KEYS, REGEX, allows, legal, matcher, schema
 from tests.engines.plain import ids, tokenizer
 from tests.engines.sglang import trees
 from tests.engines.sglang.engines import Engine
-from tests.engines.sglang.test_exact import EDIT, LOOP, SERVED, Asked, ask, assert_same
+from tests.engines.sglang.test_exact import EDIT, LOOP, SERVED, Requested, ask, assert_same
 
 LOOKUP = {"proposer": "ngram-reference", "policy": "fixed", "options": {"ngram-reference": {"min_n": 1}}}
 """It remembers no other requests, so that each run of a test drafts alike."""
@@ -34,7 +34,7 @@ def compact() -> str:
     return str(xgrammar.Grammar.from_json_schema(schema(), any_whitespace=False))
 
 
-def asked() -> dict[str, Asked]:
+def requested() -> dict[str, Requested]:
     return {
         "schema": (EDIT, {"ebnf": compact(), "max_new_tokens": 128}, {}),
         "schema in a loop": (LOOP, {"ebnf": compact(), "max_new_tokens": 128}, {"return_logprob": True}),
@@ -66,19 +66,19 @@ def watch(scheduler: Any) -> None:
         newest[:] = rows
         return done
 
-    def said_of(outcome: Any) -> Any:
-        said = told(outcome)
+    def annotated(outcome: Any) -> Any:
+        stated = reported(outcome)
         counted = zip(newest, outcome.accepted.tolist(), outcome.discarded().tolist(), strict=False)
         for row, accepted, is_discarded in counted:
             if not is_discarded:  # the request had ended before the step
                 row["accepted"] = accepted
         newest.clear()
-        return said
+        return stated
 
     SEEN.clear()
     newest: list[dict[str, Any]] = []
     grammars = scheduler.draft_worker.drafting.grammars
-    original, told = trees.put(grammars, "of", complete), trees.put(grammars, "said_of", said_of)
+    original, reported = trees.put(grammars, "of", complete), trees.put(grammars, "annotated", annotated)
 
 
 def rows_of(draft: Any) -> list[list[int]]:
@@ -120,16 +120,16 @@ def counts(scheduler: Any) -> dict[str, dict[str, int]]:
 def pair(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> tuple[Engine, Engine]:
     """SGLang without speculation, and specplug; a step at a time and overlapped."""
     how = "overlapped" if request.param else "sync"
-    said = {"SPECPLUG_CONFIG": json.dumps({**LOOKUP, "faults": {"host_deadline_ms": None}})}
+    stated = {"SPECPLUG_CONFIG": json.dumps({**LOOKUP, "faults": {"host_deadline_ms": None}})}
     return engine(overlap=request.param, **SERVED, name=f"plain {how}"), engine(
-        "SPECPLUG", overlap=request.param, environment=said, **SERVED, name=f"specplug, lookup, {how}"
+        "SPECPLUG", overlap=request.param, environment=stated, **SERVED, name=f"specplug, lookup, {how}"
     )
 
 
 @pytest.fixture(scope="session")
 def expected(pair: tuple[Engine, Engine]) -> dict[str, dict[str, Any]]:
     """Without speculation."""
-    return ask(pair[0], asked())
+    return ask(pair[0], requested())
 
 
 Watched = tuple[dict[str, dict[str, Any]], Steps, dict[str, dict[str, int]]]
@@ -142,7 +142,7 @@ def watched(engine: Engine, *plans: Callable[..., Any], **given: Any) -> Watched
         engine.inside(plan, **given)
     engine.inside(watch)
     try:
-        answers = ask(engine, asked())
+        answers = ask(engine, requested())
     finally:
         steps = engine.inside(seen)
         engine.inside(trees.restore)

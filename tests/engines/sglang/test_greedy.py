@@ -71,12 +71,12 @@ def branches(seen: list[dict[str, Any]]) -> bool:
     return False
 
 
-def test_stock_is_the_plain_model(stock, truth):
-    assert stock.inside(inside.facts)["worker"] is None
-    assert_greedy(PROMPTS, truth, ask(stock))
+def test_baseline_is_the_plain_model(baseline, truth):
+    assert baseline.inside(inside.facts)["worker"] is None
+    assert_greedy(PROMPTS, truth, ask(baseline))
 
 
-def test_stock_without_overlap_is_the_plain_model(engine, truth):
+def test_baseline_without_overlap_is_the_plain_model(engine, truth):
     sync = engine(overlap=False, name="stock sync")
     assert not sync.inside(inside.facts)["overlap"]
     assert_greedy(PROMPTS, truth, ask(sync))
@@ -96,15 +96,15 @@ def test_sglangs_own_trees(tree_engine, truth):
     assert sum(answer["meta"]["spec_num_correct_drafts"] for answer in answers) > len(PROMPTS)
 
 
-def test_overlap_is_what_was_asked_for(tree_engine):
-    asked = not tree_engine.configuration.arguments["disable_overlap_schedule"]
-    assert tree_engine.inside(inside.facts)["overlap"] is asked
+def test_overlap_is_what_was_requested_for(tree_engine):
+    requested = not tree_engine.configuration.arguments["disable_overlap_schedule"]
+    assert tree_engine.inside(inside.facts)["overlap"] is requested
 
 
-def test_grammars_hold_in_trees(tree_engine, stock):
+def test_grammars_hold_in_trees(tree_engine, baseline):
     """With a grammar SGLang masks each node of a tree by the text that leads to it."""
     given = {"prompts": PROMPTS[:4], "params": {"regex": "(ab|a,)*[0-9]{3}", "max_new_tokens": 24}}
-    alone = stock.call(inside.generate, **given)
+    alone = baseline.call(inside.generate, **given)
     with planted(tree_engine, trees.watch):
         answers = tree_engine.call(inside.generate, **given)
         seen = tree_engine.inside(trees.seen)

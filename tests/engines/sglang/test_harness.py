@@ -13,22 +13,22 @@ from tests.engines.sglang import inside
 PROMPT = "def main():\n"
 
 
-def test_functions_run_in_both_processes(stock):
-    assert stock.call(process) != stock.inside(process)
-    assert stock.inside(process) == stock.inside(process)
+def test_functions_run_in_both_processes(baseline):
+    assert baseline.call(process) != baseline.inside(process)
+    assert baseline.inside(process) == baseline.inside(process)
 
 
 @pytest.mark.parametrize("where", ["call", "inside"])
-def test_exceptions_arrive_with_type_and_text(where, stock):
+def test_exceptions_arrive_with_type_and_text(where, baseline):
     with pytest.raises(Raised, match="told to") as caught:
-        getattr(stock, where)(fail, text="told to")
+        getattr(baseline, where)(fail, text="told to")
     assert (caught.value.type, caught.value.text) == ("ZeroDivisionError", "told to")
     assert "in fail" in str(caught.value)
 
 
-def test_sglangs_own_calls_to_the_scheduler_still_work(stock):
+def test_sglangs_own_calls_to_the_scheduler_still_work(baseline):
     with pytest.raises(Raised, match="no_such_method"):
-        stock.call(rpc, method="no_such_method")
+        baseline.call(rpc, method="no_such_method")
 
 
 @pytest.mark.parametrize("where", ["call", "inside"])
@@ -54,22 +54,22 @@ def test_an_engine_that_cannot_start_says_why(engine):
 
 @pytest.mark.parametrize("algorithm", [None, "NGRAM"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["sync", "overlap"])
-def test_a_small_cache_retracts(algorithm, overlap, engine, stock):
+def test_a_small_cache_retracts(algorithm, overlap, engine, baseline):
     """Answers of requests that start anew in the middle are the same."""
     hopeful = {"schedule_conservativeness": 0.1, "max_total_tokens": 320, "context_length": 256}
     small = engine(algorithm, topk=4, overlap=overlap, **hopeful, name="small")
     crowd = [PROMPT] * 4 + ["import os\nimport sys\n"] * 2
     params = {"max_new_tokens": 120}  # without "ignore_eos", with which SGLang lets in no more than it has room for
-    answers, alone = (each.call(inside.generate, prompts=crowd, params=params) for each in (small, stock))
+    answers, alone = (each.call(inside.generate, prompts=crowd, params=params) for each in (small, baseline))
     assert sum(answer["meta"]["num_retractions"] for answer in answers) > 0
     assert_greedy([ids(prompt) for prompt in crowd], alone, answers)
 
 
-def test_an_engine_starts_on_a_machine_with_3_gb_left(stock):
+def test_an_engine_starts_on_a_machine_with_3_gb_left(baseline):
     """It is measured before and after a model is loaded, while other engines start: 800 MB are left the second time."""
-    needed = stock.inside(cached_tokens)
+    needed = baseline.inside(cached_tokens)
     assert 0 < needed <= 16384  # which the tiny model fits into a few MB
-    assert stock.inside(cached_tokens, before=3.0, after=0.8) == needed
+    assert baseline.inside(cached_tokens, before=3.0, after=0.8) == needed
 
 
 def test_without_the_stand_ins_sglang_does_not_run(engine):
@@ -79,13 +79,13 @@ def test_without_the_stand_ins_sglang_does_not_run(engine):
         bare.call(process)
 
 
-def test_a_server_answers_as_an_engine_does(serve, stock):
+def test_a_server_answers_as_an_engine_does(serve, baseline):
     """With speculation, so that the plug-in works in processes that are started as users start them."""
     server = serve("NGRAM", topk=4, enable_metrics=True, name="server")
     given = {"model": server.model, "prompt": ids(PROMPT), "temperature": 0.0, "max_tokens": 40}
     for _ in range(2):  # the second time it has learnt the answer
         completion = server.client().completions.create(**given)
-        assert completion.choices[0].text == stock.call(text, prompt=PROMPT, max_new_tokens=40)
+        assert completion.choices[0].text == baseline.call(text, prompt=PROMPT, max_new_tokens=40)
         assert completion.choices[0].finish_reason == "length"
     [calls] = [
         line for line in server.get("/metrics").splitlines() if line.startswith("sglang:spec_verify_calls_total")
@@ -100,13 +100,13 @@ def cached_tokens(scheduler, before=None, after=None):
         return runner.max_total_num_tokens
     from sglang.srt.mem_cache import kv_cache_configurator as module
 
-    usual = module.get_available_gpu_memory
+    default = module.get_available_gpu_memory
     module.get_available_gpu_memory = lambda *args, **kwargs: after
     try:
         configurator = runner.kv_cache_configurator
         return configurator.config_from_budget(configurator._profile_available_bytes(before)).max_total_num_tokens
     finally:
-        module.get_available_gpu_memory = usual
+        module.get_available_gpu_memory = default
 
 
 def fail(anything, text):

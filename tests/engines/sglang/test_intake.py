@@ -68,7 +68,7 @@ def listen(scheduler: Any) -> None:
     scheduler._add_request_to_queue = add
 
 
-def heard(scheduler: Any) -> list[dict[str, Any]]:
+def received(scheduler: Any) -> list[dict[str, Any]]:
     """Return what has arrived since `listen`, and listen no more."""
     del scheduler._add_request_to_queue
     return scheduler._arrivals
@@ -147,8 +147,8 @@ def while_parsing(engine: Any, sizes: list[int]) -> dict[str, Any]:
     async def together() -> list[Any]:
         customs = [{"specplug_references": "x = 1\n" * size} for size in sizes]
         params = [{"max_new_tokens": 2, "temperature": 0, "custom_params": custom} for custom in customs]
-        asked = [engine.async_generate(input_ids=[5, 6, 7], sampling_params=each) for each in params]
-        return await asyncio.gather(*asked)
+        requested = [engine.async_generate(input_ids=[5, 6, 7], sampling_params=each) for each in params]
+        return await asyncio.gather(*requested)
 
     Parser.parsed = parsed
     try:
@@ -209,7 +209,7 @@ def listening(engine: Engine) -> Iterator[list[dict[str, Any]]]:
     try:
         yield found
     finally:
-        found += engine.inside(heard)
+        found += engine.inside(received)
 
 
 def arrived(engine: Engine, custom: Any, **sampling: Any) -> list[dict[str, Any]]:
@@ -360,10 +360,10 @@ def test_large_texts_are_parsed_beside_the_event_loop_and_small_ones_on_it(zoo):
     assert found == {"on the loop": {"4000": False, "1": True}, "answers": 2}
 
 
-def test_a_server_without_specplug_has_no_doors(stock):
+def test_a_server_without_specplug_has_no_doors(baseline):
     """It carries what it is given, ours included, and parses nothing."""
-    with listening(stock) as found:
-        stock.call(
+    with listening(baseline) as found:
+        baseline.call(
             inside.generate,
             prompts=["a"],
             params={"max_new_tokens": 2, "custom_params": {"specplug_tenants": "a", "specplug": {"enabled": False}}},
@@ -371,7 +371,7 @@ def test_a_server_without_specplug_has_no_doors(stock):
     [each] = found
     assert each["tenant"] is None
     assert each["rest"] == {"specplug_tenants": "a"}
-    assert stock.call(patched) == []
+    assert baseline.call(patched) == []
 
 
 def patched(engine: Any) -> list[str]:

@@ -25,7 +25,7 @@ def tight(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> Engi
     return engine("SPECPLUG", overlap=request.param, name=name, **watching.RECORDING)
 
 
-def asked_for(name: str, places: Sequence[int], most: int = 40) -> Records:
+def requested_for(name: str, places: Sequence[int], most: int = 40) -> Records:
     """Return requests for some of the prompts, with ids that tell tests apart."""
     return [{"id": f"{name} {place}", "prompt": PROMPTS[place], "params": {"max_new_tokens": most}} for place in places]
 
@@ -93,23 +93,23 @@ def accepted_after_resuming(found: dict[str, Any], name: str) -> int:
 def test_slots_change_hands(tight):
     """More requests than an engine runs at once; some end with their prompt's step."""
     places = [*range(0, 20, 2)]
-    asked = [*asked_for("hands", places), *asked_for("one", [1, 5, 9], 1)]
-    found = tight.call(watching.recorded, requests=asked)
+    requested = [*requested_for("hands", places), *requested_for("one", [1, 5, 9], 1)]
+    found = tight.call(watching.recorded, requests=requested)
     assert_right(found, "hands", places)
     assert_right(found, "one", [1, 5, 9], 1)
-    for request in asked:
+    for request in requested:
         assert kinds_of(found, request["id"]) in (
             ["STARTED", "FINISHED"],
             ["STARTED", "PREEMPTED", "RESUMED", "FINISHED"],
         )
     slots = {record["slot"] for record in found["records"] if record.get("kind") == "STARTED"}
-    assert len(slots) <= 8 < len(asked), "slots were not reused"
+    assert len(slots) <= 8 < len(requested), "slots were not reused"
 
 
 def test_full_memory(tight):
     """Who makes room comes back, is drafted for, and says the same."""
     tight.inside(watching.gather, count=len(UNENDING))
-    found = tight.call(watching.recorded, requests=asked_for("full", UNENDING, LONG))
+    found = tight.call(watching.recorded, requests=requested_for("full", UNENDING, LONG))
     assert_right(found, "full", UNENDING, LONG)
     moved = [name for name in found["outputs"] if "PREEMPTED" in kinds_of(found, name)]
     assert moved
@@ -124,7 +124,7 @@ def test_often_retracted(tight):
     places = (*UNENDING, 8, 21, 12, 14, 16, 20)
     tight.inside(watching.retract_often, every=5)
     try:
-        found = tight.call(watching.recorded, requests=asked_for("often", places))
+        found = tight.call(watching.recorded, requests=requested_for("often", places))
     finally:
         tight.inside(watching.retract_often, every=0)
     assert_right(found, "often", places)
@@ -133,11 +133,11 @@ def test_often_retracted(tight):
 
 def test_aborted(tight):
     """A running and a waiting request leave, and one whose prompt is half read; the others go on."""
-    asked = asked_for("abort", range(14))
+    requested = requested_for("abort", range(14))
     aborts = {"abort 3": ["abort 3", 8], "abort 12": ["abort 3", 1], "late": ["abort 7", 4]}
     long = [token for prompt in PROMPTS[:4] for token in prompt]
-    asked.append({"id": "late", "prompt": long, "after": ["abort 7", 3]})
-    found = tight.call(watching.recorded, requests=asked, aborts=aborts)
+    requested.append({"id": "late", "prompt": long, "after": ["abort 7", 3]})
+    found = tight.call(watching.recorded, requests=requested, aborts=aborts)
     reasons = {name: output["finish_reason"] for name, output in found["outputs"].items()}
     rest = [place for place in range(14) if reasons[f"abort {place}"] != "abort"]
     assert reasons["abort 3"] == reasons["abort 12"] == "abort"
@@ -152,34 +152,34 @@ def test_aborted(tight):
 
 def note_plans(scheduler: Any) -> None:
     """Begin to note what the policy is told."""
-    planning = scheduler.draft_worker.drafting.planning
-    original, scheduler._told = planning.stage.plan, []
+    step_planner = scheduler.draft_worker.drafting.step_planner
+    original, scheduler._reported = step_planner.stage.plan, []
 
     def plan(stats: Any) -> Any:
-        scheduler._told.append([len(stats.requests), stats.num_waiting, stats.prefill_tokens])
+        scheduler._reported.append([len(stats.requests), stats.num_waiting, stats.prefill_tokens])
         return original(stats)
 
-    planning.stage.plan = plan
+    step_planner.stage.plan = plan
 
 
 def noted_plans(scheduler: Any) -> list[list[int]]:
-    del scheduler.draft_worker.drafting.planning.stage.plan
-    return scheduler._told
+    del scheduler.draft_worker.drafting.step_planner.stage.plan
+    return scheduler._reported
 
 
 def test_policies_know_who_waits(tight):
     tight.inside(note_plans)
     tight.inside(watching.gather, count=12)
-    tight.call(watching.recorded, requests=asked_for("waits", range(12), 20))
-    told = tight.inside(noted_plans)
-    assert max(waiting for _, waiting, _ in told) >= 12 - 8
-    assert told[-1][1] == 0
-    assert all(running + waiting <= 12 for running, waiting, _ in told)
+    tight.call(watching.recorded, requests=requested_for("waits", range(12), 20))
+    reported = tight.inside(noted_plans)
+    assert max(waiting for _, waiting, _ in reported) >= 12 - 8
+    assert reported[-1][1] == 0
+    assert all(running + waiting <= 12 for running, waiting, _ in reported)
 
 
 def test_aborted_while_it_waits_to_resume(tight):
     tight.inside(watching.abort_retracted)
-    found = tight.call(watching.recorded, requests=asked_for("gone", UNENDING))
+    found = tight.call(watching.recorded, requests=requested_for("gone", UNENDING))
     (gone,) = (name for name, output in found["outputs"].items() if output["finish_reason"] == "abort")
     assert kinds_of(found, gone) in (["STARTED", "PREEMPTED"], ["STARTED", "ABORTED"])
     rest = [place for place in UNENDING if f"gone {place}" != gone]
@@ -187,19 +187,19 @@ def test_aborted_while_it_waits_to_resume(tight):
 
 
 def test_all_aborted(tight):
-    found = tight.call(watching.recorded, requests=asked_for("all", range(14), LONG), aborts={"*": ["all 3", 6]})
+    found = tight.call(watching.recorded, requests=requested_for("all", range(14), LONG), aborts={"*": ["all 3", 6]})
     assert {output["finish_reason"] for output in found["outputs"].values()} >= {"abort"}
     assert_sound(found)
     assert kinds_of(found, "all 3") == ["STARTED", "ABORTED"]
-    assert_right(tight.call(watching.recorded, requests=asked_for("then", [3, 4])), "then", [3, 4])
+    assert_right(tight.call(watching.recorded, requests=requested_for("then", [3, 4])), "then", [3, 4])
 
 
 def test_the_same_id_again(tight):
     """Whoever comes later is another request, also with an old name."""
     texts = []
     for place in (3, 8, 3):
-        asked = [{"id": "again", "prompt": PROMPTS[place]}]
-        found = tight.call(watching.recorded, requests=asked)
+        requested = [{"id": "again", "prompt": PROMPTS[place]}]
+        found = tight.call(watching.recorded, requests=requested)
         assert_sound(found)
         assert kinds_of(found, "again") == ["STARTED", "FINISHED"]
         texts.append(found["outputs"]["again"]["token_ids"])
@@ -209,9 +209,11 @@ def test_the_same_id_again(tight):
 def test_prompts_in_pieces(tight):
     """Long prompts are read in pieces while others are drafted for."""
     long = [PROMPTS[0] + PROMPTS[1], PROMPTS[5] + PROMPTS[2]]
-    asked = asked_for("piece", [7, 15])
-    asked += [{"id": f"long {index}", "prompt": prompt, "after": ["piece 7", 2]} for index, prompt in enumerate(long)]
-    found = tight.call(watching.recorded, requests=asked)
+    requested = requested_for("piece", [7, 15])
+    requested += [
+        {"id": f"long {index}", "prompt": prompt, "after": ["piece 7", 2]} for index, prompt in enumerate(long)
+    ]
+    found = tight.call(watching.recorded, requests=requested)
     assert_right(found, "piece", [7, 15])
     truth = [greedy(tuple(prompt)) for prompt in long]
     assert_greedy(long, truth, [found["outputs"][f"long {index}"] for index in range(2)])
@@ -228,13 +230,13 @@ def test_prompts_in_pieces(tight):
 def test_grammars_end_in_the_middle(tight):
     """With grammars SGLang takes in a step's results before the next one: who has ended is still in it."""
     pattern = "(ab|a,)*[0-9]{%d}"
-    asked = [
+    requested = [
         {**request, "params": {"regex": pattern % (2 + index), "max_new_tokens": 30}}
-        for index, request in enumerate(asked_for("regex", range(6)))
+        for index, request in enumerate(requested_for("regex", range(6)))
     ]
-    found = tight.call(watching.recorded, requests=asked)
+    found = tight.call(watching.recorded, requests=requested)
     assert_sound(found)
-    for index, request in enumerate(asked):
+    for index, request in enumerate(requested):
         text = tokenizer().decode(found["outputs"][request["id"]]["token_ids"], skip_special_tokens=True)
         assert found["outputs"][request["id"]]["finish_reason"] == "length" or re.fullmatch(pattern % (2 + index), text)
     assert "stop" in {output["finish_reason"] for output in found["outputs"].values()}
@@ -265,12 +267,12 @@ def session_seen(engine: Any, parts: list[list[int]], most: int) -> dict[str, An
     return {"answers": answers, "left": left, **watching.call(engine, watching.end)}
 
 
-def test_sessions(tight, stock):
+def test_sessions(tight, baseline):
     """Each turn is a request of its own, with the turns before it as its prompt."""
     parts = [PROMPTS[7], PROMPTS[3], PROMPTS[11]]
     given = {"parts": parts, "most": 12}
     found = tight.call(session_seen, **given)
-    assert found["answers"] == stock.call(session, **given)
+    assert found["answers"] == baseline.call(session, **given)
     assert_sound({**found, "wrong": []})
     before = [token for turn in zip(parts[:2], found["answers"], strict=False) for half in turn for token in half]
     whole = [*before, *parts[2], *found["answers"][2]]

@@ -197,16 +197,16 @@ def test_a_bad_order_is_a_400_that_says_why_and_changes_nothing(server, body, wh
 
 
 def test_sglangs_own_route_takes_orders_in_numbers(server):
-    def said(**numbers: Any) -> bool:
+    def stated(**numbers: Any) -> bool:
         return ask(server, "/set_internal_state", {"server_args": numbers}).json == [True]
 
-    assert said(specplug_mode=0, specplug_num_speculative_tokens=5)
+    assert stated(specplug_mode=0, specplug_num_speculative_tokens=5)
     assert (control(server)["mode"], control(server)["num_speculative_tokens"]) == ("off", 5)
     for wrong in ({"specplug_mode": 2}, {"specplug_num_speculative_tokens": -2}, {"specplug_modes": 1}):
-        assert not said(**{"specplug_num_speculative_tokens": 4, **wrong})
-    assert not said(specplug_mode=1, pp_max_micro_batch_size=-1), "SGLang refuses its own part, so nothing changes"
+        assert not stated(**{"specplug_num_speculative_tokens": 4, **wrong})
+    assert not stated(specplug_mode=1, pp_max_micro_batch_size=-1), "SGLang refuses its own part, so nothing changes"
     assert (control(server)["mode"], control(server)["num_speculative_tokens"]) == ("off", 5)
-    assert said(specplug_mode=1, specplug_num_speculative_tokens=-1, pp_max_micro_batch_size=4)
+    assert stated(specplug_mode=1, specplug_num_speculative_tokens=-1, pp_max_micro_batch_size=4)
     assert (control(server)["mode"], control(server)["ceiling"]) == ("on", None)
     (state,) = ask(server, "/server_info").json["internal_states"]
     assert state["pp_max_micro_batch_size"] == 4
@@ -236,9 +236,9 @@ def test_orders_and_questions_reach_an_engine_that_is_at_work(server):
 
 
 def test_the_control_file_is_obeyed_between_steps(server, plain, control_file):
-    def write(said: str) -> None:
+    def write(stated: str) -> None:
         beside = control_file.with_suffix(".new")
-        beside.write_text(said)
+        beside.write_text(stated)
         os.replace(beside, control_file)
 
     write('{"mode": "off"}')
@@ -281,8 +281,8 @@ def test_sglangs_own_server_info_holds_the_status_for_operators(server):
     (state,) = ask(server, "/server_info").json["internal_states"]
     assert "specplug" not in state, "a client's key is enough for the rest of it"
     (state,) = ask(server, "/server_info", **{KEY_HEADER: ADMIN}).json["internal_states"]
-    told, asked = state["specplug"], status(server)
-    assert told == asked
+    reported, requested = state["specplug"], status(server)
+    assert reported == requested
     assert state["speculative_algorithm"] == "SPECPLUG", "beside what SGLang tells itself"
 
 
@@ -300,13 +300,13 @@ def test_a_scrape_shows_the_newest_counts_of_all_sources(server):
     completion(server)
     after = scraped(server)
     assert value(after, ACCEPTED, engine="0", source=SOURCE) > value(before, ACCEPTED, engine="0", source=SOURCE)
-    told = status(server)["workers"][0]["metrics"]["by_source"]
+    reported = status(server)["workers"][0]["metrics"]["by_source"]
     fields = {"emitted": "emitted", "accepted": "accepted", "proposed": "proposed", "after_stop": "after_stop"}
-    for name, each in told.items():
+    for name, each in reported.items():
         for field, metric in fields.items():
             assert value(after, f"specplug_{metric}_tokens_total", engine="0", source=name) == each[field]
     position = value(after, "specplug_position_accepted_tokens_total", engine="0", source=SOURCE, position="7")
-    assert position == told[SOURCE]["accepted_at"][7] > 0
+    assert position == reported[SOURCE]["accepted_at"][7] > 0
 
 
 def test_a_scrape_shows_the_operators_word(server):
@@ -356,7 +356,7 @@ def test_every_tokenizer_process_speaks_for_every_engine(serve):
     assert len(set(accepted[::2])) == len(set(accepted[1::2])) == 1
     assert ask(several, "/metrics").body.count("# TYPE sglang:num_running_reqs gauge") == 1
     orders = [ask(several, "/specplug/mode", {"num_speculative_tokens": limit}).json for limit in (4, 2)]
-    assert [[engine["ceiling"] for engine in said["engines"]] for said in orders] == [[4, 4], [2, 2]]
+    assert [[engine["ceiling"] for engine in stated["engines"]] for stated in orders] == [[4, 4], [2, 2]]
     for _ in range(4):
         engines = ask(several, "/specplug/status").json["engines"]
         assert [engine["engine"] for engine in engines] == [0, 1]
@@ -378,7 +378,7 @@ def set_mode(engine: Any, **order: Any) -> list[dict[str, Any]]:
     return status.set_mode(engine, **order)
 
 
-def told_in_scheduler(scheduler: Any) -> dict[str, Any]:
+def reported_in_scheduler(scheduler: Any) -> dict[str, Any]:
     from specplug_sglang.scheduler import status
 
     return status.scheduler_status(scheduler)
@@ -392,11 +392,11 @@ def obeyed_in_scheduler(scheduler: Any, order: dict[str, Any]) -> dict[str, Any]
 
 def break_status(scheduler: Any, broken: bool) -> None:
     """Let telling the status fail, or work again."""
-    planning = scheduler.draft_worker.drafting.planning
+    step_planner = scheduler.draft_worker.drafting.step_planner
     if broken:
-        planning.whole, planning.plan = planning.plan, None
+        step_planner.whole, step_planner.plan = step_planner.plan, None
     else:
-        planning.plan = planning.whole
+        step_planner.plan = step_planner.whole
 
 
 @pytest.fixture
@@ -409,14 +409,14 @@ def offline(engine: Callable[..., Engine]) -> Iterator[Engine]:
 
 def generated(offline: Engine) -> tuple[list[int], int]:
     """Return the answer to the prompt, and how much of it was drafted."""
-    before = offline.inside(told_in_scheduler)["workers"][0]["metrics"]["total"]["accepted"]
+    before = offline.inside(reported_in_scheduler)["workers"][0]["metrics"]["total"]["accepted"]
     (answer,) = offline.call(inside.generate, prompts=[ids(TEXT)], params={"max_new_tokens": 24})
-    after = offline.inside(told_in_scheduler)["workers"][0]["metrics"]["total"]["accepted"]
+    after = offline.inside(reported_in_scheduler)["workers"][0]["metrics"]["total"]["accepted"]
     return answer["token_ids"], after - before
 
 
-def test_an_engine_is_asked_and_told_by_functions(offline):
-    assert offline.call(read) == [offline.inside(told_in_scheduler)]
+def test_an_engine_is_requested_and_reported_by_functions(offline):
+    assert offline.call(read) == [offline.inside(reported_in_scheduler)]
     plain = generated(offline)[0]
     for order, drafts in (({"mode": "off"}, False), ({"num_speculative_tokens": 3}, False), ({"mode": "on"}, True)):
         (state,) = offline.call(set_mode, **order)
@@ -434,7 +434,7 @@ def test_an_engine_says_what_is_wrong_with_an_order(offline):
     assert offline.call(read)[0]["scheduler"]["control"]["mode"] == "on"
 
 
-def test_a_status_that_cannot_be_told_harms_nobody(offline):
+def test_a_status_that_cannot_be_reported_harms_nobody(offline):
     offline.inside(break_status, broken=True)
     try:
         with pytest.raises(Raised, match=r"EngineError: .*AttributeError: 'NoneType' object has no attribute 'width'"):
@@ -461,9 +461,9 @@ def routes_without_specplug(engine: Any) -> list[str]:
     ]
 
 
-def test_an_engine_that_did_not_ask_has_none_of_it(stock):
-    assert stock.call(routes_without_specplug) == []
+def test_an_engine_that_did_not_ask_has_none_of_it(baseline):
+    assert baseline.call(routes_without_specplug) == []
     with pytest.raises(Raised, match=r"EngineError: .*specplug does not draft"):
-        stock.call(read)
+        baseline.call(read)
     with pytest.raises(Raised, match=r"EngineError: .*did not take the order"):
-        stock.call(set_mode, mode="off")
+        baseline.call(set_mode, mode="off")

@@ -38,14 +38,14 @@ def note_lengths(scheduler: Any) -> None:
 def learnt(scheduler: Any) -> dict[str, Any]:
     """Return what the policy's halves have learnt."""
     drafting = scheduler.draft_worker.drafting
-    planner, trimmer = drafting.planning.stage._planner, drafting.stage._trimmer
+    planner, trimmer = drafting.step_planner.stage._planner, drafting.stage._trimmer
     return {
         "reports": [asdict(report) for report in planner.reports],
         "costs": [asdict(cost) for cost in planner.costs],
         "prices": planner.prices,
         "price": float(trimmer.price),
         "counts": drafting.stage.metrics.snapshot().as_dict(),
-        "faults": len(drafting.planning.faults),
+        "faults": len(drafting.step_planner.faults),
         "decided": trimmer.counts.tolist(),
         "lengths": scheduler._lengths,
     }

@@ -15,7 +15,9 @@ def server(serve):
 
 @pytest.mark.slow
 def test_the_client_quotes_what_it_found(server, tmp_path):
-    rag.client_answers(lambda *asked, **values: run(*asked, **values)[0], server.url, server.model, "sglang", tmp_path)
+    rag.client_answers(
+        lambda *requested, **values: run(*requested, **values)[0], server.url, server.model, "sglang", tmp_path
+    )
 
 
 def test_records_come_in_fewer_steps_with_references(server):

@@ -159,20 +159,20 @@ def keep_states(scheduler: Any) -> None:
     trees.put(module, "commit_mamba_states_after_verify", lambda *args: None)
 
 
-def test_trees_are_refused(stock, lfm2):
+def test_trees_are_refused(baseline, lfm2):
     """SGLang's layers go by no parents; its own n-gram drafts trees for such models, whose text is wrong."""
-    asked = {**SMALL, "model_path": lfm2, "skip_tokenizer_init": True, "context_length": 128}
-    found = stock.call(outcome, arguments={**asked, "speculative_eagle_topk": 4})
+    requested = {**SMALL, "model_path": lfm2, "skip_tokenizer_init": True, "context_length": 128}
+    found = baseline.call(outcome, arguments={**requested, "speculative_eagle_topk": 4})
     assert found.startswith("ValueError: specplug_sglang: trees"), found
     for part in ("recurrent state", "Lfm2ForCausalLM", "--speculative-eagle-topk 4", "--speculative-eagle-topk 1"):
         assert part in found
-    assert stock.call(outcome, arguments={**asked, "disable_radix_cache": True}) == "started"
+    assert baseline.call(outcome, arguments={**requested, "disable_radix_cache": True}) == "started"
 
 
-def test_states_that_only_one_draft_length_can_read_are_refused(stock):
+def test_states_that_only_one_draft_length_can_read_are_refused(baseline):
     """KDA's fused accept, which SGLang has on GPUs only."""
     with pytest.raises(Raised, match="KDA's fused accept") as raised:
-        stock.call(fuse_accept)
+        baseline.call(fuse_accept)
     assert raised.value.type == "EngineError"
     assert "--linear-attn-verify-backend" in raised.value.text
 

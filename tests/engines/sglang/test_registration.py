@@ -70,12 +70,12 @@ def moved(where: str) -> Callable[[], None]:
     from specplug_sglang import seams
 
     support = seams._support
-    usual = support._seams
-    support._seams = (*usual, seam("sglang.srt.managers.schedule_batch:Req.fly", where, takes="self"))
+    default = support._seams
+    support._seams = (*default, seam("sglang.srt.managers.schedule_batch:Req.fly", where, takes="self"))
     restore = registered_anew()
 
     def restored() -> None:
-        support._seams = usual
+        support._seams = default
         restore()
 
     return restored
@@ -92,12 +92,12 @@ def a_worker_that_moved() -> Callable[[], None]:
 def an_old_version() -> Callable[[], None]:
     from specplug_sglang import seams
 
-    usual = seams._support._installed
+    default = seams._support._installed
     seams._support._installed = lambda: "0.5.1"
     restore = registered_anew()
 
     def restored() -> None:
-        seams._support._installed = usual
+        seams._support._installed = default
         restore()
 
     return restored
@@ -106,7 +106,7 @@ def an_old_version() -> Callable[[], None]:
 def hooks_that_break() -> Callable[[], None]:
     from specplug_sglang import hooks
 
-    usual = hooks.install
+    default = hooks.install
 
     def install() -> None:
         raise AttributeError("no such hook")
@@ -115,14 +115,14 @@ def hooks_that_break() -> Callable[[], None]:
     restore = registered_anew()
 
     def restored() -> None:
-        hooks.install = usual
+        hooks.install = default
         restore()
 
     return restored
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "stated"),
     [
         ({"speculative_eagle_topk": 4, "page_size": 16}, ["trees with pages", "--page-size 1"]),
         ({"pp_size": 2}, ["pipeline parallelism", "--pp-size 2"]),
@@ -143,21 +143,21 @@ def hooks_that_break() -> Callable[[], None]:
         ({"enable_linear_replayssm_spec": True}, ["ring of verified states", "--enable-linear-replayssm-spec True"]),
     ],
 )
-def test_what_is_not_supported_is_refused(arguments, said, stock):
-    found = stock.call(outcome, arguments={**SMALL, **arguments})
+def test_what_is_not_supported_is_refused(arguments, stated, baseline):
+    found = baseline.call(outcome, arguments={**SMALL, **arguments})
     assert found.startswith("ValueError: specplug_sglang: "), found
-    for part in [*said, "start without --speculative-algorithm SPECPLUG"]:
+    for part in [*stated, "start without --speculative-algorithm SPECPLUG"]:
         assert part in found
 
 
-def test_simulated_acceptance_is_refused(stock):
-    found = stock.call(outcome, arguments=SMALL, plant="simulated_acceptance")
+def test_simulated_acceptance_is_refused(baseline):
+    found = baseline.call(outcome, arguments=SMALL, plant="simulated_acceptance")
     assert found.startswith("ValueError: specplug_sglang: simulated acceptance"), found
     assert "SGLANG_SIMULATE_ACC_LEN=3.0" in found
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "stated"),
     [
         ('{"proposer": ', ["SPECPLUG_CONFIG"]),
         ('{"propser": "ngram"}', ["SPECPLUG_CONFIG", "propser", "proposer"]),
@@ -167,15 +167,15 @@ def test_simulated_acceptance_is_refused(stock):
         ('{"num_speculative_tokens": 5000}', ["num_speculative_tokens", "5000"]),
     ],
 )
-def test_wrong_settings_are_refused(settings, said, stock):
-    found = stock.call(outcome, arguments=SMALL, settings=settings)
+def test_wrong_settings_are_refused(settings, stated, baseline):
+    found = baseline.call(outcome, arguments=SMALL, settings=settings)
     assert found.startswith("ValueError: "), found
-    for part in said:
+    for part in stated:
         assert part in found
 
 
 @pytest.mark.parametrize(
-    ("plant", "said"),
+    ("plant", "stated"),
     [
         ("an_algorithm_that_moved", ["Req.fly", "Install a supported version: SGLang 0.5.22 to 0.5.23"]),
         ("a_worker_that_moved", ["Req.fly", "Install a supported version"]),
@@ -183,13 +183,13 @@ def test_wrong_settings_are_refused(settings, said, stock):
         ("hooks_that_break", ["AttributeError: no such hook", "start without --speculative-algorithm SPECPLUG"]),
     ],
 )
-def test_an_sglang_that_does_not_fit_is_refused(plant, said, stock):
-    found = stock.call(outcome, arguments=SMALL, plant=plant)
+def test_an_sglang_that_does_not_fit_is_refused(plant, stated, baseline):
+    found = baseline.call(outcome, arguments=SMALL, plant=plant)
     assert found.startswith("ValueError: specplug_sglang: "), found
     assert UNKNOWN not in found
-    for part in said:
+    for part in stated:
         assert part in found
-    assert stock.call(outcome, arguments=SMALL) == "started"
+    assert baseline.call(outcome, arguments=SMALL) == "started"
 
 
 def test_an_engine_does_not_start(engine):

@@ -25,14 +25,14 @@ WAIT = 120.0
 
 def settings(proposer: str, **corpora: Any) -> dict[str, str]:
     """Return the environment of an engine that remembers no responses: what it drafts again, corpora drafted."""
-    said = {
+    stated = {
         "proposer": proposer,
         "policy": "fixed",
         "faults": {"host_deadline_ms": None},
         "options": {proposer: {"memory_tokens": 0}},
         "corpora": {"poll_seconds": 0.05, **corpora},
     }
-    return {"SPECPLUG_CONFIG": json.dumps(said)}
+    return {"SPECPLUG_CONFIG": json.dumps(stated)}
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def listed(engine: Any) -> dict[str, int]:
     return dict(answer.corpus_token_counts)
 
 
-def told(engine: Any) -> dict[str, Any]:
+def reported(engine: Any) -> dict[str, Any]:
     """Return what the worker tells: accepted drafts by source, faults, and what the proposer says."""
     from specplug_sglang import status
 
@@ -120,8 +120,8 @@ def while_corpora_change(engine: Any, texts: list[str], prompts: list[list[int]]
     async def ask() -> None:
         params = {"temperature": 0.0, "max_new_tokens": 40}
         for _ in range(rounds):
-            asked = [engine.async_generate(input_ids=prompt, sampling_params=params) for prompt in prompts]
-            answers.append([described(output) for output in await asyncio.gather(*asked)])
+            requested = [engine.async_generate(input_ids=prompt, sampling_params=params) for prompt in prompts]
+            answers.append([described(output) for output in await asyncio.gather(*requested)])
         done.append(True)
 
     async def both() -> None:
@@ -134,9 +134,9 @@ def while_corpora_change(engine: Any, texts: list[str], prompts: list[list[int]]
 # Outside of it
 
 
-def drafted(engine: Engine, prompt: list[int] = PROMPT, **said: Any) -> int:
+def drafted(engine: Engine, prompt: list[int] = PROMPT, **stated: Any) -> int:
     """Answer a prompt rightly; return how many tokens of the answer were drafted."""
-    given = {"custom_params": {f"specplug_{key}": value for key, value in said.items()}} if said else {}
+    given = {"custom_params": {f"specplug_{key}": value for key, value in stated.items()}} if stated else {}
     (answer,) = engine.call("inside.generate", prompts=[prompt], params=given)
     assert answer["token_ids"] == greedy(tuple(prompt))["token_ids"]
     return int(answer["meta"]["spec_num_correct_drafts"])
@@ -160,7 +160,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 def accepted(engine: Engine, source: str) -> int:
     """Return how many drafted tokens of a source were accepted so far."""
-    return sum(count for name, count in engine.call(told)["accepted"].items() if name.endswith(f"/{source}"))
+    return sum(count for name, count in engine.call(reported)["accepted"].items() if name.endswith(f"/{source}"))
 
 
 @pytest.mark.parametrize("which", ["stored", "loose"])
@@ -172,11 +172,11 @@ def test_what_is_added_is_drafted_until_it_is_removed(which, request):
     assert drafted(engine) > max(plain, 20)
     if which == "stored":  # in trees own text stands behind the first token, too
         assert accepted(engine, "corpus") > before
-    assert engine.call(told)["details"]["tenants"][""]["answers"] == size(*texts)
+    assert engine.call(reported)["details"]["tenants"][""]["answers"] == size(*texts)
     assert engine.call(removed, name="answers")["success"]
     assert "answers" not in engine.call(listed)
     until(lambda: drafted(engine) == plain)
-    assert engine.call(told)["faults"] == {}
+    assert engine.call(reported)["faults"] == {}
 
 
 def test_a_name_is_free_as_soon_as_it_is_removed(stored):
@@ -196,7 +196,7 @@ def test_an_opening_is_found_behind_a_new_line(stored, folder):
     found = segment.text[segment.starts[0] : segment.starts[1]].tolist()
     expected = tokenized("", text, lambda given: tokenizer().encode(given, add_special_tokens=False))
     assert expected.prefixes
-    assert all(contains(found, [*opening.tolist(), -1]) for opening in expected.prefixes)
+    assert all(contains(found, [*prefix.tolist(), -1]) for prefix in expected.prefixes)
     assert stored.call(removed, name="prefixes")["success"]
 
 
@@ -209,18 +209,18 @@ def test_tenants_and_names_of_documents(stored, folder):
     plain, text = drafted(stored), [*PROMPT, *greedy(tuple(PROMPT))["token_ids"]]
     own = Store.open(folder, fingerprint(tokenizer()))
     own.add("handbook", [Document("guide.md", np.array(text, np.int32))], tenant="a")
-    until(lambda: "a" in stored.call(told)["details"]["tenants"])
-    assert stored.call(told)["details"]["tenants"]["a"] == {"handbook": len(text)}
+    until(lambda: "a" in stored.call(reported)["details"]["tenants"])
+    assert stored.call(reported)["details"]["tenants"]["a"] == {"handbook": len(text)}
     assert "handbook" not in stored.call(listed)
     assert drafted(stored, tenant="b") == drafted(stored) == plain
     assert drafted(stored, tenant="a") > max(plain, 20)
     assert drafted(stored, tenant="a", corpora="handbook") > max(plain, 20)
-    unknown = stored.call(told)["details"]["unknown_documents"]
+    unknown = stored.call(reported)["details"]["unknown_documents"]
     assert drafted(stored, tenant="b", documents="guide.md") == plain
     assert drafted(stored, tenant="a", documents=["other.md", {"name": "guide.md", "corpus": "others"}]) > plain
-    assert stored.call(told)["details"]["unknown_documents"] == unknown + 3
+    assert stored.call(reported)["details"]["unknown_documents"] == unknown + 3
     assert drafted(stored, tenant="a", documents="guide.md") > max(plain, 20)
-    assert stored.call(told)["details"]["unknown_documents"] == unknown + 3
+    assert stored.call(reported)["details"]["unknown_documents"] == unknown + 3
     own.remove("handbook", tenant="a")
     until(lambda: drafted(stored, tenant="a") == plain)
 
@@ -234,7 +234,7 @@ def test_answers_are_right_while_corpora_come_and_go(stored):
     assert len(found["changes"]) >= 2 * len(texts)
     wrong = [message for message in found["changes"] if not message.startswith(("Loaded corpus", "Removed corpus"))]
     assert wrong == []
-    assert stored.call(told)["faults"] == {}
+    assert stored.call(reported)["faults"] == {}
 
 
 def test_our_limit_counts_where_sglangs_is_not_set(stored, loose):
@@ -275,7 +275,7 @@ def of_each(engine: Any) -> list[dict[str, Any]]:
     """Return the corpora of each data-parallel engine."""
     from specplug_sglang import status
 
-    return [told["workers"][0]["details"]["retrieval"]["tenants"].get("", {}) for told in status.read(engine)]
+    return [reported["workers"][0]["details"]["retrieval"]["tenants"].get("", {}) for reported in status.read(engine)]
 
 
 @pytest.mark.slow

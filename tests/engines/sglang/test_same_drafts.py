@@ -46,7 +46,7 @@ def faults(scheduler: Any) -> dict[str, Any]:
 
 def trace(parrot: Engine, path: Path, count: int | None = None, mutant: str | None = None) -> list[TraceRow]:
     """Serve prompts; return what they add to the trace."""
-    given = same_drafts.asked(count)
+    given = same_drafts.requested(count)
     assert parrot.call(inside.flush)
     before = len(list(read_trace(path)))
     parrot.inside(plant, mutant=mutant)

@@ -41,8 +41,8 @@ def sample(
     engine: Engine, answers: int = ANSWERS, distribution: torch.Tensor | None = None, **params: Any
 ) -> tuple[float, int, int]:
     """Return the p-value of the answers' pairs of tokens, and how many drafts were proposed and accepted."""
-    asked = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True, **params}
-    found = engine.call(inside.generate, prompts=[toy.PROMPT] * answers, params=asked)
+    requested = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True, **params}
+    found = engine.call(inside.generate, prompts=[toy.PROMPT] * answers, params=requested)
     counts = [
         sum(answer["meta"].get(f"spec_num_{kind}_drafts", 0) for answer in found) for kind in ("proposed", "correct")
     ]
@@ -60,7 +60,7 @@ def cut(distribution: torch.Tensor, kept: Callable[[list[float]], int]) -> torch
     return found / found.sum(-1, keepdim=True)
 
 
-def test_stock_samples_by_the_distribution(small):
+def test_baseline_samples_by_the_distribution(small):
     p, proposed, _ = sample(small())
     assert p > 1e-4
     assert proposed == 0

@@ -57,17 +57,17 @@ def test_a_seam_that_moved_in_sources_is_named(seam):
 
 
 @pytest.mark.parametrize("where", get_args(Where))
-def test_every_seam_holds_in_the_imported_sglang(stock, where):
-    assert stock.inside(moved, where=where) == []
+def test_every_seam_holds_in_the_imported_sglang(baseline, where):
+    assert baseline.inside(moved, where=where) == []
 
 
-def test_each_seam_that_moved_in_the_imported_sglang_is_named(stock):
-    assert stock.call(move_each) == [str(seam) for seam in HERE]
+def test_each_seam_that_moved_in_the_imported_sglang_is_named(baseline):
+    assert baseline.call(move_each) == [str(seam) for seam in HERE]
 
 
-def test_a_moved_seam_stops_with_its_name_the_version_found_and_those_supported(stock):
+def test_a_moved_seam_stops_with_its_name_the_version_found_and_those_supported(baseline):
     with pytest.raises(Raised) as raised:
-        stock.call(move_one)
+        baseline.call(move_one)
     assert raised.value.type == "EngineError"
     for part in (
         "SGLang has moved",
@@ -78,21 +78,21 @@ def test_a_moved_seam_stops_with_its_name_the_version_found_and_those_supported(
         assert part in raised.value.text
 
 
-def test_what_serves_comfort_alone_is_off_with_one_warning_where_it_has_moved(stock):
-    first, second = stock.call(move_comfort)
+def test_what_serves_comfort_alone_is_off_with_one_warning_where_it_has_moved(baseline):
+    first, second = baseline.call(move_comfort)
     assert "WeightUpdater.end_weight_update is gone" in first
     assert first.endswith(f"The server runs; off: {OPTIONAL['events']}")
     assert second.endswith(f"The server runs; off: {OPTIONAL['metrics']}")
 
 
-def test_an_sglang_that_is_too_old_is_refused_even_if_every_seam_holds(stock):
+def test_an_sglang_that_is_too_old_is_refused_even_if_every_seam_holds(baseline):
     with pytest.raises(Raised, match=r"too old; found SGLang 0\.5\.21"):
-        stock.call(pretend, version="0.5.21")
+        baseline.call(pretend, version="0.5.21")
 
 
 @pytest.mark.parametrize("version", ["0.5.24", "0.6.0.dev3", "0.0.0.dev0"])
-def test_an_untested_sglang_is_served_with_one_warning(stock, version):
-    (warning,) = stock.call(pretend, version=version)
+def test_an_untested_sglang_is_served_with_one_warning(baseline, version):
+    (warning,) = baseline.call(pretend, version=version)
     assert "not with dev" in warning if version.startswith("0.0.0") else f"not with {version}" in warning
 
 

@@ -60,26 +60,26 @@ def at_most(cap: int, params: dict[str, Any]) -> dict[str, Any]:
 def test_a_seed_has_one_text(kinds, deterministic):
     """Alone and inside a batch, whatever its draft length and that of others."""
     plain, drafted = deterministic
-    asked = seeded(kinds)
-    expected, _ = texts(plain, asked)
-    assert len({tuple(text) for text in expected}) > len(asked) // 2, "the seeds do something"
-    found, accepted = texts(drafted, asked)
+    requested = seeded(kinds)
+    expected, _ = texts(plain, requested)
+    assert len({tuple(text) for text in expected}) > len(requested) // 2, "the seeds do something"
+    found, accepted = texts(drafted, requested)
     assert found == expected
     assert accepted > 20
-    mixed = [at_most(1 + row % 4, params) for row, params in enumerate(asked)]
+    mixed = [at_most(1 + row % 4, params) for row, params in enumerate(requested)]
     assert texts(drafted, mixed)[0] == expected
     for cap in range(4):
-        assert texts(drafted, [at_most(cap, asked[cap])])[0] == [expected[cap]]
+        assert texts(drafted, [at_most(cap, requested[cap])])[0] == [expected[cap]]
 
 
 def test_seeds_that_are_verified_by_column_are_found_out(deterministic):
     """The mistake: SGLang's own verification of rows with seeds."""
     plain, drafted = deterministic
-    asked = seeded(WHOLE)[:4]
-    expected, _ = texts(plain, asked)
+    requested = seeded(WHOLE)[:4]
+    expected, _ = texts(plain, requested)
     drafted.inside(verify_by_column)
-    assert texts(drafted, asked)[0] != expected
-    alone = [texts(drafted, [at_most(cap, asked[0])])[0] for cap in (1, 3)]
+    assert texts(drafted, requested)[0] != expected
+    alone = [texts(drafted, [at_most(cap, requested[0])])[0] for cap in (1, 3)]
     assert alone[0] != alone[1]
 
 

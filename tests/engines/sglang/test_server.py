@@ -24,7 +24,7 @@ SETTINGS = {
 }
 TEXTS = [tokenizer().decode(list(prompt)) for prompt in prompts()]
 REFERENCE = "def area(radius):\n    return 3.14159 * radius * radius\n"
-SAID: list[dict[str, Any]] = [
+STATED: list[dict[str, Any]] = [
     {},
     {"specplug_enabled": False},
     {"specplug_num_speculative_tokens": 2},
@@ -77,7 +77,7 @@ def server(serve: Callable[..., Server]) -> Server:
 
 
 @pytest.fixture(scope="module")
-def stock(serve: Callable[..., Server]) -> Server:
+def baseline(serve: Callable[..., Server]) -> Server:
     return serve(name="stock server")
 
 
@@ -95,7 +95,7 @@ def request(number: int) -> dict[str, Any]:
     specplug."""
     return {
         "text": TEXTS[number % len(TEXTS)],
-        "said": SAID[number % len(SAID)],
+        "stated": STATED[number % len(STATED)],
         "kind": ("chat", "completion", "generate")[number % 3],
         "stream": number % 2 == 0,
         "max_tokens": 4 + number % 13,
@@ -109,8 +109,8 @@ async def ask(client: Any, given: dict[str, Any]) -> Answer:
     """Ask one request."""
     if given["kind"] == "generate":
         return await ask_generate(client, given)
-    fields = {name: value for name, value in given.items() if name not in ("text", "said", "kind", "prediction")}
-    fields |= {"model": MODEL, "extra_body": {"custom_params": given["said"]} if given["said"] else {}}
+    fields = {name: value for name, value in given.items() if name not in ("text", "stated", "kind", "prediction")}
+    fields |= {"model": MODEL, "extra_body": {"custom_params": given["stated"]} if given["stated"] else {}}
     chat = given["kind"] == "chat"
     if given.get("prediction") is not None:
         (fields if chat else fields["extra_body"])["prediction"] = given["prediction"]
@@ -157,8 +157,8 @@ def body_of(given: dict[str, Any]) -> dict[str, Any]:
         "stop": "stop",
     }
     params = {own: given[name] for name, own in names.items() if given.get(name) is not None}
-    if given["said"]:
-        params["custom_params"] = given["said"]
+    if given["stated"]:
+        params["custom_params"] = given["stated"]
     return {"text": given["text"], "stream": given["stream"], "sampling_params": params}
 
 
@@ -167,10 +167,10 @@ def answers(server: Server, given: list[dict[str, Any]], beside: Callable[[], No
 
     async def together() -> list[Any]:
         async with server.async_client() as client:
-            asked = [ask(client, one) for one in given]
+            requested = [ask(client, one) for one in given]
             if beside is not None:
-                asked.append(asyncio.to_thread(beside))
-            return await asyncio.gather(*asked)
+                requested.append(asyncio.to_thread(beside))
+            return await asyncio.gather(*requested)
 
     found = asyncio.run(together())
     return found if beside is None else found[:-1]
@@ -186,15 +186,15 @@ def raw(server: Server, path: str, body: dict[str, Any]) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def assert_refused(server: Server, said: dict[str, Any], message: str, stream: bool) -> None:
+def assert_refused(server: Server, stated: dict[str, Any], message: str, stream: bool) -> None:
     """Every endpoint answers with a 400 that says why."""
-    openai = {"model": MODEL, "stream": stream, "max_tokens": 4, "custom_params": said}
+    openai = {"model": MODEL, "stream": stream, "max_tokens": 4, "custom_params": stated}
     for path, body in (
         ("/v1/completions", {"prompt": "x", **openai}),
         ("/v1/completions", {"prompt": ["x", "y"], "n": 2, **openai}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], **openai}),
-        ("/generate", {"text": "x", "stream": stream, "sampling_params": {"custom_params": said}}),
-        ("/generate", {"text": ["x", "y"], "stream": stream, "sampling_params": [{}, {"custom_params": said}]}),
+        ("/generate", {"text": "x", "stream": stream, "sampling_params": {"custom_params": stated}}),
+        ("/generate", {"text": ["x", "y"], "stream": stream, "sampling_params": [{}, {"custom_params": stated}]}),
     ):
         code, text = raw(server, path, body)
         assert code == 400, text
@@ -202,19 +202,19 @@ def assert_refused(server: Server, said: dict[str, Any], message: str, stream: b
         assert message in found.get("error", found)["message"]
 
 
-def test_a_hundred_mixed_requests_at_once(server, stock):
+def test_a_hundred_mixed_requests_at_once(server, baseline):
     """Mistakes among them, which spoil nothing."""
     given = [request(number) for number in range(100)]
 
     def mistakes() -> None:
         for stream in (False, True):
-            for said, message in MISTAKES:
-                assert_refused(server, said, message, stream)
+            for stated, message in MISTAKES:
+                assert_refused(server, stated, message, stream)
 
     found = answers(server, given, mistakes)
     assert all(reason in ("stop", "length") for answer in found for _, reason in answer)
     greedy = [number for number, one in enumerate(given) if one["temperature"] == 0]
-    plain = answers(stock, [{**given[number], "said": {}} for number in greedy])
+    plain = answers(baseline, [{**given[number], "stated": {}} for number in greedy])
     differing = [
         (given[number], found[number], truth)
         for number, truth in zip(greedy, plain, strict=True)
@@ -226,18 +226,18 @@ def test_a_hundred_mixed_requests_at_once(server, stock):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("said", "message"), MISTAKES)
-def test_bad_fields_are_a_400_that_says_why(server, said, message, stream):
-    assert_refused(server, said, message, stream)
+@pytest.mark.parametrize(("stated", "message"), MISTAKES)
+def test_bad_fields_are_a_400_that_says_why(server, stated, message, stream):
+    assert_refused(server, stated, message, stream)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("kind", ["chat", "completion"])
-def test_openais_own_prediction_is_a_reference(server, stock, kind, stream):
+def test_openais_own_prediction_is_a_reference(server, baseline, kind, stream):
     """The oracle drafts from references and from nothing else."""
-    plain = {**request(1), "said": {}, "kind": kind, "stream": stream, "max_tokens": 24, "stop": None}
-    [expected] = answers(stock, [plain])
-    oracle = {**plain, "said": {"specplug_proposer": "oracle"}}
+    plain = {**request(1), "stated": {}, "kind": kind, "stream": stream, "max_tokens": 24, "stop": None}
+    [expected] = answers(baseline, [plain])
+    oracle = {**plain, "stated": {"specplug_proposer": "oracle"}}
     predictions: list[Any] = [
         None,
         PREDICTION,
@@ -280,9 +280,9 @@ def test_clients_with_keys_of_their_own_share_no_responses(server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("prediction", "said", "message"), PREDICTIONS)
-def test_a_bad_prediction_is_a_400_that_says_why(server, prediction, said, message, stream):
-    given = {"model": MODEL, "stream": stream, "prediction": prediction, "custom_params": said}
+@pytest.mark.parametrize(("prediction", "stated", "message"), PREDICTIONS)
+def test_a_bad_prediction_is_a_400_that_says_why(server, prediction, stated, message, stream):
+    given = {"model": MODEL, "stream": stream, "prediction": prediction, "custom_params": stated}
     for path, body in (
         ("/v1/completions", {"prompt": "x", "max_tokens": 4}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}),
@@ -293,9 +293,9 @@ def test_a_bad_prediction_is_a_400_that_says_why(server, prediction, said, messa
         assert message in found.get("error", found)["message"]
 
 
-def test_a_server_without_specplug_does_not_look_at_predictions(stock):
+def test_a_server_without_specplug_does_not_look_at_predictions(baseline):
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "prediction": "a text"}
-    assert raw(stock, "/v1/chat/completions", body)[0] == 200
+    assert raw(baseline, "/v1/chat/completions", body)[0] == 200
 
 
 def test_the_openai_client_raises_its_own_error(server):
@@ -353,16 +353,16 @@ def test_too_long_a_prompt_is_a_400_with_fields_too(server):
         },
     ],
 )
-def test_structured_output_equals_stocks(server, stock, constraint):
+def test_structured_output_equals_stocks(server, baseline, constraint):
     body = {"model": MODEL, "prompt": TEXTS[0], "temperature": 0, "max_tokens": 48, **constraint}
-    (code, found), (_, expected) = (raw(one, "/v1/completions", body) for one in (server, stock))
+    (code, found), (_, expected) = (raw(one, "/v1/completions", body) for one in (server, baseline))
     assert code == 200, found
     assert json.loads(found)["choices"][0]["text"] == json.loads(expected)["choices"][0]["text"]
 
 
-def test_logprobs_equal_stocks(server, stock):
+def test_logprobs_equal_stocks(server, baseline):
     body = {"model": MODEL, "prompt": TEXTS[1], "temperature": 0, "max_tokens": 12, "logprobs": 2}
-    found, expected = (json.loads(raw(one, "/v1/completions", body)[1])["choices"][0] for one in (server, stock))
+    found, expected = (json.loads(raw(one, "/v1/completions", body)[1])["choices"][0] for one in (server, baseline))
     assert found["text"] == expected["text"]
     assert found["logprobs"]["tokens"] == expected["logprobs"]["tokens"]
     assert found["logprobs"]["token_logprobs"] == pytest.approx(expected["logprobs"]["token_logprobs"], abs=1e-3)

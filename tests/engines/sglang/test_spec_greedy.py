@@ -136,7 +136,7 @@ def fields(**given: Any) -> dict[str, Any]:
     return {"custom_params": {"specplug": given}}
 
 
-def told(answer: Sequence[int], proposer: str = "oracle", **more: Any) -> dict[str, Any]:
+def reported(answer: Sequence[int], proposer: str = "oracle", **more: Any) -> dict[str, Any]:
     """Return sampling parameters of a request whose drafts are `answer`."""
     return fields(proposer=proposer, references=[{"token_ids": list(answer)}], **more)
 
@@ -155,25 +155,25 @@ PROPOSERS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "ngram": lambda answer: {},
     "short": lambda answer: fields(proposer="ngram-reference"),  # where nothing matches well, rows are filled up
     "ngram of a reference": lambda answer: fields(references=[{"token_ids": list(answer)}]),
-    "right": told,
-    "often right": lambda answer: told(err(answer)),
-    "always wrong": lambda answer: told(wrong(answer)),
-    "runs out": lambda answer: told(answer[:13]),
-    "thicket": lambda answer: told(answer, "thicket"),
-    "wrong thicket": lambda answer: told(wrong(answer), "thicket"),
+    "right": reported,
+    "often right": lambda answer: reported(err(answer)),
+    "always wrong": lambda answer: reported(wrong(answer)),
+    "runs out": lambda answer: reported(answer[:13]),
+    "thicket": lambda answer: reported(answer, "thicket"),
+    "wrong thicket": lambda answer: reported(wrong(answer), "thicket"),
     "bigram": lambda answer: fields(proposer="bigram"),
-    "narrow": lambda answer: told(answer, num_speculative_tokens=3),
-    "none": lambda answer: told(answer, num_speculative_tokens=0),
-    "off": lambda answer: told(answer, enabled=False),
+    "narrow": lambda answer: reported(answer, num_speculative_tokens=3),
+    "none": lambda answer: reported(answer, num_speculative_tokens=0),
+    "off": lambda answer: reported(answer, enabled=False),
 }
 
 
-def asked(truth: Answers, *names: str) -> list[dict[str, Any]]:
+def requested(truth: Answers, *names: str) -> list[dict[str, Any]]:
     """Return sampling parameters of all prompts, their proposers in turn."""
     return [PROPOSERS[names[index % len(names)]](answer["token_ids"]) for index, answer in enumerate(truth)]
 
 
-def test_it_is_ours_and_as_asked_for(ours, kind):
+def test_it_is_ours_and_as_requested_for(ours, kind):
     facts = ours.inside(inside.facts)
     assert (facts["algorithm"], facts["worker"]) == ("SPECPLUG", "Worker")
     assert (facts["overlap"], facts["topk"]) == (KINDS[kind]["overlap"], KINDS[kind]["topk"])
@@ -190,7 +190,7 @@ def test_ngram_of_one_draft_length(ours, truth):
 
 @pytest.mark.parametrize("name", ["right", "always wrong", "thicket", "off"])
 def test_one_proposer(name, ours, kind, truth):
-    seen = ask(ours, asked(truth, name))
+    seen = ask(ours, requested(truth, name))
     assert_greedy(PROMPTS, truth, seen.answers)
     assert not seen.faults
     kept = seen.kept()
@@ -209,7 +209,7 @@ def test_one_proposer(name, ours, kind, truth):
 
 
 def test_all_proposers_in_one_batch(ours, kind, truth):
-    seen = ask(ours, asked(truth, *PROPOSERS))
+    seen = ask(ours, requested(truth, *PROPOSERS))
     assert_greedy(PROMPTS, truth, seen.answers)
     assert not seen.faults
     assert seen.mixed()
@@ -222,7 +222,7 @@ def test_all_proposers_in_one_batch(ours, kind, truth):
 @pytest.mark.parametrize("name", ["ngram", "right", "thicket"])
 def test_another_draft_length_at_every_step(name, ours, truth):
     draft_lengths = [0, 1, 3, 8, 0, 0, 2, 5]
-    seen = ask(ours, asked(truth, name), draft_lengths=draft_lengths)
+    seen = ask(ours, requested(truth, name), draft_lengths=draft_lengths)
     assert_greedy(PROMPTS, truth, seen.answers)
     assert set(seen.draft_lengths()) == set(draft_lengths)
     turns = [draft_lengths[i % len(draft_lengths)] for i in range(len(draft_lengths) + len(seen.draft_lengths()))]
@@ -233,7 +233,7 @@ def test_another_draft_length_at_every_step(name, ours, truth):
 def test_each_request_has_its_own_gamma(ours, truth):
     gammas = [0, 1, 2, 3, 5, 8, None]
     params = [
-        told(answer["token_ids"], **({} if gamma is None else {"num_speculative_tokens": gamma}))
+        reported(answer["token_ids"], **({} if gamma is None else {"num_speculative_tokens": gamma}))
         for answer, gamma in zip(truth, gammas * 4, strict=False)
     ]
     seen = ask(ours, params)
@@ -243,7 +243,7 @@ def test_each_request_has_its_own_gamma(ours, truth):
 
 
 def test_a_step_is_no_wider_than_its_requests(ours, truth):
-    seen = ask(ours, [told(answer["token_ids"], num_speculative_tokens=3) for answer in truth])
+    seen = ask(ours, [reported(answer["token_ids"], num_speculative_tokens=3) for answer in truth])
     assert_greedy(PROMPTS, truth, seen.answers)
     assert set(seen.draft_lengths()) == {3}
 
@@ -273,8 +273,8 @@ def test_up_to_the_end_of_the_context(name, ours):
     answers = [answer["token_ids"] for answer in plain.answers]
     assert all(len(answer) >= left - 2 for left, answer in zip(lefts, answers, strict=True))  # SGLang stops before it
     assert_prefixes(given, answers)
-    told = [PROPOSERS[name]([*answer, *answer]) for answer in answers]
-    seen = ask(ours, [{**each, **own} for each, own in zip(params, told, strict=True)], given=given)
+    reported = [PROPOSERS[name]([*answer, *answer]) for answer in answers]
+    seen = ask(ours, [{**each, **own} for each, own in zip(params, reported, strict=True)], given=given)
     assert_greedy(given, plain.answers, seen.answers)
     assert max(seen.kept()) == (DRAFT_LENGTH // 2 if name == "thicket" else DRAFT_LENGTH)
 
@@ -282,7 +282,7 @@ def test_up_to_the_end_of_the_context(name, ours):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("trees")], indirect=True)
 def test_masks_of_the_whole_text(ours, truth):
     """As on GPUs, and one that is wrong by a token."""
-    params, draft_lengths = asked(truth, "ngram", "thicket", "right", "off"), [DRAFT_LENGTH, 3, 0]
+    params, draft_lengths = requested(truth, "ngram", "thicket", "right", "off"), [DRAFT_LENGTH, 3, 0]
     seen = ask(ours, params, trees.mask_as_on_gpus, draft_lengths=draft_lengths)
     assert_greedy(PROMPTS, truth, seen.answers)
     assert seen.branched() > 0
@@ -321,14 +321,16 @@ def assert_prefixes(given: Sequence[Sequence[int]], answers: Sequence[Sequence[i
 
 @pytest.mark.parametrize(("mistake", "proposer"), [(trees.link_padding, "short"), (trees.misplace, "right")])
 def test_a_mistake_is_seen(mistake, proposer, ours, truth):
-    assert failures(truth, ask(ours, asked(truth, proposer), mistake).answers)
+    assert failures(truth, ask(ours, requested(truth, proposer), mistake).answers)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("trees")], indirect=True)
 @pytest.mark.parametrize("mistake", [trees.show_siblings, trees.count_in_rows, trees.lose_moves])
 def test_a_mistake_in_a_tree_is_seen(mistake, ours, truth):
-    assert failures(truth, ask(ours, asked(truth, "thicket"), mistake).answers)
-    assert not failures(truth, ask(ours, asked(truth, "right"), mistake).answers)  # where drafts are chains it is none
+    assert failures(truth, ask(ours, requested(truth, "thicket"), mistake).answers)
+    assert not failures(
+        truth, ask(ours, requested(truth, "right"), mistake).answers
+    )  # where drafts are chains it is none
 
 
 def failures(truth: Answers, answers: Answers) -> int:
@@ -342,4 +344,4 @@ def test_a_backend_of_another_draft_length_is_seen(ours, truth):
     ours.inside(trees.plan, draft_lengths=[DRAFT_LENGTH, 3])
     ours.inside(trees.keep_backend)
     with pytest.raises(HostDied, match=f"built to verify {DRAFT_LENGTH + 1} tokens per request, not 4"):
-        ours.call(inside.generate, prompts=PROMPTS, params=asked(truth, "right"))
+        ours.call(inside.generate, prompts=PROMPTS, params=requested(truth, "right"))

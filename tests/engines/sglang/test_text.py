@@ -103,8 +103,8 @@ def test_where_sglang_does_not_run_the_command_line_says_so_once(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=config.variables())
     assert done.returncode != 0
     assert "Traceback" not in done.stdout + done.stderr
-    said = " ".join(done.stderr.split())
-    assert "SGLang does not run on this machine, which has no accelerator that torch finds; found" in said
-    assert "ModuleNotFoundError" in said
+    stated = " ".join(done.stderr.split())
+    assert "SGLang does not run on this machine, which has no accelerator that torch finds; found" in stated
+    assert "ModuleNotFoundError" in stated
     assert "def main" not in done.stdout
     assert len(os.listdir(tmp_path)) == 1  # the log that the message names

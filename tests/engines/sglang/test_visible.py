@@ -17,7 +17,7 @@ __all__ = ["tight"]
 PROMPTS = [list(prompt) for prompt in prompts()]
 
 
-def asked(engine: Any, requests: list[dict[str, Any]], aborts: dict[str, int] | None = None) -> dict[str, Any]:
+def requested(engine: Any, requests: list[dict[str, Any]], aborts: dict[str, int] | None = None) -> dict[str, Any]:
     """Run requests at once; return by id what its client got, and what the proposer `recorder` was told.
 
     Args:
@@ -90,7 +90,7 @@ def cases() -> list[ends.Case]:
 def test_what_the_client_saw(tight):
     """Ends of every sort, with right drafts behind each: proposers have more of the text than they are to remember."""
     given = cases()
-    found = tight.call(asked, requests=[request_of(case) for case in given])
+    found = tight.call(requested, requests=[request_of(case) for case in given])
     ended, longer = endings(found["records"]), 0
     for case in given:
         output = found["outputs"][case["name"]]
@@ -110,7 +110,7 @@ def test_a_client_that_leaves(tight):
     """It saw no more than was emitted until then."""
     leaving = [case for case in ends.cases() if case["name"] in ("length 3", "never 3", "end of text 17")]
     requests = [request_of({**case, "most": 400, "ends": False}) for case in leaving]
-    found = tight.call(asked, requests=requests, aborts={case["name"]: 3 for case in leaving})
+    found = tight.call(requested, requests=requests, aborts={case["name"]: 3 for case in leaving})
     ended = endings(found["records"])
     for case in leaving:
         output = found["outputs"][case["name"]]
@@ -130,7 +130,7 @@ def test_who_may_share(tight):
         custom = {"custom_params": {"specplug": {"tenant": tenant}}} if tenant else {}
         params = {"max_new_tokens": 2, **custom}
         requests.append({"id": f"shares {number}", "prompt": PROMPTS[3], "params": params, "more": own})
-    records = tight.call(asked, requests=requests)["records"]
+    records = tight.call(requested, requests=requests)["records"]
     started = {record["request_id"]: record["request"] for record in records if record.get("kind") == "STARTED"}
     keys = [started[request["id"]]["isolation_key"] for request in requests]
     expected = [isolation_key(tenant, (None, own.get("cache_salt"))) for own, tenant in zip(more, tenants, strict=True)]

@@ -145,8 +145,8 @@ def count_in_rows(scheduler: Any) -> None:
     """The mistake: drafts count their places in the row, not in the tree."""
 
     def change(batch: Any, n: int) -> None:
-        places = batch.seq_lens[:, None] + torch.arange(n)
-        batch.spec_info.positions = places.flatten().to(batch.spec_info.positions.dtype)
+        allocator = batch.seq_lens[:, None] + torch.arange(n)
+        batch.spec_info.positions = allocator.flatten().to(batch.spec_info.positions.dtype)
 
     after_preparing(scheduler, change)
 
@@ -213,7 +213,7 @@ def accept_lightly(scheduler: Any) -> None:
 
 def plan(scheduler: Any, draft_lengths: list[int]) -> None:
     """Let the policy, which has to be `ladder`, plan other widths."""
-    planner = scheduler.draft_worker.drafting.planning.stage._planner
+    planner = scheduler.draft_worker.drafting.step_planner.stage._planner
     put(planner, "_options", planner._options.model_copy(update={"draft_lengths": tuple(draft_lengths)}))
 
 

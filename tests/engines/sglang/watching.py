@@ -161,12 +161,12 @@ def left_over(scheduler: Any) -> dict[str, int]:
     """Return how much is held of requests, by where."""
     drafting = scheduler.draft_worker.drafting
     return {
-        "places": len(drafting.places),
-        "waiting": len(drafting.places._waiting),
-        "tenants": len(drafting.places.slots.tenants),
+        "places": len(drafting.allocator),
+        "waiting": len(drafting.allocator._waiting),
+        "tenants": len(drafting.allocator.slots.occupants),
         "held": len(drafting.arrivals),
-        "tallies": len(drafting.planning._tallies),
-        "capped": len(drafting.planning._capped),
+        "tallies": len(drafting.step_planner._tallies),
+        "capped": len(drafting.step_planner._capped),
         "steps under way": len(drafting._launched),
     }
 

@@ -17,7 +17,7 @@ FAMILIES = ("v1", "v2", "v2_async")
 
 # What `make test` leaves to `make test-all`, because V2 in Triton's interpreter takes its time: what is of vLLM or of
 # the tests themselves, what some files try again with async scheduling on, and what others try again with it off.
-SLOW = ("test_harness", "test_stock", "test_verifier")
+SLOW = ("test_harness", "test_baseline", "test_verifier")
 SLOW_ON_ASYNC = ("test_features", "test_lifecycle", "test_sampling", "test_traps")
 SLOW_ON_SYNC = (
     *("test_containment", "test_counts", "test_greedy", "test_same_drafts", "test_visible", "test_draft_length"),
@@ -35,9 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if used & {"serve", "v1_server"}:
             return len(FAMILIES) + 1
         given = item.callspec.params if hasattr(item, "callspec") else {}
-        said = [name for name in (given.get("kind"), given.get("runner")) if name in FAMILIES]
-        if said:
-            return FAMILIES.index(said[0])
+        stated = [name for name in (given.get("kind"), given.get("runner")) if name in FAMILIES]
+        if stated:
+            return FAMILIES.index(stated[0])
         return max(number for number, name in enumerate(FAMILIES) if {name, f"stock_{name}"} & used or number == 0)
 
     items.sort(key=family)
@@ -49,9 +49,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def stock_v1(pool: Pool) -> Engine:
+def baseline_v1(pool: Pool) -> Engine:
     """No speculation and no specplug: the truth that V1 is held against."""
-    return pool.tenant(Engine, "stock_v1", configuration("v1", installed=False))
+    return pool.tenant(Engine, "baseline_v1", configuration("v1", installed=False))
 
 
 @pytest.fixture(scope="session")
@@ -61,9 +61,9 @@ def v1(pool: Pool) -> Engine:
 
 
 @pytest.fixture(scope="session")
-def stock_v2(pool: Pool) -> Engine:
+def baseline_v2(pool: Pool) -> Engine:
     """No speculation and no specplug: the truth that V2 is held against."""
-    return pool.tenant(Engine, "stock_v2", configuration("v2", installed=False))
+    return pool.tenant(Engine, "baseline_v2", configuration("v2", installed=False))
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ def vllm_config(
         uses_dynamic_speculative_decoding=lambda: spec.num_speculative_tokens_per_batch_size is not None,
     )
     parallel = {"tensor_parallel_size": 1, "data_parallel_size": data_parallel}
-    found = object.__new__(Asked)
+    found = object.__new__(Requested)
     vars(found).update(
         v2=v2,
         speculative_config=spec,
@@ -41,7 +41,7 @@ def vllm_config(
     return found
 
 
-class Asked(config_module.VllmConfig):
+class Requested(config_module.VllmConfig):
     """vLLM's configuration with a runner that is stated."""
 
     v2: bool

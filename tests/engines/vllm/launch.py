@@ -120,7 +120,11 @@ def configuration(
     elif endpoints:
         variables["VLLM_PLUGINS"] = ",".join([SPECPLUG, "specplug_http", *cpu])
     if specplug is not None:
-        asked = {"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": draft_length}
-        arguments.setdefault("speculative_config", asked)
+        requested = {
+            "method": "custom_class",
+            "model": "specplug_vllm.Proposer",
+            "num_speculative_tokens": draft_length,
+        }
+        arguments.setdefault("speculative_config", requested)
         arguments.setdefault("additional_config", {"specplug": dict(specplug)})
     return Configuration({**SMALL, **arguments}, {**variables, **(environment or {})})

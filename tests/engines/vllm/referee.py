@@ -16,15 +16,15 @@ __all__ = [
     "ZOO",
     "Answers",
     "assert_greedy",
+    "baseline",
     "fields",
     "forward",
     "ids",
     "kind",
     "model",
     "prompts",
-    "stock",
+    "reported",
     "tokenizer",
-    "told",
     "truth",
     "zoo",
 ]
@@ -46,7 +46,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def stock(kind: str, engine: Callable[..., Engine]) -> Engine:
+def baseline(kind: str, engine: Callable[..., Engine]) -> Engine:
     """The same runner without speculation."""
     runner = RUNNERS[kind]["runner"]
     return engine(runner, name=f"stock {runner}", installed=False)
@@ -59,19 +59,19 @@ def zoo(kind: str, engine: Callable[..., Engine]) -> Engine:
 
 
 @pytest.fixture
-def truth(kind: str, stock: Engine) -> Answers:
+def truth(kind: str, baseline: Engine) -> Answers:
     """Stock's greedy answers to `prompts`, `MAX_TOKENS` long at most; asked for once per runner."""
     runner = RUNNERS[kind]["runner"]
     if runner not in _TRUTH:
         given = [list(prompt) for prompt in prompts()]
-        _TRUTH[runner] = stock.call("inside.generate", prompts=given, params={"max_tokens": MAX_TOKENS})
+        _TRUTH[runner] = baseline.call("inside.generate", prompts=given, params={"max_tokens": MAX_TOKENS})
     return _TRUTH[runner]
 
 
 _TRUTH: dict[str, Answers] = {}
 
 
-def told(answer: Sequence[int], **fields: Any) -> dict[str, Any]:
+def reported(answer: Sequence[int], **fields: Any) -> dict[str, Any]:
     """Return `extra_args` of a request whose drafts are `answer`, which the oracle takes for the truth."""
     reference = {"token_ids": list(answer)}
     return {"extra_args": {"specplug": {"proposer": "oracle", "references": [reference], **fields}}}

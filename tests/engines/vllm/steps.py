@@ -32,7 +32,7 @@ def recorded(
     scheduler = inside.scheduler(llm)
     record: list[dict[str, Any]] = []
     if hasattr(scheduler, "planning"):
-        scheduler.planning.control.set(num_speculative_tokens=gamma)
+        scheduler.step_planner.control.set(num_speculative_tokens=gamma)
     with _scheduling(scheduler, record):
         return {**inside.drive(llm, requests, aborts), "record": record}
 
@@ -59,7 +59,7 @@ def _scheduling(scheduler: Any, record: list[dict[str, Any]]) -> Iterator[None]:
                 "scheduled": output.total_num_scheduled_tokens,
                 "drafts": drafts,
                 "prefill": prefill,
-                "asked": output.num_spec_tokens_to_schedule,
+                "requested": output.num_spec_tokens_to_schedule,
             }
             record.append(step)
         return output
@@ -84,7 +84,7 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True, boundaries:
         (name, engine's count, proposed); and the counts of `SpecMetrics` meanwhile.
     """
     worker, runner = drafting(llm), inside.runner(llm)
-    told, admitted = [], []
+    reported, admitted = [], []
     metrics = worker.stage.metrics
     before = metrics.snapshot()
     begin_step, observe = worker.begin_step, worker.stage.observe
@@ -102,7 +102,7 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True, boundaries:
         verdict = observe(batch, outcome)
         columns = (outcome.verified.tolist(), verdict.proposed.tolist(), batch.sampled.tolist())
         rows = zip(batch.request_ids, *columns, strict=True)
-        told.append({plain_name(name): (count, proposed) for name, count, proposed, sampled in rows if sampled})
+        reported.append({plain_name(name): (count, proposed) for name, count, proposed, sampled in rows if sampled})
         return verdict
 
     def begin_step_without_trim(scheduler_output: Any) -> None:
@@ -119,23 +119,23 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True, boundaries:
         runner.rejection_sampler.enable_adaptive_verification = True
         del manager.reallocate_drafts, worker.stage.observe
         vars(worker).pop("begin_step", None)
-    return {**found, "admitted": admitted, "verified": told, **(metrics.snapshot() - before).as_dict()}
+    return {**found, "admitted": admitted, "verified": reported, **(metrics.snapshot() - before).as_dict()}
 
 
 # -- in the test's process -------------------------------------------------------------------------------------------
 
-_STOCK: dict[str, dict[str, Any]] = {}
+_BASELINE: dict[str, dict[str, Any]] = {}
 
 
-def assert_as_stock(stock: Engine, run: dict[str, Any], asked: list[dict[str, Any]]) -> None:
+def assert_as_baseline(baseline: Engine, run: dict[str, Any], requested: list[dict[str, Any]]) -> None:
     """Hold a run's greedy text against that of an engine without specplug, which is asked once for each such list."""
-    plain = [{**request, "at": 0, "params": _stock_params(request)} for request in asked]
-    key = json.dumps([stock.configuration.key, plain], sort_keys=True)
-    if key not in _STOCK:
-        _STOCK[key] = stock.call("inside.drive", requests=plain)["outputs"]
-    answers = ([outputs[request["id"]] for request in asked] for outputs in (_STOCK[key], run["outputs"]))
-    assert_greedy([request["prompt"] for request in asked], *answers)
+    plain = [{**request, "at": 0, "params": _baseline_params(request)} for request in requested]
+    key = json.dumps([baseline.configuration.key, plain], sort_keys=True)
+    if key not in _BASELINE:
+        _BASELINE[key] = baseline.call("inside.drive", requests=plain)["outputs"]
+    answers = ([outputs[request["id"]] for request in requested] for outputs in (_BASELINE[key], run["outputs"]))
+    assert_greedy([request["prompt"] for request in requested], *answers)
 
 
-def _stock_params(request: dict[str, Any]) -> dict[str, Any]:
+def _baseline_params(request: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in request["params"].items() if name != "extra_args"}

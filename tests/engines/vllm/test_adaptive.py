@@ -12,14 +12,14 @@ from specplug.types.caps import Distribution, DraftLengthChange, Ragged
 from tests.engines.engines import Raised
 from tests.engines.vllm import steps
 from tests.engines.vllm.referee import assert_greedy, prompts
-from tests.engines.vllm.steps import assert_as_stock
+from tests.engines.vllm.steps import assert_as_baseline
 
 BUDGET, DRAFT_LENGTH = 5, 6
 
 
 def launch(engine, budget=None, **given):
     """Make an engine that cuts drafts on the device."""
-    asked = {
+    requested = {
         "method": "custom_class",
         "model": "specplug_vllm.Proposer",
         "num_speculative_tokens": DRAFT_LENGTH,
@@ -28,7 +28,7 @@ def launch(engine, budget=None, **given):
     settings = {"proposer": "ngram", "policy": "fixed", "options": {"fixed": {"token_budget": budget}}}
     # vLLM would compile the ranking of drafts, for a minute; and it refuses tests' functions in other processes.
     variables = {"TORCHDYNAMO_DISABLE": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
-    return engine("v2", settings, speculative_config=asked, environment=variables, name="adaptive", **given)
+    return engine("v2", settings, speculative_config=requested, environment=variables, name="adaptive", **given)
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
@@ -44,9 +44,9 @@ def requests(count=4, tokens=24, **params):
     ]
 
 
-def test_text_is_the_stock_engines_with_drafts_of_differing_length(stock_v2, cutting):
+def test_text_is_the_baseline_engines_with_drafts_of_differing_length(baseline_v2, cutting):
     run = cutting.call(steps.cut, requests=requests())
-    assert_as_stock(stock_v2, run, requests())
+    assert_as_baseline(baseline_v2, run, requests())
     with_drafts = [step["drafts"] for step in run["record"] if any(step["drafts"].values())]
     assert len(with_drafts) == len(run["admitted"]) > 8
     for scheduled, admitted in zip(with_drafts, run["admitted"], strict=True):
@@ -57,11 +57,11 @@ def test_text_is_the_stock_engines_with_drafts_of_differing_length(stock_v2, cut
 
 
 @pytest.mark.parametrize("trim", [True, False], ids=["trimmed", "cut by the engine alone"])
-def test_what_was_verified_is_what_the_engine_admitted(stock_v2, cutting, trim):
+def test_what_was_verified_is_what_the_engine_admitted(baseline_v2, cutting, trim):
     run = cutting.call(steps.cut, requests=requests(), trim=trim)
-    assert_as_stock(stock_v2, run, requests())
-    told = [rows for rows, step in zip(run["verified"], run["record"], strict=True) if any(step["drafts"].values())]
-    for rows, admitted in zip(told, run["admitted"], strict=True):
+    assert_as_baseline(baseline_v2, run, requests())
+    reported = [rows for rows, step in zip(run["verified"], run["record"], strict=True) if any(step["drafts"].values())]
+    for rows, admitted in zip(reported, run["admitted"], strict=True):
         assert {name: count for name, (count, _) in rows.items()} == {name: admitted[name] for name in rows}
     rows = [row for step in run["verified"] for row in step.values()]
     total = run["total"]
@@ -71,19 +71,19 @@ def test_what_was_verified_is_what_the_engine_admitted(stock_v2, cutting, trim):
     assert trim or total["never_verified"] > 10
 
 
-def test_logprobs_are_the_stock_engines(stock_v2, cutting):
-    asked = requests(logprobs=3)
-    run, expected = cutting.call(steps.cut, requests=asked), stock_v2.call("inside.drive", requests=asked)
+def test_logprobs_are_the_baseline_engines(baseline_v2, cutting):
+    requested = requests(logprobs=3)
+    run, expected = cutting.call(steps.cut, requests=requested), baseline_v2.call("inside.drive", requests=requested)
     assert logprob_gap(run, expected) < 1e-3
 
 
-def test_logprobs_would_be_wrong_if_the_sampler_trusted_the_hosts_boundaries(stock_v2, engine):
-    asked = requests(logprobs=3)
+def test_logprobs_would_be_wrong_if_the_sampler_trusted_the_hosts_boundaries(baseline_v2, engine):
+    requested = requests(logprobs=3)
     try:
-        run = launch(engine, BUDGET).call(steps.cut, requests=asked, boundaries=False)
+        run = launch(engine, BUDGET).call(steps.cut, requests=requested, boundaries=False)
     except Raised:
         return
-    assert logprob_gap(run, stock_v2.call("inside.drive", requests=asked)) > 1e-2
+    assert logprob_gap(run, baseline_v2.call("inside.drive", requests=requested)) > 1e-2
 
 
 def logprob_gap(run, expected):
@@ -99,17 +99,17 @@ def logprob_gap(run, expected):
     return max(gaps)
 
 
-def test_without_a_budget_everything_is_verified(stock_v2, engine):
+def test_without_a_budget_everything_is_verified(baseline_v2, engine):
     run = launch(engine).call(steps.cut, requests=requests(3))
-    assert_as_stock(stock_v2, run, requests(3))
+    assert_as_baseline(baseline_v2, run, requests(3))
     with_drafts = [step["drafts"] for step in run["record"] if any(step["drafts"].values())]
     assert run["admitted"] == with_drafts
     assert run["total"]["never_verified"] == 0
 
 
-def test_a_budget_of_zero_decodes_plainly(stock_v2, engine):
+def test_a_budget_of_zero_decodes_plainly(baseline_v2, engine):
     run = launch(engine, 0).call(steps.recorded, requests=requests(2, 16))
-    assert_as_stock(stock_v2, run, requests(2, 16))
+    assert_as_baseline(baseline_v2, run, requests(2, 16))
     assert not any(any(step["drafts"].values()) for step in run["record"])
 
 
@@ -200,15 +200,15 @@ def test_the_seam_is_declared():
 
 
 @pytest.mark.slow  # two ranks in Triton's interpreter
-def test_ranks_cut_alike(stock_v2, engine):
+def test_ranks_cut_alike(baseline_v2, engine):
     tp = launch(engine, BUDGET, tensor_parallel_size=2, in_process=False)
     given = [list(prompt) for prompt in prompts()[:4]]
-    asked = {"prompts": given, "params": {"max_tokens": 24}}
-    expected = stock_v2.call("inside.generate", **asked)
-    assert_greedy(given, expected, tp.call("inside.generate", **asked))
+    requested = {"prompts": given, "params": {"max_tokens": 24}}
+    expected = baseline_v2.call("inside.generate", **requested)
+    assert_greedy(given, expected, tp.call("inside.generate", **requested))
     tp.call(keep_confidences)
     with pytest.raises(AssertionError):
-        assert_greedy(given, expected, tp.call("inside.generate", **asked))
+        assert_greedy(given, expected, tp.call("inside.generate", **requested))
     tp.stop()
 
 

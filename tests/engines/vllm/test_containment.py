@@ -8,9 +8,9 @@ import pytest
 
 from tests.engines.engines import Engine
 from tests.engines.vllm import watching
-from tests.engines.vllm.referee import MAX_TOKENS, RUNNERS, assert_greedy, fields, kind, prompts, stock, truth
+from tests.engines.vllm.referee import MAX_TOKENS, RUNNERS, assert_greedy, baseline, fields, kind, prompts, truth
 
-__all__ = ["kind", "stock", "truth"]
+__all__ = ["baseline", "kind", "truth"]
 
 PROMPTS = [list(prompt) for prompt in prompts()]
 BROKEN = ["raises", "raises-device", "garbage", "garbage-device", "slow"]
@@ -41,8 +41,8 @@ def nothing_works(kind: str, engine: Callable[..., Engine]) -> Engine:
 def test_every_request_gets_its_text(kind, broken, truth):
     """Rows of all the broken proposers in one batch, twice: what is switched off comes back and fails again."""
     names = [None, *BROKEN]
-    asked = [names[index % len(names)] for index in range(12)]
-    params = [{"max_tokens": MAX_TOKENS, **({} if name is None else fields(proposer=name))} for name in asked]
+    requested = [names[index % len(names)] for index in range(12)]
+    params = [{"max_tokens": MAX_TOKENS, **({} if name is None else fields(proposer=name))} for name in requested]
     faults = {}
     for _ in range(2):
         found = broken.call(watching.counted, prompts=PROMPTS[:12], params=params)

@@ -96,7 +96,7 @@ def wait_for(server: Server, holds: Callable[[dict[str, Any]], bool]) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def complete(server: Server, which: int, **said: Any) -> None:
+def complete(server: Server, which: int, **stated: Any) -> None:
     """Ask a prompt, and require the plain model's answer.  Nothing is remembered, so that only corpora help."""
     number, ids = answers()[which]
     body = {
@@ -105,17 +105,17 @@ def complete(server: Server, which: int, **said: Any) -> None:
         "max_tokens": MAX_TOKENS,
         "temperature": 0,
         "return_token_ids": True,
-        "vllm_xargs": {"specplug": json.dumps({"store": False, **said})},
+        "vllm_xargs": {"specplug": json.dumps({"store": False, **stated})},
     }
     answer = ask(server, "/v1/completions", body)
     assert answer.code == 200, answer.body
     assert tuple(answer.json["choices"][0]["token_ids"]) == ids
 
 
-def counted(server: Server, which: int, **said: Any) -> dict[str, Any]:
+def counted(server: Server, which: int, **stated: Any) -> dict[str, Any]:
     """Ask, and return what was accepted meanwhile, by source, and "tau"."""
     before = worker(server)["metrics"]
-    complete(server, which, **said)
+    complete(server, which, **stated)
     after = worker(server)["metrics"]
     found = {
         name.removeprefix("retrieval/"): count["accepted"] - before["by_source"][name]["accepted"]
@@ -141,10 +141,10 @@ def listed(server: Server, query: str = "") -> dict[str, dict[str, int]]:
     """Return the tokens of all corpora, by tenant."""
     answer = send(server, "GET", query)
     assert answer.code == 200, answer.body
-    told = answer.json["tenants"]
+    reported = answer.json["tenants"]
     return {
         tenant: {name: own["tokens"] for name, own in had["corpora"].items()}
-        for tenant, had in told.items()
+        for tenant, had in reported.items()
         if tenant != TORN
     }
 
@@ -188,14 +188,14 @@ def test_a_request_names_documents_and_corpora(server, root):
 def test_routes_add_list_extend_and_remove(server, root):
     ids, text = answers()[0][1], "def area(r):\n    return 3.14 * r * r\n"
     own = len(tokenizer().encode(text, add_special_tokens=False))
-    said = {"name": "notes", "documents": [{"name": "ids", "token_ids": list(ids)}, text]}
+    stated = {"name": "notes", "documents": [{"name": "ids", "token_ids": list(ids)}, text]}
     added = {"name": "notes", "tenant": "", "documents": 2, "tokens": len(ids) + own, "empty": 0}
-    assert (send(server, "POST", body=said).json, listed(server)) == (added, {"": {"notes": len(ids) + own}})
+    assert (send(server, "POST", body=stated).json, listed(server)) == (added, {"": {"notes": len(ids) + own}})
     wait_for(server, lambda tenants: "notes" in tenants.get("", {}))
     assert counted(server, 0)["corpus"] > 0
-    assert send(server, "POST", body=said).code == 409
+    assert send(server, "POST", body=stated).code == 409
     assert send(server, "POST", body={"name": "notes", "documents": [text], "extend": True}).json["tokens"] == own
-    assert send(server, "POST", body={**said, "tenant": "a/../b"}).json["tenant"] == "a/../b"
+    assert send(server, "POST", body={**stated, "tenant": "a/../b"}).json["tenant"] == "a/../b"
     assert listed(server, "?tenant=a%2F..%2Fb") == {"a/../b": {"notes": len(ids) + own}}
     assert send(server, "DELETE", "/notes?document=ids").json["tokens"] == len(ids)
     assert listed(server)[""] == {"notes": 2 * own}
@@ -252,7 +252,7 @@ def test_the_routes_describe_themselves(server):
     assert set(content["schema"]["properties"]) == {"name", "documents", "tenant", "extend"}
 
 
-def test_a_torn_segment_is_told_and_the_rest_serves(server, root):
+def test_a_torn_segment_is_reported_and_the_rest_serves(server, root):
     [segment] = (root / "tenants").rglob("*.safetensors")
     for problems in (send(server, "GET").json["problems"], worker(server)["details"]["retrieval"]["problems"]):
         assert len(problems) == 1
@@ -269,8 +269,8 @@ def test_answers_stay_right_while_corpora_come_and_go(server, root):
         jobs = [threads.submit(asking, which) for which in range(3)]
         for turn in itertools.count():
             name, ids = str(turn % 2), answers()[turn % len(answers())][1]
-            said = {"name": name, "documents": [{"name": "answer", "token_ids": list(ids)}]}
-            assert send(server, "POST", body=said).code == 200
+            stated = {"name": name, "documents": [{"name": "answer", "token_ids": list(ids)}]}
+            assert send(server, "POST", body=stated).code == 200
             Store.open(root).add(name, [document(ids)], tenant="other")
             if all(job.done() for job in jobs):
                 break

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.engines.vllm.referee import MAX_TOKENS, kind, prompts, stock, told, truth, zoo
+from tests.engines.vllm.referee import MAX_TOKENS, baseline, kind, prompts, reported, truth, zoo
 
-__all__ = ["kind", "stock", "truth", "zoo"]
+__all__ = ["baseline", "kind", "truth", "zoo"]
 
 
 def test_both_count_the_same_accepted_tokens(zoo, truth):
@@ -13,7 +13,7 @@ def test_both_count_the_same_accepted_tokens(zoo, truth):
     The drafts go on behind the ends with what plain decoding would write there, so that they would be accepted.
     """
     answers = [answer["token_ids"] for answer in truth[:6]]
-    params = [{"stop_token_ids": [answer[MAX_TOKENS // 2]], **told(answer)} for answer in answers]
+    params = [{"stop_token_ids": [answer[MAX_TOKENS // 2]], **reported(answer)} for answer in answers]
     found = zoo.call("watching.counted", prompts=[list(prompt) for prompt in prompts()[:6]], params=params)
     assert {answer["finish_reason"] for answer in found["result"]} == {"stop"}
     assert found["total"]["accepted"] == found["accepted_by_vllm"] > 0

@@ -56,7 +56,7 @@ def test_a_v2_launch_with_too_small_a_budget_is_warned_of_by_doctor_and_by_the_s
     _, arguments = launch.parsed(line_of(config))
     command = [sys.executable, "-m", "specplug_vllm.doctor.launch", json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=config.variables())
-    found = Launch(**launches.heard(done, "vLLM"))
+    found = Launch(**launches.received(done, "vLLM"))
     text = "\n".join(result.summary for result in advise(found))
     assert "V2 runner, async scheduling, up to 32 draft tokens" in text
     assert "ngram drafts on the host" in text
@@ -65,7 +65,7 @@ def test_a_v2_launch_with_too_small_a_budget_is_warned_of_by_doctor_and_by_the_s
     assert warning in done.stdout  # in vLLM's log: what every server says when its configuration is made
 
 
-ASKED = """
+REQUESTED = """
 import json, sys
 from specplug.operator.launches import tell
 from specplug_vllm.doctor.launch import _configured
@@ -99,12 +99,12 @@ def answers(tmp_path_factory) -> dict[str, Any]:
     file = tmp_path_factory.mktemp("launch") / "server.yaml"
     file.write_text(CONFIG_FILE)
     lines = [[str(file) if word == "FILE" else word for word in words] for words in CASES.values()]
-    command = [sys.executable, "-c", ASKED, json.dumps(lines)]
+    command = [sys.executable, "-c", REQUESTED, json.dumps(lines)]
     variables = configuration("v1").variables()
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=variables)
-    told = [json.loads(line.removeprefix(MARK)) for line in done.stdout.splitlines() if line.startswith(MARK)]
-    assert len(told) == len(CASES) - 1, done.stdout + done.stderr
-    return dict(zip(CASES, [*told, done.stderr.strip().splitlines()[-1]], strict=True))
+    reported = [json.loads(line.removeprefix(MARK)) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    assert len(reported) == len(CASES) - 1, done.stdout + done.stderr
+    return dict(zip(CASES, [*reported, done.stderr.strip().splitlines()[-1]], strict=True))
 
 
 @pytest.mark.parametrize(("case", "draft_length"), [("dotted", 8), ("underscores", 8), ("file", 6)])
@@ -142,10 +142,10 @@ def test_a_mistake_ends_the_server_with_one_message_before_anything_is_loaded():
     config = configuration("v1", {"propser": "ngram"})
     done = subprocess.run(config.command(1), capture_output=True, text=True, timeout=900, env=config.variables())
     assert done.returncode == 1
-    said = done.stderr + done.stdout
-    assert "Traceback" not in said
+    stated = done.stderr + done.stdout
+    assert "Traceback" not in stated
     assert done.stderr.count("unknown setting 'propser'; found 'ngram'. Did you mean 'proposer'?") == 1
-    assert "EngineCore" not in said
+    assert "EngineCore" not in stated
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 from tests.engines.vllm import graphs, steps, watching
 from tests.engines.vllm.referee import RUNNERS, kind, prompts
-from tests.engines.vllm.steps import assert_as_stock
+from tests.engines.vllm.steps import assert_as_baseline
 
 __all__ = ["kind"]
 
@@ -31,21 +31,21 @@ def drafting_rows(record):
     for before, step in pairwise(record):
         for name, count in step["drafts"].items():
             if name not in step["prefill"] and name in before["drafts"]:
-                yield before["asked"], name, count
+                yield before["requested"], name, count
 
 
-def test_another_draft_length_at_every_step_and_caps(engine, stock_v1, stock_v2, kind):
+def test_another_draft_length_at_every_step_and_caps(engine, baseline_v1, baseline_v2, kind):
     settings = {
         "proposer": "ngram",
         "policy": "ladder",
         "options": {"ladder": {"draft_lengths": DRAFT_LENGTHS, "caps": CAPS}},
     }
-    asked = requests(4)
-    run = engine(**RUNNERS[kind], specplug=settings, name="ladder").call(steps.recorded, requests=asked)
-    assert_as_stock(stock_v1 if kind == "v1" else stock_v2, run, asked)
+    requested = requests(4)
+    run = engine(**RUNNERS[kind], specplug=settings, name="ladder").call(steps.recorded, requests=requested)
+    assert_as_baseline(baseline_v1 if kind == "v1" else baseline_v2, run, requested)
     record = run["record"]
     turns = [DRAFT_LENGTHS[i % len(DRAFT_LENGTHS)] for i in range(2 * len(record))]
-    planned = [step["asked"] for step in record]
+    planned = [step["requested"] for step in record]
     assert any(planned == turns[i : i + len(planned)] for i in range(len(DRAFT_LENGTHS)))
     caps = {"0": 8, "1": 1, "2": 6, "3": 8}
     rows = [(min(draft_length, caps[name]), name, count) for draft_length, name, count in drafting_rows(record)]
@@ -56,22 +56,22 @@ def test_another_draft_length_at_every_step_and_caps(engine, stock_v1, stock_v2,
     assert {count for _, _, count in rows} >= {0, 1, 3, 8}
 
 
-def test_each_request_has_its_own_gamma(v1, v2, v2_async, stock_v1, stock_v2, kind):
+def test_each_request_has_its_own_gamma(v1, v2, v2_async, baseline_v1, baseline_v2, kind):
     gammas = [0, 1, 2, 3, 5, 8, None]
-    asked = requests(len(gammas), apart=1, ignore_eos=True)
-    for request, gamma in zip(asked, gammas, strict=True):
+    requested = requests(len(gammas), apart=1, ignore_eos=True)
+    for request, gamma in zip(requested, gammas, strict=True):
         if gamma is not None:
             request["params"] = {
                 **request["params"],
                 "extra_args": {"specplug": {"num_speculative_tokens": gamma}},
             }
-    run = {"v1": v1, "v2": v2, "v2_async": v2_async}[kind].call(steps.recorded, requests=asked)
-    assert_as_stock(stock_v1 if kind == "v1" else stock_v2, run, asked)
-    reached: dict[str, set[int]] = {request["id"]: set() for request in asked}
+    run = {"v1": v1, "v2": v2, "v2_async": v2_async}[kind].call(steps.recorded, requests=requested)
+    assert_as_baseline(baseline_v1 if kind == "v1" else baseline_v2, run, requested)
+    reached: dict[str, set[int]] = {request["id"]: set() for request in requested}
     for step in run["record"]:
         for name, count in step["drafts"].items():
             reached[name].add(count)
-    for request, gamma in zip(asked, gammas, strict=True):
+    for request, gamma in zip(requested, gammas, strict=True):
         assert max(reached[request["id"]]) <= (8 if gamma is None else gamma)
         if kind != "v1" or request["id"] == "0":
             assert max(reached[request["id"]]) == (8 if gamma is None else gamma)
@@ -90,20 +90,20 @@ def captured(engine):
     return engine("v2", settings, speculative_config=CAPTURED, asynchronous=True, name="captured")
 
 
-def test_draft_lengths_are_fitted_to_the_ladder_that_the_launch_names(captured, stock_v2):
+def test_draft_lengths_are_fitted_to_the_ladder_that_the_launch_names(captured, baseline_v2):
     run = captured.call(steps.recorded, requests=requests(3))
-    assert_as_stock(stock_v2, run, requests(3))
-    planned = [step["asked"] for step in run["record"]]
+    assert_as_baseline(baseline_v2, run, requests(3))
+    planned = [step["requested"] for step in run["record"]]
     turns = [3, 7, 0, 3, 7] * len(planned)  # no 1: the server never holds 9 requests, so it has no graphs for it
     assert any(planned == turns[i : i + len(planned)] for i in range(5))
 
 
-def test_capped_requests_cost_no_step_its_full_graph(captured, stock_v2, monkeypatch):
-    asked, gammas = requests(3, tokens=24, apart=1, ignore_eos=True), {"0": 2, "1": 8, "2": 0}
-    for request in asked:
+def test_capped_requests_cost_no_step_its_full_graph(captured, baseline_v2, monkeypatch):
+    requested, gammas = requests(3, tokens=24, apart=1, ignore_eos=True), {"0": 2, "1": 8, "2": 0}
+    for request in requested:
         request["params"]["extra_args"] = {"specplug": {"num_speculative_tokens": gammas[request["id"]]}}
-    run = captured.call(recorded_and_watched, requests=asked)
-    assert_as_stock(stock_v2, run, asked)
+    run = captured.call(recorded_and_watched, requests=requested)
+    assert_as_baseline(baseline_v2, run, requested)
     found = graphs.vllm_config(8, 8, CAPTURED["num_speculative_tokens_per_batch_size"])
     found._set_cudagraph_sizes()
     manager = graphs.dispatcher(monkeypatch, found)
@@ -125,9 +125,9 @@ def recorded_and_watched(llm, requests):
 
 # -- what wide servers leave to others -------------------------------------------------------------------------------
 
-SEATS, TOKENS, CHUNK, WIDE = 8, 64, 32, 32  # a row advances by at most CHUNK tokens, drafts included
+SLOTS, TOKENS, CHUNK, WIDE = 8, 64, 32, 32  # a row advances by at most CHUNK tokens, drafts included
 CROWD = {
-    "max_num_seqs": SEATS,
+    "max_num_seqs": SLOTS,
     "max_num_batched_tokens": TOKENS,
     "long_prefill_token_threshold": CHUNK,
     "enable_prefix_caching": True,
@@ -139,12 +139,12 @@ REJECTED = {"proposer": "uniform", "policy": "fixed"}  # drafts that fill the wi
 def crowd():
     """Return a full server: seven that decode for long, and others with long prompts for the last seat."""
     long = [token for prompt in prompts() for token in prompt]
-    sitting = [{"id": f"sitting-{i}", "prompt": long[9 * i : 9 * i + 12], "at": i} for i in range(SEATS - 1)]
-    passing = [{"id": f"passing-{i}", "prompt": long[40 * i : 40 * i + 100], "at": SEATS} for i in range(4)]
-    asked = [{**request, "params": {"max_tokens": 200, "ignore_eos": True}} for request in (*sitting, *passing)]
-    leaving = {f"passing-{i}": SEATS + 6 * (i + 1) for i in range(3)}
-    leaving |= {request["id"]: SEATS + 24 for request in asked if request["id"] not in leaving}
-    return {"requests": asked, "aborts": leaving}
+    sitting = [{"id": f"sitting-{i}", "prompt": long[9 * i : 9 * i + 12], "at": i} for i in range(SLOTS - 1)]
+    passing = [{"id": f"passing-{i}", "prompt": long[40 * i : 40 * i + 100], "at": SLOTS} for i in range(4)]
+    requested = [{**request, "params": {"max_tokens": 200, "ignore_eos": True}} for request in (*sitting, *passing)]
+    leaving = {f"passing-{i}": SLOTS + 6 * (i + 1) for i in range(3)}
+    leaving |= {request["id"]: SLOTS + 24 for request in requested if request["id"] not in leaving}
+    return {"requests": requested, "aborts": leaving}
 
 
 def seen(run):
@@ -156,19 +156,19 @@ def seen(run):
 
 
 @pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.slow), True], ids=["sync", "async"])
-def test_a_wide_server_that_plans_narrowly_admits_what_stock_admits(engine, asynchronous):
-    stock = engine("v2", installed=False, asynchronous=asynchronous, name="crowd_stock", **CROWD)
+def test_a_wide_server_that_plans_narrowly_admits_what_baseline_admits(engine, asynchronous):
+    baseline = engine("v2", installed=False, asynchronous=asynchronous, name="crowd_baseline", **CROWD)
     wide = engine("v2", REJECTED, draft_length=WIDE, asynchronous=asynchronous, name="crowd", **CROWD)
-    truth = seen(stock.call(steps.recorded, **crowd()))
-    assert max(running for running, *_ in truth) == SEATS
-    assert sum(1 for running, _, prefill, _ in truth if running == SEATS and prefill) >= 12
+    truth = seen(baseline.call(steps.recorded, **crowd()))
+    assert max(running for running, *_ in truth) == SLOTS
+    assert sum(1 for running, _, prefill, _ in truth if running == SLOTS and prefill) >= 12
     none, two, all_of_it = (wide.call(steps.recorded, gamma=gamma, **crowd()) for gamma in (0, 2, None))
     assert seen(none) == truth
     assert seen(two) == truth
     assert max(count for step in two["record"] for count in step["drafts"].values()) == 2
     assert max(count for step in all_of_it["record"] for count in step["drafts"].values()) == CHUNK - 1
     assert seen(all_of_it) != truth
-    assert max(step["scheduled"] for step in two["record"]) == 3 * (SEATS - 1) + CHUNK
+    assert max(step["scheduled"] for step in two["record"]) == 3 * (SLOTS - 1) + CHUNK
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -187,9 +187,9 @@ def cached_but_for_one_token(llm, gamma):
     block = llm.llm_engine.vllm_config.cache_config.block_size
     text = [token % 1000 + 3 for token in range(block + 1)]
     params = {"max_tokens": 4, "ignore_eos": True}
-    asked = [
+    requested = [
         {"id": "first", "prompt": text, "at": 0, "params": params},
         {"id": "beside", "prompt": text[:5], "at": 30, "params": {**params, "max_tokens": 60}},
         {"id": "again", "prompt": text, "at": 33, "params": params},
     ]
-    return steps.recorded(llm, asked, gamma=gamma)
+    return steps.recorded(llm, requested, gamma=gamma)

@@ -98,7 +98,9 @@ def test_a_clients_key_makes_nobody_an_operator(load: Callable[..., FastAPI], mo
     assert codes(served(app, "clients")) == [401] * 5, "nor does this machine alone, as before"
 
 
-def test_the_operators_key_is_asked_of_everybody(load: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operators_key_is_requested_of_everybody(
+    load: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "operators")
     app = load()
     for peer in ("127.0.0.1", "10.0.0.5"):

@@ -59,10 +59,10 @@ FEATURES: dict[str, tuple[list[int], dict[str, Any]]] = {
 }
 
 
-def ask(llm: Any, asked: list[tuple[Any, dict[str, Any]]]) -> list[dict[str, Any]]:
+def ask(llm: Any, requested: list[tuple[Any, dict[str, Any]]]) -> list[dict[str, Any]]:
     """Answer a batch; per request "outputs", as `inside.generate` describes them, and "prompt_logprobs"."""
-    given = [inside.prompt_of(prompt) for prompt, _ in asked]
-    params = [inside.sampling(params) for _, params in asked]
+    given = [inside.prompt_of(prompt) for prompt, _ in requested]
+    params = [inside.sampling(params) for _, params in requested]
     return [
         {
             "outputs": [inside.described(completion) for completion in output.outputs],
@@ -76,16 +76,16 @@ def ask(llm: Any, asked: list[tuple[Any, dict[str, Any]]]) -> list[dict[str, Any
     ]
 
 
-def counted(llm: Any, asked: list[tuple[Any, dict[str, Any]]]) -> dict[str, Any]:
+def counted(llm: Any, requested: list[tuple[Any, dict[str, Any]]]) -> dict[str, Any]:
     """Answer a batch, under "result", and count what was drafted meanwhile."""
     stage = watching.drafting(llm).stage
     before = stage.metrics.snapshot()
-    result = ask(llm, asked)
+    result = ask(llm, requested)
     return {"result": result, **(stage.metrics.snapshot() - before).as_dict()}
 
 
 @pytest.fixture(scope="session")
-def stock(kind: str, engine: Callable[..., Engine]) -> Engine:
+def baseline(kind: str, engine: Callable[..., Engine]) -> Engine:
     runner = RUNNERS[kind]["runner"]
     return engine(runner, name=f"stock {runner}, chunks", installed=False, max_num_batched_tokens=CHUNK)
 
@@ -96,11 +96,11 @@ def ours(kind: str, engine: Callable[..., Engine]) -> Engine:
 
 
 @pytest.fixture(scope="session")
-def answers(kind: str, stock: Engine, ours: Engine) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def answers(kind: str, baseline: Engine, ours: Engine) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """All features' answers by name: stock's, ours, and what was counted."""
-    asked = list(FEATURES.values())
-    expected = stock.call(ask, asked=asked)
-    found = ours.call(counted, asked=asked)
+    requested = list(FEATURES.values())
+    expected = baseline.call(ask, requested=requested)
+    found = ours.call(counted, requested=requested)
     return dict(zip(FEATURES, expected, strict=True)), dict(zip(FEATURES, found.pop("result"), strict=True)), found
 
 
@@ -109,7 +109,7 @@ def text_of(answer: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("name", FEATURES)
-def test_as_stock(name, answers):
+def test_as_baseline(name, answers):
     """Tokens, text, reasons to stop, and logprobs to 1e-4."""
     expected, found, _ = answers
     for wanted, given in zip(expected[name]["outputs"], found[name]["outputs"], strict=True):
@@ -161,28 +161,28 @@ def test_logprobs_are_the_plain_models(answers):
         context.append(token)
 
 
-def test_prefix_caching(ours, stock):
+def test_prefix_caching(ours, baseline):
     """The second time, the prompt's blocks are found in the cache, and drafts read a text that no step computed."""
     long = (LOOP + EDIT) * 2
-    (expected,) = stock.call(ask, asked=[(long, {"max_tokens": 32})])
+    (expected,) = baseline.call(ask, requested=[(long, {"max_tokens": 32})])
     for round in range(2):
-        found = ours.call(counted, asked=[(long, {"max_tokens": 32})])
+        found = ours.call(counted, requested=[(long, {"max_tokens": 32})])
         assert found["result"][0]["outputs"] == expected["outputs"]
         assert found["total"]["accepted"] > 0
         assert (found["result"][0]["cached"] > 0) == (round == 1)
 
 
-def test_up_to_the_longest_context(ours, stock):
+def test_up_to_the_longest_context(ours, baseline):
     """A prompt of all but 20 of 1024 tokens is answered up to the limit; one that fills it is refused as by stock."""
     long = (EDIT * 8)[: 1024 - 20]
-    asked = [(long, {"max_tokens": 100, "ignore_eos": True})]
-    (expected,), found = stock.call(ask, asked=asked), ours.call(counted, asked=asked)
+    requested = [(long, {"max_tokens": 100, "ignore_eos": True})]
+    (expected,), found = baseline.call(ask, requested=requested), ours.call(counted, requested=requested)
     assert found["result"][0]["outputs"] == expected["outputs"]
     assert len(expected["outputs"][0]["token_ids"]) == 20
     assert found["total"]["accepted"] > 0
     refusals = []
-    for engine in (stock, ours):
+    for engine in (baseline, ours):
         with pytest.raises(Raised) as refused:
-            engine.call(ask, asked=[((EDIT * 8)[:1025], {"max_tokens": 4})])
+            engine.call(ask, requested=[((EDIT * 8)[:1025], {"max_tokens": 4})])
         refusals.append((refused.value.type, refused.value.text))
     assert refusals[0] == refusals[1]

@@ -26,7 +26,7 @@ COMPACT = {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whi
 Steps = list[dict[str, Any]]
 
 
-ASKED: dict[str, tuple[list[int], dict[str, Any]]] = {
+REQUESTED: dict[str, tuple[list[int], dict[str, Any]]] = {
     "schema": (EDIT, {"structured_outputs": {"json": schema()}, "max_tokens": 128}),
     "schema in a loop": (LOOP, {"structured_outputs": {"json": schema()}, "max_tokens": 128, "logprobs": 1}),
     "regex": (LOOP, {"structured_outputs": {"regex": REGEX}, "max_tokens": 40}),
@@ -50,7 +50,7 @@ def ask(llm: Any, how: str = "", token: int = 0, without: bool = False) -> dict[
     """
     scheduler = inside.scheduler(llm)
     steps: Steps = []
-    given = [(list(prompt), params) for prompt, params in ASKED.values()]
+    given = [(list(prompt), params) for prompt, params in REQUESTED.values()]
     if without:
         return {"answers": inside.generate(llm, [p for p, _ in given], [params for _, params in given])}
     stage, grammars = watching.drafting(llm).stage, scheduler._grammars
@@ -61,9 +61,9 @@ def ask(llm: Any, how: str = "", token: int = 0, without: bool = False) -> dict[
             request = scheduler.requests[name]
             emitted = result.sampled_token_ids[result.req_id_to_index[name]]
             text = list(request.output_token_ids)
-            said = output.specplug_notes.grammars.get(name) if hasattr(output, "specplug_notes") else None
+            stated = output.specplug_remarks.grammars.get(name) if hasattr(output, "specplug_remarks") else None
             row = {"row": int(name.split("-")[0]), "before": text, "verified": list(drafted)}
-            steps.append({**row, "accepted": len(emitted) - 1, "said": None if said is None else list(said)})
+            steps.append({**row, "accepted": len(emitted) - 1, "stated": None if stated is None else list(stated)})
         return update(output, result)
 
     def propose(batch: Any, draft_length: int, caps: Any = None) -> Any:
@@ -92,17 +92,17 @@ def ask(llm: Any, how: str = "", token: int = 0, without: bool = False) -> dict[
         for what, name in ((stage, "propose"), (grammars, "_add")):
             what.__dict__.pop(name, None)
     counts = (stage.metrics.snapshot() - before).as_dict()["by_source"]
-    faults = {kind: count for (name, kind), count in scheduler.planning.faults.items() if name == "grammar"}
-    return {"answers": answers, "steps": steps, "counts": counts, "faults": faults, "leftover": len(grammars._said)}
+    faults = {kind: count for (name, kind), count in scheduler.step_planner.faults.items() if name == "grammar"}
+    return {"answers": answers, "steps": steps, "counts": counts, "faults": faults, "leftover": len(grammars._stated)}
 
 
-Told = dict[str, Any]
+Reported = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
 def expected(engine: Callable[..., Engine]) -> dict[str, dict[str, Any]]:
-    stock = engine("v1", name="stock v1, compact", installed=False, **COMPACT)
-    return dict(zip(ASKED, stock.call(ask, without=True)["answers"], strict=True))
+    baseline = engine("v1", name="stock v1, compact", installed=False, **COMPACT)
+    return dict(zip(REQUESTED, baseline.call(ask, without=True)["answers"], strict=True))
 
 
 @pytest.fixture(scope="session")
@@ -110,37 +110,37 @@ def ours(engine: Callable[..., Engine]) -> Engine:
     return engine("v1", LOOKUP, name="v1, compact", **COMPACT)
 
 
-def told(engine: Engine, how: str, token: int = 0) -> Told:
-    found: Told = engine.call(ask, how=how, token=token)
+def reported(engine: Engine, how: str, token: int = 0) -> Reported:
+    found: Reported = engine.call(ask, how=how, token=token)
     first = min((step["row"] for step in found["steps"]), default=0)
-    names = list(ASKED)
+    names = list(REQUESTED)
     return {
         **found,
-        "answers": dict(zip(ASKED, found["answers"], strict=True)),
+        "answers": dict(zip(REQUESTED, found["answers"], strict=True)),
         "steps": [{**step, "name": names[step["row"] - first]} for step in found["steps"]],
     }
 
 
 @pytest.fixture(scope="session")
-def completed(ours: Engine) -> Told:
-    return told(ours, "watch")
+def completed(ours: Engine) -> Reported:
+    return reported(ours, "watch")
 
 
 @pytest.fixture(scope="session")
-def left_out(ours: Engine) -> Told:
-    return told(ours, "leave out")
+def left_out(ours: Engine) -> Reported:
+    return reported(ours, "leave out")
 
 
 @pytest.fixture(scope="session")
-def misled(ours: Engine) -> Told:
-    return told(ours, "offer", NEWLINE)
+def misled(ours: Engine) -> Reported:
+    return reported(ours, "offer", NEWLINE)
 
 
-def of(ran: Told, name: str) -> Iterator[dict[str, Any]]:
+def of(ran: Reported, name: str) -> Iterator[dict[str, Any]]:
     return (step for step in ran["steps"] if step["name"] == name)
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", REQUESTED)
 def test_as_without_speculation(name, expected, completed, misled, left_out):
     for ran in (completed, misled, left_out):
         for key in ("token_ids", "text", "finish_reason", "stop_reason"):
@@ -156,8 +156,8 @@ def test_forced_tokens_are_always_accepted(completed):
     """No token of confidence 1 is ever the first that is refused."""
     forced = 0
     for step in completed["steps"]:
-        if step["said"] is not None:
-            kept, _, levels = step["said"]
+        if step["stated"] is not None:
+            kept, _, levels = step["stated"]
             whole = [0.0] * kept + levels
             assert step["accepted"] == len(step["verified"]) or whole[step["accepted"]] < 1.0
             forced += sum(level == 1.0 for level in whole[: step["accepted"]])
@@ -189,8 +189,8 @@ def test_only_legal_tokens_are_verified(name, completed, misled):
 def test_illegal_drafts_cost_nothing(name, misled):
     """A newline is illegal throughout; what grammars add stays."""
     assert not any(NEWLINE in step["verified"] for step in of(misled, name))
-    assert sum(step["said"][1] for step in of(misled, name)) > 40
-    assert sum(1.0 in step["said"][2] for step in of(misled, name)) > 5
+    assert sum(step["stated"][1] for step in of(misled, name)) > 40
+    assert sum(1.0 in step["stated"][2] for step in of(misled, name)) > 5
 
 
 def test_counted_apart(completed, misled, left_out):
@@ -209,8 +209,8 @@ def test_counted_apart(completed, misled, left_out):
 
 
 def test_a_grammar_that_raises_costs_what_it_would_add(ours, expected):
-    found = told(ours, "raise")
-    for name in ASKED:
+    found = reported(ours, "raise")
+    for name in REQUESTED:
         assert found["answers"][name]["token_ids"] == expected[name]["token_ids"]
     assert found["faults"]["raised"] >= 1
     assert not found["counts"]["grammar"]["proposed"]

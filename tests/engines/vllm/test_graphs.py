@@ -29,10 +29,10 @@ def sized(*args, **kwargs):
     return found
 
 
-@pytest.mark.parametrize(("asked", "lengths"), [(8, [0, 1, 3, 7]), (16, [0, 1, 3, 7, 15]), (7, [0, 1, 3, 7])])
+@pytest.mark.parametrize(("requested", "lengths"), [(8, [0, 1, 3, 7]), (16, [0, 1, 3, 7, 15]), (7, [0, 1, 3, 7])])
 @pytest.mark.parametrize("max_num_seqs", [64, 256, 1024])
-def test_every_planned_length_finds_a_full_graph_at_every_batch_size(monkeypatch, asked, lengths, max_num_seqs):
-    found = sized(asked, max_num_seqs)
+def test_every_planned_length_finds_a_full_graph_at_every_batch_size(monkeypatch, requested, lengths, max_num_seqs):
+    found = sized(requested, max_num_seqs)
     caps = engine_caps(found)
     assert list(caps.captured_draft_lengths) == lengths
     assert (caps.max_draft_length, caps.draft_length_change) == (lengths[-1], DraftLengthChange.CAPTURED)
@@ -56,7 +56,7 @@ def test_what_the_lengths_are_named_for(monkeypatch):
     assert {mode_of(manager, [length] * 32) for length in (0, 1, 3, 7)} == {"PIECEWISE"}
 
 
-def test_what_was_asked_for_and_what_became_of_it_is_logged_in_one_line(caplog):
+def test_what_was_requested_for_and_what_became_of_it_is_logged_in_one_line(caplog):
     with caplog.at_level(logging.WARNING, logger="specplug"):
         sized(7, 64)
         assert not caplog.records
@@ -132,7 +132,7 @@ def test_what_a_policy_caps_reaches_the_drafts_where_rows_are_padded():
     batch = SimpleNamespace(request_ids=("a", "b", "c"))
     for caps in ({}, {"a": 2, "b": 3}):
         step = SimpleNamespace(num_spec_tokens_to_schedule=7, scheduled_spec_decode_tokens={})
-        step_metadata.attach(step, step_metadata.StepNotes(StepPlan(7, caps=caps)))
+        step_metadata.attach(step, step_metadata.StepMetadata(StepPlan(7, caps=caps)))
         drafting.begin_step(step)
         with pytest.raises(InterruptedError):
             drafting.step(batch, None, own)

@@ -13,17 +13,17 @@ from tests.engines.vllm.referee import (
     MAX_TOKENS,
     Answers,
     assert_greedy,
+    baseline,
     fields,
     forward,
     kind,
     prompts,
-    stock,
-    told,
+    reported,
     truth,
     zoo,
 )
 
-__all__ = ["kind", "stock", "truth", "zoo"]
+__all__ = ["baseline", "kind", "truth", "zoo"]
 
 PROMPTS = [list(prompt) for prompt in prompts()]  # three times as many as an engine runs at once
 
@@ -40,9 +40,9 @@ def err(tokens: list[int]) -> list[int]:
 
 PROPOSERS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "ngram": lambda answer: {},
-    "oracle": told,
-    "often right": lambda answer: told(err(answer)),
-    "always wrong": lambda answer: told(wrong(answer)),
+    "oracle": reported,
+    "often right": lambda answer: reported(err(answer)),
+    "always wrong": lambda answer: reported(wrong(answer)),
     "bigram": lambda answer: fields(proposer="bigram"),
     "spliced": lambda answer: fields(proposer="spliced"),
     "off": lambda answer: fields(enabled=False),
@@ -61,7 +61,7 @@ def ask(engine: Engine, truth: Answers, names: list[str]) -> dict[str, Any]:
     return found
 
 
-def test_stock_is_the_plain_model(truth):
+def test_baseline_is_the_plain_model(truth):
     """The truth is one: both runners' stock answers are what a plain forward says, at the first tokens at least."""
     for prompt, answer in list(zip(PROMPTS, truth, strict=True))[::5]:
         context = list(prompt)
@@ -106,7 +106,7 @@ def test_all_proposers_in_one_batch(zoo, truth):
 def test_drafts_longer_than_the_rest(zoo, truth):
     """The oracle goes on behind the end: neither limits nor stops let it through."""
     answers = [answer["token_ids"] for answer in truth[:8]]
-    params = [{"max_tokens": MAX_TOKENS, **told([*answer, *answer, *answer])} for answer in answers]
+    params = [{"max_tokens": MAX_TOKENS, **reported([*answer, *answer, *answer])} for answer in answers]
     found = zoo.call("watching.counted", prompts=PROMPTS[:8], params=params)
     assert_greedy(PROMPTS[:8], truth[:8], found["result"])
     assert found["total"]["accepted"] > 100
@@ -115,12 +115,12 @@ def test_drafts_longer_than_the_rest(zoo, truth):
 def test_caps_of_requests(zoo, truth):
     """Per-request widths 0 to the server's, and switched off, in one batch; each row keeps to its own."""
     caps = [*range(9), None]
-    params, asked = [], []
+    params, requested = [], []
     for index, answer in enumerate(truth[: len(caps)]):
         own = {"enabled": False} if caps[index] is None else {"num_speculative_tokens": caps[index]}
-        params.append({"max_tokens": MAX_TOKENS, **told(answer["token_ids"], **own)})
-        asked.append({"id": f"q{index}", "prompt": PROMPTS[index], "params": params[-1]})
-    found = zoo.call(watching.watched, requests=asked)
+        params.append({"max_tokens": MAX_TOKENS, **reported(answer["token_ids"], **own)})
+        requested.append({"id": f"q{index}", "prompt": PROMPTS[index], "params": params[-1]})
+    found = zoo.call(watching.watched, requests=requested)
     assert_greedy(PROMPTS[: len(caps)], truth[: len(caps)], [found["outputs"][f"q{i}"] for i in range(len(caps))])
     for index, cap in enumerate(caps):
         widest = max(row["proposed"] for row in found["rows"][f"q{index}"])

@@ -13,21 +13,21 @@ STEPS = [{"prompt": "def main():\n", "at": at, "id": f"request {at}", "params": 
 
 
 @pytest.mark.slow  # the servers of other tests have several processes, too
-def test_engines_of_several_processes_answer_alike(stock_v1, engine):
+def test_engines_of_several_processes_answer_alike(baseline_v1, engine):
     apart = engine("v1", installed=False, in_process=False, name="apart")
     given = {"prompts": ["def main():\n", [5, 9, 12]], "params": {"max_tokens": 12, "logprobs": 2}}
-    assert apart.call(inside.generate, **given) == stock_v1.call(inside.generate, **given)
+    assert apart.call(inside.generate, **given) == baseline_v1.call(inside.generate, **given)
     apart.stop()
 
 
-def test_engines_ask_for_a_quarter_of_a_gib(stock_v1):
+def test_engines_ask_for_a_quarter_of_a_gib(baseline_v1):
     """And for no share of the machine's memory, which vLLM looks at where no bytes are given."""
-    assert stock_v1.call(cache_bytes) == 256 << 20
+    assert baseline_v1.call(cache_bytes) == 256 << 20
 
 
-def test_requests_arrive_and_leave_when_told(stock_v1):
-    alone = stock_v1.call(inside.drive, requests=STEPS[:1])
-    driven = stock_v1.call(inside.drive, requests=STEPS, aborts={"request 2": 9})
+def test_requests_arrive_and_leave_when_reported(baseline_v1):
+    alone = baseline_v1.call(inside.drive, requests=STEPS[:1])
+    driven = baseline_v1.call(inside.drive, requests=STEPS, aborts={"request 2": 9})
     assert set(driven["outputs"]) == {"request 0", "request 5"}
     assert driven["outputs"]["request 0"] == alone["outputs"]["request 0"]
     assert driven["steps"] > alone["steps"]
@@ -39,9 +39,9 @@ def test_a_small_cache_preempts(engine):
     assert small.call(inside.drive, requests=crowd)["preemptions"] > 0
 
 
-def test_exceptions_arrive_with_type_and_text(stock_v1):
+def test_exceptions_arrive_with_type_and_text(baseline_v1):
     with pytest.raises(Raised, match="told to") as caught:
-        stock_v1.call(fail, text="told to")
+        baseline_v1.call(fail, text="told to")
     assert (caught.value.type, caught.value.text) == ("ZeroDivisionError", "told to")
 
 

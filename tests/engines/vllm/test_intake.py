@@ -75,13 +75,13 @@ def drafts_without_bias(llm: Any, on: bool) -> None:
     state = type(inside.runner(llm).sampler.logits_processors[0])
     assert state.__name__ == "LogitBiasState"
     if not on:
-        state.apply = state._stock_apply
+        state.apply = state._baseline_apply
         return
-    state._stock_apply = state.apply
+    state._baseline_apply = state.apply
 
     def apply(self: Any, logits: Any, ctx: Any) -> Any:
         raw = logits.clone()
-        biased = state._stock_apply(self, logits, ctx)
+        biased = state._baseline_apply(self, logits, ctx)
         return biased.where((ctx.expanded_local_pos == 0)[:, None], raw)
 
     state.apply = apply
@@ -203,22 +203,22 @@ def drafted(answers: Sequence[dict[str, Any]], **params: Any) -> list[dict[str, 
 
 def biases(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Forbid the commonest tokens of these answers, and favour one that none of them has."""
-    said = [token for answer in answers for token in answer["token_ids"]]
-    common = sorted(set(said), key=said.count, reverse=True)[:12]
-    rare = next(token for token in range(300, 2048) if token not in said)
+    stated = [token for answer in answers for token in answer["token_ids"]]
+    common = sorted(set(stated), key=stated.count, reverse=True)[:12]
+    rare = next(token for token in range(300, 2048) if token not in stated)
     return {**{str(token): -100.0 for token in common}, str(rare): 3.0}
 
 
 @pytest.fixture(scope="module")
-def plain(stock_v2: Engine) -> list[dict[str, Any]]:
-    return stock_v2.call("inside.generate", prompts=GIVEN, params={"max_tokens": MAX_TOKENS})
+def plain(baseline_v2: Engine) -> list[dict[str, Any]]:
+    return baseline_v2.call("inside.generate", prompts=GIVEN, params={"max_tokens": MAX_TOKENS})
 
 
-def test_logit_bias_is_exact_at_every_draft_position(engine, stock_v2, plain):
+def test_logit_bias_is_exact_at_every_draft_position(engine, baseline_v2, plain):
     """Drafts that are all accepted, and drafts that the bias forbids, both end in stock's answers."""
     bias = biases(plain)
     params = {"max_tokens": MAX_TOKENS, "logit_bias": bias}
-    biased = stock_v2.call("inside.generate", prompts=GIVEN, params=params)
+    biased = baseline_v2.call("inside.generate", prompts=GIVEN, params=params)
     assert all(a["token_ids"] != b["token_ids"] for a, b in zip(biased, plain, strict=True))
     zoo = zoo_v2(engine)
     before = zoo.call("inside.metrics")
@@ -234,9 +234,9 @@ def assert_greedy_biased(zoo: Engine, expected: list[dict[str, Any]], drafts: li
     assert [answer["token_ids"] for answer in found] == [answer["token_ids"] for answer in expected]
 
 
-def test_a_bias_at_the_first_position_only_would_be_noticed(engine, stock_v2, plain):
+def test_a_bias_at_the_first_position_only_would_be_noticed(engine, baseline_v2, plain):
     bias = biases(plain)
-    biased = stock_v2.call("inside.generate", prompts=GIVEN, params={"max_tokens": MAX_TOKENS, "logit_bias": bias})
+    biased = baseline_v2.call("inside.generate", prompts=GIVEN, params={"max_tokens": MAX_TOKENS, "logit_bias": bias})
     zoo = zoo_v2(engine)
     zoo.call(drafts_without_bias, on=True)
     try:

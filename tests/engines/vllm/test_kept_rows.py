@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import torch
 
-from specplug.runtime.running_request import Resident
-from specplug.runtime.slot_allocator import Places
-from specplug.runtime.stops import StopWatch
+from specplug.runtime.running_request import RunningRequest
+from specplug.runtime.slot_allocator import SlotAllocator
+from specplug.runtime.stops import StopDetector
 from specplug.types.draft import Draft
 from specplug.types.request import Request
 from specplug_vllm.worker.drafting import Drafting
@@ -33,15 +33,15 @@ def speculator(names: list[str], ignored: set[str]) -> tuple[Speculator, list[tu
 
     drafting = object.__new__(Drafting)
     drafting.device, drafting.vocab_size = CPU, 200
-    drafting.places = Places(SLOTS, CPU, lambda event: None)
-    drafting.places.place_of = names.index
-    drafting.slots, drafting.stops = drafting.places.slots, StopWatch(SLOTS, DRAFT_LENGTH, CPU)
+    drafting.allocator = SlotAllocator(SLOTS, CPU, lambda event: None)
+    drafting.allocator.engine_slot = names.index
+    drafting.slots, drafting.stops = drafting.allocator.slots, StopDetector(SLOTS, DRAFT_LENGTH, CPU)
     drafting.step = step
     for name in names:
         if name in ignored:
-            drafting.places.ignore(name)
+            drafting.allocator.ignore(name)
         else:
-            drafting.places.start(Resident(Request(name, 2, max_tokens=9), end=11, stop_ids=()))
+            drafting.allocator.start(RunningRequest(Request(name, 2, max_tokens=9), end=11, stop_ids=()))
     found = object.__new__(Speculator)
     found.drafting, found.draft_logits, found._facts, found._kept = drafting, None, None, None
     found._is_warmup, found._ranks = False, SimpleNamespace(broadcast=lambda tensor: None)

@@ -14,16 +14,16 @@ from tests.engines.vllm.referee import (
     RUNNERS,
     ZOO,
     assert_greedy,
+    baseline,
     fields,
     kind,
     prompts,
-    stock,
-    told,
+    reported,
     truth,
     zoo,
 )
 
-__all__ = ["kind", "stock", "truth", "zoo"]
+__all__ = ["baseline", "kind", "truth", "zoo"]
 
 PROMPTS = [list(prompt) for prompt in prompts()]
 FULL = 6  # requests at a time, of which the tight engine's memory holds less
@@ -58,7 +58,7 @@ def recorded(llm: Any, requests: Records, aborts: dict[str, int] | None = None) 
 
 def assert_sound(records: Records) -> None:
     """Every row is the newest tenant of its slot, and every token is handed out once per generation."""
-    tenants: dict[int, tuple[str, int]] = {}
+    occupants: dict[int, tuple[str, int]] = {}
     taken: dict[tuple[int, int], int] = {}
     newest: dict[int, int] = {}
     begun: set[str] = set()
@@ -67,12 +67,14 @@ def assert_sound(records: Records) -> None:
         if record["call"] == "event" and "slot" in record:
             slot, generation, name = record["slot"], record["generation"], record["request_id"]
             if record["kind"] in ("STARTED", "RESUMED", "UPDATED"):
-                assert slot not in tenants or record["kind"] == "UPDATED", f"slot {slot} is taken by {tenants[slot]}"
+                assert slot not in occupants or record["kind"] == "UPDATED", (
+                    f"slot {slot} is taken by {occupants[slot]}"
+                )
                 assert generation > newest.get(slot, 0), "generations grow"
-                tenants[slot], newest[slot] = (name, generation), generation
+                occupants[slot], newest[slot] = (name, generation), generation
                 begun.add(name)
             elif name in begun:  # others began before the recording
-                assert tenants.pop(slot) == (name, generation), f"{name} has left a place that was not its own"
+                assert occupants.pop(slot) == (name, generation), f"{name} has left a place that was not its own"
         if record["call"] == "ingest" and not record["is_dummy"]:
             rows = zip(
                 record["request_ids"],
@@ -83,7 +85,7 @@ def assert_sound(records: Records) -> None:
                 strict=True,
             )
             for name, slot, generation, length, new in rows:
-                assert tenants[slot] == (name, generation)
+                assert occupants[slot] == (name, generation)
                 assert taken.get((slot, generation), 0) + new == length, f"{name} missed tokens or got some twice"
                 taken[slot, generation] = length
             reset += [(slot, newest[slot]) for slot in record["reset_slots"]]
@@ -103,8 +105,8 @@ def kinds_of(events: list[Any], name: str) -> list[str]:
 def test_aborted_and_finished(zoo, truth):
     """A running, a waiting and a not yet prefilled request leave; the others go on in slots that change hands."""
     # Names of their own: at the first step proposers still hear how the requests of the test before ended.
-    asked = [{**request, "id": f"left {index}"} for index, request in enumerate(requests_of(14))]
-    found = zoo.call(recorded, requests=asked, aborts={"left 1": 3, "left 12": 4, "left 5": 4})
+    requested = [{**request, "id": f"left {index}"} for index, request in enumerate(requests_of(14))]
+    found = zoo.call(recorded, requests=requested, aborts={"left 1": 3, "left 12": 4, "left 5": 4})
     rest = [index for index in range(14) if f"left {index}" in found["outputs"]]
     assert len(rest) == 11
     outputs = [found["outputs"][f"left {index}"] for index in rest]
@@ -120,12 +122,12 @@ def test_aborted_and_finished(zoo, truth):
     assert len({slot for _, _, slot, _ in started}) <= 8 < len(started), f"slots were not reused, until {last}"
 
 
-def test_preempted_and_resumed(kind, tight, stock):
+def test_preempted_and_resumed(kind, tight, baseline):
     """Memory for some of the requests only: who makes room comes back, is drafted for, and says the same."""
-    truth = stock.call("inside.generate", prompts=PROMPTS[:FULL], params={"max_tokens": LONG, "ignore_eos": True})
-    params = [{"max_tokens": LONG, "ignore_eos": True, **told(answer["token_ids"])} for answer in truth]
-    asked = [{**request, "params": own} for request, own in zip(requests_of(FULL), params, strict=True)]
-    found = tight.call(recorded, requests=asked)
+    truth = baseline.call("inside.generate", prompts=PROMPTS[:FULL], params={"max_tokens": LONG, "ignore_eos": True})
+    params = [{"max_tokens": LONG, "ignore_eos": True, **reported(answer["token_ids"])} for answer in truth]
+    requested = [{**request, "params": own} for request, own in zip(requests_of(FULL), params, strict=True)]
+    found = tight.call(recorded, requests=requested)
     assert found["preemptions"] > 0
     assert_greedy(PROMPTS[:FULL], truth, [found["outputs"][f"q{index}"] for index in range(FULL)])
     assert found["wrong"] == []
@@ -145,9 +147,9 @@ MIXTURE: list[Callable[[int, list[int]], dict[str, Any]]] = [
     lambda seed, answer: {"temperature": 0.8, "seed": seed},
     lambda seed, answer: fields(enabled=False),
     lambda seed, answer: {"temperature": 1.0, "top_p": 0.9, **fields(num_speculative_tokens=seed % 9)},
-    lambda seed, answer: told(answer),
+    lambda seed, answer: reported(answer),
     lambda seed, answer: {"temperature": 1.0, "top_k": 5, **fields(proposer="bigram")},
-    lambda seed, answer: {"logprobs": 1, **fields(proposer="recorder", tenant="someone")},
+    lambda seed, answer: {"logprobs": 1, **fields(proposer="recorder", occupant="someone")},
     lambda seed, answer: {"repetition_penalty": 1.2, "temperature": 0.5},
     lambda seed, answer: fields(num_speculative_tokens=seed % 9),
     lambda seed, answer: {"max_tokens": 1 + seed % 5},
@@ -158,21 +160,21 @@ GREEDY = (0, 2, 4, 6, 8, 9)  # of those
 def test_many_requests_of_all_sorts(kind, zoo, truth):
     """100 of them on V1, 30 through Triton's interpreter; four of them aborted."""
     count = 100 if kind == "v1" else 30
-    asked = []
+    requested = []
     for index in range(count):
         place = (index * 7) % len(PROMPTS)
         own = MIXTURE[index % len(MIXTURE)](index, truth[place]["token_ids"])
         params = {"max_tokens": MAX_TOKENS, **own}
-        asked.append({"id": f"q{index}", "prompt": PROMPTS[place], "at": index // 4, "params": params})
+        requested.append({"id": f"q{index}", "prompt": PROMPTS[place], "at": index // 4, "params": params})
     leaving = {f"q{index}": index // 4 + 3 for index in (3, 11, 17, 21)}
-    found = zoo.call(recorded, requests=asked, aborts=leaving)
+    found = zoo.call(recorded, requests=requested, aborts=leaving)
     assert_sound(found["records"])
     assert not found["faults"]
     assert len(found["outputs"]) >= count - len(leaving)
     greedy = [index for index in range(count) if index % len(MIXTURE) in GREEDY and f"q{index}" in found["outputs"]]
-    places = [(index * 7) % len(PROMPTS) for index in greedy]
-    for index, place in zip(greedy, places, strict=True):
-        answer, limit = found["outputs"][f"q{index}"], asked[index]["params"]["max_tokens"]
+    allocator = [(index * 7) % len(PROMPTS) for index in greedy]
+    for index, place in zip(greedy, allocator, strict=True):
+        answer, limit = found["outputs"][f"q{index}"], requested[index]["params"]["max_tokens"]
         assert answer["token_ids"] == truth[place]["token_ids"][:limit]
     off = [row for index in range(2, count, len(MIXTURE)) for row in found["rows"].get(f"q{index}", ())]
     assert off
@@ -184,24 +186,24 @@ def left_over(llm: Any) -> int:
     """Run one more request, and return how many requests the worker still holds."""
     watching.generate(llm, [PROMPTS[3]], {"max_tokens": 2})
     drafting = watching.drafting(llm)
-    assert len(drafting.slots.tenants) == len(drafting.places)
-    assert not drafting.places._waiting
-    return len(drafting.places)
+    assert len(drafting.slots.occupants) == len(drafting.allocator)
+    assert not drafting.allocator._waiting
+    return len(drafting.allocator)
 
 
 # -- requests that cannot draft --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
-def test_requests_of_one_token_are_not_taken_in(runner, v1, v2, stock_v1, stock_v2):
-    asked = [
+def test_requests_of_one_token_are_not_taken_in(runner, v1, v2, baseline_v1, baseline_v2):
+    requested = [
         {"id": "long", "prompt": PROMPTS[0], "at": 0, "params": {"max_tokens": 12, "ignore_eos": True}},
         {"id": "short", "prompt": PROMPTS[1], "at": 3, "params": {"max_tokens": 1}},
         {"id": "later", "prompt": PROMPTS[2], "at": 3, "params": {"max_tokens": 6, "ignore_eos": True}},
         {"id": "alone", "prompt": PROMPTS[3], "at": 40, "params": {"max_tokens": 1}},
     ]
-    found = {"v1": v1, "v2": v2}[runner].call(watching.watched, requests=asked)
-    truth = {"v1": stock_v1, "v2": stock_v2}[runner].call("inside.drive", requests=asked)
+    found = {"v1": v1, "v2": v2}[runner].call(watching.watched, requests=requested)
+    truth = {"v1": baseline_v1, "v2": baseline_v2}[runner].call("inside.drive", requests=requested)
     for name, output in truth["outputs"].items():
         assert found["outputs"][name]["token_ids"] == output["token_ids"], name
     assert set(found["rows"]) == {"long", "later"} == {name for kind, name, *_ in found["events"] if kind == "started"}

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from tests.engines.engines import Engine
 from tests.engines.vllm import inside
 from tests.engines.vllm.launch import TINY
-from tests.engines.vllm.referee import prompts, told
+from tests.engines.vllm.referee import prompts, reported
 
 PROMPTS = [list(prompt) for prompt in prompts()[:4]]
 RANK, ADAPTERS = 4, 2
@@ -40,8 +40,14 @@ def adapter(folder: Path, seed: int) -> Path:
             weights[f"{prefix}.lora_A.weight"] = torch.randn(RANK, size, generator=draw) * size**-0.5
             weights[f"{prefix}.lora_B.weight"] = torch.randn(size, RANK, generator=draw) * 0.5
     save_file(weights, folder / "adapter_model.safetensors")
-    said = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(said))
+    stated = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": RANK,
+        "target_modules": ["q_proj", "v_proj"],
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(stated))
     return folder
 
 
@@ -75,16 +81,16 @@ def recorded(llm: Any, **given: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
-def test_adapters_keep_their_texts_and_are_told_apart(kind, engine: Callable[..., Engine], adapters):
-    stock = engine(kind, name=f"stock {kind} with adapters", installed=False, **LORA)
+def test_adapters_keep_their_texts_and_are_reported_apart(kind, engine: Callable[..., Engine], adapters):
+    baseline = engine(kind, name=f"stock {kind} with adapters", installed=False, **LORA)
     speculating = engine(kind, SETTINGS, name=f"speculating {kind} with adapters", **LORA)
     same = [prompt for prompt in PROMPTS for _ in range(ADAPTERS + 1)]
     plain = [{"max_tokens": 24}] * len(same)
-    truth = stock.call(ask, paths=adapters, prompts=same, params=plain)
+    truth = baseline.call(ask, paths=adapters, prompts=same, params=plain)
     texts = [[tuple(answer["token_ids"]) for answer in truth[i : i + ADAPTERS + 1]] for i in range(0, len(truth), 3)]
     assert any(len(set(of_one)) == ADAPTERS + 1 for of_one in texts), "the adapters change nothing"
 
-    params = [{"max_tokens": 24, **told(answer["token_ids"])} for answer in truth]
+    params = [{"max_tokens": 24, **reported(answer["token_ids"])} for answer in truth]
     found = speculating.call(recorded, paths=adapters, prompts=same, params=params)
     assert [a["token_ids"] for a in found["answers"]] == [t["token_ids"] for t in truth]
     assert found["accepted"] > 100

@@ -50,7 +50,7 @@ def test_it_runs_where_tensors_have_no_values(setup):
 
 
 def test_no_step_reads_back_or_copies_in(setup):
-    found = setup.call(steady_steps, asked=[list(prompt) for prompt in prompts()[:3]])
+    found = setup.call(steady_steps, requested=[list(prompt) for prompt in prompts()[:3]])
     assert found["steps"] > 10
     assert found["found"] == []
     assert found["operations"] > 100 * found["steps"]
@@ -85,7 +85,7 @@ def on_meta(llm: Any) -> dict[str, Any]:
     from specplug_vllm.worker.v2 import Speculator
 
     config = llm.llm_engine.vllm_config
-    seats, length = config.scheduler_config.max_num_seqs, config.model_config.max_model_len
+    occupants, length = config.scheduler_config.max_num_seqs, config.model_config.max_model_len
     draft_length = config.num_speculative_tokens
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Any:
@@ -93,8 +93,8 @@ def on_meta(llm: Any) -> dict[str, Any]:
 
     names = ["a", "b", "c"]
     states = SimpleNamespace(
-        all_token_ids=SimpleNamespace(gpu=empty(seats, length)),
-        total_len=SimpleNamespace(gpu=empty(seats)),
+        all_token_ids=SimpleNamespace(gpu=empty(occupants, length)),
+        total_len=SimpleNamespace(gpu=empty(occupants)),
         req_id_to_index={name: slot for slot, name in enumerate(names)},
     )
     speculator = Speculator(config, META, states)
@@ -103,22 +103,29 @@ def on_meta(llm: Any) -> dict[str, Any]:
     for name in names:
         new = {"mm_features": [], "prompt_embeds": None, "lora_request": None, "sampling_params": params}
         drafting.start(SimpleNamespace(req_id=name, prompt_token_ids=[1, 2, 3], **new), None)
-    said = SimpleNamespace(num_spec_tokens_to_schedule=draft_length, scheduled_spec_decode_tokens={})
-    step_metadata.attach(said, step_metadata.StepNotes(StepPlan(draft_length, 3)))
+    stated = SimpleNamespace(num_spec_tokens_to_schedule=draft_length, scheduled_spec_decode_tokens={})
+    step_metadata.attach(stated, step_metadata.StepMetadata(StepPlan(draft_length, 3)))
     found: list[str] = []
     for mode in (OneDevice(META, []), watch := OneDevice(META, found)):
         batch = SimpleNamespace(num_reqs=3, idx_mapping=empty(3, dtype=torch.int64), req_ids=list(names))
-        given = (empty(3), empty(3), empty(seats, 1, dtype=torch.int64), empty(1, seats))
-        drafting.begin_step(said)
+        given = (empty(3), empty(3), empty(occupants, 1, dtype=torch.int64), empty(1, occupants))
+        drafting.begin_step(stated)
         with mode:
             out = speculator.propose(
-                batch, None, {}, None, None, *given, empty(seats, dtype=torch.float32), empty(seats, dtype=torch.int64)
+                batch,
+                None,
+                {},
+                None,
+                None,
+                *given,
+                empty(occupants, dtype=torch.float32),
+                empty(occupants, dtype=torch.int64),
             )
     faults = {name: dict(kinds) for name, kinds in drafting.stage.metrics._faults.items()}
     return {"mixed": found, "faults": faults, "shape": list(out.shape), "operations": watch.count}
 
 
-def steady_steps(llm: Any, asked: list[list[int]]) -> dict[str, Any]:
+def steady_steps(llm: Any, requested: list[list[int]]) -> dict[str, Any]:
     """Generate, and watch the drafting of steps whose requests are those of the step before."""
     speculator = inside.runner(llm).speculator
     propose, metrics = speculator.propose, speculator.drafting.stage.metrics
@@ -137,7 +144,7 @@ def steady_steps(llm: Any, asked: list[list[int]]) -> dict[str, Any]:
 
     speculator.propose = watched
     try:
-        inside.generate(llm, asked, {"max_tokens": 24, "ignore_eos": True, "stop_token_ids": [5]})
+        inside.generate(llm, requested, {"max_tokens": 24, "ignore_eos": True, "stop_token_ids": [5]})
     finally:
         del speculator.propose
     counts = (metrics.snapshot() - before).total

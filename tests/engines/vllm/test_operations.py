@@ -190,9 +190,9 @@ def test_a_bad_order_is_a_400_that_says_why_and_changes_nothing(server, body, wh
 
 
 def test_the_control_file_is_obeyed_between_steps(server, plain, control_file):
-    def write(said: str) -> None:
+    def write(stated: str) -> None:
         beside = control_file.with_suffix(".new")
-        beside.write_text(said)
+        beside.write_text(stated)
         os.replace(beside, control_file)
 
     write('{"mode": "off"}')
@@ -247,12 +247,12 @@ def test_a_scrape_shows_the_newest_counts_of_all_sources(server):
     assert spent("specplug_verified_tokens_total") == mine["num_draft_tokens"] > 0
     assert spent(ACCEPTED) == mine["num_accepted_draft_tokens"]
     assert spent("specplug_target_steps_total") == mine["num_spec_steps"]
-    told = ask(server, "/specplug/status").json["engines"][0]["workers"][0]["metrics"]["by_source"]
-    for name, counts in told.items():
+    reported = ask(server, "/specplug/status").json["engines"][0]["workers"][0]["metrics"]["by_source"]
+    for name, counts in reported.items():
         for field, metric in {"emitted": "emitted_tokens", "target_steps": "target_steps"}.items():
             assert value(after, f"specplug_{metric}_total", engine="0", source=name) == counts[field]
     position = value(after, "specplug_position_accepted_tokens_total", engine="0", source=source, position="7")
-    assert position == told[source]["accepted_at"][7] > 0
+    assert position == reported[source]["accepted_at"][7] > 0
 
 
 def test_a_scrape_shows_the_operators_word(server):
@@ -302,7 +302,7 @@ def test_every_api_process_speaks_for_every_engine(serve):
     assert len(set(accepted[::2])) == len(set(accepted[1::2])) == 1
     assert ask(several, "/metrics").body.count("# TYPE vllm:num_requests_running gauge") == 1
     orders = [ask(several, "/specplug/mode", {"num_speculative_tokens": limit}).json for limit in (4, 2)]
-    assert [[engine["ceiling"] for engine in said["engines"]] for said in orders] == [[4, 4], [2, 2]]
+    assert [[engine["ceiling"] for engine in stated["engines"]] for stated in orders] == [[4, 4], [2, 2]]
     engines = ask(several, "/specplug/status").json["engines"]
     assert [engine["engine"] for engine in engines] == [0, 1]
     assert [engine["scheduler"]["control"]["ceiling"] for engine in engines] == [2, 2]
@@ -342,6 +342,6 @@ def exported_names(llm: Any) -> list[str]:
 
 def test_a_server_that_did_not_ask_says_so(engine):
     idle = engine("v1", name="idle")
-    said = "this server did not ask for specplug; start it with a --speculative-config that names it"
-    assert idle.call(routes_of_a_server_without_specplug) == [[404, said]] * 3
+    stated = "this server did not ask for specplug; start it with a --speculative-config that names it"
+    assert idle.call(routes_of_a_server_without_specplug) == [[404, stated]] * 3
     assert idle.call(exported_names) == []

@@ -10,9 +10,9 @@ import pytest
 
 from tests.engines.engines import Engine
 from tests.engines.vllm import inside, watching
-from tests.engines.vllm.referee import MAX_TOKENS, RUNNERS, assert_greedy, kind, prompts, stock, truth
+from tests.engines.vllm.referee import MAX_TOKENS, RUNNERS, assert_greedy, baseline, kind, prompts, truth
 
-__all__ = ["kind", "stock", "truth"]
+__all__ = ["baseline", "kind", "truth"]
 
 PROMPTS = [list(prompt) for prompt in prompts()][:8]
 SETTINGS = {"proposer": "ngram", "policy": "learner"}
@@ -26,7 +26,7 @@ def learning(kind: str, engine: Callable[..., Engine]) -> Engine:
 def learnt(llm: Any, prompts: list[list[int]], params: dict[str, Any]) -> dict[str, Any]:
     """Serve requests; return what was counted, and what the policy's halves have learnt."""
     found = watching.counted(llm, prompts=prompts, params=params)
-    planner, trimmer = inside.scheduler(llm).planning.stage._planner, watching.drafting(llm).stage._trimmer
+    planner, trimmer = inside.scheduler(llm).step_planner.stage._planner, watching.drafting(llm).stage._trimmer
     return {
         **found,
         "reports": [asdict(report) for report in planner.reports],

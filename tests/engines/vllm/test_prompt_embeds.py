@@ -9,7 +9,7 @@ import pytest
 
 from tests.engines.engines import Engine
 from tests.engines.vllm import inside
-from tests.engines.vllm.referee import model, prompts, told
+from tests.engines.vllm.referee import model, prompts, reported
 
 PROMPTS = [list(prompt) for prompt in prompts()[:4]]
 PARAMS = {"max_tokens": 24, "ignore_eos": True}
@@ -49,11 +49,11 @@ def recorded(llm: Any, **given: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
 def test_answers_are_stocks_and_gaps_are_known(kind, engine: Callable[..., Engine]):
-    stock = engine(kind, name=f"stock {kind} with embeddings", installed=False, enable_prompt_embeds=True)
+    baseline = engine(kind, name=f"stock {kind} with embeddings", installed=False, enable_prompt_embeds=True)
     settings = {"proposer": "recorder", "extra_proposers": ["oracle"], "policy": "fixed"}
     speculating = engine(kind, settings, name=f"speculating {kind} with embeddings", enable_prompt_embeds=True)
-    truth = stock.call(ask, prompts=PROMPTS, params=[PARAMS] * len(PROMPTS))
-    for params in ([{**PARAMS, **told(answer["token_ids"])} for answer in truth], [PARAMS] * len(PROMPTS)):
+    truth = baseline.call(ask, prompts=PROMPTS, params=[PARAMS] * len(PROMPTS))
+    for params in ([{**PARAMS, **reported(answer["token_ids"])} for answer in truth], [PARAMS] * len(PROMPTS)):
         found = speculating.call(recorded, prompts=PROMPTS, params=params)
         assert [a["token_ids"] for a in found["answers"]] == [t["token_ids"] for t in truth]
         assert found["accepted"] > 0

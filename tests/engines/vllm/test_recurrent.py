@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.engines.vllm.launch import TINY
-from tests.engines.vllm.referee import RUNNERS, told
+from tests.engines.vllm.referee import RUNNERS, reported
 
 DRAFT_LENGTH, TOKENS = 8, 20
 SETTINGS: dict[str, Any] = {
@@ -84,7 +84,7 @@ def requests(answers: list[Any] | None = None, **by_turn: list[int]) -> list[dic
         params: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
         if answers is not None:
             own = {name: values[number % len(values)] for name, values in by_turn.items()}
-            params |= told(answers[number], **own)
+            params |= reported(answers[number], **own)
         prompt = [draw.randrange(5, 500) for _ in range(length)]
         found.append({"id": str(number), "prompt": prompt, "at": number + 1, "params": params})
     return found
@@ -124,12 +124,12 @@ def test_rows_that_decode_come_before_rows_that_prefill(monkeypatch):
         num_computed_prefill_tokens=np.array([computed[name] for name in names]),
         prefill_len=SimpleNamespace(np=np.array([7 if computed[name] else counts[name] for name in names])),
     )
-    stock = model_runner.sort_batch_req_ids(counts, drafts, DRAFT_LENGTH + 1)
-    assert stock.index("as long as a verification") < stock.index("plain")  # else vLLM has been mended
+    baseline = model_runner.sort_batch_req_ids(counts, drafts, DRAFT_LENGTH + 1)
+    assert baseline.index("as long as a verification") < baseline.index("plain")  # else vLLM has been mended
 
     monkeypatch.setattr(model_runner, "sort_batch_req_ids", model_runner.sort_batch_req_ids)
     for of_runner in (SimpleNamespace(), states):  # the second runner of a process takes the first one's place
         recurrent.install_worker(SimpleNamespace(req_states=of_runner))
     found = model_runner.sort_batch_req_ids(counts, drafts, DRAFT_LENGTH + 1)
     assert set(found[: len(decodes) + 1]) == {*decodes, "last of a prompt"}
-    assert [name for name in stock if name in prefills] == [name for name in found if name in prefills]
+    assert [name for name in baseline if name in prefills] == [name for name in found if name in prefills]

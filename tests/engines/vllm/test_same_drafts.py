@@ -33,7 +33,7 @@ def trace(zoo: Engine, path: Path, count: int | None = None, mutant: str | None 
     params = {"max_tokens": same_drafts.MAX_TOKENS, **fields(proposer=same_drafts.PROPOSER)}
     requests = [
         {"id": name, "prompt": prompt, "params": params, "at": 2 * number}
-        for number, (name, prompt) in enumerate(same_drafts.asked(count).items())
+        for number, (name, prompt) in enumerate(same_drafts.requested(count).items())
     ]
     same_drafts.assert_answers(zoo.call(served, requests=requests, path=str(path), mutant=mutant))
     return [replace(row, request=plain_name(row.request)) for row in read_trace(path)]

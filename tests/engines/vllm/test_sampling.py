@@ -15,7 +15,7 @@ from tests.engines.engines import Engine
 from tests.engines.toy import PAIRS, PROMPT, by_frequency, model
 from tests.engines.toy import p_value as p_value_of
 from tests.engines.vllm import inside, watching
-from tests.engines.vllm.referee import RUNNERS, fields, kind, prompts, told, zoo
+from tests.engines.vllm.referee import RUNNERS, fields, kind, prompts, reported, zoo
 
 __all__ = ["kind", "zoo"]
 
@@ -51,12 +51,12 @@ def small(kind: str, toy: Path, engine: Callable[..., Engine]) -> Engine:
     )
 
 
-def sample(llm: Any, prompt: list[int], asked: list[dict[str, Any]]) -> dict[str, Any]:
+def sample(llm: Any, prompt: list[int], requested: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the answers' ids, and what was counted meanwhile."""
     stage = watching.drafting(llm).stage
     before = stage.metrics.snapshot()
-    params = [inside.sampling(own) for own in asked]
-    outputs = llm.generate([{"prompt_token_ids": prompt}] * len(asked), params, use_tqdm=False)
+    params = [inside.sampling(own) for own in requested]
+    outputs = llm.generate([{"prompt_token_ids": prompt}] * len(requested), params, use_tqdm=False)
     answers = [list(output.outputs[0].token_ids) for output in outputs]
     return {"answers": answers, **(stage.metrics.snapshot() - before).as_dict()}
 
@@ -66,15 +66,15 @@ def p_value(engine: Engine, pairs: int, drafts: Sequence[str], *, seeded: bool =
     kinds = [DRAFTS[name]() for name in drafts]
     common = {"temperature": 1.0, "max_tokens": 2 * PAIRS, "ignore_eos": True, "detokenize": False}
     seeds = [{"seed": index + 1} if seeded else {} for index in range(pairs // PAIRS)]
-    asked = [{**common, **seed, **kinds[index % len(kinds)]} for index, seed in enumerate(seeds)]
-    found = engine.call(sample, prompt=PROMPT, asked=asked)
+    requested = [{**common, **seed, **kinds[index % len(kinds)]} for index, seed in enumerate(seeds)]
+    found = engine.call(sample, prompt=PROMPT, requested=requested)
     assert not found["faults"]
     return p_value_of(found["answers"]), found["total"]
 
 
 DRAFTS: dict[str, Callable[[], dict[str, Any]]] = {
-    "likely": lambda: told([by_frequency()[0]] * 2 * PAIRS),
-    "unlikely": lambda: told([by_frequency()[9]] * 2 * PAIRS),
+    "likely": lambda: reported([by_frequency()[0]] * 2 * PAIRS),
+    "unlikely": lambda: reported([by_frequency()[9]] * 2 * PAIRS),
     "drawn": dict,
     "lies": lambda: fields(tenant="credulous"),
 }
@@ -115,11 +115,11 @@ def test_a_draft_model_over_half_of_the_vocabulary(kind: str, toy: Path, engine:
         max_num_seqs=64,
     )
     assert_lawful(served, 1024, ["drawn"])
-    told = served.call(facts_of_the_draft_model)
-    assert told["target"] == str(toy)
-    assert told["draft_vocabulary"] == 8
-    assert told["distribution_bytes"] == 64 * DRAFT_LENGTH * (8 + 16) * 4
-    assert told["bytes_to_allocate"] == 8 * 8 * 4
+    reported = served.call(facts_of_the_draft_model)
+    assert reported["target"] == str(toy)
+    assert reported["draft_vocabulary"] == 8
+    assert reported["distribution_bytes"] == 64 * DRAFT_LENGTH * (8 + 16) * 4
+    assert reported["bytes_to_allocate"] == 8 * 8 * 4
 
 
 def facts_of_the_draft_model(llm: Any) -> dict[str, Any]:
@@ -143,8 +143,8 @@ LOOP = [int(token) for token in prompts()[3]]
 SEEDED = {"temperature": 1.0, "seed": 7, "max_tokens": 24, "ignore_eos": True}
 
 
-def texts(engine: Engine, asked: list[tuple[list[int], dict[str, Any]]]) -> list[list[int]]:
-    answers = engine.call("inside.generate", prompts=[p for p, _ in asked], params=[own for _, own in asked])
+def texts(engine: Engine, requested: list[tuple[list[int], dict[str, Any]]]) -> list[list[int]]:
+    answers = engine.call("inside.generate", prompts=[p for p, _ in requested], params=[own for _, own in requested])
     return [answer["token_ids"] for answer in answers]
 
 

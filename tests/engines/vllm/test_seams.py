@@ -65,8 +65,8 @@ def test_every_seam_holds_in_the_installed_vllms_sources():
 
 
 def test_every_seam_holds_in_another_versions_sources(other_sources):
-    said = ast.parse((other_sources / "vllm" / "_version.py").read_text())
-    assert f"'{OTHER}'" in ast.unparse(said)
+    stated = ast.parse((other_sources / "vllm" / "_version.py").read_text())
+    assert f"'{OTHER}'" in ast.unparse(stated)
     assert moved_in(other_sources, seams.parse(OTHER), SEAMS) == []
 
 
@@ -77,7 +77,7 @@ def test_what_only_some_versions_have_is_not_in_the_others(other_sources):
         assert (list(problems(seam, imported)) == []) == seam.applies(VERSION), name
 
 
-def test_differences_are_told_by_what_is_there(monkeypatch):
+def test_differences_are_reported_by_what_is_there(monkeypatch):
     assert seams.speculator_gets_req_states()
     module = importlib.import_module("vllm.v1.worker.gpu.spec_decode")
     seams._has.cache_clear()
@@ -161,10 +161,10 @@ def test_what_serves_comfort_alone_is_off_with_one_warning_where_it_has_moved(mo
         exporter.install()  # which would hook the first
         events.install_worker(SimpleNamespace(), None)
         events.install_worker(SimpleNamespace(), None)
-    said = [record.getMessage() for record in caplog.records if record.name == "specplug"]
-    assert len(said) == 2
-    assert "EngineCoreClient.make_async_mp_client is gone" in said[0]
-    assert said[0].endswith(f"The server runs; off: {OPTIONAL['metrics']}")
-    assert said[1].endswith(f"The server runs; off: {OPTIONAL['events']}")
+    stated = [record.getMessage() for record in caplog.records if record.name == "specplug"]
+    assert len(stated) == 2
+    assert "EngineCoreClient.make_async_mp_client is gone" in stated[0]
+    assert stated[0].endswith(f"The server runs; off: {OPTIONAL['metrics']}")
+    assert stated[1].endswith(f"The server runs; off: {OPTIONAL['events']}")
     for where in set(get_args(Where)) - OPTIONAL.keys():
         seams.require(where)

@@ -24,7 +24,7 @@ SETTINGS = {
 }
 TEXTS = [tokenizer().decode(list(prompt)) for prompt in prompts()]
 REFERENCE = "def area(radius):\n    return 3.14159 * radius * radius\n"
-SAID: list[dict[str, Any]] = [
+STATED: list[dict[str, Any]] = [
     {},
     {"specplug_enabled": "false"},
     {"specplug_num_speculative_tokens": 2},
@@ -63,7 +63,7 @@ def server(serve: Callable[..., Server]) -> Server:
 
 
 @pytest.fixture(scope="module")
-def stock(serve: Callable[..., Server]) -> Server:
+def baseline(serve: Callable[..., Server]) -> Server:
     return serve("v1", name="stock server", installed=False)
 
 
@@ -80,7 +80,7 @@ def request(number: int) -> dict[str, Any]:
     """Return one of a hundred requests, no two of them alike in text, sampling and what they say to specplug."""
     return {
         "text": TEXTS[number % len(TEXTS)],
-        "said": SAID[number % len(SAID)],
+        "stated": STATED[number % len(STATED)],
         "chat": number % 3 == 0,
         "stream": number % 2 == 0,
         "max_tokens": 4 + number % 13,
@@ -91,8 +91,8 @@ def request(number: int) -> dict[str, Any]:
 
 async def ask(client: Any, given: dict[str, Any]) -> tuple[str, str, int | None]:
     """Return text, finish reason and the number of tokens that the server counts, of one request."""
-    fields = {name: value for name, value in given.items() if name not in ("text", "said", "chat", "prediction")}
-    fields |= {"model": MODEL, "extra_body": {"vllm_xargs": given["said"]} if given["said"] else {}}
+    fields = {name: value for name, value in given.items() if name not in ("text", "stated", "chat", "prediction")}
+    fields |= {"model": MODEL, "extra_body": {"vllm_xargs": given["stated"]} if given["stated"] else {}}
     if given.get("prediction") is not None:
         (fields if given["chat"] else fields["extra_body"])["prediction"] = given["prediction"]
     if given["stream"]:
@@ -137,13 +137,13 @@ def raw(server: Server, path: str, body: dict[str, Any]) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def test_a_hundred_mixed_requests_at_once(server, stock):
+def test_a_hundred_mixed_requests_at_once(server, baseline):
     given = [request(number) for number in range(100)]
     found = answers(server, given)
     assert all(reason in ("stop", "length") and count for _, reason, count in found)
     exact = [one for one in given if one["temperature"] == 0 or "seed" in one]
     greedy = [one["temperature"] == 0 for one in given]
-    plain = iter(answers(stock, [{**one, "said": {}} for one in exact if one["temperature"] == 0]))
+    plain = iter(answers(baseline, [{**one, "stated": {}} for one in exact if one["temperature"] == 0]))
     expected = [next(plain) if same else None for same in greedy]
     differing = [
         (one, answer, truth)
@@ -157,7 +157,7 @@ def test_a_hundred_mixed_requests_at_once(server, stock):
 
 def test_faults_of_proposers_were_counted_and_drafts_accepted(server):
     """Of the requests before: some named proposers that raise and that draft garbage."""
-    answers(server, [{**request(0), "said": {"specplug_proposer": name}} for name in ("raises", "garbage", "oracle")])
+    answers(server, [{**request(0), "stated": {"specplug_proposer": name}} for name in ("raises", "garbage", "oracle")])
     status = json.loads(server.get("/specplug/status"))
     [worker] = status["engines"][0]["workers"]
     assert worker["metrics"]["total"]["accepted"] > 0
@@ -167,7 +167,7 @@ def test_faults_of_proposers_were_counted_and_drafts_accepted(server):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("stated", "message"),
     [
         ({"specplug_enable": 1}, "specplug_enabled"),
         ({"specplug": "{"}, "JSON"),
@@ -178,23 +178,25 @@ def test_faults_of_proposers_were_counted_and_drafts_accepted(server):
         ({"specplug_references": ["a", "b", "c"]}, "too many references"),
     ],
 )
-def test_bad_fields_are_a_400_that_says_why(server, said, message, stream):
+def test_bad_fields_are_a_400_that_says_why(server, stated, message, stream):
     for path, body in (
         ("/v1/completions", {"prompt": "x"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
     ):
-        code, text = raw(server, path, {"model": MODEL, "stream": stream, "max_tokens": 4, "vllm_xargs": said, **body})
+        code, text = raw(
+            server, path, {"model": MODEL, "stream": stream, "max_tokens": 4, "vllm_xargs": stated, **body}
+        )
         assert code == 400, text
         assert message in json.loads(text)["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("chat", [False, True])
-def test_openais_own_prediction_is_a_reference(server, stock, chat, stream):
+def test_openais_own_prediction_is_a_reference(server, baseline, chat, stream):
     """The oracle drafts from references and from nothing else."""
-    plain = {**request(1), "said": {}, "chat": chat, "stream": stream, "max_tokens": 24, "stop": None}
-    [expected] = answers(stock, [plain])
-    oracle = {**plain, "said": {"specplug_proposer": "oracle"}}
+    plain = {**request(1), "stated": {}, "chat": chat, "stream": stream, "max_tokens": 24, "stop": None}
+    [expected] = answers(baseline, [plain])
+    oracle = {**plain, "stated": {"specplug_proposer": "oracle"}}
     predictions: list[Any] = [None, PREDICTION, {"type": "content", "content": [{"type": "text", "text": expected[0]}]}]
     drafted = []
     for prediction in predictions:
@@ -233,9 +235,9 @@ def test_clients_with_keys_of_their_own_share_no_responses(server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("prediction", "said", "message"), PREDICTIONS)
-def test_a_bad_prediction_is_a_400_that_says_why(server, prediction, said, message, stream):
-    given = {"model": MODEL, "stream": stream, "prediction": prediction, "vllm_xargs": said}
+@pytest.mark.parametrize(("prediction", "stated", "message"), PREDICTIONS)
+def test_a_bad_prediction_is_a_400_that_says_why(server, prediction, stated, message, stream):
+    given = {"model": MODEL, "stream": stream, "prediction": prediction, "vllm_xargs": stated}
     for path, body in (
         ("/v1/completions", {"prompt": "x", "max_tokens": 4}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}),
@@ -247,9 +249,9 @@ def test_a_bad_prediction_is_a_400_that_says_why(server, prediction, said, messa
         assert message in found.get("error", found)["message"]
 
 
-def test_a_server_without_specplug_does_not_look_at_predictions(stock):
+def test_a_server_without_specplug_does_not_look_at_predictions(baseline):
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "prediction": "a text"}
-    assert raw(stock, "/v1/chat/completions", body)[0] == 200
+    assert raw(baseline, "/v1/chat/completions", body)[0] == 200
 
 
 def test_a_client_that_leaves_does_not_disturb_the_others(server):
@@ -297,16 +299,16 @@ def test_too_long_a_prompt_is_a_400(server):
         },
     ],
 )
-def test_structured_output_equals_stocks(server, stock, constraint):
+def test_structured_output_equals_stocks(server, baseline, constraint):
     body = {"model": MODEL, "prompt": TEXTS[0], "temperature": 0, "max_tokens": 48, **constraint}
-    (code, found), (_, expected) = (raw(one, "/v1/completions", body) for one in (server, stock))
+    (code, found), (_, expected) = (raw(one, "/v1/completions", body) for one in (server, baseline))
     assert code == 200, found
     assert json.loads(found)["choices"][0]["text"] == json.loads(expected)["choices"][0]["text"]
 
 
-def test_logprobs_equal_stocks(server, stock):
+def test_logprobs_equal_stocks(server, baseline):
     body = {"model": MODEL, "prompt": TEXTS[1], "temperature": 0, "max_tokens": 12, "logprobs": 2}
-    found, expected = (json.loads(raw(one, "/v1/completions", body)[1])["choices"][0] for one in (server, stock))
+    found, expected = (json.loads(raw(one, "/v1/completions", body)[1])["choices"][0] for one in (server, baseline))
     assert found["text"] == expected["text"]
     assert found["logprobs"]["tokens"] == expected["logprobs"]["tokens"]
     assert found["logprobs"]["token_logprobs"] == pytest.approx(expected["logprobs"]["token_logprobs"], abs=1e-3)

@@ -26,28 +26,28 @@ def answers(engine):
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
 def test_without_speculation_nothing_changes(runner, engine):
-    stock = engine(runner, installed=False)
+    baseline = engine(runner, installed=False)
     idle = engine(runner, asynchronous=runner == "v2", name="idle")
-    facts = stock.call(inside.facts)
+    facts = baseline.call(inside.facts)
     if runner == "v2":
         scheduler = "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
         facts |= {"async_scheduling": True, "scheduler": scheduler, "scheduler_cls": scheduler}
     assert idle.call(inside.facts) == facts
     assert facts["speculator"] is None
-    assert answers(idle) == answers(stock)
+    assert answers(idle) == answers(baseline)
     assert idle.call(hooked) == []
 
 
-def test_another_custom_class_still_goes_to_v1(stock_v1, engine):
-    asked = {"method": "custom_class", "model": f"{MODULES}.Repeats", "num_speculative_tokens": 2}
-    other = engine("v2", asynchronous=True, speculative_config=asked, name="other_proposer")
+def test_another_custom_class_still_goes_to_v1(baseline_v1, engine):
+    requested = {"method": "custom_class", "model": f"{MODULES}.Repeats", "num_speculative_tokens": 2}
+    other = engine("v2", asynchronous=True, speculative_config=requested, name="other_proposer")
     facts = other.call(inside.facts)
     assert (facts["v2"], facts["async_scheduling"]) == (False, False)
     assert facts["speculator"] == f"{MODULES}.Repeats"
     assert facts["scheduler"] == "vllm.v1.core.sched.scheduler.Scheduler"
     assert V2_RUNS not in other.log()
     prompts = [prompt for prompt, _ in REQUESTS]
-    expected, found = (e.call(inside.generate, prompts=prompts) for e in (stock_v1, other))
+    expected, found = (e.call(inside.generate, prompts=prompts) for e in (baseline_v1, other))
     assert [answer["text"] for answer in found] == [answer["text"] for answer in expected]
     assert other.call(calls) > 0
     assert other.call(hooked) == []
@@ -55,8 +55,8 @@ def test_another_custom_class_still_goes_to_v1(stock_v1, engine):
 
 @pytest.mark.parametrize("field", [{"min_p": 0.1, "temperature": 1.0}, {"logit_bias": {"3": 1.0}}])
 def test_vllms_own_ngram_still_refuses(field, engine):
-    asked = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
-    ngram = engine("v1", speculative_config=asked, name="vllm_ngram")
+    requested = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
+    ngram = engine("v1", speculative_config=requested, name="vllm_ngram")
     assert ngram.call(inside.facts)["scheduler"] == "vllm.v1.core.sched.scheduler.Scheduler"
     with pytest.raises(Raised, match="not yet supported with speculative decoding") as caught:
         ngram.call(inside.generate, prompts=["def"], params=field)
@@ -66,7 +66,7 @@ def test_vllms_own_ngram_still_refuses(field, engine):
 
 @pytest.mark.parametrize(("runner", "asynchronous"), [("v1", False), ("v2", False), ("v2", True)])
 @pytest.mark.parametrize("specplug", [None, {"proposer": "ngram", "policy": "fixed"}])
-def test_the_launch_line_ends_in_the_runner_that_was_asked_for(runner, asynchronous, specplug, engine):
+def test_the_launch_line_ends_in_the_runner_that_was_requested_for(runner, asynchronous, specplug, engine):
     launched = engine(runner, specplug, asynchronous=asynchronous, installed=specplug is not None)
     facts = launched.call(inside.facts)
     assert (facts["v2"], facts["async_scheduling"]) == (runner == "v2", asynchronous)

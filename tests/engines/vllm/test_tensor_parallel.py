@@ -40,9 +40,9 @@ def two_ranks(engine: Callable[..., Engine]) -> Callable[..., Engine]:
 
 
 @pytest.fixture(scope="module")
-def truth(stock_v1: Engine) -> list[dict[str, Any]]:
+def truth(baseline_v1: Engine) -> list[dict[str, Any]]:
     """What one rank answers without speculation."""
-    return stock_v1.call("inside.generate", prompts=PROMPTS, params=PARAMS)
+    return baseline_v1.call("inside.generate", prompts=PROMPTS, params=PARAMS)
 
 
 def accepted(found: dict[str, Any]) -> int:

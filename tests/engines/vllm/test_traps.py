@@ -11,16 +11,16 @@ from tests.engines.vllm import inside, watching
 from tests.engines.vllm.referee import (
     MAX_TOKENS,
     assert_greedy,
+    baseline,
     ids,
     kind,
     prompts,
-    stock,
-    told,
+    reported,
     truth,
     zoo,
 )
 
-__all__ = ["kind", "stock", "truth", "zoo"]
+__all__ = ["baseline", "kind", "truth", "zoo"]
 
 PROMPTS = [list(prompt) for prompt in prompts()]
 on_v2 = pytest.mark.parametrize("kind", ["v2", "v2_async"], indirect=True)
@@ -33,7 +33,7 @@ def spoiled(llm: Any, requests: list[dict[str, Any]], *, mapping: bool) -> dict[
     vLLM writes into the drafts that it was given when the width is lowered, and makes a new row mapping at every step:
     who keeps either reads something else one step later.
     """
-    speculator, control = inside.runner(llm).speculator, inside.scheduler(llm).planning.control
+    speculator, control = inside.runner(llm).speculator, inside.scheduler(llm).step_planner.control
     propose, kept, written, draft_lengths = speculator.propose, [], [], (8, 3, 0, 5)
 
     def spoiling(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,16 +57,16 @@ def spoiled(llm: Any, requests: list[dict[str, Any]], *, mapping: bool) -> dict[
 
 @on_v2
 def test_drafts_and_row_mappings_are_not_kept(kind, zoo, truth):
-    asked = [
+    requested = [
         {
             "id": f"q{i}",
             "prompt": PROMPTS[i],
             "at": i,
-            "params": {"max_tokens": MAX_TOKENS, **told(answer["token_ids"])},
+            "params": {"max_tokens": MAX_TOKENS, **reported(answer["token_ids"])},
         }
         for i, answer in enumerate(truth[:10])
     ]
-    found = zoo.call(spoiled, requests=asked, mapping=kind == "v2")
+    found = zoo.call(spoiled, requests=requested, mapping=kind == "v2")
     assert found["written"] > 3, "vLLM did not write into the drafts, so nothing was tried"
     assert_greedy(PROMPTS[:10], truth[:10], [found["outputs"][f"q{i}"] for i in range(10)])
     assert found["wrong"] == []
@@ -86,7 +86,7 @@ def accepted_by_vllm(llm: Any, prompts: list[list[int]], params: dict[str, Any])
 def test_accepted_padding_is_nobodys_draft(zoo):
     """vLLM verifies K tokens per row; in a text that repeats one token it accepts the filler behind short drafts."""
     repeating = ids("-" * 96)
-    params = {"max_tokens": 32, "ignore_eos": True, **told([])}
+    params = {"max_tokens": 32, "ignore_eos": True, **reported([])}
     found = zoo.call(accepted_by_vllm, prompts=[repeating, *PROMPTS[:2]], params=params)
     assert found["vllm"] > 0, "no filler was accepted, so nothing was tried"
     assert found["total"]["proposed"] == found["total"]["verified"] == found["total"]["accepted"] == 0
@@ -113,8 +113,8 @@ def test_dropped_tokens_are_dropped(kind, zoo, truth):
     """Under async scheduling a reset drops tokens that were sampled already; proposers see the text without them."""
     alone = {"specplug": {"store": False}}  # drafted from earlier answers, they would end before the second reset
     params = {"max_tokens": MAX_TOKENS, "extra_args": alone}
-    asked = [{"id": f"q{i}", "prompt": PROMPTS[i], "params": params} for i in range(6)]
-    found = zoo.call(interrupted, requests=asked, at=[4, 7])
+    requested = [{"id": f"q{i}", "prompt": PROMPTS[i], "params": params} for i in range(6)]
+    found = zoo.call(interrupted, requests=requested, at=[4, 7])
     assert_greedy(PROMPTS[:6], truth[:6], [found["outputs"][f"q{i}"] for i in range(6)])
     assert found["wrong"] == []
     assert found["total"]["accepted"] > 0
@@ -170,10 +170,10 @@ def session(llm: Any, parts: list[list[int]], max_tokens: int, look: bool) -> di
     return {"turns": turns, "events": events, "texts": [text for _, text in watch.texts]}
 
 
-def test_an_id_comes_again_without_having_finished(zoo, stock):
+def test_an_id_comes_again_without_having_finished(zoo, baseline):
     """A streaming session goes on with a longer prompt under its old name: an update, with a generation of its own."""
     parts = [PROMPTS[0], PROMPTS[3], PROMPTS[1][:40]]
-    expected = stock.call(session, parts=parts, max_tokens=12, look=False)
+    expected = baseline.call(session, parts=parts, max_tokens=12, look=False)
     found = zoo.call(session, parts=parts, max_tokens=12, look=True)
     assert found["turns"] == expected["turns"]
     kinds = [event for event, _, _, _ in found["events"]]
@@ -184,11 +184,11 @@ def test_an_id_comes_again_without_having_finished(zoo, stock):
     assert len(found["texts"][-1]) > sum(map(len, parts))
 
 
-def test_prefill_chunks_are_not_drafted(zoo, stock):
+def test_prefill_chunks_are_not_drafted(zoo, baseline):
     long = (PROMPTS[0] + PROMPTS[1] + PROMPTS[5]) + PROMPTS[0]
-    asked = [{"id": "short", "prompt": PROMPTS[3]}, {"id": "long", "prompt": long, "at": 3}]
-    expected = stock.call("inside.generate", prompts=[PROMPTS[3], long])
-    found = zoo.call(watching.watched, requests=asked)
+    requested = [{"id": "short", "prompt": PROMPTS[3]}, {"id": "long", "prompt": long, "at": 3}]
+    expected = baseline.call("inside.generate", prompts=[PROMPTS[3], long])
+    found = zoo.call(watching.watched, requests=requested)
     assert_greedy([PROMPTS[3], long], expected, [found["outputs"][name] for name in ("short", "long")])
     chunks = [row for row in found["rows"]["long"] if not row["sampled"]]
     assert chunks
@@ -199,7 +199,7 @@ def test_prefill_chunks_are_not_drafted(zoo, stock):
 
 def test_what_lies_behind_an_end_is_counted_apart(zoo, truth):
     """Tokens that no client gets: rows live on for a step or two, and drafts reach over an end."""
-    params = [{"max_tokens": MAX_TOKENS - i % 3, **told([*truth[i]["token_ids"], 5, 6, 7])} for i in range(12)]
+    params = [{"max_tokens": MAX_TOKENS - i % 3, **reported([*truth[i]["token_ids"], 5, 6, 7])} for i in range(12)]
     found = zoo.call("watching.counted", prompts=PROMPTS[:12], params=params)
     received = sum(len(answer["token_ids"]) for answer in found["result"])
     total = found["total"]

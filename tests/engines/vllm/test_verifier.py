@@ -105,8 +105,8 @@ def kind(request):
 
 
 @pytest.fixture
-def stock(kind, stock_v1, stock_v2):
-    return stock_v1 if kind == "v1" else stock_v2
+def baseline(kind, baseline_v1, baseline_v2):
+    return baseline_v1 if kind == "v1" else baseline_v2
 
 
 @pytest.fixture
@@ -141,8 +141,8 @@ def spoiled(ids: list[int], every: int) -> list[int]:
 # -- greedy -------------------------------------------------------------------------------------------------------
 
 
-def test_greedy_output_is_that_of_plain_decoding(stock, verified):
-    plain = stock.call("inside.generate", prompts=PROMPTS)
+def test_greedy_output_is_that_of_plain_decoding(baseline, verified):
+    plain = baseline.call("inside.generate", prompts=PROMPTS)
     params = [asking(spoiled(answer["token_ids"], 7 + row)) for row, answer in enumerate(plain)]
     params[2] = {}  # a row without drafts
     assert verified.call("inside.generate", prompts=PROMPTS, params=params) == plain
@@ -151,9 +151,9 @@ def test_greedy_output_is_that_of_plain_decoding(stock, verified):
     assert seen["accepted"] > 40
 
 
-def test_the_verifier_decides(stock, verified):
+def test_the_verifier_decides(baseline, verified):
     """One that keeps every draft is heard: otherwise the test above would prove nothing."""
-    (plain,) = stock.call("inside.generate", prompts=PROMPTS[:1])
+    (plain,) = baseline.call("inside.generate", prompts=PROMPTS[:1])
     verified.call(plant, mutant="accepts always")
     (answer,) = verified.call("inside.generate", prompts=PROMPTS[:1], params=[asking(spoiled(plain["token_ids"], 5))])
     assert answer["token_ids"][4] == (plain["token_ids"][4] + 1) % 2048
@@ -170,9 +170,9 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_the_engines_own_processing_of_logits_stays(stock, verified, sampling):
+def test_the_engines_own_processing_of_logits_stays(baseline, verified, sampling):
     params = [{**SAMPLING[sampling], "max_tokens": 32}] * 2
-    plain = stock.call("inside.generate", prompts=PROMPTS[:2], params=params)
+    plain = baseline.call("inside.generate", prompts=PROMPTS[:2], params=params)
     fields = [asking(spoiled(answer["token_ids"], 6)) for answer in plain]
     answers = verified.call(
         "inside.generate", prompts=PROMPTS[:2], params=[p | f for p, f in zip(params, fields, strict=True)]
@@ -184,9 +184,9 @@ def test_the_engines_own_processing_of_logits_stays(stock, verified, sampling):
             assert found == pytest.approx(wanted, abs=1e-4)
 
 
-def test_grammar_masks_stay(stock, verified):
+def test_grammar_masks_stay(baseline, verified):
     given = {"structured_outputs": {"regex": r"(foo|bar|baz){6,9}"}, "max_tokens": 40}
-    plain = stock.call("inside.generate", prompts=PROMPTS[:2], params=[given] * 2)
+    plain = baseline.call("inside.generate", prompts=PROMPTS[:2], params=[given] * 2)
     params = [given | asking(spoiled(answer["token_ids"], 5)) for answer in plain]
     answers = verified.call("inside.generate", prompts=PROMPTS[:2], params=params)
     assert [a["token_ids"] for a in answers] == [p["token_ids"] for p in plain]
@@ -196,8 +196,8 @@ def test_grammar_masks_stay(stock, verified):
 # -- opting in ----------------------------------------------------------------------------------------------------
 
 
-def test_a_lossy_verifier_serves_only_who_asks_for_it(stock, verified):
-    plain = stock.call("inside.generate", prompts=PROMPTS[:1] * 2)
+def test_a_lossy_verifier_serves_only_who_asks_for_it(baseline, verified):
+    plain = baseline.call("inside.generate", prompts=PROMPTS[:1] * 2)
     verified.call(plant, mutant="accepts always", lossless=False)
     wrong = spoiled(plain[0]["token_ids"], 5)
     params = [asking(wrong), asking(wrong, verifier="reference")]
@@ -248,13 +248,13 @@ def test_all_ranks_decide_alike(engine, kind):
 
 
 @pytest.fixture(scope="module")
-def distribution(stock_v1) -> dict[tuple[int, ...], float]:
+def distribution(baseline_v1) -> dict[tuple[int, ...], float]:
     """The outcomes of `TOKENS` sampled tokens and their probabilities, by plain decoding's own log-probabilities."""
-    prompt = stock_v1.call(encoded)
+    prompt = baseline_v1.call(encoded)
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(TOKENS):
         outputs = list(found)
-        nexts = stock_v1.call(
+        nexts = baseline_v1.call(
             "inside.generate",
             prompts=[prompt + list(output) for output in outputs],
             params={"max_tokens": 1, "logprobs": TOP_K},

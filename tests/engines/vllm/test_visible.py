@@ -7,7 +7,7 @@ from typing import Any
 from specplug.requests.isolation import isolation_key
 from tests.engines import ends
 from tests.engines.vllm import inside
-from tests.engines.vllm.referee import kind, prompts, told, zoo
+from tests.engines.vllm.referee import kind, prompts, reported, zoo
 from tests.engines.vllm.watching import plain_name
 
 __all__ = ["kind", "zoo"]
@@ -15,7 +15,7 @@ __all__ = ["kind", "zoo"]
 PROMPTS = [list(prompt) for prompt in prompts()]
 
 
-def asked(llm: Any, requests: list[dict[str, Any]], aborts: dict[str, int] | None = None) -> dict[str, Any]:
+def requested(llm: Any, requests: list[dict[str, Any]], aborts: dict[str, int] | None = None) -> dict[str, Any]:
     """Run requests; return by id the newest output that its client got, and what the proposer `recorder` was told.
 
     Args:
@@ -65,13 +65,13 @@ def request_of(case: ends.Case) -> dict[str, Any]:
         "include_stop_str_in_output": case["keep"],
         "ignore_eos": not case["ends"],
     }
-    return {"id": case["name"], "prompt": case["prompt"], "params": {**params, **told(case["answer"])}}
+    return {"id": case["name"], "prompt": case["prompt"], "params": {**params, **reported(case["answer"])}}
 
 
 def test_what_the_client_saw(zoo):
     """Ends of every sort, with right drafts behind each: proposers have more of the text than they are to remember."""
     cases = ends.cases()
-    found = zoo.call(asked, requests=[request_of(case) for case in cases])
+    found = zoo.call(requested, requests=[request_of(case) for case in cases])
     ended, longer = endings(found["records"]), 0
     for case in cases:
         output = found["outputs"][case["name"]]
@@ -93,7 +93,7 @@ def test_a_client_that_leaves(zoo):
     """It saw no more than was emitted until then; with stop strings nobody knows whether it waited for one."""
     leaving = [case for case in ends.cases() if case["name"] in ("length 3", "never 3", "end of text 17")]
     requests = [request_of({**case, "most": ends.LONG, "ends": False}) for case in leaving]
-    found = zoo.call(asked, requests=requests, aborts={case["name"]: 3 for case in leaving})
+    found = zoo.call(requested, requests=requests, aborts={case["name"]: 3 for case in leaving})
     ended = endings(found["records"])
     for case in leaving:
         got = len(case["prompt"]) + len(found["outputs"][case["name"]]["token_ids"])

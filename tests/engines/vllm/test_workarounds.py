@@ -23,11 +23,11 @@ def module():
         current_platform.register_triton_kernel_overrides()  # as the runner does
         current_platform.import_kernels()
     names = ("expand_batch_to_tokens", "apply_sampling_constraints")
-    stock = {name: getattr(rejection_sampler, name) for name in names}
+    baseline = {name: getattr(rejection_sampler, name) for name in names}
     workarounds.install()
     workarounds.install()
     yield rejection_sampler
-    for name, function in stock.items():
+    for name, function in baseline.items():
         setattr(rejection_sampler, name, function)
 
 
@@ -50,7 +50,7 @@ def test_steps_without_drafts_pass(module):
     assert module.apply_sampling_constraints(logits, torch.zeros(2, dtype=torch.int32), Metadata) is logits
 
 
-@pytest.mark.parametrize("by_row", [False, True], ids=["stock", "mended by vLLM itself"])
+@pytest.mark.parametrize("by_row", [False, True], ids=["baseline", "mended by vLLM itself"])
 def test_every_row_of_logits_gets_its_requests_adapter(by_row):
     drafts = {"a": [5, 6], "c": [7]}
 

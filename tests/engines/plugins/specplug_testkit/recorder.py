@@ -40,15 +40,15 @@ class Recorder(NgramReference):
         self._note("propose", **described(batch), limits=limits.tolist(), drafts=drafts)
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
-        told = {name: getattr(verdict, name).tolist() for name in verdict.__dataclass_fields__}
+        reported = {name: getattr(verdict, name).tolist() for name in verdict.__dataclass_fields__}
         source = draft.source.tolist()
-        self._note("observe", **described(batch), texts=texts_of(batch), verdict=told, source=source)
+        self._note("observe", **described(batch), texts=texts_of(batch), verdict=reported, source=source)
 
     def on_event(self, event: Event) -> None:
         super().on_event(event)
         if isinstance(event, RequestEvent):
             request = event.request
-            told = {
+            reported = {
                 "request_id": request.request_id,
                 "slot": event.slot,
                 "generation": event.generation,
@@ -66,12 +66,12 @@ class Recorder(NgramReference):
                     "multimodal": request.multimodal,
                 },
             }
-            self._note("event", kind=event.kind.name, **told)
+            self._note("event", kind=event.kind.name, **reported)
         else:
             self._note("event", kind=event.kind)
 
-    def _note(self, call: str, **told: Any) -> None:
-        RECORDS.append({"call": call, **told})
+    def _note(self, call: str, **reported: Any) -> None:
+        RECORDS.append({"call": call, **reported})
 
 
 def texts_of(batch: BatchView) -> list[list[int]]:

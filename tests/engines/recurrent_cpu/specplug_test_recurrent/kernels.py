@@ -15,18 +15,18 @@ def install() -> None:
     """Replace the decode kernels of short convolutions and of Mamba-2."""
     from vllm.model_executor.layers.mamba import mamba_mixer2, short_conv
 
-    stock_conv, stock_scan = mamba_mixer2.causal_conv1d_update, mamba_mixer2.selective_state_update
+    baseline_conv, baseline_scan = mamba_mixer2.causal_conv1d_update, mamba_mixer2.selective_state_update
 
     def conv(x: Tensor, state: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if kwargs.get("num_accepted_tokens") is not None:
             return conv_step(x, state, weight, *args, **kwargs)
-        return stock_conv(x, state, weight, *args, **kwargs)
+        return baseline_conv(x, state, weight, *args, **kwargs)
 
     def scan(state: Tensor, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("num_accepted_tokens") is None:
-            stock_scan(state, *args, **kwargs)
+            baseline_scan(state, *args, **kwargs)
         else:
-            scan_step(stock_scan, state, *args, **kwargs)
+            scan_step(baseline_scan, state, *args, **kwargs)
 
     mamba_mixer2.causal_conv1d_update = short_conv.causal_conv1d_update = conv
     mamba_mixer2.selective_state_update = scan
@@ -71,7 +71,7 @@ def conv_step(
 
 
 def scan_step(
-    stock: Any,
+    baseline: Any,
     state: Tensor,
     x: Tensor,
     dt: Tensor,
@@ -91,7 +91,7 @@ def scan_step(
     """Advance each row's state from the one behind its last accepted token; keep one behind every token.
 
     Args:
-        stock: vLLM's kernel, which advances states by one token.
+        baseline: vLLM's kernel, which advances states by one token.
         state: [S, H, P, N] by block.
         state_batch_indices: [B, 1 + K] blocks; column i holds the state behind token i of the step before.
         num_accepted_tokens: [B], the bonus included.
@@ -108,7 +108,7 @@ def scan_step(
             one = slice(token, token + 1)
             block = blocks[number : number + 1]
             state[int(block)] = now
-            stock(
+            baseline(
                 state, x[one], dt[one], A, B[one], C[one], D, dt_bias,
                 state_batch_indices=block, dst_state_batch_indices=block, out=out[one], **kwargs,
             )  # fmt: skip

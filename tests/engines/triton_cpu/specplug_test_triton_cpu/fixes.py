@@ -15,9 +15,9 @@ ASYNC = "SPECPLUG_TEST_ASYNC"
 def register() -> None:
     """Mend, once per process."""
     if os.environ.get("TRITON_INTERPRET") == "1":
-        mend_masks()
-        mend_log1p()
-        mend_top_k_top_p()
+        fix_masks()
+        fix_log1p()
+        fix_top_k_top_p()
         patch_once()
     if os.environ.get(ASYNC) == "1":
         keep_async_scheduling()
@@ -50,7 +50,7 @@ class _Kept:
     def restore(self) -> None: ...
 
 
-def mend_masks() -> None:
+def fix_masks() -> None:
     """Make masks of loads and stores boolean.
 
     The interpreter computes some 1-bit values in wider integers, which its own loads and stores then refuse.
@@ -79,7 +79,7 @@ def mend_masks() -> None:
     InterpreterBuilder.create_masked_store = create_masked_store
 
 
-def mend_log1p() -> None:
+def fix_log1p() -> None:
     """Compute log1p, which the interpreter has only as an empty stub."""
     import numpy as np
     import triton.language as tl
@@ -92,7 +92,7 @@ def mend_log1p() -> None:
     libdevice.log1p = log1p
 
 
-def mend_top_k_top_p() -> None:
+def fix_top_k_top_p() -> None:
     """Let vLLM's own plain-torch version cut the logits: its kernel calls methods of what `tl.range` yields."""
     from vllm.v1.sample.ops import topk_topp_sampler as module
 
@@ -112,9 +112,9 @@ def keep_async_scheduling() -> None:
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         scheduler = vllm_config.scheduler_config
-        asked = scheduler.async_scheduling
+        requested = scheduler.async_scheduling
         original(vllm_config)
-        scheduler.async_scheduling = asked
+        scheduler.async_scheduling = requested
 
     check_and_update_config._specplug_test = True  # type: ignore[attr-defined]
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
