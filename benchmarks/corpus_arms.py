@@ -15,7 +15,7 @@ import numpy.typing as npt
 from specplug.corpus.documents import Document
 from specplug.corpus.view import LiveSegment
 from specplug.match.cpu.compiled import compiled
-from specplug.match.cpu.corpus_index import Segment
+from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.interleaved_search import find_points
 from specplug.match.cpu.lookup import Lookup, LookupOptions
 from specplug.match.cpu.records import borrowed
@@ -67,7 +67,7 @@ class Ours:
 
     name = "specplug"
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
+    def __init__(self, segments: Sequence[IndexSegment]) -> None:
         self._lookup = Lookup(MOST, 2 * KEY, 1, LookupOptions(response_tokens=0), trees=False)
         self._matches, self._found = np.zeros(MOST_CANDIDATES, np.int32), np.zeros(MOST_CANDIDATES, np.int64)
         self._slots, self._limits = np.arange(MOST), np.ones(MOST, np.int32)
@@ -75,7 +75,7 @@ class Ours:
         for slot in range(MOST):
             self._lookup.start(slot, tenant="")
 
-    def load(self, segments: Sequence[Segment]) -> None:
+    def load(self, segments: Sequence[IndexSegment]) -> None:
         """Search these segments from now on."""
         self._lookup.load({"": segments})
         self.first = segments[0].text.ctypes.data // 4 if segments else 0
@@ -153,10 +153,10 @@ class Theirs:
         self._corpus.batch_get(*self._requested)
 
 
-def searched(live: LiveSegment) -> Segment:
+def searched(live: LiveSegment) -> IndexSegment:
     """Return a segment of a store as kernels search it."""
     it = live.segment
-    return Segment(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
+    return IndexSegment(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
 
 
 def stand_in_for_triton() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.corpus_arms import KEY, Contexts, Ours
 from specplug.corpus.counting import continuations
 from specplug.corpus.view import LiveSegment
-from specplug.match.cpu.corpus_index import Segment
+from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.searching import token_after
 from specplug.match.cpu.sorting import sorted_places
 from specplug.match.cpu.texts import NO_TEXT
@@ -25,7 +25,7 @@ def unlike_the_reference(live: LiveSegment, requested: Contexts, count: int) -> 
     text = live.segment.text[:PART].copy()
     text[-1] = NO_TEXT
     starts, only = np.array([1, text.size], np.int64), np.zeros(1, np.int32)
-    part = Segment(text, sorted_places(text, KEY), starts, only, ("all",))
+    part = IndexSegment(text, sorted_places(text, KEY), starts, only, ("all",))
     plain, ours = ReferenceCorpusIndex({"": [part]}, KEY), Ours([part])
     inside = Contexts(text, np.random.default_rng(0).integers(1, PART, count))
     wrong = []

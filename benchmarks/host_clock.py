@@ -27,8 +27,8 @@ def install(llm: Any) -> Meter:
         _hook(meter, type(runner), "execute_model")
         drafter = getattr(runner, "speculator", None) or runner.drafter
         drafter.propose = meter.wrapped(drafter.propose, WORKER)
-        for handle, _ in drafter.drafting.stage._lanes:
-            handle.step = meter.wrapped(handle.step, PROPOSER)
+        for proposer in drafter.drafting.stage.runners:
+            proposer.handle.step = meter.wrapped(proposer.handle.step, PROPOSER)
     return meter
 
 

@@ -21,14 +21,14 @@ from specplug.corpus.store import Store
 from specplug.corpus.view import LiveSegment, Snapshot, View
 from specplug.corpus.writing import breathe
 from specplug.interfaces import PluginContext
-from specplug.match.cpu.corpus_index import CorpusIndex, Segment
+from specplug.match.cpu.corpus_index import CorpusIndex, IndexSegment
 from specplug.settings.model import CorporaSettings
 from specplug.text.fingerprint import Fingerprint, fingerprint
 from specplug.text.retokenized import PrefixRetokenizer
 from specplug_retrieval.temporary import TemporaryFolder
 
 Tokens = npt.NDArray[np.int32]
-Tenants = Mapping[str, Sequence[Segment]]
+Tenants = Mapping[str, Sequence[IndexSegment]]
 
 SEGMENT_TOKENS = 1 << 22
 """Of segments that a server writes: the system takes large arrays back with the interpreter held, 16 MB in 4 ms."""
@@ -230,9 +230,9 @@ class StoreWatcher:
             self._sizes, self._seen, self._newest, self._unsearchable = sizes, seen, newest, problems
 
 
-def _searchable(seen: Snapshot) -> tuple[dict[str, list[Segment]], tuple[str, ...]]:
+def _searchable(seen: Snapshot) -> tuple[dict[str, list[IndexSegment]], tuple[str, ...]]:
     """Return each tenant's segments as kernels search them, and why some are left out."""
-    tenants: dict[str, list[Segment]] = {}
+    tenants: dict[str, list[IndexSegment]] = {}
     problems = []
     for name, segments in seen.tenants.items():
         tenants[name] = []
@@ -252,10 +252,10 @@ def _found(live: LiveSegment, name: str, corpus: str | None) -> Tokens | None:
     return None
 
 
-def _searched(live: LiveSegment) -> Segment:
+def _searched(live: LiveSegment) -> IndexSegment:
     """Return a segment as kernels search it."""
     it = live.segment
-    return Segment(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
+    return IndexSegment(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
 
 
 def _warm_up() -> None:

@@ -78,13 +78,13 @@ def bench(
         _run(server, model, blocks, found[:check], max_tokens=max_tokens, quiet=as_json)
     )
     compared, failures = rows(measured), errors(measured)
-    checked = {"identical": same, "asked": len(found[:check])}
+    checked = {"identical": same, "requested": len(found[:check])}
     if as_json:
         table = [row.as_dict() for row in compared]
         print_json({**about, "check": checked, "rows": table, "errors": failures, "note": NOTE})
     else:
         _print(compared, about, checked, failures)
-    if failures or same < checked["asked"]:
+    if failures or same < checked["requested"]:
         raise typer.Exit(1)
 
 
@@ -146,7 +146,7 @@ def _print(rows: Sequence[Any], about: dict[str, Any], checked: dict[str, int], 
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     print_table(f"{about['model']} at {about['url']} ({versions})", columns, map(_cells, rows))
     out = console()
-    out.print(f"Texts identical in both modes: {checked['identical']} of {checked['asked']}.")
+    out.print(f"Texts identical in both modes: {checked['identical']} of {checked['requested']}.")
     out.print(NOTE, style="dim")
     for failure in failures[:5]:
         print_error(f"a request failed: {failure}")

@@ -81,7 +81,7 @@ class Intake:
 
 
 @dataclass(slots=True)
-class Outcome:
+class IntakeResult:
     """What was added: figures by corpus, what was left out, and how long it took."""
 
     store: str
@@ -139,7 +139,7 @@ class Outcome:
             print_line(line)
 
 
-def take_in(root: Path, tokenizer: str | None, intake: Intake, *, create: bool, quiet: bool) -> Outcome:
+def take_in(root: Path, tokenizer: str | None, intake: Intake, *, create: bool, quiet: bool) -> IntakeResult:
     """Add to a store what an intake says; each corpus is added, or brought up to date, whole or not at all.
 
     Args:
@@ -160,7 +160,7 @@ def take_in(root: Path, tokenizer: str | None, intake: Intake, *, create: bool, 
         loaded = tokenizer_of(store, tokenizer)
     fields = replace(intake.reading.fields, vocab_size=loaded.fingerprint.vocab_size)
     how = replace(intake.reading, fields=fields)
-    outcome = Outcome(str(root), intake.tenant, loaded.fingerprint.name, sync=intake.sync)
+    outcome = IntakeResult(str(root), intake.tenant, loaded.fingerprint.name, sync=intake.sync)
     started = time.perf_counter()
     with counting(quiet=quiet) as tell:
         _check_readable([source for sources in corpora.values() for source in sources], how, tell)
@@ -211,7 +211,7 @@ def _tell(tell: Callable[[str], None], corpus: str, documents: int, tokens: int)
     tell(f"{corpus}: {documents:,} documents, {tokens:,} tokens")
 
 
-def _timed(documents: Iterator[Any], outcome: Outcome) -> Iterator[Any]:
+def _timed(documents: Iterator[Any], outcome: IntakeResult) -> Iterator[Any]:
     while True:
         started = time.perf_counter()
         document = next(documents, None)

@@ -108,7 +108,7 @@ def replay(
     """
     from specplug.replay.matrix import execute, plan_runs
     from specplug.replay.report import Report
-    from specplug.replay.score import Roofline
+    from specplug.replay.score import ScoringRoofline
 
     if plot is not None:
         from specplug.replay.plots import check_ending
@@ -147,7 +147,7 @@ def replay(
             jobs=jobs,
             advance=lambda count: bar.advance(task, count),
         )
-    report = Report(found, Roofline(saturation, overhead))
+    report = Report(found, ScoringRoofline(saturation, overhead))
     written = _plot(report, plot)
     if as_json:
         print_json({"tokenizer": inputs.tokenizer, **report.as_dict(), "plots": [str(path) for path in written]})

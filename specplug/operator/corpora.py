@@ -23,7 +23,7 @@ R = TypeVar("R")
 _log = logging.getLogger("specplug")
 
 
-class Corpora:
+class ServedCorpora:
     """The corpora of one process, each held by all proposers that can.
 
     Args:

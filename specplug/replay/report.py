@@ -8,7 +8,7 @@ from typing import Any
 
 from specplug.replay.matrix import Found
 from specplug.replay.reliability import Summary, bar, summarise, together
-from specplug.replay.score import Counts, Roofline, mean_speedup, pool
+from specplug.replay.score import Counts, ScoringRoofline, mean_speedup, pool
 from specplug.replay.setup import Mode, Result
 
 POOLED, MEAN, NO_DRAFTS = "pooled", "geometric mean", "no drafts"
@@ -29,7 +29,7 @@ class Table:
 class Report:
     """Everything that was found, looked up by contender, mode and batch size."""
 
-    def __init__(self, found: Sequence[Found], roofline: Roofline) -> None:
+    def __init__(self, found: Sequence[Found], roofline: ScoringRoofline) -> None:
         """Take what `specplug.replay.matrix.execute` returned; what steps cost is up to `roofline`."""
         self.found = list(found)
         self.gamma = found[0].run.gamma if found else 0

@@ -20,7 +20,7 @@ BATCHES = (1, 8, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
-class Roofline:
+class ScoringRoofline:
     """The cost of an engine's step, in plain decoding steps of a small batch.
 
     Attributes:
@@ -102,13 +102,13 @@ class Counts:
         """Draft tokens verified and rejected, per token emitted."""
         return _ratio(self.verified - self.accepted, self.emitted)
 
-    def speedup(self, batch: int, roofline: Roofline | None = None) -> float:
+    def speedup(self, batch: int, roofline: ScoringRoofline | None = None) -> float:
         """Return S(B), tokens emitted per cost: how much faster than plain decoding at `batch` requests.
 
         A request replayed alone stands for a batch of equal ones.  Requests that really ran together cost what their
         batches did, of whatever size: that can be less, because some then leave room that others use.
         """
-        roofline = Roofline() if roofline is None else roofline
+        roofline = ScoringRoofline() if roofline is None else roofline
         if self.batches:
             cost = sum(count * n * roofline.cost(n, drafted / n) for (n, drafted, _), count in self.batches.items())
         else:
@@ -125,7 +125,7 @@ def pool(counts: Iterable[Counts]) -> Counts:
     return total
 
 
-def mean_speedup(counts: Iterable[Counts], batch: int, roofline: Roofline | None = None) -> float:
+def mean_speedup(counts: Iterable[Counts], batch: int, roofline: ScoringRoofline | None = None) -> float:
     """Return the geometric mean of S(B) over workloads, each weighing the same; those without a token are left out."""
     values = [each.speedup(batch, roofline) for each in counts if each.emitted]
     return statistics.geometric_mean(values) if values else 0.0

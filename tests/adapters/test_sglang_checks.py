@@ -78,7 +78,7 @@ def test_requests_that_get_no_drafts_are_named():
 
 
 def test_a_launch_survives_its_way_through_json():
-    assert Launch.reported(json.loads(json.dumps(asdict(GPU)))) == GPU
+    assert Launch.from_plain(json.loads(json.dumps(asdict(GPU)))) == GPU
 
 
 @pytest.mark.parametrize(

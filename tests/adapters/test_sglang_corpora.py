@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from specplug.errors import EngineError, PluginError, RequestError
 from specplug.interfaces import HoldsCorpora
-from specplug.operator.corpora import Corpora
+from specplug.operator.corpora import ServedCorpora
 from specplug.operator.status import reported_details
 from specplug.settings.model import CorporaSettings, Settings
 from specplug_ngram.reference import NgramReference
@@ -51,8 +51,8 @@ class Holder:
             raise self.errors[call]
 
 
-def corpora(*holders: Any, most: int = 100) -> Corpora:
-    return Corpora({f"holder-{number}": holder for number, holder in enumerate(holders)}, most, "Set the limit")
+def corpora(*holders: Any, most: int = 100) -> ServedCorpora:
+    return ServedCorpora({f"holder-{number}": holder for number, holder in enumerate(holders)}, most, "Set the limit")
 
 
 def test_holding_corpora_is_an_ability():
@@ -155,10 +155,10 @@ class Sharing(Holder):
         return super().add_corpus(name, documents)
 
 
-def engines(corpus_index: dict[str, list[Any]], *own: Holder) -> list[Corpora]:
+def engines(corpus_index: dict[str, list[Any]], *own: Holder) -> list[ServedCorpora]:
     """Return the corpora of two engines of one server, each with two proposers that share, and one of its own."""
     return [
-        Corpora(
+        ServedCorpora(
             {"a": Sharing(corpus_index), "own": holder, "b": Sharing(corpus_index)},
             100,
             "Set the limit",
@@ -186,7 +186,7 @@ def test_what_engines_share_is_changed_by_one_of_them(order):
 
 def test_an_engine_that_follows_changes_nothing():
     corpus_index: dict[str, list[Any]] = {"theirs": [TEXT]}
-    follower = Corpora({"a": Sharing(corpus_index)}, 15, "Set the limit", leads=False)
+    follower = ServedCorpora({"a": Sharing(corpus_index)}, 15, "Set the limit", leads=False)
     assert follower.follows
     assert follower.add("texts", [TEXT]) == 10
     follower.remove("theirs")

@@ -155,7 +155,7 @@ def test_v1_a_lossy_verifier_decides_for_who_asks() -> None:
         def request_of(self, name: str) -> Any:
             return SimpleNamespace(options=RequestOptions(verifier=requested[name]))
 
-    drafting = SimpleNamespace(places=SlotAllocator())
+    drafting = SimpleNamespace(allocator=SlotAllocator())
     baseline = torch.full((3, 3), 7, dtype=torch.int32)
     server = ServerVerifier(AcceptsAlways(), False, engine_seed=0)
     found = decide_v1(batch, 0, False, server, drafting, lambda *_, **__: baseline)

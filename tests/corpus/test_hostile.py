@@ -22,7 +22,7 @@ from specplug.corpus.store import Store
 from specplug.corpus.tenant import opened_entry
 from specplug.corpus.view import View
 from specplug.errors import CorpusError
-from specplug.match.cpu.corpus_index import Segment as Searched
+from specplug.match.cpu.corpus_index import IndexSegment as Searched
 from specplug.operator.corpus_admin import CorpusAdmin
 from specplug.settings import CorporaSettings
 from tests.corpus.tools import TOKENIZER, new_store, quick_disk, some_documents  # noqa: F401

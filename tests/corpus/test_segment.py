@@ -112,7 +112,7 @@ def test_no_text_is_what_the_match_index_takes_for_it():
     ("ids", "found"),
     [([1, -1], "id -1"), ([100], "id 100"), ([1.5], "float64"), ([[1, 2]], r"shape \(1, 2\)"), ([2**40], "id 1099")],
 )
-@pytest.mark.parametrize("opening", [False, True])
+@pytest.mark.parametrize("prefix", [False, True])
 def test_what_is_no_line_of_tokens_is_refused(ids, found, prefix):
     wrong = document("d", [1])._replace(**{"prefixes": (np.array(ids),)} if prefix else {"token_ids": np.array(ids)})
     with pytest.raises(CorpusError, match=f"document 'd': not the tokens of a document; found .*{found}"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specplug.match.cpu.corpus_index import Segment
+from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.lookup import Lookup, LookupOptions
 from specplug.match.cpu.sorting import sorted_places
 from specplug.match.cpu.texts import NO_TEXT
@@ -70,7 +70,7 @@ def both(
 
 def segment_of(
     documents: Sequence[tuple[str, Sequence[Sequence[int]]]], cap: int = 64, dead: Collection[int] = ()
-) -> Segment:
+) -> IndexSegment:
     """Return a segment of documents, each a corpus's name and texts; those numbered in `dead` are removed."""
     text, starts, corpora = [NO_TEXT], [], sorted({corpus for corpus, _ in documents})
     for _, texts in documents:
@@ -80,7 +80,7 @@ def segment_of(
     ids, flags = np.array(text, np.int32), np.array([k in dead for k in range(len(documents))], np.uint8)
     corpus_of = np.array([corpora.index(corpus) for corpus, _ in documents], np.int32)
     places, bounds = sorted_places(ids, cap), np.array([*starts, len(text)], np.int64)
-    return Segment(ids, places, bounds, corpus_of, corpora, flags if dead else None)
+    return IndexSegment(ids, places, bounds, corpus_of, corpora, flags if dead else None)
 
 
 class Talk:
@@ -123,7 +123,7 @@ class Talk:
         """Return what a request may bring along."""
         return [self.lines() * 3 for _ in range(self.rng.choice([0, 0, 1, 3]))]
 
-    def segments(self, cap: int) -> dict[str, list[Segment]]:
+    def segments(self, cap: int) -> dict[str, list[IndexSegment]]:
         """Return what a shelf may hold."""
         rng = self.rng
         return {

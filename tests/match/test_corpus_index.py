@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specplug.errors import ContractError
 from specplug.match.cpu import sorting
-from specplug.match.cpu.corpus_index import Segment
+from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.lookup import Lookup, LookupOptions
 from specplug.match.cpu.sorting import sorted_places
 from specplug.match.cpu.texts import NO_TEXT
@@ -64,7 +64,7 @@ def test_a_long_repetitive_text_is_sorted_too() -> None:
     assert keys == sorted(keys, key=lambda key: key if len(key) == 64 else (*key, NO_TEXT))
 
 
-def drafter(segments: list[Segment], **start: object) -> Client:
+def drafter(segments: list[IndexSegment], **start: object) -> Client:
     """Return what drafts from segments of the tenant "", and a slot of its own."""
     lookup = Lookup(1, 256, 8, LookupOptions(response_tokens=0), trees=False)
     lookup.load({"": segments})
@@ -129,7 +129,7 @@ def test_a_damaged_segment_costs_drafts_only(seed: int) -> None:
 
     text = whole.text.copy()
     text[1:-1] = np.abs(damaged(text[1:-1]))
-    segment = Segment(
+    segment = IndexSegment(
         text if seed % 2 else whole.text, damaged(whole.places), damaged(whole.starts),
         damaged(whole.corpus_of), whole.corpora, whole.dead,
     )  # fmt: skip
@@ -142,7 +142,7 @@ _BEFORE_A_TEXT = """
 import ctypes, mmap
 import numpy as np
 from specplug.match.cpu.searching import insertion_point
-from specplug.match.cpu.corpus_index import Numbers, Segment, Shelf
+from specplug.match.cpu.corpus_index import CorpusIndex, IndexSegment, Numbers
 from tests.match.test_corpus_index import drafted, drafter, segment_of
 
 libc, page = ctypes.CDLL(None, use_errno=True), mmap.PAGESIZE
@@ -153,10 +153,10 @@ whole = segment_of([("c", [[4, *[5] * 63, 7, 6, *[5] * 63, 8]])])
 text[: len(whole.text)] = whole.text
 below, above = 65, 130  # behind 63 times 5, of which the tokens before are below and above what is sought
 places = np.array([below] * 4 + [1] + [above] * 2, np.int32)
-segment = Segment(text[: len(whole.text)], places, whole.starts, whole.corpus_of, whole.corpora)
+segment = IndexSegment(text[: len(whole.text)], places, whole.starts, whole.corpus_of, whole.corpora)
 print("prepared", flush=True)
-shelf = Shelf({"": [segment]}, Numbers())
-print(insertion_point(shelf.record, 0, np.full(70, 5, np.int32), 70, 64))
+corpus_index = CorpusIndex({"": [segment]}, Numbers())
+print(insertion_point(corpus_index.record, 0, np.full(70, 5, np.int32), 70, 64))
 drafted(drafter([segment]), [5] * 70)
 """
 
@@ -170,8 +170,8 @@ def test_damaged_places_lead_nowhere_before_a_text() -> None:
 def test_segments_that_do_not_fit_are_refused() -> None:
     good = segment_of([("c", [range(100, 140)])])
     with pytest.raises(ContractError, match="NO_TEXT at both ends"):
-        Segment(good.text[1:], good.places, good.starts, good.corpus_of, good.corpora)
+        IndexSegment(good.text[1:], good.places, good.starts, good.corpus_of, good.corpora)
     with pytest.raises(ContractError, match="fitting lengths"):
-        Segment(good.text, good.places, good.starts[1:], good.corpus_of, good.corpora)
+        IndexSegment(good.text, good.places, good.starts[1:], good.corpus_of, good.corpora)
     with pytest.raises(ContractError, match="fitting lengths"):
-        Segment(good.text, good.places, good.starts, good.corpus_of, good.corpora, np.zeros(9, np.uint8))
+        IndexSegment(good.text, good.places, good.starts, good.corpus_of, good.corpora, np.zeros(9, np.uint8))

@@ -170,7 +170,7 @@ def test_a_segment_that_cannot_be_searched_costs_itself(
         store.remove("old", tenant="us")
         put(store, "torn", THEIRS, tenant="us")
         put(store, "whole", [7, 8, 9, 5], tenant="you")
-        monkeypatch.setattr("specplug_retrieval.store_watcher.Segment", _refusing())
+        monkeypatch.setattr("specplug_retrieval.store_watcher.IndexSegment", _refusing())
         server.watcher._look()
         assert server.ask([7, 8, 9], tenant="us").token_ids == ()
         assert server.ask([7, 8, 9], tenant="you").token_ids == (5,)
@@ -178,7 +178,7 @@ def test_a_segment_that_cannot_be_searched_costs_itself(
 
 
 def _refusing() -> Callable[..., Any]:
-    from specplug.match.cpu.corpus_index import Segment as Searched
+    from specplug.match.cpu.corpus_index import IndexSegment as Searched
 
     def made(text: Any, *rest: Any) -> Searched:
         if text[1] == BEGIN[0]:

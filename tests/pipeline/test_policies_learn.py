@@ -166,7 +166,7 @@ class TestPlanning:
 
     def step_planner(self, monkeypatch, planner):
         stage = PlanStage(planner, EngineCaps(8), FaultGuard("policy"))
-        monkeypatch.setattr("specplug.runtime.planning.build_plan_stage", lambda *_: stage)
+        monkeypatch.setattr("specplug.runtime.step_planner.build_plan_stage", lambda *_: stage)
         found = ResolvedSettings(settings=load_settings(env={}).settings, origins={})
         return StepPlanner(
             found, PluginContext(EngineCaps(8)), lambda r: (r, 10 * len(r)), lambda r: Bounds(end=100, cap=None)

@@ -294,7 +294,7 @@ def test_calibration_is_of_what_was_decided():
 
 @pytest.mark.parametrize("lag", [0, 2])
 @pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("fast_path", [False, True])
 def test_a_policy_of_somebody_elses_learns(monkeypatch, fast_path, batch, lag):
     """Both halves hear what became of drafts, in as many rows as they are told; the trim half `lag` steps late."""
     found = Registry.discover()

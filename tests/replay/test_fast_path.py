@@ -141,7 +141,7 @@ def test_several_proposers_and_traces_need_the_full_stage(tmp_path):
         engine.close()
 
 
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("fast_path", [True, False])
 def test_faults_are_counted(fast_path):
     def fail(batch, row, limit):
         raise ZeroDivisionError

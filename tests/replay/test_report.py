@@ -12,7 +12,7 @@ from specplug.replay.matrix import Contender, Found, Run, plan_runs
 from specplug.replay.plots import plot
 from specplug.replay.reliability import bar, summarise, together
 from specplug.replay.report import Report
-from specplug.replay.score import Calibration, Counts, Reliability, Roofline
+from specplug.replay.score import Calibration, Counts, Reliability, ScoringRoofline
 from specplug.replay.setup import Result, Setup
 
 OURS = Contender("ours", Setup("ngram"))
@@ -40,7 +40,7 @@ def report(in_flight: int | None = None) -> Report:
         else:
             one, other = result((1, 1, 2, 10)), result((0, 0, 1, 10))
         found.append(Found(run, {"edit": one, "chat": other}))
-    return Report(found, Roofline())
+    return Report(found, ScoringRoofline())
 
 
 def tables(shown: Report) -> dict[str, dict[tuple[str, str], tuple[str, ...]]]:
@@ -130,7 +130,7 @@ def test_json_holds_what_the_tables_are_made_of():
 def test_faults_are_added_up():
     faulty = [result((0, 0, 1, 1), faults={"ngram": {"exception": 2}}) for _ in range(2)]
     run = Run(OURS, "serving", 4, (1,))
-    shown = Report([Found(run, dict(zip(("edit", "chat"), faulty, strict=True)))], Roofline())
+    shown = Report([Found(run, dict(zip(("edit", "chat"), faulty, strict=True)))], ScoringRoofline())
     assert shown.faults() == {"ngram": {"exception": 4}}
     assert report().faults() == {}
 
@@ -172,5 +172,5 @@ def test_plots_are_one_picture_or_a_folder_of_three(tmp_path, in_flight):
 
 def test_reliability_is_not_plotted_where_nobody_gives_confidences(tmp_path):
     run = Run(PEER, "cold", 4, (1,))
-    shown = Report([Found(run, {"edit": result((4, 1, 2, 10))})], Roofline())
+    shown = Report([Found(run, {"edit": result((4, 1, 2, 10))})], ScoringRoofline())
     assert [path.name for path in plot(shown, tmp_path)] == ["tau.png", "speedup.png"]

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from specplug.replay.score import FINE_BINS, Calibration, Counts, Roofline, mean_speedup, pool
+from specplug.replay.score import FINE_BINS, Calibration, Counts, ScoringRoofline, mean_speedup, pool
 
 FOUR = Counts.from_rows([[4, 4, 5, 2], [4, 0, 1, 3], [0, 0, 1, 5]])
 
@@ -23,7 +23,7 @@ def test_speedup_by_hand():
     assert FOUR.speedup(128) == pytest.approx(18 / (5 * (2.5 + 0.02) + 5 * (1 + 0.02)))
     # at 256, even a single token fills the step
     assert FOUR.speedup(256) == pytest.approx(18 / (5 * 5.02 + 5 * 1.02))
-    assert FOUR.speedup(8, Roofline(n_sat=16, overhead=0.5)) == pytest.approx(18 / (5 * 3.0 + 5 * 1.5))
+    assert FOUR.speedup(8, ScoringRoofline(n_sat=16, overhead=0.5)) == pytest.approx(18 / (5 * 3.0 + 5 * 1.5))
 
 
 def test_requests_that_ran_together_cost_what_their_batches_did():
@@ -32,12 +32,12 @@ def test_requests_that_ran_together_cost_what_their_batches_did():
     found.batches[1, 0, 1] += 1
     # 10 tokens for two requests, then one for one
     cost = 2 * (10 / 4 + 0.02) + 1 * (1 + 0.02)
-    assert found.speedup(2, Roofline(n_sat=4)) == pytest.approx(4 / cost)
+    assert found.speedup(2, ScoringRoofline(n_sat=4)) == pytest.approx(4 / cost)
     twice = pool([found, found])
     assert twice.batches == {(2, 8, 3): 2, (1, 0, 1): 2} == (found + found).batches
     alone = Counts.from_rows([[3, 1, 2, 20]])
     equal_ones = Counts(alone.histogram, Counter({(4, 12, 8): 5}))
-    assert alone.speedup(4, Roofline(n_sat=8)) == pytest.approx(equal_ones.speedup(4, Roofline(n_sat=8)))
+    assert alone.speedup(4, ScoringRoofline(n_sat=8)) == pytest.approx(equal_ones.speedup(4, ScoringRoofline(n_sat=8)))
 
 
 def test_pooled_histograms_add_and_means_are_geometric():

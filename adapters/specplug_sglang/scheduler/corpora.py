@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from specplug.operator.corpora import Corpora, refused
+from specplug.operator.corpora import ServedCorpora, refused
 from specplug.settings.model import Settings
 from specplug_sglang.corpus_handover import documents_of, taken
 
@@ -32,14 +32,14 @@ class ExternalCorpora:
     target_worker: Any
 
     @functools.cached_property
-    def corpora(self) -> Corpora | None:
+    def corpora(self) -> ServedCorpora | None:
         """The corpora; None on ranks that draft nothing."""
         from sglang.srt.runtime_context import get_parallel, get_spec
 
         stage = self.drafting.stage
         most, remedy = limit(get_spec(), self.drafting.resolved.settings)
         leads = not get_parallel().dp_rank
-        return None if stage is None else Corpora(stage.proposers, most, remedy, leads=leads)
+        return None if stage is None else ServedCorpora(stage.proposers, most, remedy, leads=leads)
 
     def load_first_corpus(self) -> None:
         """Add the corpus that the server was started with, if any; for the end of a worker's start.

@@ -26,7 +26,7 @@ _MOST_AT_ONCE = 4
 """Bodies that are held at a time; further ones are not read yet."""
 
 
-class Corpora:
+class CorpusRoutes:
     """The corpora of one server.
 
     Args:
@@ -94,8 +94,8 @@ async def remove_corpus(request: Request) -> dict[str, Any]:
     return await _answer(removing)
 
 
-def _corpora(request: Request) -> Corpora:
-    corpora: Corpora | None = request.app.state.specplug_corpora
+def _corpora(request: Request) -> CorpusRoutes:
+    corpora: CorpusRoutes | None = request.app.state.specplug_corpora
     if corpora is None:
         raise HTTPException(
             404, "this server did not ask for specplug; start it with a --speculative-config that names it"

@@ -109,7 +109,7 @@ class SpecplugEndpoints:
 
         state.specplug_engine = engine_client
         requested = engine_client is not None and is_requested(engine_client.vllm_config)
-        state.specplug_corpora = corpora_routes.Corpora(engine_client.vllm_config) if requested else None
+        state.specplug_corpora = corpora_routes.CorpusRoutes(engine_client.vllm_config) if requested else None
         keys = [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
         state.specplug_keys = [_digest(key) for key in keys]
         state.specplug_operators = Operators()

@@ -88,7 +88,7 @@ def install_worker(runner: Any) -> None:
     from vllm.v1.worker.gpu import model_runner
 
     states, present = runner.req_states, model_runner.sort_batch_req_ids
-    original = getattr(present, "stock", present)
+    original = getattr(present, "_specplug_original", present)
 
     @functools.wraps(original)
     def sort_batch_req_ids(counts: Mapping[str, int], drafts: Mapping[str, Sequence[int]], *args: Any) -> list[str]:
@@ -99,7 +99,7 @@ def install_worker(runner: Any) -> None:
 
         return sorted(original(counts, drafts, *args), key=prefills)
 
-    sort_batch_req_ids.stock = original  # type: ignore[attr-defined]
+    sort_batch_req_ids._specplug_original = original  # type: ignore[attr-defined]
     model_runner.sort_batch_req_ids = sort_batch_req_ids
 
 

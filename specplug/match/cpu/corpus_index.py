@@ -31,7 +31,7 @@ TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segment:
+class IndexSegment:
     """Static texts of one tenant, as they are searched.
 
     Attributes:
@@ -74,7 +74,7 @@ define(
     _CorpusIndex,
     CorpusIndexType,
     ["texts", "lengths", "places", "counts", "starts", "documents", "corpus_of", "dead", "first_number", "numbers",
-     "first", "found", "matches", "named", "segments", "lanes"],
+     "first", "found", "matches", "named", "segments", "cursors"],
 )  # fmt: skip
 
 
@@ -89,9 +89,9 @@ class CorpusIndex:
         record: all of it, as kernels take it.
     """
 
-    def __init__(self, tenants: Mapping[str, Sequence[Segment]], numbers: Numbers) -> None:
+    def __init__(self, tenants: Mapping[str, Sequence[IndexSegment]], numbers: Numbers) -> None:
         by_number = {numbers.tenant(name): (name, segments) for name, segments in tenants.items()}
-        self._kept: list[Segment] = []
+        self._kept: list[IndexSegment] = []
         first, first_number, corpora = [0, 0], list[int](), list[int]()
         for number in range(1, len(numbers.tenants) + 1):
             name, segments = by_number.get(number, ("", ()))

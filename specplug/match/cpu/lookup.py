@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.match.cpu.addresses import ingest_at, propose_at
-from specplug.match.cpu.corpus_index import MOST_NAMED, CorpusIndex, Numbers, Segment
+from specplug.match.cpu.corpus_index import MOST_NAMED, CorpusIndex, IndexSegment, Numbers
 from specplug.match.cpu.evidence import Tables
 from specplug.match.cpu.responses import Responses
 from specplug.match.cpu.rows import Rows, Tree, Workspace
@@ -69,11 +69,11 @@ class Lookup:
         self._numbers = Numbers()
         self.load({})
 
-    def corpus_index_of(self, tenants: Mapping[str, Sequence[Segment]]) -> CorpusIndex:
+    def corpus_index_of(self, tenants: Mapping[str, Sequence[IndexSegment]]) -> CorpusIndex:
         """Return a shelf of these segments, by tenant, for `load`; on any thread, but one at a time."""
         return CorpusIndex(tenants, self._numbers)
 
-    def load(self, corpus_index: CorpusIndex | Mapping[str, Sequence[Segment]]) -> None:
+    def load(self, corpus_index: CorpusIndex | Mapping[str, Sequence[IndexSegment]]) -> None:
         """Draft from these segments instead of those before; between two steps.  No text is copied."""
         corpus_index = corpus_index if isinstance(corpus_index, CorpusIndex) else self.corpus_index_of(corpus_index)
         states = self._state_with(self.tables, corpus_index), self._state_with(self._default, corpus_index)

@@ -31,7 +31,7 @@ define(
     RowsType,
     [
         "owners",
-        "luck",
+        "hit_rate",
         "tenants",
         "named",
         "anchors",

@@ -6,7 +6,7 @@ other text lie side by side, the longest matches nearest to where that text itse
 reversed text (U. Manber and G. Myers, 1990), cut to `cap` tokens.  It takes 4 bytes a token beside the text's own 4.
 
 Sorted by multikey quicksort (J. Bentley and R. Sedgewick, 1997) that keeps the tokens it compares side by side, after
-a count of the last tokens.  `specplug.match.reference.recency.sorted_places` is the plain truth.
+a count of the last tokens.  `specplug.match.reference.corpus_index.sorted_places` is the plain truth.
 """
 
 from __future__ import annotations

@@ -25,5 +25,5 @@ class State(Record):
 define(
     State,
     StateType,
-    ["texts", "memory", "shelf", "rows", "tables", "bench", "tree", "starts", "cap", "shortest", "least"],
+    ["texts", "memory", "corpus_index", "rows", "tables", "workspace", "tree", "starts", "cap", "shortest", "least"],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from specplug.match.cpu.corpus_index import Segment
+from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.searching import MOST_LOOKED_AT
 from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT
 from specplug.match.reference.recency import Key, common, key_of
@@ -35,8 +35,8 @@ def _ended(key: Key, cap: int) -> Key:
 class ReferenceCorpusIndex:
     """See `CorpusIndex`.  Segments are numbered; place p of segment k is called k * 2^32 + p."""
 
-    def __init__(self, tenants: Mapping[str, Sequence[Segment]], key_tokens: int) -> None:
-        self._segments: list[Segment] = []
+    def __init__(self, tenants: Mapping[str, Sequence[IndexSegment]], key_tokens: int) -> None:
+        self._segments: list[IndexSegment] = []
         self._texts: list[list[int]] = []
         self._places: list[list[int]] = []
         self._of: dict[str, list[int]] = {}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specplug.match.cpu.corpus_index import Segment
+from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.lookup import LookupOptions
 from specplug.match.cpu.recency import GRANULE
 from specplug.match.cpu.texts import NO_TEXT
@@ -78,7 +78,7 @@ class ReferenceLookup:
         self.gathering = Gathering(options, self.memory)
         self.loaded: set[tuple[str, str]] = set()
 
-    def load(self, tenants: Mapping[str, Sequence[Segment]]) -> None:
+    def load(self, tenants: Mapping[str, Sequence[IndexSegment]]) -> None:
         """Draft from these segments from now on."""
         self.gathering.corpus_index = ReferenceCorpusIndex(tenants, self.options.cap)
         self.loaded |= {(name, corpus) for name, own in tenants.items() for it in own for corpus in it.corpora}

@@ -80,13 +80,13 @@ def answers() -> dict[str, Any]:
 
 
 def test_trees_and_synchronous_steps_are_recognised(answers):
-    found = Launch.reported(answers["trees"])
+    found = Launch.from_plain(answers["trees"])
     assert (found.draft_length, found.topk, found.overlap) == (5, 3, False)
     assert "drafts are trees (--speculative-eagle-topk 3) of up to 5 tokens; synchronous" in advise(found)[0].summary
 
 
 def test_what_the_line_leaves_open_is_settled(answers):
-    found = Launch.reported(answers["default width"])
+    found = Launch.from_plain(answers["default width"])
     assert found.draft_length > 0
     assert found.max_running_requests == 48
 

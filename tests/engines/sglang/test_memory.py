@@ -12,7 +12,7 @@ FOUND, LEFT_OUT = 3 << 30, 5
 
 SIZING = f"""
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
-from specplug_sglang import memory
+from specplug_sglang.scheduler import memory
 
 class Sized(Exception):
     pass
