@@ -204,7 +204,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES), help="default: 1 16 64 256")
     parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS), help="default: 1k 8k 32k 128k")
-    parser.add_argument("--width", type=int, default=16, help="gamma, most draft tokens per step (default: 16)")
+    parser.add_argument("--draft-length", type=int, default=16, help="gamma, most draft tokens per step (default: 16)")
     parser.add_argument("--wide", type=int, default=32, help="gamma of more cases at batch 1, 0 for none (default: 32)")
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--steps", type=int, default=40, help="steps of each round (default: 40)")

@@ -172,7 +172,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--tasks", type=int, default=8, help="tasks of each kind and round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds, each with its own tasks (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=1, help="tasks served together (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=8, help="draft tokens per step (default: %(default)s)")
+    parser.add_argument("--draft-length", type=int, default=8, help="draft tokens per step (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write everything to this file, too")
     return parser
 

@@ -1,6 +1,6 @@
 """Retrieved texts as references, on a real server of vLLM or of SGLang: `make demo-rag`.
 
-    .venv-vllm/bin/python examples/rag_demo.py vllm [--tasks 12] [--proposer ngram] [--width 15] [--json]
+    .venv-vllm/bin/python examples/rag_demo.py vllm [--tasks 12] [--proposer ngram] [--draft-length 15] [--json]
     .venv-sglang/bin/python examples/rag_demo.py sglang
 
 What happens:

@@ -1,6 +1,6 @@
 """A real SGLang server with specplug, beside the same server without: `make demo-sglang`.
 
-    .venv-sglang/bin/python examples/sglang_demo.py [--tasks 6] [--proposer ngram] [--width 15] [--json]
+    .venv-sglang/bin/python examples/sglang_demo.py [--tasks 6] [--proposer ngram] [--draft-length 15] [--json]
 
 What happens:
 

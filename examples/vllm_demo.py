@@ -1,6 +1,6 @@
 """A real vLLM server with specplug, beside the same server without: `make demo-vllm`.
 
-    .venv-vllm/bin/python examples/vllm_demo.py [--tasks 6] [--proposer ngram] [--width 15] [--json]
+    .venv-vllm/bin/python examples/vllm_demo.py [--tasks 6] [--proposer ngram] [--draft-length 15] [--json]
 
 What happens:
 

@@ -85,11 +85,11 @@ class EngineCaps:
         ladder = self.captured_draft_lengths
         if self.max_draft_length < 0:
             raise SettingsError.build(
-                "max_width is negative", who="EngineCaps", found=self.max_draft_length, expected=">= 0"
+                "max_draft_length is negative", who="EngineCaps", found=self.max_draft_length, expected=">= 0"
             )
         if list(ladder) != sorted(set(ladder)) or (ladder and ladder[-1] > self.max_draft_length):
             raise SettingsError.build(
-                "captured_widths is not a ladder",
+                "captured_draft_lengths is not a ladder",
                 who="EngineCaps",
                 found=ladder,
                 expected=f"ascending distinct widths up to {self.max_draft_length}",

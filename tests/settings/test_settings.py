@@ -117,12 +117,12 @@ def test_a_setting_given_as_its_default_counts_as_set():
 
 def test_one_key_of_a_layer_may_come_from_another_flag():
     flags = {"seed": 3, "num_speculative_tokens": 4}
-    elsewhere = {"num_speculative_tokens": "--width", "verifier": "--verifier"}
+    elsewhere = {"num_speculative_tokens": "--draft-length", "verifier": "--verifier"}
     resolved = load_settings(flags, flags_origin="--config", origins_of=elsewhere, env={})
     assert resolved.origins["seed"] == "--config"
-    assert resolved.origins["num_speculative_tokens"] == "--width"
+    assert resolved.origins["num_speculative_tokens"] == "--draft-length"
     assert resolved.origins["verifier"] == "default", "no layer gives it"
-    with pytest.raises(SettingsError, match=r"--width: bad value for setting 'num_speculative_tokens'"):
+    with pytest.raises(SettingsError, match=r"--draft-length: bad value for setting 'num_speculative_tokens'"):
         load_settings({"num_speculative_tokens": 300}, flags_origin="--config", origins_of=elsewhere, env={})
 
 
