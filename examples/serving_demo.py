@@ -80,7 +80,7 @@ def parser(about: str) -> argparse.ArgumentParser:
     parser.add_argument("--tasks", type=int, default=6, help="tasks of each kind (default: %(default)s)")
     parser.add_argument("--proposer", default="ngram", help="see `specplug list` (default: %(default)s)")
     parser.add_argument("--policy", default="batch", help="see `specplug list` (default: %(default)s)")
-    parser.add_argument("--draft-length", type=int, default=15, help="most draft tokens per step (default: %(default)s)")
+    parser.add_argument("--draft-length", type=int, default=15, help="most draft tokens (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="chooses the tasks (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     return parser

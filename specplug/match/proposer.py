@@ -13,9 +13,8 @@ from specplug.match.cpu.texts import NO_TEXT
 from specplug.match.options import LookupSettings
 from specplug.types.batch import BatchView
 from specplug.types.draft import Draft
-from specplug.types.request import EngineEvent, Event, Lifecycle, Request, RequestEvent
+from specplug.types.request import BEGINS, EngineEvent, Event, Lifecycle, Request, RequestEvent
 
-_BEGINS = (Lifecycle.STARTED, Lifecycle.STARTED_DECODE_SIDE, Lifecycle.RESUMED, Lifecycle.UPDATED)
 _FORGETS = ("cache flushed", "weights changed")
 """What empties the response memory: other weights answer otherwise, and what the old ones said is theirs."""
 
@@ -84,7 +83,7 @@ class LookupProposer(Proposer):
             if event.kind in _FORGETS:
                 self.lookup.responses.clear()
             return
-        if event.kind in _BEGINS:
+        if event.kind in BEGINS:
             self._begin(event)
         elif event.kind is Lifecycle.FINISHED:
             self._remember(event)
