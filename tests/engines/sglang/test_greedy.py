@@ -131,6 +131,7 @@ def test_masks_of_the_whole_text(tree_engine, truth):
         assert_greedy(PROMPTS, truth, ask(tree_engine))
 
 
+@pytest.mark.slow  # test_spec_greedy plants them, too
 @pytest.mark.parametrize("mistake", [trees.lose_moves, trees.show_siblings, trees.count_in_rows, trees.hide_begin])
 def test_a_mistake_in_a_tree_is_seen(mistake, tree_engine, truth):
     with planted(tree_engine, trees.draft, mistake, **right_drafts(truth, decoys=True)):

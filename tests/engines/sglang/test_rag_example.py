@@ -20,6 +20,7 @@ def test_the_client_quotes_what_it_found(server, tmp_path):
     )
 
 
+@pytest.mark.slow  # vLLM's tests run it, too
 def test_records_come_in_fewer_steps_with_references(server):
     rag.references_gain(server, "sglang")
 

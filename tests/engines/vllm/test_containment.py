@@ -21,7 +21,7 @@ SETTINGS = {
     "options": {
         "raises": {"call": "propose", "every": 2},
         "raises-device": {"call": "on_event"},
-        "slow": {"seconds": 0.4, "every": 3},
+        "slow": {"seconds": 0.4, "every": 8},
     },
 }
 
