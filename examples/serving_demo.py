@@ -129,14 +129,14 @@ def ask(server: Server, prompt: str, *, stream: bool, extra: dict[str, Any] | No
     from openai import OpenAI
 
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    summary: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0.0}
+    arguments: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0.0}
     began = time.perf_counter()
     if not stream:
-        answer = client.completions.create(**summary, extra_body=extra)
+        answer = client.completions.create(**arguments, extra_body=extra)
         return answer.choices[0].text, answer.usage.completion_tokens, time.perf_counter() - began
     text, tokens = "", 0
     for chunk in client.completions.create(
-        **summary, extra_body=extra, stream=True, stream_options={"include_usage": True}
+        **arguments, extra_body=extra, stream=True, stream_options={"include_usage": True}
     ):
         text += "".join(choice.text for choice in chunk.choices)
         tokens = chunk.usage.completion_tokens if chunk.usage else tokens
@@ -236,6 +236,6 @@ def show(rows: list[dict[str, Any]], note: str) -> None:
         )
     out = Console(highlight=False)
     if not out.is_terminal:
-        out.draft_length = 130
+        out.width = 130
     out.print(table)
     out.print(note, style="dim")

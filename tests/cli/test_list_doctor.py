@@ -407,7 +407,7 @@ def test_doctor_gives_the_launch_line_to_the_checks_that_take_one(registry):
 
 @pytest.mark.parametrize("columns", ["80", "60"])
 def test_names_are_whole_on_narrow_terminals(monkeypatch, columns):
-    monkeypatch.setattr("specplug.cli.output._PIPED_DRAFT_LENGTH", int(columns))
+    monkeypatch.setattr("specplug.cli.output._PIPED_WIDTH", int(columns))
     narrow = {"COLUMNS": columns, "TERMINAL_DRAFT_LENGTH": columns}
     listed = CliRunner().invoke(app, ["list"], env=narrow).output
     for name in ("ngram-reference", "retrieval-tree", "transformers", "sglang launch"):

@@ -66,7 +66,7 @@ def harness(proposer: Any, items: Sequence[TokenItem], gamma: int, mode: str) ->
                 while accepted < min(verified, len(target) - place) and draft[accepted] == target[place + accepted]:
                     accepted += 1
             else:
-                verified, accepted = draft.draft_length, draft.accepted(target[place:])
+                verified, accepted = draft.width, draft.accepted(target[place:])
             emitted = min(accepted + 1, len(target) - place)
             proposer.update(each.id, target[place : place + emitted])
             steps[verified, accepted, emitted] += 1

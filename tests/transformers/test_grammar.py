@@ -148,7 +148,7 @@ def test_a_grammar_that_raises_names_its_request(make_engine):
     engine = make_engine(proposer="garbage")
     with pytest.raises(KeyError, match="planted") as caught:
         engine.generate(requests_of([PROMPTS[0]], max_tokens=4, allowed_tokens=broken))
-    assert any("request" in note for note in caught.value.__remarks__)
+    assert any("request" in note for note in caught.value.__notes__)
 
 
 FREE = [10, 11, 12, 13]

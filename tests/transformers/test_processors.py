@@ -174,7 +174,7 @@ def test_a_processor_that_raises_names_its_request(make_engine, llama):
     engine.add(GenerateRequest(prompt=[5, 6], request_id="bad", processors=broken))
     with pytest.raises(ZeroDivisionError) as caught:
         list(engine.run())
-    assert "'bad'" in caught.value.__remarks__[0]
+    assert "'bad'" in caught.value.__notes__[0]
     engine.abort("bad")
     *_, last = engine.run()
     assert (last.request_id, list(last.token_ids)) == ("good", greedy(llama, [5, 6], 9))

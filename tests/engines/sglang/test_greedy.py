@@ -77,7 +77,7 @@ def test_baseline_is_the_plain_model(baseline, truth):
 
 
 def test_baseline_without_overlap_is_the_plain_model(engine, truth):
-    sync = engine(overlap=False, name="stock sync")
+    sync = engine(overlap=False, name="baseline sync")
     assert not sync.inside(inside.facts)["overlap"]
     assert_greedy(PROMPTS, truth, ask(sync))
 

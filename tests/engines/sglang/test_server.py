@@ -78,7 +78,7 @@ def server(serve: Callable[..., Server]) -> Server:
 
 @pytest.fixture(scope="module")
 def baseline(serve: Callable[..., Server]) -> Server:
-    return serve(name="stock server")
+    return serve(name="baseline server")
 
 
 def test_the_log_says_once_what_runs(server):

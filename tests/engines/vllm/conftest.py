@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         stated = [name for name in (given.get("kind"), given.get("runner")) if name in FAMILIES]
         if stated:
             return FAMILIES.index(stated[0])
-        return max(number for number, name in enumerate(FAMILIES) if {name, f"stock_{name}"} & used or number == 0)
+        return max(number for number, name in enumerate(FAMILIES) if {name, f"baseline_{name}"} & used or number == 0)
 
     items.sort(key=family)
     for item in items:

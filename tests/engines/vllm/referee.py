@@ -49,7 +49,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def baseline(kind: str, engine: Callable[..., Engine]) -> Engine:
     """The same runner without speculation."""
     runner = RUNNERS[kind]["runner"]
-    return engine(runner, name=f"stock {runner}", installed=False)
+    return engine(runner, name=f"baseline {runner}", installed=False)
 
 
 @pytest.fixture(scope="session")

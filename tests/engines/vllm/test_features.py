@@ -87,7 +87,7 @@ def counted(llm: Any, requested: list[tuple[Any, dict[str, Any]]]) -> dict[str, 
 @pytest.fixture(scope="session")
 def baseline(kind: str, engine: Callable[..., Engine]) -> Engine:
     runner = RUNNERS[kind]["runner"]
-    return engine(runner, name=f"stock {runner}, chunks", installed=False, max_num_batched_tokens=CHUNK)
+    return engine(runner, name=f"baseline {runner}, chunks", installed=False, max_num_batched_tokens=CHUNK)
 
 
 @pytest.fixture(scope="session")

@@ -101,7 +101,7 @@ Reported = dict[str, Any]
 
 @pytest.fixture(scope="session")
 def expected(engine: Callable[..., Engine]) -> dict[str, dict[str, Any]]:
-    baseline = engine("v1", name="stock v1, compact", installed=False, **COMPACT)
+    baseline = engine("v1", name="baseline v1, compact", installed=False, **COMPACT)
     return dict(zip(REQUESTED, baseline.call(ask, without=True)["answers"], strict=True))
 
 

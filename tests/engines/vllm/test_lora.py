@@ -82,7 +82,7 @@ def recorded(llm: Any, **given: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
 def test_adapters_keep_their_texts_and_are_reported_apart(kind, engine: Callable[..., Engine], adapters):
-    baseline = engine(kind, name=f"stock {kind} with adapters", installed=False, **LORA)
+    baseline = engine(kind, name=f"baseline {kind} with adapters", installed=False, **LORA)
     speculating = engine(kind, SETTINGS, name=f"speculating {kind} with adapters", **LORA)
     same = [prompt for prompt in PROMPTS for _ in range(ADAPTERS + 1)]
     plain = [{"max_tokens": 24}] * len(same)

@@ -49,7 +49,7 @@ def recorded(llm: Any, **given: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
 def test_answers_are_stocks_and_gaps_are_known(kind, engine: Callable[..., Engine]):
-    baseline = engine(kind, name=f"stock {kind} with embeddings", installed=False, enable_prompt_embeds=True)
+    baseline = engine(kind, name=f"baseline {kind} with embeddings", installed=False, enable_prompt_embeds=True)
     settings = {"proposer": "recorder", "extra_proposers": ["oracle"], "policy": "fixed"}
     speculating = engine(kind, settings, name=f"speculating {kind} with embeddings", enable_prompt_embeds=True)
     truth = baseline.call(ask, prompts=PROMPTS, params=[PARAMS] * len(PROMPTS))

@@ -68,7 +68,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def answers(engine, model) -> list[dict[str, Any]]:
     """What the model writes without speculation, each request alone in its place."""
-    plain = engine("v2", installed=False, name="stock mamba2", **sizes(model))
+    plain = engine("v2", installed=False, name="baseline mamba2", **sizes(model))
     outputs = plain.call("inside.drive", requests=requests())["outputs"]
     return [outputs[str(number)]["token_ids"] for number in range(len(LENGTHS))]
 

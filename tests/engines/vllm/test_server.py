@@ -64,7 +64,7 @@ def server(serve: Callable[..., Server]) -> Server:
 
 @pytest.fixture(scope="module")
 def baseline(serve: Callable[..., Server]) -> Server:
-    return serve("v1", name="stock server", installed=False)
+    return serve("v1", name="baseline server", installed=False)
 
 
 def test_the_log_says_once_what_runs(server):

@@ -52,7 +52,7 @@ class TinyModel(Proposer):
         last = batch.tokens[batch.rows.long(), (batch.lengths.long() - 1).clamp(min=0)].long()
         last = torch.where(batch.lengths > 0, last, 0).clamp(0, len(self._column) - 1)
         column = self._column[last]
-        for place in range(draft.width):
+        for place in range(draft.draft_length):
             scores = torch.where((column >= 0)[:, None], self._scores[column.clamp(min=0)], 0.0)  # [B, Vd]
             probs = (scores / temperature).softmax(-1)
             noise = torch.empty_like(probs).exponential_(generator=self._generator)
@@ -64,7 +64,7 @@ class TinyModel(Proposer):
                 draft.draft_logits[:, place] = scores
             draft.token_ids[:, place] = self.draft_vocab[column]
             draft.confidence[:, place] = probs.gather(1, column[:, None])[:, 0]
-        draft.lengths.fill_(draft.width)
+        draft.lengths.fill_(draft.draft_length)
         draft.source.zero_()
         draft.shorten(limits)
 
