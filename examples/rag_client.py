@@ -67,17 +67,17 @@ def main() -> None:
         parser.add_argument(name)
     parser.add_argument("--engine", choices=FIELDS, default="vllm", help="what the server is (default: %(default)s)")
     parser.add_argument("--template", default="{passage}\n\nQuestion: {question}\nAnswer:", help="of the prompt")
-    summary = parser.parse_args()
-    found = Passages(read(Path(summary.folder))).find(summary.question, 4) or sys.exit("nothing found")
+    options = parser.parse_args()
+    found = Passages(read(Path(options.folder))).find(options.question, 4) or sys.exit("nothing found")
     prompt, extra = (
-        summary.template.format(passage=found[0], question=summary.question),
-        references(summary.engine, found),
+        options.template.format(passage=found[0], question=options.question),
+        references(options.engine, found),
     )
-    client, before = OpenAI(base_url=f"{summary.url}/v1", api_key="none"), counts(summary.url)
+    client, before = OpenAI(base_url=f"{options.url}/v1", api_key="none"), counts(options.url)
     answer = client.completions.create(
-        model=summary.model, prompt=prompt, max_tokens=200, temperature=0, extra_body=extra
+        model=options.model, prompt=prompt, max_tokens=200, temperature=0, extra_body=extra
     )
-    tokens, steps = (now - then for now, then in zip(counts(summary.url), before, strict=True))
+    tokens, steps = (now - then for now, then in zip(counts(options.url), before, strict=True))
     print(answer.choices[0].text, f"{len(found)} passages found; {tokens} tokens in {steps} steps", sep="\n---\n")
 
 

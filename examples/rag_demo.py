@@ -60,7 +60,7 @@ def main() -> None:
     questions = {name: rag_tasks.questions(name, options.tasks, options.seed) for name in rag_tasks.SITUATIONS}
     with tempfile.TemporaryDirectory() as folder:
         stored = {**settings, "proposer": "retrieval", "corpora": {"store": build(Path(folder), options.seed)}}
-        launches = [LAUNCHES[options.engine](summary, options.draft_length) for summary in (settings, stored)]
+        launches = [LAUNCHES[options.engine](server, options.draft_length) for server in (settings, stored)]
         named = {PLAIN: launches[0][0], ALONE: launches[0][1], STORE: launches[1][1]}
         with demo_servers.servers(named) as started:
             rows = serving_demo.report(serving_demo.compare(arms(options.engine, *started), questions))

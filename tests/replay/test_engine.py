@@ -298,7 +298,7 @@ def test_calibration_is_of_what_was_decided():
 def test_a_policy_of_somebody_elses_learns(monkeypatch, fast_path, batch, lag):
     """Both halves hear what became of drafts, in as many rows as they are told; the trim half `lag` steps late."""
     found = Registry.discover()
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "engines" / "plugins"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "plugins"))
     found.add(importlib.import_module("specplug_testkit.plugin"), Owner("testkit", "specplug-testkit", "0"))
     built: list[Any] = []
     get = found.get
