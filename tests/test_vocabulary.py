@@ -49,6 +49,7 @@ ELSEWHERE = {
     "examples/serving_demo.py": {"width"},  # of a terminal
     "examples/models": {"width"},  # of a model
     "specplug/text/loading.py": {"Library"},  # the tokenizers library
+    "tests/engines/sglang_cpu": {"Library"},  # of PyTorch operators
     "tests/engines/plugins/specplug_testkit/tiny_model.py": {"width"},
 }
 """Words that are another library's in a file or folder, or mean something else there."""

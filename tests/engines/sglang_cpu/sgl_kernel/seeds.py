@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_LIBRARY = torch.library.StoreWatcher("sgl_kernel", "FRAGMENT")
+_LIBRARY = torch.library.Library("sgl_kernel", "FRAGMENT")
 _WORD = 0xFFFFFFFF
 
 
