@@ -34,8 +34,8 @@ def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
         CheckSpec(
             name="sglang launch",
             factory="specplug_sglang.doctor.checks:launch",
-            summary="the server that a launch line starts: chains or trees, widths and their graphs, what is refused "
-            "and what it costs",
+            summary="the server that a launch line starts: chains or trees, draft lengths and their graphs, what is "
+            "refused and what it costs",
             takes_launch=True,
         )
     )

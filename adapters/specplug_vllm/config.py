@@ -138,7 +138,7 @@ def _load(section: str, draft_length: int, _environment: str) -> ResolvedSetting
             who=f"{FLAG} {SECTION!r}",
             found=flags[key],
             expected=f"{draft_length}, as in {_SPECULATIVE}",
-            remedy=f"Leave it out of {FLAG}; a policy's own width is one of that policy's options",
+            remedy=f"Leave it out of {FLAG}; a policy's own draft length is one of that policy's options",
         )
     return load_settings(flags, flags_origin=f"{FLAG} {SECTION!r}", origins_of=own, registry=default_registry())
 

@@ -50,8 +50,8 @@ def test_a_launch_is_described():
 @pytest.mark.parametrize(
     ("found", "status", "text"),
     [
-        (CPU, "ok", "every width from 0 to 8 may be chosen; cpu has no graphs"),
-        (GPU, "ok", "widths 0, 1, 2, 4, 8 may be chosen, each with graphs of its own, for up to 64 requests"),
+        (CPU, "ok", "every draft length from 0 to 8 may be chosen; cpu has no graphs"),
+        (GPU, "ok", "draft lengths 0, 1, 2, 4, 8 may be chosen, each with graphs for up to 64 requests"),
         (replace(GPU, graphs_up_to=48), "ok", "for up to 48 requests"),
         (replace(GPU, graphs_up_to=None), "ok", "graphs are switched off, so every step runs eagerly"),
         (replace(GPU, graphs_up_to=47), "warn", "larger batches, up to max_running_requests = 48, run eagerly"),
