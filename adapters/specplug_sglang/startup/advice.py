@@ -131,7 +131,7 @@ def on_the_host(launch: Launch) -> list[str]:
     if launch.host_proposers:
         lines.append(host_cost(launch.host_proposers))
     if launch.tensor_parallel_size > 1:
-        lines.append("each step the first of the tensor-parallel ranks sends the others the draft length, between hosts")
+        lines.append("each step rank 0 sends the draft length to the other tensor-parallel ranks, between hosts")
     return [*lines, GRAMMARS]
 
 
