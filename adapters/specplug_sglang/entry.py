@@ -29,7 +29,7 @@ def register() -> None:
         if get_spec(ALGORITHM) is None:
             SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, **_options())(_worker)
     except Exception as error:  # the seams that would report the error have moved themselves
-        _log.error("--speculative-algorithm %s is not there. %s", ALGORITHM, _broken(error))
+        _log.error("--speculative-algorithm %s is not registered. %s", ALGORITHM, _broken(error))
 
 
 def _options() -> dict[str, Any]:

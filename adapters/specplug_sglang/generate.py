@@ -55,7 +55,7 @@ class SglangEngine:
         threads: int | None = None,
     ) -> None:
         if importlib.util.find_spec("sglang") is None:
-            raise _error("SGLang is not installed", remedy="Install it beside specplug")
+            raise _error("SGLang is not installed", remedy="Install it in specplug's environment")
         arguments = {
             "model": model,
             "device": device,

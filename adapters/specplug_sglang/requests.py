@@ -65,7 +65,7 @@ def served_plainly(req: Any) -> str | None:
 def prompt_of(req: Any) -> npt.NDArray[np.int64]:
     """Return [n] int64: the prompt and the emitted tokens.
 
-    The prompt is in unpadded text ids if they are as many as the padded ids, which index the cache.
+    The prompt is in unpadded text ids if it has as many of them as of the padded ids, which index the cache.
     """
     prompt, padded = req.origin_input_ids_unpadded, req.origin_input_ids
     parts = (prompt if len(prompt) == len(padded) else padded, req.output_ids)

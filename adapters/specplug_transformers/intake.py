@@ -162,7 +162,7 @@ class Intake:
                 "prompt too long",
                 found=f"{len(ids)} tokens",
                 expected=f"fewer than {self._max_length}, the longest context",
-                remedy="Shorten it: at least one token must have room behind it",
+                remedy="Shorten it: at least one new token must fit after it",
             )
         self._check_ids("prompt", ids)
         return ids

@@ -96,8 +96,8 @@ def _generate_takes_functions() -> bool:
 
 
 _PROBES: dict[str, Callable[[], bool]] = {
-    "Cache.update hands over to the layers of Cache(layers=...)": _cache_hands_over_to_layers,
-    "4-d attention masks are taken as they are": _prepared_masks_are_kept,
+    "Cache.update calls the layers of Cache(layers=...)": _cache_hands_over_to_layers,
+    "4-d attention masks are used unchanged": _prepared_masks_are_kept,
     "PreTrainedModel._is_stateful and ._supports_attention_backend": _models_declare_what_they_can,
     "generate(custom_generate=...)": _generate_takes_functions,
 }

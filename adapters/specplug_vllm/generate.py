@@ -120,7 +120,10 @@ def _platform(device: str | None) -> str:
         from vllm.platforms import current_platform
     except ImportError as error:
         raise EngineError.build(
-            "vLLM is not installed", who="specplug_vllm", found=str(error), remedy="Install it beside specplug"
+            "vLLM is not installed",
+            who="specplug_vllm",
+            found=str(error),
+            remedy="Install it in specplug's environment",
         ) from error
     found = str(current_platform.device_type)
     if device not in (None, found):

@@ -64,7 +64,7 @@ def test_draft_lengths_and_their_graphs(found, status, text):
 
 
 def test_what_is_left_to_the_host_is_stated_where_it_applies():
-    assert "the plan, from figures that are a step old" in summaries(CPU)
+    assert "the plan, from results that are one step old" in summaries(CPU)
     assert "with a grammar in the batch" in summaries(CPU)
     assert "waits once" not in summaries(GPU)
     assert "ngram drafts on the host, on a thread" in summaries(replace(GPU, host_proposers=("ngram",)))

@@ -69,7 +69,7 @@ def _standing(settings: Settings) -> list[CheckResult]:
     """Return the results that hold for any launch line."""
     from specplug_sglang.startup import advice
 
-    hint = "no launch line given; specplug doctor --launch 'sglang serve MODEL ...' looks at one. In general:"
+    hint = "no launch line given; specplug doctor --launch 'sglang serve MODEL ...' checks one. In general:"
     texts = [hint, advice.STEP_PLANNER, advice.GRAMMARS, advice.UNDRAFTED, advice.REFUSED]
     names = host_proposers(settings, default_registry(), "cuda")
     return [CheckResult("ok", text) for text in [*texts, *([advice.host_cost(names)] if names else [])]]

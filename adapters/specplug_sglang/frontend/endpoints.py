@@ -38,7 +38,7 @@ def attach(app: Any, manager: Any) -> None:
         methods=["GET"],
         tags=["specplug"],
         dependencies=[Depends(guard)],
-        summary="What specplug does: settings and their origins, sources, counts, faults, the operator's control",
+        summary="specplug's status: settings and their origins, sources, counts, faults, the operator's control",
     )
     body = {"schema": Order.model_json_schema(), "examples": _EXAMPLES}
     app.add_api_route(
@@ -47,7 +47,7 @@ def attach(app: Any, manager: Any) -> None:
         methods=["POST"],
         tags=["specplug"],
         dependencies=[Depends(guard)],
-        summary="Switch speculation off or on, or limit the draft length; what is left out stays as it is",
+        summary="Switch speculation off or on, or limit the draft length; omitted fields stay unchanged",
         openapi_extra={"requestBody": {"required": True, "content": {"application/json": body}}},
     )
 

@@ -102,26 +102,26 @@ def announce(server_args: Any) -> None:
 
 UNDRAFTED = (
     "requests with penalties, min_new_tokens, a custom logit processor, or min_p when sampling get no drafts: "
-    "SGLang verifies them inexactly, so they are served one token a step"
+    "SGLang verifies them inexactly, so they are served one token per step"
 )
 REFUSED = (
-    "a server is refused that asks for attention with data parallelism, pipeline parallelism, prefill and decode on "
-    "separate servers, two-batch overlap, SGLang's adaptive speculation, rejection sampling or acceptance thresholds, "
-    "watermarks, its servers in Rust or over gRPC, trees with a page size above 1 (but for flashinfer), or trees for a "
-    "model with recurrent state"
+    "refused at start-up: attention with data parallelism, pipeline parallelism, prefill and decode on separate "
+    "servers, two-batch overlap, SGLang's adaptive speculation, rejection sampling or acceptance thresholds, "
+    "watermarks, its servers in Rust or over gRPC, trees with a page size above 1 (except with flashinfer), and trees "
+    "for a model with recurrent state"
 )
 STEP_PLANNER = (
-    "each step on the host: the plan, from figures that are a step old; drafts and what came of them stay on the device"
+    "each step on the host: the plan, from results that are one step old; drafts and their outcomes stay on the device"
 )
-GRAMMARS = "steps with a grammar in the batch hand the drafts to the host and wait there for what it forbids"
+GRAMMARS = "steps with a grammar in the batch copy the drafts to the host and wait there for the grammar's mask"
 
 
 def host_cost(names: tuple[str, ...]) -> str:
     """Describe the cost of proposers on the host."""
     several = "draft" if len(names) > 1 else "drafts"
     return (
-        f"{', '.join(names)} {several} on the host, on a thread: on a GPU every step then waits once for the device to "
-        "hand its new tokens over"
+        f"{', '.join(names)} {several} on the host, on a thread: on a GPU every step then waits once for the device's "
+        "new tokens"
     )
 
 

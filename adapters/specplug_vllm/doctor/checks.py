@@ -37,7 +37,7 @@ def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
     if package_folder() is None:
         return [CheckResult("fail", "this line starts vLLM, which is not installed", REMEDY)] if launch else []
     if not launch:
-        hint = "no launch line given; specplug doctor --launch 'vllm serve MODEL ...' looks at one. In general:"
+        hint = "no launch line given; specplug doctor --launch 'vllm serve MODEL ...' checks one. In general:"
         return [CheckResult("ok", hint), *_standing(settings)]
     from specplug_vllm.doctor.launch import ask
 

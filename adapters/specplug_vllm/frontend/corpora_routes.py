@@ -51,13 +51,13 @@ def attach(router: APIRouter) -> None:
         PATH,
         list_corpora,
         methods=["GET"],
-        summary="The corpora that proposers draft from, by tenant, and what is wrong with the store",
+        summary="The corpora that proposers draft from, by tenant, and problems of the store",
     )
     router.add_api_route(
         PATH,
         add_corpus,
         methods=["POST"],
-        summary="Add a corpus, all of it or nothing, or more documents to one",
+        summary="Add a corpus, or documents to a corpus; all documents are added or none",
         openapi_extra={
             "requestBody": {
                 "required": True,
@@ -70,7 +70,12 @@ def attach(router: APIRouter) -> None:
         remove_corpus,
         methods=["DELETE"],
         summary="Remove a corpus, or documents of it",
-        openapi_extra={"parameters": [_query("tenant", "whose it is"), _query("document", "remove only these", True)]},
+        openapi_extra={
+            "parameters": [
+                _query("tenant", "the corpus's tenant"),
+                _query("document", "remove only these documents", True),
+            ]
+        },
     )
 
 

@@ -88,14 +88,14 @@ class SpecplugEndpoints:
             "/status",
             read_status,
             methods=["GET"],
-            summary="What specplug does: settings and their origins, sources, counts, faults, the operator's control",
+            summary="specplug's status: settings and their origins, sources, counts, faults, the operator's control",
         )
         body = {"schema": Order.model_json_schema(), "examples": _EXAMPLES}
         router.add_api_route(
             "/mode",
             set_mode,
             methods=["POST"],
-            summary="Switch speculation off or on, or limit the draft length; what is left out stays as it is",
+            summary="Switch speculation off or on, or limit the draft length; omitted fields stay unchanged",
             openapi_extra={"requestBody": {"required": True, "content": {"application/json": body}}},
         )
         corpora_routes.attach(router)

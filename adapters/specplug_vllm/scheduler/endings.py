@@ -1,4 +1,4 @@
-"""How requests ended, collected in the engine core process for the workers, which vLLM only tells that they ended.
+"""Endings of requests, collected in the engine core process for the workers, which get only finished ids from vLLM.
 
 The front end detects stop strings: it cuts the text and aborts the request.  By then the request may have run further
 steps, or may have ended by itself after the stop string.

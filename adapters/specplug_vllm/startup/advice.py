@@ -123,7 +123,7 @@ def host_cost(names: tuple[str, ...]) -> str:
     several = "draft" if len(names) > 1 else "drafts"
     return (
         f"{', '.join(names)} {several} on the host, on a thread: on the V2 runner every step then waits once for the "
-        "device to hand its new tokens over (on the V1 runner they are on the host anyway)"
+        "device's new tokens (on the V1 runner they are on the host anyway)"
     )
 
 

@@ -121,7 +121,7 @@ def refuse_unsupported(vllm_config: Any, spec: VerifierSpec) -> None:
     ranks = vllm_config.parallel_config.tensor_parallel_size
     if not spec.caps.lossless and ranks > 1:
         raise EngineError.build(
-            "a lossy verifier serves requests that ask for it, and only the first rank knows which do",
+            "a lossy verifier serves only requests that enable it, and only rank 0 knows which do",
             who=f"verifier {spec.name!r}",
             found=f"tensor_parallel_size {ranks}",
             expected="1",

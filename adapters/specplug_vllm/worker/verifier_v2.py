@@ -31,7 +31,7 @@ def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) ->
         raise EngineError.build(
             "the served model verifies by itself",
             who="specplug_vllm",
-            found=f"a {type(sampler).__name__} beside the setting 'verifier'",
+            found=f"a {type(sampler).__name__} and the setting 'verifier'",
             remedy="Leave the setting out",
         )
     replace_in(module)
