@@ -183,7 +183,7 @@ def test_an_entry_point_that_is_not_registered_fails(package, monkeypatch):
 
 def test_in_general_is_stated_what_no_launch_line_narrows(package):
     text = "\n".join(result.summary for result in checks.launch(Settings()))
-    for part in ("--launch", "min_p", "ngram drafts on the host", "data parallelism", "a step old"):
+    for part in ("--launch", "min_p", "ngram drafts on the host", "data parallelism", "one step old"):
         assert part in text
 
 
