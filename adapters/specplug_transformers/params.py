@@ -16,7 +16,7 @@ AllowedTokens = Callable[[int, Tensor], list[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one request is sampled and when it ends.  The defaults are greedy decoding of 128 tokens.
+    """Sampling parameters and stop conditions of one request.  The defaults decode 128 tokens greedily.
 
     Attributes:
         max_tokens: most tokens to emit.

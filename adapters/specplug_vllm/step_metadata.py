@@ -17,7 +17,7 @@ _ATTRIBUTE = "specplug_metadata"
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a request ended.
+    """Ending of a request.
 
     Attributes:
         aborted: whether the request was aborted before its end.

@@ -21,7 +21,7 @@ _KNOWN = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, 
 
 
 class Endings:
-    """Collects how requests end between two steps.
+    """Collects the endings of requests between two steps.
 
     Args:
         model_config: vLLM's.  A server without a tokenizer has no stop strings.

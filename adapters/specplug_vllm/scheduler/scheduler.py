@@ -34,7 +34,7 @@ class _Planned:
     """Mixin shared by both schedulers; it must be the leftmost base.
 
     Attributes:
-        step_planner: the scheduler process's half of specplug.
+        step_planner: makes the plans and processes the verified steps.
     """
 
     vllm_config: Any

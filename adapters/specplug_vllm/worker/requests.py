@@ -1,4 +1,4 @@
-"""Conversion of vLLM's `NewRequestData` to specplug's `RunningRequest`."""
+"""Conversion of vLLM's `NewRequestData` to specplug's `RunningRequest`, in the worker process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Status and control of a running server, and the calls that reach its engine cores and workers.
 
 `specplug_status` is a method of workers, called through ``collective_rpc``; `specplug_status` and `specplug_control`
-are methods of engine cores, called through vLLM's utility calls.  They exist only where specplug runs.  Results are
+are methods of engine cores, called through vLLM's utility calls.  They exist only if specplug is enabled.  Results are
 dicts, lists, strings and numbers, which every transport of vLLM can carry.
 """
 
