@@ -1,5 +1,5 @@
-"""specplug inside SGLang, as a speculative algorithm of its own.
+"""SGLang adapter of specplug, which registers the speculative algorithm ``SPECPLUG``.
 
-``--speculative-algorithm SPECPLUG --speculative-num-draft-tokens 16`` asks for it; ``SPECPLUG_CONFIG`` gives its
-settings.  Importing this package costs nothing.
+``--speculative-algorithm SPECPLUG --speculative-num-draft-tokens 16`` enables it; ``SPECPLUG_CONFIG`` holds its
+settings.  Importing this package imports no SGLang.
 """

@@ -1,6 +1,6 @@
-"""Whether an SGLang server asked for specplug, with which settings, and what its engine can do.
+"""Settings and engine capabilities of an SGLang server, derived from its arguments.
 
-Every process answers these from the server's arguments alone, so all of them agree.
+Every process derives them from the server's arguments alone, so all processes agree.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ ALGORITHM = "SPECPLUG"
 LENGTH_FLAG = "--speculative-num-draft-tokens"
 
 LADDER = (0, 1, 2, 4, 8, 16, 32)
-"""Widths that get an attention backend of their own on a GPU, and a captured graph; beside them the widest."""
+"""Draft lengths that get their own attention backend and CUDA graph on a GPU, besides the maximum draft length."""
 
 
 def is_requested(server_args: Any) -> bool:
-    """Whether this server's speculative algorithm is specplug."""
+    """Return whether this server's speculative algorithm is specplug."""
     name = getattr(server_args, "speculative_algorithm", None)
     return isinstance(name, str) and name.upper() == ALGORITHM
 
 
 def decided(server_args: Any) -> Any:
-    """Return a view of the server's arguments with what SGLang has decided so far."""
+    """Return a view of the server's arguments that includes SGLang's own decisions so far."""
     from sglang.srt.arg_groups.overrides import resolving_view
 
     return resolving_view(server_args)
 
 
 def resolved(server_args: Any) -> ResolvedSettings:
-    """Return the settings of a server that asked for specplug.
+    """Return the settings of a server with specplug enabled.
 
-    SGLang's flag counts the token that is verified with every draft, so the widest draft is one less.
+    SGLang's flag counts the root, which is verified with every draft, so the maximum draft length is one less.
 
     Raises:
-        SettingsError: the settings are wrong.
+        SettingsError: the settings are invalid.
     """
     tokens = decided(server_args).speculative_num_draft_tokens
     return _load(None if tokens is None else int(tokens) - 1, os.environ.get(CONFIG_VARIABLE, ""))
 
 
 def engine_caps(server_args: Any) -> EngineCaps:
-    """Return what the engine can do, as it is configured."""
+    """Return the engine's capabilities under this configuration."""
     view = decided(server_args)
     draft_length = int(view.speculative_num_draft_tokens) - 1
     ladder = draft_lengths_on(view.device, draft_length)
@@ -66,12 +66,12 @@ def engine_caps(server_args: Any) -> EngineCaps:
 
 
 def is_tree_mode(view: Any) -> bool:
-    """Whether drafts are verified as trees: a choice at start-up, by ``--speculative-eagle-topk`` above 1."""
+    """Return whether drafts are verified as trees, which ``--speculative-eagle-topk`` above 1 enables at start-up."""
     return (view.speculative_eagle_topk or 1) > 1
 
 
 def draft_lengths_on(device: str, draft_length: int) -> tuple[int, ...]:
-    """Return the widths that a device serves at full speed, ascending; empty where every width does."""
+    """Return the draft lengths that a device runs at full speed, ascending; () if it runs all at full speed."""
     if device == "cpu":
         return ()
     return tuple(sorted({*(step for step in LADDER if step < draft_length), draft_length}))

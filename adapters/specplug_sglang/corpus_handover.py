@@ -1,7 +1,7 @@
-"""A corpus on its way from an operator's texts to the scheduler.
+"""Transfer of a corpus from the process that takes the operator's texts to the scheduler.
 
-SGLang tokenises on its event loop, and its scheduler unpacks every token between two steps: for a million tokens
-seconds of the one and 45 ms of the other.  Here texts are read on a thread, and their ids pass in a file.
+SGLang tokenises on its event loop, and its scheduler unpacks every token between two steps: a million tokens take
+seconds and 45 ms respectively.  Here a thread tokenises the texts, and a file carries their ids.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Tokens = npt.NDArray[np.int32]
 Tokenize = Callable[[str], Tokens]
 
 SEPARATOR = -(2**31)
-"""What SGLang puts before every document but the first; no token."""
+"""SGLang's separator between documents; not a token id."""
 
 _IN_FILE = SEPARATOR + 1
-"""What stands before the bytes of a file's name, in place of tokens."""
+"""Marker, in place of a token id, that the bytes of a file name follow."""
 
 _PIECE = 1 << 12
 
@@ -32,7 +32,7 @@ class Reading(NamedTuple):
 
     Attributes:
         ids: [n] int32, documents with separators between them.
-        truncated: whether documents were left out, for there were too many.
+        truncated: whether documents that exceed the token limit were left out.
     """
 
     ids: Tokens
@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 
 
 def read_documents(documents: Iterable[str], tokenize: Tokenize, most: int) -> Reading:
-    """Read texts up to the first that does not fit into `most` tokens, separators counted, as SGLang does."""
+    """Tokenise texts up to the first that does not fit into `most` tokens, separators included, as SGLang does."""
     parts: list[Tokens] = []
     size = 0
     for text in documents:
@@ -56,14 +56,14 @@ def read_documents(documents: Iterable[str], tokenize: Tokenize, most: int) -> R
 
 
 def read_file(path: str, tokenize: Tokenize, most: int) -> Reading:
-    """Read a file of JSON lines; SGLang's own reader raises ValueError for what it does not take."""
+    """Read a file of JSON lines; SGLang's own reader raises ValueError for invalid input."""
     from sglang.srt.speculative.cpp_ngram.external_corpus import iter_external_corpus_chunks
 
     return Reading(joined(iter_external_corpus_chunks(path, _Encoder(tokenize), most)), truncated=False)
 
 
 class _Encoder:
-    """A tokenizer as SGLang's reader calls it."""
+    """Tokenizer interface that SGLang's reader expects."""
 
     def __init__(self, tokenize: Tokenize) -> None:
         self._tokenize = tokenize
@@ -76,10 +76,10 @@ class _Encoder:
 
 @contextmanager
 def handed_over(ids: Tokens, *, one_host: bool) -> Iterator[list[list[int]]]:
-    """Give what SGLang is to send in place of chunks of tokens, while it is sent and taken in.
+    """Yield the chunks for SGLang to send: the name of a temporary file, deleted on exit, or pieces of the ids.
 
     Args:
-        ids: of a corpus.
+        ids: [n] int32, a corpus.
         one_host: whether all schedulers can open this process's temporary files.
     """
     if not one_host:
@@ -95,7 +95,7 @@ def handed_over(ids: Tokens, *, one_host: bool) -> Iterator[list[list[int]]]:
 
 
 def taken(token_chunks: Iterable[Sequence[int]]) -> Tokens:
-    """Return the ids, [n] int32, read-only, that were handed over, or that SGLang itself cut to chunks."""
+    """Return the ids, [n] int32, read-only, from `handed_over` chunks or from SGLang's own."""
     chunks = list(token_chunks)
     if chunks and chunks[0][:1] == [_IN_FILE]:
         text = np.fromfile(os.fsdecode(bytes(chunks[0][1:])), np.int32)
@@ -106,7 +106,7 @@ def taken(token_chunks: Iterable[Sequence[int]]) -> Tokens:
 
 
 def joined(chunks: Iterable[Sequence[int]]) -> Tokens:
-    """Return chunks as one text, [n] int32; long ones in pieces, as an engine steps beside."""
+    """Return chunks as one text, [n] int32.  Long chunks are converted in pieces, as an engine steps concurrently."""
     return _joined(
         [
             np.asarray(chunk[start : start + _PIECE], np.int32)
@@ -117,7 +117,7 @@ def joined(chunks: Iterable[Sequence[int]]) -> Tokens:
 
 
 def documents_of(ids: Tokens) -> list[Tokens]:
-    """Return the documents of a corpus, [n] int32 each, none empty."""
+    """Return the non-empty documents of a corpus, [n] int32 each."""
     separators = np.flatnonzero(ids == SEPARATOR)
     starts, ends = [0, *(separators + 1).tolist()], [*separators.tolist(), len(ids)]
     return [ids[start:end] for start, end in zip(starts, ends, strict=True) if end > start]

@@ -1,7 +1,7 @@
-"""What SGLang loads in each of its processes (``sglang.srt.plugins``).
+"""Entry point of the adapter (``sglang.srt.plugins``).  SGLang calls it in each of its processes.
 
-SGLang logs what a plug-in raises and goes on, so that a user would read of an unknown algorithm only.  So nothing is
-raised here: what is wrong is kept, and told where SGLang asks for the algorithm.
+SGLang logs exceptions of a plug-in and continues, so the user would only see an "unknown algorithm" error.  Therefore
+nothing is raised here: errors are kept, and raised when SGLang validates the arguments of a server with this algorithm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger("specplug")
 
 
 def register() -> None:
-    """Make SGLang ready for specplug.  Cheap, idempotent, and without effect until a server asks for specplug."""
+    """Register the algorithm and install the hooks.  Cheap, idempotent, without effect until a server enables it."""
     _log_as_sglang_does()
     try:
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -28,12 +28,15 @@ def register() -> None:
 
         if get_spec(ALGORITHM) is None:
             SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, **_options())(_worker)
-    except Exception as error:  # what would tell the user is what has moved
-        _log.error("--speculative-algorithm %s is not there. %s", ALGORITHM, _broken(error))
+    except Exception as error:  # the seams that would report the error have moved themselves
+        _log.error("--speculative-algorithm %s is not registered. %s", ALGORITHM, _broken(error))
 
 
 def _options() -> dict[str, Any]:
-    """Install every hook, and return what is registered beside; where that fails, what tells a server that asks."""
+    """Install every hook and return options for `SpeculativeAlgorithm.register`.
+
+    If that fails, the options hold a validator that raises the error in servers with this algorithm.
+    """
     try:
         if seams.moved("algorithm"):
             return {"validate_server_args": lambda server_args: _refuse(lambda: seams.require("algorithm"))}
@@ -48,7 +51,7 @@ def _options() -> dict[str, Any]:
 
 
 def _refuse(check: Callable[[], None]) -> None:
-    """Raise what a check raises as the kind of error that SGLang's users know for wrong arguments."""
+    """Run a check and re-raise its error as ValueError, as SGLang does for invalid arguments."""
     try:
         check()
     except SpecplugError as error:
@@ -80,5 +83,5 @@ def _worker(server_args: Any) -> type:
 
 
 def _log_as_sglang_does() -> None:
-    """Let what specplug logs look like, and go where, SGLang's own log does, however that is configured later on."""
+    """Make SGLang's logger the parent of specplug's, so that specplug follows SGLang's log format and handlers."""
     logging.getLogger("specplug").parent = logging.getLogger("sglang")

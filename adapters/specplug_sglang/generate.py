@@ -1,7 +1,7 @@
-"""SGLang as the command line drives it: a model by name or path, text in, text out.
+"""The command line's SGLang engine: a model by name or path, text in, text out.
 
-SGLang keeps what a server is configured with in one place per process, and takes specplug's settings from the
-environment.  So each engine gets a process of its own, `specplug_sglang.generate_process`, and they do not meet.
+SGLang keeps its server configuration in process-wide state, and the adapter reads specplug's settings from the
+environment.  So each engine runs in a separate process, `specplug_sglang.generate_process`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specplug.settings.model import Settings
 from specplug.settings.sources import CONFIG_VARIABLE
 
 PATIENCE = 30.0
-"""Seconds for an engine's processes to end."""
+"""Seconds to wait for an engine's processes to end."""
 
 
 class SglangEngine:
@@ -35,13 +35,13 @@ class SglangEngine:
     Args:
         model: a Hugging Face model id or a folder.
         settings: the server's settings.
-        device: as SGLang names it; its own choice by default.
+        device: SGLang's name of a device; None keeps SGLang's default.
         dtype: a torch dtype's name; float32 on a CPU and SGLang's own choice elsewhere by default.
-        max_num_seqs: most requests at a time.
-        threads: CPU threads; None leaves SGLang's own choice.
+        max_num_seqs: most concurrent requests.
+        threads: CPU threads; None keeps SGLang's default.
 
     Raises:
-        EngineError: SGLang is not installed, does not run on this machine, or does not load the model.
+        EngineError: SGLang is not installed, does not run on this machine, or cannot load the model.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SglangEngine:
         threads: int | None = None,
     ) -> None:
         if importlib.util.find_spec("sglang") is None:
-            raise _error("SGLang is not installed", remedy="Install it beside specplug")
+            raise _error("SGLang is not installed", remedy="Install it in specplug's environment")
         arguments = {
             "model": model,
             "device": device,
@@ -69,7 +69,7 @@ class SglangEngine:
         self.metrics = _Counts(self._process)
 
     def stream(self, requests: Sequence[TextRequest]) -> Iterator[TextUpdate]:
-        """Serve the requests together; yield updates as they come.  Whoever stops listening ends them all."""
+        """Serve the requests in one batch and yield updates; closing the iterator aborts them all."""
         self._process.send("generate", [asdict(request) for request in requests])
         what, update = self._process.hear()
         while what == "update":
@@ -83,23 +83,23 @@ class SglangEngine:
             what, update = self._process.hear()
 
     def describe(self) -> str:
-        """Name model, dtype, device and engine in one line."""
+        """Return model, dtype, device and engine in one line."""
         server = self._process.ready
         return f"{Path(self._model).name}, {server['dtype']}, on {server['device']}, SGLang {server['version']}"
 
     def close(self) -> None:
-        """End the engine's processes."""
+        """Shut down the engine's processes."""
         self._process.close()
 
 
 class _Counts:
-    """Counters since the engine was built, asked for when they are wanted."""
+    """Counters since the engine was built, fetched from its process at each `snapshot`."""
 
     def __init__(self, process: _Process) -> None:
         self._process = process
 
     def snapshot(self) -> MetricsSnapshot:
-        """Return the counts of the worker that drafts, and the faults of the scheduler beside its own."""
+        """Return the counts of the worker that drafts, and the scheduler's faults."""
         from specplug.operator.exporter import snapshot_of
 
         self._process.send("status")
@@ -112,7 +112,7 @@ class _Process:
     """The process that holds the engine.
 
     Attributes:
-        ready: what it said of its engine when that had started.
+        ready: dtype, device and version that the process reported when its engine had started.
     """
 
     def __init__(self, environment: dict[str, str], arguments: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ class _Process:
             stdin=subprocess.DEVNULL,
             stdout=handle,
             stderr=handle,
-            start_new_session=True,  # an interrupt on the keyboard is this process's matter, which then ends that one
+            start_new_session=True,  # Ctrl-C reaches this process only, which then ends the engine's
         )
         theirs.close()
         os.close(handle)
@@ -138,7 +138,7 @@ class _Process:
             raise
 
     def send(self, what: str, value: Any = None) -> None:
-        """Send an order."""
+        """Send a message."""
         try:
             self._connection.send((what, value))
         except OSError:
@@ -149,7 +149,7 @@ class _Process:
 
         Raises:
             EngineError: SGLang has failed, or its process has ended.
-            RequestError: a request is wrong.
+            RequestError: a request is invalid.
         """
         try:
             what, value = self._connection.recv()
@@ -162,7 +162,7 @@ class _Process:
         return what, value
 
     def close(self) -> None:
-        """Let the process end."""
+        """Close the connection, which ends the process; kill it after `PATIENCE` seconds."""
         self._connection.close()
         try:
             self._process.wait(PATIENCE)
@@ -173,7 +173,7 @@ class _Process:
             self._log.unlink(missing_ok=True)
 
     def _keep_log(self) -> Path:
-        """Return the log, which stays for whoever reads the message."""
+        """Return the log's path and keep the file, because the error message names it."""
         self._is_log_wanted = True
         return self._log
 
@@ -185,7 +185,7 @@ class _Process:
 def _environment(settings: Settings, threads: int | None) -> dict[str, str]:
     """Return the environment of an engine's process.
 
-    The widest draft is an argument of SGLang's; an engine that is to draft nothing is one that is switched off.
+    The maximum draft length is left out, since it is an argument of SGLang; a maximum of 0 becomes mode "off".
     """
     server = {key: value for key, value in differing(settings).items() if key != "num_speculative_tokens"}
     if not settings.num_speculative_tokens:

@@ -1,8 +1,8 @@
 """The process that holds one `sglang.Engine` for the command line: ``python -m specplug_sglang.generate_process FD``.
 
-FD is one end of a pipe.  On it come "start", "generate", "stop" and "status", and go "ready", "update", "done" and
-"status", each with a value; "refused" says what is wrong with a request, "raised" what else went wrong.  The process
-ends when the other side hangs up.
+FD is one end of a pipe.  The process receives "start", "generate", "stop" and "status", and sends "ready", "update",
+"done" and "status", each with a value.  It sends "refused" for an invalid request and "raised" for any other error.  It
+ends when the other side closes the pipe.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from specplug.errors import RequestError
 from specplug_sglang.config import ALGORITHM
 
 MOST_CACHED_ON_A_CPU = 1 << 16
-"""Tokens, instead of most of the machine's memory."""
+"""KV-cache tokens on a CPU; SGLang's default would take most of the machine's memory."""
 
 
 class _Failure(Exception):
-    """What the other side is told."""
+    """An error to report to the other side."""
 
     def __init__(self, what: str, found: object) -> None:
         super().__init__(what)
@@ -29,7 +29,7 @@ class _Failure(Exception):
 
 
 def main(connection: Connection) -> None:
-    """Start an engine and serve it until the other side hangs up."""
+    """Start an engine and serve it until the other side closes the pipe."""
     engine: Any = None
     try:
         while True:
@@ -50,7 +50,7 @@ def main(connection: Connection) -> None:
                 report = {"what": f"SGLang failed to {what}", "found": f"{type(error).__name__}: {error}"}
                 connection.send(("raised", report))
     except (EOFError, OSError):
-        pass  # the other side has hung up
+        pass  # the other side has closed the pipe
     finally:
         if engine is not None:
             engine.shutdown()
@@ -76,7 +76,7 @@ def _start(
     seams.require("cli")
     more: dict[str, Any] = {}
     if is_cpu:
-        # SGLang would leave gigabytes unused besides, and end where there are none to be left.
+        # SGLang's default fraction would leave gigabytes unused, and SGLang exits if they are not free.
         small = {"max_total_tokens": MOST_CACHED_ON_A_CPU, "mem_fraction_static": 0.99}
         more = {"device": "cpu", "disable_cuda_graph": True, **small}
     elif device is not None:
@@ -109,7 +109,7 @@ def _status(engine: Any) -> Any:
 
 
 def _generate(engine: Any, requests: list[dict[str, Any]], connection: Connection) -> None:
-    """Serve requests until they have ended, or the other side says "stop" or hangs up."""
+    """Serve requests until they have ended, or the other side sends "stop" or closes the pipe."""
     names = [f"specplug-{os.getpid()}-{number}" for number in range(len(requests))]
     outputs = engine.generate(
         prompt=[request["prompt"] for request in requests],
@@ -120,9 +120,9 @@ def _generate(engine: Any, requests: list[dict[str, Any]], connection: Connectio
     stopped = False
     for update in _news(outputs, len(requests)):
         if stopped:
-            continue  # what is left ends as aborted
+            continue  # drop updates while the aborted requests end
         connection.send(("update", update))
-        if connection.poll():  # nothing but "stop" comes now
+        if connection.poll():  # only "stop" can arrive here
             stopped = True
             for name in names:
                 engine.tokenizer_manager.abort_request(rid=name)
@@ -130,7 +130,7 @@ def _generate(engine: Any, requests: list[dict[str, Any]], connection: Connectio
 
 
 def _news(outputs: Iterator[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
-    """Yield what each output adds to those before it, which it repeats."""
+    """Yield the new part of each output; SGLang's outputs are cumulative."""
     texts, ids = [0] * count, [0] * count
     for output in outputs:
         index, reason = output["index"], output["meta_info"]["finish_reason"]

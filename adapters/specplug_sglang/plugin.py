@@ -1,4 +1,4 @@
-"""What this adapter registers.  Imports neither torch nor sglang."""
+"""Hook implementations of the SGLang adapter.  This module imports neither torch nor sglang."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specplug.plugins.specs import CheckSpec, EngineSpec
 
 @hookimpl
 def specplug_register_engines(register: Callable[[EngineSpec], None]) -> None:
-    """Register SGLang, which says itself when it is not installed or does not run on this machine."""
+    """Register SGLang.  `SglangEngine` reports itself if SGLang is missing or cannot run on this machine."""
     register(
         EngineSpec(
             name="sglang",
@@ -22,7 +22,7 @@ def specplug_register_engines(register: Callable[[EngineSpec], None]) -> None:
 
 @hookimpl
 def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
-    """Register what `specplug doctor` says about SGLang."""
+    """Register the SGLang checks of `specplug doctor`."""
     register(
         CheckSpec(
             name="sglang",
@@ -34,8 +34,8 @@ def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
         CheckSpec(
             name="sglang launch",
             factory="specplug_sglang.doctor.checks:launch",
-            summary="the server that a launch line starts: chains or trees, widths and their graphs, what is refused "
-            "and what it costs",
+            summary="the server that a launch line starts: chains or trees, draft lengths and their graphs, what is "
+            "refused and what it costs",
             takes_launch=True,
         )
     )

@@ -1,4 +1,4 @@
-"""SGLang's request, as plug-ins see it."""
+"""Conversion of SGLang's `Req` to specplug's `RunningRequest`, in the scheduler's process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specplug.types.request import Request, RequestOptions, Sampling
 
 
 def running_request(req: Any, max_length: int) -> RunningRequest:
-    """Describe a `Req`.  One that SGLang's verification serves inexactly gets no drafts: see `served_plainly`."""
+    """Convert a `Req`.  One that SGLang would verify inexactly gets no drafts: see `served_plainly`."""
     params = req.sampling_params
     options, references, tenant = wire.decode(params.custom_params)
     prompt_length = len(req.origin_input_ids)
@@ -45,10 +45,10 @@ def running_request(req: Any, max_length: int) -> RunningRequest:
 
 
 def served_plainly(req: Any) -> str | None:
-    """Return why a request gets no drafts: what SGLang would serve inexactly with them; None where nothing is.
+    """Return the request feature that SGLang would serve inexactly with drafts; None if there is none.
 
-    SGLang counts one token a step for penalties and for the least number of new tokens, however many were accepted, and
-    its verification leaves out min_p and custom logit processors.  Without drafts a step is one token.
+    SGLang counts one token per step for penalties and min_new_tokens, however many were accepted, and its verification
+    skips min_p and custom logit processors.  Without drafts a step emits one token.
     """
     params = req.sampling_params
     if params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0:
@@ -63,7 +63,10 @@ def served_plainly(req: Any) -> str | None:
 
 
 def prompt_of(req: Any) -> npt.NDArray[np.int64]:
-    """Return [n] int64: prompt and what was emitted so far, as text ids wherever they are as many as the cache's."""
+    """Return [n] int64: the prompt and the emitted tokens.
+
+    The prompt is in unpadded text ids if it has as many of them as of the padded ids, which index the cache.
+    """
     prompt, padded = req.origin_input_ids_unpadded, req.origin_input_ids
     parts = (prompt if len(prompt) == len(padded) else padded, req.output_ids)
     return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
@@ -77,7 +80,7 @@ def _undrafted(options: RequestOptions) -> RequestOptions:
 
 
 def _stop_ids(req: Any) -> tuple[int, ...]:
-    """Return the ids that end the request, end-of-sequence first."""
+    """Return the stop token ids of the request, end-of-sequence first."""
     params, tokenizer = req.sampling_params, req.tokenizer
     if params.ignore_eos:
         return ()
@@ -89,7 +92,7 @@ def _stop_ids(req: Any) -> tuple[int, ...]:
 
 
 def _barriers(req: Any) -> tuple[tuple[int, int, str], ...]:
-    """Return (start, stop, kind) of what is no text; the whole prompt where its parts cannot be told apart."""
+    """Return (start, stop, kind) of spans that are not text; the whole prompt if their positions are unknown."""
     length = len(req.origin_input_ids)
     if req.input_embeds is not None or req.positional_embed_overrides is not None:
         return ((0, length, "prompt embeddings"),)

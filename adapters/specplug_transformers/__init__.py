@@ -1,4 +1,4 @@
-"""The embedded engine: any Hugging Face causal language model, with the full specplug pipeline, anywhere torch runs.
+"""The embedded engine: the full specplug pipeline for Hugging Face causal language models, wherever torch runs.
 
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 
@@ -24,7 +24,7 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: the plug-in module of this package must load without torch."""
+    """Import a name on first use, because the plug-in module of this package must load without torch."""
     if name not in _HOME:
         raise AttributeError(f"module 'specplug_transformers' has no attribute {name!r}")
     return getattr(importlib.import_module(f"specplug_transformers.{_HOME[name]}"), name)

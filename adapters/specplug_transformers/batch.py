@@ -1,4 +1,4 @@
-"""The rows that decode together, as tensors: what proposers and verifiers see of them."""
+"""Tensors of the rows that decode together, as proposers and verifiers see them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specplug_transformers.table import TokenTable
 class DecodeBatch:
     """B requests that keep their slots and cache rows while this object lives.
 
-    What stays the same from step to step is put on the device once; lengths and room are put there at every step.
+    Constant tensors are copied to the device once; lengths and room are copied at every step.
     """
 
     def __init__(self, states: Sequence[RequestState], table: TokenTable) -> None:
@@ -37,11 +37,11 @@ class DecodeBatch:
         )
 
     def view(self, *, reset_slots: tuple[int, ...] = (), after: Sequence[int] | None = None) -> EngineBatch:
-        """Return the batch as it stands.
+        """Return the current state of the batch.
 
         Args:
             reset_slots: slots that began a new generation since the last step.
-            after: per row, tokens that lie in the token table behind those that the request has kept.
+            after: per row, tokens in the token table after those that the request has kept.
         """
         lengths = [state.length for state in self.states]
         if after is not None:
@@ -52,7 +52,7 @@ class DecodeBatch:
     def uniforms(self, draft_length: int) -> Uniforms:
         """Return the verifier's random numbers for this step, from each request's seed and length alone.
 
-        Greedy rows look at none: where all are greedy, they are all 0.
+        Greedy rows use none: if all rows are greedy, the numbers are all 0.
         """
         if self.sampling.all_greedy:
             count = len(self.states)

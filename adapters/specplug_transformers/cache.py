@@ -1,8 +1,8 @@
-"""A key-value cache whose rows advance and roll back independently.
+"""Key-value cache whose rows advance and roll back independently.
 
 Column c of a row holds the keys and values of that row's position c.  Attention sees a position only through the causal
-mask, and a position is always written anew before it is first seen, so rolling back to an accepted length needs no work
-at all: rejected entries lie beyond the length until they are overwritten.
+mask, and a position is always rewritten before it is next seen, so rolling back to an accepted length needs no work:
+rejected entries stay beyond the length until they are overwritten.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 
 class Place:
-    """Where one forward pass writes: cache rows, and the position of every input token.
+    """Write positions of one forward pass: cache rows, and the position of every input token.
 
     Attributes:
         index: [B, 1] int64, the cache row of each batch row.
@@ -31,14 +31,14 @@ class Place:
         self._neighbours = slice(first, after) if rows == list(range(first, after)) else None
 
     def view(self, stored: Tensor) -> Tensor:
-        """Return [B, H, columns, D] of a stored [R, H, C, D]: a view where the rows are neighbours, else a copy."""
+        """Return [B, H, columns, D] of a stored [R, H, C, D]: a view if the rows are contiguous, else a copy."""
         if self._neighbours is not None:
             return stored[self._neighbours, :, : self.columns]
         return stored[self.index[:, 0], :, : self.columns]
 
 
 class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Keys and values of one model layer, [R, H, C, D] each; R and C grow with what is served."""
+    """Keys and values of one model layer, [R, H, C, D] each; R and C grow on demand."""
 
     def __init__(self, owner: RowCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -65,7 +65,7 @@ class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 class RowCache(Cache):
-    """The cache of all layers: rows with a length of their own each.  Set `place` before each forward pass."""
+    """Cache of all layers; each row has its own length.  Set `place` before each forward pass."""
 
     def __init__(self, num_layers: int) -> None:
         self.place = Place([0], torch.zeros(1, 1, dtype=torch.int64), 0)
@@ -73,18 +73,18 @@ class RowCache(Cache):
         super().__init__(layers=list(self._layers))
 
     def clear(self, row: int) -> None:
-        """Forget a row's tenant.
+        """Zero a row for its next request.
 
-        Entries beyond a length count with weight 0, but 0 times infinity is NaN: what overflowed for one tenant must
-        not be there for the next.
+        Attention gives entries beyond the length weight 0, but 0 times infinity is NaN, so one request's overflow must
+        not remain for the next.
         """
         for stored in self._stored():
-            stored[row : row + 1] = 0.0  # no row yet, nothing to forget
+            stored[row : row + 1] = 0.0  # an empty slice if the row does not exist yet
 
     def move(self, source: int, target: int) -> None:
-        """Copy one row onto a lower one, so that the rows in use stay neighbours."""
+        """Copy one row onto a lower one, so that the rows in use stay contiguous."""
         for stored in self._stored():
-            if source < stored.shape[0]:  # else nothing has been computed for its tenant
+            if source < stored.shape[0]:  # else nothing has been computed for its request
                 stored[target] = stored[source]
 
     def _stored(self) -> list[Tensor]:
@@ -92,7 +92,7 @@ class RowCache(Cache):
 
 
 def _grown(stored: Tensor, place: Place) -> Tensor:
-    """Return a copy with room for `place` and some more, so that growth stays rare."""
+    """Return a larger copy with room for `place`, over-allocated so that growth is rare."""
     rows, heads, columns, size = stored.shape
     more_rows = rows if rows >= place.rows else max(place.rows, rows + rows // 4)
     more_columns = columns if columns >= place.columns else place.columns + max(64, place.columns // 4)

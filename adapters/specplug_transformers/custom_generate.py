@@ -1,11 +1,11 @@
-"""specplug behind `model.generate`, through transformers' own `custom_generate` seam.
+"""specplug for `model.generate`, through transformers' own `custom_generate` argument.
 
     from specplug_transformers import speculative_generate
 
     model.generate(**inputs, custom_generate=speculative_generate, specplug={"num_speculative_tokens": 15})
 
 Greedy search and sampling behave as in `generate`, with all its logits processors and stopping criteria.  Transformers
-5.16 to 5.19 hands neither `streamer` nor `tokenizer` to a custom function: pass a streamer as `specplug_streamer`, and
+5.16 to 5.19 passes neither `streamer` nor `tokenizer` to a custom function: pass a streamer as `specplug_streamer`, and
 stop strings as a `StopStringCriteria` among the stopping criteria.
 """
 
@@ -40,23 +40,23 @@ def speculative_generate(
     specplug_streamer: Any = None,
     **model_kwargs: Any,
 ) -> Any:
-    """Generate for `input_ids` [B, L] int64 (left-padded where rows differ), as `GenerationMixin._sample` would.
+    """Generate for `input_ids` [B, L] int64, left-padded if lengths differ, as `GenerationMixin._sample` would.
 
-    The model is put into evaluation mode.  Each call builds an engine of its own.
+    Puts the model into evaluation mode.  Each call builds a new engine.
 
     Args:
         specplug: settings that override SPECPLUG_CONFIG and the defaults.
         specplug_requests: per-request fields, one mapping per row.
-        specplug_streamer: gets the new tokens of a single prompt, as `streamer` does.
-        model_kwargs: what `generate` has prepared for the forward pass; of this only `attention_mask` is looked at,
-            and anything that would change the model's output is refused.
+        specplug_streamer: receives the new tokens of a single prompt, as `streamer` does.
+        model_kwargs: arguments that `generate` prepared for the forward pass; only `attention_mask` is used, and any
+            argument that would change the model's output is refused.
 
     Returns:
-        [B, L + new] int64, right-padded with the pad token; or an output object with `sequences` when the generation
-        config asks for one.
+        [B, L + new] int64, right-padded with the pad token; or an output object with `sequences` if the generation
+        config sets `return_dict_in_generate`.
 
     Raises:
-        EngineError: `generate` was asked for something that this seam does not serve.
+        EngineError: the arguments of `generate` are not supported here.
     """
     prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
     engine = Engine(model, settings=specplug, max_num_seqs=len(prompts))
@@ -88,9 +88,9 @@ def speculative_generate(
 def _params(config: Any, padded_length: int) -> SamplingParams:
     return SamplingParams(
         max_tokens=config.max_length - padded_length,
-        temperature=float(bool(config.do_sample)),  # the warpers are among the processors
+        temperature=float(bool(config.do_sample)),  # the processors include the warpers
         seed=int(torch.randint(1 << 62, ())),  # follows torch.manual_seed, as `generate` does
-        ignore_eos=True,  # the end of sequence is among the stopping criteria
+        ignore_eos=True,  # the stopping criteria include the end of sequence
     )
 
 
@@ -128,7 +128,7 @@ def _refuse(
     found = [name for name, is_requested in requested.items() if is_requested] + sorted(inputs - _UNUSED)
     if found:
         raise EngineError.build(
-            "generate was asked for something that speculation here does not serve",
+            "speculative_generate does not support these arguments of generate",
             who="speculative_generate",
             found=", ".join(found),
             expected="greedy search or sampling of token ids",
@@ -137,7 +137,7 @@ def _refuse(
 
 
 def _check_temperature(config: Any) -> None:
-    """Refuse what takes logits to infinity in the warper, where `generate` would raise as well."""
+    """Refuse a temperature that takes logits to infinity in the warper; `generate` would raise as well."""
     if config.do_sample and config.temperature is not None and config.temperature < _LOWEST_TEMPERATURE:
         raise EngineError.build(
             "the temperature is too low to divide logits by",
@@ -177,7 +177,7 @@ def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tensor]:
 
 
 def _with_padding(padding: Tensor, processors: Callable[..., Any]) -> Callable[..., Any]:
-    """Let processors see the row as `generate` shows it to them, left padding included: some count positions."""
+    """Wrap processors so that they see the row with its left padding, as in `generate`: some count positions."""
 
     def process(input_ids: Tensor, scores: Tensor) -> Any:
         return processors(torch.cat([padding[None], input_ids], 1), scores)
@@ -194,7 +194,7 @@ def _stop_when(padding: Tensor, criteria: StoppingCriteriaList) -> Callable[[Seq
 
 
 def _padded(input_ids: Tensor, answers: list[tuple[int, ...]], config: Any) -> Tensor:
-    """Join prompts and answers as `generate` does: rows that ended earlier are filled up with the pad token."""
+    """Join prompts and answers as `generate` does, with rows that ended earlier padded by the pad token."""
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     longest = max(map(len, answers))
     rows = [[*answer, *[pad] * (longest - len(answer))] for answer in answers]

@@ -1,6 +1,6 @@
-"""One speculative step for the requests that are ready to decode: plan, propose, trim, forward, verify, observe.
+"""The decode step: plan, propose, trim, forward, verify and observe, for the requests that are ready to decode.
 
-The last token of a row is fed together with its draft, so the first output token needs no special case, and a row
+Each row's input is its last token followed by its draft, so the first output token needs no special case, and a row
 without a draft decodes plainly.
 """
 
@@ -33,7 +33,7 @@ class Decoder:
 
     Attributes:
         steps: forward passes of the target that emitted tokens.
-        last_step: cost of the newest of them, prefill left out; None at first.
+        last_step: cost of the newest decode step, without prefill; None before the first.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class Decoder:
         self._plan = NO_SPECULATION
 
     def forget_batch(self) -> None:
-        """Requests have changed places: build the next batch anew."""
+        """Rebuild the batch at the next step, because requests have changed slots or rows."""
         self._batch = None
 
     def step(self, states: Sequence[RequestState], num_waiting: int) -> None:
-        """Extend each request by its accepted draft tokens and the one behind them."""
+        """Extend each request by its accepted draft tokens and the token after them."""
         began = time.perf_counter()
         batch = self._batch_of(states)
         draft = self._draft(batch, num_waiting)
@@ -97,17 +97,17 @@ class Decoder:
         return self._narrow(draft)
 
     def _narrow(self, draft: Draft) -> Draft:
-        """On a CPU, where looking costs nothing, verify no more columns than the longest draft has."""
+        """Drop columns beyond the longest draft on a CPU, where reading the lengths needs no sync."""
         if self._runner.device.type != "cpu":
             return draft
         return draft.view(draft.batch_size, max(draft.lengths.tolist()))
 
     def _target_logits(self, batch: DecodeBatch, draft: Draft) -> Tensor:
-        """Feed each row's last token and its draft; return [B, N + 1, V] logits, processed as its request asks."""
+        """Run each row's last token and draft; return logits [B, N + 1, V], with each request's processors applied."""
         states = batch.states
         last = torch.tensor([state.tokens[-1:] for state in states], dtype=torch.int64, device=self._runner.device)
         token_ids = torch.cat([last, draft.token_ids.long()], 1)
-        token_ids = torch.where(token_ids < 0, last, token_ids)  # filler: any valid id, its logits count for nobody
+        token_ids = torch.where(token_ids < 0, last, token_ids)  # padding: any valid id, its logits are unused
         logits = self._runner.forward(batch.cache_rows, [state.computed for state in states], token_ids)
         for index, state in enumerate(states):
             if state.processors is not None:
@@ -121,7 +121,7 @@ class Decoder:
         return logits
 
     def _commit(self, batch: DecodeBatch, draft: Draft, verification: Verification) -> None:
-        """Append what was verified, roll back what was not, and report it."""
+        """Append the emitted tokens, roll back rejected ones, and report the outcome to the draft stage."""
         after_stop = []
         emitted = zip(batch.states, verification.token_ids.tolist(), draft.lengths.tolist(), strict=True)
         for state, row, verified in emitted:

@@ -1,7 +1,7 @@
 """The embedded engine: continuous batching over a Hugging Face model, with the full specplug pipeline.
 
-This module decides who runs where: requests wait, get a slot of the token table and a row of the key-value cache, are
-prefilled, decode together, and leave.  What happens in a decode step is `specplug_transformers.decode`'s business.
+This module schedules: requests wait, get a slot of the token table and a row of the key-value cache, are prefilled,
+decode together, and leave.  `specplug_transformers.decode` implements the decode step.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Engine:
     """Serves a decoder-only Hugging Face model, which it puts into evaluation mode.
 
     Args:
-        model: a `PreTrainedModel`, on the device that it shall run on.
-        tokenizer: needed for text prompts, stop strings, streaming text and reference texts; ids alone need none.
+        model: a `PreTrainedModel`, on the device to run on.
+        tokenizer: needed for text prompts, stop strings, streamed text and reference texts; None suffices for ids.
         settings: a `Settings` object, a mapping that overrides SPECPLUG_CONFIG and the defaults, or None.
-        max_num_seqs: most requests at a time; further ones wait.
+        max_num_seqs: most concurrent requests; further ones wait.
         max_length: longest context, prompt and output; at most the model's own limit, which is the default.
         prefill_chunk: most prompt tokens per row and step.
         registry: plug-ins; the installed ones by default.
 
     Raises:
         EngineError: the model cannot be served exactly, or the installed transformers is not supported.
-        SettingsError, PluginError: the settings are wrong, or name plug-ins that are not there.
+        SettingsError, PluginError: the settings are invalid, or name plug-ins that are not installed.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Engine:
         """Queue a request; return its id.
 
         Raises:
-            RequestError: the request cannot be served as asked.
+            RequestError: the request is invalid.
         """
         state = self._intake.accept(request)
         name = state.request.request_id
@@ -112,7 +112,7 @@ class Engine:
         return name
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now, wherever it is; return its last output.  Unknown and finished ids are ignored."""
+        """Abort a waiting or running request and return its last output; None for unknown and finished ids."""
         state = self._by_id.get(request_id)
         if state is None:
             return None
@@ -125,14 +125,14 @@ class Engine:
         return RequestOutput.of(state)
 
     def preempt(self, request_id: str) -> None:
-        """Take a running request's slot and cache row away and put it first in the queue; it resumes by itself."""
+        """Free a running request's slot and cache row and put it first in the queue, from which it resumes."""
         state = self._by_id.get(request_id)
         if state is not None and state in self._running:
             self._vacate(state, Lifecycle.PREEMPTED)
             self._waiting.appendleft(state)
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
-        """Serve requests to their end; return their outputs in order.  If anything raises, none of them stays."""
+        """Serve requests to their end and return their outputs in order; abort all of them if anything raises."""
         order: list[str] = []
         try:
             for request in requests:
@@ -144,7 +144,7 @@ class Engine:
                 self.abort(name)
 
     def run(self) -> Iterator[RequestOutput]:
-        """Step until nothing is left; yield each request's news as it comes."""
+        """Step until no request is left, and yield the output of each request that emitted."""
         while self.has_work:
             yield from self.step()
 
@@ -165,11 +165,11 @@ class Engine:
 
     @property
     def last_step(self) -> StepCost | None:
-        """What the newest decode step cost, prefill left out."""
+        """Cost of the newest decode step, without prefill."""
         return self._decoder.last_step
 
     def announce(self, kind: EngineEventKind) -> None:
-        """Tell proposers that something happened to the whole engine, for instance that its weights changed."""
+        """Notify proposers of an event of the whole engine, for example that its weights changed."""
         self._drafts.on_event(EngineEvent(kind))
 
     def set_ceiling(self, draft_length: int | None) -> None:
@@ -182,10 +182,10 @@ class Engine:
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    # Not inference mode: its tensors may not be written by anyone outside of it, such as proposers on their threads.
+    # Not inference mode: its tensors may not be written outside of it, for example by proposers' threads.
     @torch.no_grad()
     def step(self) -> list[RequestOutput]:
-        """Run one engine step; return what is new for every request that emitted."""
+        """Run one engine step; return an output for every request that emitted."""
         self._admit()
         self._prefill([state for state in self._running if state.pending > 1])
         decoding = [state for state in self._running if state.pending == 1]
@@ -211,7 +211,7 @@ class Engine:
         for state, chunk in zip(filling, chunks, strict=True):
             state.computed += len(chunk)
 
-    # -- places --------------------------------------------------------------------------------------------------
+    # -- slots and rows ------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         while self._waiting and self._table.has_free_slot:
@@ -228,7 +228,7 @@ class Engine:
         del self._by_id[state.request.request_id]
 
     def _vacate(self, state: RequestState, kind: Lifecycle) -> None:
-        """Free the slot and the cache row; the last row moves into the gap, so that rows in use stay neighbours."""
+        """Free the slot and the cache row; the last row moves into the gap, so that rows in use stay contiguous."""
         self._tell(kind, state)
         self._table.give_back(state.slot)
         last = self._running.pop()

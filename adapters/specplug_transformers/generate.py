@@ -1,4 +1,4 @@
-"""The embedded engine as the command line drives it: a model by name or path, text in, text out."""
+"""The command line's embedded engine: a model by name or path, text in, text out."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class TransformersEngine:
     Args:
         model: a Hugging Face model id or a folder.
         settings: the server's settings.
-        device: "cpu", "cuda", ...; a GPU where there is one by default.
+        device: "cpu", "cuda", ...; by default a GPU if there is one.
         dtype: a torch dtype's name; float32 on a CPU and bfloat16 on a GPU by default.
-        max_num_seqs: most requests at a time.
-        threads: CPU threads, for the whole process; None leaves torch's own choice.
+        max_num_seqs: most concurrent requests.
+        threads: CPU threads, for the whole process; None keeps torch's default.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TransformersEngine:
         return self.engine.metrics
 
     def stream(self, requests: Sequence[TextRequest]) -> Iterator[TextUpdate]:
-        """Serve the requests together; yield updates as they come.  Whoever stops listening ends them all."""
+        """Serve the requests in one batch and yield updates; closing the iterator aborts them all."""
         index: dict[str, int] = {}
         try:
             for number, request in enumerate(requests):
@@ -72,7 +72,7 @@ class TransformersEngine:
                 self.engine.abort(name)
 
     def describe(self) -> str:
-        """Name model, size, device and dtype in one line."""
+        """Return model, size, dtype and device in one line."""
         count = sum(parameter.numel() for parameter in self._model.parameters())
         device = self._model.device
         threads = torch.get_num_threads()
@@ -89,13 +89,13 @@ def load(model: str, device: str, dtype: str) -> tuple[Any, Any]:
     """Load a model and its tokenizer.
 
     Raises:
-        EngineError: there is no such model here, no such dtype, or no such device.
+        EngineError: the model cannot be loaded, or the dtype or the device does not exist.
     """
     _check_device(device)
     if not isinstance(getattr(torch, dtype, None), torch.dtype):
         names = "float32, bfloat16, float16"
         raise EngineError.build("unknown dtype", who="specplug_transformers", found=repr(dtype), expected=names)
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # the command line shows its own
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # the command line shows its own progress
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -117,7 +117,7 @@ def _check_device(device: str) -> None:
         kind = torch.device(device).type
     except RuntimeError:
         kind = ""
-    is_there = {"cpu": True, "cuda": torch.cuda.is_available(), "": False}.get(kind, True)  # torch judges the others
+    is_there = {"cpu": True, "cuda": torch.cuda.is_available(), "": False}.get(kind, True)  # torch checks the others
     if not is_there:
         raise EngineError.build(
             "no such device",

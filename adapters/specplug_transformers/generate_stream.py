@@ -1,30 +1,30 @@
-"""Turns one request's tokens into text as they come, and watches for stop strings."""
+"""Incremental detokenisation and stop-string detection of one request."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-_UNFINISHED = "\ufffd"  # what a tokenizer shows for bytes that are no whole character yet
+_UNFINISHED = "\ufffd"  # a tokenizer's output for bytes that do not form a whole character yet
 
 
 class TextStream:
     """Incremental detokenisation of one request.
 
-    Text is held back while it ends in half a character, or in what may become a stop string.  The decoder is given a
-    few tokens of lead-in, because many tokenizers treat the first token of a sequence differently.
+    Text is held back while it ends in half a character or in a prefix of a stop string.  A few earlier tokens are
+    decoded along as lead-in, because many tokenizers treat the first token of a sequence differently.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._ids: list[int] = []
-        self._start = 0  # lead-in begins here
-        self._read = 0  # tokens before this one are text already
+        self._start = 0  # index of the first lead-in token
+        self._read = 0  # tokens before this index are decoded
         self._held = ""
 
     def push(self, token: int) -> tuple[str, bool]:
-        """Take in a token; return the text that is now certain, and whether a stop string has appeared.
+        """Add a token; return the text that is now final, and whether a stop string has appeared.
 
         The text ends before the stop string.
         """
@@ -39,7 +39,7 @@ class TextStream:
     def finish(self) -> tuple[str, bool]:
         """Return the text still held back, and whether a stop string has appeared in it, as `push` does.
 
-        Half a character at the end is text now, and may be what a stop string ends in.
+        Half a character at the end now counts as text, and may complete a stop string.
         """
         self._held += self._decode(self._ids[self._start :])[len(self._decode(self._ids[self._start : self._read])) :]
         self._read = self._start = len(self._ids)
@@ -49,7 +49,7 @@ class TextStream:
         return text, False
 
     def _cut(self) -> str | None:
-        """Return the held text before the first stop string, and hold nothing any more; None where there is none."""
+        """Return the held text before the first stop string and drop the rest; None if there is no stop string."""
         found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
         if not found:
             return None
@@ -68,7 +68,7 @@ class TextStream:
         return now[len(before) :]
 
     def _undecided(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+        """Return the length of the longest suffix of the held text that is a prefix of a stop string."""
         longest = max((len(stop) - 1 for stop in self._stop), default=0)
         for size in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-size:]) for stop in self._stop):

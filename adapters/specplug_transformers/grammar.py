@@ -1,4 +1,4 @@
-"""Grammars of this engine: functions of the ids so far, which the host may ask at any time."""
+"""Grammars of this engine: functions of the ids so far, which the host may call at any time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specplug_transformers.state import RequestState
 
 
 def grammar_states(states: Sequence[RequestState], device: torch.device) -> list[AllowedState | None]:
-    """Return where the grammar of each request stands; None for those without one."""
+    """Return the grammar state of each request; None for requests without a grammar."""
     found: list[AllowedState | None] = []
     for state in states:
         allowed = state.params.allowed_tokens
@@ -23,5 +23,5 @@ def grammar_states(states: Sequence[RequestState], device: torch.device) -> list
 
 
 def _ask(allowed: AllowedTokens, device: torch.device, text: Sequence[int]) -> list[int]:
-    """Ask as Hugging Face's processor asks, for the only row of a batch."""
+    """Call `allowed` as Hugging Face's processor does, for the only row of a batch."""
     return allowed(0, torch.tensor(text, dtype=torch.int64, device=device))

@@ -1,4 +1,4 @@
-"""What goes into the embedded engine and what comes out: requests, checked at the door, and their outputs."""
+"""Requests of the embedded engine, their validation, and their outputs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class GenerateRequest:
 
     Attributes:
         prompt: text, or token ids.
-        params: how it is sampled and when it ends.
+        params: sampling parameters and stop conditions.
         specplug: per-request fields (see the settings documentation): enabled, num_speculative_tokens, proposer,
             references, prediction, documents, corpora, tenant, store, verifier.
-        request_id: chosen by the engine when None.
-        processors: Hugging Face logits processors to apply instead of those that `params` calls for.  They must be
-            functions of (input_ids, scores), without a memory: they see drafts that may be rejected.
+        request_id: a unique id; None lets the engine choose one.
+        processors: Hugging Face logits processors to apply instead of those that `params` needs.  They must be
+            stateless functions of (input_ids, scores), as they also see draft tokens that may be rejected.
         stop_when: called with all token ids, prompt included, after each emitted one; true ends the request.
     """
 
@@ -46,12 +46,12 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request's output so far, and its news since the output before.
+    """A request's output so far, and the part added since its previous output.
 
     Attributes:
-        token_ids, text: everything emitted; what ended the request belongs to the ids and not to the text, which is
-            empty without a tokenizer.
-        new_token_ids, new_text: what this step added.
+        token_ids, text: everything emitted; the token or string that ended the request is in the ids but not in the
+            text, which is empty without a tokenizer.
+        new_token_ids, new_text: the part that this step added.
         finish_reason: "stop", "length", "abort", or None while it runs.
         steps: target steps so far; verified, accepted: draft tokens so far.
     """
@@ -68,7 +68,7 @@ class RequestOutput:
 
     @classmethod
     def of(cls, state: RequestState) -> RequestOutput:
-        """Return the output of a request as it stands."""
+        """Return the current output of a request."""
         return cls(
             request_id=state.request.request_id,
             token_ids=tuple(state.output),
@@ -88,7 +88,7 @@ class RequestOutput:
 
 
 class Intake:
-    """Turns requests into engine state, or refuses them with a clear error."""
+    """Validates requests and converts them to engine state."""
 
     def __init__(
         self, model: Any, tokenizer: Any, settings: Settings, proposers: Sequence[str], max_length: int, vocab_size: int
@@ -102,10 +102,10 @@ class Intake:
         self._numbers = itertools.count()
 
     def accept(self, generate_request: GenerateRequest) -> RequestState:
-        """Check a request and return its state.
+        """Validate a request and return its state.
 
         Raises:
-            RequestError: the prompt, a field or a parameter is not served.
+            RequestError: the prompt, a field or a parameter is invalid.
         """
         params = generate_request.params
         prompt = self._prompt(generate_request.prompt)
@@ -162,7 +162,7 @@ class Intake:
                 "prompt too long",
                 found=f"{len(ids)} tokens",
                 expected=f"fewer than {self._max_length}, the longest context",
-                remedy="Shorten it: at least one token must have room behind it",
+                remedy="Shorten it: at least one new token must fit after it",
             )
         self._check_ids("prompt", ids)
         return ids
@@ -187,7 +187,7 @@ class Intake:
 
 
 def _eos_token_ids(model: Any) -> frozenset[int]:
-    """Return the model's end-of-sequence ids, as its generation config or else its config names them."""
+    """Return the model's end-of-sequence ids, from its generation config or else its config."""
     config = getattr(model, "generation_config", None)
     eos = getattr(config, "eos_token_id", None)
     if eos is None:

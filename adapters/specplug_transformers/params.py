@@ -1,4 +1,4 @@
-"""Sampling parameters of the embedded engine, checked when they are made."""
+"""Sampling parameters of the embedded engine, validated on construction."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ AllowedTokens = Callable[[int, Tensor], list[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one request is sampled and when it ends.  The defaults are greedy decoding of 128 tokens.
+    """Sampling parameters and stop conditions of one request.  The defaults decode 128 tokens greedily.
 
     Attributes:
         max_tokens: most tokens to emit.
         temperature: 0 is greedy.
         top_k, top_p, min_p: as in Hugging Face, and in that order; 0, 1 and 0 are off.
         seed: makes a sampled request reproducible, given the same drafts; None draws a fresh one.
-        repetition_penalty: of tokens in prompt and output; 1 is off.
-        presence_penalty, frequency_penalty: of tokens in the output; 0 is off.
+        repetition_penalty: penalty of tokens in prompt and output; 1 is off.
+        presence_penalty, frequency_penalty: penalties of tokens in the output; 0 is off.
         logit_bias: added to the logits of single token ids; -inf forbids one.
         bad_words: token id sequences that must not appear.
-        min_tokens: whatever ids end the request are forbidden before so many tokens.
+        min_tokens: least tokens to emit; until then all ids that end the request are forbidden.
         allowed_tokens: Hugging Face's `prefix_allowed_tokens_fn`: a grammar as a function of the ids so far.  It is
-            asked about texts that it allows only.
+            only called with texts that it allows.
         stop: strings that end the request; the text is cut before them.
-        stop_token_ids: ids that end it, beside the model's end-of-sequence ids; not part of the text.
+        stop_token_ids: ids that end the request, besides the model's end-of-sequence ids; not part of the text.
         ignore_eos: do not end at the model's end-of-sequence ids.
 
     Raises:
@@ -78,7 +78,7 @@ class SamplingParams:
 
     @property
     def named_token_ids(self) -> Mapping[str, list[int]]:
-        """The token ids in these parameters, by parameter; whoever knows the vocabulary checks them."""
+        """The token ids in these parameters, by parameter, for callers that know the vocabulary to check."""
         return {
             "logit_bias": list(self.logit_bias),
             "bad_words": [token for words in self.bad_words for token in words],

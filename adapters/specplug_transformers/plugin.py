@@ -1,4 +1,4 @@
-"""What this adapter registers.  Imports neither torch nor transformers."""
+"""Hook implementations of the transformers adapter.  This module imports neither torch nor transformers."""
 
 from __future__ import annotations
 

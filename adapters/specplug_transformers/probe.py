@@ -1,7 +1,7 @@
-"""Tries a model out before it serves: its logits through the engine's cache must be those of a plain forward.
+"""Start-up probe of a model: its logits through the engine's cache must match those of a plain forward pass.
 
-What classes and configs declare (see `specplug_transformers.support`) leaves models over that attend to later tokens,
-count positions in a way of their own, or keep state elsewhere.  They would be served silently wrong.
+The declarations of classes and configs (see `specplug_transformers.support`) do not catch models that attend to later
+tokens, count positions differently, or keep state elsewhere.  The engine would silently serve wrong text for them.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from torch import Tensor
 from specplug.errors import EngineError
 from specplug_transformers.runner import ModelRunner
 
-_LENGTHS = (5, 7)  # of the two texts
+_LENGTHS = (5, 7)  # tokens of the two texts
 _LEAST_COSINE = {torch.float32: 0.999, torch.float64: 0.999}
-_LEAST_COSINE_HALF = 0.9  # half precision rounds by shape, and mixtures of experts may then route differently
+_LEAST_COSINE_HALF = 0.9  # half precision rounds by shape, and may reroute mixtures of experts
 
 
 def probe(runner: ModelRunner) -> None:
-    """Feed two texts in pieces, from different positions, one of them behind rejected tokens; compare the last logits.
+    """Run two texts in pieces, from different positions, one after rejected tokens, and compare the last logits.
 
     Raises:
-        EngineError: they are not those of a plain forward over each text.
+        EngineError: they do not match those of a plain forward pass over each text.
     """
     ids = (3 + 7 * torch.arange(2 * _LENGTHS[1], device=runner.device)).reshape(2, -1) % runner.vocab_size
     rejected = ids[:, :4].clone()
@@ -36,7 +36,7 @@ def probe(runner: ModelRunner) -> None:
         raise EngineError.build(
             f"model type {runner.model.config.model_type!r} cannot be served",
             who="specplug_transformers",
-            found=f"logits that resemble those of a plain forward by {cosine:.4f} only (cosine)",
+            found=f"logits with cosine similarity {cosine:.4f} to those of a plain forward pass",
             expected=f"at least {least}: attention to earlier tokens only, and positions that count from 0",
             remedy="Serve it without specplug",
         )
@@ -44,7 +44,7 @@ def probe(runner: ModelRunner) -> None:
 
 @torch.no_grad()
 def _plain(runner: ModelRunner, ids: Tensor) -> Tensor:
-    """Return the logits [V] behind one text, from a forward pass without a cache."""
+    """Return the logits [V] after one text, from a forward pass without a cache."""
     logits: Tensor = runner.model(input_ids=ids[None], use_cache=False).logits
     return logits[0, -1].float()
 

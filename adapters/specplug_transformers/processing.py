@@ -1,9 +1,8 @@
-"""What a request's sampling parameters do to its logits, at every draft position.
+"""Logits processors of a request's sampling parameters, applied at every draft position.
 
-A draft token changes what penalties, bad words and grammars say about the tokens behind it, so position j is processed
-with the text followed by the first j draft tokens.  The processors are Hugging Face's own; only the two penalties that
-the OpenAI API knows and Hugging Face lacks are added.  Temperature, top-k, top-p and min-p are the verifier's business:
-they depend on no history.
+A draft token changes how penalties, bad words and grammars treat later tokens, so position j is processed with the text
+followed by the first j draft tokens.  The processors are Hugging Face's own, plus the two penalties of the OpenAI API
+that Hugging Face lacks.  The verifier applies temperature, top-k, top-p and min-p, which do not depend on the text.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 
 
 class OutputPenalty(LogitsProcessor):
-    """OpenAI's presence and frequency penalties: subtracted once and per occurrence of a token in the output."""
+    """OpenAI's presence and frequency penalties, subtracted once and per occurrence of a token in the output."""
 
     def __init__(self, presence: float, frequency: float, prompt_length: int) -> None:
         self._presence, self._frequency, self._prompt_length = presence, frequency, prompt_length
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return `scores` [1, V] less the penalties for `input_ids` [1, L]."""
+        """Return `scores` [1, V] minus the penalties for `input_ids` [1, L]."""
         output = input_ids[:, self._prompt_length :]
         counts = torch.zeros_like(scores).scatter_add_(1, output, torch.ones_like(output, dtype=scores.dtype))
         return scores - self._presence * (counts > 0) - self._frequency * counts
@@ -42,10 +41,10 @@ class OutputPenalty(LogitsProcessor):
 def build_processors(
     params: SamplingParams, prompt_length: int, end_token_ids: Sequence[int], device: torch.device
 ) -> Processor | None:
-    """Return the processors that the parameters call for, in Hugging Face's order; None when there are none.
+    """Return the processors that the parameters need, in Hugging Face's order; None if they need none.
 
     Args:
-        end_token_ids: what may not come before `min_tokens` tokens.
+        end_token_ids: ids that are forbidden before `min_tokens` tokens.
     """
     found = LogitsProcessorList()
     if params.logit_bias:
@@ -68,8 +67,8 @@ def build_processors(
 def process_row(processors: Processor, text: Sequence[int], draft: Sequence[int], logits: Tensor) -> None:
     """Process one request's logits [N + 1, V] in place, for `text` followed by at most N draft tokens.
 
-    Stops behind a draft token that has become impossible: it will be rejected, so nobody looks further, and a grammar
-    is never asked about a text that it does not allow.
+    Stops at a draft token whose logit has become -inf: it will be rejected, so later logits are unused, and a grammar
+    is never called with a text that it does not allow.
     """
     ids = torch.tensor([*text, *draft], dtype=torch.int64, device=logits.device)[None]
     for position in range(len(draft) + 1):

@@ -1,4 +1,4 @@
-"""Runs the model over rows of differing lengths."""
+"""Forward passes of the model over cache rows of different lengths."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ModelRunner:
         model: a decoder-only `PreTrainedModel` with "sdpa" or "eager" attention.
 
     Attributes:
-        max_length: longest context that it serves.
-        input_embeddings: [V, D], the model's own.
+        max_length: longest context, in tokens.
+        input_embeddings: [V, D], the model's input embeddings.
 
     Raises:
         EngineError: the model cannot be served exactly.
@@ -40,9 +40,9 @@ class ModelRunner:
 
     @torch.no_grad()
     def forward(self, rows: list[int], starts: list[int], token_ids: Tensor, *, keep_logits: bool = True) -> Tensor:
-        """Feed `token_ids` [B, Q] int64 to the cache rows `rows`, each from its own position `starts`.
+        """Run `token_ids` [B, Q] int64 on the cache rows `rows`, each from its own position in `starts`.
 
-        Returns the logits [B, Q, V] float32, or those of the last column only, [B, 1, V], without `keep_logits`.
+        Return the logits [B, Q, V] float32; without `keep_logits` those of the last column only, [B, 1, V].
         """
         queries = token_ids.shape[1]
         first = torch.tensor(starts, dtype=torch.int64, device=self.device)
@@ -61,7 +61,7 @@ class ModelRunner:
         return logits.float()
 
     def clear(self, row: int) -> None:
-        """Empty a row of the cache for a new tenant."""
+        """Clear a row of the cache for a new request."""
         self._cache.clear(row)
 
     def move(self, source: int, target: int) -> None:
@@ -69,7 +69,7 @@ class ModelRunner:
         self._cache.move(source, target)
 
     def _masks(self, positions: Tensor, columns: int) -> Any:
-        """Return the 4-d mask(s) that the model takes as they are: one, or one per attention type."""
+        """Return the 4-d mask that the model uses unchanged, or a dict of one mask per attention type."""
         column = torch.arange(columns, device=self.device)
         seen = column <= positions[:, None, :, None]
         masks = {}

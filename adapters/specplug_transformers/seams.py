@@ -1,4 +1,4 @@
-"""The seams of transformers that this adapter uses, probed instead of assumed."""
+"""Probes of the parts of transformers that this adapter relies on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REMEDY = f"Install a supported version: {SUPPORTED}"
 
 
 def check(_settings: Any) -> CheckResult:
-    """Report whether every seam is there, naming those that are not."""
+    """Report whether every seam is there, and name the missing ones."""
     try:
         import transformers
     except ImportError as error:
@@ -28,7 +28,7 @@ def check(_settings: Any) -> CheckResult:
 
 @functools.cache
 def require() -> None:
-    """Refuse to start on a transformers whose seams have moved.  Looks once per process.
+    """Refuse to start on a transformers version whose seams have moved.  Probes once per process.
 
     Raises:
         EngineError: a seam is missing.
@@ -54,7 +54,7 @@ def moved_seams() -> list[str]:
 def _holds(probe: Callable[[], bool]) -> bool:
     try:
         return probe()
-    except Exception:  # whatever a moved seam raises, it has moved
+    except Exception:  # a moved seam may raise anything
         return False
 
 
@@ -96,8 +96,8 @@ def _generate_takes_functions() -> bool:
 
 
 _PROBES: dict[str, Callable[[], bool]] = {
-    "Cache.update hands over to the layers of Cache(layers=...)": _cache_hands_over_to_layers,
-    "4-d attention masks are taken as they are": _prepared_masks_are_kept,
+    "Cache.update calls the layers of Cache(layers=...)": _cache_hands_over_to_layers,
+    "4-d attention masks are used unchanged": _prepared_masks_are_kept,
     "PreTrainedModel._is_stateful and ._supports_attention_backend": _models_declare_what_they_can,
     "generate(custom_generate=...)": _generate_takes_functions,
 }

@@ -1,4 +1,4 @@
-"""One request while it runs: host state."""
+"""Host state of one request."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """What the engine knows about one request; two states are never equal.
+    """State of one request; compares by identity.
 
     Attributes:
         tokens: prompt and output.
-        end_token_ids: ids that end it; they belong to the output, but not to its text.
-        room: tokens it may still emit.
-        seed: of its verification random numbers.
-        processors: what to do to its logits at every draft position.
+        end_token_ids: ids that end the request; they belong to the output, but not to its text.
+        room: tokens that the request may still emit.
+        seed: seed of its random numbers for verification.
+        processors: logits processors, applied at every draft position.
         stop_when: see `GenerateRequest`.
-        stream: turns its tokens into text; None without a tokenizer.
-        decode: returns the text of token ids; called where a stop string ends the request.
-        cut: whether a stop string has ended it.
-        slot, generation: its place in the token table; -1 while it waits.
-        row: its row of the key-value cache; -1 while it waits.
+        stream: detokenises its output; None without a tokenizer.
+        decode: returns the text of token ids; called when a stop string ends the request.
+        cut: whether a stop string has ended the request.
+        slot, generation: slot of the token table and its generation; -1 while the request waits.
+        row: row of the key-value cache; -1 while the request waits.
         computed: positions whose keys and values are in the cache.
-        was_running: it has held a slot before.
+        was_running: whether the request has held a slot before.
         verified, accepted, steps: draft tokens and target steps so far.
-        new_tokens, new_text: what was added since the last output.
+        new_tokens, new_text: output since the last `RequestOutput`.
     """
 
     request: Request
@@ -79,13 +79,13 @@ class RequestState:
 
     @property
     def visible(self) -> int:
-        """Tokens of prompt and output that the client saw at most; of those that hold a stop string it saw none."""
+        """Upper bound on the tokens of prompt and output that the client saw, without those of a stop string."""
         output = self.output
         seen = tokens_before_stop(output, self.params.stop, self.decode) or 0 if self.cut else len(output)
         return self.request.prompt_length + seen
 
     def stats(self) -> RequestStats:
-        """Return the figures that planners see."""
+        """Return the request's statistics for planners."""
         return RequestStats(
             self.request.request_id,
             self.length,
@@ -101,18 +101,18 @@ class RequestState:
         return draft_length if cap is None else min(draft_length, cap)
 
     def forget_news(self) -> None:
-        """Everything new has been handed out."""
+        """Clear the new output after it has been returned to the caller."""
         self.new_tokens, self.new_text = [], ""
 
     def abort(self) -> None:
-        """End the request here."""
+        """End the request as aborted."""
         self._flush()
         self.finish_reason = "abort"
 
     def extend(self, token_ids: list[int]) -> int:
         """Append emitted tokens until one ends the request; return how many were appended.
 
-        Sets `finish_reason`.  Tokens behind the end are dropped: no client sees them.
+        Sets `finish_reason`.  Tokens after the end are dropped: no client sees them.
         """
         for count, token in enumerate(token_ids, 1):
             self.tokens.append(token)
@@ -146,7 +146,7 @@ class RequestState:
         return stopped
 
     def _flush(self) -> None:
-        """Hand out the text that was held back, and note whether a stop string ends it."""
+        """Release the text that was held back, and record whether it contains a stop string."""
         if self.stream is not None:
             text, stopped = self.stream.finish()
             self.cut = self.cut or stopped

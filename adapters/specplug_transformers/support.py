@@ -1,4 +1,4 @@
-"""Which models the embedded engine serves: those whose attention takes explicit masks and whose state rolls back."""
+"""Checks of model support: attention must take explicit masks, and state must roll back to an accepted length."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NO_LIMIT = 1 << 20
 def check_model(model: Any) -> None:
     """Refuse a model that cannot be served exactly.
 
-    What a model can do is asked of what its class and its config declare, never of its name.
+    The checks use what the model's class and config declare, never its name.
 
     Raises:
-        EngineError: it is no decoder-only model, keeps state that cannot be rolled back to an accepted length, or has
-            attention that takes no explicit masks or positions.
+        EngineError: the model is not decoder-only, keeps state that cannot be rolled back to an accepted length, or has
+            attention without explicit masks or positions.
     """
     config = model.config.get_text_config()
     unknown = sorted(set(layer_types(config)) - _ROLLS_BACK)
@@ -60,10 +60,10 @@ def layer_types(config: Any) -> list[str]:
 
 
 def longest_context(config: Any) -> int:
-    """Return the most tokens of a context.
+    """Return the longest context, in tokens.
 
-    Rotary embeddings of the kind "longrope" change for all rows of a batch once any of them is longer than the length
-    trained at first, so the context ends there: a row's text must not depend on other rows, nor on its drafts.
+    Rotary embeddings of type "longrope" change for all rows of a batch once any row exceeds the original training
+    length, so the context ends there: a row's text must not depend on other rows, nor on its drafts.
     """
     limits = [getattr(config, "max_position_embeddings", None) or _NO_LIMIT]
     for rope in _rope_parameters(config):

@@ -1,4 +1,4 @@
-"""The token table: every running request's text in a slot of its own."""
+"""The token table, which holds the token ids of every running request, one slot each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from specplug.types.batch import Residency
 
 
 class TokenTable:
-    """Tokens by slot.  Slots are reused, lowest first; each new tenant begins a new generation of its slot.
+    """Tokens by slot.  Slots are reused, lowest first; each new request begins a new generation of its slot.
 
     Attributes:
-        tokens: [S, L] int32 on the model's device; entries behind a request's text are undefined.
-        vocab_size: ids lie in [0, vocab_size).
-        residency: where `tokens` lies.
+        tokens: [S, L] int32 on the model's device; entries after a request's text are undefined.
+        vocab_size: ids are in [0, vocab_size).
+        residency: residency of `tokens`.
     """
 
     def __init__(self, max_slots: int, max_length: int, vocab_size: int, device: torch.device) -> None:
@@ -29,11 +29,11 @@ class TokenTable:
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether another request can be taken in."""
+        """Whether a slot is free."""
         return bool(self._free)
 
     def take_slot(self, token_ids: Sequence[int]) -> tuple[int, int]:
-        """Put a request's text into a free slot; return (slot, generation)."""
+        """Write a request's text into a free slot; return (slot, generation)."""
         slot = heapq.heappop(self._free)
         self._generations[slot] += 1
         self._reset.append(slot)

@@ -1,7 +1,7 @@
-"""specplug inside vLLM, on both of its model runners.
+"""vLLM adapter of specplug, for both of vLLM's model runners.
 
 ``--speculative-config '{"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": 15}'``
-asks for it; ``--additional-config '{"specplug": {...}}'`` gives its settings.  Importing this package costs nothing.
+enables it; ``--additional-config '{"specplug": {...}}'`` holds its settings.  Importing this package imports no vLLM.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["Proposer"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the proposer when vLLM asks for it by name."""
+    """Import `Proposer` when vLLM looks it up."""
     if name == "Proposer":
         from specplug_vllm.worker.v1 import Proposer
 

@@ -1,6 +1,6 @@
-"""Whether a vLLM server asked for specplug, with which settings, and what its engine can do.
+"""Settings and engine capabilities of a vLLM server, derived from its `VllmConfig`.
 
-Every process answers these from `VllmConfig` alone, so all of them agree.
+Every process derives them from `VllmConfig` alone, so all processes agree.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Runner = Literal["v1", "v2"]
 
 
 def is_requested(vllm_config: Any) -> bool:
-    """Whether this server's speculative configuration names specplug."""
+    """Return whether this server's speculative configuration names specplug."""
     spec = getattr(vllm_config, "speculative_config", None)
     return spec is not None and spec.method == METHOD and spec.model == PROPOSER
 
 
 def resolved(vllm_config: Any) -> ResolvedSettings | None:
-    """Return the server's settings, or None when it did not ask for specplug.
+    """Return the server's settings, or None if it does not enable specplug.
 
-    The widest draft is vLLM's own ``num_speculative_tokens``.
+    The maximum draft length is vLLM's own ``num_speculative_tokens``.
 
     Raises:
-        SettingsError: the settings are wrong, or name another width than vLLM's.
+        SettingsError: the settings are invalid, or their ``num_speculative_tokens`` differs from vLLM's.
     """
     if not is_requested(vllm_config):
         return None
@@ -47,17 +47,17 @@ def resolved(vllm_config: Any) -> ResolvedSettings | None:
 
 
 def runner_of(vllm_config: Any) -> Runner:
-    """Return which of vLLM's model runners serves."""
+    """Return which of vLLM's model runners the server uses."""
     return "v2" if vllm_config.use_v2_model_runner else "v1"
 
 
 def cuts_on_device(vllm_config: Any) -> bool:
-    """Whether the engine cuts drafts between the step that made them and their verification; see `adaptive`."""
+    """Return whether the engine shortens drafts on the device before it verifies them; see `startup.adaptive`."""
     return runner_of(vllm_config) == "v2" and bool(vllm_config.speculative_config.enable_adaptive_verification)
 
 
 def engine_caps(vllm_config: Any) -> EngineCaps:
-    """Return what the engine can do, as it is configured."""
+    """Return the engine's capabilities under this configuration."""
     spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     v2 = runner_of(vllm_config) == "v2"
     cuts = cuts_on_device(vllm_config)
@@ -68,7 +68,7 @@ def engine_caps(vllm_config: Any) -> EngineCaps:
         captured_draft_lengths=_ladder(vllm_config) if v2 and not cuts else (),
         ragged=Ragged.NATIVE if cuts or not v2 else Ragged.PADDED,
         draft_length_change=_draft_length_change(vllm_config, v2),
-        # Which tokens are cut depends on their confidences, and so on the tokens: only one-hot stays exact.
+        # Confidences, and so the drafted tokens, decide which tokens are cut: only one-hot drafts stay lossless.
         draft_input=Distribution.ONE_HOT if several_ranks or cuts else distribution,
         decision_lag=2 if vllm_config.scheduler_config.async_scheduling else 1,
         plan_site=PlanSite.SCHEDULER,
@@ -80,9 +80,9 @@ def engine_caps(vllm_config: Any) -> EngineCaps:
 
 
 def target_model(vllm_config: Any) -> TargetModel:
-    """Return the target as plug-ins are told of it, without a tokenizer where the server runs without one.
+    """Return the target model as plug-ins see it, without a tokenizer if the server runs without one.
 
-    Its embeddings are left out: vLLM builds what drafts before it loads the model, and each rank holds a part of them.
+    Embeddings are left out: vLLM builds the proposer before it loads the model, and each rank holds only a shard.
     """
     model = vllm_config.model_config
     tokenizer = None
@@ -94,10 +94,10 @@ def target_model(vllm_config: Any) -> TargetModel:
 
 
 def refuse_unsupported(vllm_config: Any) -> None:
-    """Refuse what would be served wrongly.
+    """Refuse configurations that specplug would serve incorrectly.
 
     Raises:
-        EngineError: the server is configured in a way that specplug does not support.
+        EngineError: specplug does not support this server's configuration.
     """
     if getattr(vllm_config, "watermark_config", None) is not None:
         raise EngineError.build(
@@ -108,7 +108,7 @@ def refuse_unsupported(vllm_config: Any) -> None:
             remedy="Serve watermarked output without specplug",
         )
     stages = vllm_config.parallel_config.pipeline_parallel_size
-    if stages > 1:  # V1 ends with any speculation; on V2 the first stage ends on its check of how many drafts came
+    if stages > 1:  # V1 crashes with any speculation; on V2 the first stage fails its check of the number of drafts
         raise EngineError.build(
             "pipeline parallelism is not supported",
             who="specplug_vllm",
@@ -138,15 +138,16 @@ def _load(section: str, draft_length: int, _environment: str) -> ResolvedSetting
             who=f"{FLAG} {SECTION!r}",
             found=flags[key],
             expected=f"{draft_length}, as in {_SPECULATIVE}",
-            remedy=f"Leave it out of {FLAG}; a policy's own width is one of that policy's options",
+            remedy=f"Leave it out of {FLAG}; a policy's own draft length is one of that policy's options",
         )
     return load_settings(flags, flags_origin=f"{FLAG} {SECTION!r}", origins_of=own, registry=default_registry())
 
 
 def _ladder(vllm_config: Any) -> tuple[int, ...]:
-    """Return the widths with CUDA graphs of their own, as the launch names them; without a ladder any may be used.
+    """Return the draft lengths that have CUDA graphs, as named by the launch; () allows any draft length.
 
-    vLLM captures a width for the batch sizes that name it, so one for larger batches than the server's has no graphs.
+    vLLM captures a draft length for the batch sizes listed with it, so one listed only for batches larger than
+    ``max_num_seqs`` has no graphs.
     """
     spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
     schedule = getattr(spec, "num_speculative_tokens_per_batch_size", None) or ()
@@ -155,7 +156,7 @@ def _ladder(vllm_config: Any) -> tuple[int, ...]:
 
 def _draft_length_change(vllm_config: Any, v2: bool) -> DraftLengthChange:
     if vllm_config.parallel_config.data_parallel_size > 1:
-        return DraftLengthChange.FIXED  # ranks that choose different widths deadlock
+        return DraftLengthChange.FIXED  # ranks that choose different draft lengths deadlock
     if not v2 or cuts_on_device(vllm_config) or not _ladder(vllm_config):
         return DraftLengthChange.FREE
     return DraftLengthChange.CAPTURED

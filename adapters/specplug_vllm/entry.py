@@ -1,4 +1,4 @@
-"""What vLLM loads in each of its processes, before any configuration is made (``vllm.general_plugins``)."""
+"""Entry point of the adapter (``vllm.general_plugins``).  vLLM calls it in every process, before it builds a config."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from specplug_vllm.worker import factory
 
 
 def register() -> None:
-    """Make vLLM ready for specplug.  Cheap, idempotent, and without effect until a server asks for specplug.
+    """Install specplug's patches.  Cheap, idempotent, and without effect until a server enables specplug.
 
-    A vLLM whose configuration has moved is left alone: stock servers start, and one that asks for specplug is refused
-    by `specplug_vllm.Proposer`.
+    If the seams of vLLM's configuration have moved, nothing is patched: servers without specplug start as usual, and
+    `specplug_vllm.Proposer` refuses one that enables it.
     """
     if seams.moved("config"):
         return
@@ -25,5 +25,5 @@ def register() -> None:
 
 
 def _log_as_vllm_does() -> None:
-    """Let what specplug logs look like, and go where, vLLM's own log does, however that is configured later on."""
+    """Make vLLM's logger the parent of specplug's, so that specplug follows vLLM's log format and handlers."""
     logging.getLogger("specplug").parent = logging.getLogger("vllm")

@@ -1,6 +1,6 @@
-"""vLLM as the command line drives it: a model by name or path, text in, text out.
+"""The command line's vLLM engine: a model by name or path, text in, text out.
 
-The engine core runs in a process of its own, as on a server.
+The engine core runs in a separate process, as on a server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specplug_vllm import seams
 from specplug_vllm.config import METHOD, PROPOSER, SECTION
 
 _UNASKED = {
-    "VLLM_LOGGING_LEVEL": "ERROR",  # the command line shows its own
+    "VLLM_LOGGING_LEVEL": "ERROR",  # the command line prints its own messages
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, instead of half the machine's memory
 }
 
@@ -30,13 +30,13 @@ class VllmEngine:
     Args:
         model: a Hugging Face model id or a folder.
         settings: the server's settings.
-        device: the device that the installed vLLM is built for; it has no other.
+        device: must be the device that the installed vLLM is built for; None accepts it.
         dtype: a torch dtype's name; float32 on a CPU and vLLM's own choice elsewhere by default.
-        max_num_seqs: most requests at a time.
-        threads: CPU threads; None leaves vLLM's own choice.
+        max_num_seqs: most concurrent requests.
+        threads: CPU threads; None keeps vLLM's default.
 
     Raises:
-        EngineError: vLLM is not installed, is built for another device, or does not load the model.
+        EngineError: vLLM is not installed, is built for another device, or cannot load the model.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class VllmEngine:
             dtype=dtype or ("float32" if self._platform == "cpu" else "auto"),
             use_tqdm_on_load=False,
             max_num_seqs=max_num_seqs,
-            enforce_eager=self._platform == "cpu",  # compiling would take longer than most answers
+            enforce_eager=self._platform == "cpu",  # compilation would take longer than most answers
             disable_log_stats=True,
             speculative_config={"method": METHOD, "model": PROPOSER, "num_speculative_tokens": max(1, draft_length)},
             additional_config={SECTION: status if draft_length else {**status, "mode": "off"}},
@@ -68,7 +68,7 @@ class VllmEngine:
         self.metrics = _Counts(self._llm)
 
     def stream(self, requests: Sequence[TextRequest]) -> Iterator[TextUpdate]:
-        """Serve the requests together; yield updates as they come.  Whoever stops listening ends them all."""
+        """Serve the requests in one batch and yield updates; closing the iterator aborts them all."""
         engine = self._llm.llm_engine
         index: dict[str, int] = {}
         try:
@@ -89,25 +89,25 @@ class VllmEngine:
             engine.abort_request(list(index))
 
     def describe(self) -> str:
-        """Name model, dtype, device and engine in one line."""
+        """Return model, dtype, device and engine in one line."""
         import vllm
 
         dtype = self._llm.llm_engine.vllm_config.model_config.dtype
         return f"{Path(self._name).name}, {dtype}, on {self._platform}, vLLM {vllm.__version__}"
 
     def close(self) -> None:
-        """End the engine's process."""
+        """Shut down the engine core's process."""
         self._llm.llm_engine.engine_core.shutdown()
 
 
 class _Counts:
-    """Counters since the engine was built, asked for when they are wanted."""
+    """Counters since the engine was built, fetched from the worker at each `snapshot`."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
 
     def snapshot(self) -> MetricsSnapshot:
-        """Return the counts of the worker that drafts, with the scheduler's faults left out."""
+        """Return the counts of the worker that drafts, without the scheduler's faults."""
         from specplug.operator.exporter import snapshot_of
 
         (counts,) = (status["metrics"] for status in self._llm.collective_rpc("specplug_status") if status["drafts"])
@@ -120,7 +120,10 @@ def _platform(device: str | None) -> str:
         from vllm.platforms import current_platform
     except ImportError as error:
         raise EngineError.build(
-            "vLLM is not installed", who="specplug_vllm", found=str(error), remedy="Install it beside specplug"
+            "vLLM is not installed",
+            who="specplug_vllm",
+            found=str(error),
+            remedy="Install it in specplug's environment",
         ) from error
     found = str(current_platform.device_type)
     if device not in (None, found):
@@ -141,7 +144,7 @@ def _started(model: str, **arguments: Any) -> Any:
             f"vLLM does not start on model {model!r}",
             who="specplug_vllm",
             found=str(error).strip().splitlines()[0],
-            remedy="VLLM_LOGGING_LEVEL=INFO shows what vLLM says",
+            remedy="Set VLLM_LOGGING_LEVEL=INFO to see vLLM's log",
         ) from error
 
 

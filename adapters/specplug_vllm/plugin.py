@@ -1,4 +1,4 @@
-"""What this adapter registers.  Imports neither torch nor vllm."""
+"""Hook implementations of the vLLM adapter.  This module imports neither torch nor vllm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specplug.plugins.specs import CheckSpec, EngineSpec
 
 @hookimpl
 def specplug_register_engines(register: Callable[[EngineSpec], None]) -> None:
-    """Register vLLM, which says itself when it is not installed: its distribution has several names."""
+    """Register vLLM.  `VllmEngine` reports a missing vLLM itself, because vLLM's distribution has several names."""
     register(
         EngineSpec(
             name="vllm",
@@ -22,7 +22,7 @@ def specplug_register_engines(register: Callable[[EngineSpec], None]) -> None:
 
 @hookimpl
 def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
-    """Register what `specplug doctor` says about vLLM."""
+    """Register the vLLM checks of `specplug doctor`."""
     register(
         CheckSpec(
             name="vllm",

@@ -1,4 +1,4 @@
-"""What the scheduler's process tells every worker with a step, beside what vLLM's own scheduler output says."""
+"""Step metadata: what specplug's scheduler sends to every worker along with vLLM's `SchedulerOutput`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _ATTRIBUTE = "specplug_metadata"
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a request ended.
+    """Ending of a request.
 
     Attributes:
-        aborted: whether somebody took it off before its end.
-        visible: tokens of prompt and output that the client saw at most; None where that is not known.
+        aborted: whether the request was aborted before its end.
+        visible: upper bound on the tokens of prompt and output that the client saw; None if unknown.
     """
 
     aborted: bool = False
@@ -29,12 +29,12 @@ class Ending:
 
 
 class Constrained(NamedTuple):
-    """What a grammar did to one request's draft, of which the step verifies what is left and what was added.
+    """Effect of a grammar on one request's draft.  The step verifies the tokens kept, then the tokens added.
 
     Attributes:
-        kept: tokens of the draft that it allows.
-        cut: those behind them.
-        confidence: of each token that it added behind those kept.
+        kept: leading draft tokens that the grammar allows.
+        cut: draft tokens after those, which were dropped.
+        confidence: one value per token that the grammar added after those kept.
     """
 
     kept: int
@@ -44,15 +44,15 @@ class Constrained(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata:
-    """One step's notes.
+    """Metadata of one step.
 
     Attributes:
-        plan: of the drafts made at the end of this step.  Its caps are those that the policy sets where rows are
-            padded; how long rows are, `num_spec_tokens_to_schedule` says.
-        endings: of the finished requests.
-        cache_salts: of the new requests that brought one.
-        events: what happened to the whole engine since the step before.
-        grammars: of the requests with a grammar whose drafts the step verifies, on V1.
+        plan: plan for the drafts made at the end of this step.  It holds the policy's caps only where rows are padded;
+            `num_spec_tokens_to_schedule` gives the length of the rows.
+        endings: how the finished requests ended, by request id.
+        cache_salts: salts of the new requests that have one, by request id.
+        events: events of the whole engine since the previous step.
+        grammars: effects of grammars on the drafts that the step verifies, by request id; V1 only.
     """
 
     plan: StepPlan = NO_SPECULATION
@@ -66,17 +66,17 @@ NO_METADATA = StepMetadata()
 
 
 def attach(scheduler_output: Any, metadata: StepMetadata) -> None:
-    """Send `metadata` along; they are pickled with the scheduler output where workers are other processes."""
+    """Attach `metadata` to a scheduler output, which vLLM pickles if the workers are other processes."""
     setattr(scheduler_output, _ATTRIBUTE, metadata)
 
 
 def has(scheduler_output: Any) -> bool:
-    """Whether our scheduler made this step: it sends notes with every one."""
+    """Return whether specplug's scheduler made this step; it attaches metadata to every step."""
     return hasattr(scheduler_output, _ATTRIBUTE)
 
 
 def of(scheduler_output: Any) -> StepMetadata:
-    """Return the notes of a step."""
+    """Return the metadata of a step, or `NO_METADATA`."""
     metadata = getattr(scheduler_output, _ATTRIBUTE, NO_METADATA)
     assert isinstance(metadata, StepMetadata)
     return metadata
@@ -85,7 +85,7 @@ def of(scheduler_output: Any) -> StepMetadata:
 def annotated(
     grammars: Mapping[str, Constrained], outcome: Outcome, names: Sequence[str], scheduled: Mapping[str, Sequence[int]]
 ) -> Outcome:
-    """Complete what is reported of rows `names`, by what their grammars did to what was `scheduled`."""
+    """Add to the outcome of rows `names` what their grammars cut from, and added to, the `scheduled` drafts."""
     if not grammars:
         return outcome
     states = [grammars.get(name) for name in names]

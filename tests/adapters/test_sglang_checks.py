@@ -50,8 +50,8 @@ def test_a_launch_is_described():
 @pytest.mark.parametrize(
     ("found", "status", "text"),
     [
-        (CPU, "ok", "every width from 0 to 8 may be chosen; cpu has no graphs"),
-        (GPU, "ok", "widths 0, 1, 2, 4, 8 may be chosen, each with graphs of its own, for up to 64 requests"),
+        (CPU, "ok", "every draft length from 0 to 8 may be chosen; cpu has no graphs"),
+        (GPU, "ok", "draft lengths 0, 1, 2, 4, 8 may be chosen, each with graphs for up to 64 requests"),
         (replace(GPU, graphs_up_to=48), "ok", "for up to 48 requests"),
         (replace(GPU, graphs_up_to=None), "ok", "graphs are switched off, so every step runs eagerly"),
         (replace(GPU, graphs_up_to=47), "warn", "larger batches, up to max_running_requests = 48, run eagerly"),
@@ -64,7 +64,7 @@ def test_draft_lengths_and_their_graphs(found, status, text):
 
 
 def test_what_is_left_to_the_host_is_stated_where_it_applies():
-    assert "the plan, from figures that are a step old" in summaries(CPU)
+    assert "the plan, from results that are one step old" in summaries(CPU)
     assert "with a grammar in the batch" in summaries(CPU)
     assert "waits once" not in summaries(GPU)
     assert "ngram drafts on the host, on a thread" in summaries(replace(GPU, host_proposers=("ngram",)))
@@ -183,7 +183,7 @@ def test_an_entry_point_that_is_not_registered_fails(package, monkeypatch):
 
 def test_in_general_is_stated_what_no_launch_line_narrows(package):
     text = "\n".join(result.summary for result in checks.launch(Settings()))
-    for part in ("--launch", "min_p", "ngram drafts on the host", "data parallelism", "a step old"):
+    for part in ("--launch", "min_p", "ngram drafts on the host", "data parallelism", "one step old"):
         assert part in text
 
 

@@ -57,7 +57,7 @@ def test_what_a_launch_refuses_and_costs_is_stated_where_it_applies():
     assert "refuses requests with min_p or logit_bias" in summaries(replace(SOUND, runner="v1"))
     assert "waits once" not in summaries(replace(SOUND, runner="v1", host_proposers=("ngram",)))
     assert "ngram drafts on the host" in summaries(replace(SOUND, host_proposers=("ngram",)))
-    assert "widest draft, as ranks" in summaries(replace(SOUND, data_parallel_size=2))
+    assert "maximum draft length, as ranks" in summaries(replace(SOUND, data_parallel_size=2))
     assert "deadlock" not in summaries(SOUND)
 
 

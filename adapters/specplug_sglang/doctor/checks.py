@@ -1,4 +1,4 @@
-"""What ``specplug doctor`` says about SGLang.  The installed SGLang is read, not imported: that takes seconds."""
+"""SGLang checks of ``specplug doctor``.  They read the installed SGLang's sources, because importing takes seconds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def installed(settings: Settings) -> list[CheckResult]:
 
 
 def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
-    """Report what the server would be that a launch line starts; nothing about another engine's line."""
+    """Report on the server that a launch line would start; return nothing for another engine's line."""
     if launch and not launching.is_mine(launch):
         return []
     if package_folder() is None:
@@ -46,7 +46,7 @@ def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
     except EngineError as error:
         return [CheckResult("fail", str(error), "Correct what the message names")]
     if found is None:
-        return [CheckResult("warn", "the launch line does not ask for specplug", f"Add {ASKING}")]
+        return [CheckResult("warn", "the launch line does not enable specplug", f"Add {ASKING}")]
     described = ", ".join(f"{key}: {value}" for key, value in found.settings.items()) or "all at their defaults"
     return [CheckResult("ok", f"settings of the launch: {described}"), *advice.advise(found)]
 
@@ -57,7 +57,7 @@ def package_folder() -> Path | None:
 
 
 def _version(version: str) -> CheckResult:
-    """Say whether a version is supported, and whether it has been run or only compared."""
+    """Report whether a version is supported, and whether the tests run it or only compare its seams."""
     found = installation.version_result(VERSIONS, version)
     if found.status == "ok" and VERSIONS.parse(version) != RUN:
         run = ".".join(map(str, RUN))
@@ -66,10 +66,10 @@ def _version(version: str) -> CheckResult:
 
 
 def _standing(settings: Settings) -> list[CheckResult]:
-    """Say what holds whatever the launch line."""
+    """Return the results that hold for any launch line."""
     from specplug_sglang.startup import advice
 
-    hint = "no launch line given; specplug doctor --launch 'sglang serve MODEL ...' looks at one. In general:"
+    hint = "no launch line given; specplug doctor --launch 'sglang serve MODEL ...' checks one. In general:"
     texts = [hint, advice.STEP_PLANNER, advice.GRAMMARS, advice.UNDRAFTED, advice.REFUSED]
     names = host_proposers(settings, default_registry(), "cuda")
     return [CheckResult("ok", text) for text in [*texts, *([advice.host_cost(names)] if names else [])]]

@@ -1,6 +1,6 @@
-"""What SGLang makes of a launch line, found out by SGLang itself without starting an engine.
+"""Resolution of a launch line by SGLang itself, without starting an engine.
 
-SGLang fills in what the line leaves open by device and model.  It is asked in a process of its own:
+SGLang derives omitted arguments from device and model.  It runs in a separate process:
 ``python -m specplug_sglang.doctor.launch ARGUMENTS``.
 """
 
@@ -23,19 +23,19 @@ EXPECTED = f"'python -m {MODULE} --model-path MODEL ...' or 'sglang serve MODEL 
 
 
 def is_mine(line: str) -> bool:
-    """Whether a launch line starts SGLang."""
+    """Return whether a launch line starts SGLang."""
     return launches.names_engine(line, "sglang")
 
 
 def ask(line: str, patience: float = launches.PATIENCE) -> Launch | None:
-    """Return what a launch line comes to; None when it does not ask for specplug.
+    """Return the resolved launch of a line; None if the line does not enable specplug.
 
     Args:
-        line: as it is typed into a shell, with variables set in front of it.
-        patience: seconds.
+        line: a shell command, optionally with variables set before it.
+        patience: timeout in seconds.
 
     Raises:
-        EngineError: it is no such line, or SGLang does not accept it.
+        EngineError: the line starts no SGLang server, or SGLang does not accept it.
     """
     variables, words = launches.split(line)
     arguments = arguments_in(words)
@@ -46,13 +46,13 @@ def ask(line: str, patience: float = launches.PATIENCE) -> Launch | None:
 
 
 def arguments_in(words: list[str]) -> list[str] | None:
-    """Return the server's arguments in a line's words, the model as a flag; None where they start no server."""
+    """Return the server's arguments in a line's words, with the model as a flag; None if they start no server."""
     for place, word in enumerate(words):
         if word == MODULE:
             return words[place + 1 :]
         if word == "serve" and place and PurePath(words[place - 1]).name == "sglang":
             arguments = words[place + 1 :]
-            if "--model-type" in arguments:  # the command's own
+            if "--model-type" in arguments:  # a flag of the command, not of the server
                 at = arguments.index("--model-type")
                 del arguments[at : at + 2]
             arguments = [each for each in arguments if not each.startswith("--model-type=")]
@@ -62,7 +62,7 @@ def arguments_in(words: list[str]) -> list[str] | None:
 
 
 def _resolved(arguments: list[str]) -> dict[str, Any] | None:
-    """Let SGLang read and settle a server's arguments."""
+    """Parse and resolve a server's arguments with SGLang's own code."""
     try:
         from sglang.srt.plugins import load_plugins
         from sglang.srt.server_args import prepare_server_args
@@ -71,7 +71,7 @@ def _resolved(arguments: list[str]) -> dict[str, Any] | None:
             "SGLang does not import on this machine",
             who="specplug_sglang",
             found=f"{type(error).__name__}: {error}",
-            remedy="Ask on the machine that is to serve, in SGLang's environment",
+            remedy="Run specplug doctor on the machine that will serve, in SGLang's environment",
         ) from error
     seams.require("cli")
     load_plugins()
@@ -87,7 +87,7 @@ def _require_loaded() -> None:
     """Refuse a line that keeps SGLang from loading specplug.
 
     Raises:
-        EngineError: it does.
+        EngineError: SGLang did not load specplug.
     """
     from sglang.srt.speculative.spec_registry import get_spec
 

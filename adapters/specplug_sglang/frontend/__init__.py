@@ -1,1 +1,1 @@
-"""The processes that serve HTTP: request fields, the operator's routes, and metrics."""
+"""Request fields, the operator's routes and metrics, in SGLang's processes that serve HTTP."""

@@ -1,7 +1,7 @@
-"""SGLang's own routes for external corpora, through which operators add and remove texts to draft from.
+"""Hooks on SGLang's own routes for external corpora, by which operators add and remove texts to draft from.
 
-SGLang keeps ``/add_external_corpus`` and its fellows for its own n-gram speculation.  Its code for them serves specplug
-too, except for how texts are read: see `specplug_sglang.corpus_handover`.
+SGLang restricts ``/add_external_corpus`` and the related routes to its own n-gram speculation.  Its code for them
+serves specplug too, except for reading texts: see `specplug_sglang.corpus_handover`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ADDITIONS = "add_external_corpus"
 
 
 def install() -> None:
-    """Hook into what SGLang's routes call."""
+    """Hook the methods that SGLang's routes call."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     hooks = {"add_external_corpus": _add, "remove_external_corpus": _remove, "list_external_corpora": _list}
@@ -46,19 +46,19 @@ async def _add(original: Callable[..., Any], manager: Any, obj: Any) -> Any:
         return AddExternalCorpusReqOutput(success=False, message=able.message)
     try:
         return await _added(manager, obj)
-    except Exception as error:  # a file that is not as it should be, a full disk, no tokenizer
+    except Exception as error:  # an invalid file, a full disk, no tokenizer
         return AddExternalCorpusReqOutput(success=False, message=str(error))
 
 
 async def _added(manager: Any, obj: Any) -> Any:
-    """Read a corpus and let every scheduler add it; the answer is worded as SGLang's."""
+    """Read a corpus and have every scheduler add it; the answer has SGLang's wording."""
     from sglang.srt.managers.io_struct import AddExternalCorpusReqInput, AddExternalCorpusReqOutput
     from sglang.srt.runtime_context import get_spec
 
     most = limit(get_spec(), resolved(manager.server_args).settings)[0]
     reading = await asyncio.to_thread(_read, obj, getattr(manager, PARSER).tokenizer, most)
     name = obj.corpus_id or uuid.uuid4().hex
-    call = getattr(manager, f"{_ADDITIONS}_communicator")  # SGLang makes these by a list of names
+    call = getattr(manager, f"{_ADDITIONS}_communicator")  # SGLang creates these from a list of names
     with handed_over(reading.ids, one_host=manager.server_args.nnodes == 1) as chunks:
         answers = await call(AddExternalCorpusReqInput(corpus_id=name, token_chunks=chunks))
     done, message = call.merge_results(answers)
@@ -94,7 +94,7 @@ async def _list(original: Callable[..., Any], manager: Any) -> Any:
 
 
 def _wrong(obj: Any) -> str:
-    """Say what is wrong with a request to add a corpus: SGLang takes whatever its JSON says."""
+    """Return the error in a request to add a corpus, "" if there is none; SGLang does not validate its JSON."""
     for name in ("corpus_id", "file_path"):
         value = getattr(obj, name)
         if value is not None and not isinstance(value, str):
@@ -108,7 +108,7 @@ def _wrong(obj: Any) -> str:
 
 
 def _open(server_args: Any) -> None:
-    """Let the functions behind the routes, which ask by name, take specplug for SGLang's n-gram, with its own limit."""
+    """Present specplug as SGLang's n-gram, with its own token limit, to the routes' functions, which check the name."""
     import sglang.srt.managers.tokenizer_control_mixin as module
 
     original = module.get_spec
@@ -127,7 +127,7 @@ def _open(server_args: Any) -> None:
 
 
 class _AsNgram:
-    """The settings of a server's speculation, under the name of SGLang's n-gram, some of them others."""
+    """View of a server's speculative settings with the algorithm name of SGLang's n-gram and some values replaced."""
 
     speculative_algorithm = _NGRAM
 

@@ -1,7 +1,7 @@
-"""The operator's HTTP routes, on SGLang's own server; they are there whenever a server asks for specplug.
+"""The operator's HTTP routes on SGLang's own server, present whenever specplug is enabled.
 
-They answer operators only, see `specplug.operator.access`; SGLang's ``--admin-api-key`` is an operator's key.  Before
-that SGLang asks for its own keys, as it does on ``/set_internal_state``.
+They serve operators only, see `specplug.operator.access`; SGLang's ``--admin-api-key`` is an operator's key.  SGLang
+checks its own keys first, as it does on ``/set_internal_state``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EXAMPLES = {
 
 
 def attach(app: Any, manager: Any) -> None:
-    """Let an app answer `GET /specplug/status` and `POST /specplug/mode` for a `TokenizerManager`."""
+    """Add `GET /specplug/status` and `POST /specplug/mode` to the app of a `TokenizerManager`."""
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
     is_new = not hasattr(app.state, "specplug")
@@ -38,7 +38,7 @@ def attach(app: Any, manager: Any) -> None:
         methods=["GET"],
         tags=["specplug"],
         dependencies=[Depends(guard)],
-        summary="What specplug does: settings and their origins, sources, counts, faults, the operator's control",
+        summary="specplug's status: settings and their origins, sources, counts, faults, the operator's control",
     )
     body = {"schema": Order.model_json_schema(), "examples": _EXAMPLES}
     app.add_api_route(
@@ -47,13 +47,13 @@ def attach(app: Any, manager: Any) -> None:
         methods=["POST"],
         tags=["specplug"],
         dependencies=[Depends(guard)],
-        summary="Switch speculation off or on, or limit the draft length; what is left out stays as it is",
+        summary="Switch speculation off or on, or limit the draft length; omitted fields stay unchanged",
         openapi_extra={"requestBody": {"required": True, "content": {"application/json": body}}},
     )
 
 
 async def guard(request: Request) -> None:
-    """Refuse everybody but operators."""
+    """Refuse everyone except operators."""
     refused = request.app.state.specplug_operators.refusal(request.scope)
     if refused is not None:
         raise HTTPException(refused.status, refused.message)
@@ -80,7 +80,7 @@ async def set_mode(request: Request) -> dict[str, Any]:
 
 
 async def _answer(asking: Any) -> Any:
-    """Return what engines answer; a failure of theirs is not the client's fault."""
+    """Return the engines' answer; an engine's failure is a 500."""
     try:
         return await asking
     except EngineError as error:

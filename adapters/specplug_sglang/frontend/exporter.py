@@ -1,6 +1,6 @@
-"""specplug's metrics on SGLang's /metrics: see `specplug.operator.exporter`.
+"""Export of specplug's metrics on SGLang's /metrics; see `specplug.operator.exporter`.
 
-SGLang serves /metrics with ``--enable-metrics`` only; without it nothing here runs.
+SGLang serves /metrics only with ``--enable-metrics``; without it nothing here runs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _ADDS_METRICS = "sglang.srt.utils.common.add_prometheus_middleware"
 
 
 def install() -> None:
-    """Hook into SGLang's making of /metrics.  An app that does not serve specplug's routes is left alone.
+    """Hook the function that adds /metrics to an app.  An app without specplug's routes is unchanged.
 
-    The exporter is imported there, not before: prometheus_client decides when it is imported whether counts are shared
-    between processes, and SGLang asks for that later than it loads plug-ins.
+    The hook imports the exporter late: prometheus_client decides at import whether counts are shared between processes,
+    and SGLang enables that after it loads plug-ins.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -25,7 +25,7 @@ def install() -> None:
 
 
 def metrics_made(result: Any, app: Any) -> None:
-    """Export the metrics of the engines behind an app whose /metrics was made just now, in its event loop."""
+    """Export the metrics of an app's engines once its /metrics exists; called in the app's event loop."""
     manager = getattr(app.state, "specplug", None)
     if manager is None or not seams.available("metrics"):
         return
@@ -38,7 +38,7 @@ def metrics_made(result: Any, app: Any) -> None:
 
 
 def _asking_first(app: Any, collector: Any) -> Any:
-    """Return an ASGI app that has the engines asked before a scrape, which runs in the loop that they answer in."""
+    """Return an ASGI app that refreshes the engines' metrics before a scrape, in the event loop they answer in."""
 
     @functools.wraps(app)
     async def asking_first(scope: Any, receive: Any, send: Any) -> None:

@@ -1,7 +1,7 @@
-"""SGLang's own routes that show or change what is an operator's: that part of them is kept to operators.
+"""Guards on SGLang's own routes that show or change specplug's state, which only operators may use.
 
-SGLang asks for its own keys there, where it has some.  The routes of corpora are closed to others altogether.
-``/server_info`` lacks specplug's status for others, and ``/set_internal_state`` takes no orders to specplug from them.
+SGLang also checks its own keys there, if it has any.  For other clients the corpora routes are closed,
+``/server_info`` omits specplug's status, and ``/set_internal_state`` refuses orders to specplug.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _CORPORA = ("/add_external_corpus", "/remove_external_corpus", "/list_external_c
 _STATES = ("/server_info", "/get_server_info", "/set_internal_state")
 
 _refused: ContextVar[Refusal | None] = ContextVar("specplug_refused", default=None)
-"""How somebody who is no operator is to be refused, while one of `_STATES` serves his request."""
+"""Refusal for a client that is not an operator, while one of `_STATES` serves its request; None for operators."""
 
 
 def install_hooks() -> None:
-    """Hook into what `_STATES` call, in this process; nothing changes where they do not serve specplug."""
+    """Hook the methods that `_STATES` call, in this process; without specplug the hooks change nothing."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(f"{_FRONT}.get_internal_state", states_shown, HookType.AROUND)
@@ -51,7 +51,7 @@ def _noting(app: Any, operators: Operators) -> Any:
 
 
 async def states_shown(original: Callable[..., Any], manager: Any) -> Any:
-    """Stand around `get_internal_state`, whose answer lacks the status for who is no operator."""
+    """Wrap `get_internal_state` and remove the status from the answer for clients that are not operators."""
     states = await original(manager)
     if _refused.get() is None:
         return states
@@ -59,7 +59,7 @@ async def states_shown(original: Callable[..., Any], manager: Any) -> Any:
 
 
 async def state_ordered(original: Callable[..., Any], manager: Any, obj: Any) -> Any:
-    """Stand around `set_internal_state`, which takes orders to specplug from operators only."""
+    """Wrap `set_internal_state` and accept orders to specplug from operators only."""
     refused = _refused.get()
     if refused is not None and not {MODE, LIMIT}.isdisjoint(obj.server_args):
         from fastapi import HTTPException

@@ -1,4 +1,4 @@
-"""What a server's front gains where it asks for specplug: the operator's routes, in each process that serves HTTP."""
+"""Hooks that add the operator's routes and metrics in each process that serves HTTP, if specplug is enabled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FRONT = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
 
 
 def install() -> None:
-    """Hook into the fronts of this process; nothing is added to those of servers that do not ask for specplug."""
+    """Hook this process's HTTP front end; servers without specplug are unchanged."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(f"{_FRONT}.init_communicators", front_made, HookType.AFTER)
@@ -22,9 +22,9 @@ def install() -> None:
 
 
 def front_made(result: Any, manager: Any) -> None:
-    """Take note of a new `TokenizerManager`: its server's app gets the routes, if it is to be served over HTTP.
+    """Add the routes to the app of a new `TokenizerManager` that will be served over HTTP.
 
-    SGLang imports its HTTP server before it makes one, and `Engine` does not import it.
+    SGLang imports its HTTP server before it creates the manager; an offline `Engine` does not import it.
     """
     if _SERVER in sys.modules and is_requested(manager.server_args):
         from specplug_sglang.frontend.endpoints import attach

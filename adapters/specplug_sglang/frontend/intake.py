@@ -1,9 +1,9 @@
-"""The doors where SGLang takes requests in: specplug's fields are checked there, before the scheduler sees a request.
+"""Hooks where SGLang accepts requests.  They validate specplug's fields before the scheduler sees a request.
 
-There are two.  `TokenizerManager.generate_request` is where every request passes.  ``/generate`` begins its streams
-before that, so it is checked in the endpoint: a mistake is a status 400 for streams, too.  Whoever comes first leaves
-the wire form, which the other lets pass.  OpenAI's `prediction` is dropped before either: OpenAI's endpoints take it
-from the body.
+Two hooks validate, in the processes that accept requests.  Every request passes `TokenizerManager.generate_request`.
+``/generate`` starts its stream before that, so its endpoint validates too: an error is a status 400 for streams as
+well.  The first hook that runs leaves the wire form, which the other skips.  SGLang drops OpenAI's `prediction` before
+either, so a hook on OpenAI's endpoints reads it from the body.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from specplug.requests import clients
 from specplug_sglang import seams
 from specplug_sglang.config import is_requested
 
-PARSER = "_specplug_parser"  # on a TokenizerManager whose server asked for specplug
+PARSER = "_specplug_parser"  # attribute of a TokenizerManager whose server enables specplug
 _MARK = "_specplug_intake"
 _HTTP = "sglang.srt.entrypoints.http_server"
 _SHARES_ARGUMENTS = "sglang.srt.managers.multi_tokenizer_mixin.write_data_for_multi_tokenizer"
 
 
 def install() -> None:
-    """Open the doors once this process launches a server that asks for specplug; until then import nothing."""
+    """Install the hooks once this process launches a server that enables specplug; import nothing until then."""
     from sglang.srt.server_args import ServerArgs
 
     _wrap(ServerArgs, "check_server_args", _with_intake)
@@ -59,7 +59,7 @@ def _wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
 
 
 def _with_intake(original: Callable[..., None]) -> Callable[..., None]:
-    """Look at the server's arguments where a launch checks them, before anything is made."""
+    """Wrap the launch's check of the server's arguments, which runs before anything is built."""
 
     @functools.wraps(original)
     def check_server_args(self: Any) -> None:
@@ -88,7 +88,7 @@ def _with_parser(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Parse first what has fields, note which client comes over HTTP, and leave everything else to SGLang alone."""
+    """Wrap `generate_request`: parse specplug's fields and add the HTTP client's digest before SGLang's own code."""
     from specplug_sglang.frontend.parsing import says_something, with_client
 
     @functools.wraps(original)
@@ -137,15 +137,15 @@ def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _taking_predictions(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Take OpenAI's `prediction` from the body: SGLang's models of requests leave it out."""
+    """Read OpenAI's `prediction` from the body, because SGLang's request models omit it."""
     from specplug_sglang.frontend.refusal import RefusedRequest
 
     @functools.wraps(original)
     async def handle_request(self: Any, request: Any, raw_request: Any) -> Any:
         parser = getattr(self.tokenizer_manager, PARSER, None)
-        # What comes through SGLang's gRPC bridge has no body to look at.
+        # Requests through SGLang's gRPC bridge have no body.
         if parser is not None and hasattr(request, "custom_params") and hasattr(raw_request, "json"):
-            body = await raw_request.json()  # kept since the model was made of it
+            body = await raw_request.json()  # cached since the request model was built
             prediction = body.get("prediction") if isinstance(body, dict) else None
             if prediction is not None:
                 try:
@@ -158,7 +158,7 @@ def _taking_predictions(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Information(dict[str, Any]):
-    """What a launch tells its further tokenizer processes, which load no plug-ins by themselves: this makes them."""
+    """Scheduler info for further tokenizer processes; unpickling it loads the plug-ins, which SGLang does not."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrived, (dict(self),)

@@ -1,7 +1,7 @@
-"""A request's specplug fields, which are in `custom_params` of its sampling parameters, from text to wire form.
+"""Parser of a request's specplug fields, in `custom_params` of its sampling parameters, to their wire form.
 
-SGLang sends requests to its scheduler by pickle, or by msgpack (``SGLANG_USE_PICKLE_IPC=0``), which takes texts,
-numbers, and flat lists and mappings of them: a scheduler that gets anything else ends.  The packed form passes both.
+SGLang sends requests to its scheduler by pickle, or by msgpack (``SGLANG_USE_PICKLE_IPC=0``), which accepts only
+strings, numbers, and flat lists and mappings of them; anything else ends the scheduler.  The packed form passes both.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ CUSTOM = "custom_params"
 
 
 class Parser(parser.Parser):
-    """Parses the fields of one server's requests; what it makes of them passes through SGLang's transport."""
+    """Parses the fields of one server's requests to a form that SGLang's transport accepts."""
 
     @property
     def tokenizer(self) -> RequestTokenizer:
-        """The server's, for texts of any length, on any thread."""
+        """The server's tokenizer, for texts of any length, on any thread."""
         return self._tokenizer
 
     def parsed(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
         """Return custom parameters with specplug's fields in their packed form.
 
         Raises:
-            RefusedRequest: the fields are wrong.
+            RefusedRequest: the fields are invalid.
         """
         return wire.packed(super().parsed(extra_args))
 
     async def parse(self, obj: Any) -> None:
-        """Put the packed form into the sampling parameters of a `GenerateReqInput`, which gets new ones.
+        """Replace the sampling parameters of a `GenerateReqInput` by new ones with the packed form.
 
-        Every mapping of custom parameters is parsed once, for however many requests it stands.
+        A mapping of custom parameters that several requests share is parsed once.
 
         Raises:
-            RefusedRequest: the fields are wrong.
+            RefusedRequest: the fields are invalid.
         """
         done: dict[int, dict[str, Any]] = {}
 
@@ -58,34 +58,35 @@ class Parser(parser.Parser):
             obj.sampling_params = await changed(params)
 
     def preferred(self, params: Any) -> Any:
-        """Return the sampling parameters that a server prefers, parsed.
+        """Return a server's preferred sampling parameters, parsed.
 
         Raises:
-            RefusedRequest: their fields are wrong.
+            RefusedRequest: their fields are invalid.
         """
         return {**params, CUSTOM: self.parsed(params[CUSTOM])} if _say_something(params) else params
 
 
 def parser_of(manager: Any) -> Parser:
-    """Return what parses the requests of a `TokenizerManager`, which is made."""
+    """Return the parser for the requests of an initialised `TokenizerManager`."""
     tokenizer = RequestTokenizer(lambda: manager.tokenizer)
     return Parser(resolved(manager.server_args), manager.model_config.vocab_size, tokenizer, RefusedRequest)
 
 
 def with_client(obj: Any, client: str, preferred: Any) -> None:
-    """Let a parsed request say which client it comes from, by sampling parameters that are new.
+    """Add the client's digest to a parsed request, in new sampling parameters.
 
     Args:
-        obj: a `GenerateReqInput`; a request for something else stays as it is.
+        obj: a `GenerateReqInput`; other requests are unchanged.
         client: a digest, see `specplug.requests.clients`.
-        preferred: the server's, parsed, whose custom parameters hold where a request has none.
+        preferred: the server's preferred sampling parameters, parsed; their custom parameters apply if a request has
+            none.
     """
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     def marked(params: Any) -> Any:
         given = (params if CUSTOM in params else preferred or {}).get(CUSTOM)
         if given is not None and not isinstance(given, dict):
-            return params  # SGLang's to refuse
+            return params  # SGLang refuses it
         if wire.client_of(given) == client:
             return params
         if not given or wire.WIRE_KEY not in given:
@@ -101,7 +102,7 @@ def with_client(obj: Any, client: str, preferred: Any) -> None:
 
 
 def says_something(obj: Any) -> bool:
-    """Whether a request says anything to specplug that is not parsed yet."""
+    """Return whether a request has specplug fields that are not parsed yet."""
     params = getattr(obj, "sampling_params", None)
     return any(map(_say_something, params)) if isinstance(params, list) else _say_something(params)
 

@@ -1,4 +1,4 @@
-"""The error that SGLang answers with a 400."""
+"""The error for invalid specplug fields, which SGLang reports as HTTP 400."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from specplug.errors import RequestError
 
 
 class RefusedRequest(RequestError, ValueError):
-    """A request's specplug fields are wrong.  SGLang answers a `ValueError` with a 400, and others with a 500."""
+    """A request's specplug fields are invalid.  SGLang returns 400 for a `ValueError`, and 500 for other errors."""

@@ -1,1 +1,1 @@
-"""The scheduler's process, in which SGLang's workers run too: plans, drafting, and the ends of requests."""
+"""Plans, drafting and request endings, in SGLang's scheduler process, which also runs the workers."""

@@ -1,7 +1,7 @@
-"""Who comes and goes, read off SGLang's own requests: its worker is not told.
+"""Tracking of arriving and leaving requests by the state of SGLang's `Req` objects.
 
-A request that finished, was aborted or was retracted just does not come again.  So the worker keeps hold of those that
-it serves, and looks at them whenever a batch holds others than the one before it, and when the engine idles.
+SGLang does not notify its worker: a request that finished, was aborted or was retracted is just missing from the next
+batch.  So the worker keeps references to its requests and checks them whenever the batch changes or the engine idles.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from specplug_sglang.scheduler.endings import visible_tokens
 
 
 class Arrivals:
-    """Keeps `SlotAllocator` true to SGLang's requests.
+    """Keeps a `SlotAllocator` in step with SGLang's requests.
 
     Args:
-        allocator: told who starts, resumes, is preempted and ends; its slots are rows of SGLang's request pool.
-        describe: makes a `RunningRequest` of a `Req`.
-        write: called with a `Req` and its slot whenever it gets a place, to write its text.
-        forget: called with the id of every request that has ended, also of those that had no place at that time.
+        allocator: notified of starts, resumptions, preemptions and ends; its slots are rows of SGLang's request pool.
+        describe: converts a `Req` to a `RunningRequest`.
+        write: called with a `Req` and its slot whenever it gets a slot, to write its text.
+        forget: called with the id of every request that has ended, with or without a slot.
 
     Attributes:
-        queues: called with a `Req` that has no row of the pool, returns whether it waits for one.
+        queues: called with a `Req` that has no row in the pool; returns whether it waits for one.
     """
 
     def __init__(
@@ -35,16 +35,16 @@ class Arrivals:
         forget: Callable[[str], None],
     ) -> None:
         self._slots, self._describe, self._write, self._forget = allocator, describe, write, forget
-        self._held: dict[str, tuple[Any, int]] = {}  # with the times that it had been retracted
+        self._held: dict[str, tuple[Any, int]] = {}  # request, retraction count
         self.queues: Callable[[Any], bool] = lambda req: True
         allocator.engine_slot = self._slot
 
     def __len__(self) -> int:
-        """How many requests are running or may resume."""
+        """Return how many requests are running or may resume."""
         return len(self._held)
 
     def admit(self, reqs: Sequence[Any]) -> None:
-        """Give the requests of a batch their places; those that have them keep them."""
+        """Assign slots to the requests of a batch; those that have one keep it."""
         self.sweep(reqs)
         for req in reqs:
             held = self._held.get(req.rid)
@@ -57,11 +57,11 @@ class Arrivals:
                 self._settle(req)
 
     def sweep(self, batch: Sequence[Any] = ()) -> None:
-        """Let those go that will not come again, or not soon.
+        """Remove requests that have ended, and preempt those that were retracted.
 
         Args:
-            batch: the requests of the step to come.  Some of them may have ended meanwhile: where SGLang takes in the
-                last results between scheduling a step and running it.  They go with the next one.
+            batch: the requests of the coming step.  Some may have ended, because SGLang may process the previous
+                results after it schedules a step.  They are removed at the next sweep.
         """
         coming = {id(req) for req in batch}
         for rid, (req, _) in list(self._held.items()):
@@ -75,7 +75,7 @@ class Arrivals:
                 self._move(req)
 
     def _move(self, req: Any) -> None:
-        """Take a request's place if it was retracted; one that has finished lies where it lay."""
+        """Preempt a request whose row has changed, as it was retracted.  A finished request keeps its slot."""
         if req.finished() or req.rid not in self._slots:
             return
         if req.kv.req_pool_idx != self._slots.slot_of(req.rid):

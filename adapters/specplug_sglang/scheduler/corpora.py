@@ -1,6 +1,6 @@
-"""External corpora in the scheduler's process, where SGLang loads them on a thread of its own.
+"""External corpora in the scheduler's process, where SGLang loads them on a separate thread.
 
-The corpora reach the proposers that implement `HoldsCorpora`.
+They are passed to the proposers that implement `HoldsCorpora`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger("specplug")
 
 
 class ExternalCorpora:
-    """What SGLang calls of a worker that holds external corpora.  A mixin for `Worker`."""
+    """Mixin for `Worker` with the methods that SGLang calls to manage external corpora."""
 
     drafting: Any
     device: torch.device
@@ -33,7 +33,7 @@ class ExternalCorpora:
 
     @functools.cached_property
     def corpora(self) -> ServedCorpora | None:
-        """The corpora; None on ranks that draft nothing."""
+        """The corpora; None on ranks that do not draft."""
         from sglang.srt.runtime_context import get_parallel, get_spec
 
         stage = self.drafting.stage
@@ -42,13 +42,13 @@ class ExternalCorpora:
         return None if stage is None else ServedCorpora(stage.proposers, most, remedy, leads=leads)
 
     def load_first_corpus(self) -> None:
-        """Add the corpus that the server was started with, if any; for the end of a worker's start.
+        """Add the corpus named in the server's arguments, if any; called at the end of a worker's start.
 
-        One of its name that is there already, as it is in a store that outlives servers, is left as it is.
+        A corpus of the same name that already exists, for example in a persistent store, is kept unchanged.
 
         Raises:
-            ValueError: its file is not as SGLang wants it.
-            SpecplugError: no proposer takes it.
+            ValueError: the file is not in SGLang's format.
+            SpecplugError: no proposer accepts corpora.
         """
         from sglang.srt.runtime_context import get_spec
         from sglang.srt.speculative.cpp_ngram.external_corpus import iter_external_corpus_chunks
@@ -65,7 +65,7 @@ class ExternalCorpora:
         _log.info("specplug: corpus %s has %d tokens", path, count)
 
     def add_external_corpus(self, corpus_id: str, token_chunks: Iterable[Sequence[int]]) -> int:
-        """Add a corpus; SGLang calls this on a thread of its own, and tells what is raised to who asked."""
+        """Add a corpus; SGLang calls this on a separate thread and returns exceptions to the client."""
         if self.corpora is None:
             return 0
         documents = documents_of(taken(token_chunks))
@@ -74,27 +74,26 @@ class ExternalCorpora:
             raise refused("nothing to add", "no text, or one that is too long", most, self.corpora.raise_limit)
         if self.device.type == "cpu":
             return self.corpora.add(corpus_id, documents)
-        with torch.get_device_module(self.device).device(self.model_runner.gpu_id):  # a thread begins on device 0
+        with torch.get_device_module(self.device).device(self.model_runner.gpu_id):  # threads start on device 0
             return self.corpora.add(corpus_id, documents)
 
     def commit_corpus_load(self, corpus_id: str, loaded_token_count: int) -> None:
-        """Do nothing: proposers put a corpus in place themselves."""
+        """Do nothing: `add_external_corpus` has already put the corpus in place."""
 
     def remove_external_corpus(self, corpus_id: str) -> None:
-        """Remove a corpus, between two steps."""
+        """Remove a corpus; called between two steps."""
         if self.corpora is not None:
             self.corpora.remove(corpus_id)
 
     def list_external_corpora(self) -> dict[str, int]:
-        """Return the corpora and their sizes, between two steps."""
+        """Return the size of each corpus; called between two steps."""
         return {} if self.corpora is None else self.corpora.sizes()
 
 
 def limit(spec: Any, settings: Settings) -> tuple[int, str]:
-    """Return how many tokens all corpora may have together, and what to do when they are more.
+    """Return the most tokens that all corpora may have together, and the remedy when they exceed it.
 
-    SGLang's flag bounds memory that its own n-gram would take.  specplug's setting counts in its place unless the flag
-    has been set.
+    SGLang's flag bounds the memory of its own n-gram proposer.  specplug's setting applies unless the flag is set.
 
     Args:
         spec: SGLang's settings of speculation.

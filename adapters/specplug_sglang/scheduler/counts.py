@@ -1,7 +1,7 @@
-"""Counts of drafts for the status, which nobody waits for.
+"""Draft counters for the status, read without a device sync while steps run.
 
-Counters lie on the device.  Between steps they are copied to the host a few times a second, and whoever asks while
-steps run gets the newest copy that has arrived.  When no step runs, the counters themselves are read.
+Counters live on the device.  They are copied to the host a few times a second, and a status request during a step gets
+the newest copy that has arrived.  When no step runs, the counters themselves are read.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from specplug.metrics import MetricsSnapshot, SpecMetrics
 
 PERIOD = 0.2
-"""Seconds between copies at least, while steps run."""
+"""Least seconds between two copies while steps run."""
 
 
 class Counts:
-    """The newest counts that are known on the host.
+    """The newest counts known on the host.
 
     Args:
-        metrics: what counts, on a device.
-        device_module: PyTorch's for that device, as `torch.cuda`; None where the device is the host.
+        metrics: the counters, on a device.
+        device_module: PyTorch's module for that device, such as `torch.cuda`; None if the device is the host.
         clock: returns seconds.
     """
 
@@ -36,7 +36,7 @@ class Counts:
         self._due = 0.0
 
     def step(self) -> None:
-        """Note that a step was queued on the current stream, and begin a copy if one is due."""
+        """Record that a step was queued on the current stream, and start a copy if one is due."""
         if self._module is None:
             return
         self._arrive()
@@ -47,7 +47,7 @@ class Counts:
         self._last = self._event()
 
     def read(self) -> MetricsSnapshot:
-        """Return the counts of the last step where it has ended, else those of one before it."""
+        """Return the counts after the last step if it has ended, else those of an earlier step."""
         if self._last is None or self._last.query():
             return self._metrics.snapshot()
         self._arrive()

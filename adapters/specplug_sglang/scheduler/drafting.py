@@ -1,4 +1,4 @@
-"""A worker's half of specplug that knows no forward pass: requests in slots, plans, and the draft stage."""
+"""The part of specplug's worker that is independent of the forward pass: requests, slots, plans and the draft stage."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class Drafting:
     """Requests, plans and drafts of one worker.
 
     Args:
-        server_args: of a server that asked for specplug.
+        server_args: arguments of a server with specplug enabled.
         model_config: the target's.
         slots: S, rows of SGLang's request pool.
-        device: where batches and drafts lie.
+        device: device of batches and drafts.
         rank: tensor-parallel rank.
         tokenizer: the target's, or None.
 
     Attributes:
-        stage: what drafts, on rank 0; None on others, which receive its drafts.
+        stage: the draft stage on rank 0; None on other ranks, which receive rank 0's drafts.
         drafts_trees: whether drafts have parents, the same on all ranks.
-        counts: what became of drafts, for the status; on rank 0.
-        step_planner: the plan half.
-        allocator: the requests that the worker holds.
-        table: their texts.
+        counts: draft counters for the status, on rank 0; None on other ranks.
+        step_planner: makes the plans.
+        allocator: slots of the requests that the worker holds.
+        table: token ids of these requests.
     """
 
     def __init__(
@@ -95,24 +95,24 @@ class Drafting:
     # -- requests and the engine ---------------------------------------------------------------------------------
 
     def attach(self, scheduler: Any) -> None:
-        """Take note of the scheduler, which knows who waits."""
+        """Store the scheduler, whose waiting queue is read."""
         self._scheduler = weakref.ref(scheduler)
         self.arrivals.queues = lambda req: req in self._queue()
 
     def sweep(self) -> None:
-        """Tell proposers who has left, between two steps."""
+        """Notify proposers of requests that have left; called between two steps."""
         self.arrivals.sweep()
 
     def on_engine_event(self, kind: EngineEventKind) -> None:
-        """Tell every proposer what happened to the engine, and before it who has left."""
+        """Notify every proposer of requests that have left, then of an engine event."""
         self.sweep()
         if self.stage is not None:
             self.stage.on_event(EngineEvent(kind))
 
     def verified(self, accepted: Sequence[int]) -> None:
-        """Take in what a step accepted per row, which SGLang tells in order, a step late.
+        """Report a step's accepted counts per row to the planner.  SGLang calls this in step order, one step late.
 
-        It has waited for the step's results, and so for the lengths of its drafts, which were copied before them.
+        SGLang has waited for the step's results by then, and the draft lengths were copied to the host before them.
         """
         ended = perf_counter()
         if not self._launched:
@@ -127,16 +127,16 @@ class Drafting:
     # -- one step ------------------------------------------------------------------------------------------------
 
     def admit(self, reqs: Sequence[Any]) -> None:
-        """Take in the requests of a prefill batch."""
+        """Assign slots to the requests of a prefill batch."""
         self._prefills = True
         self.arrivals.admit(reqs)
 
     def plan(self, reqs: Sequence[Any]) -> int:
-        """Plan a step of decoding; return its width, which no row needs wider."""
+        """Plan a decode step and return its draft length, which covers the longest row."""
         self._began = perf_counter()
         if self._rows is None or not self._rows.hold(self.allocator, reqs):
             self.arrivals.admit(reqs)
-        # Prompts are read in steps of their own: with speculation SGLang mixes none into a step of decoding.
+        # With speculation SGLang never mixes prefill into a decode step.
         plan = self.step_planner.make(reqs, num_waiting=len(self._queue()), prefill_tokens=0)
         draft_length = plan.draft_length
         if plan.caps and draft_length:
@@ -145,7 +145,7 @@ class Drafting:
         return min(draft_length, plan.draft_length)
 
     def propose(self, batch: EngineBatch, reqs: Sequence[Any], draft_length: int) -> Draft:
-        """Draft, and cut the drafts to the plan's budget."""
+        """Draft, cut the drafts to the plan's budget and complete them by their grammars."""
         assert self.stage is not None
         plan = self.step_planner.plan
         caps = self._caps_of(plan, reqs)
@@ -154,9 +154,9 @@ class Drafting:
         return self.grammars.of(batch, reqs, draft, caps, plan.token_budget)
 
     def launched(self, reqs: Sequence[Any], draft: Draft) -> None:
-        """Remember a step whose results are still to come, and begin to copy the lengths of its drafts to the host."""
+        """Queue a launched step until its results arrive, and start copying its draft lengths to the host."""
         rows, draft_length = len(reqs), draft.draft_length
-        # A prefill that was queued before the step is not over when the step begins.
+        # A prefill queued before the step may still be running when the step begins, so the step is not timed.
         step = self.step_planner.launch(
             self._began, rows, rows * (draft_length + 1), draft_length, timed=not self._prefills
         )
@@ -165,7 +165,7 @@ class Drafting:
         self._launched.append((step, tuple(req.rid for req in reqs), lengths))
 
     def observe(self, batch: EngineBatch, outcome: Outcome) -> None:
-        """Learn from what was verified; `batch` is the one after it."""
+        """Report a verified step to the draft stage; `batch` is the state after it."""
         if self.stage is not None and self.grammars is not None:
             self.stage.observe(batch, self.grammars.annotated(outcome))
             assert self.counts is not None
@@ -177,8 +177,8 @@ class Drafting:
         Args:
             reqs: B requests.
             slots: [B] int64, their rows in SGLang's request pool.
-            lengths: [B], tokens known of each.
-            sampled: [B] bool, false where a prompt goes on; None where none does.
+            lengths: [B], known tokens of each.
+            sampled: [B] bool, false for prefill chunks with more prompt to come; None if there are none.
         """
         if self._rows is None or not self._rows.hold(self.allocator, reqs):
             self._rows = _Rows(self.allocator, reqs, self.device)
@@ -203,7 +203,7 @@ class Drafting:
         )
 
     def after_stop(self, batch: EngineBatch, emitted: Tensor) -> Tensor:
-        """Return [B] int32: how many of the `emitted` [B] newest tokens lie behind a stop."""
+        """Return [B] int32: how many of the `emitted` [B] newest tokens come after a stop."""
         assert self._rows is not None
         return self.stops.after(batch.tokens, batch.rows, batch.slots, batch.lengths, emitted, self._rows.table)
 
@@ -213,7 +213,7 @@ class Drafting:
             self.stage.close()
 
     def _caps_of(self, plan: Any, reqs: Sequence[Any]) -> Tensor | None:
-        """Return [B] int32 on the device, most draft tokens per row; None where all rows may be as wide as the step."""
+        """Return the most draft tokens per row, [B] int32 on the device; None if no row is capped."""
         if not plan.caps:
             return None
         return on_device([plan.draft_length_for(req.rid) for req in reqs], torch.int32, self.device)
@@ -231,7 +231,7 @@ class Drafting:
         self.step_planner.forget([rid])
 
     def _queue(self) -> Sequence[Any]:
-        """Return the requests that wait for a place, new and retracted ones."""
+        """Return the requests that wait for a slot, new and retracted ones."""
         scheduler = None if self._scheduler is None else self._scheduler()
         return () if scheduler is None else scheduler.waiting_queue
 
@@ -241,7 +241,7 @@ class Drafting:
 
 
 class _Rows:
-    """What a batch's rows have in common from step to step, while the same requests hold the same places."""
+    """Row data of a batch, cached while the same requests hold the same slots."""
 
     def __init__(self, allocator: SlotAllocator, reqs: Sequence[Any], device: torch.device) -> None:
         self.facts = RowFacts(allocator, [req.rid for req in reqs])
@@ -251,7 +251,7 @@ class _Rows:
         self.all = torch.ones(len(temperatures), dtype=torch.bool, device=device)
 
     def hold(self, allocator: SlotAllocator, reqs: Sequence[Any]) -> bool:
-        """Whether these are still the rows of `reqs`."""
+        """Return whether these are still the rows of `reqs`."""
         return self.facts.hold(allocator, [req.rid for req in reqs])
 
 
@@ -261,7 +261,7 @@ def _any_drafts_trees(settings: Settings, device: str) -> bool:
 
 
 def _module_of(device: torch.device) -> Any:
-    """Return PyTorch's module of a device whose work is queued, None where there is no queue."""
+    """Return PyTorch's module of a device with queued execution; None if the device has no queue."""
     return None if device.type in ("cpu", "meta") else torch.get_device_module(device)
 
 

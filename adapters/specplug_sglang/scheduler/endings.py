@@ -1,4 +1,4 @@
-"""How much of a request's text the client saw, read off SGLang's request when it has left."""
+"""Number of tokens that the client saw of a request, computed from SGLang's `Req` after it has left."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from specplug.runtime.visible_text import tokens_before_stop
 
 
 def visible_tokens(req: Any) -> int | None:
-    """Return how many tokens of prompt and output the client saw at most; None where that is not known.
+    """Return an upper bound on the tokens of prompt and output that the client saw; None if unknown.
 
     Args:
-        req: a `Req` that has finished, was aborted or was dropped.  A stop string is cut from the text behind SGLang's
-            scheduler, which has found the token that completes it.
+        req: a `Req` that has finished, was aborted or was dropped.  SGLang's scheduler finds the token that completes a
+            stop string; the string is cut from the text later.
     """
     from sglang.srt.managers.schedule_batch import FINISH_MATCHED_STR
 
@@ -20,13 +20,13 @@ def visible_tokens(req: Any) -> int | None:
     matched = getattr(reason, "matched", None)
     if not isinstance(matched, str):
         return prompt + len(output)
-    if not isinstance(reason, FINISH_MATCHED_STR):  # an expression, which SGLang cuts from texts that spell it as it is
+    if not isinstance(reason, FINISH_MATCHED_STR):  # a regex, which SGLang cuts only where the text holds it literally
         seen = _before(req, matched)
         return prompt + (len(output) if seen is None else seen)
-    if matched not in req.sampling_params.stop_strs:  # SGLang calls broken logits by such a name
+    if matched not in req.sampling_params.stop_strs:  # SGLang reports broken logits this way
         return None
     seen = _before(req, matched)
-    if seen is None:  # the scheduler looks at special tokens too, which the client's text lacks
+    if seen is None:  # the scheduler also matches special tokens, which the client's text lacks
         seen = _before(req, matched, special=True)
     return None if seen is None else prompt + seen
 

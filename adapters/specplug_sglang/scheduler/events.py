@@ -1,10 +1,10 @@
-"""What a worker is not told by itself: its scheduler, idle times, new weights, released memory.
+"""Hooks for events that SGLang does not report to a worker: its scheduler, idle times, new weights, released memory.
 
-Everything here is told between two steps: SGLang runs such calls and steps one after the other.  A flushed cache the
-worker is told by SGLang (`Worker.clear_cache_pool`).
+All of them run in the scheduler's process, between two steps, since SGLang runs such calls and steps one after the
+other.  SGLang itself reports a flushed cache to the worker (`Worker.clear_cache_pool`).
 
-Weights change where SGLang's `WeightUpdater` writes them, on the target's runner: from disk, from tensors, from other
-processes.  Whoever writes them from outside, by RDMA, says so by an update that ends without a load in between.
+SGLang's `WeightUpdater` changes weights on the target's runner: from disk, from tensors, from other processes.  A
+client that writes weights from outside, by RDMA, signals it by an update that ends without a load in between.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeig
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 
 _runners: weakref.WeakKeyDictionary[Any, Drafting] = weakref.WeakKeyDictionary()
-"""What drafts for a target's runner."""
+"""The `Drafting` of each target runner."""
 
 
 def install() -> None:
@@ -42,7 +42,7 @@ def install() -> None:
 
 
 def drafting_of(owner: Any) -> Drafting | None:
-    """Return what drafts for a scheduler, or whatever else has a `draft_worker`; None where specplug was not asked."""
+    """Return the `Drafting` of a scheduler or another owner of a `draft_worker`; None without specplug."""
     drafting = getattr(getattr(owner, "draft_worker", None), "drafting", None)
     if drafting is None:
         return None
@@ -59,20 +59,20 @@ def _attach(_: Any, scheduler: Any) -> None:
 
 
 def _listening(owner: Any) -> Drafting | None:
-    """Return what drafts for `owner` and can be told of the engine's events."""
+    """Return the `Drafting` of `owner`; None if there is none, or if the seams of events have moved."""
     drafting = drafting_of(owner)
     return drafting if drafting is not None and seams.available("events") else None
 
 
 def _idle(scheduler: Any) -> None:
-    """Proposers learn of the last request's end now, not when the next one comes."""
+    """Notify proposers of the last request's end when the engine idles, not when the next request arrives."""
     drafting = _listening(scheduler)
     if drafting is not None:
         drafting.sweep()
 
 
 def _change(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
-    """Told also when it fails: some of the weights may be new by then."""
+    """Report new weights, also if the change fails, since some of the weights may be new."""
     try:
         return original(updater, *args, **kwargs)
     finally:
@@ -80,7 +80,7 @@ def _change(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: An
 
 
 def _end_update(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
-    """An update in which SGLang loaded weights was told when it did."""
+    """Report new weights of an update without a load; `_change` has reported the loads of any other update."""
     result = original(updater, *args, **kwargs)
     if kwargs.get("run_post_load"):
         _tell_change(updater)
@@ -94,14 +94,14 @@ def _tell_change(updater: Any) -> None:
 
 
 def _release(manager: Any, *_: Any) -> None:
-    """Proposers are told first, while the device's memory is as it was."""
+    """Notify proposers before the memory is released, while its contents are intact."""
     drafting = _listening(manager)
     if drafting is not None and not manager.offload_tags:
         drafting.on_engine_event("sleep")
 
 
 def _resume(_: Any, manager: Any, *__: Any) -> None:
-    """Memory may come back part by part: proposers are told when all of it is there."""
+    """Notify proposers once all memory is back; it may come back in parts."""
     drafting = _listening(manager)
     if drafting is not None and not manager.offload_tags:
         drafting.on_engine_event("wake")

@@ -1,7 +1,7 @@
-"""SGLang's grammars: they live in the scheduler's process, as the worker does, so drafts are completed by them.
+"""Completion of drafts by SGLang's grammars, which live in the scheduler's process, as the worker does.
 
-With a grammar in the batch SGLang takes in a step's results before it starts the next one, overlapped or not, as its
-own n-gram drafts on the host too.  So when drafts are made each grammar stands behind the newest token.
+With a grammar in the batch SGLang processes a step's results before it starts the next step, overlapped or not, since
+its own n-gram proposer also drafts on the host.  So each grammar has accepted the newest token when drafts are made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specplug.types.draft import Draft
 
 
 class State(MaskState):
-    """A `BaseGrammarObject`, whichever backend it is of."""
+    """State of a `BaseGrammarObject` of any backend."""
 
     def __init__(
         self, grammar: Any, vocab_size: int, canonical: JumpForwardTokenizer | None, tail: Sequence[int]
@@ -34,7 +34,7 @@ class State(MaskState):
     def _accept(self, token: int) -> bool:
         try:
             self._grammar.accept_token(token)
-        except ValueError:  # how backends refuse a token; they stay where they are
+        except ValueError:  # how backends reject a token; their state is unchanged
             return False
         return True
 
@@ -42,7 +42,7 @@ class State(MaskState):
         self._grammar.rollback(count)
 
     def _jump_forward(self) -> str | Sequence[int]:
-        found = self._grammar.try_jump_forward(None)  # of XGrammar text, of llguidance tokens
+        found = self._grammar.try_jump_forward(None)  # text from XGrammar, tokens from llguidance
         return () if found is None else found[0] or found[1]
 
     @property
@@ -68,7 +68,7 @@ class Grammars(Completer):
     def of(
         self, batch: EngineBatch, reqs: Sequence[Any], draft: Draft, caps: Tensor | None, budget: int | None
     ) -> Draft:
-        """Return the drafts of `batch` as its requests' grammars complete them, within `caps` [B] and `budget`."""
+        """Return the drafts of `batch`, completed by its requests' grammars within `caps` [B] and `budget`."""
         if not draft.draft_length or all(req.grammar is None for req in reqs):
             return draft
         states = [self._state(req) for req in reqs]
@@ -81,7 +81,7 @@ class Grammars(Completer):
 
 
 def _goes_back(grammar: Any) -> bool:
-    """Whether tokens can be taken back; of Outlines' grammars they cannot, and SGLang verifies no drafts with them."""
+    """Return whether a grammar can roll back.  Outlines' cannot, and SGLang verifies no drafts with it."""
     from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
 
     return type(grammar).rollback is not BaseGrammarObject.rollback

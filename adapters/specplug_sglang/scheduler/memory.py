@@ -1,7 +1,7 @@
-"""Room that SGLang leaves for what proposers take after start-up, where it measures what its caches may take.
+"""Hook on SGLang's measurement of memory for its caches that reserves memory for proposers.
 
-SGLang builds its worker for drafts before it measures, so that what a proposer allocates when it is built is counted.
-What it has declared beyond that is taken off here, on all ranks alike.
+SGLang builds the draft worker before it measures, so memory that a proposer allocates when it is built is already
+counted.  This hook subtracts what proposers declare to allocate later, the same on all ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 
 def install(leave_room: Callable[[int], int]) -> None:
-    """Let `leave_room` return what is left of the bytes that SGLang has found."""
+    """Pass SGLang's available bytes through `leave_room`, which returns what remains."""
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 
     original = KVCacheConfigurator._profile_available_bytes

@@ -1,8 +1,8 @@
-"""Tensor parallelism: rank 0 plans and drafts, the others receive.
+"""Tensor parallelism: rank 0 plans and drafts, and broadcasts to the other ranks.
 
-Every rank verifies the drafts that it holds itself, and drafts that differ by rank give silently wrong text.  So
-nothing that could differ (a deadline, an exception, a race, a measured time, a random draw, an operator's file) is
-decided on any rank but the first.
+Every rank verifies its own copy of the drafts, and drafts that differ between ranks silently give wrong text.  So
+anything that could differ (a deadline, an exception, a race, a measured time, a random draw, an operator's file) is
+decided on rank 0 only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Ranks:
     """The tensor-parallel ranks of one worker.
 
     Attributes:
-        rank: this one's.
+        rank: this process's tensor-parallel rank.
     """
 
     def __init__(self, group: Any) -> None:
@@ -29,11 +29,11 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank drafts."""
+        """True on rank 0, which drafts."""
         return self.rank == 0
 
     def agree(self, number: int) -> int:
-        """Return rank 0's number: one small message between hosts.  Free with one rank."""
+        """Return rank 0's number, broadcast between hosts as one small message.  A no-op with one rank."""
         if self._group is None:
             return number
         message = torch.tensor([number], dtype=torch.int64)
@@ -41,9 +41,9 @@ class Ranks:
         return int(message)
 
     def share(self, draft: Draft) -> Draft:
-        """Return rank 0's draft, sent on the device without waiting on the host.
+        """Return rank 0's draft, broadcast on the device without a host sync.
 
-        Free with one rank, and where the step drafts nothing: an empty draft is the same on all ranks.
+        A no-op with one rank, and if the step drafts nothing: an empty draft is the same on all ranks.
         """
         if self._group is None or not draft.draft_length:
             return draft

@@ -1,8 +1,8 @@
-"""The status of a scheduler and its worker, and operators' orders, carried by SGLang's own messages.
+"""Scheduler side of status and control, carried by SGLang's own messages.
 
-The answer to SGLang's request for a scheduler's internal state gains the status, under the key "specplug"; its request
-to set that state carries an operator's order, which reaches all ranks in the same step.  Such orders hold numbers only,
-so the mode travels as one.  `specplug_sglang.status` is the other end.
+The hook on `get_internal_state` adds the status to its result, under the key "specplug"; the request of
+`set_internal_state` carries an operator's order, which reaches all ranks in the same step.  Such requests hold numbers
+only, so the mode is encoded as one.  `specplug_sglang.status` is the client side.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from specplug_sglang import seams
 logger = logging.getLogger("specplug")
 
 KEY = "specplug"
-"""Where the status stands among what a scheduler tells of its state."""
+"""Key of the status in a scheduler's internal state."""
 
 MODE, LIMIT = "specplug_mode", "specplug_num_speculative_tokens"
-"""Keys of an order among those that set a scheduler's state: 1 is on, 0 is off; -1 is no limit."""
+"""Keys of an order in `set_internal_state`.  Mode: 1 is on, 0 is off; limit: -1 is no limit."""
 
 _MODES = {"off": 0, "on": 1}
 _NO_LIMIT = -1
@@ -29,7 +29,7 @@ _CONTROLLER = "sglang.srt.managers.scheduler_components.internal_state.Scheduler
 
 
 def install() -> None:
-    """Hook into the schedulers of this process; they tell and take nothing more where specplug does not draft."""
+    """Hook this process's schedulers; without specplug the hooks change nothing."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(f"{_CONTROLLER}.get_internal_state", state_reported, HookType.AROUND)
@@ -37,9 +37,9 @@ def install() -> None:
 
 
 def scheduler_status(scheduler: Any) -> dict[str, Any]:
-    """Return what a scheduler and its worker do: settings, plan, control, counts and faults, as plain data.
+    """Return the status of a scheduler and its worker: settings, plan, control, counts and faults, as plain data.
 
-    Running steps are not waited for: counts may lag a step behind (see `specplug_sglang.scheduler.counts`).
+    It does not wait for running steps, so counts may be out of date (see `specplug_sglang.scheduler.counts`).
     """
     drafting = scheduler.draft_worker.drafting
     step_planner, caps = drafting.step_planner, drafting.caps
@@ -61,7 +61,7 @@ def scheduler_status(scheduler: Any) -> dict[str, Any]:
 
 
 def worker_status(scheduler: Any) -> dict[str, Any]:
-    """Return what this process's worker does: its rank, and where it drafts (rank 0 does) its counts and faults."""
+    """Return the worker's status: its rank and, on the rank that drafts (0), its counts and faults."""
     drafting = scheduler.draft_worker.drafting
     status: dict[str, Any] = {"rank": drafting.rank, "drafts": drafting.stage is not None}
     if drafting.stage is not None:
@@ -77,33 +77,33 @@ def worker_status(scheduler: Any) -> dict[str, Any]:
 
 
 def control(scheduler: Any, order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out an operator's order (see `specplug.operator.control.Order`); return what holds now.
+    """Apply an operator's order (see `specplug.operator.control.Order`) and return the resulting state.
 
     Raises:
-        SettingsError: the order is wrong; nothing has changed.
+        SettingsError: the order is invalid; nothing has changed.
     """
     state: dict[str, Any] = scheduler.draft_worker.drafting.step_planner.control.set(**order)
     return state
 
 
 def state_reported(original: Any, controller: Any, request: Any) -> Any:
-    """Stand around `get_internal_state`, whose answer gains the status.
+    """Wrap `get_internal_state` and add the status to its result.
 
-    An exception here would end the scheduler, and with it the server: it is told instead.
+    An exception here would end the scheduler, and with it the server, so it is reported in the status instead.
     """
     answer = original(controller, request)
     if _drafts(controller.scheduler):
         try:
             status = scheduler_status(controller.scheduler)
         except Exception as error:
-            logger.exception("the status cannot be told")
+            logger.exception("specplug cannot report its status")
             status = {"error": f"{type(error).__name__}: {error}"}
         answer.internal_state[KEY] = status
     return answer
 
 
 def state_set(original: Any, controller: Any, request: Any) -> Any:
-    """Stand around `set_internal_state`, which takes an operator's order, too; what is wrong changes nothing."""
+    """Wrap `set_internal_state` and apply an operator's order; an invalid order changes nothing."""
     from sglang.srt.managers.io_struct import SetInternalStateReq, SetInternalStateReqOutput
 
     mine = {key: value for key, value in request.server_args.items() if key in (MODE, LIMIT)}
@@ -124,7 +124,7 @@ def state_set(original: Any, controller: Any, request: Any) -> Any:
 
 
 def numbers_of(order: dict[str, Any]) -> dict[str, int]:
-    """Return an order, which has been checked, in numbers."""
+    """Return a validated order encoded as numbers."""
     numbers = {}
     if order.get("mode") is not None:
         numbers[MODE] = _MODES[order["mode"]]
@@ -135,10 +135,10 @@ def numbers_of(order: dict[str, Any]) -> dict[str, int]:
 
 
 def order_of(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return the order that numbers stand for.
+    """Return the order that the numbers encode.
 
     Raises:
-        SettingsError: they stand for none.
+        SettingsError: they encode no valid order.
     """
     order: dict[str, Any] = {}
     if MODE in numbers:
@@ -153,7 +153,7 @@ def order_of(numbers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drafts(scheduler: Any) -> bool:
-    """Whether specplug drafts for this scheduler, and can be asked how."""
+    """Return whether specplug drafts for this scheduler and the seams of the status are available."""
     return hasattr(scheduler.draft_worker, "drafting") and seams.available("status")
 
 

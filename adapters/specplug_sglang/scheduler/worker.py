@@ -1,8 +1,8 @@
-"""SGLang's worker for drafts and their verification: the five phases in one call.
+"""SGLang's speculative worker, in the scheduler's process: all five phases of a step in one call.
 
-A step of decoding plans on the host, proposes and trims on the device, lets the target verify, and observes.  The host
-runs ahead of the device: it knows the requests, and figures that are a step old.  What the device emitted is on the
-device only, in the table that the next step's proposers read, so overlapped and synchronous steps are the same here.
+A decode step plans on the host, proposes and trims on the device, lets the target verify, and observes.  The host runs
+ahead of the device: it knows the requests, and results that are one step old.  Newly emitted tokens are only on the
+device, in the table that the next step's proposers read, so overlapped and synchronous steps run the same code.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Worker(ExternalCorpora, BaseSpecWorker):
     """specplug as SGLang's scheduler sees it.
 
     Args:
-        server_args: of a server that asked for specplug.
-        gpu_id, nccl_port: not needed, as nothing of ours talks to other processes by itself.
+        server_args: arguments of a server with specplug enabled.
+        gpu_id, nccl_port: unused, as specplug opens no process group.
         target_worker: SGLang's worker of the target model.
 
     Attributes:
         drafting: requests, plans and drafts.
-        draft_lengths: what verifies each width.
+        draft_lengths: attention backends and graphs that verify each draft length.
     """
 
     adaptive_controller = None
@@ -58,7 +58,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         self.device = torch.device(self.model_runner.device)
         self.ranks = Ranks(get_parallel().tp_group)
         make_room()
-        # Before SGLang sizes its cache, so that what is allocated here is counted.
+        # Runs before SGLang sizes its cache, so these allocations are counted.
         self.drafting = Drafting(
             server_args,
             self.model_runner.model_config,
@@ -75,7 +75,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             advice.announce(server_args)
 
     def _leave_room(self) -> None:
-        """Let SGLang leave the room that rank 0's proposers have declared, which all ranks must leave alike."""
+        """Reserve the memory that rank 0's proposers declare; all ranks must reserve the same."""
         stage = self.drafting.stage
         to_allocate = self.ranks.agree(0 if stage is None else stage.bytes_to_allocate)
         if to_allocate:
@@ -83,7 +83,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
 
     @property
     def draft_worker(self) -> None:
-        """No model of ours runs as SGLang's draft model."""
+        """None: specplug runs no draft model of SGLang's."""
         return None
 
     @property
@@ -92,7 +92,11 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         return (self.model_runner.attn_backend, *self.draft_lengths.backends())
 
     def alloc_memory_pool(self, memory_pool_config: Any = None, **pools: Any) -> None:
-        """Take note of the target's pools."""
+        """Store the target's pools.
+
+        Raises:
+            EngineError: the request pool has more rows than the token table.
+        """
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
         rows, expected = self.req_to_token_pool.req_to_token.shape[0], self.drafting.table.tokens.shape[0]
         if rows > expected:
@@ -105,24 +109,24 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             )
 
     def init_cuda_graphs(self) -> None:
-        """Build, and on a GPU capture, the widths that plans may choose."""
+        """Build, and on a GPU capture, the draft lengths that plans may choose."""
         self.draft_lengths.prepare(
             tuple(draft_length + 1 for draft_length in self.drafting.caps.captured_draft_lengths)
         )
         attention.check(self.model_runner.attn_backend, trees=self.drafting.caps.trees)
         self.model_runner.spec_algorithm.host_lengths = (
             attention.needs_host_lengths(self.spec_v2_attn_backends)
-            or decided(self.server_args).enable_forward_pass_metrics  # which sums them, a request at a time
+            or decided(self.server_args).enable_forward_pass_metrics  # sums them on the host, one request at a time
         )
 
-    # -- what SGLang tells -----------------------------------------------------------------------------------------
+    # -- SGLang's notifications ------------------------------------------------------------------------------------
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
-        """Take in what a step accepted, a step late."""
+        """Process the accepted counts of a step; SGLang calls this one step late."""
         self.drafting.verified(num_correct_drafts_per_req)
 
     def clear_cache_pool(self) -> None:
-        """Tell proposers: whoever wants cached prompts forgotten may want drafts forgotten too."""
+        """Notify proposers: an operator who drops cached prompts may want drafts dropped too."""
         self.drafting.on_engine_event("cache flushed")
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -139,7 +143,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         return self._extend(batch, on_publish)
 
     def _extend(self, batch: Any, on_publish: Any) -> Any:
-        """Let the target read prompts; proposers read them behind it."""
+        """Run a prefill on the target, then pass the prompts to the proposers."""
         drafting, reqs = self.drafting, batch.reqs
         drafting.admit(reqs)
         result = self.target_worker.forward_batch_generation(batch)
@@ -159,7 +163,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         )
 
     def _read(self, batch: Any, reqs: list[Any], first: Tensor, ones: Tensor) -> None:
-        """Hand prompts, and the first token behind those that are whole, to the proposers."""
+        """Pass prompts, and the first token after each complete one, to the proposers."""
         drafting, slots = self.drafting, batch.req_pool_indices
         whole = [req.extend_end >= len(req.origin_input_ids) + len(req.output_ids) for req in reqs]
         if all(whole):
@@ -179,7 +183,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         drafting.stage.propose(view, 0)
 
     def _decode(self, batch: Any, on_publish: Any) -> Any:
-        """Draft, verify, and learn."""
+        """Draft, verify and observe."""
         from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 
         drafting, reqs, slots, before = self.drafting, batch.reqs, batch.req_pool_indices, batch.seq_lens
@@ -196,7 +200,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             mask = exact.grammar_mask(batch, tree, self.device)
             predict, accept_lens, accept_index = seeded.verify(self.model_runner, batch, logits, mask)
             exact.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
-            # The backend that attended knows which recurrent states are whose.
+            # Called within `using`, because the backend that attended knows which recurrent state belongs to which row.
             commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
         emitted = predict[accept_index.long()]  # [B, n], undefined beyond a row's count
         self._settle(batch, draft, accept_lens, accept_index, predict, logits)
@@ -218,7 +222,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         )
 
     def _draft(self, batch: Any, draft_length: int) -> Draft:
-        """Return drafts of B rows, `draft_length` tokens at most, the same on all ranks."""
+        """Return drafts of B rows, at most `draft_length` tokens each, the same on all ranks."""
         drafting, reqs = self.drafting, batch.reqs
         if self.ranks.leads:
             view = drafting.view(reqs, batch.req_pool_indices, batch.seq_lens + 1)
@@ -235,19 +239,19 @@ class Worker(ExternalCorpora, BaseSpecWorker):
     def _settle(
         self, batch: Any, draft: Draft, accept_lens: Tensor, accept_index: Tensor, predict: Tensor, logits: Any
     ) -> None:
-        """Move what was accepted to where it belongs in the cache; a chain lies there already.  Then logprobs."""
+        """Move a tree's accepted tokens to their cache positions (a chain's are in place), then compute logprobs."""
         from sglang.srt.layers.logprob_processor import compute_spec_logprobs
         from sglang.srt.speculative.spec_utils import move_accept_tokens_to_target_kvcache
 
         if draft.parents is not None and draft.draft_length:
             move_accept_tokens_to_target_kvcache(batch, accept_index, accept_lens - 1, self.token_to_kv_pool_allocator)
-            if logits.hidden_states is not None:  # of which SGLang returns each row's first ones
+            if logits.hidden_states is not None:  # SGLang returns the first ones of each row
                 logits.hidden_states = logits.hidden_states[accept_index.flatten().long()]
         if batch.return_logprob:
             compute_spec_logprobs(batch, logits, predict, accept_index=accept_index)
 
     def _observe(self, batch: Any, before: Tensor, emitted: Tensor, accept_lens: Tensor, draft: Draft) -> None:
-        """Write what was emitted behind the texts, and let everyone learn from it."""
+        """Append the emitted tokens to the table and report the outcome to the draft stage."""
         drafting, slots = self.drafting, batch.req_pool_indices
         drafting.table.append(slots, before + 1, emitted)
         if drafting.stage is None:

@@ -1,7 +1,7 @@
-"""The one module that the rest of the adapter asks about SGLang's versions and private names.
+"""Checks of SGLang's version and private names, used by the rest of the adapter.
 
-The names themselves stand in `seams_table`.  Each process probes those that it uses before it uses them.  A server
-whose SGLang has moved does not start, unless optional parts use what has moved: these are switched off with a warning.
+The names are listed in `table`.  Each process probes the names of a part before it uses that part.  If a seam has
+moved, the server does not start; if only an optional part uses the seam, that part is switched off with a warning.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from specplug_sglang.seams.table import OPTIONAL, SEAMS, VERSIONS
 
 
 def installed_version() -> str:
-    """Return this process's SGLang version, "dev" where it does not know its own."""
+    """Return this process's SGLang version, "dev" if SGLang does not know its own."""
     from sglang.version import __version__
 
     return UNKNOWN if str(__version__).startswith("0.0.0") else str(__version__)
@@ -20,12 +20,12 @@ def installed_version() -> str:
 _support = Support(VERSIONS, SEAMS, who="specplug_sglang", installed=installed_version, optional=OPTIONAL)
 
 require = _support.require
-"""Refuse to go on with an SGLang that is too old, or whose seams for a part of the adapter have moved."""
+"""Raise for an SGLang that is too old, or whose seams for a part of the adapter have moved."""
 
 available = _support.available
-"""Whether an optional part of the adapter can be used; says once what is off where it cannot."""
+"""Return whether an optional part of the adapter can be used; log once what is off if it cannot."""
 
 moved = _support.moved
-"""What no longer holds of the seams that one part of the adapter uses."""
+"""Return what has moved among the seams that one part of the adapter uses."""
 
 warn_untested = _support.warn_untested

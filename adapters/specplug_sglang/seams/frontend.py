@@ -1,4 +1,4 @@
-"""What the front end uses of SGLang: taking requests in, the HTTP server, the command line."""
+"""Seams of SGLang that the front end uses: request intake, the HTTP server, the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler's process uses of SGLang: requests, batches, verification, and what it tells of itself."""
+"""Seams of SGLang that the scheduler's process uses: requests, batches, verification, and status."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ _CORPORA = (
         holds="speculative_ngram_external_corpus_max_tokens speculative_ngram_external_corpus_path",
     ),
 )
-"""SGLang's own n-gram worker, whose place ours takes where texts to draft from are added."""
+"""Methods of SGLang's own n-gram worker that specplug's worker implements too, to manage external corpora."""
 
 _STATUS = (
     seam("sglang.srt.managers.scheduler:Scheduler", "status", holds="draft_worker enable_overlap"),

@@ -1,7 +1,7 @@
-"""Every SGLang symbol that this adapter touches: what is hooked, subclassed, called or read, and by which part of it.
+"""Table of every SGLang symbol that this adapter hooks, subclasses, calls or reads, and the parts that use it.
 
-One table serves two probes: each process compares its rows with the SGLang that it has imported, and tests and
-``specplug doctor`` compare them with sources.
+It serves two probes: each process compares its rows with the imported SGLang, and tests and ``specplug doctor``
+compare them with SGLang's sources.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ OPTIONAL = {
     "status": "the status of a server and orders to it",
     "metrics": "specplug's metrics on /metrics",
 }
-"""Parts without which requests are served right, and what is off where their seams have moved."""
+"""Parts that correct serving does not need, and what is off if their seams have moved."""
 
 VERSIONS = Range(engine="SGLang", oldest=(0, 5, 22), newest=(0, 5, 23))
-"""Supported: `RUN`, and others whose every seam was compared with it."""
+"""Supported versions: `RUN`, and versions whose every seam was compared with it."""
 
 RUN: Version = (0, 5, 23)
 """The version that the tests run."""
@@ -91,6 +91,6 @@ _ARGUMENTS = (
     seam("sglang.srt.environ:Envs", "algorithm", holds="SGLANG_SIMULATE_ACC_LEN"),
     seam("sglang.srt.arg_groups.fields.serving:Serving", "algorithm", holds="grpc_mode smg_grpc_mode"),
 )
-"""A server's arguments, which SGLang puts together from these classes."""
+"""The classes from which SGLang assembles a server's arguments."""
 
 SEAMS: tuple[Seam, ...] = (*_ALGORITHM, *_ARGUMENTS, *WORKER, *FRONT)

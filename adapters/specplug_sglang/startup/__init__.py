@@ -1,1 +1,1 @@
-"""Start-up: specplug as one of SGLang's speculative algorithms, what it refuses, and what it advises."""
+"""Start-up: the speculative algorithm that SGLang sees, refusals, and advice to the operator."""

@@ -1,4 +1,4 @@
-"""What an operator should know about a launch: said by ``specplug doctor`` and by the server when it starts."""
+"""Advice to the operator about a launch, printed by ``specplug doctor`` and logged by the server at start-up."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ logger = logging.getLogger("specplug")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What SGLang made of a launch line that asks for specplug.
+    """Resolved launch of a server with specplug enabled.
 
     Attributes:
-        draft_length: the server's widest draft.
+        draft_length: the server's maximum draft length.
         topk: ``--speculative-eagle-topk``: 1 for chains, more for trees.
-        overlap: whether the host prepares a step while the device runs the one before.
-        max_running_requests: most requests at a time.
-        draft_lengths: those that plans choose among and that have graphs; empty where every width runs as it is.
-        graphs_up_to: the largest batch that decodes as a graph; None where every step runs eagerly.
-        settings: specplug's, those that are not at their defaults.
-        host_proposers: those in force that draft on the host.
+        overlap: whether the host prepares a step while the device runs the previous one.
+        max_running_requests: most concurrent requests.
+        draft_lengths: draft lengths that plans choose among and that have graphs; empty if any length may be chosen.
+        graphs_up_to: the largest batch that decodes as a graph; None if every step runs eagerly.
+        settings: specplug's settings that differ from their defaults.
+        host_proposers: enabled proposers that draft on the host.
     """
 
     draft_length: int
@@ -45,7 +45,7 @@ class Launch:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Launch:
-        """Rebuild one that travelled as JSON."""
+        """Rebuild a launch from its JSON form."""
         values = {field.name: plain[field.name] for field in fields(cls)}
         return cls(
             **{
@@ -57,7 +57,7 @@ class Launch:
 
 
 def launch_of(server_args: Any) -> Launch:
-    """Return what a server's arguments came to; SGLang has settled them."""
+    """Return the launch of a server's arguments, which SGLang has resolved."""
     view, caps, settings = decided(server_args), engine_caps(server_args), resolved(server_args).settings
     return Launch(
         draft_length=caps.max_draft_length,
@@ -80,14 +80,14 @@ def _graphs_up_to(view: Any) -> int | None:
 
 
 def advise(launch: Launch) -> list[CheckResult]:
-    """Say what is to be known of a launch, warnings among it."""
+    """Return advice on a launch, warnings included."""
     results = [CheckResult("ok", _head(launch)), _graphs(launch)]
     results += [CheckResult("ok", text) for text in on_the_host(launch)]
     return [*results, CheckResult("ok", UNDRAFTED)]
 
 
 def announce(server_args: Any) -> None:
-    """Log what starts, and the warnings of its launch, each once per process."""
+    """Log the start-up line and the warnings of the launch, each once per process."""
     launch = launch_of(server_args)
     shape = "chains" if launch.topk == 1 else "trees"
     scheduling = "overlap" if launch.overlap else "synchronous"
@@ -102,36 +102,36 @@ def announce(server_args: Any) -> None:
 
 UNDRAFTED = (
     "requests with penalties, min_new_tokens, a custom logit processor, or min_p when sampling get no drafts: "
-    "SGLang verifies them inexactly, so they are served one token a step"
+    "SGLang verifies them inexactly, so they are served one token per step"
 )
 REFUSED = (
-    "a server is refused that asks for attention with data parallelism, pipeline parallelism, prefill and decode on "
-    "separate servers, two-batch overlap, SGLang's adaptive speculation, rejection sampling or acceptance thresholds, "
-    "watermarks, its servers in Rust or over gRPC, trees with a page size above 1 (but for flashinfer), or trees for a "
-    "model with recurrent state"
+    "refused at start-up: attention with data parallelism, pipeline parallelism, prefill and decode on separate "
+    "servers, two-batch overlap, SGLang's adaptive speculation, rejection sampling or acceptance thresholds, "
+    "watermarks, its servers in Rust or over gRPC, trees with a page size above 1 (except with flashinfer), and trees "
+    "for a model with recurrent state"
 )
 STEP_PLANNER = (
-    "each step on the host: the plan, from figures that are a step old; drafts and what came of them stay on the device"
+    "each step on the host: the plan, from results that are one step old; drafts and their outcomes stay on the device"
 )
-GRAMMARS = "steps with a grammar in the batch hand the drafts to the host and wait there for what it forbids"
+GRAMMARS = "steps with a grammar in the batch copy the drafts to the host and wait there for the grammar's mask"
 
 
 def host_cost(names: tuple[str, ...]) -> str:
-    """Say what proposers on the host cost."""
+    """Describe the cost of proposers on the host."""
     several = "draft" if len(names) > 1 else "drafts"
     return (
-        f"{', '.join(names)} {several} on the host, on a thread: on a GPU every step then waits once for the device to "
-        "hand its new tokens over"
+        f"{', '.join(names)} {several} on the host, on a thread: on a GPU every step then waits once for the device's "
+        "new tokens"
     )
 
 
 def on_the_host(launch: Launch) -> list[str]:
-    """Say what of a step is left to the host."""
+    """Describe the work of a step that runs on the host."""
     lines = [STEP_PLANNER]
     if launch.host_proposers:
         lines.append(host_cost(launch.host_proposers))
     if launch.tensor_parallel_size > 1:
-        lines.append("each step the first of the tensor-parallel ranks tells the others the width, between hosts")
+        lines.append("each step rank 0 sends the draft length to the other tensor-parallel ranks, between hosts")
     return [*lines, GRAMMARS]
 
 
@@ -145,19 +145,17 @@ def _head(launch: Launch) -> str:
 
 
 def _graphs(launch: Launch) -> CheckResult:
-    """Say which widths have graphs, and whether the largest batches do."""
+    """Describe which draft lengths have graphs, and warn if the largest batches have none."""
     if not launch.draft_lengths:
         return CheckResult(
-            "ok", f"every width from 0 to {launch.draft_length} may be chosen; {launch.device} has no graphs"
+            "ok", f"every draft length from 0 to {launch.draft_length} may be chosen; {launch.device} has no graphs"
         )
     draft_lengths = ", ".join(map(str, launch.draft_lengths))
     if launch.graphs_up_to is None:
         return CheckResult(
-            "ok", f"widths {draft_lengths} may be chosen; graphs are switched off, so every step runs eagerly"
+            "ok", f"draft lengths {draft_lengths} may be chosen; graphs are switched off, so every step runs eagerly"
         )
-    line = (
-        f"widths {draft_lengths} may be chosen, each with graphs of its own, for up to {launch.graphs_up_to} requests"
-    )
+    line = f"draft lengths {draft_lengths} may be chosen, each with graphs for up to {launch.graphs_up_to} requests"
     if launch.max_running_requests <= launch.graphs_up_to:
         return CheckResult("ok", line)
     most = launch.max_running_requests

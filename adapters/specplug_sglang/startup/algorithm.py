@@ -1,4 +1,4 @@
-"""specplug as one of SGLang's speculative algorithms: what SGLang asks it, and what it refuses."""
+"""The speculative algorithm that specplug registers with SGLang, and the server arguments that it refuses."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ from specplug_sglang import seams
 from specplug_sglang.config import ALGORITHM, LENGTH_FLAG, is_tree_mode, resolved
 
 MOST_REQUESTS = 48
-"""Requests at a time where the server does not say: what SGLang's own n-gram runs."""
+"""Default of ``--max-running-requests``, as for SGLang's own n-gram."""
 
 
 class Algorithm(CustomSpecAlgo):
-    """SGLang takes specplug for its n-gram speculation wherever it asks: that drafts without a model, too."""
+    """specplug's algorithm.  It reports itself as SGLang's n-gram speculation, which also drafts without a model."""
 
     host_lengths = True
-    """Whether steps need text lengths on the host; the worker sets it, once it has attention backends."""
+    """Whether steps need text lengths on the host; the worker sets it once it has attention backends."""
 
     def is_ngram(self) -> bool:
-        """Share the n-gram's relay of results, its dummy inputs for graphs, and its external corpora."""
+        """Return True, to share the n-gram's relay of results, dummy inputs for graphs, and external corpora."""
         return True
 
     def has_draft_kv(self) -> bool:
-        """Nothing is cached for drafting."""
+        """Return False: drafting caches no keys and values."""
         return False
 
     def need_topk(self) -> bool:
-        """No hidden states or top-k are relayed between steps."""
+        """Return False: no hidden states or top-k are relayed between steps."""
         return False
 
     def carries_draft_hidden_states(self) -> bool:
-        """Nothing of drafting travels from prefill to decode servers."""
+        """Return False: prefill servers send no draft state to decode servers."""
         return False
 
     def create_future_map(
         self, device: Any, req_to_token_pool: Any, needs_cpu_seq_lens: bool = True, needs_confidence_relay: bool = False
     ) -> Any:
-        """Make the relay between overlapped steps.
+        """Build the relay between overlapped steps.
 
-        SGLang asks for lengths on the host wherever drafts are the n-gram's, and so waits for every verification.
+        For the n-gram SGLang always requests text lengths on the host, and so waits for every verification; here it
+        does so only if `host_lengths` is set.
         """
         from sglang.srt.managers.overlap_utils import FutureMap
 
@@ -52,16 +53,16 @@ class Algorithm(CustomSpecAlgo):
         return FutureMap(device, self, req_to_token_pool, needed, needs_confidence_relay)
 
     def handle_server_args(self, server_args: Any) -> None:
-        """Refuse what would be served wrongly, and settle what the server left open.
+        """Refuse unsupported server arguments and fill in omitted ones.
 
         Args:
-            server_args: a stand-in that records what is assigned.
+            server_args: a proxy that records assignments.
 
         Raises:
-            ValueError: the settings are wrong, or the server is configured in a way that specplug does not support.
+            ValueError: the settings are invalid, or specplug does not support the server's configuration.
         """
         try:
-            for where in ("algorithm", "worker"):  # a scheduler would end with it, a moment later
+            for where in ("algorithm", "worker"):  # a moved seam would end the scheduler a moment later
                 seams.require(where)
             refuse_unsupported(server_args)
             found = resolved(server_args)
@@ -72,7 +73,7 @@ class Algorithm(CustomSpecAlgo):
         server_args.speculative_num_draft_tokens = tokens
         server_args.speculative_eagle_topk = server_args.speculative_eagle_topk or 1
         topk = server_args.speculative_eagle_topk
-        # SGLang reserves room for steps x topk tokens behind each text: for as many as a draft has, whatever its shape.
+        # SGLang reserves cache for steps x topk tokens after each text, so this matches the tokens of a draft.
         server_args.speculative_num_steps = max(1, tokens - 1 if topk == 1 else tokens // topk)
         server_args.enable_mixed_chunk = False
         if server_args.max_running_requests is None:
@@ -80,10 +81,10 @@ class Algorithm(CustomSpecAlgo):
 
 
 def refuse_unsupported(server_args: Any) -> None:
-    """Refuse what would be served wrongly.
+    """Refuse server arguments that specplug would serve incorrectly.
 
     Raises:
-        EngineError: the server is configured in a way that specplug does not support.
+        EngineError: specplug does not support the server's configuration.
     """
     tokens, topk = server_args.speculative_num_draft_tokens, server_args.speculative_eagle_topk
     if tokens is not None and tokens < 1:
@@ -112,7 +113,7 @@ def refuse_unsupported(server_args: Any) -> None:
 
 
 def _refuse_trees_for_states(server_args: Any) -> None:
-    """Refuse trees where layers keep a state per request: not all of SGLang's go by a node's parent."""
+    """Refuse trees for layers with a state per request, because not all of SGLang's follow a node's parent."""
     from sglang.srt.arg_groups.overrides import model_config_of
     from sglang.srt.configs.hybrid_arch import mambaish_config
 
@@ -129,7 +130,7 @@ def _refuse_trees_for_states(server_args: Any) -> None:
 
 _REFUSED: dict[str, Any] = {
     "attn_dp_size": 1,
-    "enable_dp_attention": False,  # its old name, which newer versions have turned into it by now
+    "enable_dp_attention": False,  # old name of attn_dp_size; newer versions have converted it by now
     "pp_size": 1,
     "disaggregation_mode": "null",
     "speculative_adaptive": False,
@@ -144,7 +145,7 @@ _REFUSED: dict[str, Any] = {
     "grpc_mode": False,
     "smg_grpc_mode": False,
 }
-"""Arguments that are refused when they have another value."""
+"""Arguments that are refused unless they have this value."""
 
 _RUST = "SGLANG_RUST_SERVER"
 _SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
@@ -156,7 +157,7 @@ _WHY = {
     "enable_dp_attention": "attention with data parallelism is not supported",
     "pp_size": "pipeline parallelism is not supported",
     "disaggregation_mode": "prefill and decode on separate servers are not supported",
-    "speculative_adaptive": "widths are the policy's business",
+    "speculative_adaptive": "specplug's policy chooses draft lengths",
     "speculative_use_rejection_sampling": "SGLang's rejection sampling needs the drafts' distributions",
     "speculative_accept_threshold_single": _LOSSY,
     "speculative_accept_threshold_acc": _LOSSY,

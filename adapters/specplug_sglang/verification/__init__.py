@@ -1,1 +1,1 @@
-"""Verification on the device: trees of draft tokens, attention, and the text of running requests."""
+"""Verification in the scheduler's process, on the device: draft trees, attention, and the table of token ids."""

@@ -1,6 +1,6 @@
-"""What SGLang's attention backends read of the tokens being verified: masks, and text lengths on the host.
+"""Needs of SGLang's attention backends in verification: masks, and text lengths on the host.
 
-Backends are asked for what they declare themselves, wrappers are looked into, and names decide only where a backend
+A backend's own declaration decides, that of the wrapped backend for wrappers; class names decide only if a backend
 declares nothing.  Nothing here waits for the device.
 """
 
@@ -27,19 +27,19 @@ CAUSAL = frozenset(
         "XPUAttentionBackend",
     }
 )
-"""Backends that verify chains causally and read no mask; those with captured graphs declare it (`verify_mask`)."""
+"""Backends that verify chains causally without a mask; backends with captured graphs declare it (`verify_mask`)."""
 
 
 def needs_host_lengths(backends: Iterable[Any]) -> bool:
-    """Return whether a backend reads text lengths on the host, for which every step waits for the one before it."""
+    """Return whether any backend reads text lengths on the host, which makes every step wait for the previous one."""
     return any(getattr(backend, "needs_cpu_seq_lens", True) for backend in backends)
 
 
 def check(attention: Any, *, trees: bool) -> None:
-    """Refuse trees on a backend that declares to read no mask: all nodes would see those of other branches.
+    """Refuse trees on a backend that declares to read no mask: nodes would attend to other branches.
 
     Raises:
-        EngineError: it does.
+        EngineError: the server verifies trees on such a backend.
     """
     if trees and _declared(attention) is False:
         raise EngineError.build(
@@ -55,32 +55,32 @@ def reads_mask(attention: Any, *, trees: bool) -> bool:
     """Return whether a backend reads a mask when it verifies.
 
     Args:
-        attention: a backend, built for trees or for chains.
-        trees: which of the two.
+        attention: a backend.
+        trees: whether it was built for trees.
     """
     declared = _declared(attention)
     return declared if declared is not None else trees or type(verifying(attention)).__name__ not in CAUSAL
 
 
 def verifying(attention: Any) -> Any:
-    """Return the backend that attends to the tokens being verified, below SGLang's wrappers."""
+    """Unwrap SGLang's wrappers and return the backend that attends to the tokens being verified."""
     inner = _inner(attention)
     return attention if inner is None else verifying(inner)
 
 
 def mask_of(batch: Any, nodes: Nodes, attention: Any, *, trees: bool, max_length: int) -> Tensor | None:
-    """Return the mask of a step, None where the backend reads none.
+    """Return the mask of a step, or None if the backend reads none.
 
     Args:
-        batch: a `ScheduleBatch` that decodes.
-        nodes: what is verified of B rows, n nodes each.
+        batch: a decoding `ScheduleBatch`.
+        nodes: nodes of B rows to verify, n each.
         attention: the backend that will attend.
         trees: whether it was built for trees.
         max_length: the longest text.
 
     Returns:
-        On a CPU [B * n * n] bool, which nodes see which; elsewhere as `whole_mask`, perhaps with unused cells at the
-        end.
+        On a CPU [B * n * n] bool, which nodes see which; elsewhere as in `whole_mask`, possibly with unused cells at
+        the end.
     """
     if not reads_mask(attention, trees=trees):
         return None
@@ -91,20 +91,20 @@ def mask_of(batch: Any, nodes: Nodes, attention: Any, *, trees: bool, max_length
 
 
 def most_cached(batch: Any, max_length: int) -> int:
-    """Return the number of cached tokens of all rows, or a bound on it where only the device knows the lengths."""
+    """Return the number of cached tokens of all rows, or an upper bound if only the device has the lengths."""
     if batch.seq_lens_cpu is not None:
         return int(batch.seq_lens_cpu.sum())
     return sum(min(req.kv.kv_allocated_len, max_length) for req in batch.reqs)
 
 
 def _declared(attention: Any) -> bool | None:
-    """Return whether a backend, or the one below it, says that it reads masks; None where neither says anything."""
+    """Return whether a backend, or the one it wraps, declares to read masks; None if neither declares anything."""
     masks = (getattr(backend, "verify_mask", None) for backend in (attention, verifying(attention)))
     return next((bool(mask.is_read) for mask in masks if mask is not None), None)
 
 
 def _inner(attention: Any) -> Any:
-    """Return the backend that a wrapper verifies with, None for what is no wrapper."""
+    """Return the backend that a wrapper verifies with; None if `attention` is not a wrapper."""
     if hasattr(attention, "decode_backend"):
         return attention.decode_backend if attention.spec_attn_is_decode else attention.prefill_backend
     return getattr(attention, "full_attn_backend", None)

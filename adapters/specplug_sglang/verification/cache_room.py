@@ -1,8 +1,8 @@
-"""Room for what SGLang reserves behind each text.
+"""Workaround for request-pool rows that are too short for SGLang's reserve after each text.
 
-For a step it reserves up to twice a step's nodes per request, also at the end of the context, and gives rows of the
-request pool less than that beyond it.  What does not fit would be written into the row of another request, and never be
-freed.
+For a step SGLang reserves up to twice the step's nodes per request, also at the end of the context, but its rows in
+the request pool extend less than that beyond the context.  The excess would be written into another request's row and
+never be freed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _MARK = "_specplug_room"
 
 
 def make_room() -> None:
-    """Let rows of the request pool hold the whole reserve; to be called before SGLang makes its pools."""
+    """Extend the rows of the request pool to hold the whole reserve.  Call it before SGLang creates its pools."""
     from sglang.srt.mem_cache import kv_cache_configurator as module
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 

@@ -1,7 +1,7 @@
-"""One attention backend per width, and on a GPU one captured graph runner.
+"""Attention backends, and on a GPU captured graph runners, one per draft length.
 
-Backends keep the number of tokens that are verified per request from when they are built, so a narrower step needs one
-of its own; SGLang's adaptive speculation does the same.  Widths are counted in nodes here, the root included.
+A backend fixes the number of verified tokens per request when it is built, so a step with shorter drafts needs another
+one; SGLang's adaptive speculation does the same.  Draft lengths are counted in nodes here, the root included.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specplug.errors import EngineError
 
 @dataclass(frozen=True, slots=True)
 class Machinery:
-    """What verifies one width: an attention backend, and a graph runner or None where the step runs eagerly."""
+    """Attention backend and graph runner of one draft length; the runner is None if the step runs eagerly."""
 
     attention: Any
     graphs: Any
@@ -29,7 +29,7 @@ class DraftLengths:
 
     Args:
         model_runner: the target's.
-        widest: nodes per request that the engine itself was built for.
+        widest: nodes per request that the engine's own backend was built for, the maximum.
     """
 
     def __init__(self, model_runner: Any, widest: int) -> None:
@@ -37,10 +37,10 @@ class DraftLengths:
         self._built: dict[int, Machinery] = {}
 
     def prepare(self, nodes: tuple[int, ...]) -> None:
-        """Build widths ahead, so that none is built while requests wait; widest first, as graphs share memory.
+        """Build draft lengths in advance, so that no request waits for it; longest first, as graphs share memory.
 
         Raises:
-            EngineError: the model's attention keeps what only steps of one width can read.
+            EngineError: the model's attention keeps state that only steps of a fixed draft length can read.
         """
         refuse_fused_accept(self._runner.attn_backend)
         for n in sorted(nodes, reverse=True):
@@ -48,18 +48,18 @@ class DraftLengths:
                 self._built[n] = self._build(n)
 
     def captured(self) -> list[int]:
-        """Return the widths, in nodes, that run as captured graphs; ascending."""
+        """Return the draft lengths, in nodes, that run as captured graphs, ascending."""
         graphs = {n: machinery.graphs for n, machinery in self._built.items()}
         graphs[self._widest] = getattr(self._runner, "decode_cuda_graph_runner", None)
         return sorted(n for n, runner in graphs.items() if runner is not None)
 
     def backends(self) -> list[Any]:
-        """Return the attention backends that were built so far, without the engine's own."""
+        """Return the attention backends built so far, without the engine's own."""
         return [machinery.attention for machinery in self._built.values()]
 
     @contextmanager
     def using(self, n: int) -> Iterator[None]:
-        """Let the target verify `n` nodes per request."""
+        """Make the target verify `n` nodes per request within the context."""
         if n == self._widest:
             yield
             return
@@ -83,7 +83,7 @@ class DraftLengths:
             return Machinery(attention, self._graphs(attention, n))
 
     def _graphs(self, attention: Any, n: int) -> Any:
-        """Capture the width, with the class of runner that serves the widest one; None where nothing is captured."""
+        """Capture `n` nodes with the class of the engine's own graph runner; None if the engine captures nothing."""
         default = getattr(self._runner, "decode_cuda_graph_runner", None)
         if default is None:
             return None
@@ -93,10 +93,10 @@ class DraftLengths:
 
 
 def refuse_fused_accept(attention: Any) -> None:
-    """Refuse KDA's fused accept, whose steps begin from a state that the step before left in its own last places.
+    """Refuse KDA's fused accept, whose steps start from a state that the previous step left in its last positions.
 
     Raises:
-        EngineError: the backend accepts in that way; a narrower step would begin from a state that it cannot reach.
+        EngineError: the backend accepts that way; a step with fewer nodes could not reach that state.
     """
     linear = getattr(attention, "linear_attn_backend", None)
     if getattr(linear, "accept_lens_pool", None) is None:
@@ -112,7 +112,7 @@ def refuse_fused_accept(attention: Any) -> None:
 
 @contextmanager
 def _as_if_launched_with(n: int) -> Iterator[None]:
-    """Let what is built read another number of draft tokens from SGLang's settings."""
+    """Override the number of draft tokens in SGLang's settings while a backend is built."""
     spec = get_spec()
     default = {
         "speculative_num_steps": spec.speculative_num_steps,

@@ -1,4 +1,4 @@
-"""What keeps verification exact where SGLang's own is not: grammars over trees, and rows that are served plainly."""
+"""Exactness where SGLang's own verification is inexact: grammars over trees, and rows without drafts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows_of_pool(server_args: Any) -> int:
 
 
 def grammar_tree(batch: Any, nodes: Nodes) -> Any:
-    """Begin to copy the nodes to the host, where grammars are; None without a grammar in the batch."""
+    """Start copying the nodes to the host for the grammars; None without a grammar in the batch."""
     if not batch.has_grammar:
         return None
     from sglang.srt.speculative.spec_utils import GrammarTree
@@ -30,7 +30,7 @@ def grammar_tree(batch: Any, nodes: Nodes) -> Any:
 
 
 def grammar_mask(batch: Any, tree: Any, device: torch.device) -> Any:
-    """Return what grammars forbid at each node; None without a grammar in the batch."""
+    """Return the mask of tokens that grammars forbid at each node; None without a grammar in the batch."""
     if tree is None:
         return None
     from sglang.srt.speculative.spec_utils import build_grammar_vocab_mask
@@ -41,17 +41,18 @@ def grammar_mask(batch: Any, tree: Any, device: torch.device) -> Any:
 
 
 def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Tensor, n: int) -> None:
-    """Draw the tokens of the rows that get no drafts anew, as SGLang draws them without speculation.
+    """Resample the tokens of rows without drafts, as SGLang does without speculation.
 
-    Verification has put penalties, grammars and biases into the logits by now, once, as plain decoding does.  Custom
-    logit processors are still to come, and the sampler's own draw, which knows min_p and seeds.
+    Verification has already applied penalties, grammars and biases to the logits, once, as plain decoding does.  This
+    applies custom logit processors and the sampler, which supports min_p and seeds.
 
     Args:
         sampler: SGLang's, of the target.
-        batch: that was verified, by n nodes a row, the first of which is the root.
-        logits: SGLang's output of the forward pass, with "next_token_logits" [B * n, V]; its roots' rows get what
-            custom logit processors make of them, as log probabilities are computed from there.
-        predict: [B * n] int32, the token behind each node; those of plain rows' roots are replaced.
+        batch: the verified batch, n nodes per row, the root first.
+        logits: SGLang's output of the forward pass, with "next_token_logits" [B * n, V]; the roots' rows are
+            overwritten with the output of custom logit processors, from which log probabilities are computed.
+        predict: [B * n] int32, the token after each node; replaced at the roots of plain rows.
+        n: nodes per row.
     """
     rows = _plain_rows(batch)
     if not rows:
@@ -68,13 +69,13 @@ def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Tensor, n: in
         info = replace(info, has_custom_logit_processor=False)
     tokens = sampler(LogitsProcessorOutput(next_token_logits=own), info, False, [], [], batch.seq_lens)
     tokens = tokens.to(torch.int32)
-    get_parallel().tp_group.broadcast(tokens, src=0)  # as verification's own draws
+    get_parallel().tp_group.broadcast(tokens, src=0)  # as verification does for its own draws
     which = on_device(rows, torch.int64, predict.device)
     predict[which * n] = tokens[which]
 
 
 def _plain_rows(batch: Any) -> list[int]:
-    """Return the rows that get no drafts; without looking at any where SGLang knows that there are none."""
+    """Return the rows that get no drafts, without a loop over rows if SGLang's batch flags rule them out."""
     info = batch.sampling_info
     if (
         info.need_min_p_sampling

@@ -1,9 +1,9 @@
-"""Verification of requests with seeds: their text is the one that SGLang gives without speculation.
+"""Verification of seeded requests that reproduces the text SGLang gives without speculation.
 
 Under deterministic inference SGLang draws each token from the logits, the request's seed and the token's position
-alone.  So the token behind every node is drawn in the same way, and a draft token is accepted where it is that token:
-neither the drafts nor their length have a part in the text.  SGLang's own verification draws from other numbers, the
-last of which it takes from the column behind the draft, and so from another one whenever the draft length changes.
+alone.  Here the token after every node is drawn the same way, and a draft token is accepted if it equals that token, so
+neither the drafts nor their length affect the text.  SGLang's own verification uses other random numbers; the last one
+comes from the column after the draft, and so changes with the draft length.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def verify(runner: Any, batch: Any, logits: Any, grammar_mask: Any) -> Verified:
 
     Args:
         runner: the target's `ModelRunner`.
-        batch: that was verified; its `spec_info` describes the nodes.
-        logits: SGLang's output of the forward pass; penalties, biases and grammars are put into it.
-        grammar_mask: what grammars forbid at each node, or None.
+        batch: the verified batch; its `spec_info` describes the nodes.
+        logits: SGLang's output of the forward pass; penalties, biases and grammars are applied to it in place.
+        grammar_mask: tokens that grammars forbid at each node, or None.
     """
     from sglang.srt.speculative.eagle_utils import eagle_sample
 
     info = batch.sampling_info
     by_seed = info.sampling_seed is not None and not info.is_all_greedy
-    if by_seed:  # the cheapest verification puts into the logits what any does
+    if by_seed:  # greedy verification is the cheapest, and changes the logits as any other does
         batch.sampling_info = replace(info, is_all_greedy=True)
     try:
         found: Verified = eagle_sample(
@@ -43,15 +43,15 @@ def verify(runner: Any, batch: Any, logits: Any, grammar_mask: Any) -> Verified:
 
 
 def _drawn(sampler: Any, batch: Any, logits: Any) -> Tensor:
-    """Return [B, n] int64: the token behind each node, as SGLang draws it without speculation.
+    """Return [B, n] int64: the token after each node, as SGLang draws it without speculation.
 
-    One node of each row at a time, as SGLang hashes a number for every token of the vocabulary.
+    It draws one node per row at a time, because SGLang hashes a number for every token of the vocabulary.
     """
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.runtime_context import get_parallel
 
     n = batch.spec_info.draft_token_num
-    # Rows with a custom logit processor have no drafts, and are drawn behind it later.
+    # Rows with a custom logit processor have no drafts; `exact.sample_plainly` draws them later.
     info = replace(batch.sampling_info, has_custom_logit_processor=False)
     nodes, positions = logits.next_token_logits.unflatten(0, (-1, n)), batch.spec_info.positions.view(-1, n)
     tokens = []
@@ -59,17 +59,17 @@ def _drawn(sampler: Any, batch: Any, logits: Any) -> Tensor:
         own = LogitsProcessorOutput(next_token_logits=nodes[:, node].clone())
         tokens.append(sampler(own, info, False, [], [], positions[:, node].contiguous()).long())
     drawn = torch.stack(tokens, 1)
-    get_parallel().tp_group.broadcast(drawn, src=0)  # as verification's own draws
+    get_parallel().tp_group.broadcast(drawn, src=0)  # as verification does for its own draws
     return drawn
 
 
 def _accept(nodes: Any, drawn: Tensor, alike: Verified) -> Verified:
-    """Walk each row from its root along the nodes that hold the tokens drawn.
+    """Walk each row from its root along the nodes that hold the drawn tokens.
 
     Args:
         nodes: SGLang's description of the nodes.
-        drawn: [B, n] int64, the token behind each node.
-        alike: of which shapes and types the results are.
+        drawn: [B, n] int64, the token after each node.
+        alike: templates for the shapes and dtypes of the results.
     """
     from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func
 

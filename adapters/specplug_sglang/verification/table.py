@@ -1,8 +1,7 @@
-"""The text of every running request, on the device.
+"""Table of the token ids of every running request, on the device, where SGLang keeps none.
 
-SGLang keeps no token ids there.  Prompts are written once, when a request gets its place; what a step emits is written
-by the step itself, from the verifier's own output.  So the newest tokens are known to the next step wherever the host
-is, and nothing is read back.
+A prompt is written once, when its request gets a slot; each step appends its emitted tokens from the verifier's output.
+So the next step sees the newest tokens however far ahead the host is, and nothing is read back.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 
 def on_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return host values as a tensor [n]: on a GPU one asynchronous copy, for which nobody waits."""
+    """Return host values as a tensor [n] on `device`; on a GPU by one asynchronous copy without a sync."""
     staged = torch.tensor(values, dtype=dtype)
     return staged.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else staged.to(device)
 
@@ -27,8 +26,8 @@ class TokenTable:
     Args:
         slots: S, rows.
         length: L, the longest text.
-        most_emitted: tokens that a step emits per request at most.
-        device: where the table lies.
+        most_emitted: most tokens that a step emits per request.
+        device: the table's device.
 
     Attributes:
         tokens: [S, L + most_emitted] int32; undefined at and beyond a row's length.
@@ -39,19 +38,19 @@ class TokenTable:
         self._places = torch.arange(most_emitted, device=device)
 
     def write(self, slot: int, text: npt.NDArray[np.int64]) -> None:
-        """Write a request's text [n]: one asynchronous copy."""
+        """Write a request's text [n] in one asynchronous copy."""
         staged = torch.from_numpy(text.astype(np.int32))
         if self.tokens.device.type == "cuda":
             staged = staged.pin_memory()
         self.tokens[slot, : len(text)].copy_(staged, non_blocking=True)
 
     def append(self, slots: Tensor, lengths: Tensor, emitted: Tensor) -> None:
-        """Write what a step emitted.
+        """Append the emitted tokens of a step.
 
         Args:
             slots: [B] int64.
             lengths: [B] int64, of the texts before the step.
-            emitted: [B, E] ids; those beyond a row's own count are written too, where they are undefined anyway.
+            emitted: [B, E] ids; ids beyond a row's count are written too, where the table is undefined anyway.
         """
         allocator = lengths[:, None] + self._places[: emitted.shape[1]]
         self.tokens[slots[:, None], allocator.clamp_(max=self.tokens.shape[1] - 1)] = emitted.to(self.tokens.dtype)

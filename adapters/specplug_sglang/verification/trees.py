@@ -1,8 +1,8 @@
-"""Drafts as SGLang verifies them: a root, which is the last token of the text, and behind it the draft's nodes.
+"""Node layout in which SGLang verifies drafts: a root, the last token of the text, followed by the draft's nodes.
 
-All rows of a batch have as many nodes as the step is wide.  Those behind a row's own draft are filler: no node points
-to them, so the verifier's walk never comes there.  Nor does it come to a node with the token of a sibling before it,
-whose probability SGLang's kernels would count twice.  Everything is computed on the device, and nothing is read back.
+All rows of a batch have the same number of nodes.  Nodes after a row's own draft are padding: no node links to them, so
+the verifier's walk never reaches them.  Nor does it reach a node that repeats the token of an earlier sibling, whose
+probability SGLang's kernels would count twice.  Everything is computed on the device, and nothing is read back.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from specplug.types.draft import Draft
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nodes:
-    """What is verified of B rows, n nodes each; node 0 is the root.
+    """Nodes to verify of B rows, n nodes each; node 0 is the root.
 
     Attributes:
-        tokens: [B, n] int64; of filler the root's.
-        depth: [B, n] int64, nodes between the root and the node, itself included; 0 for the root and for what hangs
-            nowhere.
-        child: [B, n] int64, the first node below each, -1 for none.
-        sibling: [B, n] int64, the next node below the same parent, -1 for none.
-        sees: [B, n, n] bool, which nodes are above each node, itself included; None for chains, where it is those
-            before it.
+        tokens: [B, n] int64; padding holds the root's token.
+        depth: [B, n] int64, distance from the root; 0 for the root and for nodes without a parent.
+        child: [B, n] int64, first child of each node, -1 for none.
+        sibling: [B, n] int64, next node with the same parent, -1 for none.
+        sees: [B, n, n] bool, the ancestors of each node, itself included; None for chains, where they are all earlier
+            nodes.
     """
 
     tokens: Tensor
@@ -37,7 +36,7 @@ class Nodes:
 
 
 def nodes_of(draft: Draft, last: Tensor) -> Nodes:
-    """Put the root before each row's draft.
+    """Build the nodes of a draft, with the root before each row.
 
     Args:
         draft: B rows of at most N = n - 1 tokens, chains or trees.
@@ -47,27 +46,27 @@ def nodes_of(draft: Draft, last: Tensor) -> Nodes:
     tokens = torch.cat([last[:, None], torch.where(inside, draft.token_ids.long(), last[:, None])], 1)
     place = torch.arange(draft.draft_length + 1, device=last.device)
     if draft.parents is None:
-        below = place < draft.lengths[:, None]  # a node follows, as long as the draft goes on
+        below = place < draft.lengths[:, None]  # True if the draft continues after this node
         depth = torch.where(place <= draft.lengths[:, None], place, 0)
         return Nodes(tokens, depth, torch.where(below, place + 1, -1), torch.full_like(tokens, -1), None)
     hung = place[1:] if draft.draft_length else place[:0]
-    parents = torch.where(inside, draft.parents.long() + 1, -1)  # [B, N], of the nodes 1 to N; of filler none
+    parents = torch.where(inside, draft.parents.long() + 1, -1)  # [B, N], parents of nodes 1 to N; -1 for padding
     return _tree(tokens, torch.where(_repeats(tokens[:, 1:], parents), -1, parents), hung, place)
 
 
 def _repeats(tokens: Tensor, parents: Tensor) -> Tensor:
-    """Return [B, N] bool: which nodes have the token [B, N] of a node before them that hangs on the same parent."""
+    """Return [B, N] bool: which nodes repeat the token of an earlier node with the same parent."""
     alike = (tokens[:, :, None] == tokens[:, None, :]) & (parents[:, :, None] == parents[:, None, :])
     return alike.tril(-1).any(2)
 
 
 def _tree(tokens: Tensor, parents: Tensor, hung: Tensor, place: Tensor) -> Nodes:
-    """Find links, depths and ancestors from the parents [B, N] of nodes `hung` [N] among all `place` [n]."""
+    """Compute links, depths and ancestors from the parents [B, N] of nodes `hung` [N]; `place` [n] are all nodes."""
     none = place.shape[0]
-    is_child = parents[:, None, :] == place[:, None]  # [B, n, N]: node `hung[j]` hangs on node i
+    is_child = parents[:, None, :] == place[:, None]  # [B, n, N]: node `hung[j]` is a child of node i
     child = torch.where(is_child, hung, none).amin(2) if hung.numel() else torch.full_like(tokens, none)
     of_same = (parents[:, :, None] == parents[:, None, :]) & (parents >= 0)[:, :, None]
-    later = of_same & (hung > hung[:, None])  # [B, N, N]: j hangs beside i and comes after it
+    later = of_same & (hung > hung[:, None])  # [B, N, N]: j is a later sibling of i
     sibling = torch.full_like(tokens, none)
     if hung.numel():
         sibling[:, 1:] = torch.where(later, hung, none).amin(2)
@@ -77,12 +76,12 @@ def _tree(tokens: Tensor, parents: Tensor, hung: Tensor, place: Tensor) -> Nodes
 
 
 def _reached(is_child: Tensor) -> Tensor:
-    """Return [B, n, n] bool: the nodes above each, itself included, from the links [B, n, N] of parents to nodes.
+    """Return [B, n, n] bool: the ancestors of each node, itself included, from the links [B, n, N] of parents to nodes.
 
-    Each round doubles the length of the paths that are followed; counts of at most n are exact in float.
+    Each round doubles the length of the followed paths; counts of at most n are exact in float.
     """
     n = is_child.shape[1]
-    up = torch.nn.functional.pad(is_child.transpose(1, 2), (0, 0, 1, 0))  # nobody is above the root
+    up = torch.nn.functional.pad(is_child.transpose(1, 2), (0, 0, 1, 0))  # the root has no parent
     reached = (up | torch.eye(n, dtype=torch.bool, device=up.device)).float()
     for _ in range((n - 1).bit_length()):
         reached = (reached @ reached).clamp_(max=1.0)
@@ -94,27 +93,27 @@ def _or_none(links: Tensor, none: int) -> Tensor:
 
 
 def chain_sees(rows: int, n: int, device: torch.device) -> Tensor:
-    """Return [B, n, n] bool: in chains, filler included, each node sees itself and those before it."""
+    """Return [B, n, n] bool for chains: each node, padding included, sees itself and all earlier nodes."""
     return torch.ones(n, n, dtype=torch.bool, device=device).tril().expand(rows, n, n)
 
 
 def whole_mask(sees: Tensor, lengths: Tensor, total: int) -> Tensor:
-    """Return the mask that attention on a GPU takes: per row [n, its text and its nodes], flat, one row after another.
+    """Return the mask for attention on a GPU: per row [n, length + n], flattened, rows concatenated.
 
-    Every node sees all of the text, so cells are allocated as seen, a byte each, and those of nodes are written.
+    Every node sees the whole text, so the mask is allocated as True, one byte per cell, and node cells are overwritten.
 
     Args:
         sees: [B, n, n] bool.
         lengths: [B] int64, cached tokens before the nodes.
-        total: their sum, or more, which the host knows.
+        total: the sum of `lengths`, or an upper bound on it, known on the host.
 
     Returns:
-        [n * total + B * n * n] bool; cells at the end are unused where `total` is more than the sum.
+        [n * total + B * n * n] bool; cells at the end are unused if `total` exceeds the sum.
     """
     rows, n, _ = sees.shape
     sizes = n * (lengths + n)  # of each row
     node = torch.arange(n, device=sees.device)
-    lines = (sizes.cumsum(0) - sizes)[:, None] + node * (lengths + n)[:, None]  # [B, n], where each node's begins
+    lines = (sizes.cumsum(0) - sizes)[:, None] + node * (lengths + n)[:, None]  # [B, n], start of each node's line
     cells = (lines + lengths[:, None])[:, :, None] + node
     mask = torch.ones(n * total + rows * n * n, dtype=torch.bool, device=sees.device)
     return mask.scatter_(0, cells.flatten(), sees.flatten())

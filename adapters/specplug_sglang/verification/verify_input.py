@@ -1,4 +1,4 @@
-"""What SGLang's target is told of a step: the nodes to verify, and what attention on the device needs of them."""
+"""SGLang's verification input (`NgramVerifyInput`): the nodes to verify, and the tensors that attention needs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from specplug_sglang.verification.trees import Nodes
 
 
 def verify_input(batch: Any, nodes: Nodes, attention: Any, *, trees: bool, max_length: int) -> NgramVerifyInput:
-    """Describe B rows of n nodes, behind texts of which all but the last token is cached.
+    """Build the input for B rows of n nodes, after texts whose tokens are cached except the last.
 
     Args:
-        batch: a `ScheduleBatch` that decodes.
-        nodes: what is verified.
+        batch: a decoding `ScheduleBatch`.
+        nodes: the nodes to verify.
         attention: the backend that will attend.
         trees: whether the backend was built for trees.
         max_length: the longest text.
@@ -37,7 +37,7 @@ def verify_input(batch: Any, nodes: Nodes, attention: Any, *, trees: bool, max_l
 
 
 def relayed(accept_tokens: Tensor, accept_lens: Tensor, new_seq_lens: Tensor) -> NgramVerifyInput:
-    """Describe a step's results to the next one: the last token of each row [B, 1], as nobody needs the others."""
+    """Build the input that carries a step's results to the next one, which needs only the last token of each row."""
     last = accept_tokens.gather(1, (accept_lens - 1)[:, None].long())
     return NgramVerifyInput(
         draft_token_num=1,
@@ -48,7 +48,7 @@ def relayed(accept_tokens: Tensor, accept_lens: Tensor, new_seq_lens: Tensor) ->
 
 
 def prepare(batch: Any, spec_info: NgramVerifyInput) -> None:
-    """Turn a batch that decodes into one that verifies; SGLang restores it after the step."""
+    """Turn a decoding batch into a verifying one; SGLang restores it after the step."""
     from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
     from sglang.srt.speculative.spec_utils import prepare_mamba_track_for_verify
 

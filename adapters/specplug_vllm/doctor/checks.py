@@ -1,4 +1,4 @@
-"""What ``specplug doctor`` says about vLLM.  The installed vLLM is read, not imported: that takes seconds."""
+"""vLLM checks of ``specplug doctor``.  They read the installed vLLM's sources, because importing it takes seconds."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def installed(settings: Settings) -> list[CheckResult]:
 
 
 def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
-    """Report what the server would be that a launch line starts; nothing about another engine's line."""
+    """Report on the server that a launch line would start; return nothing for another engine's line."""
     if launch and not names_engine(launch, "vllm"):
         return []
     if package_folder() is None:
         return [CheckResult("fail", "this line starts vLLM, which is not installed", REMEDY)] if launch else []
     if not launch:
-        hint = "no launch line given; specplug doctor --launch 'vllm serve MODEL ...' looks at one. In general:"
+        hint = "no launch line given; specplug doctor --launch 'vllm serve MODEL ...' checks one. In general:"
         return [CheckResult("ok", hint), *_standing(settings)]
     from specplug_vllm.doctor.launch import ask
 
@@ -46,7 +46,7 @@ def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
     except EngineError as error:
         return [CheckResult("fail", str(error), "Correct what the message names")]
     if found is None:
-        return [CheckResult("warn", "the launch line does not ask for specplug", f"Add {ASKING}")]
+        return [CheckResult("warn", "the launch line does not enable specplug", f"Add {ASKING}")]
     described = ", ".join(f"{key}: {value}" for key, value in found.settings.items()) or "all at their defaults"
     return [CheckResult("ok", f"settings of the launch: {described}"), *advice.advise(found)]
 
@@ -63,7 +63,7 @@ def package_folder() -> Path | None:
 
 
 def _standing(settings: Settings) -> list[CheckResult]:
-    """Say what holds whatever the launch line."""
+    """Return the results that hold for any launch line."""
     names = host_proposers(settings, default_registry(), "cuda")
     results = [CheckResult("ok", advice.REFUSED_ON_V1)]
     if names:

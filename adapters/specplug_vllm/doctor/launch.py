@@ -1,7 +1,7 @@
-"""What vLLM makes of a launch line, found out by vLLM itself without starting an engine.
+"""Resolution of a launch line by vLLM itself, without starting an engine.
 
-vLLM fills in what the line leaves open by device and model, so nobody else can say which runner serves or how many
-tokens a step may hold.  It is asked in a process of its own: ``python -m specplug_vllm.doctor.launch LINE``.
+vLLM derives omitted arguments from device and model, so only vLLM knows which runner serves or how many tokens a step
+may hold.  It runs in a separate process: ``python -m specplug_vllm.doctor.launch LINE``.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from specplug_vllm.startup.advice import Launch, launch_of
 from specplug_vllm.startup.engine_config import require_installed
 
 _COMMAND, _MODULE = "serve", "api_server"
-"""``vllm serve``, and the module that starts the same server with ``python -m``, last part of its name."""
+"""``vllm serve``, and the last part of the name of the module that starts the same server with ``python -m``."""
 
 
 def ask(line: str, patience: float = launches.PATIENCE) -> Launch | None:
-    """Return what a launch line comes to; None when it does not ask for specplug.
+    """Return the resolved launch of a line; None if the line does not enable specplug.
 
     Args:
-        line: as it is typed into a shell: ``vllm serve MODEL --flag value ...``, with variables set in front of it.
-        patience: seconds.
+        line: a shell command, ``vllm serve MODEL --flag value ...``, optionally with variables set before it.
+        patience: timeout in seconds.
 
     Raises:
-        EngineError: it is no such line, or vLLM does not accept it.
+        EngineError: the line starts no vLLM server, or vLLM does not accept it.
     """
     variables, arguments = parsed(line)
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR", **variables}
@@ -40,10 +40,10 @@ def ask(line: str, patience: float = launches.PATIENCE) -> Launch | None:
 
 
 def parsed(line: str) -> tuple[dict[str, str], list[str]]:
-    """Split a line into variables and what ``vllm serve`` gets, which vLLM's own parser reads.
+    """Split a line into environment variables and the arguments of ``vllm serve``.
 
     Raises:
-        EngineError: it starts no server.
+        EngineError: the line starts no server.
     """
     variables, words = launches.split(line)
     for place, word in enumerate(words):
@@ -53,7 +53,7 @@ def parsed(line: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _configured(arguments: list[str]) -> dict[str, object] | None:
-    """Let vLLM read a server's arguments and configure its engine."""
+    """Parse a server's arguments and build its engine configuration, with vLLM's own code."""
     seams.require("cli")
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.cli.serve import ServeSubcommand

@@ -1,1 +1,1 @@
-"""The API server's process: request fields, the operator's routes, and metrics."""
+"""Request fields, the operator's routes and metrics, in vLLM's API server process."""

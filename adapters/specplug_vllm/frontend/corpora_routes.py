@@ -1,6 +1,6 @@
-"""The operator's HTTP routes for corpora: what is there, adding, removing; see `endpoints`.
+"""The operator's HTTP routes that list, add and remove corpora; see `endpoints`.
 
-The workers are processes of their own, so corpora reach them through the store that `corpora.store` names.
+Workers run in other processes, so corpora reach them through the store that `corpora.store` names.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PATH = "/corpora"
 
 _WHO = "/specplug/corpora"
 _MOST_AT_ONCE = 4
-"""Bodies that are held at a time; further ones are not read yet."""
+"""Most request bodies held in memory at a time; further ones wait unread."""
 
 
 class CorpusRoutes:
     """The corpora of one server.
 
     Args:
-        vllm_config: of a server that asked for specplug.
+        vllm_config: config of a server with specplug enabled.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -51,13 +51,13 @@ def attach(router: APIRouter) -> None:
         PATH,
         list_corpora,
         methods=["GET"],
-        summary="The corpora that proposers draft from, by tenant, and what is wrong with the store",
+        summary="The corpora that proposers draft from, by tenant, and problems of the store",
     )
     router.add_api_route(
         PATH,
         add_corpus,
         methods=["POST"],
-        summary="Add a corpus, all of it or nothing, or more documents to one",
+        summary="Add a corpus, or documents to a corpus; all documents are added or none",
         openapi_extra={
             "requestBody": {
                 "required": True,
@@ -70,7 +70,12 @@ def attach(router: APIRouter) -> None:
         remove_corpus,
         methods=["DELETE"],
         summary="Remove a corpus, or documents of it",
-        openapi_extra={"parameters": [_query("tenant", "whose it is"), _query("document", "remove only these", True)]},
+        openapi_extra={
+            "parameters": [
+                _query("tenant", "the corpus's tenant"),
+                _query("document", "remove only these documents", True),
+            ]
+        },
     )
 
 
@@ -98,13 +103,13 @@ def _corpora(request: Request) -> CorpusRoutes:
     corpora: CorpusRoutes | None = request.app.state.specplug_corpora
     if corpora is None:
         raise HTTPException(
-            404, "this server did not ask for specplug; start it with a --speculative-config that names it"
+            404, "specplug is not enabled on this server; start it with a --speculative-config that names it"
         )
     return corpora
 
 
 async def _body(request: Request, most: int) -> bytearray:
-    """Return what was sent; refuse more than `most` bytes as soon as that is known, and who sends too slowly."""
+    """Return the request's body.  Refuse one above `most` bytes, as soon as that is known, or one too slow."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > most:
         raise _too_large(f"{declared} bytes", most)
@@ -133,7 +138,7 @@ async def _answer(asking: Awaitable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _own_tokenizer(model_config: Any) -> Any:
-    """Return a copy of the server's tokenizer: vLLM lends its own to one thread at a time."""
+    """Return a copy of the server's tokenizer, because vLLM's own may be used by one thread at a time."""
     from vllm.tokenizers import cached_tokenizer_from_config
 
     return RequestTokenizer(functools.partial(cached_tokenizer_from_config, model_config)).copy()

@@ -1,9 +1,9 @@
-"""The operator's HTTP routes, as an endpoint plug-in of vLLM.
+"""The operator's HTTP routes, as an endpoint plug-in of vLLM in the API server process.
 
-A server that asks for specplug has them unless ``VLLM_PLUGINS`` leaves ``specplug_http`` out.  By itself vLLM loads no
-endpoint plug-in that ``VLLM_PLUGINS`` does not name, as it cannot know whether its routes are guarded.  These are, by
-`specplug.operator.access`.  vLLM's own ``--api-key`` guards the paths of its API only; a server that has such a key,
-and none of an operator's, asks for it here, too.
+A server with specplug enabled has them unless ``VLLM_PLUGINS`` is set without ``specplug_http``.  By default vLLM loads
+only endpoint plug-ins that ``VLLM_PLUGINS`` names, as it cannot know whether their routes are guarded.  These are, by
+`specplug.operator.access`.  vLLM's own ``--api-key`` guards only the paths of its API; a server that has such a key,
+but no operator's key, requires it here too.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _EXAMPLES = {
 
 
 def install() -> None:
-    """Let vLLM load these routes by default, in a process whose configuration asks for specplug."""
+    """Make vLLM load these routes by default, in a process whose configuration enables specplug."""
     from vllm import plugins
 
     if not hasattr(plugins, "load_endpoint_plugins"):
-        seams.available("routes")  # which says what is off
+        seams.available("routes")  # logs what is off
     elif not hasattr(plugins.load_endpoint_plugins, "_specplug"):
         plugins.load_endpoint_plugins = _with_ours(plugins.load_endpoint_plugins)
 
@@ -51,7 +51,7 @@ def _with_ours(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         if envs.VLLM_PLUGINS is not None:
             return [*original(supported_tasks), _ClientsKept()]
         others = {point.name for point in entry_points(group=_GROUP)} - {SpecplugEndpoints.name}
-        found = original(supported_tasks) if others else []  # it warns of each that it leaves out
+        found = original(supported_tasks) if others else []  # vLLM warns of each plug-in that it skips
         fits = set(SpecplugEndpoints.required_tasks) & set(supported_tasks or ())
         return [*found, *([SpecplugEndpoints()] if fits else ()), _ClientsKept()]
 
@@ -60,7 +60,7 @@ def _with_ours(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 
 
 class _ClientsKept:
-    """Adds no routes, and the middleware that tells requests' clients apart.  An endpoint plug-in of vLLM."""
+    """Endpoint plug-in of vLLM that adds the middleware to distinguish requests' clients, and no routes."""
 
     name = "specplug_clients"
     required_tasks = None
@@ -88,21 +88,21 @@ class SpecplugEndpoints:
             "/status",
             read_status,
             methods=["GET"],
-            summary="What specplug does: settings and their origins, sources, counts, faults, the operator's control",
+            summary="specplug's status: settings and their origins, sources, counts, faults, the operator's control",
         )
         body = {"schema": Order.model_json_schema(), "examples": _EXAMPLES}
         router.add_api_route(
             "/mode",
             set_mode,
             methods=["POST"],
-            summary="Switch speculation off or on, or limit the draft length; what is left out stays as it is",
+            summary="Switch speculation off or on, or limit the draft length; omitted fields stay unchanged",
             openapi_extra={"requestBody": {"required": True, "content": {"application/json": body}}},
         )
         corpora_routes.attach(router)
         app.include_router(router)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Keep the engine client for the routes, the corpora, and who may use them."""
+        """Store the engine client, the corpora and the accepted keys for the routes."""
         if not seams.available("routes"):
             return
         import vllm.envs as envs
@@ -138,7 +138,7 @@ async def set_mode(request: Request) -> dict[str, Any]:
 
 
 async def guard(request: Request) -> None:
-    """Refuse everybody but operators.  Without a key of theirs, ask for the server's API key where it has one."""
+    """Refuse everyone except operators.  Without an operator's key, require the server's API key if it has one."""
     operators: Operators = request.app.state.specplug_operators
     refused = operators.refusal(request.scope)
     if refused is not None:
@@ -157,7 +157,7 @@ def _client(request: Request) -> Any:
     engine = request.app.state.specplug_engine
     if engine is None or not is_requested(engine.vllm_config):
         raise HTTPException(
-            404, "this server did not ask for specplug; start it with a --speculative-config that names it"
+            404, "specplug is not enabled on this server; start it with a --speculative-config that names it"
         )
     return engine.engine_core
 

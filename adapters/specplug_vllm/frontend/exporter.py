@@ -1,4 +1,4 @@
-"""specplug's metrics on vLLM's /metrics: see `specplug.operator.exporter`."""
+"""Export of specplug's metrics on vLLM's /metrics; see `specplug.operator.exporter`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specplug_vllm.worker import status
 
 
 def install() -> None:
-    """Export the metrics of engines that this process starts or connects to.  Called where specplug is asked for."""
+    """Export the metrics of engines that this process starts or connects to.  Called if specplug is enabled."""
     if not seams.available("metrics"):
         return
     from vllm.v1.engine.core_client import EngineCoreClient

@@ -1,8 +1,8 @@
-"""The doors where vLLM takes requests in: specplug's fields are checked there, before the engine sees a request.
+"""Hooks where vLLM accepts requests.  They validate specplug's fields before the engine sees a request.
 
-There are three.  HTTP requests are checked before their response begins, so that a mistake is a status 400 for streams,
-too; `AsyncLLM` and `InputProcessor` (which `LLM` uses) check what comes to them directly.  Whoever comes first leaves
-the wire form in ``extra_args``, which the others let pass.
+There are three hooks, in the front-end process.  The HTTP hook validates before the response begins, so that an error
+is a status 400 for streams too; those of `AsyncLLM` and `InputProcessor` (which `LLM` uses) validate requests that
+reach them directly.  The first hook that runs leaves the wire form in ``extra_args``, which the others skip.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from specplug_vllm.frontend import exporter
 if TYPE_CHECKING:
     from specplug.requests.parser import Parser
 
-_PARSER = "_specplug_parser"  # on an InputProcessor whose server asked for specplug
-_LIMIT = "_specplug_most_biases"  # on a SpeculativeConfig whose runner applies min_p and logit_bias to drafts
+_PARSER = "_specplug_parser"  # attribute of an InputProcessor whose server enables specplug
+_LIMIT = "_specplug_most_biases"  # attribute of a SpeculativeConfig whose runner applies min_p and logit_bias to drafts
 
 
 def install() -> None:
-    """Open the doors once this process makes a configuration that asks for specplug; until then import nothing."""
+    """Install the hooks once this process builds a configuration that enables specplug; import nothing until then."""
     from vllm.config import vllm as module
 
     cls = module.VllmConfig
@@ -134,19 +134,19 @@ def _parsing_beside(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Parse in the check that every generating endpoint awaits first, once the check has passed."""
+    """Wrap the check that every generating endpoint awaits first, and parse once the check has passed."""
 
     @functools.wraps(original)
     async def check_model(self: Any, request: Any) -> Any:
         refusal = await original(self, request)
         parser = _parser(self)
         if refusal is None and parser is not None:
-            # A request that is split into several is checked when those come to `AsyncLLM`.
+            # The parts of a split request are validated when they reach `AsyncLLM`.
             holder, name = request, "vllm_xargs"
             if not hasattr(request, "to_sampling_params"):
                 holder, name = getattr(request, "sampling_params", None), "extra_args"
             given: Any = getattr(holder, name, None)
-            prediction = getattr(request, "prediction", None)  # OpenAI's field: vLLM keeps it, and makes no use of it
+            prediction = getattr(request, "prediction", None)  # OpenAI's field, which vLLM keeps and does not use
             if prediction is not None and holder is request:
                 given = parser.with_prediction(given, prediction)
             if arguments.are_given(given):
@@ -157,10 +157,10 @@ def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _admitting(original: Callable[..., None]) -> Callable[..., None]:
-    """Admit min_p and logit_bias, which vLLM refuses with speculation, where the runner applies them to every draft.
+    """Allow min_p and logit_bias, which vLLM refuses with speculation, if the runner applies them to every draft.
 
-    V2 masks and biases the logits row by row, a row for each draft position, with the request's own figures: neither
-    depends on the position, so verification draws from the law of plain decoding.  V1 leaves both out.
+    V2 masks and biases the logits row by row, one row per draft position, with the request's own values: neither
+    depends on the position, so verification draws from the distribution of plain decoding.  V1 applies neither.
     """
 
     @functools.wraps(original)
@@ -171,7 +171,7 @@ def _admitting(original: Callable[..., None]) -> Callable[..., None]:
         elif self.logit_bias and len(self.logit_bias) > most:
             from specplug_vllm.frontend.refusal import RefusedRequest
 
-            # The worker would raise, and with it the engine end.
+            # Otherwise the worker would raise, which ends the engine.
             raise RefusedRequest(
                 f"too many entries in logit_bias; found {len(self.logit_bias)}; expected at most {most}"
             )
@@ -185,11 +185,11 @@ def _parser(owner: Any) -> Parser | None:
 
 
 def _extra_args(params: Any) -> Any:
-    return getattr(params, "extra_args", None)  # pooling parameters have none that are ours
+    return getattr(params, "extra_args", None)  # pooling parameters hold no fields of specplug
 
 
 def _with_extra_args(params: Any, extra_args: dict[str, Any]) -> Any:
-    """Return a copy with other extra arguments: the caller may use his parameters for more requests."""
+    """Return a copy with other extra arguments, as the caller may reuse `params` for more requests."""
     changed = copy.copy(params)
     changed.extra_args = extra_args
     return changed

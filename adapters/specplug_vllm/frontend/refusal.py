@@ -1,4 +1,4 @@
-"""The error that vLLM answers with a 400."""
+"""The error for invalid specplug fields, which vLLM reports as HTTP 400."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from specplug.errors import RequestError
 
 
 class RefusedRequest(RequestError, VLLMValidationError, ValueError):
-    """A request's specplug fields are wrong.  vLLM answers its own kind of error with a 400, and others with a 500."""
+    """A request's specplug fields are invalid.  vLLM returns 400 for its own error type, and 500 for others."""

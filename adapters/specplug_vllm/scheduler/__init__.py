@@ -1,1 +1,1 @@
-"""The engine core's process: plans, grammars and the ends of requests."""
+"""Plans, grammars and request endings, in vLLM's engine core process."""

@@ -1,7 +1,7 @@
-"""How requests end, as the scheduler's process knows it: the workers are told which ones left, and no more.
+"""Endings of requests, collected in the engine core process for the workers, which get only finished ids from vLLM.
 
-A stop string ends a request in vLLM's front end.  That cuts the text and aborts the request, which may have stepped on
-meanwhile, or have ended by itself behind the stop string.
+The front end detects stop strings: it cuts the text and aborts the request.  By then the request may have run further
+steps, or may have ended by itself after the stop string.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from vllm.v1.request import RequestStatus
 from specplug.runtime.visible_text import tokens_before_stop
 from specplug_vllm.step_metadata import Ending
 
-_LEAD = 4  # tokens of the prompt in front of an output's first ones, which many tokenizers treat differently
-_NEWEST = 256  # tokens of the output that are decoded: the front end ends a request a few steps after its stop string
+_LEAD = 4  # prompt tokens decoded before the output, as many tokenizers decode the first tokens of a text differently
+_NEWEST = 256  # output tokens decoded: the front end aborts a request a few steps after its stop string
 _KNOWN = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED)
 
 
 class Endings:
-    """Collects how requests end between two steps.
+    """Collects the endings of requests between two steps.
 
     Args:
-        model_config: vLLM's.  Of a server without a tokenizer no stop string ends anything.
+        model_config: vLLM's.  A server without a tokenizer has no stop strings.
     """
 
     def __init__(self, model_config: Any) -> None:
@@ -32,7 +32,7 @@ class Endings:
         self._newest: dict[str, Ending] = {}
 
     def note(self, request: Any) -> None:
-        """Take note of a `Request` that has ended."""
+        """Record how a `Request` ended."""
         self._newest[request.request_id] = self._ending(request)
 
     def take(self) -> dict[str, Ending]:
@@ -49,7 +49,7 @@ class Endings:
         seen = self._before_stop(request, params)
         if seen is not None:
             return Ending(aborted=False, visible=request.num_prompt_tokens + seen)
-        # Of an aborted request the front end may have found a stop string that is not found here.
+        # The front end may have aborted the request for a stop string that is not found here.
         return Ending(aborted, None if aborted else request.num_tokens)
 
     def _before_stop(self, request: Any, params: Any) -> int | None:
@@ -66,7 +66,7 @@ class Endings:
 
 
 def _decoder(tokenizer: Any, skip_special_tokens: bool) -> Callable[[list[int]], str]:
-    """Return what decodes as vLLM's front end does, which leaves spaces as they are."""
+    """Return a function that decodes like vLLM's front end, which does not clean up spaces."""
     options = {"clean_up_tokenization_spaces": False} if hasattr(tokenizer, "clean_up_tokenization_spaces") else {}
 
     def decode(ids: list[int]) -> str:

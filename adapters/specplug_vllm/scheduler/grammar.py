@@ -1,8 +1,8 @@
-"""vLLM's grammars: they live in the scheduler's process, which the drafts come to before they are verified.
+"""Grammars in the scheduler's process, which receives drafts before they are verified.
 
-vLLM cuts drafts there at the first illegal token.  On V1, whose runner verifies the ids that the scheduler names, what
-grammars force is added there too, and the workers are told of both.  V2's runner verifies what lies on its device, and
-under async scheduling the forward pass has begun by then: there vLLM's own cut is all.
+vLLM cuts each draft there at its first illegal token.  On V1, whose runner verifies the ids that the scheduler sends,
+specplug also appends the tokens that the grammar forces, and reports both to the workers.  V2's runner verifies the
+drafts on its device, and under async scheduling the forward pass has already begun: there only vLLM's cut applies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specplug_vllm.step_metadata import Constrained
 
 
 class State(MaskState):
-    """A `StructuredOutputGrammar`, whichever backend it is of."""
+    """State of a `StructuredOutputGrammar` of any backend."""
 
     def __init__(
         self, grammar: Any, name: str, vocab_size: int, canonical: JumpForwardTokenizer | None, tail: Sequence[int]
@@ -53,14 +53,14 @@ class State(MaskState):
 
 
 class Grammars:
-    """The scheduler's half: adds what grammars force, and notes for the workers what became of their drafts.
+    """Adds forced tokens to drafts, and records for the workers what grammars cut and added.
 
     Args:
-        vllm_config: of a server that asked for specplug.
-        step_planner: whose plans bound what is added.
+        vllm_config: config of a server with specplug enabled.
+        step_planner: its plans bound the length of the drafts.
 
     Attributes:
-        adds: whether anything is added: on V1, and only where drafts are one-hot, as tokens that are added have no law.
+        adds: whether tokens are added: only on V1 with one-hot drafts, as added tokens have no draft distribution.
     """
 
     def __init__(self, vllm_config: Any, step_planner: StepPlanner[Any]) -> None:
@@ -74,11 +74,11 @@ class Grammars:
         self._constrained: dict[str, Constrained] = {}
 
     def complete(self, scheduler: Any, drafts: Any) -> None:
-        """Complete the drafts of a step, which vLLM has cut, in the scheduler's requests.
+        """Extend the drafts of a step, which vLLM has cut, in the scheduler's requests.
 
         Args:
             scheduler: vLLM's, with "requests" and "structured_output_manager".
-            drafts: `DraftTokenIds` as the worker handed them over.
+            drafts: the worker's `DraftTokenIds`, uncut.
         """
         if not self._is_v1:
             return
@@ -98,7 +98,7 @@ class Grammars:
             self._guard.step(lambda: self._add(scheduler.structured_output_manager, rows, constrained))
 
     def take(self, names: Any) -> dict[str, Constrained]:
-        """Return, once, what is to be told of the drafts of these requests, which are scheduled."""
+        """Remove and return what grammars did to the drafts of these scheduled requests."""
         return (
             {name: self._constrained.pop(name) for name in names if name in self._constrained}
             if self._constrained
@@ -130,7 +130,7 @@ class Grammars:
             self._constrained[request.request_id] = constrained._replace(confidence=tuple(found.confidence))
 
     def _room(self, request: Any) -> int:
-        """Return the most draft tokens that the plan and the request allow."""
+        """Return the draft length that the plan and the request allow."""
         left = min(request.max_tokens - request.num_output_tokens, self._longest - request.num_tokens)
         return int(min(self._step_planner.plan.draft_length_for(request.request_id), left - 1))
 
@@ -140,14 +140,14 @@ def _is_constrained(request: Any) -> bool:
 
 
 def _may_reason(manager: Any, request: Any) -> bool:
-    """Whether the request may still reason, which no grammar constrains."""
+    """Return whether the request may still be reasoning, which no grammar constrains."""
     if manager.enable_in_reasoning or manager.reasoner_cls is None:
         return False
     return not request.structured_output_request.reasoning_ended
 
 
 def _states_distributions(step_planner: StepPlanner[Any], device: str) -> bool:
-    """Whether one of the server's proposers states the law that its drafts are drawn from, and the engine takes it."""
+    """Return whether a proposer of the server states draft distributions and the engine accepts them."""
     settings = step_planner.resolved.settings
     specs = (default_registry().get(ProposerSpec, name) for name in (settings.proposer, *settings.extra_proposers))
     return step_planner.caps.draft_input is Distribution.PROBS and any(

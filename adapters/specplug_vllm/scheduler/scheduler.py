@@ -1,7 +1,8 @@
-"""vLLM's scheduler with specplug's plans: how wide each step's drafts are, and each request's.
+"""vLLM's schedulers with specplug's plans, which set the draft length of each step and of each request.
 
-A plan made while step t is scheduled shapes the drafts made at its end, which step t + 1 verifies.  Under async
-scheduling vLLM schedules t + 1 before it has seen the output of t, so its figures are one step older still.
+They run in the engine core process.  A plan made while step t is scheduled shapes the drafts made at the end of t,
+which step t + 1 verifies.  Under async scheduling vLLM schedules t + 1 before it has the output of t, so the planner's
+data is one step older.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from specplug_vllm.worker import status
 
 
 class _Planned:
-    """What both schedulers do; the leftmost base.
+    """Mixin shared by both schedulers; it must be the leftmost base.
 
     Attributes:
-        step_planner: the scheduler process's half of specplug.
+        step_planner: makes the plans and processes the verified steps.
     """
 
     vllm_config: Any
@@ -49,16 +50,16 @@ class _Planned:
         super().__init__(*args, **kwargs)
         self.step_planner = planning_of(self.vllm_config)
         status.install_engine_core()
-        self.dynamic_sd_lookup = None  # vLLM's choice by batch size; its list says here what is captured
+        self.dynamic_sd_lookup = None  # no choice by batch size: specplug reads vLLM's list as captured draft lengths
         self._may_narrow = self.step_planner.caps.draft_length_change is not DraftLengthChange.FIXED
         self._pads = self.step_planner.caps.draft_length_change is DraftLengthChange.CAPTURED
         self._row_length = self._length_for(self.step_planner.plan)
-        # vLLM pads some new requests with as many placeholders, and fails when they exceed what a prompt may advance.
+        # vLLM gives some new requests this many placeholders, and fails if they exceed a prompt's chunk.
         chunk = self.vllm_config.scheduler_config.long_prefill_token_threshold
         self._most_placeholders = chunk - 1 if chunk > 0 else self.step_planner.caps.max_draft_length
         if recurrent.is_recurrent(self.vllm_config):
             recurrent.refuse_layers(self.kv_cache_config)
-            self._most_placeholders = 0  # a fresh prompt runs as prefill, which cannot roll them back
+            self._most_placeholders = 0  # a new prompt runs as prefill, which cannot roll placeholders back
         self._endings = Endings(self.vllm_config.model_config)
         self._events: list[EngineEventKind] = []
         self._began = 0.0
@@ -67,7 +68,7 @@ class _Planned:
         self._grammars = Grammars(self.vllm_config, self.step_planner)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedule as vLLM does, as if the server's widest draft were what the plan allows."""
+        """Schedule as vLLM does, with the plan's row length in place of the server's maximum draft length."""
         self._began = perf_counter()
         self._cut_drafts()
         widest, self.num_spec_tokens = self.num_spec_tokens, min(self._row_length, self._most_placeholders)
@@ -77,7 +78,7 @@ class _Planned:
             self.num_spec_tokens = widest
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        """Take in a step's output, which comes in the order in which steps were scheduled, and report the step."""
+        """Process a step's output, which arrives in scheduling order, and report the step to the planner."""
         ended = perf_counter()
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         if self._launched:
@@ -86,27 +87,27 @@ class _Planned:
         return outputs
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """Take in the drafts of a step, which vLLM cuts by grammars, and add what grammars force."""
+        """Let vLLM cut a step's drafts by their grammars, then add the tokens that grammars force."""
         super().update_draft_token_ids(draft_token_ids)  # type: ignore[misc]
         self._grammars.complete(self, draft_token_ids)
 
     def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
-        """Take note of one request's verdict."""
+        """Record how many draft tokens of one request were accepted."""
         self._fates.append((kwargs["request_id"], kwargs["num_draft_tokens"], kwargs["num_accepted_tokens"]))
         return super().make_spec_decoding_stats(*args, **kwargs)  # type: ignore[misc]
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
-        """Tell proposers with the next step: whoever wants cached prompts forgotten may want drafts forgotten too."""
+        """Notify proposers with the next step: an operator who drops cached prompts may want drafts dropped too."""
         self._events.append("cache flushed")
         return super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """Take note of how a request has ended, which the workers are not told otherwise."""
+        """Record how a request ended, which vLLM does not send to the workers."""
         self._endings.note(request)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
-        """Plan, before vLLM decides how many draft tokens to expect of the step."""
+        """Make the plan before vLLM decides how many draft tokens to expect from the step."""
         self.step_planner.forget(scheduler_output.finished_req_ids)
         scheduled = scheduler_output.num_scheduled_tokens
         tokens, length = sum(scheduled.values()), self._row_length
@@ -118,9 +119,9 @@ class _Planned:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
 
     def _length_for(self, plan: StepPlan) -> int:
-        """Return how many draft tokens the rows of the next step have, but for caps.
+        """Return the draft length of the rows of the next step, before caps.
 
-        Where steps have CUDA graphs by length, all rows get the shortest captured length that holds their drafts.
+        Where CUDA graphs are captured per draft length, all rows get the shortest captured length that fits them.
         """
         caps = self.step_planner.caps
         if not self._may_narrow:
@@ -137,8 +138,8 @@ class _Planned:
     def _cut_drafts(self) -> None:
         """Cut the drafts, or their placeholders, of requests that the newest plan caps.
 
-        One shorter row costs a step its CUDA graph, so that rows are padded instead where there are graphs: what caps
-        allow is then up to the worker, and padding that is accepted does not count as a draft.
+        A single shorter row would take the step off its CUDA graph, so where there are graphs rows are padded instead:
+        the worker applies the caps, and accepted padding does not count as a draft.
         """
         plan = self.step_planner.plan
         if self._pads:
@@ -165,18 +166,18 @@ class _Planned:
 
 
 class SpecplugScheduler(_Planned, Scheduler):
-    """vLLM's scheduler, planned by specplug."""
+    """vLLM's scheduler with specplug's plans."""
 
 
 class SpecplugAsyncScheduler(_Planned, AsyncScheduler):
-    """vLLM's asynchronous scheduler, planned by specplug."""
+    """vLLM's asynchronous scheduler with specplug's plans."""
 
 
 def planning_of(vllm_config: Any) -> StepPlanner[Any]:
-    """Build the scheduler process's half of specplug, for a server that asked for it."""
+    """Build the step planner of a server with specplug enabled."""
     found = resolved(vllm_config)
     if found is None:
-        raise EngineError.build("this server did not ask for specplug", who="specplug_vllm")
+        raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
     longest: int = vllm_config.model_config.max_model_len
     context = PluginContext(
         caps=engine_caps(vllm_config),

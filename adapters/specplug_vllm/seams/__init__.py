@@ -1,7 +1,7 @@
-"""The one module that the rest of the adapter asks about vLLM's versions and private names.
+"""Checks of vLLM's version and private names, used by the rest of the adapter.
 
-The names themselves stand in `seams_table`.  Each process probes those that it uses before it uses them.  A server
-whose vLLM has moved does not start, unless optional parts use what has moved: these are switched off with a warning.
+The names are listed in `table`.  Each process probes the names of a part before it uses that part.  If a seam has
+moved, the server does not start; if only an optional part uses the seam, that part is switched off with a warning.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ VERSIONS = Range(engine="vLLM", oldest=OLDEST, newest=NEWEST)
 SUPPORTED, REMEDY = str(VERSIONS), VERSIONS.remedy
 
 parse = VERSIONS.parse
-"""Return (major, minor) of a version such as "0.32.1rc2"; None for one that says neither."""
+"""Return (major, minor) of a version such as "0.32.1rc2"; None if it has neither."""
 
 
 def installed_version() -> str:
-    """Return this process's vLLM version, "dev" where it does not know its own."""
+    """Return this process's vLLM version, "dev" if vLLM does not know its own."""
     import vllm
 
     return str(vllm.__version__)
@@ -29,19 +29,19 @@ def installed_version() -> str:
 _support = Support(VERSIONS, SEAMS, who="specplug_vllm", installed=installed_version, optional=OPTIONAL)
 
 require = _support.require
-"""Refuse to go on with a vLLM that is too old, or whose seams for a part of the adapter have moved."""
+"""Raise for a vLLM that is too old, or whose seams for a part of the adapter have moved."""
 
 available = _support.available
-"""Whether an optional part of the adapter can be used; says once what is off where it cannot."""
+"""Return whether an optional part of the adapter can be used; log once what is off if it cannot."""
 
 moved = _support.moved
-"""What no longer holds of the seams that one part of the adapter uses."""
+"""Return what has moved among the seams that one part of the adapter uses."""
 
 _warn_untested = _support.warn_untested
 
 
 def speculator_gets_req_states() -> bool:
-    """Whether vLLM hands its request states to the speculator's factory; before, the runner made them later."""
+    """Return whether vLLM passes its request states to the speculator's factory; older runners create them later."""
     return _has("req_states")
 
 

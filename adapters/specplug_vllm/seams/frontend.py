@@ -1,4 +1,4 @@
-"""What the front end uses of vLLM: taking requests in, the HTTP server, the command line."""
+"""Seams of vLLM that the front end uses: request intake, the HTTP server, the command line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every vLLM symbol that this adapter touches: what is patched, subclassed, called or read, and by which part of it.
+"""Table of every vLLM symbol that this adapter patches, subclasses, calls or reads, and the parts that use it.
 
-One table serves two probes: each process compares its rows with the vLLM that it has imported, and tests and ``specplug
-doctor`` compare them with sources.
+It serves two probes: each process compares its rows with the imported vLLM, and tests and ``specplug doctor`` compare
+them with vLLM's sources.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPTIONAL = {
     "status": "the status of a server and orders to it",
     "nccl": "the communicator that is warm already: ranks send drafts through another one",
 }
-"""Parts without which requests are served right, and what is off where their seams have moved."""
+"""Parts that correct serving does not need, and what is off if their seams have moved."""
 
 OLDEST: Version = (0, 30)
 NEWEST: Version = (0, 33)
@@ -47,7 +47,7 @@ NEWEST: Version = (0, 33)
 DIFFERENCES = {
     "req_states": seam("vllm.v1.worker.gpu.spec_decode:init_speculator", "v2", named="req_states", since=(0, 32)),
 }
-"""What only some versions have.  The adapter asks `seams` whether it is there, and does without it where it is not."""
+"""Seams that only some versions have.  The adapter works with and without them."""
 
 _CONFIG = (
     seam("vllm.config.vllm", "config", holds="VllmConfig"),

@@ -1,4 +1,4 @@
-"""What the workers use of vLLM: both runners, verification and engine events."""
+"""Seams of vLLM that the workers use: both runners, verification and engine events."""
 
 from __future__ import annotations
 

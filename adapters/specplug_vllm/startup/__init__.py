@@ -1,1 +1,1 @@
-"""Start-up: vLLM's configuration with specplug in it, what it refuses, and what it advises."""
+"""Start-up in every process of vLLM: patches of its configuration, refusals, and advice to the operator."""

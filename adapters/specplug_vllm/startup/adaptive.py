@@ -1,11 +1,11 @@
-"""Drafts of different lengths on V2: vLLM's adaptive verification, asked for by its own flag.
+"""Drafts of different lengths on V2, through vLLM's adaptive verification and its own flag.
 
-``"enable_adaptive_verification": true`` in ``--speculative-config`` lets the runner verify fewer draft tokens than were
-scheduled: it admits, on the device and without waiting, those that the newest confidences favour.  vLLM drafts that way
-with DSpark only, and learns from measured costs how many to admit; here every proposer can, and the plan's
-`token_budget` says how many.
+With ``"enable_adaptive_verification": true`` in ``--speculative-config`` the runner verifies fewer draft tokens than
+were scheduled: it picks those with the highest confidences on the device, without a host sync.  vLLM supports this for
+DSpark only, and derives the number of tokens from measured costs; here it works for every proposer, and the plan's
+`token_budget` sets the number.
 
-vLLM's own checks are kept: a backend that plans from query lengths on the host would serve wrong text, silently.
+vLLM's own checks are kept: a backend that plans from query lengths on the host would silently serve wrong text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FLAG = "enable_adaptive_verification"
 
 
 def install_checks(config_class: Any) -> None:
-    """Let servers of ours run without CUDA graphs, which vLLM asks for because it measures costs on them."""
+    """Allow servers with specplug to run without CUDA graphs, which vLLM requires to measure costs."""
     original = config_class._validate_adaptive_verification
     if hasattr(original, "_specplug"):
         return
@@ -34,7 +34,7 @@ def install_checks(config_class: Any) -> None:
 
 
 class _WithGraphs:
-    """A configuration as it would look with full CUDA graphs."""
+    """View of a configuration that reports full CUDA graphs."""
 
     def __init__(self, vllm_config: Any) -> None:
         self._config = vllm_config
@@ -49,5 +49,5 @@ class _WithGraphs:
 
 
 def has_any_graphs(vllm_config: Any) -> bool:
-    """Whether the engine captures CUDA graphs of any kind."""
+    """Return whether the engine captures CUDA graphs of any kind."""
     return bool(vllm_config.compilation_config.cudagraph_mode.value)

@@ -1,4 +1,4 @@
-"""What an operator should know about a launch: said by ``specplug doctor`` and by the server when it starts."""
+"""Advice to the operator about a launch, printed by ``specplug doctor`` and logged by the server at start-up."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ logger = logging.getLogger("specplug")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What vLLM made of a launch line that asks for specplug.
+    """Resolved launch of a server with specplug enabled.
 
     Attributes:
         runner: "v1" or "v2".
-        draft_length: the server's widest draft.
+        draft_length: the server's maximum draft length.
         max_num_batched_tokens: most tokens of all requests in one step.
-        settings: specplug's, those that are not at their defaults.
-        host_proposers: those in force that draft on the host.
+        settings: specplug's settings that differ from their defaults.
+        host_proposers: enabled proposers that draft on the host.
         captured: (draft length, most requests) of the steps that have full CUDA graphs, longest drafts first.
     """
 
@@ -45,7 +45,7 @@ class Launch:
 
 
 def launch_of(vllm_config: Any) -> Launch:
-    """Return what a configuration that asks for specplug came to."""
+    """Return the launch of a configuration that enables specplug."""
     found = resolved(vllm_config)
     assert found is not None
     scheduler = vllm_config.scheduler_config
@@ -63,7 +63,7 @@ def launch_of(vllm_config: Any) -> Launch:
 
 
 def advise(launch: Launch) -> list[CheckResult]:
-    """Say what is to be known of a launch, warnings among it."""
+    """Return advice on a launch, warnings included."""
     scheduling = "async" if launch.async_scheduling else "synchronous"
     head = (
         f"runs on the {launch.runner.upper()} runner, {scheduling} scheduling, up to {launch.draft_length} draft tokens"
@@ -81,9 +81,9 @@ def advise(launch: Launch) -> list[CheckResult]:
 
 
 def announce(vllm_config: Any) -> None:
-    """Log what starts, and the warnings of its launch, each once per server.
+    """Log the start-up line and the warnings of the launch, each once per server.
 
-    vLLM makes the configuration again in the processes that it starts.
+    Child processes log nothing: vLLM builds the configuration again in each of them.
     """
     if multiprocessing.parent_process() is not None:
         return
@@ -98,9 +98,9 @@ def announce(vllm_config: Any) -> None:
 
 
 def routes() -> str:
-    """Return whether this process's server answers `/specplug/status`, whom, and how to have it answer.
+    """Return whether this server has `/specplug/status`, for whom, and how to turn it on if it is off.
 
-    vLLM takes the names in `VLLM_PLUGINS` as they stand, spaces included; see `endpoints`.
+    vLLM does not strip the names in `VLLM_PLUGINS`, so spaces count; see `endpoints`.
     """
     named = os.environ.get("VLLM_PLUGINS")
     if named is not None and "specplug_http" not in named.split(","):
@@ -113,22 +113,22 @@ REFUSED_ON_V1 = (
     "the V2 runner serves them"
 )
 FIXED_DRAFT_LENGTH = (
-    "every step verifies the server's widest draft, as ranks that choose different widths deadlock; "
+    "every step verifies the server's maximum draft length, as ranks that choose different lengths deadlock; "
     "a policy can only cut single requests' drafts"
 )
 
 
 def host_cost(names: tuple[str, ...]) -> str:
-    """Say what proposers on the host cost on V2."""
+    """Describe the cost of proposers on the host on V2."""
     several = "draft" if len(names) > 1 else "drafts"
     return (
         f"{', '.join(names)} {several} on the host, on a thread: on the V2 runner every step then waits once for the "
-        "device to hand its new tokens over (on the V1 runner they are on the host anyway)"
+        "device's new tokens (on the V1 runner they are on the host anyway)"
     )
 
 
 def _token_budget(launch: Launch) -> CheckResult:
-    """Compare what a full batch verifies at the widest draft with what one step may hold."""
+    """Compare the tokens of a full batch at the maximum draft length with a step's token budget."""
     wanted = (launch.draft_length + 1) * launch.max_num_seqs
     sum_ = f"(K + 1) x max_num_seqs = ({launch.draft_length} + 1) x {launch.max_num_seqs} = {wanted}"
     if wanted <= launch.max_num_batched_tokens:
@@ -138,7 +138,7 @@ def _token_budget(launch: Launch) -> CheckResult:
     return CheckResult(
         "warn",
         f"{sum_} exceeds max_num_batched_tokens = {launch.max_num_batched_tokens}: "
-        "a full batch at the widest draft leaves requests and prompts waiting",
+        "a full batch at the maximum draft length leaves requests and prompts waiting",
         f"Raise --max-num-batched-tokens to {wanted} or more, or lower --max-num-seqs{narrower}",
     )
 

@@ -1,7 +1,7 @@
-"""The patches of vLLM's configuration: specplug's method runs on V2, with async scheduling and our scheduler.
+"""Patches of vLLM's configuration, so that specplug runs on V2, with async scheduling and its own scheduler.
 
-Stock vLLM sends ``custom_class`` to the V1 runner and turns async scheduling off for it.  Configurations that do not
-name specplug pass through untouched.
+Unmodified vLLM sends ``custom_class`` to the V1 runner and turns async scheduling off for it.  Configurations that do
+not name specplug are unchanged.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def install() -> None:
 
 
 def require_installed() -> None:
-    """Refuse a server that names specplug where vLLM has not loaded it: it would draft unplanned.
+    """Refuse a server that names specplug if vLLM has not loaded the plug-in: it would draft without plans.
 
     Raises:
-        EngineError: vLLM has moved, or was kept from loading specplug.
+        EngineError: the seams of vLLM's configuration have moved, or vLLM was kept from loading specplug.
     """
     from vllm.config.vllm import VllmConfig
 
@@ -57,7 +57,7 @@ def require_installed() -> None:
 
 
 def _supporting_specplug(original: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
-    """Take specplug's method off the list of what V2 does not support."""
+    """Remove specplug's method from the list of features that V2 does not support."""
 
     @functools.wraps(original)
     def unsupported_features(self: Any) -> list[str]:
@@ -68,7 +68,7 @@ def _supporting_specplug(original: Callable[[Any], list[str]]) -> Callable[[Any]
 
 
 def _with_specplug(original: Callable[..., None], module: Any) -> Callable[..., None]:
-    """Check the settings before anything else, and name our scheduler when vLLM has decided on its own."""
+    """Check the settings first, and set specplug's scheduler after vLLM's own decisions."""
 
     @functools.wraps(original)
     def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -88,10 +88,10 @@ def _with_specplug(original: Callable[..., None], module: Any) -> Callable[..., 
 
 
 def _check(vllm_config: Any) -> None:
-    """Refuse what is wrong or unsupported, long before the weights are loaded.
+    """Refuse invalid settings and unsupported configurations before the weights are loaded.
 
     Raises:
-        SpecplugError: something is.
+        SpecplugError: the settings are invalid, or the configuration is not supported.
     """
     try:
         seams.require("config")
@@ -105,9 +105,9 @@ def _check(vllm_config: Any) -> None:
 
 @contextmanager
 def _async_allowed(module: Any, wanted: bool) -> Iterator[None]:
-    """Let the method pass vLLM's list of methods that keep async scheduling on, while one configuration is made.
+    """Add the method to vLLM's list of methods that keep async scheduling, while one configuration is built.
 
-    From 0.33 on the list is looked at for V1 only, and may go.
+    From 0.33 on vLLM reads the list for V1 only, and may remove it.
     """
     types = getattr(module, "NgramGPUTypes", None)
     if types is None or not wanted:

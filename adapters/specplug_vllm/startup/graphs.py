@@ -1,11 +1,11 @@
-"""The draft lengths that vLLM's V2 runner captures full CUDA graphs for.
+"""Draft lengths for which vLLM's V2 runner captures full CUDA graphs.
 
-vLLM captures one length, `num_speculative_tokens`, and runs steps of any other piecewise, plain decoding included.  It
-captures several where ``num_speculative_tokens_per_batch_size`` names them, so that list is filled in where the launch
-left it out.  The scheduler plans freely among them; vLLM's own choice by batch size is not used.
+By default vLLM captures one length, `num_speculative_tokens`, and runs steps of any other length with piecewise graphs,
+plain decoding included.  It captures several if ``num_speculative_tokens_per_batch_size`` lists them, so specplug fills
+in that list if the launch omits it.  The scheduler plans freely among them; vLLM's choice by batch size is not used.
 
-A step of T tokens only takes a graph of the next captured size at or above T.  vLLM's default sizes are multiples of 8
-and 16, so that every batch size finds a graph where 1 + length is a power of two.
+A step of T tokens uses the graph of the smallest captured size >= T only.  vLLM's default sizes are multiples of 8 and
+16, so every batch size has a graph if 1 + length is a power of two.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger("specplug")
 
 
 def install(config_class: Any) -> None:
-    """Name the lengths when vLLM has settled its graph mode and is about to choose the sizes that it captures."""
+    """Hook `_set_cudagraph_sizes` to list the lengths after vLLM sets its graph mode and before it chooses sizes."""
     original = config_class._set_cudagraph_sizes
     if hasattr(original, "_specplug"):
         return
@@ -44,7 +44,7 @@ def lengths_up_to(most: int) -> tuple[int, ...]:
 def schedule(lengths: Sequence[int], max_num_seqs: int) -> list[tuple[int, int, int]]:
     """Return `lengths`, descending, as vLLM's list of (first batch size, last batch size, length).
 
-    Each length but the last gets few and small batch sizes, since vLLM captures further sizes for the largest of them.
+    Each length except the last gets few and small batch sizes, since vLLM captures further sizes for the largest one.
     """
     count = len(lengths)
     ends = [min(1 << i, max_num_seqs - (count - 1 - i)) for i in range(count - 1)] + [max_num_seqs]
@@ -52,10 +52,10 @@ def schedule(lengths: Sequence[int], max_num_seqs: int) -> list[tuple[int, int, 
 
 
 def name_lengths(vllm_config: Any) -> None:
-    """Fill in the list of captured lengths, where there will be graphs and the launch names none.
+    """Fill in the list of captured lengths if the engine captures graphs and the launch lists none.
 
-    The server's longest draft becomes the longest of them, which is at most what was asked for.  Ranks of data
-    parallelism must not choose different lengths, so that vLLM refuses the list there.
+    The server's maximum draft length becomes the longest of them, which is at most the configured one.  Data-parallel
+    ranks must not choose different lengths, so vLLM refuses the list with data parallelism.
     """
     spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
     if spec.num_speculative_tokens_per_batch_size or vllm_config.parallel_config.data_parallel_size > 1:
@@ -76,7 +76,7 @@ def name_lengths(vllm_config: Any) -> None:
 
 
 def captured(vllm_config: Any) -> dict[int, int]:
-    """Return the draft lengths that have full CUDA graphs, descending, and the most requests that each has one for."""
+    """Return the draft lengths with full CUDA graphs, descending, and the most requests covered at each."""
     if not _captures_by_length(vllm_config):
         return {}
     spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
@@ -87,13 +87,13 @@ def captured(vllm_config: Any) -> dict[int, int]:
 
 
 def _captures_by_length(vllm_config: Any) -> bool:
-    """Whether V2 captures full graphs apart from the piecewise ones, each for drafts of one length."""
+    """Return whether V2 captures full graphs in addition to piecewise ones, each for one draft length."""
     mode = vllm_config.compilation_config.cudagraph_mode
     return runner_of(vllm_config) == "v2" and not cuts_on_device(vllm_config) and bool(mode.separate_routine())
 
 
 def _lower(vllm_config: Any, length: int) -> None:
-    """Lower the server's longest draft, also where specplug's settings repeat it."""
+    """Lower the server's maximum draft length, also in specplug's settings if they repeat it."""
     key = "num_speculative_tokens"
     vllm_config.speculative_config.num_speculative_tokens = length
     settings = vllm_config.additional_config

@@ -1,9 +1,8 @@
-"""Models with recurrent state (Mamba, short convolutions, linear attention): what they need of a step, and which are
-refused.
+"""Checks and row order for models with recurrent state (Mamba, short convolutions, linear attention).
 
-A rejected draft token cannot be cut from such a state.  vLLM's decode kernels keep the state after every token of a
-step, and the next step begins with the one after the last accepted token.  Its prefill kernels keep the state after
-the last token alone, so drafts must never run through them.
+A rejected draft token cannot be removed from such a state.  vLLM's decode kernels keep the state after every token of a
+step, and the next step starts from the state after the last accepted token.  Its prefill kernels keep only the state
+after the last token, so drafts must never run through them.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from specplug.errors import EngineError
 from specplug_vllm import seams
 
 ROLLED_BACK = ("GDN_ATTN", "MAMBA2", "SHORT_CONV")
-"""The kinds of layers, by vLLM's names, whose kernels both runners tell how many drafts were accepted."""
+"""Kinds of layers, by vLLM's names, whose kernels get the accepted counts from both runners."""
 
 
 _log = logging.getLogger(__name__)
 
 
 def is_recurrent(vllm_config: Any) -> bool:
-    """Whether vLLM keeps recurrent states for the model."""
+    """Return whether vLLM keeps recurrent states for the model."""
     model = vllm_config.model_config
     return bool(model.is_hybrid or model.is_attention_free)
 
 
 def kernels_roll_back(vllm_config: Any) -> bool:
-    """Whether the device's decode kernels keep the states after all tokens of a step; vLLM's for CPUs do not."""
+    """Return whether the decode kernels keep the states after all tokens of a step; vLLM's CPU kernels do not."""
     return bool(vllm_config.device_config.device_type != "cpu")
 
 
 def refuse_unsupported(vllm_config: Any) -> None:
-    """Refuse models with recurrent state where vLLM does not roll back rejected drafts; warn of the others.
+    """Refuse models with recurrent state if vLLM does not roll back rejected drafts; log a warning for the others.
 
     Raises:
         EngineError: rejected drafts would stay in the state, and the text would be wrong.
@@ -62,7 +61,7 @@ def refuse_unsupported(vllm_config: Any) -> None:
 
 
 def refuse_layers(kv_cache_config: Any) -> None:
-    """Refuse kinds of recurrent layers that no runner tells how many drafts were accepted.
+    """Refuse kinds of recurrent layers whose kernels do not get the accepted counts from the runners.
 
     Raises:
         EngineError: the model has such layers.
@@ -78,11 +77,11 @@ def refuse_layers(kv_cache_config: Any) -> None:
 
 
 def install_worker(runner: Any) -> None:
-    """Let V2 put rows that decode before rows that prefill; the newest runner of a process counts.
+    """Make V2 sort decoding rows before prefilling rows.  The patch follows the newest runner of the process.
 
-    vLLM splits a batch at its first prefilling row and runs what comes after through the prefill kernels.  It sorts
-    rows without drafts by their length, those as long as the longest verification first, so that a prompt of that
-    length comes before rows that decode one token.
+    vLLM splits a batch at its first prefilling row and runs the rest through the prefill kernels.  It sorts rows
+    without drafts by their length, those as long as the longest verification first, so that a prompt of that length
+    would come before rows that decode one token.
     """
     seams.require("recurrent")
     from vllm.v1.worker.gpu import model_runner

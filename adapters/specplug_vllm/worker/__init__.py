@@ -1,1 +1,1 @@
-"""The workers' processes: drafting and verification in both model runners."""
+"""Drafting and verification in vLLM's worker processes, for both model runners."""

@@ -1,7 +1,7 @@
-"""The V2 runner's adaptive verification, with specplug's budget manager in the place of vLLM's.
+"""Hooks of the V2 runner's adaptive verification: they replace vLLM's manager by specplug's `BudgetManager`.
 
-`specplug_vllm.startup.adaptive` says what it is for.  vLLM's own checks are kept: a backend that plans from query
-lengths on the host would serve wrong text, silently.
+They run in worker processes; `specplug_vllm.startup.adaptive` explains their purpose.  vLLM's own checks are kept: a
+backend that plans from query lengths on the host would silently serve wrong text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specplug_vllm.startup.adaptive import FLAG, has_any_graphs
 
 
 def install_manager() -> None:
-    """Put our manager into the V2 runner's module, which is being used by our caller."""
+    """Patch the V2 runner's module, which the caller has already imported, to build `BudgetManager`."""
     from vllm.v1.worker.gpu import model_runner
 
     seams.require("adaptive")
@@ -30,9 +30,9 @@ def install_manager() -> None:
 
 
 def set_budget(runner: Any, token_budget: int | None) -> None:
-    """Tell a runner how many draft tokens its next batch may verify; None is no limit.
+    """Set how many draft tokens a runner's next batch may verify; None is no limit.
 
-    Every rank is told the same, so that all of them run batches of the same shape.
+    Every rank gets the same budget, so that all of them run batches of the same shape.
     """
     manager = getattr(runner, "adaptive_verification", None)
     if manager is not None and hasattr(manager, "token_budget"):
@@ -55,7 +55,7 @@ def _our_manager(original: Callable[..., Any]) -> Callable[..., Any]:
         from specplug_vllm.worker.budget_manager import BudgetManager
 
         if has_any_graphs(vllm_config):
-            original(**found)  # raises where a backend or its graphs cannot; what it makes is dropped
+            original(**found)  # raises if a backend or its graphs cannot; the manager it returns is dropped
         else:
             _refuse_backends(found["attn_groups"], found.get("target_layer_names"))
         needed = ("req_states", "query_start_loc", "num_bonus_tokens", "max_total_logits")
@@ -79,7 +79,7 @@ _WRAPPED = {
 
 
 def _refuse_backends(attn_groups: Any, layer_names: set[str] | None) -> None:
-    """Refuse attention backends that need the host to know every query length; vLLM's check, less that of graphs."""
+    """Refuse attention backends that need every query length on the host; vLLM's check without the one of graphs."""
     from vllm.v1.worker.gpu.attn_utils import get_query_lens_mismatch_unsupported_backend
 
     backend = get_query_lens_mismatch_unsupported_backend(attn_groups, checked_layer_names=layer_names)

@@ -1,7 +1,7 @@
-"""The logits that V2's rejection sampler reads of drafts, written into the engine's buffer without large temporaries.
+"""Writer of the draft logits that V2's rejection sampler reads, without large temporaries.
 
-With 256 requests, 8 draft tokens and a vocabulary of 152,000 the buffer takes 1.2 GB.  It is allocated before vLLM
-profiles its memory; what a step allocated besides would not be counted.
+With 256 requests, 8 draft tokens and a vocabulary of 152,000 the engine's buffer takes 1.2 GB.  It is allocated before
+vLLM profiles its memory, which would not count temporaries of a step.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from torch import Tensor
 from specplug.types.draft import Draft
 
 UNLIKELY = -1e4
-"""The logit of what a certain draft token is not.  Finite, because vLLM subtracts logits from each other."""
+"""Logit of every other token where a draft token is certain.  Finite, because vLLM subtracts logits."""
 
 
 def write(buffer: Tensor, slots: Tensor, draft: Draft, temperature: Tensor, token_ids: Tensor) -> None:
-    """Write the logits of B rows: the stated ones, and certainty, at any temperature, for padding and one-hot drafts.
+    """Write the logits of B rows: the proposer's own, or one-hot at any temperature for padding and one-hot drafts.
 
-    Overwrites `draft.draft_logits`, which nobody reads any more.
+    Overwrites `draft.draft_logits`, which nothing reads afterwards.
 
     Args:
         buffer: [S, K, V] float32, by slot.
-        slots: [B] int64, all of them different.
-        draft: of at most K tokens; its logits may be those of a draft vocabulary.
+        slots: [B] int64, distinct.
+        draft: at most K tokens per row; its logits may cover a draft vocabulary.
         temperature: [B] float32.
-        token_ids: [B, K] int64: the drafts, padded.
+        token_ids: [B, K] int64, the padded drafts.
     """
     floor = (UNLIKELY * temperature.clamp(min=1.0))[:, None, None]
     stated, draft_length = draft.draft_logits, 0
@@ -35,7 +35,7 @@ def write(buffer: Tensor, slots: Tensor, draft: Draft, temperature: Tensor, toke
         is_stated[:, :draft_length] = draft.mask() if draft.drawn is None else draft.mask() & draft.drawn
         torch.maximum(stated, floor, out=stated)
         torch.where(is_stated[:, :draft_length, None], stated, floor, out=stated)
-    whole = draft_length if draft.draft_vocab is None else 0  # positions whose logits are stated for every id
+    whole = draft_length if draft.draft_vocab is None else 0  # positions with logits for the full vocabulary
     rest = (len(slots), buffer.shape[1] - whole, buffer.shape[2])
     buffer[:, whole:].index_copy_(0, slots, floor.expand(rest))
     allocator = torch.arange(buffer.shape[1], device=buffer.device)

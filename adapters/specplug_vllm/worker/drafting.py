@@ -1,4 +1,4 @@
-"""A worker's half of specplug, the same for both of vLLM's runners: requests in slots, and the draft stage."""
+"""The worker's half of specplug, shared by both of vLLM's runners: requests, slots and the draft stage."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ class Drafting:
     """Requests, slots and the draft stage of one worker.
 
     Args:
-        vllm_config: of a server that asked for specplug.
-        device: where batches and drafts lie.
+        vllm_config: config of a server with specplug enabled.
+        device: device of batches and drafts.
         rank: tensor-parallel rank.
 
     Attributes:
-        allocator: the requests that the worker holds.
-        plan: of the drafts that the newest step makes, as long as its rows are; its caps are the policy's.
-        scheduled: by request id, draft tokens that the newest step verifies.
-        distribution_bytes: memory of the drafts' distributions, the engine's own form included.
+        allocator: slots of the requests that the worker holds.
+        plan: plan for the drafts that the newest step makes.  `draft_length` is the length of its rows; caps are the
+            policy's.
+        scheduled: draft tokens that the newest step verifies, by request id.
+        distribution_bytes: memory of the draft distributions, the engine's buffer included.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, rank: int) -> None:
         found = resolved(vllm_config)
         if found is None:
-            raise EngineError.build("this server did not ask for specplug", who="specplug_vllm")
+            raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
         self.resolved, self.rank, self.device = found, rank, device
         self.caps: EngineCaps = engine_caps(vllm_config)
         self.vocab_size: int = vllm_config.model_config.get_vocab_size()
@@ -65,10 +66,10 @@ class Drafting:
         self.grammars: Mapping[str, step_metadata.Constrained] = {}
 
     def engine_distributions(self, device: torch.device) -> Tensor | None:
-        """Allocate [S, K, V] float32 for the drafts' distributions as the engine's verifier reads them.
+        """Allocate [S, K, V] float32 for the draft distributions in the form that the engine's verifier reads.
 
-        None where no proposer states any, or where the engine can read what the proposer writes: V1's rows are those of
-        its batch, V2's are slots.
+        Return None if no proposer states distributions, or if the engine can read the proposer's own buffer: V1 reads
+        by batch row, V2 by slot.
         """
         stage = self.stage
         shared = device == self.device and not stage.has_draft_vocab and stage.distribution is not Distribution.LOGITS
@@ -80,12 +81,12 @@ class Drafting:
         self.distribution_bytes += buffer.nbytes
         return buffer
 
-    # -- requests, told by the lifecycle hook --------------------------------------------------------------------
+    # -- requests, called by the lifecycle hook ------------------------------------------------------------------
 
     def start(self, new: Any, cache_salt: str | None) -> None:
-        """Take in a vLLM `NewRequestData`: a new request, one that resumes, or a known one with a new prompt.
+        """Add a vLLM `NewRequestData`: a new request, a resumed one, or a known one with a new prompt.
 
-        A request that emits one token at most never drafts, so that its prompt is not worth taking in.
+        A request that emits at most one token never drafts, so its prompt is not added.
         """
         if self.allocator.is_waiting(new.req_id):
             self.allocator.resume(new.req_id)
@@ -98,40 +99,40 @@ class Drafting:
             self.allocator.ignore(new.req_id)
 
     def on_engine_event(self, kind: EngineEventKind) -> None:
-        """Tell every proposer what happened to the engine."""
+        """Notify every proposer of an engine event."""
         self.stage.on_event(EngineEvent(kind))
 
     # -- one step ------------------------------------------------------------------------------------------------
 
     def begin_step(self, scheduler_output: Any) -> None:
-        """Note what the scheduler asks of this step."""
+        """Store the plan and the scheduled drafts of this step."""
         metadata = step_metadata.of(scheduler_output)
         draft_length = min(int(scheduler_output.num_spec_tokens_to_schedule), self.caps.max_draft_length)
         self.plan, self.grammars = replace(metadata.plan, draft_length=draft_length), metadata.grammars
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
 
     def step(self, batch: EngineBatch, outcome: Outcome, caps: Tensor) -> Draft:
-        """Learn from the step that was verified, and draft for the next.  `caps` [B] int32 bounds each row."""
+        """Report the verified step to the draft stage and draft for the next.  `caps` [B] int32 bounds each row."""
         self.stage.observe(batch, outcome)
         if self.plan.caps and batch.request_ids is not None:
             caps = torch.minimum(caps, self._caps_of(batch.request_ids))
         draft = self.stage.propose(batch, self.plan.draft_length, caps)
         trimmed = self.stage.trim(batch, draft, self.plan)
-        return trimmed.as_one_hot(batch.grammar)  # the scheduler cuts these rows by what their tokens are
+        return trimmed.as_one_hot(batch.grammar)  # the scheduler cuts these rows depending on their tokens
 
     def _caps_of(self, names: Sequence[str]) -> Tensor:
-        """Return [B] int32: the policy's caps of rows `names`."""
+        """Return the policy's caps of rows `names`, [B] int32."""
         return self.on_device([self.plan.caps.get(name, self.caps.max_draft_length) for name in names])
 
     def on_device(self, values: Sequence[int]) -> Tensor:
-        """Return [n] int32 where batches lie, without waiting for the copy."""
+        """Return `values` as [n] int32 on the batches' device, without waiting for the copy."""
         tensor = torch.tensor(values, dtype=torch.int32)
         if self.device.type == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
 
     def close(self) -> None:
-        """Release proposers, threads and files, once; the end of the process does it too."""
+        """Release proposers, threads and files, once; also called at the end of the process."""
         self._closing()
 
     def _context(self, vllm_config: Any) -> PluginContext:

@@ -1,11 +1,11 @@
-"""What happens to the whole engine, told to the proposers of a worker: new weights, sleep, waking up, its end.
+"""Engine events that a worker reports to its proposers: new weights, sleep, wake-up and shutdown.
 
-A flushed prefix cache is told by the scheduler, with the next step (see `scheduler`).  Everything here is told between
-two steps: vLLM runs such calls and steps one after the other in a worker.
+The scheduler reports a flushed prefix cache with the next step (see `scheduler`).  All events here arrive between two
+steps, because a worker runs such calls and its steps one after the other.
 
-Weights change by ``reload_weights``; by a weight transfer, which ends with ``finish_weight_update``; by
-``reset_weights``, which zeroes them; and by code of others, such as a training framework's worker extension, that calls
-the model's own ``load_weights``.
+Weights change through ``reload_weights``; through a weight transfer, which ends with ``finish_weight_update``; through
+``reset_weights``, which zeroes them; and through third-party code, such as a training framework's worker extension,
+that calls the model's own ``load_weights``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from specplug_vllm.worker.lifecycle import drafting_of
 
 Method = Callable[..., Any]
 
-_MEMORY = frozenset(("weights", "kv_cache"))  # what vLLM gives back when it sleeps, and can wake up part by part
-_CHANGES = "_specplug_weights"  # where a runner keeps its `_Weights`
+_MEMORY = frozenset(("weights", "kv_cache"))  # memory that vLLM releases to sleep, and restores in parts or at once
+_CHANGES = "_specplug_weights"  # attribute of a runner that holds its `_Weights`
 _ASLEEP = "_specplug_asleep"
 
 
 def install_worker(runner: Any, drafting: Drafting) -> None:
-    """Watch a runner, its model and its worker.  Call it once per runner, at its first step.
+    """Hook a runner, its model and its worker.  Call it once per runner, at its first step.
 
-    What happens before that is the start: no proposer has learnt anything then.
+    Earlier events belong to start-up, when no proposer has learnt anything.
     """
     if not seams.available("events"):
         return
@@ -42,9 +42,10 @@ def install_worker(runner: Any, drafting: Drafting) -> None:
 
 
 class _Weights:
-    """The context of a change of weights.  Told once, at the end of the outermost one: a reload loads within itself.
+    """Context manager around a change of weights.
 
-    Told also when it fails: some of the weights may be new by then.
+    It reports one event at the end of the outermost change, because a reload nests a load.  It also reports a change
+    that fails, since some of the weights may be new.
     """
 
     def __init__(self, drafting: Drafting) -> None:
@@ -60,7 +61,7 @@ class _Weights:
             self._drafting.on_engine_event("weights changed")
 
     def watched(self, original: Method) -> Method:
-        """Return `original` as a change of weights."""
+        """Return `original` wrapped as a change of weights."""
 
         @functools.wraps(original)
         def change(*args: Any, **kwargs: Any) -> Any:
@@ -71,7 +72,7 @@ class _Weights:
 
 
 def _hook_workers() -> None:
-    """Hook this process's worker classes, once: the worker's own class is among them by now."""
+    """Hook this process's worker classes, once.  At the first step they include the worker's own class."""
     from vllm.v1.worker.worker_base import WorkerBase
 
     hooks = {
@@ -106,7 +107,7 @@ def _changes_weights(original: Method) -> Method:
 
 
 def _finishes_update(original: Method) -> Method:
-    """A transfer to vLLM's own draft model leaves the target as it was."""
+    """Wrap `finish_weight_update`.  A transfer to vLLM's own draft model does not change the target's weights."""
     of_target = _changes_weights(original)
 
     def finish_weight_update(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +118,7 @@ def _finishes_update(original: Method) -> Method:
 
 
 def _sleeps(original: Method) -> Method:
-    """Proposers are told first, while the device's memory is as it was."""
+    """Wrap `sleep`.  Proposers are notified first, while the device's memory is still intact."""
 
     def sleep(self: Any, *args: Any, **kwargs: Any) -> Any:
         asleep, drafting = _asleep(self), drafting_of(self.model_runner)
@@ -130,7 +131,7 @@ def _sleeps(original: Method) -> Method:
 
 
 def _wakes(original: Method) -> Method:
-    """Memory may come back part by part: proposers are told when all of it is there."""
+    """Wrap `wake_up`.  Memory may come back in parts: proposers are notified once all of it is back."""
 
     def wake_up(self: Any, tags: Any = None, *args: Any, **kwargs: Any) -> Any:
         result = original(self, tags, *args, **kwargs)
@@ -145,7 +146,7 @@ def _wakes(original: Method) -> Method:
 
 
 def _shuts_down(original: Method) -> Method:
-    """Drafting ends first, and writes what it holds back of its trace."""
+    """Wrap `shutdown`.  Drafting closes first and flushes its trace."""
 
     def shutdown(self: Any, *args: Any, **kwargs: Any) -> Any:
         drafting = drafting_of(getattr(self, "model_runner", None))
@@ -157,6 +158,6 @@ def _shuts_down(original: Method) -> Method:
 
 
 def _asleep(worker: Any) -> set[str]:
-    """Return which memory a worker has given back; kept on the worker, as the hooks of its base classes share it."""
+    """Return the memory that a worker has released; stored on the worker, as hooks of its base classes share it."""
     asleep: set[str] = worker.__dict__.setdefault(_ASLEEP, set())
     return asleep

@@ -1,4 +1,4 @@
-"""Puts specplug's speculator into vLLM's V2 runner, through the function by which the runner builds speculators."""
+"""Hook of `init_speculator`, by which vLLM's V2 runner builds its speculator in each worker process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = "init_speculator"
 
 
 def install() -> None:
-    """Wrap the factory, once per process.  A runner that is imported already holds the name itself."""
+    """Wrap the factory, once per process, also in the runner's module if that has already imported the name."""
     import vllm.v1.worker.gpu.spec_decode as package
 
     for module in (package, sys.modules.get(_RUNNER)):
@@ -37,7 +37,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
 
         if seams.speculator_gets_req_states():
             states = args[0] if args else kwargs["req_states"]
-        else:  # the runner makes them after the speculator, and calls us from its constructor
+        else:  # the runner's constructor is our caller and creates them after the speculator
             states = _OfRunner(sys._getframe(1).f_locals["self"])
         return Speculator(vllm_config, device, states)
 
@@ -46,7 +46,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _OfRunner:
-    """A runner's request states, looked up when they are used."""
+    """Proxy of a runner's request states, looked up on use."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner

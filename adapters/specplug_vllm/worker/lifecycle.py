@@ -1,7 +1,7 @@
-"""Who comes and goes, learnt by one hook on ``GPUModelRunner.execute_model``, the same for both runners.
+"""Hook on ``GPUModelRunner.execute_model`` that tracks arriving and leaving requests, for both runners.
 
-Requests leave before the engine's step runs, as vLLM frees their places then, and arrive after it, when vLLM has given
-them one.  V2's warm-up runs made-up requests through the same method: those are nobody's.
+Requests are removed before the engine's step runs, as vLLM frees their slots then, and added after it, when vLLM has
+assigned slots.  V2's warm-up sends dummy requests through the same method; the hook ignores these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specplug_vllm.worker.drafting import Drafting
 
 
 def install(runner_class: Any) -> None:
-    """Hook `execute_model` of a runner class, once.  Runners that do not draft with specplug pass through."""
+    """Hook `execute_model` of a runner class, once.  Runners without specplug pass through."""
     original = runner_class.execute_model
     if hasattr(original, "_specplug"):
         return
@@ -25,7 +25,7 @@ def install(runner_class: Any) -> None:
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dummy_run"):
             return original(self, scheduler_output, *args, **kwargs)
-        if hasattr(_drafter(self), "drafting"):  # ours, also on ranks that do not draft
+        if hasattr(_drafter(self), "drafting"):  # specplug's, also on ranks that do not draft
             _drafter(self).before_step(self, scheduler_output)
         drafting = drafting_of(self)
         if drafting is None or is_warmup(self, scheduler_output):
@@ -45,13 +45,13 @@ def install(runner_class: Any) -> None:
 
 
 def is_warmup(runner: Any, scheduler_output: Any) -> bool:
-    """Whether the step is none of the scheduler's: ours marks every step of its own, a foreign one marks none."""
+    """Return whether the step is a warm-up: specplug's scheduler is in use and did not mark the step as its own."""
     planned = runner.vllm_config.scheduler_config.scheduler_cls in SCHEDULERS.values()
     return planned and not step_metadata.has(scheduler_output)
 
 
 def drafting_of(runner: Any) -> Drafting | None:
-    """Return what drafts for a runner of either kind, or None."""
+    """Return the `Drafting` of a V1 or V2 runner, or None."""
     drafting = getattr(_drafter(runner), "drafting", None)
     return drafting if isinstance(drafting, Drafting) else None
 
@@ -73,7 +73,7 @@ def _leave(drafting: Drafting, scheduler_output: Any) -> None:
 
 def _arrive(drafting: Drafting, scheduler_output: Any) -> None:
     salts = step_metadata.of(scheduler_output).cache_salts
-    for new in scheduler_output.scheduled_new_reqs:  # on V2 also those that resume
+    for new in scheduler_output.scheduled_new_reqs:  # on V2 also resumed requests
         drafting.start(new, salts.get(new.req_id))
     for request_id in getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ()):  # V1
         drafting.allocator.resume(request_id)

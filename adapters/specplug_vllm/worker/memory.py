@@ -1,8 +1,7 @@
-"""Room that vLLM leaves for what proposers take after start-up, in its workers' `determine_available_memory`.
+"""Hook on the workers' `determine_available_memory` that reserves memory for proposers.
 
-On a GPU vLLM gives to its cache what its share of the memory holds beside all that is allocated once the model has been
-profiled, so that what a proposer allocates when it is built is counted.  What it has declared beyond that is taken off
-here.
+On a GPU vLLM profiles the model and gives the rest of its memory share to the KV cache, so memory that a proposer
+allocates when it is built is already counted.  This hook subtracts what proposers declare to allocate later.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from specplug_vllm.worker.lifecycle import drafting_of
 
 
 def install(drafting: Drafting) -> None:
-    """Hook the worker classes of this process, once; not where nothing has been declared."""
+    """Hook the worker classes of this process, once, if any proposer declares later allocations."""
     if not drafting.stage.bytes_to_allocate:
         return
     from vllm.v1.worker.gpu_worker import Worker
 
-    for worker_class in (Worker, *type.__subclasses__(Worker)):  # that of CPUs is one of them
+    for worker_class in (Worker, *type.__subclasses__(Worker)):  # the CPU worker is a subclass
         hook(worker_class)
 
 
@@ -39,7 +38,7 @@ def hook(worker_class: Any) -> None:
             return available
         if self.cache_config.kv_cache_memory_bytes is None:
             return drafting.stage.leave_room(available)
-        free = free_bytes(drafting.device)  # the operator says how large the cache is, and vLLM has not allocated it
+        free = free_bytes(drafting.device)  # the operator sets the cache's size, and vLLM has not allocated it yet
         if free is not None:
             drafting.stage.leave_room(free - available)
         return available

@@ -1,7 +1,7 @@
-"""Tensor parallelism: rank 0 drafts, the others receive.
+"""Tensor parallelism: rank 0 drafts and broadcasts its drafts to the other ranks.
 
-Every rank verifies the drafts that it holds itself, and drafts that differ by rank give silently wrong text.  So
-nothing that could differ (a deadline, an exception, a race, a random draw) happens on any rank but the first.
+Every rank verifies its own copy of the drafts, and drafts that differ between ranks silently give wrong text.  So
+anything that could differ (a deadline, an exception, a race, a random draw) happens on rank 0 only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Ranks:
     """The tensor-parallel ranks of one worker.
 
     Attributes:
-        leads: whether this rank drafts.
+        leads: True on rank 0, which drafts.
     """
 
     def __init__(self, group: Any) -> None:
@@ -26,16 +26,16 @@ class Ranks:
         self.leads: bool = group.rank_in_group == 0
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Overwrite `tensor`, contiguous, with rank 0's, without waiting on the host.  Free with one rank."""
+        """Overwrite `tensor`, contiguous, with rank 0's, without a host sync.  A no-op with one rank."""
         if self._send is not None:
             self._send(tensor, src=0)
 
 
 def _sender(group: Any) -> Callable[..., Any]:
-    """Return what broadcasts in a group: NCCL's communicator that vLLM has set up and warmed up, where there is one.
+    """Return the broadcast function of a group: that of vLLM's warmed-up NCCL communicator if there is one.
 
-    The group's own method goes through torch's device group, which makes a communicator of its own at its first use,
-    when vLLM has given all memory away.
+    The group's own method goes through torch's device group, which creates another communicator at its first use, when
+    vLLM has already allocated all memory.
     """
     communicator = group.device_communicator
     nccl = getattr(communicator, "pynccl_comm", None)

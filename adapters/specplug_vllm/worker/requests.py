@@ -1,4 +1,4 @@
-"""vLLM's description of a request, as plug-ins see it."""
+"""Conversion of vLLM's `NewRequestData` to specplug's `RunningRequest`, in the worker process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specplug.types.request import Request, Sampling
 
 
 def running_request(new: Any, max_model_len: int, cache_salt: str | None = None) -> RunningRequest:
-    """Describe a vLLM `NewRequestData`.  Requests that do not sample (pooling) never draft."""
+    """Convert a vLLM `NewRequestData`.  Requests that do not sample (pooling) never draft."""
     params = new.sampling_params
     prompt_length = _prompt_length(new)
     if params is None:
@@ -49,7 +49,7 @@ def _prompt_length(new: Any) -> int:
 
 
 def _stop_ids(params: Any) -> tuple[int, ...]:
-    """Return the ids that end the request, end-of-sequence first unless it is ignored."""
+    """Return the stop token ids of the request, end-of-sequence first unless it is ignored."""
     end = [] if params.ignore_eos or params.eos_token_id is None else [params.eos_token_id]
     return tuple(dict.fromkeys([*end, *(params.stop_token_ids or ())]))[:MAX_STOP_IDS]
 

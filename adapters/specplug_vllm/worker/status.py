@@ -1,8 +1,8 @@
-"""What a running server says about itself, and how its other processes are asked.
+"""Status and control of a running server, and the calls that reach its engine cores and workers.
 
-`specplug_status` is a method of workers, reached by ``collective_rpc``; `specplug_status` and `specplug_control` are
-methods of engine cores, reached by vLLM's utility calls.  Both exist only where specplug runs.  Answers are plain data:
-dicts, lists, strings and numbers, which every transport of vLLM takes.
+`specplug_status` is a method of workers, called through ``collective_rpc``; `specplug_status` and `specplug_control`
+are methods of engine cores, called through vLLM's utility calls.  They exist only if specplug is enabled.  Results are
+dicts, lists, strings and numbers, which every transport of vLLM can carry.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from specplug_vllm.worker.lifecycle import drafting_of
 
 
 def install_worker() -> None:
-    """Give this process's worker class the method `specplug_status`."""
+    """Add the method `specplug_status` to vLLM's worker base class."""
     from vllm.v1.worker.worker_base import WorkerBase
 
     WorkerBase.specplug_status = worker_status
 
 
 def install_engine_core() -> None:
-    """Give this process's engine core the methods `specplug_status` and `specplug_control`."""
+    """Add the methods `specplug_status` and `specplug_control` to vLLM's engine core class."""
     if not seams.available("status"):
         return
     from vllm.v1.engine.core import EngineCore
@@ -35,9 +35,9 @@ def install_engine_core() -> None:
 
 
 def worker_status(worker: Any) -> dict[str, Any]:
-    """Return what a worker does: its rank, and where it drafts (rank 0 does) its proposers, counts and faults.
+    """Return a worker's status: its rank and, on the rank that drafts (0), its proposers, counts and faults.
 
-    Counts are read back from the device, which on a GPU waits for the steps that are queued.
+    Counts are read back from the device; on a GPU this waits for the queued steps.
     """
     drafting = drafting_of(worker.model_runner)
     status: dict[str, Any] = {"rank": worker.rank, "drafts": drafting is not None}
@@ -55,7 +55,7 @@ def worker_status(worker: Any) -> dict[str, Any]:
 
 
 def engine_status(core: Any) -> dict[str, Any]:
-    """Return what an engine does: its settings, its scheduler's and all its workers' figures."""
+    """Return an engine's status: settings, scheduler state and the status of each worker."""
     config, step_planner = core.vllm_config, core.scheduler.step_planner
     caps = engine_caps(config)
     return {
@@ -76,22 +76,22 @@ def engine_status(core: Any) -> dict[str, Any]:
 
 
 def control(core: Any, order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out an operator's order (see `specplug.operator.control.Order`); return what holds now."""
+    """Apply an operator's order (see `specplug.operator.control.Order`) and return the resulting state."""
     state: dict[str, Any] = core.scheduler.step_planner.control.set(**order)
     return state
 
 
 async def ask_engines(client: Any, method: str, *args: Any) -> list[Any]:
-    """Call a method of every engine core that an `AsyncMPClient` talks to; return their answers in order.
+    """Call a method of every engine core of an `AsyncMPClient` and return the results in order.
 
-    With data parallelism vLLM's own calls reach every engine too, but return the first one's answer only.
+    With data parallelism vLLM's own calls reach every engine too, but return only the first one's result.
     """
     calls = [client._call_utility_async(method, *args, engine=engine) for engine in client.core_engines]
     return list(await asyncio.gather(*calls))
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what runs."""
+    """Return the versions of specplug and vLLM."""
     import vllm
 
     return {"specplug": version("specplug"), "vllm": str(vllm.__version__)}

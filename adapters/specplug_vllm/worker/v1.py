@@ -1,7 +1,7 @@
-"""The drafter of vLLM's V1 runner (``custom_class``): on the CPU, with exact lengths per request.
+"""The drafter of vLLM's V1 runner (``custom_class``): runs in the worker, on the CPU, with exact lengths per request.
 
-The runner holds its token table in host memory and hands over what it sampled as lists, so drafting runs on the CPU
-whatever the engine's device.
+The runner keeps its token table in host memory and passes sampled tokens as lists, so drafting runs on the CPU whatever
+the engine's device.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Proposer:
     """specplug as vLLM's V1 runner sees it.  ``speculative_config.model`` names this class.
 
     Attributes:
-        drafting: what drafts, on tensor-parallel rank 0; None on other ranks, whose drafts vLLM never looks at.
-        verifier: on every rank, what decides instead of the engine; None where the engine does.
+        drafting: on tensor-parallel rank 0; None on other ranks, whose drafts vLLM never reads.
+        verifier: on every rank, the verifier that replaces the engine's; None if the engine verifies.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -50,10 +50,10 @@ class Proposer:
         _hook_runner()
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """Nothing of ours is loaded after the target."""
+        """Do nothing: specplug loads nothing after the target."""
 
     def before_step(self, runner: Any, _scheduler_output: Any) -> None:
-        """Learn the runner, which vLLM does not hand over; called by the lifecycle hook."""
+        """Store the runner, which vLLM does not pass to drafters; called by the lifecycle hook."""
         if self._runner is not None:
             return
         self._runner = runner
@@ -61,8 +61,8 @@ class Proposer:
             verifier_v1.install(runner, self.verifier, self.drafting)
         if self.drafting is not None:
             events.install_worker(runner, self.drafting)
-            # The stock limit leaves a whole batch without drafts when one row nears the longest context.  We bound
-            # each row by its own room instead.
+            # vLLM's limit skips drafting for the whole batch when one row nears the maximum context length.  specplug
+            # bounds each row by its own room instead.
             runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
 
     @torch.inference_mode()
@@ -73,7 +73,7 @@ class Proposer:
 
         Args:
             sampled_token_ids: per row, the tokens that the step emitted; empty for prefill chunks.
-            num_tokens_no_spec: [R] ints, tokens per row, those included.
+            num_tokens_no_spec: [R] ints, tokens per row, sampled ones included.
             token_ids_cpu: [R, L] int32, the runner's token table, by row.
         """
         count = len(sampled_token_ids)
@@ -98,7 +98,7 @@ class Proposer:
         return found
 
     def _rows_of(self, drafting: Drafting, names: list[str]) -> _Rows:
-        """Return what stays the same while the same requests hold the same places."""
+        """Return the batch's row data, cached while the same requests hold the same slots."""
         if self._rows is None or not self._rows.facts.hold(drafting.allocator, names):
             self._rows = _Rows(drafting, RowFacts(drafting.allocator, names))
         return self._rows
@@ -106,7 +106,7 @@ class Proposer:
     def _outcome(self, drafting: Drafting, rows: _Rows, batch: EngineBatch, emitted: Tensor) -> Outcome:
         scheduled = drafting.scheduled
         if not scheduled and not drafting.grammars:
-            # A token each: none lies behind a stop of its step, and V1 runs no row that has stopped.
+            # One token per row: none comes after a stop of the same step, and V1 runs no row that has stopped.
             none = torch.zeros_like(emitted)
             return Outcome(verified=none, accepted=none, emitted=emitted)
         verified = torch.tensor([len(scheduled.get(name, ())) for name in rows.facts.names], dtype=torch.int32)
@@ -120,7 +120,7 @@ class Proposer:
         return step_metadata.annotated(drafting.grammars, outcome, rows.facts.names, scheduled)
 
     def _state_distribution(self, draft: Draft, names: tuple[str, ...]) -> None:
-        """Give the rejection sampler the law that drafts were drawn from; without one they are one-hot."""
+        """Pass the distribution that drafts were drawn from to the rejection sampler; without one they are one-hot."""
         if draft.draft_probs is not None:
             buffer = draft.draft_probs
             if self._draft_probs is not None:
@@ -131,10 +131,10 @@ class Proposer:
 
 
 class _Rows:
-    """The batch's rows that may draft, while no request comes or goes.
+    """The batch's rows that may draft, valid while no request arrives or leaves.
 
     Attributes:
-        index: [B] int64, their places among the engine's rows.
+        index: [B] int64, their indices among the engine's rows.
     """
 
     def __init__(self, drafting: Drafting, facts: RowFacts) -> None:
@@ -175,7 +175,7 @@ def _lists(draft: Draft) -> list[list[int]]:
 
 
 def _hook_runner() -> None:
-    """Hook the runner's class; its module is being used by our caller, so importing it is free."""
+    """Hook the runner's class; the caller has already imported its module."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     lifecycle.install(GPUModelRunner)

@@ -1,7 +1,7 @@
-"""The speculator of vLLM's V2 runner: wraps what the engine holds on the device, drafts, and hands back valid ids.
+"""The speculator of vLLM's V2 runner: runs in the worker, wraps the engine's device tensors and returns draft ids.
 
-vLLM calls `propose` once per step, after verification, when the engine's own state includes what was just sampled.
-Nothing is read back from the device, and no Python data is copied to it, except where a proposer needs the host.
+vLLM calls `propose` once per step, after verification, when the engine's state includes the newly sampled tokens.
+Nothing is read back from the device, and no Python data is copied to it, unless a proposer needs the host.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class Speculator(BaseSpeculator):
     """specplug as vLLM's V2 runner sees it.
 
     Args:
-        vllm_config: of a server that asked for specplug.
+        vllm_config: config of a server with specplug enabled.
         device: the runner's device.
-        req_states: the runner's `RequestState`; tensors that are indexed by slot.
+        req_states: the runner's `RequestState`, whose tensors are indexed by slot.
 
     Attributes:
-        drafting: what drafts, on tensor-parallel rank 0; None on other ranks, which receive rank 0's drafts.
-        draft_logits: [S, K, V] float32 by slot, before temperature, that sampled drafts were drawn from; None where no
+        drafting: on tensor-parallel rank 0; None on other ranks, which receive rank 0's drafts.
+        draft_logits: [S, K, V] float32 by slot, before temperature, that sampled drafts were drawn from; None if no
             proposer states them.
-        draft_token_confidence_probs: [S, K] float32 by row of the newest batch: 0 for filler.
-        verifier: on every rank, what decides instead of the engine; None where the engine does.
-        enable_adaptive_verification: whether the runner cuts drafts by them; see `adaptive`.
+        draft_token_confidence_probs: [S, K] float32 by row of the newest batch; 0 for padding.
+        verifier: on every rank, the verifier that replaces the engine's; None if the engine verifies.
+        enable_adaptive_verification: whether the runner cuts drafts by these confidences; see `adaptive`.
     """
 
-    supports_mm_inputs = False  # the runner would gather image embeddings for us otherwise
+    supports_mm_inputs = False  # otherwise the runner would gather image embeddings for the speculator
     model = torch.nn.Module()
     pcp_manager: Any = None
 
@@ -70,7 +70,7 @@ class Speculator(BaseSpeculator):
         )
         self.draft_logits: Tensor | None = None
         self._facts: RowFacts | None = None
-        self._kept: Tensor | None = None  # the rows of requests that may draft, where others are among them
+        self._kept: Tensor | None = None  # rows of the requests that may draft; None if all may
         self.verifier = verifier.build(vllm_config, device)
         self._attached = self._is_warmup = False
         self._verified: Mapping[str, Sequence[int]] = {}
@@ -84,7 +84,7 @@ class Speculator(BaseSpeculator):
         _hook_runner()
 
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
-        """Watch the runner, and note what the step verifies; called by the lifecycle hook."""
+        """Hook the runner at its first step, and store what this step verifies; called by the lifecycle hook."""
         self._verified = scheduler_output.scheduled_spec_decode_tokens
         self._is_warmup = lifecycle.is_warmup(runner, scheduler_output)
         if self._attached:
@@ -100,10 +100,10 @@ class Speculator(BaseSpeculator):
             events.install_worker(runner, self.drafting)
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """Nothing of ours is captured."""
+        """Do nothing: specplug captures no CUDA graphs."""
 
     def capture(self) -> None:
-        """Nothing of ours is captured."""
+        """Do nothing: specplug captures no CUDA graphs."""
 
     @torch.inference_mode()
     def propose(
@@ -123,16 +123,16 @@ class Speculator(BaseSpeculator):
         dummy_run: bool = False,
         **__: Any,
     ) -> Tensor:
-        """Return [B, K] int64 draft ids, all of them valid; behind a row's draft its last token is repeated.
+        """Return [B, K] int64 draft ids, all of them valid; the row's last token pads its draft.
 
         Args:
             input_batch: B rows, their slots in `idx_mapping` [B].
             num_sampled: [B] int32, tokens that the step emitted per row, 0 for prefill chunks.
-            num_rejected: [B] int32, draft tokens that it rejected.
+            num_rejected: [B] int32, draft tokens that the step rejected per row.
             last_sampled: [S, 1] int64 by slot.
             temperature: [S] float32 by slot.
         """
-        out = self._out[: input_batch.num_reqs]  # vLLM writes into it, so it is never read back
+        out = self._out[: input_batch.num_reqs]  # vLLM writes into it, so specplug never reads it back
         if dummy_run or self._is_warmup:
             return out
         if self.drafting is not None:
@@ -171,7 +171,7 @@ class Speculator(BaseSpeculator):
         self._hand_over(draft, slots, batch.temperature, out)
 
     def _facts_of(self, drafting: Drafting, names: list[str]) -> RowFacts:
-        """Return the facts of the rows that may draft, kept while the same requests hold the same places."""
+        """Return the facts of the rows that may draft, cached while the same requests hold the same slots."""
         if self._facts is None or not self._facts.hold(drafting.allocator, names):
             self._facts = RowFacts(drafting.allocator, names)
             self._kept = None if self._facts.kept is None else drafting.on_device(self._facts.kept)
@@ -208,7 +208,7 @@ class Speculator(BaseSpeculator):
         )
 
     def _hand_over(self, draft: Draft, slots: Tensor, temperature: Tensor, out: Tensor) -> None:
-        """Write ids, confidences and, where they are stated, logits, the way the runner wants them."""
+        """Write ids, confidences and, if the draft states them, logits to the runner's buffers."""
         draft_length, confidence = draft.draft_length, self.draft_token_confidence_probs[: out.shape[0]]
         padded = out if self._kept is None else out[self._kept]
         padded[:, :draft_length] = torch.where(draft.mask(), draft.token_ids.long(), padded[:, :draft_length])
@@ -222,9 +222,10 @@ class Speculator(BaseSpeculator):
 
 
 def buffers(slots: int, draft_length: int, device: torch.device, *, together: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what ranks send each other, by row, and in it the draft ids [S, K] int64 and their confidences [S, K].
+    """Return the broadcast buffer, by row, and the draft ids [S, K] int64 and confidences [S, K] float32.
 
-    `together` sends the confidences along: where every rank cuts its drafts itself, all must cut them alike.
+    The draft ids are a view of the broadcast buffer.  With `together` the confidences are too: if every rank cuts its
+    own drafts, all ranks must make the same cuts.
     """
     sent = torch.zeros(slots, draft_length + (draft_length + 1) // 2 * together, dtype=torch.int64, device=device)
     if together:
@@ -233,7 +234,7 @@ def buffers(slots: int, draft_length: int, device: torch.device, *, together: bo
 
 
 def _hook_runner() -> None:
-    """Hook the runner's class; its module is being used by our caller, so importing it is free."""
+    """Hook the runner's class; the caller has already imported its module."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     lifecycle.install(GPUModelRunner)

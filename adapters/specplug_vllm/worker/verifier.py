@@ -1,9 +1,8 @@
-"""A specplug verifier in place of the engine's rejection sampling, on servers whose settings name one.
+"""The verifier that replaces the engine's rejection sampling in workers of servers whose settings name one.
 
-Both of vLLM's rejection samplers process the logits, call a function, `rejection_sample`, that decides, and count and
-report what it decided.  Only that function is replaced, and only for runners that asked: what the engine applies to
-logits (penalties, bias, grammar masks, temperature, top-k, top-p, min-p) and what it reports (logprobs, counts) stays
-its own.
+Both of vLLM's rejection samplers process the logits, call a function, `rejection_sample`, that accepts or rejects, and
+report the result.  Only that function is replaced, and only for runners with a verifier: the engine still applies
+penalties, bias, grammar masks, temperature, top-k, top-p and min-p to the logits, and reports logprobs and counts.
 """
 
 from __future__ import annotations
@@ -29,37 +28,37 @@ from specplug.verify.random import uniforms
 from specplug_vllm.config import engine_caps, resolved, target_model
 
 MOST_DISTRIBUTION_BYTES = 1 << 28
-"""Rows are verified together as long as their laws, in float64, take no more memory than this."""
+"""Most bytes that the float64 distributions of rows verified in one call may take."""
 
 Decide = Callable[..., Any]
-"""Called with the engine's own `rejection_sample` and its arguments; returns what that one would."""
+"""Replacement of `rejection_sample`: called with the engine's function and its arguments, returns the same type."""
 
 _deciding: ContextVar[Decide | None] = ContextVar("specplug_deciding", default=None)
 
 
 class ServerVerifier:
-    """The verifier that a server's settings name, and the random numbers that it decides with.
+    """The verifier that a server's settings name, and its random numbers.
 
     Args:
         engine_seed: the engine's seed, which all its ranks share.
 
     Attributes:
         plugin: the verifier.
-        lossless: whether it serves every request; one that is not serves those that ask for it.
+        lossless: a lossless verifier serves every request, a lossy one only the requests that enable it.
     """
 
     def __init__(self, plugin: Verifier, lossless: bool, engine_seed: int) -> None:
         self.plugin, self.lossless = plugin, lossless
-        # None of the streams that engine and plug-ins draw from: those begin with seeds as they were given.
+        # A separate stream: the engine and the plug-ins seed theirs with the configured seeds directly.
         digest = hashlib.blake2b(f"specplug verifier {engine_seed}".encode(), digest_size=8).digest()
         self._entropy = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
 
     def seeds(self, count: int) -> Tensor:
-        """Return [count] int64 on the CPU: new ones at every call, and the same on every rank."""
+        """Return new seeds at every call, [count] int64 on the CPU, the same on every rank."""
         return torch.randint(-(1 << 63), (1 << 63) - 1, (count,), dtype=torch.int64, generator=self._entropy)
 
     def verify(self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, seeds: Tensor) -> Verification:
-        """Decide with the numbers that belong to `seeds` [B] int64 and to the rows' positions, `draft.base_len`."""
+        """Verify with the random numbers of `seeds` [B] int64 at the rows' positions, `draft.base_len`."""
         numbers = uniforms(seeds, draft.base_len.long(), draft.draft_length)
         together = MOST_DISTRIBUTION_BYTES // ((draft.draft_length + 1) * target.logits.shape[-1] * 8)
         if sampling.all_greedy or draft.batch_size <= together:
@@ -84,8 +83,8 @@ def build(vllm_config: Any, device: torch.device) -> ServerVerifier | None:
     """Build the verifier that a server's settings name; None leaves verification to the engine.
 
     Raises:
-        EngineError: it cannot serve on this server.
-        PluginError: it does not start.
+        EngineError: the verifier does not support this server.
+        PluginError: the verifier fails to start.
     """
     found = resolved(vllm_config)
     if found is None or not found.was_set("verifier"):
@@ -106,10 +105,10 @@ def build(vllm_config: Any, device: torch.device) -> ServerVerifier | None:
 
 
 def refuse_unsupported(vllm_config: Any, spec: VerifierSpec) -> None:
-    """Refuse what would be verified wrongly.
+    """Refuse configurations under which the verifier would give wrong results.
 
     Raises:
-        EngineError: the server is configured in a way that the verifier cannot serve in.
+        EngineError: the verifier does not support this server's configuration.
     """
     method = vllm_config.speculative_config.rejection_sample_method
     if method != "standard":
@@ -122,7 +121,7 @@ def refuse_unsupported(vllm_config: Any, spec: VerifierSpec) -> None:
     ranks = vllm_config.parallel_config.tensor_parallel_size
     if not spec.caps.lossless and ranks > 1:
         raise EngineError.build(
-            "a lossy verifier serves requests that ask for it, and only the first rank knows which do",
+            "a lossy verifier serves only requests that enable it, and only rank 0 knows which do",
             who=f"verifier {spec.name!r}",
             found=f"tensor_parallel_size {ranks}",
             expected="1",
@@ -130,7 +129,7 @@ def refuse_unsupported(vllm_config: Any, spec: VerifierSpec) -> None:
 
 
 def replace_in(module: Any) -> None:
-    """Let `decided_by` replace a module's `rejection_sample`, once per process; without it the engine's own decides."""
+    """Patch a module's `rejection_sample`, once per process.  The engine's own runs outside `decided_by` methods."""
     original = module.rejection_sample
     if hasattr(original, "_specplug"):
         return
@@ -145,7 +144,7 @@ def replace_in(module: Any) -> None:
 
 
 def decided_by(decide: Decide, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of a rejection sampler during which `decide` stands in for `rejection_sample`."""
+    """Wrap a method of a rejection sampler so that `decide` replaces `rejection_sample` while it runs."""
 
     @functools.wraps(method)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -159,9 +158,9 @@ def decided_by(decide: Decide, method: Callable[..., Any]) -> Callable[..., Any]
 
 
 def chain(token_ids: Tensor, base_len: Tensor) -> Draft:
-    """Return the one-hot draft of `token_ids` [B, N], behind contexts of `base_len` [B] tokens.
+    """Return the one-hot draft of `token_ids` [B, N] after contexts of `base_len` [B] tokens.
 
-    A row ends ahead of its first negative id.  Confidences and sources do not travel with drafts.
+    A row ends before its first negative id.  Confidences are 0 and sources -1: the engine does not carry them.
     """
     inside = (token_ids >= 0).to(torch.int32).cumprod(1)
     return Draft(

@@ -1,4 +1,4 @@
-"""The verifier seam of vLLM's V1 runner."""
+"""The verifier hook of vLLM's V1 runner, in the worker process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specplug_vllm.worker.verifier import ServerVerifier, chain, decided_by, rep
 
 
 def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) -> None:
-    """Let `verifier` decide in a runner.  `drafting` knows what requests ask for; lossless verifiers need it not."""
+    """Replace a runner's verification by `verifier`.  Lossy verifiers read requests' options from `drafting`."""
     import vllm.v1.sample.rejection_sampler as module
 
     seams.require("verifier v1")
@@ -27,10 +27,10 @@ def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) ->
 
 
 class Decision:
-    """What takes the place of `rejection_sample`.
+    """Replacement of `rejection_sample`.
 
-    The engine has drawn each row's bonus token by the time it calls, from the law of its position.  The verifier is
-    shown the law that is certain of that token.
+    The engine has already drawn each row's bonus token from the distribution at its position.  The verifier gets the
+    one-hot distribution of that token.
     """
 
     def __init__(self, runner: Any, verifier: ServerVerifier, drafting: Drafting | None) -> None:
@@ -49,12 +49,12 @@ class Decision:
         sampling_metadata: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """Return [B, N + 1] int32, -1 behind what is emitted.  For T draft tokens of B requests:
+        """Return the emitted tokens of B requests with T draft tokens, [B, N + 1] int32, padded with -1.
 
         Args:
             draft_token_ids: [T] int32.
-            num_draft_tokens: of each row.
-            max_spec_len: N, the longest.
+            num_draft_tokens: draft tokens per row.
+            max_spec_len: N, the longest draft.
             cu_num_draft_tokens: [B] int32, sums of `num_draft_tokens`.
             draft_probs: [T, V] float32, or None for one-hot drafts.
             target_logits: [T, V] float32, processed, temperature included.
@@ -91,7 +91,7 @@ class Decision:
         return torch.where(rows[:, None], found, engines_own())
 
     def _chosen(self, names: list[str], num_draft_tokens: list[int]) -> list[bool]:
-        """Return which rows have drafts and ask for the verifier."""
+        """Return which rows have drafts and a request that enables the verifier."""
         assert self._drafting is not None  # lossy verifiers do not serve on several ranks
         allocator = self._drafting.allocator
 
@@ -103,7 +103,7 @@ class Decision:
     def _draft(
         self, token_ids: Tensor, ends: Tensor, draft_length: int, draft_probs: Tensor | None, bases: Tensor
     ) -> Draft:
-        """Pad the flat draft tokens."""
+        """Return the flat draft tokens as a padded draft."""
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
         allocator = torch.arange(draft_length, device=token_ids.device)
         index = ((ends - counts)[:, None] + allocator).clamp(max=len(token_ids) - 1)
@@ -113,7 +113,7 @@ class Decision:
         return replace(draft, distribution=Distribution.PROBS, draft_probs=draft_probs[index])
 
     def _seeds(self, count: int, generators: dict[int, torch.Generator]) -> Tensor:
-        """Return [count] int64: the seeds of requests that have one, keyed by row in `generators`, and new ones."""
+        """Return [count] int64: the request's seed for rows in `generators`, and new seeds for the others."""
         seeds = self._verifier.seeds(count)
         for row, generator in generators.items():
             seeds[row] = _signed(generator.initial_seed())
@@ -121,7 +121,7 @@ class Decision:
 
 
 def _target(logits: Tensor, ends: Tensor, bonus_token_ids: Tensor) -> TargetLogits:
-    """Put behind each row's draft positions one that is certain of its bonus token."""
+    """Append to each row's draft positions the one-hot logits of its bonus token."""
     total, rows = len(logits), len(ends)
     flat = torch.arange(total, device=logits.device)
     full = logits.new_full((total + rows, logits.shape[1]), -torch.inf)
@@ -132,7 +132,7 @@ def _target(logits: Tensor, ends: Tensor, bonus_token_ids: Tensor) -> TargetLogi
 
 
 def _sampling(metadata: Any, rows: Tensor) -> SamplingBatch:
-    """Return what is left to apply to processed logits: nothing, but greedy rows are greedy."""
+    """Return temperature 0 for greedy rows and 1 for the others, whose logits are already processed."""
     if metadata.all_greedy:
         return SamplingBatch(torch.zeros(rows.shape, device=rows.device), all_greedy=True)
     return SamplingBatch((metadata.temperature != 0).float())

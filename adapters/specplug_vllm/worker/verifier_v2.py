@@ -1,4 +1,4 @@
-"""The verifier seam of vLLM's V2 runner.  Nothing is read back from the device."""
+"""The verifier hook of vLLM's V2 runner, in the worker process.  Nothing is read back from the device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from specplug_vllm.worker.verifier import ServerVerifier, chain, decided_by, rep
 
 
 def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) -> None:
-    """Let `verifier` decide in a runner.  `drafting` knows what requests ask for; lossless verifiers need it not.
+    """Replace a runner's verification by `verifier`.  Lossy verifiers read requests' options from `drafting`.
 
     Raises:
-        EngineError: the served model brings a rejection sampler of its own.
+        EngineError: the served model uses its own rejection sampler.
     """
     import vllm.v1.worker.gpu.spec_decode.rejection_sampler as module
 
@@ -31,7 +31,7 @@ def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) ->
         raise EngineError.build(
             "the served model verifies by itself",
             who="specplug_vllm",
-            found=f"a {type(sampler).__name__} beside the setting 'verifier'",
+            found=f"a {type(sampler).__name__} and the setting 'verifier'",
             remedy="Leave the setting out",
         )
     replace_in(module)
@@ -59,10 +59,10 @@ def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) ->
 
 
 class Decision:
-    """What takes the place of `rejection_sample`.
+    """Replacement of `rejection_sample`.
 
     Attributes:
-        all_greedy: the host knows that every row is greedy.
+        all_greedy: whether every row is greedy, as known on the host.
     """
 
     def __init__(self, verifier: ServerVerifier, drafting: Drafting | None) -> None:
@@ -86,12 +86,12 @@ class Decision:
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Return the tokens that each of B rows emits, [B, K + 1] int64, and how many they are, [B] int32.
+        """Return the tokens that each of B rows emits, [B, K + 1] int64, and their number, [B] int32.
 
         Args:
-            target_logits: [L, V], processed, temperature included; row i owns those from `cu_num_logits[i]` on.
+            target_logits: [L, V], processed, temperature included; row i's start at `cu_num_logits[i]`.
             draft_logits: [S, K, V] by slot, before temperature; None for one-hot drafts.
-            draft_sampled: [L], the token ahead of each position: a row's last one, then its drafts; -1 is no draft.
+            draft_sampled: [L], the input token of each position: a row's last token, then its drafts; -1 is no draft.
             cu_num_logits: [B + 1] int32.
             pos: [L] int64, the position of each token in `draft_sampled`.
             idx_mapping: [B] int32, the slots.
@@ -99,7 +99,7 @@ class Decision:
             num_speculative_steps: K.
         """
         slots, starts = idx_mapping.long(), cu_num_logits[:-1].long()
-        most = min(num_speculative_steps, len(target_logits) - len(slots))  # the longest draft that there can be
+        most = min(num_speculative_steps, len(target_logits) - len(slots))  # longest possible draft
         allocator = torch.arange(most, device=slots.device)
         index = starts[:, None] + 1 + allocator
         following = draft_sampled[index.clamp(max=len(target_logits) - 1)]
@@ -136,6 +136,6 @@ class Decision:
 
 
 def _with_distribution(draft: Draft, draft_logits: Tensor, temperature: Tensor) -> Draft:
-    """State the law that the draft was drawn from.  The target's logits hold their temperature, so these must too."""
+    """Add the distribution that the draft was drawn from, with temperature applied as in the target's logits."""
     heat = torch.where(temperature == 0, 1.0, temperature)[:, None, None]
     return replace(draft, distribution=Distribution.LOGITS, draft_logits=draft_logits / heat)

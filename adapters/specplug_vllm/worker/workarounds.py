@@ -1,4 +1,4 @@
-"""Mistakes of vLLM that show with any speculation, and would end or bias a server that speculates."""
+"""Workarounds for bugs of vLLM that would crash or bias any server with speculative decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def install() -> None:
-    """Mend V1's rejection sampling on a CPU, once per process."""
+    """Patch V1's rejection sampling on a CPU, once per process."""
     import vllm.v1.sample.rejection_sampler as module
 
     if not hasattr(module.expand_batch_to_tokens, "_specplug"):
@@ -21,7 +21,7 @@ def install() -> None:
 
 
 def _passing_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Let steps without a single draft pass: since 0.32 they come here too, and on a CPU top-k raises at them."""
+    """Skip steps without drafts: since 0.32 they reach this function too, and on a CPU top-k raises on them."""
 
     @functools.wraps(original)
     def apply_sampling_constraints(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -33,8 +33,8 @@ def _passing_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
 def _expanding_on_a_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
     """Give each draft token its row's temperature, top-k and top-p on a CPU.
 
-    The CPU's kernel takes int64 alone.  For anything else vLLM hands it a converted copy of the output and drops that,
-    so that sampling reads memory that nobody has written.
+    The CPU kernel takes int64 only.  For other dtypes vLLM passes it a converted copy of the output and drops the copy,
+    so sampling reads uninitialised memory.
     """
 
     @functools.wraps(original)
@@ -51,21 +51,21 @@ def _expanding_on_a_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def spread_adapters(lora_state: Any, verified: Callable[[], Mapping[str, Sequence[int]]]) -> None:
-    """Let V2 name an adapter for every row of logits.
+    """Patch V2 to name a LoRA adapter for every row of logits.
 
-    It names one per request, which is right while each has one row.  With drafts to verify the rows are more, and an
-    adapter of the output layer is applied to the wrong ones, or none.
+    vLLM names one per request, which is correct while each request has one row.  With drafts to verify there are more
+    rows, and an adapter of the output layer is applied to the wrong rows or to none.
 
     Args:
         lora_state: the runner's `LoraState`.
-        verified: returns, by request id, the draft tokens that the step at hand verifies.
+        verified: returns the draft tokens that the current step verifies, by request id.
     """
     original = lora_state.make_lora_inputs
 
     @functools.wraps(original)
     def make_lora_inputs(req_ids: Sequence[str], *args: Any, **kwargs: Any) -> Any:
         by_request, *others = original(req_ids, *args, **kwargs)
-        if len(by_request) != len(req_ids):  # a vLLM that names them by row itself
+        if len(by_request) != len(req_ids):  # this vLLM already names them by row
             return by_request, *others
         drafts = verified()
         rows = [1 + len(drafts.get(name, ())) for name in req_ids]

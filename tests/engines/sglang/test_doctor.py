@@ -47,7 +47,7 @@ def test_doctor_looks_through_a_launch_line():
         "SGLang loads specplug",
         "settings of the launch: mode: off",
         "drafts are chains of up to 8 tokens; overlap scheduling, up to 8 requests at a time, torch_native attention",
-        "every width from 0 to 8 may be chosen; cpu has no graphs",
+        "every draft length from 0 to 8 may be chosen; cpu has no graphs",
         "ngram drafts on the host",
         "get no drafts",
     ):

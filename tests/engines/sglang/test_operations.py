@@ -465,5 +465,5 @@ def test_an_engine_that_did_not_ask_has_none_of_it(baseline):
     assert baseline.call(routes_without_specplug) == []
     with pytest.raises(Raised, match=r"EngineError: .*specplug does not draft"):
         baseline.call(read)
-    with pytest.raises(Raised, match=r"EngineError: .*did not take the order"):
+    with pytest.raises(Raised, match=r"EngineError: .*rejected the order"):
         baseline.call(set_mode, mode="off")
