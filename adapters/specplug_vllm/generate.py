@@ -54,7 +54,7 @@ class VllmEngine:
         self._platform = _platform(device)
         self._name = model
         draft_length = settings.num_speculative_tokens
-        status = {key: value for key, value in differing(settings).items() if key != "num_speculative_tokens"}
+        changed = {key: value for key, value in differing(settings).items() if key != "num_speculative_tokens"}
         self._llm = _started(
             model,
             dtype=dtype or ("float32" if self._platform == "cpu" else "auto"),
@@ -63,7 +63,7 @@ class VllmEngine:
             enforce_eager=self._platform == "cpu",  # compilation would take longer than most answers
             disable_log_stats=True,
             speculative_config={"method": METHOD, "model": PROPOSER, "num_speculative_tokens": max(1, draft_length)},
-            additional_config={SECTION: status if draft_length else {**status, "mode": "off"}},
+            additional_config={SECTION: changed if draft_length else {**changed, "mode": "off"}},
         )
         self.metrics = _Counts(self._llm)
 
@@ -78,12 +78,12 @@ class VllmEngine:
                 index[name] = number
             while engine.has_unfinished_requests():
                 for output in engine.step():
-                    status = output.outputs[0]
+                    completion = output.outputs[0]
                     yield TextUpdate(
                         index=index[output.request_id],
-                        text=status.text,
-                        token_ids=list(status.token_ids),
-                        finish_reason=status.finish_reason,
+                        text=completion.text,
+                        token_ids=list(completion.token_ids),
+                        finish_reason=completion.finish_reason,
                     )
         finally:
             engine.abort_request(list(index))

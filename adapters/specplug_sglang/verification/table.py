@@ -52,5 +52,5 @@ class TokenTable:
             lengths: [B] int64, of the texts before the step.
             emitted: [B, E] ids; ids beyond a row's count are written too, where the table is undefined anyway.
         """
-        allocator = lengths[:, None] + self._places[: emitted.shape[1]]
-        self.tokens[slots[:, None], allocator.clamp_(max=self.tokens.shape[1] - 1)] = emitted.to(self.tokens.dtype)
+        positions = lengths[:, None] + self._places[: emitted.shape[1]]
+        self.tokens[slots[:, None], positions.clamp_(max=self.tokens.shape[1] - 1)] = emitted.to(self.tokens.dtype)

@@ -85,9 +85,7 @@ class Grammars:
         offered = dict(zip(drafts.req_ids, drafts.draft_token_ids, strict=False))
         rows = [scheduler.requests.get(name) for name in offered]
         constrained = [row for row in rows if row is not None and _is_constrained(row)]
-        self._constrained = {
-            name: constrained for name, constrained in self._constrained.items() if name in scheduler.requests
-        }
+        self._constrained = {name: counts for name, counts in self._constrained.items() if name in scheduler.requests}
         if not constrained:
             return
         for request in constrained:
@@ -126,8 +124,8 @@ class Grammars:
             found = follow(state, own, room)
             request.spec_token_ids = own + found.added
             spare -= len(found.added)
-            constrained = self._constrained[request.request_id]
-            self._constrained[request.request_id] = constrained._replace(confidence=tuple(found.confidence))
+            counted = self._constrained[request.request_id]
+            self._constrained[request.request_id] = counted._replace(confidence=tuple(found.confidence))
 
     def _room(self, request: Any) -> int:
         """Return the draft length that the plan and the request allow."""

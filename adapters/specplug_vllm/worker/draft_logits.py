@@ -38,10 +38,10 @@ def write(buffer: Tensor, slots: Tensor, draft: Draft, temperature: Tensor, toke
     whole = draft_length if draft.draft_vocab is None else 0  # positions with logits for the full vocabulary
     rest = (len(slots), buffer.shape[1] - whole, buffer.shape[2])
     buffer[:, whole:].index_copy_(0, slots, floor.expand(rest))
-    allocator = torch.arange(buffer.shape[1], device=buffer.device)
+    positions = torch.arange(buffer.shape[1], device=buffer.device)
     if stated is not None and draft.draft_vocab is None:
         buffer[:, :draft_length].index_copy_(0, slots, stated)
     elif stated is not None:
-        buffer[slots[:, None, None], allocator[:draft_length, None], draft.draft_vocab] = stated
-    at_tokens = (slots[:, None], allocator, token_ids)
+        buffer[slots[:, None, None], positions[:draft_length, None], draft.draft_vocab] = stated
+    at_tokens = (slots[:, None], positions, token_ids)
     buffer[at_tokens] = torch.where(is_stated, buffer[at_tokens], 0.0)

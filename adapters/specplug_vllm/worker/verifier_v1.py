@@ -105,9 +105,9 @@ class Decision:
     ) -> Draft:
         """Return the flat draft tokens as a padded draft."""
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
-        allocator = torch.arange(draft_length, device=token_ids.device)
-        index = ((ends - counts)[:, None] + allocator).clamp(max=len(token_ids) - 1)
-        draft = chain(torch.where(allocator < counts[:, None], token_ids[index], -1), bases)
+        positions = torch.arange(draft_length, device=token_ids.device)
+        index = ((ends - counts)[:, None] + positions).clamp(max=len(token_ids) - 1)
+        draft = chain(torch.where(positions < counts[:, None], token_ids[index], -1), bases)
         if draft_probs is None:
             return draft
         return replace(draft, distribution=Distribution.PROBS, draft_probs=draft_probs[index])

@@ -100,8 +100,8 @@ class Decision:
         """
         slots, starts = idx_mapping.long(), cu_num_logits[:-1].long()
         most = min(num_speculative_steps, len(target_logits) - len(slots))  # longest possible draft
-        allocator = torch.arange(most, device=slots.device)
-        index = starts[:, None] + 1 + allocator
+        positions = torch.arange(most, device=slots.device)
+        index = starts[:, None] + 1 + positions
         following = draft_sampled[index.clamp(max=len(target_logits) - 1)]
         draft = chain(torch.where(index < cu_num_logits[1:, None], following, -1), pos[starts] + 1)
         heat = temperature[slots].float()
