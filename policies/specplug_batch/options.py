@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class BatchOptions(BaseModel):
-    """How wide drafts may be, and what a step costs: `max(1, tokens / saturation) + overhead`, for any unit of time."""
+    """Limits on draft lengths, and the cost model of a step: `max(1, tokens / saturation) + overhead`, in any unit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

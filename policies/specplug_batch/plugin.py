@@ -1,4 +1,4 @@
-"""Registers the policy `batch`.  Imports no torch."""
+"""Registration of the policy `batch`.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specplug.plugins.specs import PolicySpec
 
 @hookimpl
 def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
-    """Register both halves."""
+    """Register the policy with both halves."""
     register(
         PolicySpec(
             name="batch",

@@ -41,20 +41,20 @@ class AllowedState:
         return self._known[length]
 
     def advance(self, token: int) -> bool:
-        """Go on by a token that is legal here; return False, and stay, for any other."""
+        """Advance by a legal token; for an illegal token, return False and keep the state."""
         if token not in self._here():
             return False
         self._text.append(token)
         return True
 
     def rollback(self, count: int) -> None:
-        """Take back the `count` newest tokens."""
+        """Undo the `count` newest tokens."""
         for _ in range(count):
             self._known.pop(len(self._text), None)
             self._text.pop()
 
     def forced(self) -> int:
-        """Return the one token that is legal here; `NO_TOKEN` where several are, or where none is."""
+        """Return the only legal token; `NO_TOKEN` if several tokens are legal, or none."""
         here = self._here()
         return next(iter(here)) if len(here) == 1 else NO_TOKEN
 
@@ -68,7 +68,7 @@ class AllowedState:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the output is complete."""
+        """True if the output is complete."""
         return len(self._text) > self._start and self._text[-1] in self._ends
 
 
@@ -92,7 +92,7 @@ class MaskState(ABC):
 
     @abstractmethod
     def _fill(self) -> None:
-        """Overwrite `self._mask` [1, ceil(V / 32)] int32, which is all ones, with the legal tokens."""
+        """Overwrite `self._mask` [1, ceil(V / 32)] int32, whose bits are all set, with the legal tokens."""
 
     @abstractmethod
     def _accept(self, token: int) -> bool:
@@ -109,34 +109,34 @@ class MaskState(ABC):
     @property
     @abstractmethod
     def is_ended(self) -> bool:
-        """Whether the output is complete."""
+        """True if the output is complete."""
 
     def advance(self, token: int) -> bool:
-        """Go on by a token that is legal here; return False, and stay, for any other."""
+        """Advance by a legal token; for an illegal token, return False and keep the state."""
         if self.is_ended or not bit(self._here(), token) or not self._accept(token):
             return False
         self._is_filled = False
         return True
 
     def rollback(self, count: int) -> None:
-        """Take back the `count` newest tokens."""
+        """Undo the `count` newest tokens."""
         if count:
             self._take_back(count)
             self._is_filled = False
 
     def forced(self) -> int:
-        """Return the one token that is legal here; `NO_TOKEN` where several are, or where none is."""
+        """Return the only legal token; `NO_TOKEN` if several tokens are legal, or none."""
         return NO_TOKEN if self.is_ended else only_bit(self._here())
 
     def jump_forward(self, after: Sequence[int]) -> Sequence[int]:
-        """Return the canonical tokens of the string that must come, `after` tokens that this state was advanced by."""
+        """Return the canonical tokens of the jump-forward string; the state has advanced by the tokens `after`."""
         coming = self._jump_forward()
         if not isinstance(coming, str):
             return coming
         return () if self._canonical is None else self._canonical(coming, [*self._tail, *after])
 
     def is_open(self, token: int) -> bool:
-        """Return whether another legal token's text begins with that of `token`, whose tokenization is then unsure."""
+        """Return whether the text of `token` is a prefix of another legal token's, so its tokenization is uncertain."""
         if self._canonical is None:
             return False
         legal = bits_of(self._here(), _MANY)

@@ -1,4 +1,4 @@
-"""The settings that all proposers share which draft from earlier places of texts."""
+"""The settings shared by all proposers that use the match index."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class LookupSettings(BaseModel):
-    """What is looked for, and what is remembered across requests."""
+    """Settings of matches and of the response memory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
