@@ -16,7 +16,7 @@ def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
             name="batch",
             factory="specplug_batch.policy:BatchPlanner",
             trimmer="specplug_batch.trim:GainTrimmer",
-            summary="verifies the draft tokens that pay at the present batch size",
+            summary="verifies the draft tokens that pay at the current batch size",
             options="specplug_batch.options:BatchOptions",
         )
     )

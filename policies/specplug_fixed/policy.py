@@ -21,7 +21,7 @@ class ConstantGamma(Planner):
         gamma = widest if options.gamma is None else options.gamma
         if gamma > widest:
             raise SettingsError.build(
-                "gamma is too wide",
+                "gamma is too large",
                 who="policy 'fixed'",
                 found=gamma,
                 expected=f"at most num_speculative_tokens, {widest}",

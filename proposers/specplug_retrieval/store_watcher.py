@@ -191,7 +191,7 @@ class StoreWatcher:
         try:
             self._opened().remove(name, tenant=tenant)
         except Exception:
-            _log.exception("retrieval: corpus %r was not removed; it serves on", name)
+            _log.exception("retrieval: corpus %r was not removed; it stays in use", name)
         self._look_again()
         self._removing.discard((tenant, name))
         self._merge()
@@ -211,7 +211,7 @@ class StoreWatcher:
         try:
             self._look()
         except Exception:
-            _log.exception("retrieval: the corpus store cannot be looked at; what was there before serves on")
+            _log.exception("retrieval: the corpus store cannot be read; its previous state stays in use")
 
     def _look(self) -> None:
         """Prepare the newest state of the store for the next step if it changed; on an error, keep the previous one."""
@@ -241,7 +241,9 @@ def _searchable(seen: Snapshot) -> tuple[dict[str, list[IndexSegment]], tuple[st
                 tenants[name].append(_searched(live))
             except Exception as error:  # a damaged file can raise anything
                 problems.append(f"{live.segment.path}: {error}")
-                _log.warning("retrieval: %s cannot be searched; the rest serves", live.segment.path, exc_info=error)
+                _log.warning(
+                    "retrieval: %s cannot be searched; the rest stays in use", live.segment.path, exc_info=error
+                )
     return tenants, tuple(problems)
 
 
