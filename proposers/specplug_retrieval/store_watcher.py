@@ -241,9 +241,7 @@ def _searchable(seen: Snapshot) -> tuple[dict[str, list[IndexSegment]], tuple[st
                 tenants[name].append(_searched(live))
             except Exception as error:  # a damaged file can raise anything
                 problems.append(f"{live.segment.path}: {error}")
-                _log.warning(
-                    "retrieval: %s cannot be searched; the rest stays in use", live.segment.path, exc_info=error
-                )
+                _log.warning("retrieval: %s cannot be searched; the rest is in use", live.segment.path, exc_info=error)
     return tenants, tuple(problems)
 
 

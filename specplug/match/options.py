@@ -24,13 +24,13 @@ class LookupSettings(BaseModel):
         default=0.001,
         ge=0,
         le=1,
-        description="a draft ends where its probability of being accepted as a whole falls below this",
+        description="a draft ends where its survival probability falls below this",
     )
     memory_tokens: int = Field(
         default=1 << 20,
         ge=0,
         le=1 << 28,
-        description="size of the response memory in tokens, 13.25 bytes each; the oldest are dropped first; 0 disables it",
+        description="size of the response memory in tokens, 13.25 bytes each; the oldest go first; 0 disables it",
     )
     memory_scope: Literal["isolated", "server"] = Field(
         default="isolated",
