@@ -24,7 +24,7 @@ class BatchOptions(BaseModel):
     margin: float = Field(
         default=0.01,
         ge=0.0,
-        description="excess of a draft token's gain over its cost that is required, as a share of the cost",
+        description="least excess of a draft token's gain over its cost, as a share of the cost",
     )
     horizon: int = Field(default=256, ge=1, description="steps over which the server's rate is averaged")
     batch_size: int | None = Field(

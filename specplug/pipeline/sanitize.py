@@ -1,4 +1,4 @@
-"""Sanitising of drafts, on the device and without reading back, so that any draft is safe to verify."""
+"""Sanitizing of drafts, on the device and without reading back, so that any draft is safe to verify."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class EngineCaps:
             )
         if list(ladder) != sorted(set(ladder)) or (ladder and ladder[-1] > self.max_draft_length):
             raise SettingsError.build(
-                "captured_draft_lengths is not ascending",
+                "captured_draft_lengths is not a ladder",
                 who="EngineCaps",
                 found=ladder,
                 expected=f"ascending distinct draft lengths up to {self.max_draft_length}",
