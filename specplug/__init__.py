@@ -1,7 +1,7 @@
 """specplug: one speculative-decoding plug-in layer for LLM engines.
 
-Public names are imported when they are first used, so that ``import specplug`` costs nothing in the processes of an
-engine that only discovers plug-ins.
+Public names are imported on first use, so that ``import specplug`` costs nothing in engine processes that only
+discover plug-ins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Builds the pipeline's stages from settings: what every adapter does once, at start-up.
+"""Construction of the pipeline's stages from settings, which every adapter does once, at start-up.
 
-An engine that plans in another process than it drafts builds the plan stage there and the draft stage in each worker;
-they share settings, nothing else.  Nothing is contained here: a plug-in that cannot be built stops start-up, with one
+An engine that plans and drafts in different processes builds the plan stage in one and the draft stage in each worker;
+they share only settings.  Faults are not contained here: a plug-in that cannot be built stops start-up, with one
 message that names it.
 """
 
@@ -36,7 +36,7 @@ from specplug.verify.fitting import FittedVerifier
 
 _CALLERS = (__file__, specs.__file__)
 _FRAMES_SHOWN = 3
-"""The last of a traceback, enough to find the line in the plug-in's code."""
+"""Number of last traceback frames to show, enough to find the line in the plug-in's code."""
 
 
 def build_plan_stage(settings: Settings, registry: Registry, context: PluginContext, sink: FaultSink) -> PlanStage:
@@ -55,11 +55,11 @@ def build_plan_stage(settings: Settings, registry: Registry, context: PluginCont
 def build_draft_stage(
     settings: Settings, registry: Registry, context: PluginContext, *, grammars: bool = False
 ) -> DraftStage:
-    """Build proposers, trim half, metrics and trace.  Allocates all draft buffers and warms the proposers up.
+    """Build proposers, trim half, metrics and trace.  Allocates all draft buffers and warms up the proposers.
 
     Args:
-        settings, registry, context: what is asked for, what there is, and what the engine is.
-        grammars: whether the engine's grammars draft too, behind the proposers; see `specplug.grammar`.
+        settings, registry, context: the server's settings, the registered plug-ins, and the engine's context.
+        grammars: true if the engine's grammars also draft, after the proposers; see `specplug.grammar`.
     """
 
     def sink(name: str, kind: str) -> None:
@@ -88,7 +88,7 @@ def build_draft_stage(
 
 
 def build_verifier(settings: Settings, registry: Registry, context: PluginContext) -> Verifier:
-    """Build the verifier that the settings name; drafts are made to fit what it declares."""
+    """Build the verifier that the settings name, wrapped to convert drafts to the distributions that it declares."""
     spec = registry.get(VerifierSpec, settings.verifier)
     with _starting(spec):
         verifier: Verifier = _checked(spec.build(_context_for(spec, settings, context)), Verifier, spec)
@@ -96,10 +96,10 @@ def build_verifier(settings: Settings, registry: Registry, context: PluginContex
 
 
 def try_to_build(spec: PluginSpec, settings: Settings, registry: Registry, context: PluginContext) -> None:
-    """Build one plug-in as a server would, proposers warmed up, and release it; engines and checks are left out.
+    """Build one plug-in as a server would, warm it up if it is a proposer, and release it; skip engines and checks.
 
     Raises:
-        SpecplugError: it does not start; the message names it and says where it failed.
+        SpecplugError: it does not start; the message names it and the place of the failure.
     """
     chosen = settings.model_copy(update={spec.kind: spec.name})
     with _starting(spec):
@@ -119,13 +119,13 @@ def build_part(
     """Build a proposer as a part of another one; its drafts are one-hot.
 
     Args:
-        name: of the part.
-        settings, registry, context: as for a whole draft stage.
-        sink: counts its faults, under the names of the proposers around it and its own.
-        within: names of the proposers around it, the outermost first.
+        name: name of the part.
+        settings, registry, context: as in `build_draft_stage`.
+        sink: counts its faults, under the names of the enclosing proposers and its own.
+        within: names of the enclosing proposers, outermost first.
 
     Raises:
-        PluginError: it is not registered, does not start, or is one of those that it is a part of.
+        PluginError: it is not registered, does not start, or is one of the enclosing proposers.
     """
     path = (*within, name)
     if name in within:
@@ -181,9 +181,9 @@ def _handle(
 
 @contextmanager
 def _starting(spec: PluginSpec) -> Iterator[None]:
-    """Say whose fault it is, and where it lies, when a plug-in's own code fails at start-up.
+    """Convert an exception in a plug-in's code at start-up to an error that names the plug-in and the failing line.
 
-    Engines show a message and not always the traceback that goes with it, so its last lines are part of the message.
+    Engines do not always show an exception's traceback, so its last lines are part of the message.
     """
     try:
         yield
@@ -203,7 +203,7 @@ def _starting(spec: PluginSpec) -> Iterator[None]:
 
 
 def _checked(made: Any, expected: type, spec: PluginSpec) -> Any:
-    """Refuse what a plug-in's factory returned instead of what it is registered as."""
+    """Return the object made by a plug-in's factory; raise if it is not of the registered kind."""
     if isinstance(made, expected):
         return made
     raise PluginError.build(
@@ -215,7 +215,7 @@ def _checked(made: Any, expected: type, spec: PluginSpec) -> Any:
 
 
 def _context_for(spec: PluginSpec, settings: Settings, context: PluginContext) -> PluginContext:
-    """Give a plug-in the context with its own settings, parsed by the model that it registered, and shared ones."""
+    """Return the context with the plug-in's own settings, parsed by its registered model, and the shared sections."""
     known = [name for name in Settings.model_fields if isinstance(getattr(settings, name), Section)]
     unknown = [name for name in spec.sections if name not in known]
     if unknown:

@@ -1,4 +1,4 @@
-"""Proposers made of other proposers: a base class, and the operation that joins two drafts into one.
+"""A base class for proposers composed of other proposers, and the operation that joins two drafts into one.
 
 class Spliced(ComposedProposer):
     def __init__(self, context):
@@ -25,21 +25,21 @@ from specplug.types.verdict import Verdict
 
 
 class ComposedProposer(Proposer):
-    """A proposer made of others, its parts: by default each row's draft is what `splice` makes of theirs, in order.
+    """A proposer composed of others, its parts.  By default, `splice` joins the parts' drafts of each row in order.
 
-    Register it as a device proposer with one-hot drafts: each part is run as it declares itself, on a host thread with
-    a deadline where it needs one, and a part that fails costs its own drafts only.  Declare `learns` if a part learns.
-    Drafts are chains: of a part's trees the best path is used.
+    Register it as a device proposer with one-hot drafts.  Each part runs as it declares, on a host thread with a
+    deadline if it needs one, and a part that fails costs only its own drafts.  Declare `learns` if a part learns.
+    Drafts are chains; a part's tree is reduced to its best path.
 
     Args:
-        context: of the composed proposer.
-        names: registered proposers, each with its own settings.
+        context: the context of the composed proposer.
+        names: names of registered proposers, each with its own settings.
 
     Attributes:
-        parts: the proposers that it is made of, in order.
+        parts: the runners of the parts, in order.
 
     Raises:
-        PluginError: a part is not registered, does not start, or is made of this proposer.
+        PluginError: a part is not registered, does not start, or is composed of this proposer.
     """
 
     def __init__(self, context: PluginContext, names: Sequence[str]) -> None:
@@ -50,23 +50,23 @@ class ComposedProposer(Proposer):
     def compose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
         """Fill `draft`, which arrives empty, with the parts' drafts.
 
-        Override it to compose otherwise.  Every part has to run at every step: by `part_draft`, or by `ingest` of
-        `parts` where its drafts are not wanted.
+        Override it to compose differently.  Every part must run at every step: call `part_draft`, or `ingest` of the
+        part if its drafts are not needed.
         """
         for index in range(len(self.parts)):
             splice(draft, self.part_draft(index, batch, limits, draft.draft_length))
 
     def part_draft(self, index: int, batch: BatchView, limits: Tensor, draft_length: int) -> Draft:
-        """Return the chains that one part drafts, of at most `limits` [B] tokens; `source` points into `sources`.
+        """Return one part's chains of at most `limits` [B] tokens; `source` indexes `sources`.
 
-        The draft lies in a buffer that the part's next step overwrites.
+        The part's next step overwrites the buffer of the draft.
         """
         draft = self.parts[index].draft(batch, limits, draft_length).as_chain()
         shift_sources(draft, self._starts[index])
         return replace(draft, sources=self.sources)
 
     def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
-        """Let the parts ingest and draft in one call, so that those on threads are waited for once."""
+        """Let the parts ingest and draft in one call, so that each threaded part is waited for only once."""
         if limits is not None and draft is not None:
             self.compose(batch, limits, draft)
             return
@@ -82,17 +82,17 @@ class ComposedProposer(Proposer):
         self.step(replace(batch, reset_slots=()), limits, draft)
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
-        """Let the parts learn, each by its own sources."""
+        """Let the parts learn, each from the tokens of its own sources."""
         for part, start in zip(self.parts, self._starts, strict=False):
             part.observe(batch, draft, start, verdict)
 
     def on_event(self, event: Event) -> None:
-        """Hand the event on to the parts."""
+        """Pass the event to the parts."""
         for part in self.parts:
             part.on_event(event)
 
     def status(self) -> dict[str, Any]:
-        """Return what the parts report to operators, by name."""
+        """Return the parts' statuses, by name."""
         proposers = {part.handle.spec.name: part.handle.proposer for part in self.parts}
         return {name: proposer.status() for name, proposer in proposers.items() if isinstance(proposer, ReportsStatus)}
 
@@ -103,15 +103,15 @@ class ComposedProposer(Proposer):
 
 
 def splice(draft: Draft, other: Draft) -> None:
-    """Append, in place, the further tokens of each row of `other` that begins with the whole of `draft`'s row.
+    """Extend each row of `draft`, in place, by the rest of the row of `other` if the latter starts with the former.
 
-    An empty row begins every draft, so empty rows are filled.  The other rows stay as they are.  Runs on the device
-    and reads nothing back.  A token is chosen here by what the drafts before it are, so it is lossless as a one-hot
-    draft only.
+    An empty row is a prefix of every draft, so empty rows are filled.  All other rows are unchanged.  Runs on the
+    device and reads nothing back.  Tokens are selected by the value of the drafts before them, so they are lossless
+    only as one-hot drafts.
 
     Args:
         draft: [B, N] one-hot chains.
-        other: [B, N] chains on the same device, `source` pointing into the same sources.
+        other: [B, N] chains on the same device, with the same `sources`.
     """
     place = torch.arange(draft.draft_length, device=draft.device)
     after = place >= draft.lengths[:, None]

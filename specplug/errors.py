@@ -1,7 +1,7 @@
 """Errors that specplug raises on purpose.
 
-Every message answers five questions: what went wrong, who asked for it, what was found, what was expected, and what to
-do about it.  `SpecplugError.build` keeps that order, so that messages read alike wherever they come from.
+Every message answers five questions: what went wrong, who caused it, what was found, what was expected, and what to do
+about it.  `SpecplugError.build` keeps that order, so all messages read alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SpecplugError(Exception):
         expected: object = None,
         remedy: str | None = None,
     ) -> SpecplugError:
-        """Compose the message from its parts, leaving out those that are not known."""
+        """Build an error whose message joins the parts that are given."""
         parts = [what if who is None else f"{who}: {what}"]
         if found is not None:
             parts.append(f"found {found}")
@@ -41,7 +41,7 @@ class SettingsError(SpecplugError):
 
 
 class RequestError(SpecplugError):
-    """A request's own fields are wrong: the engine's front end answers 4xx."""
+    """A request's own fields are wrong; the engine's front end answers 4xx."""
 
 
 class PluginError(SpecplugError):
@@ -53,23 +53,23 @@ class ContractError(SpecplugError):
 
 
 class EngineError(SpecplugError):
-    """An engine is missing, of an unsupported version, or cannot serve what was asked for."""
+    """An engine is missing, has an unsupported version, or does not support the configuration."""
 
 
 class TraceError(SpecplugError):
-    """A trace file is torn, foreign or of another version."""
+    """A trace file is torn, of a different format or of a different version."""
 
 
 class CorpusError(SpecplugError):
-    """A corpus store, or a file of it, is torn, foreign, full or in use, or lacks what was asked for."""
+    """A corpus store, or one of its files, is torn, of a different format, full or in use, or lacks an entry."""
 
 
 def ends_process(error: BaseException) -> bool:
-    """Whether an exception is to end the process, and is no fault of the plug-in that it came out of.
+    """Return whether an exception must end the process and is not a fault of the plug-in that it was raised in.
 
-    It is Ctrl-C, or was raised by a signal's handler: both interrupt the main thread wherever it is, also in a plug-in.
-    Engines end on SIGTERM by such a `SystemExit`.  Any other one is a plug-in's own fault, and so is a panic of an
-    extension in Rust, which derives from `BaseException`.
+    This holds for Ctrl-C and for exceptions from a signal handler, which interrupt the main thread wherever it is, even
+    in a plug-in.  Engines exit on SIGTERM by such a `SystemExit`.  Any other one is a plug-in's own fault, and so is a
+    panic of a Rust extension, which derives from `BaseException`.
     """
     if isinstance(error, Exception) or threading.current_thread() is not threading.main_thread():
         return False
@@ -80,7 +80,7 @@ def ends_process(error: BaseException) -> bool:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean 'x'?`` when `name` is close to a known name, and then the whole list."""
+    """Return ``Did you mean 'x'?`` if `name` is close to a known name, followed by the list of known names."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     hint = f"Did you mean {close[0]!r}? " if close else ""

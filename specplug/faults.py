@@ -1,12 +1,12 @@
-"""Fault containment: a plug-in that misbehaves costs its drafts, never the engine.
+"""Fault containment: a plug-in that misbehaves loses its drafts but never stops the engine.
 
 `FaultGuard` is a circuit breaker per plug-in.  Every fault is counted, and the first of its kind is logged with the
 plug-in's name.  After `max_consecutive` faults in a row the plug-in sits out `cooldown_steps` steps and is then given
 one step on trial: a success switches it on for good, a fault switches it off again.
 
-With several ranks an exception or a missed deadline may happen on one of them only, and drafts that differ by rank give
-silently wrong text: there the outcome of `admits_step` and of each step has to be agreed, rank 0's broadcast or "no
-drafts" on all ranks from one agreed step on, before anything of the draft is used.
+With several ranks, an exception or a missed deadline may happen on only one of them, and drafts that differ by rank
+give silently wrong text.  Ranks must therefore agree on the results of `admits_step` and of each step before they use
+the draft: by a broadcast from rank 0, or by "no drafts" on all ranks from an agreed step on.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class FaultGuard:
     """The circuit breaker of one plug-in.
 
     Args:
-        name: the plug-in, as logs and metrics call it.
-        max_consecutive: faults in a row that switch it off.
-        cooldown_steps: steps that it sits out before each trial.
+        name: the plug-in's name in logs and metrics.
+        max_consecutive: number of consecutive faults that switch it off.
+        cooldown_steps: number of steps that it skips before each trial.
         sink: called with (name, kind) at every fault and switch, for metrics.
 
     Attributes:
-        counts: how often it "raised", was "malformed" or "late", was "switched off", "came back".
+        counts: the number of times that it "raised", was "malformed" or "late", was "switched off" or "came back".
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class FaultGuard:
 
     @property
     def is_off(self) -> bool:
-        """Whether the plug-in sits out steps at present."""
+        """True while the plug-in is switched off."""
         return self._sits_out > 0
 
     def admits_step(self) -> bool:
-        """Ask once per engine step whether the plug-in may run in it; counts the cool-down."""
+        """Return whether the plug-in may run in this step.  Call once per engine step: it counts the cool-down."""
         if not self.is_off:
             return True
         self._sits_out -= 1
         return False
 
     def step(self, action: Callable[[], None]) -> bool:
-        """Run the plug-in's main work of one step; a success ends a run of faults.  Returns whether it succeeded."""
+        """Run the plug-in's main work of one step; return whether it succeeded.  A success resets the fault count."""
         succeeded = self.call(action)
         if succeeded:
             self._in_a_row = 0
@@ -79,7 +79,7 @@ class FaultGuard:
         return succeeded
 
     def call(self, action: Callable[[], None]) -> bool:
-        """Run any other action; return whether it succeeded.  Only what is to end the process passes through."""
+        """Run any other action; return whether it succeeded.  Only exceptions that end the process propagate."""
         try:
             action()
         except LateDraft:
@@ -95,22 +95,22 @@ class FaultGuard:
         return False
 
     def revive(self) -> None:
-        """Switch the plug-in on again now, with a clean record."""
+        """Switch the plug-in on again and reset its fault count."""
         self._sits_out = self._in_a_row = 0
         self._on_trial = False
 
     def _fault(self, kind: str, what: str, error: BaseException | None = None) -> None:
         self._note(kind, f"{what}. This can cost speed, never the text", error)
-        if self.is_off:  # its events are still handed on; a fault in one of them does not prolong the cool-down
+        if self.is_off:  # it still receives events; a fault in one of them does not extend the cool-down
             return
         self._in_a_row += 1
-        if self._in_a_row >= self._max_consecutive:  # also at once on trial, as only a success ends the row
+        if self._in_a_row >= self._max_consecutive:  # a fault on trial counts too, as only a success resets it
             self._on_trial = True
             self._sits_out = self._cooldown_steps
             self._note("switched off", f"switched off for {self._cooldown_steps} steps after repeated faults")
 
     def _note(self, kind: str, what: str, error: BaseException | None = None) -> None:
-        """Count what happened, and log the first of its kind."""
+        """Count the event, and log the first of its kind."""
         self.counts[kind] += 1
         self._sink(self.name, kind)
         if kind not in self._logged:

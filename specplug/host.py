@@ -1,4 +1,4 @@
-"""A base for proposers written in plain Python and numpy: one method, one request at a time."""
+"""HostProposer: a base class for proposers in plain Python and numpy, with one method called per request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TokenIds = Sequence[int] | npt.NDArray[Any]
 Confidence = float | Sequence[float] | npt.NDArray[Any]
 
 DEFAULT_CONFIDENCE = 0.5
-"""The confidence of drafts that come without one: neither trusted nor distrusted until calibration knows better."""
+"""The confidence of drafts without one: neutral until calibration adjusts it."""
 
 
 class HostDraft(NamedTuple):
@@ -30,7 +30,7 @@ class HostDraft(NamedTuple):
 
     Attributes:
         token_ids: draft tokens, a chain.
-        confidence: one for all tokens, or one per token, in [0, 1]; see `Draft.confidence`.
+        confidence: in [0, 1], one for all tokens, or one per token; see `Draft.confidence`.
         source: index into the proposer's `sources`, one for all tokens, or one per token.
     """
 
@@ -40,10 +40,10 @@ class HostDraft(NamedTuple):
 
 
 class HostProposer(Proposer):
-    """Base of proposers that look at one request's text at a time, on the CPU.
+    """Base of proposers that read one request's text at a time, on the CPU.
 
-    Implement `draft`; register with ``ProposerCaps(needs_host=True)``, so that the engine hands over a snapshot in host
-    memory.  A proposer that keeps state per request overrides `ingest` too, and observes the contract of `Proposer`.
+    Implement `draft`, and register with ``ProposerCaps(needs_host=True)`` so that batches arrive as snapshots in host
+    memory.  A proposer that keeps per-request state also overrides `ingest` and follows the contract of `Proposer`.
     """
 
     def __init__(self, context: PluginContext) -> None:
@@ -53,20 +53,20 @@ class HostProposer(Proposer):
     def draft(
         self, tokens: Tokens, limit: int, request: Request | None
     ) -> TokenIds | tuple[TokenIds, Confidence] | HostDraft:
-        """Return the tokens that may follow, the most likely next token first; an empty sequence for none.
+        """Return the tokens that may follow, in order; an empty sequence for none.
 
         Args:
-            tokens: [n] int32, n >= 1, prompt and output so far, behind the last barrier (see `BatchView.barriers`).  A
-                read-only view, valid during this call only.
-            limit: most draft tokens, at least 1; a longer answer is cut.
-            request: the request's description where the engine has it, else None.
+            tokens: [n] int32, n >= 1, prompt and output so far, after the last barrier (see `BatchView.barriers`).  A
+                read-only view, valid only during this call.
+            limit: the most draft tokens, at least 1; a longer draft is cut.
+            request: the request's description if the engine has it, otherwise None.
 
         Returns:
             The token ids alone, the ids with their confidence, or a `HostDraft`.
         """
 
     def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
-        """Call `draft` for every row that may draft and has text, and write its answers."""
+        """Call `draft` for every row that may draft and has text, and write the results to `draft`."""
         if batch.device.type != "cpu":
             raise ContractError.build(
                 "the batch is not in host memory",
@@ -76,7 +76,7 @@ class HostProposer(Proposer):
                 remedy="Register the proposer with ProposerCaps(needs_host=True)",
             )
         table = batch.tokens.numpy()
-        table.flags.writeable = False  # of this view: whoever owns the memory may still write
+        table.flags.writeable = False  # of this view only: the owner of the memory may still write
         starts = _text_starts(batch)
         rows, lengths = batch.rows.tolist(), batch.lengths.tolist()
         sheet = _Sheet(draft)
@@ -89,7 +89,7 @@ class HostProposer(Proposer):
 
 
 def _text_starts(batch: BatchView) -> dict[int, int]:
-    """Return, for rows with barriers, where the text behind the last one begins."""
+    """Return, for each row with barriers, the start of the text after its last barrier."""
     starts: dict[int, int] = {}
     for barrier in batch.barriers:
         starts[barrier.row] = max(barrier.stop, starts.get(barrier.row, 0))
@@ -97,14 +97,14 @@ def _text_starts(batch: BatchView) -> dict[int, int]:
 
 
 def _as_host_draft(answer: TokenIds | tuple[TokenIds, Confidence] | HostDraft) -> HostDraft:
-    """Tell a tuple of token ids from a tuple that begins with them."""
+    """Convert an answer to a `HostDraft`, telling a tuple of token ids from a tuple (ids, confidence)."""
     if isinstance(answer, tuple) and answer and not isinstance(answer[0], Integral):
         return HostDraft(*answer)
     return HostDraft(answer)  # type: ignore[arg-type]
 
 
 class _Sheet:
-    """Writes rows through numpy views of a draft's tensors: one slice assignment is far cheaper than a tensor's."""
+    """Writes rows through numpy views of a draft's tensors, because numpy slice assignment is far cheaper."""
 
     def __init__(self, draft: Draft) -> None:
         self._ids, self._confidence = draft.token_ids.numpy(), draft.confidence.numpy()

@@ -30,15 +30,15 @@ from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, V
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetModel:
-    """The model that drafts are verified by, as far as the adapter knows it; what it does not know is None.
+    """The model that verifies drafts, as far as the adapter knows it; unknown attributes are None.
 
     Attributes:
         path: the directory or the repository id that the engine loaded it from.
-        config: its Hugging Face configuration; of a model with several parts the whole one, so that a language model's
-            own figures come from `config.get_text_config()`.
-        tokenizer: its tokenizer, with the interface of Hugging Face's.
-        input_embeddings: [V, D], the weights themselves, where the process that drafts holds all of them on the
-            device of the batches when proposers are built.  Never write to them.
+        config: its Hugging Face configuration.  For a multimodal model this is the configuration of the whole model;
+            `config.get_text_config()` returns that of the language model.
+        tokenizer: its tokenizer, with the interface of a Hugging Face tokenizer.
+        input_embeddings: [V, D], the weights themselves, not a copy: never write to them.  None unless the process
+            that drafts holds all of them on the batches' device when proposers are built.
     """
 
     path: str | None = None
@@ -57,22 +57,22 @@ def _no_part(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class PluginContext:
-    """What a plug-in is built with; the same for every kind.
+    """The argument that every plug-in is constructed with, whatever its kind.
 
     Attributes:
         caps: what the engine can do.
-        options: the plug-in's own settings, an instance of the model that it registered; None without one.
-        vocab_size: ids lie in [0, vocab_size).
+        options: the plug-in's own settings, an instance of the model that it registered; None if it registered none.
+        vocab_size: V; token ids lie in [0, V).
         max_slots: S, the most requests at a time.
         max_length: L, the longest context.
-        device: where the batch's tensors lie (for `needs_host` proposers: the CPU).
+        device: the device of the batch's tensors (the CPU for `needs_host` proposers).
         rank: tensor-parallel rank.  Drafts must not depend on it.
-        seed: for the plug-in's own random stream.  A draft must be independent of the verifier's random numbers, so
-            never derive one from a request's seed or from positions.
+        seed: seed of the plug-in's own random stream.  Drafts must be independent of the verifier's random numbers, so
+            never derive random numbers from a request's seed or from positions.
         target: the target model.
-        sections: sections of the server's settings by name, those that the plug-in registered for
-            (`PluginSpec.sections`); none where it is built without settings, as by a test.
-        part: builds another registered proposer, by name and with its own settings, as a part of this one; returns a
+        sections: the sections of the server's settings that the plug-in registered for (`PluginSpec.sections`), by
+            name; empty when the plug-in is built without settings, for example by a test.
+        part: builds another registered proposer as a part of this one, by name and with its own settings; returns a
             `specplug.pipeline.runner.ProposerRunner`.  See `specplug.composing`.
     """
 
@@ -92,57 +92,60 @@ class PluginContext:
 class Proposer(abc.ABC):
     """Produces drafts, with or without a model.
 
-    The contract, held by `specplug.testing.ProposerContract`:
+    The contract, which `specplug.testing.ProposerContract` tests:
 
-    - `ingest` runs at every real step, also when nothing may be drafted; `propose` only when the width is above 0.
-      Neither runs at dummy steps.
-    - Per-request state is kept by slot and is void when the slot's generation changes.
-    - After a preemption the truth is what `BatchView.tokens` says.
+    - `ingest` runs at every real step, even when nothing may be drafted; `propose` runs only when the draft length is
+      above 0.  Neither runs at dummy steps.
+    - Per-request state is indexed by slot and becomes invalid when the slot's generation changes.
+    - After a preemption, `BatchView.tokens` is authoritative.
     - The batch is read-only, and entries of `tokens` at or beyond a row's length are undefined.
-    - Drafts depend on a row's own data (and on shared state) but never on its place in the batch, on the rank, or on
+    - Drafts depend on a row's own data (and on shared state) but never on its index in the batch, on the rank, or on
       the verifier's random numbers.
-    - Unless the proposer declares `needs_host`, nothing is read back from the device.
+    - Unless the proposer declares `needs_host`, it reads nothing back from the device.
 
     Attributes:
-        sources: names of what drafts, if there are several (own text, references); `Draft.source` points into it.
-        draft_vocab: [Vd] int64 on the context's device, distinct, the ids that tokens are drawn from, in the order of
-            the columns of `Draft.draft_logits` or `draft_probs`; None: the whole vocabulary.  Set by the
-            constructor, and never changed.  Tokens of other ids must be marked as not drawn in `Draft.drawn`.
+        sources: names of the proposer's sources if it has several (own text, references); `Draft.source` indexes it.
+        draft_vocab: [Vd] int64 on the context's device: the distinct ids that tokens are drawn from, in the column
+            order of `Draft.draft_logits` or `draft_probs`; None means the whole vocabulary.  The constructor sets it,
+            and it never changes.  Tokens with other ids must be marked as not drawn in `Draft.drawn`.
     """
 
     sources: tuple[str, ...] = ()
     draft_vocab: Tensor | None = None
 
     def warmup(self) -> None:  # noqa: B027 - optional
-        """Compile, allocate, load: called once, before serving."""
+        """Compile kernels, allocate memory and load files.  Called once, before serving."""
 
     def ingest(self, batch: BatchView) -> None:  # noqa: B027 - optional
-        """Take in the `num_new` newest tokens of each row."""
+        """Ingest the `num_new` newest tokens of each row."""
 
     @abc.abstractmethod
     def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
         """Write drafts of at most `limits` [B] int32 tokens into `draft`, which arrives empty.
 
-        Write `token_ids`, `lengths`, `confidence` and `source`; `parents` and full distributions where declared.
-        `draft.base_len` is set already.
+        Write `token_ids`, `lengths`, `confidence` and `source`, and also `parents` and full distributions if the
+        proposer declares them.  `draft.base_len` is already set.
         """
 
     def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
-        """Take a real step: `ingest`, and `propose` where there are `limits` and a `draft`.
+        """Run a real step: call `ingest`, then `propose` if `limits` and `draft` are given.
 
-        This is what engines call.  Override it only where the two are cheaper together.
+        Engines call this method.  Override it only if one call is cheaper than two.
         """
         self.ingest(batch)
         if limits is not None and draft is not None:
             self.propose(batch, limits, draft)
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional
-        """Learn what became of earlier drafts.  All arguments are in the row order of `batch`, the batch after the
-        verification, whose lengths include the tokens emitted.  Tokens that another proposer drafted have source -1.
-        Called only when `learns` is declared, and not while the proposer is switched off or late."""
+        """Learn from the verdicts on earlier drafts.
+
+        All arguments are in the row order of `batch`, the batch after verification, whose lengths include the emitted
+        tokens.  Tokens that another proposer drafted have source -1.  Called only if the proposer declares `learns`,
+        and not while it is switched off or late.
+        """
 
     def on_event(self, event: Event) -> None:  # noqa: B027 - optional
-        """Take note of a request's or the engine's change of state (host)."""
+        """Handle a change of state of a request or of the engine (host)."""
 
     def close(self) -> None:  # noqa: B027 - optional
         """Release threads, files and memory."""
@@ -150,102 +153,103 @@ class Proposer(abc.ABC):
 
 @runtime_checkable
 class HoldsCorpora(Protocol):
-    """What a proposer implements besides if operators may hand it texts to draft from, while it serves.
+    """An optional interface of proposers whose corpora operators may change while the server runs.
 
-    One call at a time changes what is held.  `add_corpus` runs on a thread of the engine's beside the steps, which must
-    find the old corpora or the new one whole, so build aside and put in place last.  The others run between two steps,
-    so they are to be quick; `list_corpora` may come while a corpus is being added, which does not count yet.  What they
-    raise is told to the operator and costs nothing else.
+    Calls that change the corpora never overlap.  `add_corpus` runs on an engine thread concurrently with steps, so
+    build the new corpus aside and publish it last: a step must see either the old corpora or the complete new one.  The
+    other methods run between two steps and must be quick; `list_corpora` may run while a corpus is being added and does
+    not list it yet.  An exception is reported to the operator and has no other effect.
 
-    With an attribute `shares_corpora` that is true, corpora lie where other processes look, too: then one of a server's
-    proposers, in one of its engines, is asked to change them, and the others are to find that by themselves.
+    A true attribute `shares_corpora` means that other processes read the same corpora.  Changes then go to one proposer
+    in one of the server's engines, and the other proposers must detect them on their own.
     """
 
     def add_corpus(self, name: str, documents: Sequence[npt.NDArray[np.int32]]) -> int:
-        """Take in a corpus, and return how many tokens were taken in.
+        """Add a corpus and return the number of tokens added.
 
         Args:
-            name: not held yet.
-            documents: one text each, [n] int32 with n >= 1, read-only; nothing follows the last token of one.
+            name: a name that is not in use.
+            documents: one array per document, [n] int32 with n >= 1, read-only; nothing follows a document's last
+                token.
 
         Raises:
-            Exception: it cannot be taken in; then nothing of it is held.
+            Exception: the corpus cannot be added; no part of it is kept.
         """
         ...
 
     def remove_corpus(self, name: str) -> None:
-        """Forget a corpus that is held."""
+        """Remove an existing corpus."""
         ...
 
     def list_corpora(self) -> dict[str, int]:
-        """Return how many tokens each corpus has, by name."""
+        """Return the number of tokens of each corpus, by name."""
         ...
 
 
 @runtime_checkable
 class ReportsStatus(Protocol):
-    """What a proposer implements besides if it has something to tell operators, on `/specplug/status`."""
+    """An optional interface of proposers that report to operators on `/specplug/status`."""
 
     def status(self) -> dict[str, Any]:
-        """Return plain data, as JSON has it; called between two steps, so to be quick.  What it raises is told."""
+        """Return JSON-serialisable data.  Runs between two steps, so it must be quick; exceptions are reported."""
         ...
 
 
 class Planner(abc.ABC):
-    """The plan half of a policy: host figures in, the next step's width out.  Shares no memory with the trim half.
+    """The plan half of a policy: maps host figures to the next step's plan.  Shares no memory with the trim half.
 
-    The contract of both halves is held by `specplug.testing.PolicyContract`.
+    `specplug.testing.PolicyContract` tests the contract of both halves.
     """
 
     @abc.abstractmethod
     def plan(self, stats: HostStats) -> StepPlan:
-        """Decide how wide the step may speculate.  Must not block, and sees figures at least one step old."""
+        """Decide how many tokens the step may draft.  Must not block; `stats` is at least one step old."""
 
     def observe(self, report: StepReport) -> None:  # noqa: B027 - optional
-        """Learn what became of a finished step, once per step that was planned and in their order (host)."""
+        """Learn from a finished step; called once per planned step, in order (host)."""
 
     @property
     def learns(self) -> bool:
-        """Whether `observe` is to be called: by default, whether the class overrides it."""
+        """True if `observe` should be called: by default, if the class overrides it."""
         return type(self).observe is not Planner.observe
 
 
 class Trimmer(abc.ABC):
-    """The trim half of a policy: cuts a batch's drafts on the device, without reading back."""
+    """The trim half of a policy: cuts a batch's drafts on the device and reads nothing back."""
 
     @abc.abstractmethod
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
         """Return `draft` cut to at most `limits.token_budget` draft tokens over the whole batch.
 
-        What is kept is a prefix of each chain and holds, of a tree, every kept node's ancestors; `Draft.keep` makes
-        such a draft.  A higher `limits.price` never keeps more.
+        The result is a prefix of each chain; in a tree it contains every ancestor of each kept node.  `Draft.keep`
+        builds such a draft.  A higher `limits.price` never keeps more tokens.
         """
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional
-        """Learn what became of earlier drafts, without reading back.
+        """Learn from the verdicts on earlier drafts, without reading anything back.
 
-        As `Proposer.observe`, for the rows of all proposers: `draft` is what `trim` let through, and `draft.source`
-        points into `draft.sources`.
+        Works like `Proposer.observe`, but for the rows of all proposers: `draft` is the trimmed draft, and
+        `draft.source` indexes `draft.sources`.
         """
 
     @property
     def learns(self) -> bool:
-        """Whether `observe` is to be called: by default, whether the class overrides it."""
+        """True if `observe` should be called: by default, if the class overrides it."""
         return type(self).observe is not Trimmer.observe
 
     def cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
-        """Return whether to trim such a step though its budget, if it has one, holds all drafts (host).
+        """Return whether to trim such a step even if it has no budget or its budget covers all drafts (host).
 
-        What is trimmed is verified as one-hot, so answer true only where something may be cut.
+        Trimmed drafts are verified as one-hot, so return True only where `trim` may cut something.
         """
         return False
 
 
 class Verifier(abc.ABC):
-    """The acceptance algorithm: decides which draft tokens are kept and what follows them.
+    """The acceptance algorithm: decides which draft tokens are kept and which token follows them.
 
-    What it takes and whether it is lossless is declared at registration, see `VerifierCaps`; `assembly.build_verifier`
-    makes drafts fit.  The contract is held by `specplug.testing.VerifierContract`.
+    Registration declares the verifier's input and whether it is lossless, see `VerifierCaps`; `assembly.build_verifier`
+    converts drafts to that input.  `specplug.testing.VerifierContract` tests the contract.
     """
 
     @abc.abstractmethod
@@ -254,9 +258,9 @@ class Verifier(abc.ABC):
 
         Args:
             draft: chains, one-hot or with a distribution that the verifier declares.
-            target: logits as the engine has processed them, at each draft position and behind the last one.
-            sampling: temperature, top-k, top-p, min-p per row, applied to the target first.
-            uniforms: the random numbers to use; each at most once.
+            target: logits as the engine has processed them, at each draft position and after the last one.
+            sampling: temperature, top-k, top-p and min-p per row, which apply to the target first.
+            uniforms: the random numbers to use, each at most once.
         """
 
 

@@ -1,4 +1,4 @@
-"""What speculation did, counted per source: on the device while serving, read back only when someone asks."""
+"""Speculation metrics, counted per source on the device while serving and read back only on request."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from torch import Tensor
 from specplug.errors import ContractError
 from specplug.types.verdict import Verdict
 
-NO_SOURCE = "none"  # where rows are counted that nobody drafted: plain decoding, prefills' first token
+NO_SOURCE = "none"  # counts rows without a draft: plain decoding, the first token after a prefill
 
 
 @dataclass(frozen=True, slots=True)
 class SourceCounts:
-    """Counts since start-up of the draft tokens of one source, unless said otherwise.
+    """Counts since start-up for one source, of draft tokens unless stated otherwise.
 
-    Of a tree, which counts nodes where a chain has positions, the first `accepted` nodes count as the accepted ones:
-    which path was accepted is not known.
+    A tree has node indices in place of positions, and the accepted path is not known, so its first `accepted` nodes are
+    counted as the accepted ones.
 
     Attributes:
-        target_steps: rows that emitted anything, each counting once per engine step, for the source of its first token.
-        proposed: offered for verification, after trimming: what "drafted" means in `acceptance_rate`.
-        verified: of those, put through the target.
-        tested: of those, decided: the accepted ones, and the one that was rejected.  The verified ones behind a
+        target_steps: rows that emitted tokens, once per row and engine step, counted for the source of the row's first
+            token.
+        proposed: tokens proposed for verification, after trimming; these are the "drafted" of `acceptance_rate`.
+        verified: proposed tokens that went through the target.
+        tested: verified tokens that were decided: the accepted ones and the rejected one.  Verified tokens after a
             rejection are not decided.
-        accepted: of those, kept; the bonus token does not count.
-        cut_by_grammar: of those proposed, removed by a grammar before verification.
-        emitted: tokens appended to requests, bonus and recovered tokens included, counting as `target_steps` do.
-        after_stop: of those emitted, behind a stop: no client sees them.
-        verified_at, tested_at, accepted_at: the same by position in the draft, first to last; positions beyond the
-            widest draft are left out.  Of a tree, which counts nodes where a chain has positions, only `accepted_at`
-            speaks of depth.
+        accepted: tested tokens that were kept, bonus excluded.
+        cut_by_grammar: proposed tokens that a grammar removed before verification.
+        emitted: tokens appended to requests, bonus and recovered tokens included, attributed like `target_steps`.
+        after_stop: emitted tokens after a stop, which no client sees.
+        verified_at, tested_at, accepted_at: the same counts by position in the draft, up to the longest draft.  For
+            trees, only `accepted_at` is meaningful, by depth.
     """
 
     target_steps: int
@@ -52,32 +52,32 @@ class SourceCounts:
 
     @property
     def rejected(self) -> int:
-        """Draft tokens that the target refused; at most one per row and step."""
+        """Draft tokens that the target rejected; at most one per row and step."""
         return self.tested - self.accepted
 
     @property
     def wasted(self) -> int:
-        """Draft tokens that the target computed for nothing: verified and not accepted."""
+        """Draft tokens that were verified and not accepted."""
         return self.verified - self.accepted
 
     @property
     def never_verified(self) -> int:
-        """Draft tokens that the engine dropped for reasons of its own, as when a request finished first."""
+        """Draft tokens that the engine dropped for its own reasons, for example because the request finished first."""
         return self.proposed - self.verified - self.cut_by_grammar
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted / drafted, i.e. / `proposed`; None when nothing was drafted."""
+        """Accepted / drafted, i.e. `accepted` / `proposed`; None when nothing was drafted."""
         return _ratio(self.accepted, self.proposed)
 
     @property
     def verified_acceptance_rate(self) -> float | None:
-        """Accepted / verified: leaves out what never reached the target; None when nothing was verified."""
+        """Accepted / verified, which excludes tokens that never reached the target; None when nothing was verified."""
         return _ratio(self.accepted, self.verified)
 
     @property
     def acceptance_by_position(self) -> tuple[float | None, ...]:
-        """Accepted / tested at each position: how often a token is kept, given that those before it were."""
+        """Accepted / tested at each position: the rate at which a token is kept if the tokens before it were."""
         return tuple(map(_ratio, self.accepted_at, self.tested_at))
 
     @property
@@ -119,16 +119,18 @@ _SUMS = tuple(f.name for f in fields(SourceCounts) if not f.name.endswith("_at")
 _AT_COUNTS = tuple(f.name for f in fields(SourceCounts) if f.name.endswith("_at"))
 _ROW_COUNTS = ("target_steps", "emitted", "after_stop")
 _FATES = 6
-"""How far each place of a draft came: not drafted, proposed, not cut by a grammar, verified, tested, accepted."""
+"""Number of stages a draft position may reach: not drafted, proposed, not cut by a grammar, verified, tested, accepted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """The counts at one moment, on the host.  Subtract an earlier snapshot to get what happened in between.
+    """The counts at one moment, on the host.  Subtract an earlier snapshot to get the counts in between.
 
     Attributes:
-        by_source: counts per source, and those of rows without a draft under `NO_SOURCE`.
-        faults: per plug-in, how often it "raised", drafted "malformed" or "late", was "switched off", "came back".
+        by_source: counts per source; rows without a draft are counted under `NO_SOURCE`.
+        faults: for each plug-in, the number of times that it "raised", was "malformed" or "late", was "switched off"
+            or "came back".
     """
 
     by_source: Mapping[str, SourceCounts]
@@ -136,7 +138,7 @@ class MetricsSnapshot:
 
     @property
     def total(self) -> SourceCounts:
-        """The sum over all sources, rows without a draft included."""
+        """The sum over all sources, including rows without a draft."""
         first, *others = self.by_source.values()
         return sum(others, first)
 
@@ -164,12 +166,12 @@ class MetricsSnapshot:
 
 
 class SpecMetrics:
-    """Counts what became of drafts.
+    """Counters of the results of drafts.
 
     Args:
-        sources: what `Draft.source` points into, each name once.
-        max_draft_length: positions that are told apart.
-        device: where drafts and verdicts lie; the counters, int64, lie there too.
+        sources: the distinct names that `Draft.source` indexes.
+        max_draft_length: number of positions that are counted separately.
+        device: the device of drafts and verdicts, and of the int64 counters.
 
     Raises:
         ContractError: a source has the name of another, or the reserved name "none".
@@ -190,7 +192,7 @@ class SpecMetrics:
         self._faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def record(self, source: Tensor, verdict: Verdict) -> None:
-        """Count one step of B rows; `source` [B, N] as in `Draft.source`.  Runs on the device and never reads back."""
+        """Count one step of B rows; `source` [B, N] as in `Draft.source`.  Runs on the device, reads nothing back."""
         if not source.shape[1]:
             self.record_plain(verdict)
             return
@@ -199,23 +201,23 @@ class SpecMetrics:
         self._record_tokens(bucket, verdict, verdict.tested())
 
     def record_added(self, source: str, verdict: Verdict, reached: Tensor) -> None:
-        """Count what was drafted behind the drafts that `record` counts, which count rows and what they emit.
+        """Count tokens added after the drafts that `record` counts.  Rows and emitted tokens are counted by `record`.
 
         Args:
-            source: one of the names; any other is counted as nobody's.
-            verdict: on what was added.
-            reached: [B] bool, whether its first token was decided at all.
+            source: one of the names; an unknown name counts as `NO_SOURCE`.
+            verdict: the verdict on the added tokens.
+            reached: [B] bool, true where the first added token was decided.
         """
         which = self._names.index(source) if source in self._names else len(self._names) - 1
         bucket = torch.full((reached.shape[0], self._place.shape[0]), which, device=reached.device)
         self._record_tokens(bucket, verdict, verdict.tested() * reached)
 
     def record_plain(self, verdict: Verdict) -> None:
-        """Do as `record`, in fewer operations, for a step of B rows that nobody drafted."""
+        """Count a step of B rows without drafts, like `record` but in fewer operations."""
         self._rows[-1].add_(_row_counts(verdict, 0).sum(1))
 
     def _record_tokens(self, bucket: Tensor, verdict: Verdict, tested: Tensor) -> None:
-        """Count every place of the drafts once: by `bucket` [B, N], position, and how far it came."""
+        """Count every draft position once: by `bucket` [B, N], position, and the stage that it reached."""
         left = verdict.proposed - verdict.cut_by_grammar
         ends = torch.stack((verdict.proposed, left, verdict.verified, tested, verdict.accepted), 1)
         place = self._place[: bucket.shape[1]]
@@ -224,7 +226,7 @@ class SpecMetrics:
         self._tokens.view(-1).index_add_(0, index, torch.ones_like(index))
 
     def _bucket(self, source: Tensor) -> Tensor:
-        """Return [B, N] int64: the counters of each token; out of range is nobody's, and nobody's are the last."""
+        """Return [B, N] int64, the counter index of each token; sources out of range map to `NO_SOURCE`, the last."""
         return source.clamp(-1, len(self._names) - 1).remainder(len(self._names)).long()
 
     def fault(self, name: str, kind: str) -> None:
@@ -232,7 +234,7 @@ class SpecMetrics:
         self._faults[name][kind] += 1
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the counters themselves, on their device; a copy of them is what `snapshot` takes."""
+        """Return the counters themselves, on their device; `snapshot` accepts a copy of them."""
         return self._rows, self._tokens
 
     def snapshot(self, copied: tuple[Tensor, ...] | None = None) -> MetricsSnapshot:
@@ -241,7 +243,7 @@ class SpecMetrics:
         Without a copy the counters are read back, which on a GPU waits for the steps that are queued.
         """
         rows, tokens = (counts.cpu() for counts in copied or self.tensors())
-        came = tokens.flip(2).cumsum(2).flip(2)  # at least so far
+        came = tokens.flip(2).cumsum(2).flip(2)  # reached at least this stage
         by_source = {}
         for name, of_rows, at in zip(self._names, rows.tolist(), came.transpose(1, 2).tolist(), strict=True):
             named: dict[str, Any] = dict(zip(_ROW_COUNTS, of_rows, strict=True))

@@ -1,4 +1,4 @@
-"""The trace: one JSON line per drafted row and step, read by everything that explains or replays speculation.
+"""Traces: one JSON line per drafted row and step, the input of all tools that explain or replay speculation.
 
 The first line of a file names the format and its version; docs/trace.md describes both.
 """
@@ -31,19 +31,19 @@ _BLOCK = 1 << 16  # bytes
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """What became of one request's draft at one step.
+    """The result of one request's draft at one step.
 
     Attributes:
         request: the engine's request id, or "slot <slot>.<generation>" where the worker has no ids.
         step: number of the step, counted from 0 by the process that writes.
-        base_len: context length that the draft continues.
-        ids, confidence, source: the draft tokens (of a tree: its nodes), the probability given to each, and what
-            drafted it.
-        verified, accepted: how many of them the target looked at, and how many were kept.
-        reason: why no more were kept; the first that holds of
-            "stopped": the request ended in this step: tokens of it lie behind a stop, or were not appended;
-            "accepted": nothing more to keep, all were accepted;
-            "rejected": the target refused the token behind the accepted ones;
+        base_len: length of the context that the draft continues.
+        ids, confidence, source: the draft tokens (in a tree: its nodes), the confidence of each, and the source of
+            each.
+        verified, accepted: number of draft tokens that went through the target, and that were kept.
+        reason: why no more tokens were kept; the first of these that applies:
+            "stopped": the request ended in this step: some of its tokens are after a stop, or were not appended;
+            "accepted": all tokens were accepted;
+            "rejected": the target rejected the token after the accepted ones;
             "grammar": a grammar removed it before verification;
             "never verified": the engine dropped it before verification.
     """
@@ -63,10 +63,10 @@ _FIELDS = tuple(f.name for f in fields(TraceRow))
 
 
 def rows_from(step: int, batch: EngineBatch, draft: Draft, verdict: Verdict) -> list[TraceRow]:
-    """Return the rows of one step, one per row that has a draft.
+    """Return the trace rows of one step, one per batch row that has a draft.
 
-    `draft` and `verdict` are in the row order of `batch`, the batch after the verification.  Reads back four tensors,
-    so on a GPU it waits for the step.  Confidences are rounded to six decimals.
+    `draft` and `verdict` are in the row order of `batch`, the batch after verification.  Reads back four tensors, so on
+    a GPU it waits for the step.  Confidences are rounded to six decimals.
     """
     names = ("proposed", "verified", "accepted", "cut_by_grammar", "emitted", "after_stop")
     columns = [getattr(verdict, name) for name in names]
@@ -95,7 +95,7 @@ def rows_from(step: int, batch: EngineBatch, draft: Draft, verdict: Verdict) -> 
 
 def _reason(proposed: int, verified: int, accepted: int, cut_by_grammar: int, emitted: int, after_stop: int) -> str:
     """Return why no more than `accepted` tokens were kept: see `TraceRow.reason`."""
-    if after_stop or (verified and emitted <= accepted):  # a step that goes on emits one token behind the accepted ones
+    if after_stop or (verified and emitted <= accepted):  # otherwise a step emits one more token
         return "stopped"
     if accepted == proposed:
         return "accepted"
@@ -105,13 +105,13 @@ def _reason(proposed: int, verified: int, accepted: int, cut_by_grammar: int, em
 
 
 class TraceWriter:
-    """Writes rows to a file, which it creates with its folders, or continues.
+    """Appends rows to a file, which is created with its folders if it does not exist.
 
-    Rows are collected and written in whole lines, every 256 of them, and at `flush` and `close`.  A torn last line,
-    left by a process that died while writing, is dropped when the file is continued.  One writer at a time per file.
+    Rows are buffered and written in whole lines, every 256 rows and at `flush` and `close`.  If a process died while
+    writing, the incomplete last line is dropped when the file is reopened.  Only one writer at a time may use a file.
 
     Raises:
-        TraceError: the file cannot be opened, or is no trace of this version.
+        TraceError: the file cannot be opened, or is not a trace of this version.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -128,13 +128,13 @@ class TraceWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Hand all rows so far to the operating system."""
+        """Write all buffered rows to the file."""
         self._file.write(b"".join(self._lines))
         self._file.flush()
         self._lines.clear()
 
     def close(self) -> None:
-        """Flush and close; further calls do nothing."""
+        """Flush and close; further calls have no effect."""
         if not self._file.closed:
             self.flush()
             self._file.close()
@@ -151,11 +151,11 @@ class TraceWriter:
 def read_trace(path: str | Path, *, allow_torn: bool = False) -> Iterator[TraceRow]:
     """Yield the rows of a trace.
 
-    A last line without its newline is torn: the process that wrote it died, or is still writing.  It is an error unless
-    `allow_torn` is set, which leaves it out.
+    A last line without a newline is torn: the process that wrote it died, or is still writing.  It is an error, or is
+    skipped with `allow_torn`.
 
     Raises:
-        TraceError: while iterating, with file and line, at the first line that is not what it should be.
+        TraceError: while iterating, at the first malformed line; the message has the file and the line number.
     """
     path = Path(path)
     try:
@@ -187,7 +187,7 @@ def _torn(path: Path, number: int, line: bytes) -> SpecplugError:
 
 
 def _open_for_rows(path: Path) -> BinaryIO:
-    """Open or create a trace, placed where the next line goes."""
+    """Open or create a trace, positioned at the end of its complete lines."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -212,7 +212,7 @@ def _open_for_rows(path: Path) -> BinaryIO:
 
 
 def _end_of_lines(file: BinaryIO) -> int:
-    """Return the place behind the last newline, looking from the end."""
+    """Return the offset after the last newline, searching from the end."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - _BLOCK)

@@ -1,1 +1,1 @@
-"""A policy that knows the batch size: verify a draft token where what it brings pays for what it costs."""
+"""The policy `batch`: verifies a draft token if its expected gain exceeds its cost at the current batch size."""

@@ -1,4 +1,4 @@
-"""Registers the policy `batch`.  Imports no torch."""
+"""Registration of the policy `batch`.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from specplug.plugins.specs import PolicySpec
 
 @hookimpl
 def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
-    """Register both halves."""
+    """Register the policy with both halves."""
     register(
         PolicySpec(
             name="batch",
             factory="specplug_batch.policy:BatchPlanner",
             trimmer="specplug_batch.trim:GainTrimmer",
-            summary="verifies the draft tokens that pay at the present batch size",
+            summary="verifies the draft tokens that pay at the current batch size",
             options="specplug_batch.options:BatchOptions",
         )
     )

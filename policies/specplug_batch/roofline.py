@@ -1,4 +1,4 @@
-"""What a step costs by the two roofs of a machine: memory traffic up to some number of tokens, arithmetic above."""
+"""The roofline model of a step's cost: bound by memory traffic up to some number of tokens, by arithmetic above it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from specplug_batch.options import BatchOptions
 
 
 class Roofline(NamedTuple):
-    """A step of T tokens costs `max(1, T / saturation) + overhead` of the time that a step waits for memory."""
+    """The cost of a step of T tokens is `max(1, T / saturation) + overhead`, in units of a memory-bound step's time."""
 
     saturation: float
     overhead: float
 
     @classmethod
     def of(cls, options: BatchOptions) -> Roofline:
-        """Return the roofline that the settings state."""
+        """Return the roofline of the settings."""
         return cls(options.saturation, options.overhead)
 
     def cost(self, num_tokens: float) -> float:
-        """Return the cost of a step of so many tokens, draft tokens and one per decoding request."""
+        """Return the cost of a step of `num_tokens` tokens: the draft tokens and one per decoding request."""
         return max(1.0, num_tokens / self.saturation) + self.overhead
 
     def plain_rate(self, batch_size: float) -> float:

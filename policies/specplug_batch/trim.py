@@ -1,4 +1,4 @@
-"""The trim half: admits draft tokens while what they bring is worth more than the time that they take."""
+"""The trim half: admits draft tokens while their expected gain exceeds the cost of their time."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from specplug.types.trim import TrimLimits
 from specplug_batch.options import BatchOptions
 
 CLASSES = 16
-"""Batch sizes are told apart by their number of binary digits."""
+"""Number of batch-size classes; the class of a batch size is its number of binary digits."""
 
 TRUST = 8.0
-"""Steps without any gain that the average begins with."""
+"""Number of steps without gain with which the average starts."""
 
 
 class GainTrimmer(Trimmer):
     """Admits draft tokens of the whole batch in descending survival while they pay.
 
-    A token that is likely to survive by s brings s tokens, and costs the time by which it makes the step longer: none
-    up to `saturation` tokens.  That time brings `rate` tokens elsewhere, where the rate is what the server makes in the
-    long run.  It is learnt from the steps' own expectations, as a speed-up over plain decoding at the same batch size:
-    never below 1, so that nothing is admitted that plain decoding would beat.  `reference.best_count` says it plainly.
+    A token with survival probability s yields s tokens on average and costs the time by which it lengthens the step,
+    which is none up to `saturation` tokens.  That time would yield `rate` tokens per cost elsewhere, where the rate is
+    the server's long-run average.  It is learnt from the steps' expectations as a speed-up over plain decoding at the
+    same batch size, and is at least 1, so no token is admitted that plain decoding would beat.
+    `reference.best_count` is the plain form.
 
-    The order of admission is that of `SurvivalTrimmer`.  All arithmetic is such that equal batches give equal drafts
-    on every rank, whatever the order of their rows but for equals, and nothing is read back.
+    The order of admission is that of `SurvivalTrimmer`.  Equal batches give equal drafts on every rank, in any order of
+    their rows except among ties, and nothing is read back.
     """
 
     def __init__(self, context: PluginContext) -> None:
         self._options: BatchOptions = context.options or BatchOptions()
         self._decay = 1.0 - 1.0 / self._options.horizon
-        # Where rows are padded, the width is paid for whatever is cut.
+        # If rows are padded, cutting does not reduce the cost of the draft length.
         self._is_free = context.caps.ragged is not Ragged.NATIVE
-        # Per class of batch sizes: tokens per row and step, and cost, as multiples of those without drafts.
+        # Per class of batch sizes: tokens per row and step, and cost, as multiples of their values without drafts.
         self._sums = torch.full((CLASSES, 2), TRUST, device=context.device)
 
     def cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
-        """Return whether the step may be longer than one that waits for memory."""
+        """Return whether the step may take longer than a memory-bound one."""
         batch = self._options.batch_size or batch_size
         return not self._is_free and batch * (draft_length + 1) > self._options.saturation
 
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        """Return `draft` cut to what pays by the policy's own reckoning, and to the limits."""
+        """Return `draft` cut to the tokens that pay under the policy's cost model, and to the limits."""
         if not draft.batch_size or not draft.draft_length:
             return draft
         rows = limits.decoding.sum().clamp_(min=1).float()
@@ -59,9 +60,9 @@ class GainTrimmer(Trimmer):
         return draft.keep(admitted)
 
     def _price(self, rank: Tensor, rows: Tensor, weight: Tensor, sums: Tensor) -> Tensor:
-        """Return [B, N]: the tokens that the time of each token, added to those before it, brings elsewhere.
+        """Return [B, N]: the tokens that each token's marginal time, after those ranked before it, yields elsewhere.
 
-        Exactly monotone in the rank, so that what pays is a prefix of the order of admission.
+        The price is exactly monotone in the rank, so the tokens that pay are a prefix of the order of admission.
         """
         saturation = self._options.saturation
         if self._is_free:
@@ -75,7 +76,7 @@ class GainTrimmer(Trimmer):
     def _learn(self, survival: Tensor, rank: Tensor, count: Tensor, rows: Tensor, weight: Tensor, sums: Tensor) -> None:
         """Add a step that admits tokens of `survival` [B, N], 0 elsewhere, to the sums [2]."""
         in_order = torch.empty_like(survival.reshape(-1)).scatter_(0, rank.reshape(-1), survival.reshape(-1))
-        tokens = 1.0 + in_order.sum() / rows  # summed in order of admission: rows may change places
+        tokens = 1.0 + in_order.sum() / rows  # summed in order of admission, so that the order of rows does not matter
         cost = self._cost((rows + count) * weight) / self._cost(rows * weight)
         sums.mul_(self._decay).add_(torch.stack((tokens, cost)))
 

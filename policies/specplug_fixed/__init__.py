@@ -1,1 +1,1 @@
-"""Policies that never change their mind: a constant gamma, and no speculation."""
+"""The constant policies: `fixed`, a constant gamma, and `none`, no speculation."""

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class FixedOptions(BaseModel):
-    """A width and a budget that never change."""
+    """A constant draft length and a constant budget."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Registers the policies `fixed` and `none`.  Imports no torch."""
+"""Registration of the policies `fixed` and `none`.  Imports no torch."""
 
 from __future__ import annotations
 

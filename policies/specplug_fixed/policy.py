@@ -1,4 +1,4 @@
-"""The two policies that never change their mind."""
+"""The planners of the two constant policies."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from specplug_fixed.options import FixedOptions
 
 
 class ConstantGamma(Planner):
-    """Plans the same width at every step: `gamma`, or what the server allows, fitted to what the engine can run.
+    """Plans the same draft length at every step: `gamma`, or the server's maximum, fitted to the engine.
 
     Raises:
-        SettingsError: `gamma` is more than the server's num_speculative_tokens, for which memory was set aside.
+        SettingsError: `gamma` is more than the server's num_speculative_tokens, for which memory is reserved.
     """
 
     def __init__(self, context: PluginContext) -> None:
@@ -21,7 +21,7 @@ class ConstantGamma(Planner):
         gamma = widest if options.gamma is None else options.gamma
         if gamma > widest:
             raise SettingsError.build(
-                "gamma is too wide",
+                "gamma is too large",
                 who="policy 'fixed'",
                 found=gamma,
                 expected=f"at most num_speculative_tokens, {widest}",
@@ -31,7 +31,7 @@ class ConstantGamma(Planner):
         self._token_budget = options.token_budget
 
     def plan(self, stats: HostStats) -> StepPlan:
-        """Return the constant width, with the caps that requests have set for themselves."""
+        """Return the constant draft length, with the caps that requests have set."""
         caps = {r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < self._draft_length}
         return StepPlan(self._draft_length, self._token_budget, caps)
 
@@ -40,8 +40,8 @@ class NoSpeculation(Planner):
     """Plans plain decoding at every step."""
 
     def __init__(self, context: PluginContext) -> None:
-        """Need nothing; a context is taken because every planner is built with one."""
+        """Ignore `context`, which every planner is built with."""
 
     def plan(self, stats: HostStats) -> StepPlan:
-        """Return width 0."""
+        """Return a draft length of 0."""
         return NO_SPECULATION

@@ -1,1 +1,1 @@
-"""N-gram lookup: drafts what followed the last tokens when they occurred before."""
+"""N-gram lookup: drafts the tokens that followed earlier occurrences of the newest tokens."""

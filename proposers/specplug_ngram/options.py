@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class ReferenceSettings(BaseModel):
-    """How long a match must be, and how long a match is worth looking for, in tokens."""
+    """The shortest and the longest match, in tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Registers the n-gram proposers.  Imports neither torch nor numba."""
+"""Registration of the n-gram proposers.  Imports neither torch nor numba."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specplug.types.caps import ProposerCaps
 
 @hookimpl
 def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> None:
-    """Register chains, trees and the plain reference."""
+    """Register the chain, tree and plain reference proposers."""
     register(
         ProposerSpec(
             name="ngram",

@@ -1,4 +1,4 @@
-"""The n-gram proposer: own text, references and remembered responses."""
+"""The n-gram proposer, which drafts from own text, references and remembered responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specplug.match.proposer import LookupProposer
 
 
 class Ngram(LookupProposer):
-    """Drafts what followed earlier matches: in the request's own text and references, and in remembered responses."""
+    """Drafts continuations of matches in the request's own text and references, and in remembered responses."""
 
     sources = SOURCES[:3]
 

@@ -1,7 +1,7 @@
-"""Prompt lookup in plain Python: no index, no memory, nothing learnt.  It shows what the rest is for.
+"""Prompt lookup in plain Python, without index, memory or learning: the baseline of the other proposers.
 
 After A. Saxena ("Prompt Lookup Decoding", 2023), with the longest match instead of a fixed length, and with
-reference texts as further places to look.
+reference texts as further sources.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OWN_TEXT, REFERENCE = 0, 1
 
 
 class Match(NamedTuple):
-    """Where the newest tokens occurred before: the last `n` of them lie in a text right before index `end`."""
+    """An earlier occurrence of the newest tokens: the last `n` of them precede index `end` of a text."""
 
     n: int
     end: int
@@ -30,7 +30,7 @@ NO_MATCH = Match(0, 0)
 
 
 def find_match(suffix: Tokens, text: Tokens, max_n: int) -> Match:
-    """Return the longest match of the end of `suffix` in `text`, of several the one that lies last.
+    """Return the longest match of the end of `suffix` in `text`; ties go to the last one.
 
     At least one token of `text` follows the match, so a text that is its own suffix does not match at its end.
     Matches count up to `max_n` tokens.
@@ -40,7 +40,7 @@ def find_match(suffix: Tokens, text: Tokens, max_n: int) -> Match:
         return NO_MATCH
     n = 1
     while n < min(max_n, suffix.size):
-        longer = ends[1:] if ends[0] == n else ends  # nothing stands before a match at the very beginning
+        longer = ends[1:] if ends[0] == n else ends  # no token precedes a match at the beginning
         longer = longer[text[longer - n - 1] == suffix[-n - 1]]
         if not longer.size:
             break
@@ -49,10 +49,10 @@ def find_match(suffix: Tokens, text: Tokens, max_n: int) -> Match:
 
 
 def confidence(n: int, count: int) -> npt.NDArray[np.float32]:
-    """Return [count] float32: how likely each of `count` tokens is accepted behind a match of `n` tokens.
+    """Return [count] float32: the probability that each of `count` tokens is accepted after a match of `n` tokens.
 
     Laplace's rule of succession: text and copy have agreed n times out of n, so they agree next with probability
-    (n + 1) / (n + 2).  Each accepted draft token makes the agreement one longer.
+    (n + 1) / (n + 2).  Each accepted draft token lengthens the agreement by one.
     """
     agreed = np.arange(n, n + count, dtype=np.float32)
     levels: npt.NDArray[np.float32] = (agreed + 1) / (agreed + 2)
@@ -60,11 +60,11 @@ def confidence(n: int, count: int) -> npt.NDArray[np.float32]:
 
 
 class NgramReference(HostProposer):
-    """Drafts what followed the longest earlier occurrence of the newest tokens.
+    """Drafts the tokens that followed the longest earlier occurrence of the newest tokens.
 
-    The request's own text comes first, then its references in order; a later text wins by a longer match only.  The
-    draft stops where the text that it is copied from ends: a match that overlaps the newest tokens is not continued
-    periodically.  No state is kept.
+    The request's own text comes first, then its references in order; a later text wins only by a longer match.  The
+    draft ends with the text that it is copied from: a match that overlaps the newest tokens is not continued
+    periodically.  The proposer keeps no state.
     """
 
     sources = ("own text", "reference")

@@ -1,1 +1,1 @@
-"""Retrieval lookup: drafts from corpora beside own text, references and remembered responses."""
+"""Retrieval lookup: drafts from corpora in addition to own text, references and remembered responses."""

@@ -1,4 +1,4 @@
-"""Registers the retrieval proposers.  Imports neither torch nor numba."""
+"""Registration of the retrieval proposers.  Imports neither torch nor numba."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specplug.types.caps import ProposerCaps
 
 @hookimpl
 def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> None:
-    """Register chains and trees."""
+    """Register the chain and tree proposers."""
     register(
         ProposerSpec(
             name="retrieval",

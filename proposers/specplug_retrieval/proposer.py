@@ -1,7 +1,7 @@
 """The retrieval proposer: one lookup over own text, references, remembered responses and corpora.
 
-All candidates vote on each token, by what candidates of their source and length turned out to be worth; so corpora
-that do not help are outvoted, and no budget is split among them.
+All candidates vote on each token, weighted by the observed hit rate of candidates with the same source and match
+length, so unhelpful corpora are outvoted and no budget is split among sources.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from specplug.types.request import Request
 from specplug_retrieval.store_watcher import StoreWatcher
 
 SHARED = ""
-"""The tenant of requests that name none, and of corpora that come over an engine's own routes."""
+"""The tenant of requests without a tenant, and of corpora that are added through an engine's own routes."""
 
 
 class Retrieval(LookupProposer):
-    """Drafts as `ngram` does, and from the corpora of the request's tenant.
+    """Drafts like `ngram`, and also from the corpora of the request's tenant.
 
-    Documents that a request names become references of it.  Corpora that it names are drafted from first; without
-    names, all of the tenant's are alike.  Implements `specplug.interfaces.HoldsCorpora` and `ReportsStatus`.
+    Documents that a request names become its references.  Corpora that it names are drafted from first; without names,
+    all of the tenant's corpora are equal.  Implements `specplug.interfaces.HoldsCorpora` and `ReportsStatus`.
 
     Attributes:
-        shares_corpora: whether they lie in a store that other processes may have open, too.
+        shares_corpora: true if the corpora are in a store that other processes may also have open.
     """
 
     sources = SOURCES
@@ -42,18 +42,18 @@ class Retrieval(LookupProposer):
         self.shares_corpora = self.watcher.is_shared
 
     def warmup(self) -> None:
-        """Compile the kernels, or load them; open the store."""
+        """Compile or load the kernels, and open the store."""
         super().warmup()
         self.watcher.open()
 
     def ingest(self, batch: BatchView) -> None:
-        """Take in new tokens, and learn from them; look into a changed store from now on."""
+        """Ingest new tokens and learn from them; load the corpus index of a changed store."""
         self._restock()
         super().ingest(batch)
 
     def begin(self, slot: int, request: Request, owner: str | None) -> None:
-        """Begin a request's text in a slot: documents that it names stand behind its own references."""
-        self._restock()  # else a tenant that is new in the store is not known yet
+        """Begin a request's text in a slot; documents that it names follow its own references."""
+        self._restock()  # otherwise a new tenant of the store is not known yet
         tenant, options = request.tenant or SHARED, request.options
         named = [self.watcher.document(tenant, name, corpus) for name, corpus in options.documents]
         references = [reference.token_ids for reference in request.references]
@@ -61,7 +61,7 @@ class Retrieval(LookupProposer):
         self.lookup.start(slot, owner=owner, references=references, tenant=tenant, corpora=options.corpora)
 
     def add_corpus(self, name: str, documents: Sequence[npt.NDArray[np.int32]]) -> int:
-        """Add a corpus of the tenant `SHARED`; return its tokens."""
+        """Add a corpus of the tenant `SHARED`; return its number of tokens."""
         return self.watcher.add(SHARED, name, documents)
 
     def remove_corpus(self, name: str) -> None:
@@ -69,15 +69,15 @@ class Retrieval(LookupProposer):
         self.watcher.remove(SHARED, name)
 
     def list_corpora(self) -> dict[str, int]:
-        """Return how many tokens each corpus of the tenant `SHARED` has."""
+        """Return the number of tokens of each corpus of the tenant `SHARED`."""
         return self.watcher.sizes(SHARED)
 
     def status(self) -> dict[str, Any]:
-        """Return which corpora are drafted from; see `StoreWatcher.status`."""
+        """Return the status of the corpora in use; see `StoreWatcher.status`."""
         return self.watcher.status()
 
     def settle(self) -> None:
-        """Wait until merges and removals that were begun are done; for tests and replays."""
+        """Wait until merges and removals in progress are done; for tests and replays."""
         self.watcher.settle()
 
     def close(self) -> None:

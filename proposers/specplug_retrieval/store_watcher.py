@@ -1,6 +1,6 @@
-"""The corpus store as a proposer sees it: what is there now, and who changes it.
+"""StoreWatcher: the corpora of a store for one proposer, kept up to date and changed on request.
 
-A thread looks whether the store was changed, by whomever; the proposer takes what it found between two steps.
+A thread checks whether any process has changed the store; the proposer loads the newest state between two steps.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Tokens = npt.NDArray[np.int32]
 Tenants = Mapping[str, Sequence[IndexSegment]]
 
 SEGMENT_TOKENS = 1 << 22
-"""Of segments that a server writes: the system takes large arrays back with the interpreter held, 16 MB in 4 ms."""
+"""Most tokens of a segment that a server writes: freeing a large array holds the GIL, 4 ms for 16 MB."""
 
 UNKNOWN = Fingerprint("unknown", "unknown", 2**31 - 1)
-"""Of a store that a server without a tokenizer makes: ids are all that is known."""
+"""The fingerprint of a store that a server without a tokenizer creates: only token ids are known."""
 
 _log = logging.getLogger("specplug")
 
@@ -42,12 +42,12 @@ _log = logging.getLogger("specplug")
 class StoreWatcher:
     """One process's corpora.
 
-    All that reads or writes files runs on other threads than the engine's steps, but for `open`.
+    Except for `open`, all file access runs on threads other than that of the engine's steps.
 
     Args:
-        context: `context.sections["corpora"]` names the store; without one, corpora that are added lie in a temporary
+        context: `context.sections["corpora"]` names the store; without one, added corpora are kept in a temporary
             folder.
-        corpus_index_of: makes of all segments, by tenant, what is drafted from.
+        corpus_index_of: builds the corpus index from all segments, by tenant.
     """
 
     def __init__(self, context: PluginContext, corpus_index_of: Callable[[Tenants], CorpusIndex]) -> None:
@@ -72,14 +72,14 @@ class StoreWatcher:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes may have the store open too."""
+        """True if other processes may also have the store open."""
         return self._settings.store is not None
 
     def open(self) -> None:
-        """Open the store, and watch it.
+        """Open the store and watch it.
 
         Raises:
-            SpecplugError: it is another tokenizer's, or no store.
+            SpecplugError: the store has a different tokenizer, or the path is not a store.
         """
         if self._view is not None:
             return
@@ -88,7 +88,7 @@ class StoreWatcher:
         path = self._own.path if self._own is not None else Path(self._settings.store or "").expanduser()
         if self._tokenizer is None and path.exists():
             self._store = Store.open(path, segment_tokens=SEGMENT_TOKENS)
-        else:  # another process of the server may be making it just now
+        else:  # another process of the server may be creating it
             self._store = Store.create(path, self._tokenizer or UNKNOWN, segment_tokens=SEGMENT_TOKENS)
         self._view = View(path, self._tokenizer)
         self._look()
@@ -97,20 +97,20 @@ class StoreWatcher:
             self._watcher.start()
 
     def changed(self, current: CorpusIndex) -> CorpusIndex | None:
-        """Return what to draft from if it is not the `current` shelf, else None.  For the thread of the steps."""
+        """Return the newest corpus index if it is not `current`, otherwise None.  For the thread of the steps."""
         newest = self._newest
         return None if newest is current else newest
 
     def document(self, tenant: str, name: str, corpus: str | None) -> Tokens | None:
-        """Return a stored document's tokens, of several the newest's.
+        """Return the tokens of a stored document, the newest if there are several.
 
-        None where there is none, or none in what can be read of a damaged store: both are counted.
+        Returns None if there is none, or none in the readable part of a damaged store; both cases are counted.
         """
         seen, failed = self._seen, False
         for live in reversed(seen.tenants.get(tenant, ()) if seen else ()):
             try:
                 found = _found(live, name, corpus)
-            except Exception:  # whatever a damaged file leads to
+            except Exception:  # a damaged file can raise anything
                 self._report(live, name, tenant)
                 failed = True
             else:
@@ -121,7 +121,7 @@ class StoreWatcher:
         return None
 
     def add(self, tenant: str, name: str, documents: Sequence[Tokens]) -> int:
-        """Add a corpus to the store, on the thread that asks; return its tokens."""
+        """Add a corpus to the store, on the caller's thread; return its number of tokens."""
         if (tenant, name) in self._removing:
             self.settle()
         named = (self._document(str(number), ids) for number, ids in enumerate(documents))
@@ -131,17 +131,17 @@ class StoreWatcher:
         return added.tokens
 
     def remove(self, tenant: str, name: str) -> None:
-        """Draft no more from a corpus, and remove it from the store, on another thread: this one serves."""
+        """Stop drafting from a corpus, and remove it from the store on another thread, as this one runs steps."""
         self._removing.add((tenant, name))
         self._worker.submit(self._remove, tenant, name)
 
     def sizes(self, tenant: str) -> dict[str, int]:
-        """Return how many tokens each corpus of a tenant has."""
+        """Return the number of tokens of each corpus of a tenant."""
         sizes = self._sizes.get(tenant, {})
         return {name: tokens for name, tokens in sizes.items() if (tenant, name) not in self._removing}
 
     def status(self) -> dict[str, Any]:
-        """Return what there is, for operators."""
+        """Return the state of the store for operators."""
         seen = self._seen
         tenants = {} if seen is None else seen.tenants
         return {
@@ -154,11 +154,11 @@ class StoreWatcher:
         }
 
     def settle(self) -> None:
-        """Wait until what was begun in the background is done."""
+        """Wait until the background jobs are done."""
         self._worker.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Stop watching; forget corpora that lie in a temporary folder."""
+        """Stop watching, and delete corpora in a temporary folder."""
         self._ended.set()
         self._worker.shutdown(cancel_futures=False)
         if self._watcher.is_alive():
@@ -167,7 +167,7 @@ class StoreWatcher:
             self._own.close()
 
     def _report(self, live: LiveSegment, name: str, tenant: str) -> None:
-        """Log the first document that cannot be read; a client could ask for it again and again."""
+        """Log only the first unreadable document, because a client could request it repeatedly."""
         if not self._reported:
             self._reported = True
             _log.exception(
@@ -180,7 +180,7 @@ class StoreWatcher:
     def _document(self, name: str, ids: Tokens) -> Document:
         if self._prefixes is None:
             return Document(name, ids)
-        breathe()  # reading takes half a millisecond, much of it with the interpreter held
+        breathe()  # reading takes half a millisecond, mostly with the GIL held
         return Document(name, ids, self._prefixes.of(ids))
 
     def _opened(self) -> Store:
@@ -191,7 +191,7 @@ class StoreWatcher:
         try:
             self._opened().remove(name, tenant=tenant)
         except Exception:
-            _log.exception("retrieval: corpus %r was not removed; it serves on", name)
+            _log.exception("retrieval: corpus %r was not removed; it stays in use", name)
         self._look_again()
         self._removing.discard((tenant, name))
         self._merge()
@@ -211,10 +211,10 @@ class StoreWatcher:
         try:
             self._look()
         except Exception:
-            _log.exception("retrieval: the corpus store cannot be looked at; what was there before serves on")
+            _log.exception("retrieval: the corpus store cannot be read; its previous state stays in use")
 
     def _look(self) -> None:
-        """Have the newest state of the store ready for the next step, if it changed: all of it, or what was before."""
+        """Prepare the newest state of the store for the next step if it changed; on an error, keep the previous one."""
         with self._looking:
             if self._view is None:
                 return
@@ -231,7 +231,7 @@ class StoreWatcher:
 
 
 def _searchable(seen: Snapshot) -> tuple[dict[str, list[IndexSegment]], tuple[str, ...]]:
-    """Return each tenant's segments as kernels search them, and why some are left out."""
+    """Return each tenant's segments in the form that kernels search, and the reasons for omitted ones."""
     tenants: dict[str, list[IndexSegment]] = {}
     problems = []
     for name, segments in seen.tenants.items():
@@ -239,9 +239,9 @@ def _searchable(seen: Snapshot) -> tuple[dict[str, list[IndexSegment]], tuple[st
         for live in segments:
             try:
                 tenants[name].append(_searched(live))
-            except Exception as error:  # whatever a damaged file leads to
+            except Exception as error:  # a damaged file can raise anything
                 problems.append(f"{live.segment.path}: {error}")
-                _log.warning("retrieval: %s cannot be searched; the rest serves", live.segment.path, exc_info=error)
+                _log.warning("retrieval: %s cannot be searched; the rest is in use", live.segment.path, exc_info=error)
     return tenants, tuple(problems)
 
 
@@ -253,13 +253,13 @@ def _found(live: LiveSegment, name: str, corpus: str | None) -> Tokens | None:
 
 
 def _searched(live: LiveSegment) -> IndexSegment:
-    """Return a segment as kernels search it."""
+    """Return a segment in the form that kernels search."""
     it = live.segment
     return IndexSegment(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
 
 
 def _warm_up() -> None:
-    """Compile what sorts texts, or load it: in the middle of serving that would hold steps up."""
+    """Compile or load the sorting kernels now, because doing so while serving would delay steps."""
     builder = Builder()
     builder.append("toy", b"toy", [np.array([1, 2, 1, 2], np.int32)])
     builder.sections()

@@ -1,4 +1,4 @@
-"""Folders that are gone with their process, whatever ends it: at the latest when the next one is made."""
+"""Temporary folders that are deleted after their process ends: at the latest when the next one is created."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 
 class TemporaryFolder:
-    """A folder of this process's own.
+    """A folder that belongs to this process.
 
-    Its maker holds it locked.  Engines kill their processes, so whoever makes one deletes those that nobody holds.
+    Its creator holds a lock on it.  Engines kill their processes, so each creation deletes the folders without a lock.
 
     Args:
-        prefix: of names; all folders of that prefix, where temporary files lie, are made here.
+        prefix: prefix of the folder's name, which only this class may use in the directory of temporary files.
 
     Attributes:
-        path: a folder that is not there yet, to be made by who needs it.
+        path: a folder that does not exist yet; the caller creates it.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -29,7 +29,7 @@ class TemporaryFolder:
         self.path = self._folder / "store"
 
     def close(self) -> None:
-        """Delete all; do nothing if that was done."""
+        """Delete the folder; further calls have no effect."""
         handle, self._handle = self._handle, None
         if handle is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -37,7 +37,7 @@ class TemporaryFolder:
 
 
 def _made(prefix: str) -> tuple[Path, int]:
-    """Return a new folder and a handle that holds it; another process may sweep it away before it is held."""
+    """Return a new folder and the handle of its lock; retries if another process deletes it before it is locked."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix))
         handle = _held(folder)
@@ -56,7 +56,7 @@ def _sweep(prefix: str) -> None:
 
 
 def _held(folder: Path) -> int | None:
-    """Return a handle that holds a folder; None where another one does, or it is not ours."""
+    """Lock a folder and return the handle; None if another handle holds the lock, or another user owns the folder."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:

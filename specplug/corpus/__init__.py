@@ -1,13 +1,14 @@
 """The corpus store: documents to draft from, tokenised and sorted, in files that processes share.
 
-    fingerprint  whose tokens they are
-    documents    a text's tokens, and how it begins after other text
-    store        adding, removing, listing, merging and verifying, by whoever may write
-    view         what a serving process sees
-    segment      one immutable file, mapped into memory; layout: what is in it
-    manifest     which segments a tenant has: replacing it commits a change
+    fingerprint  the identity of the store's tokenizer
+    documents    a text's tokens, and its re-tokenized prefixes
+    store        adding, removing, listing, merging and verifying, for processes that may write
+    view         the store as a serving process reads it
+    segment      one immutable file, mapped into memory; layout describes its contents
+    manifest     the list of a tenant's segments; replacing it commits a change
 
-The rest has a part of it each.  Nothing here imports an engine; numba is imported when text is to be sorted.
+Each of the other modules implements one part of these.  Nothing here imports an engine; numba is imported only to sort
+text.
 """
 
 from specplug.corpus.documents import Document, tokenized

@@ -1,4 +1,4 @@
-"""Adding documents: built aside, committed at once."""
+"""Adding documents: segments are built aside and committed atomically."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specplug.text.fingerprint import Fingerprint
 
 
 class Item(NamedTuple):
-    """A document on its way into a segment; see `Builder.append`."""
+    """A document to be written to a segment; see `Builder.append`."""
 
     corpus: str
     name: bytes
@@ -27,7 +27,7 @@ class Item(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Text that it will take."""
+        """Length of its text in the segment."""
         return sum(map(len, self.texts)) + len(self.texts)
 
 
@@ -35,11 +35,11 @@ class Addition:
     """Documents for one corpus of a tenant.
 
     Args:
-        tenant: who gets them.
-        corpus: its name; must not live yet, unless `extend`: then what it has already is left out.
-        max_tokens: that the tenant may have afterwards; None: any number.
-        segment_tokens: text of one segment at most.
-        progress: called with the documents and tokens so far.
+        tenant: the tenant.
+        corpus: its name.  It must not exist, unless `extend` is set: then documents that it already has are skipped.
+        max_tokens: the most tokens that the tenant may have afterwards; None: no limit.
+        segment_tokens: the most text of one segment, in tokens.
+        progress: called with the numbers of documents and tokens so far.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Addition:
         return f"corpus {shortened(self._corpus)}"
 
     def _admit(self, manifest: Manifest) -> int:
-        """Return the tokens that the tenant has, if it may have this corpus."""
+        """Check that the corpus may be added, and return the number of tokens that the tenant has."""
         if not self._extend and self._corpus in manifest.corpora():
             raise CorpusError.build(
                 "a corpus of this name is there already",
@@ -126,7 +126,7 @@ class Addition:
             self._progress(self._documents + self._there, self._tokens)
 
     def _is_there(self, name: str, texts: Sequence[Tokens]) -> bool:
-        """Return whether the corpus has this very document already."""
+        """Return whether the corpus already has an identical document."""
         if self._present is None or self._present.take(name, texts):
             return self._present is not None
         self._same_name += self._present.has(name)
@@ -134,13 +134,13 @@ class Addition:
 
 
 def write_segments(items: Iterable[Item], building: Building, tokenizer: Fingerprint, limit: int) -> list[Entry]:
-    """Write documents, in their order, into as many segments as it takes.
+    """Write documents, in order, to as many segments as needed.
 
     Args:
         items: the documents.
-        building: where the files go.
-        tokenizer: the store's.
-        limit: text of one segment at most.
+        building: provides the files.
+        tokenizer: the store's tokenizer.
+        limit: the most text of one segment, in tokens.
 
     Raises:
         CorpusError: a document does not fit into any segment, or a file could not be written.

@@ -1,4 +1,4 @@
-"""From documents to the arrays of segments, each of bounded size."""
+"""Construction of a segment's arrays from documents."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from specplug.errors import CorpusError
 Sections = dict[str, npt.NDArray[np.generic]]
 
 _BARRIER = np.full(1, NO_TEXT, np.int32).tobytes()
-_BREATHS = 1 << 16  # tokens, or what takes as long
+_BREATHS = 1 << 16  # tokens, or work that takes as long
 
 
 def checked(document: Document, vocab_size: int) -> list[Tokens]:
     """Return a document's texts, its body first, as [n] int32 each; none if its body is empty.
 
     Raises:
-        CorpusError: its name cannot be one, or a text is no line of token ids below `vocab_size`.
+        CorpusError: its name is invalid, or a text is not a one-dimensional array of token ids below `vocab_size`.
     """
     check_name("document", document.name, most=MAX_DOCUMENT_NAME)
     texts = []
@@ -52,13 +52,13 @@ def _wrong(text: npt.NDArray[np.generic], vocab_size: int) -> str | None:
 
 
 class Builder:
-    """Collects documents for one segment, and makes its arrays.
+    """Collects documents for one segment, and builds its arrays.
 
-    Nothing is a Python object of its own per document, so that millions are no burden.
+    It keeps no Python object per document, so that millions of documents are cheap.
 
     Attributes:
-        corpora: names of the corpora so far; corpus_of is an index into them.
-        size: [n] text so far.
+        corpora: names of the corpora so far; `corpus_of` indexes them.
+        size: n, the length of the text so far.
     """
 
     def __init__(self) -> None:
@@ -76,12 +76,12 @@ class Builder:
         return len(self._lengths)
 
     def append(self, corpus: str, name: bytes, texts: Sequence[Tokens]) -> None:
-        """Take in a document.
+        """Add a document.
 
         Args:
             corpus: its corpus.
             name: its name, UTF-8.
-            texts: [n] int32 each, its body first, none empty.
+            texts: [n] int32 each, its body first; none is empty.
         """
         for text in texts:
             for piece in pieces(text):
@@ -98,12 +98,12 @@ class Builder:
         self._breathe(_BREATHS // 64)
 
     def parts(self) -> tuple[Part, ...]:
-        """Return what there is of each corpus."""
+        """Return the number of documents and tokens of each corpus."""
         return tuple(Part(name, *counts) for name, counts in zip(self.corpora, self._counts, strict=True))
 
     def sections(self) -> Sections:
-        """Return all arrays of the segment, as `layout.SECTIONS` describes them; takes long, without the GIL."""
-        from specplug.match.cpu.sorting import sorted_places  # imports numba: for those who build only
+        """Return all arrays of the segment as described in `layout.SECTIONS`.  Slow, but releases the GIL."""
+        from specplug.match.cpu.sorting import sorted_places  # imports numba, which only building needs
 
         text = np.frombuffer(self._text, np.int32)
         hashes = np.array(self._hashes, np.uint64)

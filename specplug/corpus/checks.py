@@ -1,7 +1,7 @@
-"""Types and ranges of what files of a store say.
+"""Checks of the types and ranges of values in a store's files.
 
-A checksum says that a file is as it was written, not that its writer meant well: every value is checked before it is
-used, so that a wrong one costs its own tenant or segment and nobody else's.
+A checksum shows that a file is unchanged, not that its writer is trustworthy.  Every value is checked before use, so
+that a wrong one affects only its own tenant or segment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _named(kind: str, value: str, *, empty: bool = False) -> str:
 
 def _file(value: str) -> str:
     if not SEGMENT_FILE.fullmatch(value):
-        raise ValueError(f"{shown(value)} is no name of a segment")
+        raise ValueError(f"{shown(value)} is not a segment's name")
     return value
 
 
@@ -40,19 +40,19 @@ SegmentName = Annotated[String, AfterValidator(_file)]
 Offset = Annotated[int, Field(strict=True, ge=0, le=1 << 62)]
 Generation = Annotated[int, Field(strict=True, ge=1, le=1 << 62)]
 Count = Annotated[int, Field(strict=True, ge=1, le=MOST_SEGMENT_TOKENS)]
-"""Documents or tokens of one segment."""
+"""A number of documents or tokens of one segment."""
 
 
 def parsed(adapter: TypeAdapter[T], content: Any, path: Path, kind: str) -> T:
-    """Return what a file says, as its type.
+    """Parse a file's content as a type.
 
     Args:
-        adapter: of the type; extra and missing keys are refused.
-        content: of the file.
+        adapter: the adapter of the type; extra and missing keys are errors.
+        content: the content of the file.
         path, kind: the file and its format, for the message.
 
     Raises:
-        CorpusError: a value is of another type or out of range; the first such is named.
+        CorpusError: a value has the wrong type or is out of range; the message names the first one.
     """
     try:
         return adapter.validate_python(content)

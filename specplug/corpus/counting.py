@@ -1,4 +1,4 @@
-"""What follows a context in stored texts: the longest match and exact counts.  Plain and slow: to look into a store."""
+"""Exact counts of the tokens after a context's longest match in stored texts.  Slow; meant for inspecting a store."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from specplug.corpus.view import LiveSegment
 
 
 class Continuations(NamedTuple):
-    """What follows the longest end of a context that stands in any document.
+    """The tokens that follow the longest end of a context found in any document.
 
     Attributes:
-        length: tokens of the context that match, `COMPARED` at most; 0 where not even its last one is there.
-        counts: how often each token follows there.
+        length: number of context tokens that match, at most `COMPARED`; 0 if not even the last one is found.
+        counts: number of times that each token follows.
     """
 
     length: int
@@ -28,12 +28,12 @@ class Continuations(NamedTuple):
 
 
 def continuations(segments: Iterable[LiveSegment], context: Sequence[int]) -> Continuations:
-    """Return what follows the end of a context in all documents that live.
+    """Return the tokens that follow the end of a context in all live documents.
 
-    Re-tokenized prefixes repeat their documents, so they count only where no document itself matches as far.
+    Re-tokenized prefixes repeat their documents, so they count only if no document's body matches as far.
 
     Args:
-        segments: of one tenant.
+        segments: the segments of one tenant.
         context: token ids.
     """
     best = Continuations(0, Counter())
@@ -58,7 +58,7 @@ def _of_segment(live: LiveSegment, context: Sequence[int]) -> Continuations:
 
 
 def _places(segment: Segment, backwards: tuple[int, ...]) -> npt.NDArray[np.int32]:
-    """Return the places before which these tokens stand, read backwards."""
+    """Return the places that these tokens precede, read backwards."""
 
     def key(place: np.int32) -> tuple[int, ...]:
         before = segment.text[max(0, place - len(backwards)) : place][::-1].tolist()
@@ -66,11 +66,11 @@ def _places(segment: Segment, backwards: tuple[int, ...]) -> npt.NDArray[np.int3
 
     first = bisect_left(segment.places, backwards, key=key)
     found = segment.places[first : bisect_right(segment.places, backwards, lo=first, key=key)]
-    return found[(found > 0) & (found < segment.text.size)]  # others are of a damaged file
+    return found[(found > 0) & (found < segment.text.size)]  # a damaged file may have others
 
 
 def _counted(live: LiveSegment, places: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Return the places that live; those in bodies, if there are any."""
+    """Return the places in live documents; only those in bodies, if there are any."""
     segment = live.segment
     owners = np.searchsorted(segment.starts, places, side="right") - 1
     if live.dead is not None:

@@ -1,4 +1,4 @@
-"""Documents as a store takes them: token ids, and how they begin after other text."""
+"""Documents in the form that a store takes: token ids and re-tokenized prefixes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Document(NamedTuple):
     """A document to store.
 
     Attributes:
-        name: what it is found and removed by, within its corpus.
+        name: the name by which it is found and removed within its corpus.
         token_ids: [n] int32, its text.
-        prefixes: [n] int32 each, its first tokens re-tokenized as after other text; see `specplug.text.retokenized`.
+        prefixes: [n] int32 each, its first tokens as tokenized after other text; see `specplug.text.retokenized`.
     """
 
     name: str
@@ -34,8 +34,8 @@ def tokenized(name: str, text: str, tokenize: Tokenize) -> Document:
     """Return a text as a document with its re-tokenized prefixes.
 
     Args:
-        name: of the document.
-        text: of any length; a long one is tokenised in pieces.
+        name: name of the document.
+        text: its text, of any length; a long one is tokenised in pieces.
         tokenize: text -> token ids, without special tokens; see `specplug.text.fingerprint.encoder`.
     """
     (document,) = tokenized_many([(name, text)], lambda texts: [tokenize(each) for each in texts])
@@ -43,7 +43,7 @@ def tokenized(name: str, text: str, tokenize: Tokenize) -> Document:
 
 
 def tokenized_many(named: Iterable[tuple[str, str]], tokenize: TokenizeMany) -> list[Document]:
-    """Return (name, text) pairs as documents, all their texts tokenised in one call."""
+    """Return (name, text) pairs as documents; one call tokenises all texts."""
     texts: list[str] = []
     plan: list[tuple[str, int, int, bool]] = []
     for name, text in named:

@@ -1,6 +1,6 @@
-"""Files and folders of a store, opened as what they are: never what a symbolic link names, and never a pipe.
+"""Opening and creation of a store's files and folders, which never follows a symbolic link or opens a pipe.
 
-They are their owner's alone, and their group's as far as the folder is that they are made in: see `group_bits`.
+Only the owner can access them, and the group as far as it can access the parent folder: see `group_bits`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open or make a regular file; return its handle.
+    """Open or create a regular file; return its handle.
 
-    `O_NONBLOCK` is for pipes: opening one would wait for somebody at its other end.
+    `O_NONBLOCK` is for pipes: opening one would otherwise wait for a process at its other end.
 
     Raises:
-        OSError: it cannot be opened, or is a link, a pipe, a device or a folder.
+        OSError: the file cannot be opened, or is a link, a pipe, a device or a folder.
     """
     try:
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -29,12 +29,12 @@ def open_file(path: Path, flags: int) -> int:
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "no regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return handle
 
 
 def new_file(path: Path, *, read_only: bool) -> int:
-    """Make a file for writing, in place of whatever is called so; return its handle.  Raises OSError."""
+    """Create a file for writing, replacing any existing one; return its handle.  Raises OSError."""
     with suppress(FileNotFoundError):
         path.unlink()
     handle = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -44,7 +44,7 @@ def new_file(path: Path, *, read_only: bool) -> int:
 
 
 def open_folder(path: Path) -> int:
-    """Open a folder; return its handle.  Raises OSError, also for a link to a folder."""
+    """Open a folder; return its handle.  Raises OSError, even for a link to a folder."""
     try:
         return os.open(path, _FOLDER)
     except OSError as error:
@@ -53,13 +53,13 @@ def open_folder(path: Path) -> int:
 
 
 def check_folder(path: Path) -> None:
-    """Raise OSError where there is something else than a folder; nothing at all is fine."""
+    """Raise OSError if the path exists and is not a folder."""
     with suppress(FileNotFoundError):
         os.close(open_folder(path))
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, if it is not there, in one that is.  Raises OSError, also where a link is in its place."""
+    """Create a folder in an existing one if it does not exist.  Raises OSError, even if the path is a link."""
     with suppress(FileExistsError):
         path.mkdir(0o700)
         if bits := group_bits(path.parent):
@@ -68,14 +68,14 @@ def make_folder(path: Path) -> None:
 
 
 def group_bits(folder: Path) -> int:
-    """Return what the group may do in a folder: it may do the same with what is made there.
+    """Return the group's permissions on a folder, which files and folders created in it also get.
 
-    So a store's folder decides once whether several users share it.
+    The permissions of a store's folder thus decide whether several users share it.
     """
     return folder.stat().st_mode & 0o070
 
 
 def _refuse_link(path: Path, error: OSError) -> None:
-    """Say what a link is: the system calls it too many levels of them, or no folder."""
+    """Raise an error that names the link: the system reports too many levels of links, or not a folder."""
     if path.is_symlink():
         raise OSError(error.errno, "a symbolic link", str(path)) from error

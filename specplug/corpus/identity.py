@@ -1,4 +1,4 @@
-"""What makes a folder a store: store.json, which names the tokenizer of all that is in it."""
+"""The file store.json, which marks a folder as a store and names the tokenizer of all its text."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _TOKENIZER = TypeAdapter(Fingerprint)
 
 
 def create_store(root: Path, tokenizer: Fingerprint, lock_seconds: float) -> None:
-    """Make a store; do nothing if one of the same tokenizer is there.
+    """Create a store; do nothing if one with the same tokenizer exists.
 
     Raises:
-        CorpusError: something else is there, or nothing can be written there.
+        CorpusError: the folder has other contents, or cannot be written to.
     """
     if (root / STORE_FILE).exists():
         read_store(root, tokenizer)
         return
     with os_errors_named(root):
         root.mkdir(0o700, parents=True, exist_ok=True)
-        # Another process may be making it just now, or was killed while it did.
+        # Another process may be creating it now, or was killed while doing so.
         ours = {STORE_FILE, LOCK_FILE, TENANTS, "store.tmp"}
         if others := sorted(path.name for path in root.iterdir() if path.name not in ours):
             raise CorpusError.build(
@@ -54,10 +54,10 @@ def read_store(root: Path, tokenizer: Fingerprint | None) -> Fingerprint:
 
     Args:
         root: its folder.
-        tokenizer: what it is to be, None: any.
+        tokenizer: the expected tokenizer; None: any.
 
     Raises:
-        CorpusError: there is no store, it is torn or of another version, or of another tokenizer.
+        CorpusError: there is no store, it is torn, or it has a different version or tokenizer.
     """
     path = root / STORE_FILE
     try:

@@ -1,4 +1,4 @@
-"""JSON lines as documents: one object on each line, with a text or its token ids, and a name."""
+"""Documents from JSON lines: one object per line, with a text or its token ids, and a name."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _NONE = np.empty(0, dtype=np.int32)
 
 
 class Content(NamedTuple):
-    """A document as it was read.
+    """A document read from a source.
 
     Attributes:
-        name: what it is called.
-        text: None where only token ids were given.
-        token_ids: [n] int32, where the text is None.
+        name: its name.
+        text: its text; None if only token ids were given.
+        token_ids: [n] int32 if the text is None.
     """
 
     name: str
@@ -33,13 +33,13 @@ class Content(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """What objects call what they hold.
+    """The names of the objects' fields.
 
     Attributes:
-        text: the text.
-        token_ids: ids instead of a text; where an object has both, they are what counts.
-        name: the name, a string or a whole number; None: ``name``, or else ``id``.
-        vocab_size: ids lie below; None: any that int32 holds.
+        text: the field of the text.
+        token_ids: the field of token ids, which take precedence if an object has both.
+        name: the field of the name, a string or a whole number; None: ``name``, or else ``id``.
+        vocab_size: ids must be below this; None: any int32.
     """
 
     text: str = "text"
@@ -51,14 +51,14 @@ class Fields:
 def contents(
     lines: Iterable[bytes], where: str, default: str, fields: Fields, bad: Callable[[SpecplugError], None]
 ) -> Iterator[Content]:
-    """Yield the documents; empty lines count for nothing.
+    """Yield the documents; empty lines are skipped.
 
     Args:
-        lines: as a binary file yields them.
+        lines: the lines of a binary file.
         where: the file, for messages.
-        default: what a document without a name is called, with the number of its line.
-        fields: what to look for.
-        bad: is told each line that cannot be read, and may raise.
+        default: the name of a document without one, followed by its line number.
+        fields: the names of the fields.
+        bad: called with the error of each unreadable line; may raise.
     """
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -70,17 +70,17 @@ def contents(
 
 
 def not_utf_8(where: str, found: str) -> SpecplugError:
-    """Make the error of bytes that are no text."""
+    """Return the error for bytes that are not UTF-8."""
     return CorpusError.build(
         "not UTF-8 text", who=where, found=found, remedy="Convert it, leave it out, or skip what is bad (--skip-bad)"
     )
 
 
 def named(name: str, where: str) -> str:
-    """Return a document's name if it may be one.
+    """Return a document's name if it is valid.
 
     Raises:
-        CorpusError: it may not; the message says where it is from.
+        CorpusError: it is invalid; the message says where it is from.
     """
     try:
         return check_name("document", name, most=MAX_DOCUMENT_NAME)

@@ -1,4 +1,4 @@
-"""One process at a time changes a tenant: flock, which the system releases when its holder dies, however it does."""
+"""Locks that let only one process at a time change a tenant, by flock, which the system releases if the holder dies."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _HOLDER = re.compile(rb"(\d+\n)?")
 
 @contextmanager
 def held(path: Path, seconds: float) -> Iterator[None]:
-    """Hold a lock file, alone among processes and threads.
+    """Hold a lock file exclusively, among processes and threads.
 
     Raises:
-        CorpusError: another one still held it after `seconds`; the message has the process id that it left there.  Or
-            what is called so is no lock.
+        CorpusError: another holder did not release it within `seconds` (the message has the process id that it wrote
+            to the file), or the file is not a lock.
     """
     with os_errors_named(path):
         check_folder(path.parent)
@@ -40,11 +40,11 @@ def held(path: Path, seconds: float) -> Iterator[None]:
                 raise CorpusError.build(
                     "the corpus store is being changed by another process",
                     who=str(path),
-                    found=f"process {holder or 'unknown'} still at it after {seconds:g} s",
+                    found=f"process {holder or 'unknown'} still holds it after {seconds:g} s",
                     remedy="Try again when it is done",
                 )
             time.sleep(_POLL_SECONDS)
-        with suppress(OSError):  # it is for messages only, and the disk may be full
+        with suppress(OSError):  # only messages need it, and the disk may be full
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield
@@ -53,10 +53,10 @@ def held(path: Path, seconds: float) -> Iterator[None]:
 
 
 class Building:
-    """Files that are written for a change that is not committed yet.
+    """Files of a change that is not committed yet.
 
-    A marker that its maker holds locked says that they are in the making; without it, or once its maker is dead, they
-    are anybody's to delete.  As a context manager: those that no manifest names are gone at the end, however it came.
+    A marker file, locked by the writer, protects them; without the marker or its lock, any process may delete them.
+    On exit, even after an error, the context manager deletes the files that no manifest names.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,7 +64,7 @@ class Building:
         self.paths: list[Path] = []
 
     def next_path(self) -> Path:
-        """Return where to write the next segment."""
+        """Return the path of the next segment to write."""
         self.paths.append(self._folder / f"{self._id}-{len(self.paths)}{SEGMENT_ENDING}")
         return self.paths[-1]
 
@@ -84,16 +84,16 @@ class Building:
                         path.unlink(missing_ok=True)
             self._marker.unlink()
         except OSError:
-            pass  # the next writer clears them away
+            pass  # the next writer deletes them
         finally:
             os.close(self._handle)
 
 
 def clean(folder: Path, named: set[str]) -> None:
-    """Delete what killed writers left, and segments that are no longer named.  To be called with the lock held.
+    """Delete files of killed writers and segments that are no longer named.  Call with the lock held.
 
     Args:
-        folder: a tenant's.
+        folder: a tenant's folder.
         named: the files that its manifest names.
     """
     buildings: dict[str | None, list[Path]] = {}
@@ -109,7 +109,7 @@ def clean(folder: Path, named: set[str]) -> None:
 
 @contextmanager
 def _abandoned(marker: Path) -> Iterator[bool]:
-    """Say whether nobody is at work there any more; nobody begins to be meanwhile."""
+    """Yield whether the writer of the marker is gone; hold its lock meanwhile, so that no writer starts."""
     try:
         handle = open_file(marker, os.O_RDWR)
     except FileNotFoundError:
@@ -122,7 +122,7 @@ def _abandoned(marker: Path) -> Iterator[bool]:
 
 
 def _lock_file(path: Path) -> int:
-    """Open or make a file to be held; one with something else in it, as a link to it, is left alone."""
+    """Open or create a lock file; a file with other contents, which may be linked to it, is not touched."""
     try:
         handle = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         os.fchmod(handle, 0o600 | group_bits(path.parent) & 0o060)
@@ -130,12 +130,12 @@ def _lock_file(path: Path) -> int:
         handle = open_file(path, os.O_RDWR)
     if not _HOLDER.fullmatch(os.pread(handle, 32, 0)):
         os.close(handle)
-        raise OSError(errno.EEXIST, "a file that is no lock", str(path))
+        raise OSError(errno.EEXIST, "a file that is not a lock", str(path))
     return handle
 
 
 def _locked_file(path: Path) -> int:
-    """Create a file and lock it; whoever cleans up may have deleted it in between."""
+    """Create a file and lock it; retry if a cleaning process has deleted it in between."""
     while True:
         handle = open_file(path, os.O_RDWR | os.O_CREAT)
         try:

@@ -1,4 +1,4 @@
-"""A tenant's manifest: which segments there are, and what in them was removed.  Replacing it commits a change."""
+"""A tenant's manifest: its segments, and the documents removed from them.  Replacing it commits a change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Mask = npt.NDArray[np.uint8]
 
 
 class Part(NamedTuple):
-    """What of a corpus lives in one segment."""
+    """The live documents and tokens of a corpus in one segment."""
 
     corpus: CorpusName
     documents: Count
@@ -38,12 +38,12 @@ class Entry(NamedTuple):
 
     Attributes:
         file: its name in the tenant's folder.
-        size: bytes of the file.
-        documents, tokens: all in the file, dead ones included; tokens of bodies.
-        text: of the file, re-tokenized prefixes and separators included.
-        live: what lives, by corpus.
-        dead_corpora: corpora of the file of which nothing lives.
-        dead_documents: a packed mask of the others that were removed, see `unpacked`; "" if there are none.
+        size: size of the file in bytes.
+        documents, tokens: documents in the file and tokens of their bodies, dead ones included.
+        text: length of the file's text, re-tokenized prefixes and separators included.
+        live: live documents and tokens, by corpus.
+        dead_corpora: corpora of the file without live documents.
+        dead_documents: a packed mask of the other removed documents, see `unpacked`; "" if there are none.
     """
 
     file: SegmentName
@@ -57,17 +57,17 @@ class Entry(NamedTuple):
 
     @property
     def live_tokens(self) -> int:
-        """Tokens of the bodies that live."""
+        """Tokens of the bodies of live documents."""
         return sum(part.tokens for part in self.live)
 
     def dead(self, corpora: Sequence[str], corpus_of: npt.NDArray[np.int32]) -> Mask | None:
         """Return [d] uint8, 1 where a document was removed; None if all live.
 
         Args:
-            corpora, corpus_of: the segment's.
+            corpora, corpus_of: arrays of the segment.
 
         Raises:
-            CorpusError: `dead_documents` is no mask of so many documents.
+            CorpusError: `dead_documents` is not a mask of that many documents.
         """
         if not (self.dead_corpora or self.dead_documents):
             return None
@@ -87,11 +87,11 @@ class Entry(NamedTuple):
     def without(
         self, dead: Mask, corpora: Sequence[str], corpus_of: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64]
     ) -> Entry:
-        """Return the entry with `dead` for the documents that do not live.
+        """Return the entry with `dead` as its removed documents.
 
         Args:
-            dead: [d] uint8, all that is dead, what was before included.
-            corpora, corpus_of, lengths: the segment's.
+            dead: [d] uint8, 1 for all removed documents, including those removed before.
+            corpora, corpus_of, lengths: arrays of the segment.
         """
         which = np.flatnonzero(dead == 0)
         owners = corpus_of[which]
@@ -104,13 +104,13 @@ class Entry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a tenant has.
+    """The contents of a tenant.
 
     Attributes:
         tenant: its name.
-        generation: 0 where nothing was ever added; grows at each change.
+        generation: 0 if nothing was ever added; grows at each change.
         entries: its segments, older documents before newer ones.
-        changed: when the file was written, in nanoseconds: another for each generation.
+        changed: modification time of the file in nanoseconds, different for each generation.
     """
 
     tenant: str
@@ -120,11 +120,11 @@ class Manifest(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens that live."""
+        """Number of live tokens."""
         return sum(entry.live_tokens for entry in self.entries)
 
     def corpora(self) -> list[str]:
-        """Return the corpora of which something lives, older ones first."""
+        """Return the corpora with live documents, older ones first."""
         return list(dict.fromkeys(part.corpus for entry in self.entries for part in entry.live))
 
     def files(self) -> set[str]:
@@ -136,11 +136,11 @@ def load(folder: Path, tenant: str | None = None) -> Manifest:
     """Read a tenant's manifest.
 
     Args:
-        folder: the tenant's.
-        tenant: what it is called, None: what the manifest says.
+        folder: the tenant's folder.
+        tenant: its name; None: the name in the manifest.
 
     Raises:
-        CorpusError: it is torn, foreign, of another version or another tenant's, or cannot be read.
+        CorpusError: the manifest cannot be read, is torn, or has a different format, version or tenant.
     """
     path = folder / MANIFEST_FILE
     try:
@@ -160,15 +160,15 @@ def load(folder: Path, tenant: str | None = None) -> Manifest:
 
 
 def commit(folder: Path, before: Manifest, entries: Iterable[Entry]) -> Manifest:
-    """Put a manifest with these entries in place of `before`; return it.  To be called with the lock held.
+    """Replace the manifest `before` by one with these entries; return it.  Call with the lock held.
 
     Raises:
-        CorpusError: it could not be written; then `before` is still in place.
+        CorpusError: it could not be written; `before` is still in place.
     """
     path, old = folder / MANIFEST_FILE, (folder / MANIFEST_FILE).with_suffix(BEFORE_ENDING)
     manifest = before._replace(generation=before.generation + 1, entries=tuple(entries))
     with os_errors_named(path):
-        fsync_folder(folder)  # the segments' names must last before the manifest's
+        fsync_folder(folder)  # the segments' names must be durable before the manifest's
         _set_aside(path, old)
         try:
             data = sealed(lambda head: _content(head, manifest), MANIFEST_FORMAT)
@@ -185,12 +185,12 @@ def commit(folder: Path, before: Manifest, entries: Iterable[Entry]) -> Manifest
 
 
 def packed(mask: Mask) -> str:
-    """Return a mask as a short string, "" if nothing is in it."""
+    """Return a mask as a short string, "" if it is all zeros."""
     return base64.b64encode(zlib.compress(np.packbits(mask).tobytes(), 1)).decode() if mask.any() else ""
 
 
 def unpacked(text: str, size: int) -> Mask:
-    """Return the mask that was `packed`, [size] uint8 of 0 and 1; raises ValueError if that was no such mask."""
+    """Return the mask that was `packed`, [size] uint8 of 0 and 1; raises ValueError if the text is not such a mask."""
     if not text:
         return np.zeros(size, np.uint8)
     reader, most = zlib.decompressobj(), (size + 7) // 8
@@ -212,10 +212,10 @@ def _read(path: Path) -> tuple[bytes, int] | None:
 
 
 def _never_written(folder: Path) -> bool:
-    """Say whether nothing was ever committed there; False if it was since the manifest was looked for.
+    """Return whether nothing was ever committed there; False if a manifest has appeared since it was read.
 
     Raises:
-        CorpusError: a segment was, and the manifest is gone.
+        CorpusError: there are committed segments, and the manifest is missing.
     """
     try:
         names = set(os.listdir(folder))
@@ -234,10 +234,10 @@ def _never_written(folder: Path) -> bool:
 
 
 def _set_aside(path: Path, old: Path) -> None:
-    """Give the manifest a second name, to have it back if the folder cannot be fsynced."""
+    """Give the manifest a second name, from which to restore it if the folder cannot be fsynced."""
     with suppress(FileNotFoundError):
         old.unlink()
-    with suppress(OSError):  # none yet, or a file system without links: then there is no way back
+    with suppress(OSError):  # no manifest yet, or a file system without links: then it cannot be restored
         os.link(path, old)
 
 
@@ -253,15 +253,15 @@ def _content(head: Any, manifest: Manifest) -> dict[str, Any]:
 
 
 def _consistent(entry: Entry) -> Entry:
-    """Return a segment's entry if its figures can be true; raises ValueError."""
+    """Return a segment's entry if its figures are consistent; raises ValueError otherwise."""
     names = [*(part.corpus for part in entry.live), *entry.dead_corpora]
     if len(set(names)) < len(names):
         raise ValueError("a corpus is named twice")
     documents, tokens = (sum(each) for each in list(zip(*entry.live, strict=True))[1:])
     if documents > entry.documents or tokens > entry.tokens:
-        raise ValueError("more lives than is there")
+        raise ValueError("more live tokens or documents than the file has")
     if entry.documents > entry.tokens or entry.tokens + entry.documents >= entry.text or entry.text * 4 > entry.size:
-        raise ValueError("sizes that cannot be")
+        raise ValueError("inconsistent sizes")
     return entry
 
 
@@ -272,7 +272,7 @@ def _once(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
 
 
 class _Saved(NamedTuple):
-    """What stands in the file."""
+    """The content of the file."""
 
     checksum: String
     format: String

@@ -1,7 +1,7 @@
-"""Merging: few segments instead of many small ones, and without what was removed.
+"""Merging of many small segments into few, without removed documents.
 
-Segments stay in the order of their documents' age, so only neighbours are merged.  Text is sorted anew: that takes
-long, is done aside, and holds the lock at the end only.
+Segments stay in the order of their documents' age, so only neighbours are merged.  Text is sorted again, which is slow;
+this happens aside, and the lock is held only at the end.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from specplug.corpus.status import Merged
 from specplug.corpus.tenant import Tenant
 from specplug.corpus.verifying import check_sections
 
-_SMALLEST = 1 << 12  # tokens: all below are of one size
+_SMALLEST = 1 << 12  # tokens; all smaller segments are in one size class
 _GROWTH = 4
 _TRIES = 8
 
 
 class Run(NamedTuple):
-    """Neighbouring segments, `entries[first:end]`, to be written anew as one or more."""
+    """Neighbouring segments, `entries[first:end]`, to be rewritten as one or more."""
 
     first: int
     end: int
@@ -40,7 +40,7 @@ class _Job(NamedTuple):
 
 
 def merge(tenant: Tenant, segment_tokens: int, *, whole: bool) -> Merged:
-    """Merge what is to be merged; see `Store.merge`."""
+    """Merge a tenant's segments until nothing is left to merge; see `Store.merge`."""
     read = written = lost = 0
     if not tenant.manifest().generation:
         return Merged(0, 0)
@@ -56,11 +56,11 @@ def merge(tenant: Tenant, segment_tokens: int, *, whole: bool) -> Merged:
 
 
 def choose(entries: Sequence[Entry], segment_tokens: int) -> Run | None:
-    """Return what to merge first, None if all is well.
+    """Return the run to merge first, None if there is nothing to merge.
 
-    A segment is written anew if over a quarter of its tokens is dead.  Else the smallest size is sought of which, and
-    of smaller ones, more than four lie side by side.  Sizes grow by a factor of four; segments over half of the limit
-    are merged no more.
+    A segment is rewritten if more than a quarter of its tokens are dead.  Otherwise the run is more than four adjacent
+    segments up to a size class, for the smallest such class.  Size classes grow by a factor of four; segments over half
+    of the limit are not merged.
     """
     for at, entry in enumerate(entries):
         if entry.tokens - entry.live_tokens > DEAD_SHARE * entry.tokens:
@@ -74,7 +74,7 @@ def choose(entries: Sequence[Entry], segment_tokens: int) -> Run | None:
 
 
 def _job(tenant: Tenant, manifest: Manifest, segment_tokens: int, whole: bool) -> _Job | None:
-    """Return what to do, its segments opened."""
+    """Return the next run to merge, with its segments opened; None if there is none."""
     run = _all(manifest.entries, segment_tokens) if whole else choose(manifest.entries, segment_tokens)
     if run is None:
         return None
@@ -85,7 +85,7 @@ def _job(tenant: Tenant, manifest: Manifest, segment_tokens: int, whole: bool) -
 
 
 def _all(entries: Sequence[Entry], segment_tokens: int) -> Run | None:
-    """Return all segments, None if they could not be fewer and nothing in them is dead."""
+    """Return the run of all segments, None if their number cannot shrink and nothing in them is dead."""
     clean = not any(entry.live_tokens < entry.tokens for entry in entries)
     full = sum(entry.text for entry in entries) > segment_tokens * (len(entries) - 1)
     return None if clean and full else Run(0, len(entries))
@@ -108,7 +108,7 @@ def _runs(sizes: Sequence[float], most: float) -> Iterator[Run]:
 
 
 def _merged(tenant: Tenant, job: _Job, segment_tokens: int) -> Merged | None:
-    """Merge one run; None if a segment of it was deleted meanwhile, as one in which nothing lives is."""
+    """Merge one run; return None if one of its segments was deleted meanwhile because it had no live documents."""
     for segment in job.segments:
         check_sections(segment)  # a torn one must not get a new checksum
     with Building(tenant.folder) as building:
@@ -126,7 +126,7 @@ def _merged(tenant: Tenant, job: _Job, segment_tokens: int) -> Merged | None:
 
 
 def _items(job: _Job) -> Iterator[Item]:
-    """Give all documents that live, in their order."""
+    """Yield all live documents in order."""
     for segment, dead in zip(job.segments, job.dead, strict=True):
         for index in range(len(segment)):
             if dead is None or not dead[index]:
@@ -137,7 +137,7 @@ def _items(job: _Job) -> Iterator[Item]:
 
 
 def _removed_since(job: _Job, entries: Sequence[Entry]) -> Mask:
-    """Return, for each document of `_items`, whether it was removed while they were merged."""
+    """Return, for each document of `_items`, whether it was removed during the merge."""
     marks = []
     for segment, before, entry in zip(job.segments, job.dead, entries, strict=True):
         now = entry.dead(segment.corpora, segment.corpus_of)
@@ -147,7 +147,7 @@ def _removed_since(job: _Job, entries: Sequence[Entry]) -> Mask:
 
 
 def _marked(tenant: Tenant, entries: Sequence[Entry], dead: Mask) -> list[Entry]:
-    """Return the new segments with what was removed marked in them too, without those in which nothing lives."""
+    """Return the new segments with removed documents marked, without segments that have no live documents."""
     if not dead.any():
         return list(entries)
     marked = []

@@ -1,4 +1,4 @@
-"""Names of tenants, corpora and documents: which ones are allowed, and how a tenant's becomes that of a folder."""
+"""Names of tenants, corpora and documents: validation, folder names of tenants, and hashes of documents' names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from itertools import islice
 from specplug.errors import CorpusError, SpecplugError, suggest
 
 MAX_NAME = 256
-"""Characters of a tenant's or corpus's name."""
+"""The most characters of a tenant's or corpus's name."""
 
 MAX_DOCUMENT_NAME = 1024
-"""Characters of a document's: those are often paths or addresses."""
+"""The most characters of a document's name, which is often a path or an address."""
 
 _PLAIN = frozenset((string.ascii_lowercase + string.digits + "_-").encode())
 _LONGEST = 200  # bytes; file systems take 255
@@ -23,16 +23,16 @@ _LOOKED_AT, _SHOWN = 2000, 20
 
 
 def check_name(kind: str, name: object, *, most: int = MAX_NAME, empty: bool = False) -> str:
-    """Return the name if it may be one.
+    """Return the name if it is valid.
 
     Args:
         kind: "tenant", "corpus" or "document", for the message.
-        name: what somebody gave.
-        most: characters that it may have.
-        empty: whether it may have none.
+        name: the name to check.
+        most: the most characters that it may have.
+        empty: allow an empty name.
 
     Raises:
-        CorpusError: it is no string, too long or empty, has control characters, or is no valid Unicode.
+        CorpusError: it is not a string, too long or empty, has control characters, or is not valid Unicode.
     """
     if not isinstance(name, str):
         raise _refused(kind, f"{type(name).__name__}", "a string")
@@ -46,11 +46,11 @@ def check_name(kind: str, name: object, *, most: int = MAX_NAME, empty: bool = F
 
 
 def folder_name(name: str) -> str:
-    """Return a name that is safe for a folder on any file system, another for each `name`.
+    """Return a folder name that is safe on any file system and different for each `name`.
 
-    Bytes of the UTF-8 name that are no lower-case letter, digit, "_" or "-" become "%" and two digits; "t-" stands in
-    front, so that nothing is empty, hidden, or "..".  A name too long for that keeps its beginning, and ends with a
-    digest of the whole: the manifest inside says what it is.
+    Bytes of the UTF-8 name other than lower-case letters, digits, "_" and "-" become "%" and two digits; the prefix
+    "t-" prevents empty and hidden names and "..".  A name that would be too long keeps its beginning and ends with a
+    digest of the whole; the manifest in the folder has the full name.
     """
     data = name.encode()
     plain = "t-" + _percent(data)
@@ -60,17 +60,17 @@ def folder_name(name: str) -> str:
 
 
 def name_hash(name: bytes) -> int:
-    """Return 64 bits that documents are found by."""
+    """Return the 64-bit hash by which documents are found."""
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
 
 def shortened(name: str) -> str:
-    """Return a name as messages show it."""
+    """Return a name shortened for messages."""
     return repr(name) if len(name) <= 80 else f"{name[:80]!r}..."
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Return what to say of a name that is not there: names like it, of the first 2000, and what there is if little."""
+    """Return a hint for an unknown name: similar names among the first 2000, and all names if there are few."""
     some = sorted(set(islice(known, _LOOKED_AT)))
     suggestion = suggest(name, some)
     return (

@@ -1,4 +1,4 @@
-"""Documents of a corpus that are there already: found by name, compared by what they say."""
+"""Existing documents of a corpus, found by name and compared by content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BARRIER = np.full(1, NO_TEXT, np.int32)
 
 
 class Present:
-    """What lives of a corpus.  Each document can be taken once, so that of two equal ones two are needed.
+    """The live documents of a corpus.  Each can be taken once, so two identical documents match two of the new ones.
 
     Raises:
         CorpusError: as `Tenant.segment`.
@@ -37,11 +37,11 @@ class Present:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the bodies of all that lived when it was looked for."""
+        """Tokens of the bodies of all documents that were live when this object was built."""
         return sum(int(self._segments[file].lengths[lives].sum()) for file, lives in self._lived.items())
 
     def take(self, name: str, texts: Sequence[Tokens]) -> bool:
-        """Return whether a document of this name and these texts is there and was not taken yet; take it then.
+        """Take a document with this name and these texts if there is one left; return whether there was.
 
         Args:
             name: its name.
@@ -58,7 +58,7 @@ class Present:
         return False
 
     def has(self, name: str) -> bool:
-        """Return whether a document of this name lived when it was looked for."""
+        """Return whether a document of this name was live when this object was built."""
         return any(
             self._lived[file][index]
             for file, segment in self._segments.items()
@@ -77,7 +77,7 @@ class Present:
         """Return a newer manifest's entries without the documents that were not taken.
 
         Raises:
-            CorpusError: another process changed the corpus since it was looked at.
+            CorpusError: another process has changed the corpus since this object was built.
         """
         entries = []
         named = {entry.file for entry in manifest.entries if any(part.corpus == self._corpus for part in entry.live)}
@@ -99,7 +99,7 @@ class Present:
         return [entry for entry in entries if entry.live]
 
     def _lives(self, entry: Entry) -> Flags:
-        """Return [d] bool: documents of the corpus that live."""
+        """Return [d] bool, true for live documents of the corpus."""
         segment = self._segments[entry.file]
         own: Flags = segment.corpus_of == segment.corpora.index(self._corpus)
         dead = entry.dead(segment.corpora, segment.corpus_of)

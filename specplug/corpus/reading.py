@@ -1,4 +1,4 @@
-"""Looking documents up by name, and checking all that a tenant has."""
+"""Lookup of documents by name, and checks of a tenant's segments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specplug.errors import CorpusError, SpecplugError
 
 
 def newest_document(tenant: Tenant, manifest: Manifest, name: str, corpus: str | None) -> Tokens:
-    """Return the body of the newest document of a name; see `Store.document`."""
+    """Return the body of the newest document with a name; see `Store.document`."""
     if corpus is not None and corpus not in manifest.corpora():
         raise unknown_corpus(corpus, manifest)
     looked_at = []
@@ -27,7 +27,7 @@ def newest_document(tenant: Tenant, manifest: Manifest, name: str, corpus: str |
 
 
 def problems_with(tenant: Tenant, entry: Entry) -> list[Problem]:
-    """Read a whole segment and return what is wrong with it; nothing if it was deleted meanwhile."""
+    """Read a whole segment and return its problems; none if it was deleted meanwhile."""
     try:
         segment = tenant.segment(entry)
         check_sections(segment)

@@ -1,4 +1,4 @@
-"""Removing: what is removed is marked in the manifest; segments in which nothing lives are deleted."""
+"""Removal: removed documents are marked in the manifest; segments without live documents are deleted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from specplug.errors import CorpusError, SpecplugError
 
 
 def remove_corpus(tenant: Tenant, corpus: str) -> Removed:
-    """Remove all of a corpus.  Opens no segment, so that a torn one can be removed.
+    """Remove a whole corpus.  Opens no segment, so that a torn one can be removed.
 
     Raises:
-        CorpusError: there is none of this name; or as `Tenant.commit`.
+        CorpusError: there is no corpus with this name; or as `Tenant.commit`.
     """
     _check_there(tenant.manifest(), corpus)
     with tenant.alone() as manifest:
@@ -28,7 +28,7 @@ def remove_corpus(tenant: Tenant, corpus: str) -> Removed:
 
 
 def remove_documents(tenant: Tenant, corpus: str, names: Sequence[str]) -> Removed:
-    """Remove documents of a corpus by name, all of a name; either all of the names are there, or nothing is removed.
+    """Remove all documents of a corpus that have one of the names.  If any name is missing, nothing is removed.
 
     Raises:
         CorpusError: there is no such corpus or document; or as `Tenant.segment` and `commit`.
@@ -49,21 +49,21 @@ def remove_documents(tenant: Tenant, corpus: str, names: Sequence[str]) -> Remov
 
 
 def unknown_corpus(corpus: str, manifest: Manifest) -> SpecplugError:
-    """Make the error of a corpus that is not there."""
+    """Return the error for a corpus that does not exist."""
     who = f"tenant {shortened(manifest.tenant)}" if manifest.tenant else None
     found = shortened(corpus)
     return CorpusError.build("no such corpus", who=who, found=found, remedy=hint(corpus, manifest.corpora()))
 
 
 def unknown_document(name: str, segments: Sequence[Segment], corpus: str | None) -> SpecplugError:
-    """Make the error of a document that is in none of the segments that were looked into."""
+    """Return the error for a document that is in none of the searched segments."""
     names = (
         segment.name(index)
         for segment in segments
         for index in range(len(segment))
         if corpus in (None, segment.corpora[segment.corpus_of[index]])
     )
-    known = (other for other in names if other != name)  # it may be one that was removed
+    known = (other for other in names if other != name)  # the name may be that of a removed document
     who = None if corpus is None else f"corpus {shortened(corpus)}"
     return CorpusError.build("no such document", who=who, found=shortened(name), remedy=hint(name, known))
 
@@ -83,7 +83,7 @@ def _without_corpus(entry: Entry, corpus: str) -> Entry:
 def _without_documents(
     entry: Entry, segment: Segment, corpus: str, names: Sequence[str], missing: dict[str, None]
 ) -> Entry:
-    """Return the entry without the named documents that live; take their names out of `missing`."""
+    """Return the entry without the named live documents; delete their names from `missing`."""
     dead = entry.dead(segment.corpora, segment.corpus_of)
     dead = np.zeros(len(segment), np.uint8) if dead is None else dead
     for at, name in enumerate(names):

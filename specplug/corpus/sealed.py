@@ -1,4 +1,4 @@
-"""JSON that carries a checksum of itself: store.json, manifests and the headers of segments."""
+"""JSON with a checksum of itself: store.json, manifests and the headers of segments."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BLANK = b"0" * 64
 
 
 def sealed(make: Callable[[Mapping[str, Any]], Any], kind: str, *, align: int = 1, after: int = 0) -> bytes:
-    """Return JSON with a checksum over all its bytes, in which the checksum itself is zeros.
+    """Return JSON with a checksum over all its bytes, computed with zeros in place of the checksum.
 
     Args:
-        make: gets the fields that every such thing begins with and returns what to write.  Nothing before them may
-            have a key "checksum".
+        make: takes the common first fields and returns the object to write.  Nothing before these fields may have a key
+            "checksum".
         kind: the format's name.
-        align, after: with the bytes that it stands behind, the size is a multiple of `align`: blanks fill it up.
+        align, after: blanks pad the JSON so that its size plus the `after` bytes before it is a multiple of `align`.
     """
     head = {"checksum": _BLANK.decode(), "format": kind, "version": str(VERSION)}
     data = json.dumps(make(head), separators=(",", ":")).encode()
@@ -32,16 +32,16 @@ def sealed(make: Callable[[Mapping[str, Any]], Any], kind: str, *, align: int = 
 
 
 def opened(data: bytes, kind: str, path: Path, *, within: str | None = None) -> dict[str, Any]:
-    """Return what `sealed` was given.
+    """Check and return the object that `sealed` wrote.
 
     Args:
         data: all of its bytes.
-        kind: the format that it must be of.
+        kind: the expected format.
         path: its file, for the message.
-        within: the key under which the common fields are, None for the top.
+        within: the key under which the common fields are; None for the top level.
 
     Raises:
-        CorpusError: it is torn, of another format, or of a newer version.
+        CorpusError: it is torn, or has a different format or version.
     """
     try:
         content: dict[str, Any] = json.loads(data)
@@ -66,7 +66,7 @@ def opened(data: bytes, kind: str, path: Path, *, within: str | None = None) -> 
 
 
 def torn(path: Path, kind: str, found: str) -> SpecplugError:
-    """Make the error of a file that was not written so."""
+    """Return the error for a file that is torn or of a different format."""
     return CorpusError.build(
         "a torn or foreign file in a corpus store",
         who=str(path),

@@ -1,4 +1,4 @@
-"""A segment: the documents of one immutable file, mapped into memory.  The file is of the safetensors format."""
+"""A segment: the documents of one immutable file in safetensors format, mapped into memory."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from specplug.settings.mistakes import shown
 from specplug.text.fingerprint import Fingerprint
 
 _ALIGNED = 64
-_HEADER_MOST = 100_000_000  # safetensors reads none longer
+_HEADER_MOST = 100_000_000  # safetensors does not read longer ones
 _METADATA = "__metadata__"
-_LOOKED_AT = 1 << 11  # documents at once: their arrays are small, so that opening takes next to no memory
+_LOOKED_AT = 1 << 11  # documents at a time: their arrays are small, so that opening takes little memory
 
 
 class _Section(NamedTuple):
-    """What a header says of an array."""
+    """A header's description of an array."""
 
     dtype: String
     shape: tuple[Offset]
@@ -48,7 +48,7 @@ def write_segment(path: Path, sections: Sections, corpora: Sequence[str], tokeni
     """Write a segment and fsync it; return the file's size in bytes.
 
     Raises:
-        CorpusError: it could not be written; then nothing is left of it.
+        CorpusError: it could not be written; no part of it is left.
     """
     arrays = {name: np.ascontiguousarray(sections[name], DTYPES[kind]) for name, kind in SECTIONS.items()}
     about = {f"checksum {name}": checksum(array) for name, array in arrays.items()}
@@ -68,15 +68,15 @@ def write_segment(path: Path, sections: Sections, corpora: Sequence[str], tokeni
 
 
 class Segment:
-    """A segment's arrays, read-only and mapped: they are in memory as far as they are used, once for all processes.
+    """A segment's arrays, read-only and mapped: used pages are in memory, and all processes share them.
 
     The file may be deleted while it is open.
 
     Attributes:
-        id, path: what and where it is.
-        size: bytes of the file.
-        corpora: names of the corpora that its documents are of.
-        checksums: by section, as the file says them.
+        id, path: its id and its file.
+        size: size of the file in bytes.
+        corpora: names of its documents' corpora.
+        checksums: the checksums that the file states, by section.
         starts, lengths, corpus_of, text, places, name_ends, name_hashes, name_order, names: see `layout.SECTIONS`.
     """
 
@@ -91,15 +91,15 @@ class Segment:
     names: npt.NDArray[np.uint8]
 
     def __init__(self, path: Path, tokenizer: Fingerprint | None = None, *, readahead: bool = False) -> None:
-        """Open a segment; takes a millisecond, and some nanoseconds a document.  Text is not read.
+        """Open a segment; takes a millisecond, and some nanoseconds per document.  Does not read the text.
 
         Args:
             path: its file.
-            tokenizer: the one that its tokens must be of; None: any.
-            readahead: ask the system to have all of it in memory soon.
+            tokenizer: the expected tokenizer; None: any.
+            readahead: request that the system read all of it into memory.
 
         Raises:
-            CorpusError: the file cannot be read, is torn, foreign, of another version or tokenizer.
+            CorpusError: the file cannot be read, is torn, or has a different format, version or tokenizer.
         """
         self.path, self.id = path, path.name.removesuffix(SEGMENT_ENDING)
         try:
@@ -123,7 +123,7 @@ class Segment:
         return self.text[start : start + self.lengths[index]]
 
     def name(self, index: int) -> str:
-        """Return a document's name; what is no UTF-8 in it, as in a damaged file, is replaced."""
+        """Return a document's name; bytes that are not UTF-8, as in a damaged file, are replaced."""
         return self.name_bytes(index).decode(errors="replace")
 
     def name_bytes(self, index: int) -> bytes:
@@ -131,7 +131,7 @@ class Segment:
         return self.names[self.name_ends[index - 1] if index else 0 : self.name_ends[index]].tobytes()
 
     def find(self, name: str, corpus: str | None = None) -> list[int]:
-        """Return the documents of a name, in the order of the segment; with `corpus` those of that corpus only."""
+        """Return the documents with a name, in the order of the segment; with `corpus`, only those of that corpus."""
         data = name.encode()
         wanted = np.uint64(name_hash(data))
         first, end = (int(np.searchsorted(self.name_hashes, wanted, side)) for side in ("left", "right"))  # type: ignore[call-overload]
@@ -189,7 +189,7 @@ class Segment:
             )
 
     def _misfit(self) -> str | None:
-        """Return what does not fit together, as far as a glance tells."""
+        """Return an inconsistency of the arrays' sizes that is visible without reading them; None if there is none."""
         d, n = self.lengths.size, self.text.size
         sizes = [self.starts.size - 1, self.name_ends.size, self.name_hashes.size, self.corpus_of.size]
         if not d or any(size != d for size in [*sizes, self.name_order.size]):
@@ -203,9 +203,10 @@ class Segment:
         return self._misled()
 
     def _misled(self) -> str | None:
-        """Return which number of a document leads out of the file: others are brought into range where they are used.
+        """Return a description of per-document numbers that point outside the file; None if there are none.
 
-        Reads all that there is of each document, some 36 bytes, and no text.
+        Other numbers are clamped where they are used.  Reads all of each document's numbers, about 36 bytes, and no
+        text.
         """
         n, names = self.text.size, self.names.size
         for at in range(0, len(self), _LOOKED_AT):
@@ -227,7 +228,7 @@ class Segment:
 
 
 def _readahead(handle: int, size: int) -> None:
-    """Have a file read into the page cache; returns as soon as that is asked for."""
+    """Request that a file be read into the page cache, without waiting for it."""
     with suppress(OSError, AttributeError):  # AttributeError: systems without this call
         for start in range(0, size, PIECE):
             os.posix_fadvise(handle, start, PIECE, os.POSIX_FADV_WILLNEED)

@@ -1,4 +1,4 @@
-"""What operators have, read as documents one after the other: a text file, a folder, JSON lines."""
+"""Reading of operators' sources as documents: text files, folders, JSON lines."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LOOKED_AT = 1 << 13
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How sources are read.
+    """Options for reading sources.
 
     Attributes:
-        globs: of a folder only files that one of these patterns matches: a pattern with a ``/`` the path within the
-            folder, another the file's name; ``*`` matches ``/``, too.  None at all: every file.
-        fields: how JSON lines name what they hold.
-        skip_bad: count what cannot be read, and go on, instead of raising.
+        globs: read only files in a folder that match one of these patterns.  A pattern with a ``/`` matches the path
+            within the folder, any other the file's name; ``*`` also matches ``/``.  Empty: every file.
+        fields: the field names of JSON lines.
+        skip_bad: count unreadable items and continue, instead of raising.
     """
 
     globs: tuple[str, ...] = ()
@@ -39,15 +39,15 @@ class Reading:
 
 @dataclass(slots=True)
 class Skipped:
-    """What was left out so far: numbers of files, folders or lines.
+    """Numbers of files, folders or lines that were skipped so far.
 
     Attributes:
         hidden: files and folders whose name begins with a dot.
         binary: files with a zero byte near their beginning.
-        linked: symbolic links to a folder, or out of it, or to nowhere.
+        linked: symbolic links to a folder, to a target outside the folder, or to a missing target.
         special: pipes, sockets, devices.
         empty: documents without text.
-        bad: what cannot be read, with `Reading.skip_bad`.
+        bad: unreadable items, with `Reading.skip_bad`.
         first_bad: the messages of the first `most_bad` of these.
     """
 
@@ -61,32 +61,32 @@ class Skipped:
     most_bad: int = 3
 
     def add_bad(self, error: SpecplugError) -> None:
-        """Count something that cannot be read."""
+        """Count an unreadable item."""
         self.bad += 1
         if len(self.first_bad) < self.most_bad:
             self.first_bad.append(str(error))
 
     def counts(self) -> dict[str, int]:
-        """Return what is not zero, by name."""
+        """Return the counts that are not zero, by name."""
         kinds = ("hidden", "binary", "linked", "special", "empty", "bad")
         return {kind: count for kind in kinds if (count := getattr(self, kind))}
 
 
 def stem(source: str) -> str | None:
-    """Return what a corpus from a source is called where nobody says; None for standard input."""
+    """Return the default name of a corpus from a source; None for standard input."""
     return None if source == STDIN else Path(source).resolve().stem
 
 
 def read(source: str, reading: Reading, skipped: Skipped) -> Iterator[Content]:
-    """Yield the documents of a source, one at a time, and count what is left out.
+    """Yield the documents of a source, one at a time, and count skipped items.
 
     Args:
         source: a folder, a file of JSON lines (`.jsonl` or `.ndjson`), a text file, or `STDIN`.
-        reading: how.
-        skipped: is added to.
+        reading: the options.
+        skipped: the counts, which are updated.
 
     Raises:
-        SpecplugError: there is no such source, or something in it cannot be read; the message says where.
+        SpecplugError: there is no such source, or an item in it cannot be read; the message says where.
     """
     for content in _contents(source, reading, skipped):
         if content.text or len(content.token_ids):
@@ -113,7 +113,7 @@ def _contents(source: str, reading: Reading, skipped: Skipped) -> Iterator[Conte
 
 
 def _files(root: Path, reading: Reading, skipped: Skipped) -> Iterator[Path]:
-    """Yield the files below a folder that are wanted, sorted within each folder; links to folders are not followed."""
+    """Yield the matching files below a folder, sorted within each folder; does not follow links to folders."""
 
     def unreadable(error: OSError) -> None:
         _bad(reading, skipped)(_unreadable(Path(error.filename), error))
@@ -136,7 +136,7 @@ def _wanted(path: Path, root: Path, globs: tuple[str, ...]) -> bool:
 
 
 def _is_plain(path: Path, inside: Path, skipped: Skipped) -> bool:
-    """Return whether a file is to be read: not hidden, regular, and in the folder even if links are followed."""
+    """Return whether to read a file: it is not hidden, is regular, and is in the folder after resolving links."""
     if path.name.startswith("."):
         skipped.hidden += 1
     elif path.is_symlink() and not (path.exists() and path.resolve().is_relative_to(inside)):
@@ -153,7 +153,7 @@ def _is_binary(path: Path, skipped: Skipped) -> bool:
         with path.open("rb") as file:
             found = b"\0" in file.read(_LOOKED_AT)
     except OSError:
-        return False  # reading it says why
+        return False  # reading it raises the error
     skipped.binary += found
     return found
 
@@ -194,6 +194,6 @@ def _unreadable(path: Path, error: OSError) -> SpecplugError:
 
 
 def _name(path: Path) -> str:
-    """Return a path as a document's name, bytes that are no UTF-8 and control characters escaped."""
+    """Return a path as a document's name, with control characters and bytes that are not UTF-8 escaped."""
     text = os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
     return "".join(ascii(each)[1:-1] if unicodedata.category(each) in ("Cc", "Zl", "Zp") else each for each in text)

@@ -1,4 +1,4 @@
-"""What a store tells of itself and of what was done."""
+"""Results of a store's operations, and descriptions of its contents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Progress = Callable[[int, int], None]
 
 
 class CorpusInfo(NamedTuple):
-    """What lives of a corpus.  `bytes`: its share of its segments' files, by tokens."""
+    """The live part of a corpus.  `bytes`: its share of its segments' files, by tokens."""
 
     tenant: str
     name: str
@@ -19,14 +19,14 @@ class CorpusInfo(NamedTuple):
 
 
 class Added(NamedTuple):
-    """What was added.
+    """The result of adding documents.
 
     Attributes:
-        documents, tokens: how many, and the tokens of their bodies.
-        empty: documents without a token, which were left out.
-        segments, bytes: the files that were written.
-        present: documents that the corpus had already, word for word, which were left out, too.
-        same_name: of those that were added, how many have the name of another one of the corpus.
+        documents, tokens: number of added documents, and tokens of their bodies.
+        empty: skipped documents without tokens.
+        segments, bytes: number and size of the files that were written.
+        present: skipped documents that the corpus already had, with identical content.
+        same_name: added documents that share their name with another document of the corpus.
     """
 
     documents: int
@@ -39,16 +39,16 @@ class Added(NamedTuple):
 
 
 class Synced(NamedTuple):
-    """What bringing a corpus up to date changed.
+    """The result of synchronising a corpus.
 
     Attributes:
-        added: documents of names that were not there.
-        replaced: documents of which the text changed.
-        removed: documents that are not there any more, replaced ones not counted.
-        unchanged: documents that stay as they were.
-        empty: documents without a token, which were left out.
-        documents, tokens: of the corpus now.
-        segments, bytes: the files that were written.
+        added: documents with new names.
+        replaced: documents whose text changed.
+        removed: documents that no longer exist, replaced ones not counted.
+        unchanged: documents that did not change.
+        empty: skipped documents without tokens.
+        documents, tokens: documents and tokens of the corpus now.
+        segments, bytes: number and size of the files that were written.
     """
 
     added: int
@@ -63,21 +63,21 @@ class Synced(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """How much was removed."""
+    """The result of a removal: the amounts removed."""
 
     documents: int
     tokens: int
 
 
 class Merged(NamedTuple):
-    """How many segments were read, and how many were written instead."""
+    """The result of a merge: the number of segments that were read, and of those that replace them."""
 
     read: int
     written: int
 
 
 class Problem(NamedTuple):
-    """What is wrong with a file of the store."""
+    """A problem with a file of the store."""
 
     path: str
     what: str

@@ -1,12 +1,12 @@
 """The corpus store: a folder of documents' tokens per tenant, which processes share, change and draft from.
 
-    root/store.json                             whose tokens these are
-    root/tenants/<tenant>/manifest.json         what is there: `manifest`
+    root/store.json                             the tokenizer of the store
+    root/tenants/<tenant>/manifest.json         the tenant's segments: `manifest`
     root/tenants/<tenant>/<id>.safetensors      a segment: `layout`, `segment`
-    root/tenants/<tenant>/lock, merging         held by whoever changes, whoever merges: `locking`
+    root/tenants/<tenant>/lock, merging         locks of the process that changes, and of the one that merges: `locking`
 
-Each change is committed by putting a new manifest in place, so that it is there whole or not at all, whatever becomes
-of its process; what such a process leaves is deleted by the next one that changes the tenant.
+Each change is committed by replacing the manifest, so it is atomic even if its process dies; the next process that
+changes the tenant deletes the files that such a process left.
 """
 
 from __future__ import annotations
@@ -41,14 +41,13 @@ _log = logging.getLogger("specplug")
 
 
 class Store:
-    """A corpus store that may be changed; processes that only draft from one have `view.View`.
+    """A corpus store that can be changed; processes that only draft from one use `view.View`.
 
-    It holds nothing open and remembers nothing: each call reads what there is, so threads and processes may share a
-    store as they like.
+    It keeps no files open and no state: each call reads the files, so threads and processes may share a store freely.
 
     Attributes:
         root: its folder.
-        tokenizer: whose tokens it has.
+        tokenizer: the tokenizer of its tokens.
     """
 
     def __init__(
@@ -76,10 +75,10 @@ class Store:
         segment_tokens: int = SEGMENT_TOKENS,
         lock_seconds: float = LOCK_SECONDS,
     ) -> Store:
-        """Make a store, or open one of the same tokenizer that is there already.
+        """Create a store, or open an existing one with the same tokenizer.
 
         Raises:
-            CorpusError: a store of another tokenizer is there, or something else; or as `open`.
+            CorpusError: the folder is a store with a different tokenizer, or has other contents; or as `open`.
         """
         create_store(Path(root), tokenizer, lock_seconds)
         return cls(root, tokenizer, segment_tokens=segment_tokens, lock_seconds=lock_seconds)
@@ -97,12 +96,13 @@ class Store:
 
         Args:
             root: its folder.
-            tokenizer: the one that its tokens must be of; None: any.
-            segment_tokens: text of one segment at most, and so of one document; building takes 16 bytes a token.
-            lock_seconds: waited for whoever else changes the same tenant.
+            tokenizer: the expected tokenizer; None: any.
+            segment_tokens: the most text of one segment, and so of one document; building takes 16 bytes per token.
+            lock_seconds: how long to wait for another process that changes the same tenant.
 
         Raises:
-            CorpusError: there is none, it is torn or of another version, or of another tokenizer: both are named.
+            CorpusError: there is no store, it is torn or has a different version, or a different tokenizer; then the
+                message names both tokenizers.
         """
         return cls(root, tokenizer, segment_tokens=segment_tokens, lock_seconds=lock_seconds)
 
@@ -116,19 +116,19 @@ class Store:
         max_tokens: int | None = None,
         progress: Progress | None = None,
     ) -> Added:
-        """Add a corpus, all of it or, where that fails, nothing.
+        """Add a corpus; if this fails, nothing is added.
 
         Args:
-            corpus: its name, 1 to 256 characters, none that lives in this tenant.
-            documents: taken one at a time; those without a token are left out.  Names may repeat.
-            tenant: whose it is; nobody else's requests draft from it.
-            extend: add to the corpus if it is there, but for documents that it has already, word for word.
-            max_tokens: that the tenant may have afterwards; None: any number.
-            progress: called with the documents and tokens so far, after each document.
+            corpus: its name, 1 to 256 characters, which no live corpus of this tenant has.
+            documents: consumed one at a time; documents without tokens are skipped.  Names may repeat.
+            tenant: its tenant; only this tenant's requests draft from it.
+            extend: add to an existing corpus, skipping documents that it already has with identical content.
+            max_tokens: the most tokens that the tenant may have afterwards; None: no limit.
+            progress: called with the numbers of documents and tokens so far, after each document.
 
         Raises:
-            CorpusError: a name, a document or their number is refused, the disk is full, or another process did not
-                let go of the tenant.  What `documents` raises passes through.
+            CorpusError: a name or a document is invalid, there are too many tokens, the disk is full, or another
+                process did not release the tenant.  Exceptions of `documents` propagate.
         """
         addition = Addition(
             self._tenant(tenant),
@@ -149,19 +149,19 @@ class Store:
         max_tokens: int | None = None,
         progress: Progress | None = None,
     ) -> Synced:
-        """Let a corpus have these documents and no others: readers see what it had before, or all that it has now.
+        """Replace a corpus's documents by these, atomically: readers see either the old ones or all of the new ones.
 
-        What is there already, word for word and under the same name, stays where it is; nothing is written for it.
+        Documents with the same name and identical content stay where they are; nothing is written for them.
 
         Args:
-            corpus: its name; it need not be there.
-            documents: all that it is to have, taken one at a time.
-            tenant, max_tokens: as of `add`.
-            progress: called with the documents and tokens to be written so far.
+            corpus: its name; it need not exist.
+            documents: all documents of the corpus, consumed one at a time.
+            tenant, max_tokens: as in `add`.
+            progress: called with the numbers of documents and tokens to be written so far.
 
         Raises:
-            CorpusError: as `add`; there is no document at all; or another process changed the corpus meanwhile.  Then
-                nothing was changed.
+            CorpusError: as `add`; or there are no documents; or another process changed the corpus meanwhile.  Nothing
+                is changed.
         """
         sync = Sync(
             self._tenant(tenant),
@@ -174,37 +174,38 @@ class Store:
         return sync.bring_up_to_date(documents)
 
     def remove(self, corpus: str, *, documents: Sequence[str] | None = None, tenant: str = "") -> Removed:
-        """Remove a corpus, or documents of it: all with one of the names.
+        """Remove a corpus, or all of its documents that have one of the names.
 
-        The text is out of sight at once; it is out of the files when nothing else in them lives, or by `merge`.
+        The text is no longer visible at once.  It leaves the files when they have no live documents, or by `merge`.
 
         Raises:
-            CorpusError: there is no such corpus or document; nothing was removed.
+            CorpusError: there is no such corpus or document; nothing is removed.
         """
         if documents is None:
             return remove_corpus(self._tenant(tenant), corpus)
         return remove_documents(self._tenant(tenant), corpus, documents)
 
     def list(self, tenant: str | None = None) -> Infos:
-        """Return what lives, by tenant (None: all of them) and age.
+        """Return the live corpora, sorted by tenant (None: all tenants) and age.
 
         Raises:
-            CorpusError: the tenant's manifest is torn or foreign.  With None such tenants are left out, and logged.
+            CorpusError: the tenant's manifest is torn or of a different format.  With None, such tenants are skipped
+                and logged.
         """
         if tenant is not None:
             return self._tenant(tenant).infos()
         return [info for infos in self._of_all(Tenant.infos) for info in infos]
 
     def merge(self, tenant: str | None = None, *, whole: bool = False) -> Merged:
-        """Write small segments, and those with much that was removed, anew as few; serving goes on meanwhile.
+        """Rewrite small segments, and those with many removed documents, as fewer; serving continues meanwhile.
 
         Args:
-            tenant: whose; None: everybody's.
-            whole: bring all of a tenant into one segment, or as few as their limit allows, without anything removed.
+            tenant: the tenant; None: all tenants.
+            whole: merge all of a tenant into one segment, or as few as their limit allows, without removed documents.
 
         Raises:
-            CorpusError: a segment is torn, or the disk full; nothing was changed then, or by the merges before only.
-                With `tenant` None that is logged, and the others are merged.
+            CorpusError: a segment is torn, or the disk is full; earlier merges of the call stay in effect.  With
+                `tenant` None this is logged, and the other tenants are merged.
         """
 
         def merged(one: Tenant) -> Merged:
@@ -216,10 +217,10 @@ class Store:
         return Merged(sum(one.read for one in done), sum(one.written for one in done))
 
     def verify(self, progress: Progress | None = None) -> Problems:
-        """Read all of the store, and return what is wrong with it.
+        """Read the whole store, and return its problems.
 
         Args:
-            progress: called with the segments that are done and how many there are.
+            progress: called with the number of segments done and their total number.
         """
         problems: Problems = []
         found: Found = []
@@ -236,11 +237,11 @@ class Store:
         return problems
 
     def document(self, name: str, *, corpus: str | None = None, tenant: str = "") -> Tokens:
-        """Return the tokens of a document's body, [n] int32, read-only; of several with this name the newest.
+        """Return the tokens of a document's body, [n] int32, read-only; the newest, if several have this name.
 
         Args:
             name: its name.
-            corpus: whose document; None: any of the tenant's.
+            corpus: the document's corpus; None: any of the tenant's.
 
         Raises:
             CorpusError: there is no such corpus or document.

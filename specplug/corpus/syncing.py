@@ -1,4 +1,4 @@
-"""Bringing a corpus up to date with its sources: what is new or changed is written, the rest stays as it is."""
+"""Synchronising a corpus with its sources: only new and changed documents are written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specplug.errors import CorpusError
 
 
 class Sync(Addition):
-    """All documents that a corpus is to have; see `Addition` for the arguments, `extend` among them."""
+    """The replacement of a corpus's documents; takes the arguments of `Addition`, including `extend`."""
 
     def __init__(self, *args: object, **named: object) -> None:
         super().__init__(*args, **named)  # type: ignore[arg-type]
@@ -23,10 +23,10 @@ class Sync(Addition):
         self._kept_tokens = 0
 
     def bring_up_to_date(self, documents: Iterable[Document]) -> Synced:
-        """Add, replace and remove, all at once or not at all; see `Store.sync`."""
+        """Add, replace and remove documents atomically; see `Store.sync`."""
         tenant = self._tenant
         tenant.prepare()
-        with tenant.merging(), Building(tenant.folder) as building:  # so that segments stay those that were looked at
+        with tenant.merging(), Building(tenant.folder) as building:  # so that the examined segments stay in place
             before = tenant.manifest()
             self._present = present = Present(tenant, before, self._corpus)
             items = self._items(documents, before.tokens - present.tokens)

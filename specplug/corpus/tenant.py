@@ -1,4 +1,4 @@
-"""A tenant's folder: reading what it has, and changing it alone."""
+"""A tenant's folder: reading its contents, and changing them exclusively."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Tenant:
     """One tenant of a store.
 
     Args:
-        folder: its own.
-        tokenizer: the store's.
-        lock_seconds: waited for whoever else changes it.
-        name: what it is called; None: what its manifest says.
+        folder: its folder.
+        tokenizer: the store's tokenizer.
+        lock_seconds: how long to wait for another process that changes it.
+        name: its name; None: the name in its manifest.
     """
 
     def __init__(self, folder: Path, tokenizer: Fingerprint, lock_seconds: float, name: str | None = None) -> None:
@@ -39,16 +39,16 @@ class Tenant:
 
     @classmethod
     def named(cls, root: Path, name: str, tokenizer: Fingerprint, lock_seconds: float) -> Tenant:
-        """Return the tenant of a name, whether it has anything or not.
+        """Return the tenant with a name, even if it does not exist yet.
 
         Raises:
-            CorpusError: that cannot be a name.
+            CorpusError: the name is invalid.
         """
         folder = root / TENANTS / folder_name(check_name("tenant", name, empty=True))
         return cls(folder, tokenizer, lock_seconds, name)
 
     def manifest(self) -> Manifest:
-        """Return what it has now; raises CorpusError as `manifest.load` does."""
+        """Return its current manifest; raises CorpusError as `manifest.load` does."""
         return load(self.folder, self._name)
 
     def segment(self, entry: Entry) -> Segment:
@@ -56,7 +56,7 @@ class Tenant:
         return opened_entry(self.folder, entry, self.tokenizer)
 
     def reading(self, read: Callable[[Manifest], T]) -> T:
-        """Return what `read` makes of the manifest; anew if segments went away meanwhile, as merged ones do."""
+        """Return the result of `read` on the manifest; retry if segments disappeared meanwhile, as merged ones do."""
         for _ in range(_TRIES):
             manifest = self.manifest()
             try:
@@ -67,7 +67,7 @@ class Tenant:
         return read(self.manifest())
 
     def prepare(self) -> None:
-        """Make its folder."""
+        """Create its folder."""
         with os_errors_named(self.folder):
             if not os.path.lexists(self.folder):
                 make_folder(self.folder.parent)
@@ -77,23 +77,23 @@ class Tenant:
 
     @contextmanager
     def alone(self) -> Iterator[Manifest]:
-        """Keep all others from changing it; gives what it has.  Raises CorpusError where it takes too long to get."""
+        """Hold the lock for changes; yields the manifest.  Raises CorpusError if the lock takes too long to get."""
         with held(self.folder / LOCK_FILE, self._lock_seconds):
             yield self.manifest()
 
     @contextmanager
     def merging(self) -> Iterator[None]:
-        """Keep all others from merging its segments."""
+        """Hold the lock for merging its segments."""
         with held(self.folder / MERGE_LOCK_FILE, self._lock_seconds):
             yield
 
     def commit(self, before: Manifest, entries: Iterable[Entry]) -> None:
-        """Let it have these segments; delete those that it has no longer.  To be called while `alone`."""
+        """Commit these segments and delete those that are no longer used.  Call it within `alone`."""
         manifest = commit(self.folder, before, entries)
         clean(self.folder, manifest.files())
 
     def infos(self) -> list[CorpusInfo]:
-        """Return what lives, a line per corpus, older ones first."""
+        """Return the live corpora, one entry each, older ones first."""
         manifest = self.manifest()
         counts: dict[str, list[float]] = {name: [0, 0, 0] for name in manifest.corpora()}
         for entry in manifest.entries:
@@ -111,7 +111,7 @@ def opened_entry(folder: Path, entry: Entry, tokenizer: Fingerprint | None, *, r
     """Open the segment that a manifest names.
 
     Raises:
-        CorpusError: as `Segment` does, or the manifest says something else of it.
+        CorpusError: as `Segment` does, or the segment does not match the manifest.
     """
     segment = Segment(folder / entry.file, tokenizer, readahead=readahead)
     known = {part.corpus for part in entry.live} | set(entry.dead_corpora)
@@ -127,7 +127,7 @@ def opened_entry(folder: Path, entry: Entry, tokenizer: Fingerprint | None, *, r
 
 
 def folders(root: Path) -> list[Path]:
-    """Return the folders of all tenants, sorted by name, links in their place included; raises OSError."""
+    """Return the folders of all tenants, including links, sorted by name; raises OSError."""
     check_folder(root / TENANTS)
     with os.scandir(root / TENANTS) as found:
         named = [entry for entry in found if entry.name[:2] in ("t-", "l-")]

@@ -1,4 +1,4 @@
-"""What was read, as documents of a store: tokenized many texts at a time, by the store's own tokenizer."""
+"""Tokenization of sources' contents into documents, many texts at a time, with the store's own tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TEXTS = 4096
 
 
 def documents_from(contents: Iterable[Content], encode_many: EncodeMany) -> Iterator[Document]:
-    """Yield contents as documents, tokenized some thousand at a time, so that no more are held in memory."""
+    """Yield contents as documents, tokenized a few thousand at a time, so that no more are in memory."""
     waiting: list[Content] = []
     size = 0
     for content in contents:
@@ -29,7 +29,7 @@ def documents_from(contents: Iterable[Content], encode_many: EncodeMany) -> Iter
 
 
 def tokenizer_of(store: Store, name: str | None = None) -> Tokenizer:
-    """Return the tokenizer of a store, loaded by `name` or else by the name that the store keeps of it.
+    """Return the tokenizer of a store, loaded by `name` or by the name in the store.
 
     Raises:
         SpecplugError: it cannot be loaded, or it is not the one that the store was built with.

@@ -1,4 +1,4 @@
-"""Checking all of a segment: that it is what was written, and that what was written keeps its promises."""
+"""Full checks of a segment: its checksums, and the invariants of its layout."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from specplug.corpus.segment import Segment
 from specplug.corpus.writing import breathe, checksum
 from specplug.errors import CorpusError
 
-_PIECE = 1 << 17  # items looked at at once
+_PIECE = 1 << 17  # items checked at a time
 
 
 def check_sections(segment: Segment) -> None:
     """Compare all checksums.
 
     Raises:
-        CorpusError: the file was altered since it was written.
+        CorpusError: the file has changed since it was written.
     """
     for name in SECTIONS:
         if checksum(getattr(segment, name)) != segment.checksums[name]:
@@ -34,11 +34,11 @@ def check_sections(segment: Segment) -> None:
 
 
 def promises_broken(segment: Segment, vocab_size: int) -> list[str]:
-    """Return what does not hold of what `layout.SECTIONS` promises, beyond what opening a segment checks.
+    """Return the violated invariants of `layout.SECTIONS`, beyond those that opening a segment checks.
 
     Args:
-        segment: looked at as a whole, in pieces.
-        vocab_size: ids are below this.
+        segment: the segment, which is read as a whole, in pieces.
+        vocab_size: ids must be below this.
     """
     checks: dict[str, Callable[[Segment], bool]] = {
         "token ids beyond the vocabulary": lambda s: all(
@@ -93,7 +93,7 @@ def _places_hold(segment: Segment) -> bool:
 
 
 def _in_order(text: npt.NDArray[np.int32], places: npt.NDArray[np.int32]) -> bool:
-    """Say whether each place comes before the next one."""
+    """Return whether the places are in order."""
     before, after = places[:-1], places[1:]
     for back in range(1, COMPARED + 1):
         left, right = text[before - back], text[after - back]

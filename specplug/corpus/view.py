@@ -1,4 +1,4 @@
-"""What a serving process sees of a store: all that lives, as it was when it last looked.  Nothing is written."""
+"""A serving process's read-only view of a store: all live documents as of the last refresh."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _TRIES = 8
 
 
 class LiveSegment(NamedTuple):
-    """A segment with what lives of it.
+    """A segment with a mask of its removed documents.
 
     Attributes:
         segment: all of its documents.
-        dead: [d] uint8, 1 where a document was removed; None: all live.
+        dead: [d] uint8, 1 where a document was removed; None: all documents are live.
     """
 
     segment: Segment
@@ -36,12 +36,12 @@ class LiveSegment(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A store as it was at one moment.
+    """The state of a store at one moment.
 
     Attributes:
         generation: grows with each snapshot of a view.
-        tenants: by name, each one's segments, older documents first; tenants that have none are left out.
-        problems: what cannot be served, and why.
+        tenants: the segments of each tenant by name, older documents first; tenants without segments are omitted.
+        problems: descriptions of the parts that cannot be served.
     """
 
     generation: int
@@ -50,7 +50,7 @@ class Snapshot(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What was found in a tenant's folder."""
+    """The contents of a tenant's folder at the last refresh."""
 
     stamp: tuple[int, ...] | None
     name: str = ""
@@ -59,21 +59,21 @@ class _Seen(NamedTuple):
 
 
 class View:
-    """Looks at a store again and again; keeps open what it has seen, so that only what is new is opened.
+    """A view that can be refreshed; it keeps segments open, so that only new ones are opened.
 
     Attributes:
         snapshot: the newest one; replaced by `refresh`.
     """
 
     def __init__(self, root: str | os.PathLike[str], tokenizer: Fingerprint | None) -> None:
-        """Look at a store for the first time.
+        """Open a store and read its first snapshot.
 
         Args:
             root: its folder.
-            tokenizer: what its tokens are to be of, None: any.
+            tokenizer: the expected tokenizer; None: any.
 
         Raises:
-            CorpusError: it is no store, or one of another tokenizer.  Torn tenants and segments are `problems`.
+            CorpusError: it is not a store, or has a different tokenizer.  Torn tenants and segments are `problems`.
         """
         self.root = Path(root)
         self.tokenizer = read_store(self.root, tokenizer)
@@ -84,16 +84,16 @@ class View:
         self.refresh()
 
     def refresh(self) -> Snapshot | None:
-        """Look again, on any thread; return what there is now, None if that is what there was.
+        """Read the store again, on any thread; return the new snapshot, None if nothing changed.
 
-        Takes one stat a tenant where nothing changed.  Never raises because of what is in the store.
+        Takes one stat per unchanged tenant.  Never raises because of the store's contents.
         """
         with self._looking:
             before = self.snapshot
             lost: tuple[str, ...] = ()
             try:
                 found = folders(self.root)
-            except OSError as error:  # as when a network file system is away: what is open still serves
+            except OSError as error:  # for example, a network file system is unavailable: open segments still serve
                 found, lost = list(self._tenants), (f"{self.root / TENANTS}: {error.strerror}",)
             self._tenants = {folder: self._look(folder, self._tenants.get(folder)) for folder in found}
             problems = lost + tuple(problem for seen in self._tenants.values() for problem in seen.problems)
@@ -105,7 +105,7 @@ class View:
             return self.snapshot
 
     def _look(self, folder: Path, before: _Seen | None) -> _Seen:
-        """Return what is in a folder now: `before` itself if it did not change and had no problems."""
+        """Return the current contents of a folder: `before` itself if it is unchanged and had no problems."""
         seen = before or _Seen(None)
         for _ in range(_TRIES):
             try:
@@ -116,7 +116,7 @@ class View:
                 break
             seen = self._read(folder, stamp, seen)
             if not seen.problems or seen.stamp == _stamp_or_none(folder):
-                break  # else a segment may be gone because a merge deleted it
+                break  # otherwise a merge may have deleted a segment
         return seen
 
     def _read(self, folder: Path, stamp: tuple[int, ...] | None, before: _Seen) -> _Seen:
@@ -129,7 +129,7 @@ class View:
         for entry in manifest.entries:
             try:
                 found.append((entry, self._live(folder, entry, opened.get(entry.file))))
-            except Exception as error:  # one segment's alone, whatever it is
+            except Exception as error:  # any error affects only this segment
                 problems.append(_problem(folder / entry.file, error))
         return _Seen(stamp, manifest.tenant, tuple(found), tuple(problems))
 
@@ -147,13 +147,13 @@ class View:
 
 
 def _problem(path: Path, error: Exception) -> str:
-    """Return what is wrong with a file; what is no error of ours names neither the file nor what it means."""
+    """Return the description of a problem with a file; errors of other libraries lack the file and the meaning."""
     text = str(error) if isinstance(error, SpecplugError) else f"{type(error).__name__}: {error}"
     return text if str(path) in text else f"{path}: {text}"
 
 
 def _stamp(folder: Path) -> tuple[int, ...] | None:
-    """Return what differs for each manifest that was ever in place; None where none is."""
+    """Return a stamp that differs for each version of the manifest; None if there is no manifest."""
     try:
         about = (folder / MANIFEST_FILE).lstat()
     except FileNotFoundError:
@@ -169,7 +169,7 @@ def _stamp_or_none(folder: Path) -> tuple[int, ...] | None:
 
 
 def _same(one: Mapping[str, tuple[LiveSegment, ...]], other: Mapping[str, tuple[LiveSegment, ...]]) -> bool:
-    """Say whether all segments are the same objects: their arrays are not to be compared."""
+    """Return whether all segments are the same objects, without comparing their arrays."""
     return {name: [*map(id, live)] for name, live in one.items()} == {
         name: [*map(id, live)] for name, live in other.items()
     }

@@ -1,6 +1,6 @@
-"""Files that are there whole or not at all: written aside, fsynced, renamed.
+"""Atomic writing of files: they are written aside, fsynced and renamed.
 
-Everything is written and hashed in pieces, without the GIL, so that an engine's process can do it beside its steps.
+Everything is written and hashed in pieces, without the GIL, so that an engine's process can do it while it runs steps.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from specplug.corpus.layout import ASIDE_ENDING
 from specplug.errors import CorpusError
 
 Bytes: TypeAlias = Any
-"""Whatever has a contiguous buffer."""
+"""Any object with a contiguous buffer."""
 
 PIECE = 1 << 20  # bytes
 
 
 def breathe() -> None:
-    """Let other threads have the interpreter: a loop in Python gives it up only every 5 ms otherwise."""
+    """Release the GIL for other threads: a Python loop otherwise releases it only every 5 ms."""
     time.sleep(0)
 
 
 def new_id() -> str:
-    """Return 16 digits that no other writer has."""
+    """Return 16 hexadecimal digits that no other writer has."""
     return secrets.token_hex(8)
 
 
 @contextmanager
 def os_errors_named(path: Path) -> Iterator[None]:
-    """Turn what the system says of a write into an error that names the file."""
+    """Convert system errors of a write to errors that name the file."""
     try:
         yield
     except OSError as error:
@@ -49,16 +49,16 @@ def os_errors_named(path: Path) -> Iterator[None]:
 
 
 def write_file(path: Path, parts: Iterable[Bytes], *, newer_than: int = 0, read_only: bool = False) -> int:
-    """Write a file aside, fsync it and put it in place; return its size.  The folder is not fsynced.
+    """Write a file aside, fsync it and rename it to `path`; return its size.  Does not fsync the folder.
 
     Args:
-        path: what it will be called; whatever is called so is replaced.
-        parts: its bytes, one after another.
-        newer_than: nanoseconds that its time of change will lie above, so that each version has another.
-        read_only: whether nobody may write to it afterwards.
+        path: its final path; an existing file is replaced.
+        parts: its bytes, in sequence.
+        newer_than: nanoseconds that its modification time must exceed, so that each version has a different one.
+        read_only: remove write permissions.
 
     Raises:
-        CorpusError: it could not be written; then nothing is left of it.
+        CorpusError: it could not be written; no part of it is left.
     """
     aside = path.with_name(path.name.removesuffix(path.suffix) + ASIDE_ENDING)
     with os_errors_named(path):
@@ -73,7 +73,7 @@ def write_file(path: Path, parts: Iterable[Bytes], *, newer_than: int = 0, read_
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the names in a folder last."""
+    """Make the names in a folder durable."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # a store's own folder may be a link
     try:
         os.fsync(handle)
@@ -92,7 +92,7 @@ def checksum(data: Bytes) -> str:
 def pieces(data: Bytes) -> Iterator[memoryview]:
     """Cut a buffer into parts that take no longer than a millisecond each."""
     view = memoryview(data)
-    if view.nbytes:  # an empty one of several bytes an item cannot be cast
+    if view.nbytes:  # an empty buffer with items of several bytes cannot be cast
         view = view.cast("B")
         for start in range(0, len(view), PIECE):
             yield view[start : start + PIECE]

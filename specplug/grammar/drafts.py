@@ -1,4 +1,4 @@
-"""Completes a batch's drafts by what their grammars say, and tells later what became of it."""
+"""Completion of a batch's drafts by their grammars, and the verdict on the tokens that grammars added."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from specplug.types.draft import Draft, chain_parents
 from specplug.types.verdict import Forced, Outcome, Verdict
 
 SOURCE = "grammar"
-"""The source of what grammars draft, in metrics and traces."""
+"""The source name of grammars' tokens in metrics and traces."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completed:
-    """Drafts that grammars have seen.
+    """Drafts after grammars have cut and extended them.
 
     Attributes:
-        draft: B rows of what is to be verified: cut, and with what grammars added.
-        cut: per row, tokens that were cut off.
-        forced: what was added, None where nothing was.
+        draft: the B rows to verify, cut and with the grammars' tokens.
+        cut: number of tokens cut from each row.
+        forced: the tokens that grammars added, or None if they added none.
     """
 
     draft: Draft
@@ -35,7 +35,7 @@ class Completed:
     forced: Forced | None
 
     def annotated(self, outcome: Outcome) -> Outcome:
-        """Complete what the engine reports of these drafts, in the same row order."""
+        """Add the cut and forced tokens to the engine's report on these drafts, which has the same row order."""
         device = outcome.emitted.device
         cut = torch.tensor(self.cut, dtype=torch.int32).to(device, non_blocking=True)
         return replace(outcome, cut_by_grammar=cut, forced=self.forced)
@@ -44,17 +44,17 @@ class Completed:
 def complete(
     draft: Draft, states: Sequence[GrammarState | None], room: Sequence[int], budget: int | None = None
 ) -> Completed:
-    """Cut each row's draft at the first illegal token, and add what its grammar forces.
+    """Cut each row's draft at the first illegal token, and add the tokens that its grammar forces.
 
-    Of a tree, illegal nodes go with all that hang on them.  Behind a tree that has branches nothing is added.  Looks
-    at the draft's tokens on the host, which on a GPU waits for them.
+    In a tree, illegal nodes are removed with all their descendants.  Nothing is added after a tree with branches.
+    Reads the draft's tokens on the host, which synchronises with a GPU.
 
     Args:
-        draft: B rows; of its memory only full distributions are changed.  Rows with a grammar become one-hot drafts,
-            cut or not, as what is cut depends on what was drawn.
-        states: of each row, None where no grammar constrains it.
-        room: most draft tokens of each row, at most the draft's width.
-        budget: most draft tokens of all rows; None is no limit.  What is drafted already counts first.
+        draft: B rows; only the memory of its full distributions is changed.  Rows with a grammar become one-hot
+            drafts, cut or not, because the cut depends on the drawn tokens.
+        states: the grammar state of each row, None if no grammar constrains it.
+        room: the most draft tokens of each row, at most the draft's length N.
+        budget: the most draft tokens of all rows; None is no limit.  Existing draft tokens count first.
     """
     is_one_hot = draft.distribution is Distribution.ONE_HOT
     looked_at = None if is_one_hot else torch.tensor([state is not None for state in states]).to(draft.device)
@@ -78,10 +78,10 @@ def complete(
 
 
 class Completer:
-    """Completes each step's drafts where they are verified, and knows until its results are told what was completed.
+    """Completes each step's drafts before verification, and annotates the engine's report on them afterwards.
 
     Args:
-        guard: what contains a grammar's faults; they cost what grammars would have done to the step's drafts.
+        guard: contains a grammar's faults; after a fault the step's drafts stay as they were.
     """
 
     def __init__(self, guard: FaultGuard) -> None:
@@ -91,14 +91,14 @@ class Completer:
     def complete(
         self, draft: Draft, states: Sequence[GrammarState | None], room: Tensor, budget: int | None = None
     ) -> Draft:
-        """Return the draft as `complete` leaves it; `room` [B], most draft tokens of each row."""
+        """Return the draft completed by `complete`; `room` [B] is the most draft tokens of each row."""
         self._done = None
         if draft.draft_length and any(state is not None for state in states) and self._guard.admits_step():
             self._guard.step(partial(self._complete, draft, states, room, budget))
         return draft if self._done is None else self._done.draft
 
     def annotated(self, outcome: Outcome) -> Outcome:
-        """Complete, once, what the engine reports of the newest step."""
+        """Annotate the engine's report on the newest step; a second call returns it unchanged."""
         done, self._done = self._done, None
         return outcome if done is None else done.annotated(outcome)
 
@@ -109,7 +109,7 @@ class Completer:
 def _legal_part(
     draft: Draft, states: Sequence[GrammarState | None], looked_at: Tensor | None
 ) -> tuple[Draft, list[int]]:
-    """Return the draft without what grammars forbid, and how much that was per row."""
+    """Return the draft without the tokens that grammars forbid, and the number of cut tokens per row."""
     lengths, ids = draft.lengths.tolist(), draft.token_ids.tolist()
     parents = chain_parents(draft).tolist() if draft.parents is None else draft.parents.tolist()
     keep = [[place < length for place in range(draft.draft_length)] for length in lengths]
@@ -123,12 +123,13 @@ def _legal_part(
 
 
 def _legal_nodes(state: GrammarState, ids: Sequence[int], parents: Sequence[int], draft_length: int) -> list[bool]:
-    """Return which nodes a grammar allows, each behind its ancestors; nodes come behind their parents.
+    """Return which nodes a grammar allows, each after its ancestors; nodes come after their parents.
 
-    Neighbours mostly share their ancestors, so the state moves along the tree, and goes back only where paths part.
+    Neighbouring nodes mostly share their ancestors, so the state moves along the tree and rolls back only to where
+    paths diverge.
     """
     legal = [False] * draft_length
-    path: list[int] = []  # nodes that the state stands behind
+    path: list[int] = []  # nodes that the state has advanced by
     try:
         for node, token in enumerate(ids):
             parent = parents[node]
@@ -161,7 +162,7 @@ def _path_to(node: int, parents: Sequence[int]) -> list[int]:
 
 
 def _are_chains(draft: Draft) -> list[bool]:
-    """Return per row whether each node hangs on the one before it."""
+    """Return, per row, whether each node is the child of the one before it."""
     if draft.parents is None:
         return [True] * draft.batch_size
     follows: list[bool] = ((draft.parents == chain_parents(draft)) | ~draft.mask()).all(1).tolist()
@@ -169,7 +170,7 @@ def _are_chains(draft: Draft) -> list[bool]:
 
 
 def _appended(draft: Draft, forced: Forced) -> Draft:
-    """Return the draft with what grammars added behind it."""
+    """Return the draft with the grammars' tokens appended."""
     place = torch.arange(draft.draft_length, device=draft.device) - draft.lengths[:, None]
     inside = (place >= 0) & (place < forced.lengths[:, None])
     index = place.clamp(min=0).long()
@@ -187,16 +188,16 @@ def _appended(draft: Draft, forced: Forced) -> Draft:
 
 
 def separated(batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> tuple[Draft, Verdict, Tensor]:
-    """Tell what became of the tokens that grammars added.
+    """Separate the grammars' tokens and their verdict from those of the proposers.
 
     Args:
-        batch: the one after the verification.
-        outcome: of it, with `forced`.
-        verdict: on the proposers' drafts, which lie before what was added.
+        batch: the batch after verification.
+        outcome: its outcome, with `forced`.
+        verdict: the verdict on the proposers' drafts, which precede the grammars' tokens.
 
     Returns:
-        What was added, its verdict, and whether its first token was decided at all, [B] bool: where the target refused
-        one of the proposer's tokens, nobody looked at those behind.
+        The grammars' tokens, their verdict, and [B] bool, true where the first of them was decided: if the target
+        rejected one of the proposer's tokens, the tokens after it are undecided.
     """
     forced = outcome.forced
     assert forced is not None

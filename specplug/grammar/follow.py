@@ -1,4 +1,4 @@
-"""Follows one row's draft with its grammar's state."""
+"""The protocol of grammar states, and a function that follows one row's draft with such a state."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ CERTAIN, LIKELY = 1.0, 0.98
 
 
 class GrammarState(Protocol):
-    """Where a grammar stands behind one request's text, and how it goes on."""
+    """The state of a grammar after one request's text."""
 
     def advance(self, token: int) -> bool:
-        """Go on by a token that is legal here; return False, and stay, for any other."""
+        """Advance by a legal token; for an illegal token, return False and keep the state."""
 
     def rollback(self, count: int) -> None:
-        """Take back the `count` newest tokens."""
+        """Undo the `count` newest tokens."""
 
     def forced(self) -> int:
-        """Return the one token that is legal here; `NO_TOKEN` where several are, or where none is."""
+        """Return the only legal token; `NO_TOKEN` if several tokens are legal, or none."""
 
     def jump_forward(self, after: Sequence[int]) -> Sequence[int]:
-        """Return the canonical tokens of the string that must come, `after` tokens that this state was advanced by."""
+        """Return the canonical tokens of the jump-forward string; the state has advanced by the tokens `after`."""
 
     def is_open(self, token: int) -> bool:
-        """Return whether another legal token's text begins with that of `token`, whose tokenization is then unsure."""
+        """Return whether the text of `token` is a prefix of another legal token's, so its tokenization is uncertain."""
 
     @property
     def is_ended(self) -> bool:
-        """Whether the output is complete."""
+        """True if the output is complete."""
 
 
 class Followed(NamedTuple):
-    """What a grammar says of one row.
+    """A grammar's result for one row.
 
     Attributes:
-        kept: how many tokens of the draft are legal.
-        added: what the grammar drafts behind them.
-        confidence: of each token added.
+        kept: number of legal tokens at the start of the draft.
+        added: tokens that the grammar drafts after them.
+        confidence: confidence of each added token.
     """
 
     kept: int
@@ -49,14 +49,14 @@ class Followed(NamedTuple):
 
 
 def follow(state: GrammarState, drafted: Sequence[int], room: int) -> Followed:
-    """Follow a draft as far as it is legal, and draft what the grammar forces behind it.
+    """Follow a draft as far as it is legal, and draft the tokens that the grammar forces after it.
 
-    A token that completes the output is not added: the step that verifies the one before it emits it anyway.
+    A token that completes the output is not added: the step that verifies the token before it emits it anyway.
 
     Args:
-        state: behind the text that the draft continues; it is the same when this returns.
+        state: the state after the text that the draft continues; it is restored on return.
         drafted: at most `room` tokens.
-        room: most tokens of the row altogether.
+        room: the most tokens of the row in total.
     """
     path: list[int] = []
     try:
@@ -70,7 +70,7 @@ def follow(state: GrammarState, drafted: Sequence[int], room: int) -> Followed:
             level, tokens = (LIKELY, state.jump_forward(path)) if forced == NO_TOKEN else (CERTAIN, (forced,))
             before = len(path)
             for place, token in enumerate(tokens[: room - before], 1):
-                is_last = level < CERTAIN and place == len(tokens)  # what comes behind may belong to it
+                is_last = level < CERTAIN and place == len(tokens)  # the following text may belong to it
                 if (is_last and state.is_open(token)) or not state.advance(token):
                     break
                 path.append(token)

@@ -1,4 +1,4 @@
-"""States of grammars: the plain reference, and those of engines that tell what is legal by bit masks."""
+"""Grammar states: the plain reference, and a base class for engine grammars with bit masks of legal tokens."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from specplug.types.draft import NO_TOKEN
 WORD = 32
 """Tokens per word of a bit mask."""
 
-_MANY = 64  # legal tokens, among which another one surely continues any token
+_MANY = 64  # with more legal tokens than this, one of them is assumed to continue any token
 
 
 class AllowedState:
-    """The plain reference: a state from a function that lists the tokens that are legal behind a text.
+    """The plain reference: a state from a function that lists the legal tokens after a text.
 
     Args:
-        allowed: of the whole text, returns the legal ids; it is asked about legal texts only.  Nothing is legal where
-            it returns nothing.
+        allowed: returns the legal ids after the whole text; it is called only with legal texts.  If it returns none,
+            no token is legal.
         text: the text so far.
-        ends: ids that end the output, of which the function may know nothing.
+        ends: ids that end the output, which the function need not know.
     """
 
     def __init__(
@@ -41,25 +41,25 @@ class AllowedState:
         return self._known[length]
 
     def advance(self, token: int) -> bool:
-        """Go on by a token that is legal here; return False, and stay, for any other."""
+        """Advance by a legal token; for an illegal token, return False and keep the state."""
         if token not in self._here():
             return False
         self._text.append(token)
         return True
 
     def rollback(self, count: int) -> None:
-        """Take back the `count` newest tokens."""
+        """Undo the `count` newest tokens."""
         for _ in range(count):
             self._known.pop(len(self._text), None)
             self._text.pop()
 
     def forced(self) -> int:
-        """Return the one token that is legal here; `NO_TOKEN` where several are, or where none is."""
+        """Return the only legal token; `NO_TOKEN` if several tokens are legal, or none."""
         here = self._here()
         return next(iter(here)) if len(here) == 1 else NO_TOKEN
 
     def jump_forward(self, after: Sequence[int]) -> Sequence[int]:
-        """Return nothing: such a function lists tokens, not text."""
+        """Return an empty sequence, because the function lists tokens, not text."""
         return ()
 
     def is_open(self, token: int) -> bool:
@@ -68,17 +68,17 @@ class AllowedState:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the output is complete."""
+        """True if the output is complete."""
         return len(self._text) > self._start and self._text[-1] in self._ends
 
 
 class MaskState(ABC):
-    """A state of an engine's grammar, which says what is legal by a bit mask.
+    """A state of an engine's grammar, which gives the legal tokens as a bit mask.
 
     Args:
         vocab_size: V.
-        canonical: tokenizes jump-forward strings; None to draft none of them.
-        tail: the newest tokens of the output, as far as `canonical` looks at them.
+        canonical: tokenizes jump-forward strings; None disables them.
+        tail: the newest tokens of the output, as many as `canonical` reads.
     """
 
     def __init__(
@@ -92,51 +92,51 @@ class MaskState(ABC):
 
     @abstractmethod
     def _fill(self) -> None:
-        """Write what is legal here over `self._mask` [1, ceil(V / 32)] int32, by which everything is."""
+        """Overwrite `self._mask` [1, ceil(V / 32)] int32, whose bits are all set, with the legal tokens."""
 
     @abstractmethod
     def _accept(self, token: int) -> bool:
-        """Go on by a token that the mask allows; return whether that went well."""
+        """Advance by a token that the mask allows; return whether it succeeded."""
 
     @abstractmethod
     def _take_back(self, count: int) -> None:
-        """Take back the `count` newest tokens, at least one."""
+        """Undo the `count` newest tokens, at least one."""
 
     @abstractmethod
     def _jump_forward(self) -> str | Sequence[int]:
-        """Return the string that must come next, or tokens of it; nothing where it is not known."""
+        """Return the string that must come next, or its tokens; empty if it is not known."""
 
     @property
     @abstractmethod
     def is_ended(self) -> bool:
-        """Whether the output is complete."""
+        """True if the output is complete."""
 
     def advance(self, token: int) -> bool:
-        """Go on by a token that is legal here; return False, and stay, for any other."""
+        """Advance by a legal token; for an illegal token, return False and keep the state."""
         if self.is_ended or not bit(self._here(), token) or not self._accept(token):
             return False
         self._is_filled = False
         return True
 
     def rollback(self, count: int) -> None:
-        """Take back the `count` newest tokens."""
+        """Undo the `count` newest tokens."""
         if count:
             self._take_back(count)
             self._is_filled = False
 
     def forced(self) -> int:
-        """Return the one token that is legal here; `NO_TOKEN` where several are, or where none is."""
+        """Return the only legal token; `NO_TOKEN` if several tokens are legal, or none."""
         return NO_TOKEN if self.is_ended else only_bit(self._here())
 
     def jump_forward(self, after: Sequence[int]) -> Sequence[int]:
-        """Return the canonical tokens of the string that must come, `after` tokens that this state was advanced by."""
+        """Return the canonical tokens of the jump-forward string; the state has advanced by the tokens `after`."""
         coming = self._jump_forward()
         if not isinstance(coming, str):
             return coming
         return () if self._canonical is None else self._canonical(coming, [*self._tail, *after])
 
     def is_open(self, token: int) -> bool:
-        """Return whether another legal token's text begins with that of `token`, whose tokenization is then unsure."""
+        """Return whether the text of `token` is a prefix of another legal token's, so its tokenization is uncertain."""
         if self._canonical is None:
             return False
         legal = bits_of(self._here(), _MANY)
@@ -151,12 +151,12 @@ class MaskState(ABC):
 
 
 def bit(words: npt.NDArray[np.int32], token: int) -> bool:
-    """Whether a token is legal by a bit mask [ceil(V / 32)]."""
+    """Return whether a bit mask [ceil(V / 32)] allows a token."""
     return 0 <= token < len(words) * WORD and bool(int(words[token // WORD]) >> (token % WORD) & 1)
 
 
 def only_bit(words: npt.NDArray[np.int32]) -> int:
-    """Return the one token that a bit mask [ceil(V / 32)] allows; `NO_TOKEN` where it allows several, or none."""
+    """Return the only token that a bit mask [ceil(V / 32)] allows; `NO_TOKEN` if it allows several, or none."""
     if np.count_nonzero(words) != 1:
         return NO_TOKEN
     place = int(np.flatnonzero(words)[0])
@@ -165,7 +165,7 @@ def only_bit(words: npt.NDArray[np.int32]) -> int:
 
 
 def bits_of(words: npt.NDArray[np.int32], most: int) -> list[int] | None:
-    """Return the tokens that a bit mask [ceil(V / 32)] allows; None where they are surely more than `most`."""
+    """Return the tokens that a bit mask [ceil(V / 32)] allows; None if they certainly number more than `most`."""
     if np.count_nonzero(words) > most:
         return None
     (places,) = np.nonzero(words)

@@ -1,4 +1,4 @@
-"""The settings that all proposers share which draft from earlier places of texts."""
+"""The settings shared by all proposers that use the match index."""
 
 from __future__ import annotations
 
@@ -8,30 +8,33 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class LookupSettings(BaseModel):
-    """What is looked for, and what is remembered across requests."""
+    """Settings of matches and of the response memory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     min_n: int = Field(
         default=0,
         ge=0,
-        description="shortest match that is drafted from, in tokens; 0 also tries to go on where a copy has diverged",
+        description="shortest match to draft from, in tokens; 0 also tries to continue after a copy has diverged",
     )
     max_n: int = Field(
-        default=64, ge=2, le=1024, description="longest match that is looked for; longer ones count as this long"
+        default=64, ge=2, le=1024, description="longest match to search for; longer ones count as this long"
     )
     min_survival: float = Field(
-        default=0.001, ge=0, le=1, description="a draft ends where all of it would be accepted less likely than this"
+        default=0.001,
+        ge=0,
+        le=1,
+        description="a draft ends where its survival probability falls below this",
     )
     memory_tokens: int = Field(
         default=1 << 20,
         ge=0,
         le=1 << 28,
-        description="finished responses to draft from, in tokens, 13.25 bytes each; the oldest go first; 0 keeps none",
+        description="size of the response memory in tokens, 13.25 bytes each; the oldest go first; 0 disables it",
     )
     memory_scope: Literal["isolated", "server"] = Field(
         default="isolated",
-        description="whose responses a request sees: those of its own isolation key, or everybody's on this server",
+        description="responses that a request drafts from: those of its own isolation key, or all on this server",
     )
 
     @model_validator(mode="after")

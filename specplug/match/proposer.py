@@ -1,4 +1,4 @@
-"""`Lookup` behind the interface of proposers: what those have in common that draft from earlier places of texts."""
+"""LookupProposer: the base class of proposers that use the match index, an adapter from `Lookup` to `Proposer`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, EngineEvent, Event, Lifecycle, Request, RequestEvent
 
 _FORGETS = ("cache flushed", "weights changed")
-"""What empties the response memory: other weights answer otherwise, and what the old ones said is theirs."""
+"""Events that clear the response memory, because responses of old weights do not predict those of new ones."""
 
 
 class _Occupant(NamedTuple):
-    """The request in a slot, and the key under which its response is remembered; None where it is not."""
+    """The request in a slot, and the key under which its response is stored; None if it is not stored."""
 
     generation: int
     request: Request
@@ -28,14 +28,14 @@ class _Occupant(NamedTuple):
 
 
 class LookupProposer(Proposer):
-    """Drafts what followed earlier matches: in the request's own text and references, and in remembered responses.
+    """Drafts continuations of matches in the request's own text and references, and in remembered responses.
 
-    A response is remembered when its request finishes, as far as the client saw it, under the request's isolation key.
-    Requests that said `store: false`, and those with a seed and a temperature, neither read nor feed the memory.  The
-    latter neither use nor change what is learnt about matches either: else a seed's drafts, and its text with them,
-    would depend on what was served before.
+    When a request finishes, the part of its response that the client saw is stored under the request's isolation key.
+    Requests with `store: false`, and those with a seed and a temperature, neither read nor extend the memory.  The
+    latter also neither use nor change the learnt hit rates: otherwise a seed's drafts, and with them its text, would
+    depend on earlier requests.
 
-    References stand before a request's own text; together they may take as many tokens as the longest context.
+    References precede a request's own text; together they may take as many tokens as the longest context.
     """
 
     def __init__(self, context: PluginContext, settings: LookupSettings) -> None:
@@ -54,11 +54,11 @@ class LookupProposer(Proposer):
         self._seeded: dict[int, int] = {}  # the generation of each slot whose request has a seed and a temperature
 
     def warmup(self) -> None:
-        """Compile the kernels, or load them."""
+        """Compile or load the kernels."""
         warm_up(trees=self._trees)
 
     def ingest(self, batch: BatchView) -> None:
-        """Take in new tokens, and learn from them."""
+        """Ingest new tokens and learn from them."""
         if batch.reset_slots:
             self._begin_untold(batch)
         table = _without_barriers(batch) if batch.barriers else batch.tokens
@@ -78,7 +78,7 @@ class LookupProposer(Proposer):
         self.lookup.propose_tensors(slots, limits * seeded, draft, trees=self._trees, unlearnt=True)
 
     def on_event(self, event: Event) -> None:
-        """Begin texts, and remember responses."""
+        """Begin texts, and store responses."""
         if isinstance(event, EngineEvent):
             if event.kind in _FORGETS:
                 self.lookup.responses.clear()
@@ -89,7 +89,7 @@ class LookupProposer(Proposer):
             self._remember(event)
 
     def _begin(self, event: RequestEvent) -> None:
-        """Begin a request's text.  Whatever fails on the way, nothing of the slot's previous request is left in it."""
+        """Begin a request's text.  Even if this fails, the slot keeps nothing of its previous request."""
         slot, request = event.slot, event.request
         self._vacate(slot)
         if _is_seeded(request):
@@ -99,13 +99,13 @@ class LookupProposer(Proposer):
         self._occupants[slot] = _Occupant(event.generation, request, owner)
 
     def _vacate(self, slot: int) -> None:
-        """Forget a slot's request: its text, its references, and whose responses and corpora it may read."""
+        """Clear a slot: its text, its references, and its access to responses and corpora."""
         self._occupants.pop(slot, None)
         self._seeded.pop(slot, None)
         self.lookup.start(slot)
 
     def begin(self, slot: int, request: Request, owner: str | None) -> None:
-        """Begin a request's text in a slot; `owner`: whose responses it may be drafted from, None for nobody's."""
+        """Begin a request's text in a slot; `owner`: the owner of the responses to draft from, None for none."""
         references = [reference.token_ids for reference in request.references]
         self.lookup.start(slot, owner=owner, references=references)
 
@@ -124,12 +124,12 @@ class LookupProposer(Proposer):
         return "" if self._everybody else f"key:{request.isolation_key}"
 
     def _begin_untold(self, batch: BatchView) -> None:
-        """Begin texts that no event has begun: they have no references, and nothing of them is remembered."""
+        """Begin texts without a start event: they have no references, and their responses are not stored."""
         generations = dict(zip(batch.slots.tolist(), batch.generations.tolist(), strict=True))
         for slot in batch.reset_slots:
             occupant = self._occupants.get(slot)
             if slot in generations and (occupant is None or occupant.generation != generations[slot]):
-                seeded = self._seeded.get(slot) == generations[slot]  # its event came, and could not be carried out
+                seeded = self._seeded.get(slot) == generations[slot]  # its event arrived, and handling it failed
                 self._vacate(slot)
                 if seeded:
                     self._seeded[slot] = generations[slot]
@@ -140,12 +140,12 @@ def _is_seeded(request: Request) -> bool:
 
 
 def _wide(numbers: Tensor) -> Tensor:
-    """Return int64, without a call of torch's where they are."""
+    """Return the numbers as int64, without a call to torch if they already are."""
     return numbers if numbers.dtype is torch.int64 else numbers.long()
 
 
 def _without_barriers(batch: BatchView) -> Tensor:
-    """Return the token table with spans that are no text marked as such, where they are among the new tokens."""
+    """Return the token table with barriers among the new tokens replaced by NO_TEXT."""
     lengths, num_new = batch.lengths.tolist(), batch.num_new.tolist()
     rows, first = batch.rows.tolist(), [0] * batch.batch_size if batch.first is None else batch.first.tolist()
     table: Tensor | None = None

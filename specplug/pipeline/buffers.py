@@ -1,4 +1,4 @@
-"""The draft buffers of one engine: allocated once, viewed every step, and merged when several proposers draft."""
+"""The draft buffers of one engine: allocated once, viewed at every step, and merged if several proposers draft."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from specplug.types.draft import Draft
 
 
 class DraftBuffers:
-    """One buffer of S rows per proposer, and one for the merged draft where there are several.
+    """One buffer of S rows per proposer, and one for the merged draft if there are several proposers.
 
-    There is one buffer for distributions at most, [S, N, Vd] float32: that of the first proposer that declares one that
-    the engine takes.  The merged draft shares it.  Tokens of all others are verified as one-hot drafts, which is
-    lossless too.
+    At most one buffer has a distribution, [S, N, Vd] float32: that of the first proposer that declares a distribution
+    that the engine takes.  The merged draft shares its memory.  The tokens of all other proposers are verified as
+    one-hot drafts, which is also lossless.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class DraftBuffers:
         device: torch.device,
     ) -> None:
         self.starts = list(accumulate((len(handle.sources) for handle in handles), initial=0))
-        """From where on each proposer's sources stand in `sources`."""
+        """Index in `sources` of each proposer's first source."""
         self.sources = tuple(source for handle in handles for source in handle.sources)
         """Names of all proposers' sources, in order."""
 
@@ -68,18 +68,18 @@ class DraftBuffers:
 
     @property
     def has_draft_vocab(self) -> bool:
-        """Whether the distributions are over a draft vocabulary."""
+        """True if the distributions are over a draft vocabulary."""
         return self._merged.draft_vocab is not None
 
     @property
     def distribution_bytes(self) -> int:
-        """How much memory the distributions take."""
+        """Bytes that the distributions take."""
         stated = self._merged.draft_logits if self._merged.draft_probs is None else self._merged.draft_probs
         return 0 if stated is None else stated.nbytes
 
     @property
     def distribution(self) -> Distribution:
-        """The law that whole batches' drafts may state."""
+        """The distribution that the draft of a whole batch may carry."""
         return self._merged.distribution
 
     def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
@@ -89,10 +89,9 @@ class DraftBuffers:
         return draft
 
     def merge(self, batch: EngineBatch, parts: Sequence[Draft]) -> Draft:
-        """Return one draft of all parts, one per proposer.  Every row has one proposer, so rows never collide.
+        """Merge the drafts `parts`, one per proposer.  Every row has one proposer, so rows never collide.
 
-        From here on `source` points into the sources of all proposers.  With one proposer its part is the whole, and
-        nothing is copied.
+        In the result, `source` indexes the sources of all proposers.  With one proposer nothing is copied.
         """
         for start, part in zip(self.starts, parts, strict=False):
             shift_sources(part, start)
@@ -108,13 +107,13 @@ class DraftBuffers:
 
 
 def shift_sources(draft: Draft, start: int) -> None:
-    """Let `source` point, in place, into names among which the draft's own stand from `start` on; -1 for unknown."""
+    """Renumber `source`, in place, for a list of names in which the draft's own begin at `start`; -1 for unknown."""
     known = (draft.source >= 0) & (draft.source < len(draft.sources))
     draft.source.add_(start).masked_fill_(~known, -1)
 
 
 def seen_from(draft: Draft, start: int, sources: tuple[str, ...]) -> Draft:
-    """Undo `shift_sources`: let `source` point into `sources`, which stand from `start` on, -1 for all others."""
+    """Undo `shift_sources`: renumber `source` for `sources`, which began at `start`, with -1 for all others."""
     if draft.sources == sources:
         return draft
     own = draft.source - start
@@ -123,18 +122,18 @@ def seen_from(draft: Draft, start: int, sources: tuple[str, ...]) -> Draft:
 
 
 def _take_rows(merged: Draft, part: Draft, rows: Tensor) -> None:
-    """Copy `rows` [B] bool of `part` into `merged`, in place.  Distributions are there already."""
+    """Copy `rows` [B] bool of `part` into `merged`, in place.  Distributions share memory and need no copy."""
     _take(merged.lengths, part.lengths, rows)
     for name in ("token_ids", "confidence", "source"):
         _take(getattr(merged, name), getattr(part, name), rows[:, None])
-    if merged.parents is not None and part.parents is not None:  # else they are those of a chain, as emptied
+    if merged.parents is not None and part.parents is not None:  # otherwise `reset` has written the parents of a chain
         _take(merged.parents, part.parents, rows[:, None])
     if merged.drawn is not None and part.drawn is not None:
         _take(merged.drawn, part.drawn, rows[:, None])
 
 
 def _stated_like(buffer: Draft, stating: Draft) -> Draft:
-    """Return `buffer` with room for the distribution of `stating`, whose memory it shares."""
+    """Return `buffer` with the distribution of `stating`, sharing its memory."""
     assert stating.drawn is not None
     return replace(
         buffer,
@@ -147,10 +146,10 @@ def _stated_like(buffer: Draft, stating: Draft) -> Draft:
 
 
 def checked_draft_vocab(name: str, proposer: Proposer, vocab_size: int) -> Tensor | None:
-    """Return a proposer's draft vocabulary; reads it back, so this is for start-up.
+    """Return a proposer's draft vocabulary.  Reads it back, so call this only at start-up.
 
     Raises:
-        ContractError: it is no list of distinct ids.
+        ContractError: it is not a list of distinct ids.
     """
     ids = proposer.draft_vocab
     if ids is None or ids.device.type == "meta":

@@ -1,4 +1,4 @@
-"""Which proposer drafts for which request: the server's default, or the one that the request names."""
+"""The choice of a proposer per request: the server's default, or the one that the request names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from specplug.types.request import BEGINS, Event, RequestEvent
 
 
 class Choices:
-    """The choice of each of S slots' tenants among P proposers, on the device, and who is chosen at all, on the host.
+    """The proposer that the request in each slot uses (on the device), and the slots of each proposer (on the host).
 
     Args:
-        names: of the proposers, the server's default first.
+        names: names of the proposers, the server's default first.
         max_slots: S.
-        device: where batches lie.
+        device: the device of batches.
     """
 
     def __init__(self, names: Sequence[str], max_slots: int, device: torch.device) -> None:
@@ -25,7 +25,7 @@ class Choices:
         self._slots: list[set[int]] = [set() for _ in names]
 
     def on_event(self, event: Event) -> None:
-        """Note what a request chose that comes, and forget it when it leaves."""
+        """Record the choice of a request that starts, and remove that of one that ends."""
         if not isinstance(event, RequestEvent):
             return
         for slots in self._slots:
@@ -37,11 +37,11 @@ class Choices:
 
     @property
     def num_running(self) -> int:
-        """How many requests hold slots."""
+        """Number of requests that hold slots."""
         return sum(map(len, self._slots))
 
     def is_wanted(self, index: int) -> bool:
-        """Whether any request may want this proposer's drafts; the default's always."""
+        """Return whether any request may want this proposer's drafts; always True for the default."""
         return index == 0 or bool(self._slots[index])
 
     def limits(self, index: int, slots: Tensor, limits: Tensor) -> Tensor:

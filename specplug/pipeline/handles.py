@@ -1,4 +1,4 @@
-"""How the pipeline runs one proposer: inline on the engine's tensors, or on a host thread with a deadline."""
+"""Handles that run one proposer: inline on the engine's tensors, or on a host thread with a deadline."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from specplug.types.verdict import Verdict
 
 
 class ProposerHandle(abc.ABC):
-    """One proposer as the pipeline sees it.  Methods raise what the proposer raises; the pipeline contains it.
+    """The pipeline's handle of one proposer.  Methods raise the proposer's exceptions, which the pipeline contains.
 
     Attributes:
-        caps: what the proposer needs and offers on the engine's device.
+        caps: the proposer's capabilities on the engine's device.
         declared: bytes on that device that the proposer and its parts have declared.
-        to_allocate: those of them that had not been taken when it was built.
+        to_allocate: declared bytes that were not yet allocated when the proposer had been built.
     """
 
     declared = to_allocate = 0
@@ -41,28 +41,28 @@ class ProposerHandle(abc.ABC):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names that this proposer's `Draft.source` points into."""
+        """Names that this proposer's `Draft.source` indexes."""
         return tuple(f"{self.spec.name}/{source}" for source in self.proposer.sources) or (self.spec.name,)
 
     def check_ready(self) -> None:
-        """Ask before each step.
+        """Check that the proposer can take a step; called before each step.
 
         Raises:
-            LateDraft: the proposer is still busy with an earlier step, and has to sit this one out.
+            LateDraft: the proposer is still busy with an earlier step and must skip this one.
         """
         return
 
     @abc.abstractmethod
     def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
-        """Ingest the batch and, when `limits` and an empty `draft` are given, fill the draft."""
+        """Ingest the batch and, if `limits` and an empty `draft` are given, fill the draft."""
 
     @abc.abstractmethod
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
-        """Hand the verdict on, if the proposer learns."""
+        """Pass the verdict to the proposer if it learns."""
 
     @abc.abstractmethod
     def on_event(self, event: Event) -> None:
-        """Hand the event on."""
+        """Pass the event to the proposer."""
 
     def close(self) -> None:
         """Release the proposer."""
@@ -75,7 +75,7 @@ def _run(proposer: Proposer, batch: BatchView, limits: Tensor | None, draft: Dra
     else:
         shape, device = draft.token_ids.shape, draft.device
         proposer.step(batch, limits, draft)
-        if draft.token_ids.shape != shape or draft.device != device:  # what `validate` holds the other tensors to
+        if draft.token_ids.shape != shape or draft.device != device:  # `validate` compares the other tensors with it
             raise ContractError.build(
                 "Draft.token_ids has been resized or moved",
                 found=f"{tuple(draft.token_ids.shape)} on {draft.device}",
@@ -87,7 +87,8 @@ def _run(proposer: Proposer, batch: BatchView, limits: Tensor | None, draft: Dra
 class DeviceHandle(ProposerHandle):
     """Runs a proposer inline, on the engine's tensors.  It cannot be timed out.
 
-    On a GPU a CUDA error in it is fatal to the process.  Ids outside the vocabulary are cut by `sanitize`, unreported.
+    On a GPU, a CUDA error in the proposer is fatal to the process.  `sanitize` cuts ids outside the vocabulary without
+    reporting them.
     """
 
     def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
@@ -102,7 +103,7 @@ class DeviceHandle(ProposerHandle):
 
 
 class InlineHandle(DeviceHandle):
-    """Runs a host proposer inline where the batch lies in host memory: no snapshot, no thread, no deadline."""
+    """Runs a host proposer inline if the batch is in host memory: no snapshot, no thread, no deadline."""
 
     def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
         super().step(batch, limits, draft)
@@ -111,17 +112,17 @@ class InlineHandle(DeviceHandle):
 
 
 class HostHandle(ProposerHandle):
-    """Runs a host proposer on a thread of its own, which gets snapshots, events and verdicts in order.
+    """Runs a host proposer on its own thread, which receives snapshots, events and verdicts in order.
 
-    Only `step` waits, for at most `deadline` seconds.  A draft that is later is dropped, and the proposer sits out the
-    steps until its thread is free again; the tokens of those steps are handed over at the next one.  Meanwhile events
-    are held back, see `HeldBack`, and verdicts, which carry whole snapshots, are left out.
+    Only `step` waits, for at most `deadline` seconds.  A late draft is dropped, and the proposer skips steps until its
+    thread is free; its next step receives the tokens of the skipped steps.  Meanwhile events are held back (see
+    `HeldBack`), and verdicts, which carry whole snapshots, are dropped.
 
-    A deadline is a fact of one process: ranks may disagree on whether it was met (see `specplug.faults`).
+    A deadline is local to one process: ranks may disagree on whether it was met (see `specplug.faults`).
 
     Args:
-        deadline: in seconds; None waits however long a draft takes.
-        closing: seconds that `close` gives the proposer before it leaves the thread behind.
+        deadline: in seconds; None waits as long as a draft takes.
+        closing: seconds that `close` waits for the proposer before it abandons the thread.
     """
 
     def __init__(
@@ -138,8 +139,8 @@ class HostHandle(ProposerHandle):
         self._worker = Worker(f"specplug-{spec.name}")
         self._late: Future[None] | None = None
         self._held_back = HeldBack()
-        self._own: Draft | None = None  # to write into, kept after steps that went well: see `_own_draft`
-        self._unchecked: list[Future[None]] = []  # queued without waiting; what they raise shows at the next step
+        self._own: Draft | None = None  # the proposer's buffer, reused after successful steps: see `_own_draft`
+        self._unchecked: list[Future[None]] = []  # queued without waiting; the next step raises their errors
 
     def check_ready(self) -> None:
         if self._is_busy():
@@ -180,20 +181,20 @@ class HostHandle(ProposerHandle):
             self._catch_up()
 
     def close(self) -> None:
-        """Release the proposer once its thread has done what is queued.
+        """Release the proposer once its thread has finished the queued jobs.
 
         Raises:
-            TimeoutError: the thread hangs.  It is left behind, and does not keep the process from ending.
+            TimeoutError: the thread hangs.  It is abandoned and does not keep the process from exiting.
         """
         self._catch_up()
         self._post(self.proposer.close)
         self._worker.stop()
         if wait(self._unchecked, self._closing).not_done:
-            raise TimeoutError(f"did not close within {self._closing} s; its thread is left behind")
+            raise TimeoutError(f"did not close within {self._closing} s; its thread is abandoned")
         self._raise_unchecked()
 
     def _own_draft(self, draft: Draft) -> Draft:
-        """Return an empty draft like `draft` on the CPU: a late job must not write into the caller's buffer."""
+        """Return an empty CPU draft like `draft`, because a late job must not write into the caller's buffer."""
         own, self._own = self._own, None
         if own is None or own.token_ids.shape != draft.token_ids.shape:
             return _empty_copy(draft)
@@ -212,14 +213,14 @@ class HostHandle(ProposerHandle):
         self._unchecked.append(self._worker.submit(job))
 
     def _raise_unchecked(self) -> None:
-        """Raise the first error of the jobs that nobody waited for; all of them are done, as jobs run in order."""
+        """Raise the first error of the jobs that were queued without waiting; all are done, as jobs run in order."""
         jobs, self._unchecked = self._unchecked, []
         for job in jobs:
             job.result()
 
 
 def _empty_copy(draft: Draft) -> Draft:
-    """Return an empty draft on the CPU with everything that `draft` has room for, and its base."""
+    """Return an empty draft on the CPU with the same tensors as `draft` and the same `base_len`."""
     full = draft.draft_logits if draft.draft_probs is None else draft.draft_probs
     own = Draft.allocate(
         draft.batch_size,
@@ -235,13 +236,13 @@ def _empty_copy(draft: Draft) -> Draft:
 
 
 def _check_ids(draft: Draft, vocab_size: int) -> None:
-    """Host drafts can be looked at, so impossible ids are reported instead of cut silently."""
+    """Raise on ids outside the vocabulary: host drafts can be read, so these are reported, not silently cut."""
     ids, lengths = draft.token_ids.numpy(), draft.lengths.numpy()
     if not lengths.any():
         return
     wrong = (ids.view(np.uint32) >= vocab_size) & (
         np.arange(draft.draft_length) < lengths[:, None]
-    )  # ids below 0 are huge
+    )  # as unsigned integers, negative ids are huge
     if wrong.any() or lengths.min() < 0 or lengths.max() > draft.draft_length:
         raise ContractError.build(
             "malformed draft",
@@ -251,11 +252,11 @@ def _check_ids(draft: Draft, vocab_size: int) -> None:
 
 
 def make_handle(spec: ProposerSpec, proposer: Proposer, deadline: float | None, device: torch.device) -> ProposerHandle:
-    """Return the handle that the proposer's declared needs call for.
+    """Return the handle that matches the proposer's declared capabilities.
 
     Args:
-        deadline: of proposers on threads, in seconds; None for no deadline.
-        device: where batches and drafts lie.
+        deadline: deadline of proposers that run on threads, in seconds; None for no deadline.
+        device: the device of batches and drafts.
     """
     caps = spec.caps_for(device.type)
     if not caps.needs_host:

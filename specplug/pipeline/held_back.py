@@ -1,4 +1,4 @@
-"""Events that wait for a proposer which hangs: bounded by what runs, however many requests come and go meanwhile."""
+"""Events held back for a proposer that hangs; their number is bounded by the slots, not by the requests served."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from specplug.types.request import BEGINS, EngineEvent, Event, RequestEvent
 
 
 class HeldBack:
-    """Events in order, without those that later ones make needless.
+    """Events in order, without those that later events make redundant.
 
-    Of a request that began and ended here nothing is left: the proposer never hears of it, and drafts the same.  At
-    most an end and a beginning are left for each slot, and one event of each kind that concerns the whole engine.
+    A request that starts and ends while events are held back leaves no event: the proposer never sees it, which does
+    not change its drafts.  At most one end and one start remain per slot, and one engine event of each kind.
     """
 
     def __init__(self) -> None:
         self._events: dict[object, Event] = {}
 
     def add(self, event: Event) -> None:
-        """Hold an event back."""
+        """Add an event."""
         if isinstance(event, EngineEvent):
             self._put(event.kind, event)
             return
@@ -30,10 +30,10 @@ class HeldBack:
             self._put(end, event)
 
     def take(self) -> list[Event]:
-        """Return the events, and hold none any more."""
+        """Return all events and clear them."""
         events, self._events = list(self._events.values()), {}
         return events
 
     def _put(self, key: object, event: Event) -> None:
-        self._events.pop(key, None)  # its place is that of the newest
+        self._events.pop(key, None)  # reinsert it at the end
         self._events[key] = event

@@ -1,4 +1,4 @@
-"""Remembers drafts by slot until their verdict arrives: on async engines one step later, in another row order."""
+"""Drafts kept by slot until their verdict arrives: on async engines one step later, in a different row order."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ class Taken(NamedTuple):
 
 
 class InFlight:
-    """The newest draft of each slot, S slots of N tokens, on the engine's device.  Never reads back.
+    """The newest draft of each slot, S slots of N tokens, on the engine's device.  Reads nothing back.
 
-    Rows are found again by slot; a draft is void when its slot has another generation by then, or when the base that it
-    was drafted for is not the length that the verified step started from.
+    Rows are matched by slot.  A draft is invalid if its slot has a new generation by then, or if its `base_len` is not
+    the length that the verified step started from.
     """
 
     def __init__(self, max_slots: int, max_draft_length: int, device: torch.device, *, trees: bool) -> None:
         self._drafts = Draft.allocate(max_slots, max_draft_length, device=device, trees=trees)
-        # What every step looks at lies in one table, so that it is one gather: generation, base, length, and sources.
+        # One table holds all that every step reads (generation, base, length, sources), so that one gather suffices.
         self._heads = torch.full((max_slots, 3 + max_draft_length), -1, dtype=torch.int64, device=device)
         self.is_empty = False
-        """Whether the host knows that no draft is remembered: then there is nothing to take."""
+        """True if the host knows that no draft is stored, so there is nothing to take."""
 
     def put(self, batch: EngineBatch, draft: Draft, num_running: int) -> None:
-        """Remember `draft`, whose rows are those of `batch`; `num_running` requests hold slots."""
+        """Store `draft`, whose rows are those of `batch`; `num_running` requests hold slots."""
         slots, draft_length = batch.slots.long(), draft.draft_length
         if self.is_empty and not draft_length:
             return
         self.is_empty = (
             not draft_length and batch.batch_size == num_running
-        )  # an empty draft for everybody replaces all
+        )  # an empty draft for all running requests replaces everything
         head = torch.stack((batch.generations, draft.base_len, draft.lengths), 1)
         self._heads[slots, : 3 + draft_length] = torch.cat((head, draft.source), 1)
         if not draft_length:
@@ -72,7 +72,7 @@ class InFlight:
         return Taken(slots, lengths, torch.where(lengths[:, None] > 0, heads[:, 3:], -1))
 
     def drafts(self, batch: EngineBatch, emitted: Tensor, taken: Taken, sources: tuple[str, ...]) -> Draft:
-        """Return what was taken with its tokens, for those who learn from them."""
+        """Return the taken drafts with their tokens, for plug-ins that learn from them."""
         store = self._drafts
         found = replace(
             store,

@@ -1,7 +1,7 @@
-"""Memory that proposers declare before they are built: whether it is there, and what of it is still to be taken.
+"""Checks of the memory that proposers declare before they are built.
 
-An engine gives the memory that it finds free at start-up to its key-value cache.  What a proposer has allocated by then
-is counted by itself; what it takes later (caches that grow, temporaries of a step) must be left out of the cache.
+An engine gives all memory that is free at start-up to its key-value cache.  Memory that a proposer has allocated by
+then is not free; memory that it allocates later (growing caches, temporaries of a step) must be left out of the cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _REMEDY = "Choose a smaller draft model, lower num_speculative_tokens or the mos
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return how much memory a device has free; None where nobody knows."""
+    """Return the free memory of a device in bytes; None if it is not known."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "cpu" and _MEMORY.exists():
@@ -27,19 +27,19 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """Return what this process has allocated on a device; 0 on a CPU, where that is not counted."""
+    """Return the bytes that this process has allocated on a device; 0 on a CPU, where they are not counted."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def require(name: str, declared: int, found: int | None) -> None:
-    """Raise when a proposer asks for more than there is.
+    """Check that declared memory is available.
 
     Args:
-        name: the proposer's, or several proposers' names.
-        declared, found: bytes; None is not known.
+        name: the proposer's name, or several proposers' names.
+        declared, found: bytes needed and bytes free; None means unknown.
 
     Raises:
-        PluginError: it does.
+        PluginError: `declared` exceeds `found`.
     """
     if found is not None and declared > found:
         raise PluginError.build(

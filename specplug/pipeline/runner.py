@@ -1,4 +1,4 @@
-"""ProposerRunner: one proposer, run and contained: what it is handed, the buffer that it fills, and what it learns."""
+"""ProposerRunner: runs one proposer, contains its faults, and tracks the tokens and resets that are new to it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from specplug.types.verdict import Verdict
 
 
 class ProposerRunner:
-    """Runs one proposer.  Whatever it does wrong costs its drafts only; nothing here raises.
+    """Runs one proposer.  A fault costs only the proposer's own drafts; no method raises.
 
     Args:
-        handle: how the proposer is run: inline, or on a thread with a deadline.
-        guard: its circuit breaker.
-        buffer: [S, N], where its drafts lie; it is overwritten by every step.
+        handle: runs the proposer inline, or on a thread with a deadline.
+        guard: the proposer's circuit breaker.
+        buffer: [S, N], the buffer of its drafts; every step overwrites it.
     """
 
     def __init__(self, handle: ProposerHandle, guard: FaultGuard, buffer: Draft) -> None:
@@ -38,7 +38,7 @@ class ProposerRunner:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What `Draft.source` of its drafts points into, with the proposer's name before each."""
+        """Names that `Draft.source` of its drafts indexes, each prefixed with the proposer's name."""
         return self.handle.sources
 
     def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
@@ -48,43 +48,43 @@ class ProposerRunner:
         return draft
 
     def ingest(self, batch: EngineBatch) -> None:
-        """Hand the proposer what is new to it, in a step without drafts of its."""
+        """Pass new tokens and resets to the proposer, in a step in which it does not draft."""
         self._feed(batch, None, None)
 
     def draft(self, batch: EngineBatch, limits: Tensor, draft_length: int) -> Draft:
-        """Hand the proposer what is new to it, and return its drafts of at most `limits` [B] tokens, safe to verify.
+        """Pass new tokens and resets to the proposer; return its drafts of at most `limits` [B] tokens, sanitized.
 
-        Where the proposer fails, is late or sits out, the draft is empty.
+        The draft is empty if the proposer fails, is late or is switched off.
         """
         draft = self.empty(batch, draft_length)
         if not self._feed(batch, limits, draft):
-            draft = self.empty(batch, draft_length)  # viewed anew: a proposer can even resize its view
+            draft = self.empty(batch, draft_length)  # a new view, because a proposer can even resize its own
         sanitize(draft, limits, batch.vocab_size)
         return draft
 
     def observe(self, batch: EngineBatch, draft: Draft, start: int, verdict: Verdict) -> None:
-        """Hand on what became of drafts, if the proposer learns.
+        """Pass the verdicts on drafts to the proposer if it learns.
 
-        `start` says from where on its sources stand in `draft.sources`: it is shown no other ones.
+        `start` is the index in `draft.sources` of the proposer's first source; other sources are hidden from it.
         """
         if self.handle.caps.learns and not self.guard.is_off:
             handed, own = batch.handed(verdict.emitted, batch.reset_slots), seen_from(draft, start, self.sources)
             self.guard.call(partial(self.handle.observe, handed, own, verdict))
 
     def on_event(self, event: Event) -> None:
-        """Hand on an event, also to a proposer that is switched off."""
+        """Pass an event to the proposer, even if it is switched off."""
         self.guard.call(partial(self.handle.on_event, event))
 
     def close(self) -> None:
-        """Release the proposer; further calls do nothing."""
+        """Release the proposer; further calls have no effect."""
         if not self._closed:
             self._closed = True
             self.guard.call(self.handle.close)
 
     def _feed(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> bool:
-        """Run the proposer, contained; return whether it ran well.
+        """Run the proposer and contain its faults; return whether it succeeded.
 
-        Each token is handed to it once.  Those of steps that it sits out wait for it, and so do resets of slots.
+        The proposer receives each token once.  The tokens and slot resets of skipped steps wait for its next step.
         """
         slots = batch.slots.long()
         known = self._ingested[slots].masked_fill_(self._generations[slots] != batch.generations, 0)
@@ -99,10 +99,10 @@ class ProposerRunner:
         return self.guard.step(partial(self._step, handed, limits, draft))
 
     def _step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
-        """Let the proposer take its step.  One that never sees a text twice gets all texts anew when it failed."""
+        """Run the proposer's step.  If an incremental proposer raises, its next step resends every row in full."""
         try:
             self.handle.step(batch, limits, draft)
-        except LateDraft:  # its thread has the tokens, and takes them in yet
+        except LateDraft:  # its thread has the tokens and will still ingest them
             raise
         except BaseException:
             if self.handle.caps.incremental:

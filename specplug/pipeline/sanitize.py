@@ -1,4 +1,4 @@
-"""Makes any draft safe to verify, on the device and without reading back."""
+"""Sanitizing of drafts, on the device and without reading back, so that any draft is safe to verify."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from specplug.types.draft import Draft
 
 
 def sanitize(draft: Draft, limits: Tensor, vocab_size: int) -> None:
-    """Cut every row, in place, to its limit [B] and to what lies before its first impossible entry.
+    """Cut every row, in place, to its limit [B] and before its first invalid entry.
 
-    Impossible are ids outside [0, vocab_size) and parents that do not come before their child.  Confidences are forced
-    into [0, 1]; NaN counts as 0.
+    Invalid entries are ids outside [0, vocab_size) and parents that do not come before their child.  Confidences are
+    clamped to [0, 1]; NaN becomes 0.
     """
     possible = (draft.token_ids >= 0) & (draft.token_ids < vocab_size)
     if draft.parents is not None:

@@ -1,20 +1,20 @@
-"""The step pipeline: what every adapter calls, in the same order, whatever its engine.
+"""The two stages of the step pipeline, which every adapter calls in the same order on every engine.
 
     plan     PlanStage.plan          host, in the scheduler's process or inline
-    propose  DraftStage.propose      device: ingest, draft, make safe
+    propose  DraftStage.propose      device: ingest, draft, sanitize
     trim     DraftStage.trim         device: cut to the token budget
-    verify   the engine's, or a specplug verifier
+    verify   the engine's verifier, or a specplug verifier
     observe  DraftStage.observe      device: verdict to metrics, trace, proposers and the trim half
-             PlanStage.observe       host, where the plan was made: report to the plan half
+             PlanStage.observe       host, in the planning process: report to the plan half
 
-The two stages share no memory.  Everything that a plug-in does wrong ends here: see `specplug.faults`.
+The two stages share no memory.  They contain all faults of plug-ins: see `specplug.faults`.
 
-Between plan and observe nothing is read back from the device, but by host proposers and the trace.  Plug-ins run in
-`torch.inference_mode`, as they do inside an engine's step, whoever calls.
+Between plan and observe, only host proposers and the trace read from the device.  Plug-ins always run in
+`torch.inference_mode`, as inside an engine's step.
 
-Several ranks must draft alike.  What device proposers and the trim half compute from equal batches is equal.  What may
-differ is decided in `specplug.faults` (who is admitted, who failed), in `handles` (deadlines) and by the planner
-(measured times), and is to be agreed between ranks there.
+Ranks must draft identically.  From equal batches, device proposers and the trim half compute equal results.  Decisions
+that may differ are made in `specplug.faults` (which plug-ins are admitted or failed), in `handles` (deadlines) and by
+the planner (measured times); ranks must agree on them there.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from specplug.types.verdict import Outcome, Verdict
 
 
 class PlanStage:
-    """The host half.  A planner that raises plans no speculation, which is never slower than the engine alone."""
+    """The host half.  If a planner raises, the step does not speculate, which is never slower than the engine alone."""
 
     def __init__(self, planner: Planner, caps: EngineCaps, guard: FaultGuard, *, ceiling: int | None = None) -> None:
         self._planner, self._caps, self._guard = planner, caps, guard
         self._learns = planner.learns
         self.ceiling = ceiling
-        """The operator's limit on the width, changeable while serving; 0 stops speculation, None is no limit."""
+        """The operator's limit on the draft length, changeable while serving; 0 stops drafting, None is no limit."""
 
     def plan(self, stats: HostStats) -> StepPlan:
-        """Return the plan of a step, its width fitted to what the engine can run."""
+        """Return the plan of a step, with a draft length that the engine can run."""
         plans = [NO_SPECULATION]
         if self._guard.admits_step():
             self._guard.step(lambda: plans.append(self._fitted(self._planner.plan(stats))))
@@ -67,18 +67,18 @@ class PlanStage:
 
     @property
     def learns(self) -> bool:
-        """Whether anyone wants reports."""
+        """True if the planner wants reports."""
         return self._learns
 
     def observe(self, report: StepReport) -> None:
-        """Tell the planner what became of a step, if it learns."""
+        """Pass a step's report to the planner if it learns."""
         if self._learns and not self._guard.is_off:
             self._guard.call(partial(self._planner.observe, report))
 
     def _fitted(self, plan: StepPlan) -> StepPlan:
-        draft_length = index(plan.draft_length)  # a fraction is an error here, where it is contained
-        if not plan.price >= 0:  # so written, NaN is wrong
-            raise ContractError.build("a plan's price is no number of tokens", found=plan.price, expected=">= 0")
+        draft_length = index(plan.draft_length)  # raises on a fraction here, where the error is contained
+        if not plan.price >= 0:  # rejects NaN too
+            raise ContractError.build("a plan's price is not a number of tokens", found=plan.price, expected=">= 0")
         budget = None if plan.token_budget is None else index(plan.token_budget)
         if self.ceiling is not None:
             draft_length = min(draft_length, self.ceiling)
@@ -86,18 +86,18 @@ class PlanStage:
 
 
 class DraftStage:
-    """The device half: proposers, trimmer and what flows back to them.
+    """The device half: runs proposers and the trimmer, and passes verdicts back to them.
 
     Args:
-        handles: the proposers, the server's default first; requests may name another one of them.
+        handles: the proposers, the server's default first; requests may name any of them.
         guards: one per handle.
         trimmer: the policy's trim half, with its guard.
-        caps: what the engine can do.
+        caps: the engine's capabilities.
         max_slots: S.
-        vocab_size: V, of the buffers for full distributions, which are allocated here, once.
-        device: where batches and drafts lie.
-        metrics: what is counted.
-        trace: where drafts and verdicts are written, or None.  Tracing reads back every step.
+        vocab_size: V, the vocabulary of the buffers for full distributions, which are allocated once, here.
+        device: the device of batches and drafts.
+        metrics: the counters.
+        trace: the writer of drafts and verdicts, or None.  Tracing reads back at every step.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class DraftStage:
         trees = caps.trees and any(handle.caps.trees for handle in handles)
         self._in_flight = InFlight(max_slots, caps.max_draft_length, device, trees=trees)
         self.runners = tuple(map(ProposerRunner, handles, guards, self._buffers.parts))
-        """The proposers as they are run, the server's default first."""
+        """The runners of the proposers, the server's default first."""
         self._choices = Choices([handle.spec.name for handle in handles], max_slots, device)
         self._tells = trace is not None or trimmer.learns or any(handle.caps.learns for handle in handles)
         self._steps = 0
@@ -134,24 +134,24 @@ class DraftStage:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What `Draft.source` points into: the sources of all proposers, in order."""
+        """Names that `Draft.source` indexes: the sources of all proposers, in order."""
         return self._buffers.sources
 
     @property
     def distribution(self) -> Distribution:
-        """The richest law that drafts may state; `Distribution.ONE_HOT` where none of the proposers states one."""
+        """The distribution that drafts may carry; `Distribution.ONE_HOT` if no proposer provides one."""
         return self._buffers.distribution
 
     @property
     def bytes_to_allocate(self) -> int:
-        """How much memory proposers on the engine's device have declared and not taken when they were built."""
+        """Bytes on the engine's device that proposers have declared but not allocated when they were built."""
         return sum(runner.handle.to_allocate for runner in self.runners)
 
     def leave_room(self, available: int) -> int:
-        """Return what is left of `available` bytes for the engine's key-value cache.
+        """Return how many of `available` bytes remain for the engine's key-value cache.
 
         Raises:
-            PluginError: nothing is.
+            PluginError: none remain.
         """
         names = " + ".join(it.handle.spec.name for it in self.runners if it.handle.to_allocate)
         if names:
@@ -160,20 +160,20 @@ class DraftStage:
 
     @property
     def has_draft_vocab(self) -> bool:
-        """Whether the drafts' distributions are over a draft vocabulary."""
+        """True if the drafts' distributions are over a draft vocabulary."""
         return self._buffers.has_draft_vocab
 
     @property
     def distribution_bytes(self) -> int:
-        """How much memory the drafts' distributions take, in the one buffer that there is for them."""
+        """Bytes that the drafts' distributions take, in the only buffer that holds them."""
         return self._buffers.distribution_bytes
 
     @torch.inference_mode()
     def propose(self, batch: EngineBatch, draft_length: int, caps: Tensor | None = None) -> Draft:
         """Let every proposer ingest the batch; return drafts of at most `draft_length` tokens, and `caps` [B] per row.
 
-        At width 0 proposers only ingest.  Dummy steps touch nothing.  The draft lies in a buffer that the next call
-        overwrites.  The slots of a batch are distinct: padding rows need slots of their own, or are left out.
+        With a draft length of 0, proposers only ingest.  Dummy steps change no state.  The next call overwrites the
+        buffer of the draft.  The slots of a batch are distinct: padding rows need their own slots or are left out.
         """
         if batch.is_dummy or not batch.batch_size:
             return self.for_engine(self.empty(batch, draft_length))
@@ -188,16 +188,16 @@ class DraftStage:
         return self.for_engine(draft)
 
     def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
-        """Return the buffer of the whole batch, empty; with one proposer it is what that one fills in."""
+        """Return the empty buffer of the whole batch; a single proposer writes directly into it."""
         return self._buffers.empty(batch, draft_length)
 
     def for_engine(self, draft: Draft) -> Draft:
-        """Return what this engine takes of a draft: only some take trees."""
+        """Convert a draft to a form that the engine takes: a chain, unless the engine takes trees."""
         return draft if self._caps.trees else draft.as_chain()
 
     @torch.inference_mode()
     def trim(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
-        """Cut the drafts to the plan's budget and price, or further, and remember them until their verdict."""
+        """Cut the drafts at least to the plan's budget and price, and store them until their verdict."""
         if batch.is_dummy or not batch.batch_size:
             return draft
         draft = self.cut(batch, draft, plan)
@@ -205,7 +205,7 @@ class DraftStage:
         return draft
 
     def cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
-        """Do as `trim`, but remember nothing."""
+        """Cut the drafts like `trim`, but do not store them."""
         places = draft.batch_size * draft.draft_length
         budget = places if plan.token_budget is None else min(max(0, plan.token_budget), places)
         if budget < places or (places and (plan.price > 0 or self._cuts_without_budget(draft))):
@@ -214,9 +214,9 @@ class DraftStage:
 
     @torch.inference_mode()
     def observe(self, batch: EngineBatch, outcome: Outcome) -> Verdict:
-        """Join an engine's report with the drafts that it is about, and let everyone learn from it.
+        """Join an engine's report with its drafts, and pass the verdict to metrics, trace and plug-ins.
 
-        `batch` is the batch after the verification, `outcome` is in its row order.
+        `batch` is the batch after verification; `outcome` is in its row order.
         """
         if batch.is_dummy:
             return Verdict.build(torch.zeros_like(outcome.emitted), outcome)
@@ -236,7 +236,7 @@ class DraftStage:
         return verdict
 
     def tell(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        """Hand trimmed drafts and what became of them to the trace, and to the proposers and trim half that learn."""
+        """Pass trimmed drafts and their verdict to the trace, and to the proposers and trim half that learn."""
         if self._trace is not None and self._trace_guard.admits_step():
             self._trace_guard.step(partial(_write, self._trace, self._steps, batch, draft, verdict))
         for runner, start in zip(self.runners, self._buffers.starts, strict=False):
@@ -246,7 +246,7 @@ class DraftStage:
             self._trimmer_guard.call(partial(self._trimmer.observe, handed, draft, verdict))
 
     def _tell_of_grammars(self, batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> None:
-        """Count and trace what grammars drafted; proposers see none of it."""
+        """Count and trace the tokens that grammars drafted; proposers do not see them."""
         draft, fate, reached = separated(batch, outcome, verdict)
         self.metrics.record_added(SOURCE, fate, reached)
         if self._trace is not None and self._trace_guard.admits_step():
@@ -255,7 +255,7 @@ class DraftStage:
 
     @torch.inference_mode()
     def on_event(self, event: Event) -> None:
-        """Tell every proposer, also those switched off, and note which of them a request chose."""
+        """Pass an event to every proposer, even if switched off, and record which proposer a request chose."""
         self._choices.on_event(event)
         for runner in self.runners:
             runner.on_event(event)
@@ -268,7 +268,7 @@ class DraftStage:
             self._trace_guard.call(self._trace.close)
 
     def _part(self, index: int, batch: EngineBatch, limits: Tensor, draft_length: int) -> Draft:
-        """Return one proposer's drafts for the rows that chose it, safe to verify."""
+        """Return one proposer's sanitized drafts for the rows that chose it."""
         runner = self.runners[index]
         if self._choices.is_wanted(index):
             return runner.draft(batch, self._choices.limits(index, batch.slots.long(), limits), draft_length)
@@ -276,7 +276,7 @@ class DraftStage:
         return runner.empty(batch, draft_length)
 
     def _cuts_without_budget(self, draft: Draft) -> bool:
-        """Ask the policy, contained; where it fails to say, its trim half decides."""
+        """Return the policy's answer, or True if it raises, so that its trim half decides."""
         answers: list[bool] = []
 
         def ask() -> None:
@@ -285,7 +285,7 @@ class DraftStage:
         return not self._trimmer_guard.call(ask) or answers[0]
 
     def _cut(self, draft: Draft, limits: TrimLimits, vocab_size: int) -> Draft:
-        """Let the policy trim, contained.  Drafts that it fails to cut are dropped: the budget holds."""
+        """Let the policy trim, and contain its faults.  If it fails, all drafts are dropped, so the budget holds."""
         cut: list[Draft] = []
 
         def trim() -> None:
@@ -295,7 +295,7 @@ class DraftStage:
             cut.append(trimmed)
 
         if self._trimmer_guard.admits_step() and self._trimmer_guard.step(trim):
-            return cut[0].as_one_hot()  # by whatever means it chose
+            return cut[0].as_one_hot()  # the trimmer may have selected tokens by value
         draft.clear()
         return draft
 

@@ -1,4 +1,4 @@
-"""One thread that runs jobs in order, and that nobody ever has to wait for."""
+"""A thread that runs jobs in order, and that no caller ever has to wait for."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Job = Callable[[], None]
 
 
 class Worker:
-    """Runs jobs one after the other on a thread of its own, in inference mode like the engine's thread.
+    """Runs jobs one after the other on its own thread, in inference mode like the engine's thread.
 
-    The thread is a daemon: unlike those of `ThreadPoolExecutor`, which the interpreter joins at exit, a job that hangs
-    cannot keep the process from ending.
+    The thread is a daemon.  Unlike with `ThreadPoolExecutor`, whose threads the interpreter joins at exit, a job that
+    hangs cannot keep the process from exiting.
     """
 
     def __init__(self, name: str) -> None:
@@ -25,13 +25,13 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Job) -> Future[None]:
-        """Queue a job; the future tells when it is done and what it raised."""
+        """Queue a job; the returned future completes with the job and holds its exception."""
         done: Future[None] = Future()
         self._jobs.put((job, done))
         return done
 
     def stop(self) -> None:
-        """Let the thread end when it has run what is queued.  Does not wait; jobs submitted later never run."""
+        """Let the thread end after the queued jobs.  Does not wait; jobs submitted later never run."""
         self._jobs.put(None)
 
     def _run(self) -> None:
@@ -40,9 +40,9 @@ class Worker:
                 job, done = entry
                 try:
                     job()
-                except KeyboardInterrupt as error:  # nobody's Ctrl-C: signals interrupt the main thread alone
+                except KeyboardInterrupt as error:  # not a real Ctrl-C: signals interrupt only the main thread
                     done.set_exception(RuntimeError(f"KeyboardInterrupt on a plug-in's thread: {error}"))
-                except BaseException as error:  # handed to whoever asks the future
+                except BaseException as error:  # the future passes it on
                     done.set_exception(error)
                 else:
                     done.set_result(None)

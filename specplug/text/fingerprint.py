@@ -30,13 +30,12 @@ class Fingerprint(NamedTuple):
 def fingerprint(tokenizer: Any, name: str = "") -> Fingerprint:
     """Return a tokenizer's identity, taken from the ids that it gives a fixed set of texts.
 
-    It is the same whichever engine or library wraps the tokenizer.  The vocabulary itself is not looked at:
-    wrappers write its entries differently, and special tokens that somebody added change no text's ids.  Takes about
-    10 ms.
+    It is the same whichever engine or library wraps the tokenizer.  The vocabulary itself is not compared: wrappers
+    write its entries differently, and added special tokens change no text's ids.  Takes about 10 ms.
 
     Args:
         tokenizer: see `encoder`.
-        name: for messages; by default what the tokenizer calls itself.
+        name: for messages; by default the tokenizer's own name.
     """
     encode, digest, largest = encoder(tokenizer), hashlib.sha256(), -1
     for text in fingerprint_texts():
@@ -52,8 +51,8 @@ def encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     """Return the function that turns text into ids without special tokens around them.
 
     Args:
-        tokenizer: of Hugging Face (`AutoTokenizer`, `tokenizers.Tokenizer`), of mistral_common, or what an engine
-            makes of one of these.
+        tokenizer: one of Hugging Face (`AutoTokenizer`, `tokenizers.Tokenizer`) or of mistral_common, or an engine's
+            wrapper of one of these.
     """
     tokenizer = _bare(tokenizer)
     if "bos" in inspect.signature(tokenizer.encode).parameters:
@@ -67,13 +66,13 @@ def encoder(tokenizer: Any) -> Callable[[str], list[int]]:
 
 
 def _bare(tokenizer: Any) -> Any:
-    """Return the tokenizer itself where mistral_common has put it into one that knows chats."""
+    """Return the underlying tokenizer if mistral_common has wrapped it in one for chats."""
     chat = getattr(tokenizer, "instruct_tokenizer", None)
     return tokenizer if chat is None or hasattr(tokenizer, "encode") else chat.tokenizer
 
 
 def _vocab_size(tokenizer: Any) -> int:
-    """Return the number of ids, as far as the tokenizer says; added tokens may lie behind a hole."""
+    """Return the number of ids that the tokenizer reports; added tokens may follow a gap."""
     tokenizer = _bare(tokenizer)
     if hasattr(tokenizer, "n_words"):
         return int(tokenizer.n_words)

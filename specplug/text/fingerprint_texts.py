@@ -1,9 +1,9 @@
 # ruff: noqa: RUF001  (look-alike characters are the point)
-"""Texts that tell tokenizers apart: short, fixed for ever, and covering many scripts, code and runs of characters.
+"""Texts that distinguish tokenizers: short, never changed, and covering many scripts, code and runs of characters.
 
-Changing them changes every fingerprint, and with it which stores can be opened.  Characters are ones that Unicode has
-had for long, since libraries know different versions of it; nothing looks like a special token, which wrappers treat
-differently.
+Changing them changes every fingerprint, and with it which stores can be opened.  The characters have been in Unicode
+for a long time, because libraries support different versions of it.  Nothing looks like a special token, because
+wrappers treat those differently.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def fingerprint_texts() -> Iterator[str]:
 
 
 def _runs() -> Iterator[str]:
-    """Yield runs of one character, alone and between others: tokenizers keep them in very different ways."""
+    """Yield runs of one character, alone and between others: tokenizers split them in very different ways."""
     for character in " \t\n-=_#*./ae0":
         yield "x".join(character * count for count in (1, 2, 3, 4, 5, 7, 8, 12, 16, 24, 32))
     for run in ("\r\n", " \n", "\n\n ", "\t ", "  \n  ", "\n\t\n"):

@@ -1,4 +1,4 @@
-"""Jump-forward strings as tokens: the canonical tokenization of a string that a grammar forces."""
+"""Jump-forward strings: the canonical tokenization of a string that a grammar forces."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 TAIL = 8
-"""How many of the newest tokens are looked at."""
+"""The number of newest tokens that are used as context."""
 
 _MOST_REMEMBERED = 1024
 
 
 class JumpForwardTokenizer:
-    """Tokenizes strings as the tokenizer would within the whole output, and remembers the latest results.
+    """Tokenizes strings as the tokenizer would within the whole output, and caches the latest results.
 
     Args:
-        tokenizer: Hugging Face's interface: "encode" with `add_special_tokens`, "decode" and "convert_ids_to_tokens".
+        tokenizer: has Hugging Face's methods "encode" with `add_special_tokens`, "decode" and "convert_ids_to_tokens".
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -24,7 +24,7 @@ class JumpForwardTokenizer:
         self._known: OrderedDict[tuple[str, tuple[int, ...]], tuple[int, ...]] = OrderedDict()
 
     def __call__(self, text: str, after: Sequence[int]) -> tuple[int, ...]:
-        """Return the tokens of `text` after the tokens `after`, of which the newest few are looked at."""
+        """Return the tokens of `text` after the tokens `after`, of which the newest `TAIL` are used."""
         if not text:
             return ()
         tail = tuple(after[-TAIL:])
@@ -36,12 +36,12 @@ class JumpForwardTokenizer:
         return found
 
     def continues(self, token: int, others: Sequence[int]) -> bool:
-        """Return whether the text of one of the `others` begins with that of `token` and is longer."""
+        """Return whether the text of one of the `others` starts with that of `token` and is longer."""
         own, *pieces = self._tokenizer.convert_ids_to_tokens([token, *others])
         return any(piece != own and piece.startswith(own) for piece in pieces if piece is not None)
 
     def _tokenized(self, text: str, tail: tuple[int, ...]) -> tuple[int, ...]:
-        """Tokenize tail and text together; where that gives the tail other tokens, tokenize the text alone."""
+        """Tokenize tail and text together; if that changes the tail's tokens, tokenize the text alone."""
         before = self._tokenizer.decode(list(tail))
         whole = tuple(self._tokenizer.encode(before + text, add_special_tokens=False))
         if whole[: len(tail)] == tail:

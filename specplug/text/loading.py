@@ -18,7 +18,7 @@ _BUNDLED = {
     "spm3": "mistral_instruct_tokenizer_240323.model.v3",
 }
 NAMES = (*_BUNDLED, "tiny")
-"""Tokenizers known by name: three that mistral_common carries, and that of the shipped model."""
+"""Tokenizers known by name: three that mistral_common includes, and that of the shipped model."""
 
 _MODEL_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "</s>", "<|endoftext|>", "<eos>", "<|end_of_text|>")
@@ -28,9 +28,9 @@ def load_tokenizer(name: str) -> Tokenizer:
     """Return a tokenizer by name (see `NAMES`), path or model id.
 
     Args:
-        name: a model's folder or its id at Hugging Face, which transformers reads as an engine does; where transformers
-            is not installed, a folder with a `tokenizer.json`.  Or a file: a `tokenizer.json`, or a Tekken JSON or
-            SentencePiece file of mistral_common's kinds.
+        name: a model's folder or its id at Hugging Face, which transformers reads as an engine does; if transformers is
+            not installed, a folder with a `tokenizer.json`.  Or a file: a `tokenizer.json`, or a Tekken JSON or
+            SentencePiece file that mistral_common reads.
 
     Raises:
         SettingsError: the name is unknown, the file cannot be read, or the library that reads it is not installed.
@@ -41,7 +41,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         return _hugging_face(name, Path(__file__).parents[1] / "demo" / "models" / "tiny" / "tokenizer.json")
     path = Path(name)
     if path.exists():
-        name = str(path.resolve())  # a store keeps the name, and is used from other folders
+        name = str(path.resolve())  # a store records the name and is used from other folders
     has_transformers = importlib.util.find_spec("transformers") is not None
     if has_transformers and (path.is_dir() or (not path.exists() and _MODEL_ID.fullmatch(name))):
         return wrap(_automatic(name), name)
@@ -132,7 +132,7 @@ def _hugging_face(name: str, path: Path) -> Tokenizer:
 
 
 def _eos_id(path: Path, found: Any) -> int | None:
-    """Return the id that the tokenizer_config.json beside it names, or else that of a token with a common name."""
+    """Return the id named in the tokenizer_config.json of the same folder, or that of a token with a common name."""
     config = path.with_name("tokenizer_config.json")
     named = _json(config).get("eos_token") if config.is_file() else None
     if isinstance(named, dict):

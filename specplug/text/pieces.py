@@ -12,7 +12,7 @@ _WORD = re.compile(r"(?<=\S)(?=\s)")
 
 
 def pieces(text: str, size: int = PIECE) -> Iterator[str]:
-    """Yield a text in order, in pieces of at most `size` characters, cut where a line ends, or else a word, if any."""
+    """Yield a text in pieces of at most `size` characters, cut at the end of a line if possible, else of a word."""
     start = 0
     while len(text) - start > size:
         stop = _cut(text, start, start + size)

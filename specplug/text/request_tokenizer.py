@@ -17,17 +17,17 @@ from specplug.text.pieces import pieces
 class RequestTokenizer:
     """A copy of the engine's tokenizer, for the texts of requests, without special tokens.
 
-    vLLM's own tokenizer serves one thread at a time and is copied on the spot for a second one, so a server's event
-    loop would wait while this one tokenizes a long text.
+    vLLM's own tokenizer serves one thread at a time and is copied on demand for a second one, so a server's event loop
+    would wait while a long text is tokenized.
     """
 
     def __init__(self, original: Callable[[], Any]) -> None:
-        """Take a function that returns the engine's tokenizer, or None where the server runs without one."""
+        """Take a function that returns the engine's tokenizer, or None if the server runs without one."""
         self._original = original
         self._own: Any = None
 
     def copy(self) -> Any:
-        """Return the copy.  Making it takes up to a second and holds the interpreter: servers do it when they start."""
+        """Return the copy.  Creating it takes up to a second and holds the GIL, so servers do it at start-up."""
         if self._own is None:
             self._own = copy.deepcopy(self._original())
             if hasattr(self._own, "model_max_length"):

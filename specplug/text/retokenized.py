@@ -21,17 +21,17 @@ TokenIds = npt.NDArray[np.int32]
 
 LEADS = (" ", "\n")
 IN_STEP = 8
-"""Tokens kept from where a prefix and its text agree."""
+"""Number of tokens that a prefix keeps after it agrees with its text."""
 
 MAX_TOKENS = 64
-"""Most tokens of a prefix, where the two do not agree for long."""
+"""The most tokens of a prefix, which applies if the two do not agree soon."""
 
 _SHIFTS = range(-8, 9)
 HEAD = 256
-"""Most characters of a text that are tokenized again."""
+"""The most characters of a text that are tokenized again."""
 
 READ_BACK = 96
-"""Most tokens of a document that are read back into text."""
+"""The most tokens of a document that are decoded to text."""
 
 _DISTURBED = 4  # last tokens of a cut text that may differ from the whole text's
 
@@ -53,8 +53,8 @@ def retokenized_prefixes(body: Sequence[int], tokenized: Sequence[Sequence[int]]
         cut: whether the text continues after its head.
 
     Returns:
-        The first tokens of each.  Repetitions are left out, and so are prefixes that agree with the text from its first
-        token on, which differ in the tokens before the text only.
+        The first tokens of each.  Duplicates are omitted, and so are prefixes that agree with the text from its first
+        token on, which differ only in the tokens before the text.
     """
     found: list[Sequence[int]] = []
     for tokens in filter(len, tokenized):
@@ -69,8 +69,8 @@ class PrefixRetokenizer:
     """Re-tokenizes the prefixes of documents that are given as token ids.
 
     Args:
-        tokenizer: the target's.  A Hugging Face tokenizer is used without its wrapper, which may change its settings at
-            each call while another thread uses it.
+        tokenizer: the target's tokenizer.  A Hugging Face tokenizer is used without its wrapper, which may change its
+            settings at each call while another thread uses it.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -92,7 +92,7 @@ class PrefixRetokenizer:
                 return ()
             heads = [self._encode(each) for each in with_leads(text)]
             found = retokenized_prefixes(begin, heads, cut=cut or len(text) > HEAD)
-        except BaseException as error:  # libraries raise many kinds for ids that no text has, panics among them
+        except BaseException as error:  # libraries raise many kinds, including panics, for ids that no text has
             if ends_process(error):
                 raise
             return ()
@@ -105,7 +105,7 @@ class PrefixRetokenizer:
 
 
 def _in_step(tokens: Sequence[int], body: Sequence[int], cut: bool) -> tuple[int, int]:
-    """Return from where `tokens` go on as `body` does, and from where that is in `body`; their ends if nowhere."""
+    """Return the positions in `tokens` and `body` from which both continue equally; their ends if there are none."""
     if not cut:
         return _meeting(tokens, body, len(tokens), len(body))
     ends = range(max(1, len(tokens) - _DISTURBED), len(tokens) + 1)
@@ -113,7 +113,7 @@ def _in_step(tokens: Sequence[int], body: Sequence[int], cut: bool) -> tuple[int
 
 
 def _meeting(tokens: Sequence[int], body: Sequence[int], end: int, own_end: int) -> tuple[int, int]:
-    """Return where the equal run of `tokens` up to `end`, and of `body` up to `own_end`, begins in each."""
+    """Return the starts of the equal run that ends at `end` in `tokens` and at `own_end` in `body`."""
     if not 0 < own_end <= len(body) or tokens[end - 1] != body[own_end - 1]:
         return len(tokens), len(body)
     while end > 0 and own_end > 0 and tokens[end - 1] == body[own_end - 1]:

@@ -1,4 +1,4 @@
-"""One interface for tokenizers of Hugging Face, of mistral_common, and for those that engines wrap."""
+"""One interface for the tokenizers of Hugging Face and mistral_common, and for engines' wrappers of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tokenizer:
         encode_many: texts -> their token ids, without special tokens; uses all cores where the library can.
         decode: token ids -> text.
         library: the library's own object.
-        eos_id: the token that ends an output; None where the tokenizer does not name it.
+        eos_id: the token that ends an output; None if the tokenizer does not name it.
     """
 
     fingerprint: Fingerprint
@@ -41,12 +41,12 @@ class Tokenizer:
 
 
 def wrap(tokenizer: Any, name: str = "", eos_id: int | None = None) -> Tokenizer:
-    """Return a loaded tokenizer as a `Tokenizer`, which alone must use it from then on.
+    """Return a loaded tokenizer as a `Tokenizer`, which must be its only user from then on.
 
     Args:
         tokenizer: one that `specplug.text.fingerprint.encoder` takes.
-        name: for messages; by default what the tokenizer calls itself.
-        eos_id: the token that ends an output; by default what the tokenizer names.
+        name: for messages; by default the tokenizer's own name.
+        eos_id: the token that ends an output; by default the one that the tokenizer names.
     """
     library = getattr(tokenizer, "backend_tokenizer", tokenizer)
     has_batches = hasattr(library, "encode_batch_fast")
@@ -73,7 +73,7 @@ def _batch(library: Any, texts: list[str]) -> list[list[int]]:
 
 
 def _threaded(encode: Callable[[str], list[int]]) -> EncodeMany:
-    """Return a function for many texts, on two threads: such libraries hold the interpreter half of the time."""
+    """Return a function for many texts that uses two threads, because such libraries hold the GIL half of the time."""
 
     def encode_many(texts: list[str]) -> list[list[int]]:
         if len(texts) == 1:

@@ -1,4 +1,4 @@
-"""EngineBatch and BatchView: an engine's batch at one step, and what a proposer sees of it."""
+"""EngineBatch and BatchView: an engine's batch at one step, and one proposer's view of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specplug.types.request import Request
 
 
 class Residency(enum.Enum):
-    """Where the token table lies; reading pinned or host memory from a GPU kernel crosses the bus."""
+    """Location of the token table; a GPU kernel that reads pinned or host memory crosses the bus."""
 
     DEVICE = "device"
     PINNED = "pinned"
@@ -23,7 +23,7 @@ class Residency(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """A span of one row's tokens that is no text (image or audio placeholders, prompt embeddings): never match it."""
+    """A span of a row's tokens that is not text (image or audio placeholders, prompt embeddings): never match it."""
 
     row: int
     start: int
@@ -36,33 +36,34 @@ _INDEX = (torch.int32, torch.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineBatch:
-    """Views of what an engine holds, never copies; adapters make one for each step of the pipeline.
+    """Views of the engine's own tensors, never copies.  Adapters build one per pipeline step.
 
-    B rows in batch order, S slots, L the longest context.
+    B is the number of rows in batch order, S the number of slots, L the longest context.
 
-    A *slot* is a request's stable place while it runs: per-request state is indexed by slot.  Slots are reused; the
-    slot's *generation* then differs, and the slot is listed once in `reset_slots`.
+    A *slot* is a stable index that a request keeps while it runs; per-request state is indexed by slot.  When a slot is
+    reused, its *generation* changes and it appears once in `reset_slots`.
 
     Attributes:
         slots: [B] int32 or int64, the slot of each row.
         generations: [B] int64, the generation of each row's slot.
         rows: [B] int32 or int64, the row of `tokens` that holds each request's text; equal to `slots` on engines whose
-            token table is indexed by slot, another index on engines that compact their batch.
+            token table is indexed by slot, a different index on engines that compact their batch.
         tokens: [S, L] int32, prompt and output of each request; entries at and beyond the length are undefined.
-        lengths: [B] int32, tokens known per request, all those emitted included.
+        lengths: [B] int32, known tokens per request, including all emitted tokens.
         sampled: [B] bool, false for prefill chunks and padding rows, which need no draft.
         room: [B] int32, tokens that max_tokens and the context length still allow.
         temperature: [B] float32, 0 is greedy.
         grammar: [B] bool, true where a grammar constrains the output.
         vocab_size: draft ids must lie in [0, vocab_size).
-        residency: where `tokens` lies.
+        residency: location of `tokens`.
         reset_slots: slots that began a new generation since the last step (host).
-        barriers: spans that are no text (host).
-        request_ids, requests: per row, where the engine has them cheaply on the host; else None.
-        is_dummy: a profiling or graph-capture step: proposers touch no state.
-        first: [B] int32, the position in the text of column 0 of the row's entry in `tokens`, where that holds the end
-            of the text only; None: every entry begins with the text.  Only proposers that declare `incremental` are
-            handed such batches.  Lengths, barriers and all other positions count from the text's beginning.
+        barriers: spans that are not text (host).
+        request_ids, requests: one per row if the engine has them cheaply on the host; otherwise None.
+        is_dummy: true for a profiling or graph-capture step, in which proposers touch no state.
+        first: [B] int32, the text position of column 0 of the row's entry in `tokens`, if entries hold only the end of
+            the text; None means that every entry starts at the beginning of the text.  Only proposers that declare
+            `incremental` receive such batches.  Lengths, barriers and all other positions count from the beginning of
+            the text.
     """
 
     _PER_ROW: ClassVar[dict[str, tuple[torch.dtype, ...]]] = {
@@ -105,19 +106,19 @@ class EngineBatch:
         return self.lengths.device
 
     def limits(self, draft_length: int, caps: Tensor | None = None) -> Tensor:
-        """Return [B] int32, most draft tokens per row: the least of `draft_length`, `room - 1` and `caps` [B]."""
+        """Return [B] int32, the most draft tokens per row: the minimum of `draft_length`, `room - 1` and `caps` [B]."""
         limits = self.room - 1
         if caps is not None:
             limits = torch.minimum(limits, caps.to(limits.dtype))
         return limits.clamp_(min=0, max=draft_length) * self.sampled
 
     def handed(self, num_new: Tensor, reset_slots: tuple[int, ...]) -> BatchView:
-        """Return what one proposer sees of this batch: what is new to it, and which resets it has missed."""
+        """Return one proposer's view of this batch, with the tokens that are new to it and the resets it has missed."""
         held = {it.name: getattr(self, it.name) for it in fields(EngineBatch)}
         return BatchView(**held | {"reset_slots": reset_slots}, num_new=num_new)
 
     def permute(self, order: list[int]) -> Self:
-        """Return the same batch with its rows in another order (or a subset of its rows)."""
+        """Return the same batch with its rows in a different order, or a subset of its rows."""
         index = torch.tensor(order, dtype=torch.int64, device=self.device)
         picked = {name: getattr(self, name)[index] for name in self._PER_ROW}
         place = {old: new for new, old in enumerate(order)}
@@ -131,7 +132,7 @@ class EngineBatch:
         )
 
     def validate(self) -> None:
-        """Raise `ContractError` when a shape or dtype is off.  Reads no tensor values, so it is safe on a GPU."""
+        """Raise `ContractError` if a shape or dtype is wrong.  Reads no tensor values, so it is safe on a GPU."""
         columns = self._PER_ROW if self.first is None else {**self._PER_ROW, "first": (torch.int32,)}
         for name, dtypes in columns.items():
             tensor: Tensor = getattr(self, name)
@@ -154,8 +155,8 @@ class BatchView(EngineBatch):
     """An engine's batch as one proposer sees it.
 
     Attributes:
-        num_new: [B] int32, how many of each row's tokens are new since the proposer ingested the row's slot last; in
-            `observe`, how many the step emitted.
+        num_new: [B] int32, the number of tokens per row that are new since the proposer last ingested the row's slot;
+            in `observe`, the number that the step emitted.
     """
 
     _PER_ROW: ClassVar[dict[str, tuple[torch.dtype, ...]]] = {**EngineBatch._PER_ROW, "num_new": (torch.int32,)}
@@ -163,10 +164,10 @@ class BatchView(EngineBatch):
     num_new: Tensor = field(kw_only=True)
 
     def to_host(self, *, newest_only: bool = False) -> BatchView:
-        """Return a snapshot on the CPU that no later engine step changes.  Costs a synchronisation on a GPU.
+        """Return a snapshot on the CPU that no later engine step changes.  Synchronises with a GPU.
 
-        The snapshot's token table holds this batch's rows only, in batch order.  With `newest_only` it holds of each
-        row only the `num_new` newest tokens, `first` says from where, and what lies beyond them is undefined.
+        The snapshot's token table holds only this batch's rows, in batch order.  With `newest_only` it holds only the
+        `num_new` newest tokens of each row, `first` gives their position, and all other entries are undefined.
         """
         names = [name for name in self._PER_ROW if name != "rows"]
         names += [] if self.first is None else ["first"]
@@ -179,11 +180,11 @@ class BatchView(EngineBatch):
         return replace(self, residency=Residency.HOST, **{**host, "first": begin})
 
     def _texts(self, draft_length: int) -> Tensor:
-        """Return [B, width] int32, a copy of what the table holds of each row."""
+        """Return [B, draft_length] int32, a copy of the first `draft_length` columns of each row's entry."""
         return self.tokens[:, :draft_length].index_select(0, self.rows.to(self.tokens.device))
 
     def _newest(self, draft_length: int) -> Tensor:
-        """Return [B, width] int32, a copy of each row's tokens from its first new one on."""
+        """Return [B, draft_length] int32, a copy of each row's tokens, starting at its first new one."""
         begin, device = self.lengths - self.num_new, self.tokens.device
         if self.first is not None:
             begin -= self.first

@@ -1,4 +1,4 @@
-"""What an engine can do and what a proposer needs: declared, never guessed from names."""
+"""Capabilities of engines, proposers and verifiers: declared, never inferred from names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Ragged(enum.Enum):
 
 
 class DraftLengthChange(enum.Enum):
-    """What it takes to verify another width than the step before."""
+    """Requirement for verifying a different draft length than in the step before."""
 
     FREE = "free"
     CAPTURED = "needs a captured graph"
@@ -34,7 +34,7 @@ class Distribution(enum.Enum):
 
 
 class PlanSite(enum.Enum):
-    """Where a policy's plan half runs, seen from the proposer."""
+    """Where a policy's plan half runs, relative to the proposer."""
 
     INLINE = "in the same call"
     SCHEDULER = "in the scheduler's process"
@@ -42,7 +42,7 @@ class PlanSite(enum.Enum):
 
 
 class Feedback(enum.Enum):
-    """How what was accepted travels from the worker to the planner."""
+    """How acceptance counts travel from the worker to the planner."""
 
     DIRECT = "same memory, every step"
     SCHEDULER = "the scheduler's own counts per request"
@@ -51,21 +51,21 @@ class Feedback(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineCaps:
-    """What an adapter's engine can do.  Policies and pipelines ask these, never an engine's name.
+    """Capabilities of an adapter's engine.  Policies and pipelines branch on these, never on an engine's name.
 
     Attributes:
         max_draft_length: most draft tokens per request and step (gamma), bonus excluded.
-        captured_draft_lengths: ascending ladder of widths that run at full speed; empty when every width does.
+        captured_draft_lengths: the draft lengths that run at full speed, ascending; empty when all of them do.
         ragged: how drafts of different lengths in one batch are verified.
-        draft_length_change: what verifying another width than before costs.
-        trees: whether drafts with `parents` are verified as trees; chains otherwise.
-        draft_input: the proposal distribution that the verifier takes beside one-hot drafts; `ONE_HOT` for none.
-        decision_lag: engine steps between a plan and the verification that it shapes.
+        draft_length_change: the requirement for verifying a different draft length than before.
+        trees: true if drafts with `parents` are verified as trees, false if only chains are verified.
+        draft_input: the draft distribution that the verifier takes in addition to one-hot drafts; `ONE_HOT` for none.
+        decision_lag: engine steps between a plan and the verification that it affects.
         plan_site: where plans are made.
         feedback: how verdicts reach the planner.
-        tensor_parallel_size, data_parallel_size: ranks that must draft alike, and ranks that step together.
-        verifies_budget: as many draft tokens are verified as the plan's budget says, and all without one: how many the
-            trim half keeps is known on the device only.
+        tensor_parallel_size, data_parallel_size: ranks that must draft identically, and ranks that step together.
+        verifies_budget: true if the engine always verifies as many draft tokens as the plan's budget (all of them
+            without a budget), because the number that the trim half keeps is known only on the device.
     """
 
     max_draft_length: int
@@ -92,14 +92,14 @@ class EngineCaps:
                 "captured_draft_lengths is not a ladder",
                 who="EngineCaps",
                 found=ladder,
-                expected=f"ascending distinct widths up to {self.max_draft_length}",
+                expected=f"ascending distinct draft lengths up to {self.max_draft_length}",
             )
 
     def fit_draft_length(self, draft_length: int) -> int:
-        """Return the widest width the engine runs at full speed that is at most `draft_length`.
+        """Return the greatest draft length, at most `draft_length`, that the engine runs at full speed.
 
-        An engine with a fixed draft length always verifies `max_draft_length`.  Shorter drafts are padded there, so
-        proposers may still use `draft_length`.
+        An engine with a fixed draft length always verifies `max_draft_length` and pads shorter drafts, so proposers
+        may still use `draft_length`.
         """
         draft_length = max(0, min(draft_length, self.max_draft_length))
         if not self.captured_draft_lengths or self.draft_length_change is DraftLengthChange.FIXED:
@@ -109,20 +109,21 @@ class EngineCaps:
 
 @dataclass(frozen=True, slots=True)
 class ProposerCaps:
-    """What a proposer needs and offers; declared when it is registered.
+    """Requirements and capabilities of a proposer, declared at registration.
 
     Attributes:
-        needs_host: reads tokens on the host: it gets a host copy of the batch, on a worker thread with a deadline.
-            When false it must not read any tensor back, and runs inline on the engine's device.
-        inline: of proposers that need the host: steps are short and never block, and keep no view of a batch.  Where
-            the batch lies in host memory already, it runs in the engine's own thread on the engine's tensors, without
-            copies and without a deadline.  Elsewhere it runs on a thread as other host proposers do.
-        incremental: of proposers that need the host: reads only the `num_new` newest tokens of each row, in `observe`
-            those just emitted.  Snapshots then hold no others (see `BatchView.first`).  A row whose `num_new` is its
-            length starts over, whatever was handed over before: so it is after a step in which the proposer raised.
-        distribution: the proposal distribution that it fills in.
-        trees: may set `Draft.parents`.
-        learns: wants `observe` calls.
+        needs_host: the proposer reads tokens on the host.  It receives a host copy of the batch, on a worker thread
+            with a deadline.  If false, it runs inline on the engine's device and must not read any tensor back.
+        inline: for proposers with `needs_host`: steps are short, never block, and keep no view of a batch.  If the
+            batch is already in host memory, the proposer runs in the engine's own thread on the engine's tensors,
+            without copies or a deadline.  Otherwise it runs on a thread like other host proposers.
+        incremental: for proposers with `needs_host`: the proposer reads only the `num_new` newest tokens of each row
+            (in `observe`, the tokens just emitted), so snapshots hold no others (see `BatchView.first`).  A row whose
+            `num_new` equals its length starts over and replaces earlier state.  If the proposer raises, its next step
+            resends every row in full.
+        distribution: the draft distribution that the proposer fills in.
+        trees: the proposer may set `Draft.parents`.
+        learns: the proposer wants `observe` calls.
     """
 
     needs_host: bool = False
@@ -140,13 +141,13 @@ class ProposerCaps:
 
 @dataclass(frozen=True, slots=True)
 class VerifierCaps:
-    """What a verifier takes and promises; declared when it is registered.
+    """Inputs and guarantees of a verifier, declared at registration.
 
     Attributes:
-        lossless: the output follows the target's distribution whatever is drafted.  A verifier that is not lossless is
-            used only when a server or a request asks for it by name.
-        distributions: the proposal distributions that it takes beside one-hot drafts, which every verifier takes.
-            Drafts that state another one reach it as one-hot drafts.
+        lossless: the output follows the target's distribution for any draft.  A verifier that is not lossless is used
+            only if a server or a request enables it by name.
+        distributions: the draft distributions that it takes in addition to one-hot drafts, which every verifier takes.
+            Drafts with any other distribution are passed to it as one-hot drafts.
     """
 
     lossless: bool

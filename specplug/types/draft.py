@@ -1,4 +1,4 @@
-"""Draft: what a proposer offers for one step.  The adapter owns the buffer; proposers write into it."""
+"""Draft: the tokens that proposers draft for one step.  The adapter owns the buffer; proposers write into it."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """Drafts of B requests, each with a length of its own, at most N tokens.  All tensors lie on one device.
+    """Drafts of B requests, each with its own length of at most N tokens.  All tensors are on one device.
 
     Attributes:
         token_ids: [B, N] int32, `NO_TOKEN` beyond the row's length.
         lengths: [B] int32, draft tokens (tree: nodes) per row, possibly 0.
-        confidence: [B, N] float32, the probability that the target accepts the token given that it accepted those
-            before it (tree: its ancestors).
-        source: [B, N] int32, index into `sources` of what drafted each token, -1 for none and beyond the row's length.
-        base_len: [B] int32, the context length that the row was drafted for: a draft whose base no longer holds is
-            dropped.
-        parents: [B, N] int32, index of each node's parent, `ROOT` for those that follow the context; a parent comes
-            before its children.  None where only chains are taken.  An empty buffer's parents are those of a chain, so
-            that proposers without trees need not write them.
-        distribution: which of the next two holds, if any.
+        confidence: [B, N] float32, the probability that the target accepts the token given that it accepted the
+            tokens before it (tree: its ancestors).
+        source: [B, N] int32, index into `sources` of each token's source; -1 if unknown and beyond the row's length.
+        base_len: [B] int32, the context length that the row was drafted for.  A draft is dropped if its context has a
+            different length by then.
+        parents: [B, N] int32, index of each node's parent, `ROOT` for nodes that follow the context; a parent comes
+            before its children.  None if only chains are allowed.  An empty buffer holds the parents of a chain, so
+            proposers that draft chains need not write them.
+        distribution: which of `draft_logits` and `draft_probs` is set, if any.
         draft_logits: [B, N, Vd]; the token was drawn from softmax(logits / temperature) and from nothing else.
         draft_probs: [B, N, Vd]; the token was drawn from exactly this distribution.
-        draft_vocab: [Vd] int64, the id of each column of the two, which gives all other ids probability 0; None where
-            columns are ids, and Vd is V.
-        drawn: [B, N] bool, true where the token was drawn from the distribution, as an empty buffer says everywhere;
-            elsewhere the draft is one-hot, whatever the distribution holds.  None: everywhere.
-        sources: names that `source` points into (host).
+        draft_vocab: [Vd] int64, the token id of each column of the two; all other ids have probability 0.  None means
+            that columns are token ids and Vd is V.
+        drawn: [B, N] bool, true where the token was drawn from the distribution, which is the initial value of every
+            entry; elsewhere the draft is one-hot and the distribution is ignored.  None means true everywhere.
+        sources: names that `source` indexes (host).
     """
 
     token_ids: Tensor
@@ -66,7 +66,7 @@ class Draft:
         draft_vocab: Tensor | None = None,
         sources: Sequence[str] = (),
     ) -> Draft:
-        """Allocate an empty buffer; a distribution takes [B, N, Vd] float32 more, V of them without `draft_vocab`."""
+        """Allocate an empty buffer.  A distribution adds [B, N, Vd] float32; Vd is V without `draft_vocab`."""
         states = distribution is not Distribution.ONE_HOT
         if draft_vocab is not None:
             vocab_size = len(draft_vocab)
@@ -126,7 +126,7 @@ class Draft:
         )
 
     def reset(self, base_len: Tensor) -> None:
-        """Empty the draft, for contexts of `base_len` [B] tokens.  Distributions keep stale values."""
+        """Empty the draft for contexts of `base_len` [B] tokens.  Distributions keep stale values."""
         self.lengths.zero_()
         self.base_len.copy_(base_len)
         if not self.draft_length:
@@ -140,7 +140,7 @@ class Draft:
             self.parents.copy_(chain_parents(self))
 
     def clear(self) -> None:
-        """Drop every row's draft, keeping its base."""
+        """Drop every row's draft and keep `base_len`."""
         self.reset(self.base_len)
 
     def set_row(
@@ -152,12 +152,13 @@ class Draft:
         source: int | Sequence[int] = 0,
         parents: Sequence[int] | None = None,
     ) -> None:
-        """Write one row from host data.  For host proposers: on a GPU buffer each call is a copy.
+        """Write one row from host data.  Meant for host proposers: each call on a GPU buffer is a copy.
 
-        `confidence` and `source` are one value for all tokens, or one for each.
+        `confidence` and `source` are either one value for all tokens or one value per token.
 
         Raises:
-            ContractError: the draft is longer than the buffer, its parts differ in length, or the buffer takes no tree.
+            ContractError: the draft is longer than the buffer, its parts differ in length, or it is a tree and the
+                buffer holds only chains.
         """
         count = len(token_ids)
         levels = [confidence] * count if isinstance(confidence, int | float) else list(confidence)
@@ -189,7 +190,7 @@ class Draft:
         return torch.tensor(row, dtype=dtype, device=self.device)
 
     def mask(self) -> Tensor:
-        """Return [B, N] bool: which places hold a draft token."""
+        """Return [B, N] bool, true for entries that hold a draft token."""
         return torch.arange(self.draft_length, device=self.device) < self.lengths[:, None]
 
     def survival(self) -> Tensor:
@@ -197,23 +198,23 @@ class Draft:
         return along_paths(self._certain(), self.parents)[0]
 
     def expected_accepted(self) -> Tensor:
-        """Return [B, N] float32: expected accepted tokens of the path that ends in each place."""
+        """Return [B, N] float32: the expected number of accepted tokens of the path that ends at each entry."""
         return along_paths(self._certain(), self.parents)[1]
 
     def _certain(self) -> Tensor:
         return torch.where(self.mask(), self.confidence, 0.0)
 
     def as_one_hot(self, rows: Tensor | None = None) -> Draft:
-        """Return the draft with a one-hot distribution in `rows` [B] bool, None for all; other rows keep theirs.
+        """Return the draft with a one-hot distribution in `rows` [B] bool, or in all rows for None.
 
-        This is the form of draft tokens that were chosen by looking at them.  Speculative sampling is lossless when a
-        token was drawn from the distribution that it is judged by.  A token that is kept because of what it is (its
-        confidence was high, a grammar allows it, its path was the best of a tree) was not: given that it was kept, it
-        no longer follows that distribution, and judging it so biases the output.  A one-hot draft is lossless
-        however its token was chosen.  `keep` and `as_chain` choose and therefore return one-hot drafts; whoever
-        chooses in another way calls this.
+        Use this for draft tokens that were selected by their value.  Speculative sampling is lossless if each token
+        was drawn from the distribution that it is verified against.  A token that is kept because of its value (its
+        confidence was high, a grammar allows it, its path was the best of a tree) no longer follows that distribution,
+        and verifying it against that distribution biases the output.  A one-hot draft is lossless however its token was
+        selected.  `keep` and `as_chain` select tokens and therefore return one-hot drafts; code that selects tokens in
+        any other way must call this method.
 
-        With `rows` the tokens are marked in `drawn`, in place; without, the distribution is left out.
+        With `rows`, the tokens are marked in `drawn` in place; without, the distribution is removed.
         """
         if self.distribution is Distribution.ONE_HOT:
             return self
@@ -224,10 +225,10 @@ class Draft:
         return replace(self, drawn=drawn.masked_fill_(rows[:, None], False))
 
     def as_chain(self) -> Draft:
-        """Return a draft without branches: of a tree, the path with the most expected accepted tokens, as one-hot.
+        """Return a draft without branches: for a tree, the path with the most expected accepted tokens, as one-hot.
 
-        Of equally good paths it is the one that ends last, so that a tree without branches stays whole whatever its
-        confidences.  A chain is returned as it is.  Loops over N, never reads back.
+        Ties go to the path whose last node has the highest index, so a tree without branches is kept whole whatever
+        its confidences.  A chain is returned unchanged.  Loops over N and reads nothing back.
         """
         if self.parents is None:
             return self
@@ -240,11 +241,11 @@ class Draft:
         return self.as_one_hot()._pick(path, inside, lengths)
 
     def keep(self, mask: Tensor, chosen: Tensor | None = None) -> Draft:
-        """Return a draft of the nodes in `mask` [B, N] bool, moved together in their order, as one-hot.
+        """Return a one-hot draft of the nodes in `mask` [B, N] bool, compacted in order, with parents renumbered.
 
-        Parents are renumbered.  Where only the rows `chosen` [B] bool were looked at, full distributions of the other
-        rows follow their nodes.  The mask must hold every kept node's ancestors (of a chain: be a prefix), which is not
-        checked, because that would read back.
+        With `chosen` [B] bool, only those rows were selected by value and become one-hot; the full distributions of
+        the other rows move with their nodes.  The mask must include every ancestor of a kept node (in a chain: be a
+        prefix).  This is not checked, because a check would read back.
         """
         inside = mask & self.mask()
         order = torch.sort((~inside).to(torch.uint8), dim=1, stable=True).indices  # kept nodes first
@@ -254,13 +255,13 @@ class Draft:
         kept = kept.as_one_hot(chosen)
         if self.parents is None:
             return kept
-        place = inside.cumsum(1).to(torch.int32) - 1  # where each kept node goes
+        place = inside.cumsum(1).to(torch.int32) - 1  # new index of each kept node
         above = self.parents.gather(1, order).long()
         moved = torch.where(above < 0, ROOT, place.gather(1, above.clamp(min=0)))
         return replace(kept, parents=torch.where(kept.mask(), moved, ROOT))
 
     def _pick(self, path: Tensor, inside: Tensor, lengths: Tensor) -> Draft:
-        """Return the chain made of the nodes `path` [B, N], of which those `inside`, `lengths` [B], count."""
+        """Return the chain of the nodes `path` [B, N], restricted to `inside` [B, N] bool, with `lengths` [B]."""
 
         def distribution(full: Tensor | None) -> Tensor | None:
             return None if full is None else full.gather(1, path[:, :, None].expand(-1, -1, full.shape[2]))
@@ -289,13 +290,12 @@ class Draft:
             self.parents.masked_fill_(outside, ROOT)
 
     def copy_(self, other: Draft) -> None:
-        """Copy another draft of the same shape into this buffer, across devices where need be.
+        """Copy another draft of the same shape into this buffer, across devices if necessary.
 
-        A full distribution that this buffer has no room for is left out: its tokens are then one-hot drafts, which is
-        lossless too.
+        If this buffer has no room for a full distribution, the tokens become one-hot drafts, which is also lossless.
 
         Raises:
-            ContractError: `other` is a tree and this buffer is not, or it lacks the distribution that this one states.
+            ContractError: `other` is a tree and this buffer is not, or it lacks this buffer's distribution.
         """
         lacking = self.distribution is not Distribution.ONE_HOT and self.distribution is not other.distribution
         if lacking or (self.parents is None and other.parents is not None):
@@ -313,7 +313,7 @@ class Draft:
             self.parents.copy_(chain_parents(self))
 
     def validate(self) -> None:
-        """Raise `ContractError` when a shape, dtype or device is off.  Reads no values, so it is safe on a GPU."""
+        """Raise `ContractError` if a shape, dtype or device is wrong.  Reads no values, so it is safe on a GPU."""
         rows, grid = (self.batch_size,), (self.batch_size, self.draft_length)
         expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "token_ids": (grid, torch.int32),
@@ -350,7 +350,7 @@ class Draft:
 
 
 def chain_parents(draft: Draft) -> Tensor:
-    """Return [B, N] int32, the parents that make a tree of a chain: each token follows the one before it."""
+    """Return [B, N] int32, the parents that represent a chain as a tree: each token follows the one before it."""
     return torch.arange(ROOT, draft.draft_length - 1, dtype=torch.int32, device=draft.device).expand(
         draft.batch_size, -1
     )

@@ -1,4 +1,4 @@
-"""Paths through draft trees: what lies between the context and each node.  All loops run over N; nothing reads back."""
+"""Paths through draft trees, from the context to each node.  All loops run over N; nothing is read back."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ ROOT = -1
 
 
 def along_paths(certain: Tensor, parents: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Multiply confidences along each place's path from the context.
+    """Multiply confidences along each node's path from the context.
 
     Args:
         certain: [B, N] float32, confidences, 0 where there is no draft token.
         parents: [B, N] int32; None for chains.
 
     Returns:
-        [B, N] the probability that the token is reached and accepted, and [B, N] the sum of it along the path, which
-        is the expected number of accepted tokens of the path that ends there.
+        [B, N], the probability that the token is reached and accepted; and [B, N], its sum along the path, which is
+        the expected number of accepted tokens of the path that ends there.
     """
     if parents is None:
         survival = certain.cumprod(1)
@@ -43,7 +43,7 @@ def path_to(node: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
         parents: [B, N] int32, N > 0.
 
     Returns:
-        [B, N] int64, the nodes of the path in order, then anything; and [B] int32, how many there are.
+        [B, N] int64, the nodes of the path in order, undefined after the last one; and [B] int32, the path length.
     """
     draft_length = parents.shape[1]
     backwards = []  # leaf first

@@ -1,4 +1,4 @@
-"""What the plan half of a policy reads, returns and learns from: host figures only, at least one step old."""
+"""Inputs and outputs of the plan half of a policy: host figures only, at least one step old."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What one finished engine step processed, and how long it took.  docs/writing-policies.md says more per engine.
+    """Work and duration of one finished engine step.  docs/writing-policies.md has the details for each engine.
 
     Attributes:
-        requests: those that the target ran.
-        tokens: tokens that the target ran, padding of drafts and prompt tokens of the same step included.
-        context_tokens: tokens of the decoding requests, as the plan half knew them.
-        draft_length: most draft tokens of a request.
-        seconds: wall-clock time on the host of the process that plans.
+        requests: number of requests that the target ran.
+        tokens: tokens that the target ran, including draft padding and prompt tokens of the same step.
+        context_tokens: context tokens of the decoding requests, as the plan half knew them.
+        draft_length: the most draft tokens of any request.
+        seconds: wall-clock time on the host, in the process that plans.
     """
 
     requests: int
@@ -27,14 +27,14 @@ class StepCost:
 
 
 class RequestStats(NamedTuple):
-    """What is known on the host about one running request; a tuple, because one is made per request and step.
+    """Host-side figures of one running request.  A tuple, because one is created per request and step.
 
     Attributes:
         length: tokens so far, prompt included.
         room: tokens that it may still emit.
-        cap: its own limit on draft tokens; None when it set none.
-        verified, accepted: draft tokens verified and accepted so far, bonus excluded.  Where the planner's process
-            does not know how long drafts were (vLLM's V2 runner), padding counts as verified.
+        cap: the request's own limit on draft tokens; None if it set none.
+        verified, accepted: draft tokens verified and accepted so far, bonus excluded.  If the planner's process does
+            not know the draft lengths (vLLM's V2 runner), padding counts as verified.
     """
 
     request_id: str
@@ -51,10 +51,10 @@ class HostStats:
 
     Attributes:
         step: number of the step to be planned.
-        requests: those that decode in this step.
-        num_waiting: requests that wait for a slot.
+        requests: the requests that decode in this step.
+        num_waiting: number of requests that wait for a slot.
         prefill_tokens: prompt tokens that share this step.
-        last_step: cost of the newest step whose time is known; None at first.
+        last_step: cost of the newest step whose duration is known; None before the first.
     """
 
     step: int
@@ -66,17 +66,18 @@ class HostStats:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What became of one finished step, as the process of the plan half knows it.
+    """Results of one finished step, as known in the process of the plan half.
 
     Attributes:
-        step: the plan that shaped its drafts, by `HostStats.step`.
-        draft_length: most draft tokens per request by that plan, as it was carried out.
-        requests: those that it was planned for.
-        verified, accepted: draft tokens of all requests, as `RequestStats` counts them.
-        tested_at: by position in the draft, requests whose token there was decided: accepted, or the first rejected.
-            Tokens after a rejection are undecided.  Of trees, whose nodes have no positions, not to be used.
-        accepted_at: by position, or depth in a tree, requests whose token there was accepted.
-        cost: of the step; None where its time is not known.
+        step: the `HostStats.step` of the plan that the step's drafts followed.
+        draft_length: the most draft tokens per request under that plan, as it was carried out.
+        requests: number of requests that the step was planned for.
+        verified, accepted: draft tokens of all requests, counted as in `RequestStats`.
+        tested_at: for each position in the draft, the number of requests whose token there was decided, i.e. accepted
+            or the first rejected.  Tokens after a rejection are undecided.  Do not use it for trees, whose nodes have
+            no positions.
+        accepted_at: for each position, or depth in a tree, the number of requests whose token there was accepted.
+        cost: cost of the step; None if its duration is not known.
     """
 
     step: int
@@ -92,7 +93,7 @@ class StepReport:
     def build(
         cls, step: int, draft_length: int, requests: int, fates: Sequence[tuple[int, int]], cost: StepCost | None = None
     ) -> StepReport:
-        """Sum up `fates`, per request the draft tokens verified and accepted."""
+        """Sum up `fates`, the numbers of verified and accepted draft tokens of each request."""
         tested = [min(accepted + 1, verified) for verified, accepted in fates]
         return cls(
             step,
@@ -108,14 +109,14 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """How wide the next step may speculate.
+    """Limits on the drafts of the next step.
 
     Attributes:
-        draft_length: most draft tokens per request; 0 is plain decoding.
-        token_budget: most draft tokens that the whole batch may verify; None is no limit.
-        caps: most draft tokens per request id, where that is less than `draft_length`.
-        price: handed to the trim half: expected accepted tokens below which verifying a draft token does not pay; 0 is
-            no price.
+        draft_length: the most draft tokens per request; 0 is plain decoding.
+        token_budget: the most draft tokens that the whole batch may verify; None is no limit.
+        caps: the most draft tokens by request id, for requests limited to fewer than `draft_length`.
+        price: passed to the trim half: the number of expected accepted tokens below which verifying a draft token does
+            not pay; 0 is no price.
     """
 
     draft_length: int

@@ -1,4 +1,4 @@
-"""A request as plug-ins see it, and what happens to requests and engines while they run.  Host data only."""
+"""Requests as plug-ins see them, and the events of requests and engines.  Host data only."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Reference:
     """Text that the answer is likely to copy from, given with one request.  Equal by value.
 
     Attributes:
-        token_ids: [n] int32, read-only: the text in the target's vocabulary; tokenised by the front end, so that
-            workers see ids only.
-        name: what the user called it, for traces.
+        token_ids: [n] int32, read-only: the text in the target's vocabulary.  The front end tokenises it, so workers
+            see only ids.
+        name: the user's name for it, for traces.
 
     Raises:
-        ContractError: `token_ids` is no such array; `Reference.of` makes one of any sequence of integers.
+        ContractError: `token_ids` is not such an array; `Reference.of` accepts any sequence of integers.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -41,7 +41,7 @@ class Reference:
 
     @classmethod
     def of(cls, token_ids: Sequence[int] | npt.NDArray[np.integer], name: str = "reference") -> Reference:
-        """Make a reference of any sequence of integers."""
+        """Return a reference to any sequence of integers."""
         return cls(np.array(token_ids, dtype=np.int32), name)
 
     def __eq__(self, other: object) -> bool:
@@ -54,7 +54,7 @@ class Reference:
 
 
 class StoredDocument(NamedTuple):
-    """A document of the server's corpora, by name; corpus None looks in all corpora of the request's tenant."""
+    """A document of the server's corpora, by name; corpus None means all corpora of the request's tenant."""
 
     name: str
     corpus: str | None = None
@@ -67,12 +67,12 @@ class RequestOptions:
     Attributes:
         enabled: false switches drafting off for this request.
         num_speculative_tokens: cap on this request's draft length; None leaves it to the policy.
-        proposer: name of the proposer to use; None is the server's.
-        verifier: the server's verifier, which the request asks for by name: a lossy one serves no other requests.
-        store: whether the finished response may enter a response memory.
+        proposer: name of the proposer to use; None is the server's default.
+        verifier: name of the server's verifier, if the request enables it; a lossy one runs only for such requests.
+        store: true if the finished response may enter a response memory.
         corpora: names of stored corpora to draft from first.
-        documents: stored documents that the answer is likely to copy from.  These and `corpora` are names only, each
-            once and in the order given: the store may not have them, now or any more, which is no error.
+        documents: stored documents that the answer is likely to copy from.  `documents` and `corpora` hold only names,
+            without duplicates and in the order given; a name that the store does not have is not an error.
     """
 
     enabled: bool = True
@@ -85,13 +85,13 @@ class RequestOptions:
 
     @property
     def cap(self) -> int | None:
-        """Most draft tokens per step that the request allows; None when it set no limit."""
+        """The most draft tokens per step that the request allows; None if it set no limit."""
         return self.num_speculative_tokens if self.enabled else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling parameters that bear on drafting.  temperature 0 is greedy."""
+    """The sampling parameters that affect drafting.  Temperature 0 is greedy."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -105,13 +105,13 @@ class Request:
     """One request's host-side description.
 
     Attributes:
-        request_id: the engine's own name for it.
-        prompt_length: tokens in the prompt.
-        max_tokens: most tokens it may emit.
-        isolation_key: whatever is remembered across requests is kept apart by this key: of the tenant, the engine's own
-            isolation key, the client's API key and the LoRA adapter's id, as far as they are known.
-        grammar: whether a grammar constrains the output.
-        multimodal: whether the prompt holds images, audio or embeddings (see `BatchView.barriers`).
+        request_id: the engine's id of the request.
+        prompt_length: number of tokens in the prompt.
+        max_tokens: the most tokens that it may emit.
+        isolation_key: separates everything that is remembered across requests.  It is derived from the tenant, the
+            engine's own isolation key, the client's API key and the LoRA adapter's id, as far as they are known.
+        grammar: true if a grammar constrains the output.
+        multimodal: true if the prompt holds images, audio or embeddings (see `BatchView.barriers`).
     """
 
     request_id: str
@@ -128,41 +128,41 @@ class Request:
 
     @property
     def may_share(self) -> bool:
-        """Whether a response memory may read or learn from this request.
+        """True if a response memory may read or learn from this request.
 
-        Engines key the verifier's randomness by (seed, position): a remembered answer of the same seed would be drawn
-        twice with the same random numbers, which doubles its probability.
+        Engines key the verifier's random numbers by (seed, position).  A remembered answer with the same seed would be
+        drawn twice with the same random numbers, which doubles its probability.
         """
         return self.options.store and not (self.sampling.seed is not None and self.sampling.temperature > 0)
 
 
 class Lifecycle(enum.Enum):
-    """What can happen to a request."""
+    """Kinds of request events."""
 
     STARTED = "started"
     STARTED_DECODE_SIDE = "started on the decode side"  # prefilled elsewhere: the first step has no prefill
     RESUMED = "resumed"
-    PREEMPTED = "preempted"  # may be the last that is heard of it; `RESUMED` brings the whole request again
+    PREEMPTED = "preempted"  # may be the request's last event; `RESUMED` carries the whole request again
     UPDATED = "updated"  # same id, new prompt
     FINISHED = "finished"
     ABORTED = "aborted"
 
 
 BEGINS = frozenset({Lifecycle.STARTED, Lifecycle.STARTED_DECODE_SIDE, Lifecycle.RESUMED, Lifecycle.UPDATED})
-"""What a request takes a slot with, in a new generation of it."""
+"""Events with which a request takes a slot, in a new generation of the slot."""
 
 EngineEventKind = Literal["cache flushed", "weights changed", "sleep", "wake"]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """Something happened to one request; `slot` and `generation` name its place while it holds one.
+    """An event of one request; `slot` and `generation` identify its slot while it holds one.
 
     Attributes:
-        visible: tokens of prompt and output, from the first of the prompt, that the client saw at most; known when a
-            request ends (`FINISHED`, `ABORTED`).  None where it is not known: nothing is to be remembered then.  The
-            slot's text can be longer, where steps went on past the end or a stop string was cut from the text, and
-            shorter than this by what the last step emitted, which engines may tell by a verdict only.
+        visible: an upper bound on the tokens that the client saw, counted from the first prompt token; known when a
+            request ends (`FINISHED`, `ABORTED`).  None if not known: then remember nothing.  The slot's text can be
+            longer if steps ran past the end or a stop string was cut from the text.  It can be shorter by the tokens of
+            the last step, which some engines report only in a verdict.
     """
 
     kind: Lifecycle
@@ -174,7 +174,7 @@ class RequestEvent:
 
 @dataclass(frozen=True, slots=True)
 class EngineEvent:
-    """Something happened to the whole engine."""
+    """An event of the whole engine."""
 
     kind: EngineEventKind
 

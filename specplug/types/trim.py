@@ -1,4 +1,4 @@
-"""TrimLimits: what the trim half of a policy cuts a batch's drafts to."""
+"""TrimLimits: the bounds to which the trim half of a policy cuts a batch's drafts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class TrimLimits:
     """The bounds of one step, all on the device of the drafts.
 
     Attributes:
-        token_budget: 0-d int64, most draft tokens of the whole batch; at least 0.
+        token_budget: 0-d int64, the most draft tokens of the whole batch; at least 0.
         decoding: [B] bool, rows that emit in the step.
-        price: 0-d float32, the `StepPlan.price`: a token whose survival probability is below it is not worth verifying.
+        price: 0-d float32, the `StepPlan.price`; a token with a lower survival probability is not worth verifying.
     """
 
     token_budget: Tensor
@@ -24,7 +24,7 @@ class TrimLimits:
 
     @classmethod
     def build(cls, token_budget: int, decoding: Tensor, price: float = 0.0) -> TrimLimits:
-        """Put host values beside `decoding` [B] bool, without waiting for the device."""
+        """Move host values to the device of `decoding` [B] bool, without waiting for the device."""
         device = decoding.device
         return cls(
             token_budget=torch.full((), token_budget, dtype=torch.int64, device=device),

@@ -1,4 +1,4 @@
-"""Outcome and Verdict: what became of a step's drafts."""
+"""Outcome and Verdict: the results of verifying a step's drafts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forced:
-    """What grammars drafted behind proposers' drafts: B rows, at most N tokens each, on the device of the drafts.
+    """Tokens that grammars drafted after the proposers' drafts: B rows of at most N, on the device of the drafts.
 
     Attributes:
         token_ids: [B, N] int32, -1 beyond the row's length.
@@ -31,7 +31,7 @@ class Forced:
         draft_length: int,
         device: torch.device | str = "cpu",
     ) -> Forced:
-        """Put B rows of at most `draft_length` tokens on the device."""
+        """Copy B rows of at most `draft_length` tokens to the device."""
         padded = [[*row, *[-1] * (draft_length - len(row))] for row in token_ids]
         levels = [[*row, *[0.0] * (draft_length - len(row))] for row in confidence]
         return cls(
@@ -43,15 +43,16 @@ class Forced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What an engine reports after a step, row by row of the batch that was verified.
+    """An engine's report after a step, for each row of the batch that was verified.
 
     Attributes:
-        verified: [B] int32, draft tokens that the engine put through the target, filler included.
-        accepted: [B] int32, those that it accepted, bonus excluded, filler included.
+        verified: [B] int32, draft tokens that the engine put through the target, padding included.
+        accepted: [B] int32, draft tokens that it accepted, bonus excluded, padding included.
         emitted: [B] int32, tokens appended to the request, bonus or recovered token included; 0 for prefill chunks.
         cut_by_grammar: [B] int32, draft tokens that a grammar removed before verification; None when not known.
-        after_stop: [B] int32, emitted tokens behind a stop, which no client sees; None when not known.
-        forced: what grammars drafted behind the proposers' drafts, part of `verified` and `accepted`; None for nothing.
+        after_stop: [B] int32, emitted tokens after a stop, which no client sees; None when not known.
+        forced: tokens that grammars drafted after the proposers' drafts, also counted in `verified` and `accepted`;
+            None for none.
     """
 
     verified: Tensor
@@ -62,9 +63,9 @@ class Outcome:
     forced: Forced | None = None
 
     def discarded(self) -> Tensor:
-        """Return [B] bool: rows whose request had ended before the step, so that the engine drops all they emitted.
+        """Return [B] bool, true for rows whose request had ended before the step: the engine drops all their tokens.
 
-        The step that reaches a request's end emits the end itself, which does not lie behind it.
+        The step that reaches a request's end is not one of them: it emits the end itself, which is not after the stop.
         """
         if self.after_stop is None:
             return torch.zeros_like(self.emitted, dtype=torch.bool)
@@ -73,21 +74,22 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
-    """What became of each row's draft; all [B] int32 on the engine's device.
+    """The result of each row's draft; all tensors are [B] int32 on the engine's device.
 
-    Rejected, never verified and cut by grammar are three different things: of `proposed` tokens, `verified` went
-    through the target, of which `accepted` were kept and one more at most was rejected.  Whatever lies behind the first
-    rejection, was trimmed, or was cut by a grammar says nothing about its own confidence: it is censored.
+    Rejected, never verified and cut by grammar are three different results: of `proposed` tokens, `verified` went
+    through the target; of those, `accepted` were kept and at most one more was rejected.  A token after the first
+    rejection, a trimmed token and a token cut by a grammar are censored: they say nothing about their confidence.
 
-    A row whose request had ended before the step has no draft: the engine throws away what the step made of it.
+    A row whose request had ended before the step counts as having no draft: the engine discards its tokens.
 
     Attributes:
-        proposed: draft tokens that the proposer offered and the trim step let through.
-        verified: of these, those that the target looked at.
-        accepted: min(the engine's count, the real draft length): filler can be accepted too, and counts for nobody.
-        cut_by_grammar: of those proposed, removed by a grammar before verification.
+        proposed: draft tokens that the proposer wrote and the trim step kept.
+        verified: proposed tokens that went through the target.
+        accepted: min(the engine's count, the real draft length); the engine can also accept padding, which is not
+            counted.
+        cut_by_grammar: proposed tokens that a grammar removed before verification.
         emitted: tokens appended to the request, bonus or recovered token included.
-        after_stop: of those emitted, behind a stop: no client sees them, do not learn from them.
+        after_stop: emitted tokens after a stop.  No client sees them; do not learn from them.
     """
 
     proposed: Tensor
@@ -99,7 +101,7 @@ class Verdict:
 
     @classmethod
     def build(cls, proposed: Tensor, outcome: Outcome) -> Verdict:
-        """Join what was drafted, `proposed` [B] int32, with what the engine reports.  Never reads back."""
+        """Join the draft lengths `proposed` [B] int32 with the engine's report.  Reads nothing back."""
         zero = torch.zeros_like(proposed)
         proposed = torch.where(outcome.discarded(), zero, proposed)
         cut = zero if outcome.cut_by_grammar is None else torch.minimum(outcome.cut_by_grammar, proposed)
@@ -115,7 +117,7 @@ class Verdict:
 
     @classmethod
     def of_nothing(cls, outcome: Outcome) -> Verdict:
-        """Return what `build` does where nothing was drafted."""
+        """Return the verdict of `build` for empty drafts."""
         zero = torch.zeros_like(outcome.emitted)
         after = zero if outcome.after_stop is None else outcome.after_stop
         return cls(zero, zero, zero, zero, emitted=outcome.emitted, after_stop=after)

@@ -1,4 +1,4 @@
-"""What verifiers take and return: target logits, sampling parameters, random numbers, and the decision."""
+"""Inputs and outputs of verifiers: target logits, sampling parameters, random numbers, and the decision."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from specplug.errors import ContractError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetLogits:
-    """The target's logits for B rows with drafts of differing lengths n_i, flat as vLLM lays them out.
+    """The target's logits for B rows with drafts of different lengths n_i, in vLLM's flat layout.
 
-    Row i owns n_i + 1 consecutive rows of `logits`, the first of them at `starts[i]`: position j < n_i is the law that
-    draft token j is judged by, position n_i the law of the bonus token.
+    Row i owns n_i + 1 consecutive rows of `logits` from `starts[i]` on: position j < n_i is the distribution that
+    draft token j is verified against, position n_i the distribution of the bonus token.
 
     Attributes:
         logits: [T, V] floating point, as the engine has processed them (penalties, bias, grammar masks).
@@ -33,7 +33,7 @@ class TargetLogits:
 
     @classmethod
     def dense(cls, logits: Tensor) -> TargetLogits:
-        """Wrap padded [B, N + 1, V] logits without copying where their layout allows it."""
+        """Wrap padded [B, N + 1, V] logits, without a copy if their layout allows it."""
         if logits.ndim != 3:
             raise ContractError.build("dense logits", found=tuple(logits.shape), expected="[B, N + 1, V]")
         batch, positions, vocab = logits.shape
@@ -48,14 +48,14 @@ class TargetLogits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingBatch:
-    """Sampling parameters per row, on the engine's device.  None stands for "off" in all rows.
+    """Sampling parameters per row, on the engine's device.  None means "off" in all rows.
 
     Attributes:
         temperature: [B] float32; 0 is greedy.
         top_k: [B] int64; 0 is off.
         top_p: [B] float32; 1 is off.
         min_p: [B] float32; 0 is off.
-        all_greedy: the host knows that every temperature is 0.  Verifiers may then leave out all laws.
+        all_greedy: the host knows that every temperature is 0.  Verifiers then need not compute any distribution.
     """
 
     temperature: Tensor
@@ -80,10 +80,10 @@ class Uniforms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verification:
-    """What a verifier decided.
+    """A verifier's decision.
 
     Attributes:
-        token_ids: [B, N + 1] int32, accepted tokens and then the recovered or bonus token; -1 beyond.
+        token_ids: [B, N + 1] int32, the accepted tokens, then the recovered or bonus token, then -1.
         num_accepted: [B] int32, draft tokens kept, bonus excluded.
     """
 
@@ -92,5 +92,5 @@ class Verification:
 
     @property
     def num_emitted(self) -> Tensor:
-        """[B] int32: accepted tokens and the one behind them."""
+        """[B] int32: the accepted tokens and the one after them."""
         return self.num_accepted + 1

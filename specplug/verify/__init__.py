@@ -1,1 +1,1 @@
-"""Verifiers: the plain-torch reference that every faster one is held to, and what they share."""
+"""Verifiers: the plain-torch reference that every faster verifier must match, and shared helpers."""

@@ -1,8 +1,8 @@
 """The distribution that draft tokens were drawn from, over a draft vocabulary and over the target's vocabulary.
 
-A proposer may draw from a part of the target's vocabulary (`Draft.draft_vocab`).  A verifier needs the probability of
-each draft token, and the whole distribution at one position of each row, so nothing of size [B, N, V] is made of the
-columns.  `full_probs` is the plain form; `write_probs` makes what an engine's own verifier takes.
+A proposer may draw from a subset of the target's vocabulary (`Draft.draft_vocab`).  A verifier needs the probability of
+each draft token, and the whole distribution at one position of each row, so the columns are never expanded to
+[B, N, V].  `full_probs` is the reference form; `write_probs` writes the input of an engine's own verifier.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from specplug.verify.target import target_probs
 def column_probs(draft: Draft, temperature: Tensor) -> Tensor | None:
     """Return [B, N, Vd] float64, the probability of each column; None for one-hot drafts.
 
-    Undefined where no token was drawn.  `temperature` [B] is that of `draft_logits`; 0 stands for 1, as tokens of
-    greedy rows are judged as one-hot.
+    Entries are undefined where no token was drawn.  `temperature` [B] applies to `draft_logits`; 0 is treated as 1,
+    because tokens of greedy rows are verified as one-hot.
     """
     if draft.distribution is Distribution.PROBS and draft.draft_probs is not None:
         return normalised(draft.draft_probs)
@@ -29,9 +29,9 @@ def column_probs(draft: Draft, temperature: Tensor) -> Tensor | None:
 
 
 def was_drawn(draft: Draft, temperature: Tensor) -> Tensor:
-    """Return [B, N] bool: which tokens are judged by the distribution; the others are one-hot drafts.
+    """Return [B, N] bool, true for tokens that are verified against the distribution; the others are one-hot drafts.
 
-    Tokens that are stated by logits are one-hot drafts in greedy rows, at temperature 0.
+    In greedy rows (temperature 0), tokens drawn from `draft_logits` are one-hot drafts.
     """
     if draft.distribution is Distribution.ONE_HOT:
         return torch.zeros_like(draft.token_ids, dtype=torch.bool)
@@ -40,7 +40,7 @@ def was_drawn(draft: Draft, temperature: Tensor) -> Tensor:
 
 
 def probs_of(columns: Tensor, token_ids: Tensor, draft_vocab: Tensor | None, vocab_size: int) -> Tensor:
-    """Return [B, N], the probability of each of `token_ids` [B, N] int64 by `columns` [B, N, Vd]; 0 outside of them."""
+    """Return [B, N], the probability of each of `token_ids` [B, N] int64 under `columns` [B, N, Vd]; 0 outside them."""
     if draft_vocab is None:
         return columns.gather(2, token_ids[:, :, None])[:, :, 0]
     places = torch.arange(len(draft_vocab), device=draft_vocab.device)
@@ -50,7 +50,7 @@ def probs_of(columns: Tensor, token_ids: Tensor, draft_vocab: Tensor | None, voc
 
 
 def scattered(columns: Tensor, draft_vocab: Tensor | None, vocab_size: int) -> Tensor:
-    """Return [..., V], `columns` [..., Vd] over the target's vocabulary, 0 outside of the draft vocabulary."""
+    """Return [..., V]: `columns` [..., Vd] over the target's vocabulary, 0 outside the draft vocabulary."""
     if draft_vocab is None:
         return columns
     full = columns.new_zeros(*columns.shape[:-1], vocab_size)
@@ -60,7 +60,7 @@ def scattered(columns: Tensor, draft_vocab: Tensor | None, vocab_size: int) -> T
 def full_probs(draft: Draft, temperature: Tensor, vocab_size: int) -> Tensor:
     """Return [B, N, V] float64, the distribution of every token over the target's vocabulary, one-hot drafts included.
 
-    The plain form that everything else here is held to; undefined beyond a row's length.
+    This is the reference that the other functions must match; entries beyond a row's length are undefined.
     """
     one_hot = torch.zeros(*draft.token_ids.shape, vocab_size, dtype=torch.float64, device=draft.device)
     one_hot.scatter_(2, draft.token_ids.clamp(0, vocab_size - 1).long()[:, :, None], 1.0)
@@ -73,10 +73,10 @@ def full_probs(draft: Draft, temperature: Tensor, vocab_size: int) -> Tensor:
 
 
 def write_probs(buffer: Tensor, draft: Draft) -> None:
-    """Write `draft_probs` over the target's vocabulary, and certainty for one-hot drafts, for an engine's own verifier.
+    """Write `draft_probs` over the target's vocabulary, with probability 1 for one-hot drafts, as engines expect.
 
     Args:
-        buffer: [B, N, V] float32, on any device; may be `draft.draft_probs` itself where columns are ids.
+        buffer: [B, N, V] float32, on any device; may be `draft.draft_probs` itself if columns are token ids.
         draft: with `draft_probs`.
     """
     stated = draft.draft_probs
@@ -93,6 +93,6 @@ def write_probs(buffer: Tensor, draft: Draft) -> None:
 
 
 def normalised(distribution: Tensor) -> Tensor:
-    """Return the distribution in float64, without the rounding by which the sum of a float32 one misses 1."""
+    """Return the distribution in float64, renormalised to remove the float32 rounding error of its sum."""
     distribution = distribution.double()
     return distribution / distribution.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Drafts made to fit what a verifier declares that it takes."""
+"""FittedVerifier: converts drafts to the distributions that a verifier declares."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, V
 
 
 class FittedVerifier(Verifier):
-    """A verifier that is handed one-hot drafts in place of distributions that it does not declare.
+    """A wrapper that passes one-hot drafts to a verifier in place of distributions that it does not declare.
 
-    A token is verified losslessly as one-hot whatever distribution it was drawn from.  A verifier that ignored the
-    distribution of a draft would not know which rule applies, so it is not left to each engine's adapter.
+    Any token can be verified losslessly as one-hot, whatever distribution it was drawn from.  A verifier that ignored
+    a draft's distribution would not know which rule applies, so this is not left to each engine's adapter.
     """
 
     def __init__(self, verifier: Verifier, caps: VerifierCaps) -> None:

@@ -1,8 +1,8 @@
-"""Verification of batches that are greedy throughout: no law is needed, only the largest logits.
+"""Verification of batches in which all rows are greedy: it needs no distribution, only the largest logits.
 
-The special case that `specplug.verify.reference` describes: a draft token is kept exactly when it is the argmax, and
-the token behind those kept is the argmax.  So what is emitted is the argmax at every position up to the first that the
-draft has missed.
+This is the special case that `specplug.verify.reference` describes: a draft token is kept if and only if it is the
+argmax, and the token after the kept ones is the argmax.  So the emitted tokens are the argmax at every position up to
+and including the first one at which the draft differs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from specplug.types.verification import TargetLogits, Verification
 
 
 def verify_greedy(draft: Draft, target: TargetLogits) -> Verification:
-    """Keep each row's draft as far as it is what greedy decoding emits, and add one token.
+    """Keep each row's longest draft prefix that equals the greedy output, and add one token.
 
-    Equals `ReferenceVerifier` at temperature 0 (of logits that tie, the smallest id counts), whatever top-k, top-p and
-    min-p are.  Takes O(B N) memory beside the logits, and reads nothing back.
+    Equals `ReferenceVerifier` at temperature 0 for any top-k, top-p and min-p; ties in the logits go to the smallest
+    id.  Takes O(B N) memory in addition to the logits, and reads nothing back.
     """
     places = torch.arange(draft.draft_length + 1, device=draft.device)
     lengths = draft.lengths[:, None]

@@ -1,16 +1,15 @@
-"""Random numbers for verifiers, counted instead of drawn: a number depends on seed, position and use alone.
+"""Counter-based random numbers for verifiers: each number depends only on seed, position and use.
 
 A counter-based generator (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) has no state to keep,
-to roll back or to reorder: a request's numbers do not depend on its place in the batch, on the width of its drafts, or
-on preemption, and are the same on every device.  The mixing function is that of SplitMix64 (Steele, Lea and Flood,
+roll back or reorder: a request's numbers do not depend on its index in the batch, on the length of its drafts, or on
+preemption, and are the same on every device.  The mixing function is that of SplitMix64 (Steele, Lea and Flood,
 "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).
 
-Why numbering by position is safe although steps overlap.  A step that starts at position b and accepts a tokens looks
-at the accept numbers of positions b .. b + a (the last one only if a rejection happened there) and at the draw number
-of position b + a.  It emits a + 1 tokens, so the next step starts at b + a + 1.  The numbers of later positions were
-computed but decided nothing: whatever the next step does with them, they are as good as fresh.  So every number
-decides at most one thing in a request's life, which is all that independence needs, provided that drafts do not depend
-on these numbers either.
+Numbering by position is safe although steps overlap.  A step that starts at position b and accepts a tokens uses the
+accept numbers of positions b .. b + a (the last one only if a rejection happened there) and the draw number of position
+b + a.  It emits a + 1 tokens, so the next step starts at b + a + 1.  The numbers of later positions were computed but
+decided nothing, so the next step may use them as if they were new.  Every number thus decides at most one thing in a
+request's life, which is sufficient for independence, provided that drafts do not depend on these numbers either.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 def uniforms(seeds: Tensor, positions: Tensor, draft_length: int) -> Uniforms:
     """Return the numbers for one step of B requests with drafts of at most `draft_length` tokens.
 
-    Requests that share a seed share their numbers: give a request without an explicit seed one of its own.
+    Requests with equal seeds share their numbers: give each request without an explicit seed its own.
 
     Args:
         seeds: [B] int64, any values.
-        positions: [B] int64, the position in the request that the first draft token would take, i.e. the context
-            length before the step.
+        positions: [B] int64, the position in the request of the first draft token, i.e. the context length before the
+            step.
         draft_length: N.
 
     Returns:
@@ -49,7 +48,7 @@ def uniforms(seeds: Tensor, positions: Tensor, draft_length: int) -> Uniforms:
     """
     places = positions[:, None] + torch.arange(draft_length + 1, device=positions.device)
     keys = _mix(seeds.to(torch.int64) + _GAMMA)[:, None]
-    # One bijection of 64 bits per seed: within a request no two places or uses share a counter.
+    # One bijection of 64 bits per seed: within a request, no two positions or uses share a counter.
     return Uniforms(
         accept=_to_unit(_mix(keys + (2 * places[:, :draft_length] + _ACCEPT) * _GAMMA)),
         draw=_to_unit(_mix(keys + (2 * places + _DRAW) * _GAMMA)),
@@ -57,7 +56,7 @@ def uniforms(seeds: Tensor, positions: Tensor, draft_length: int) -> Uniforms:
 
 
 def _mix(bits: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64; products wrap around, as unsigned ones do."""
+    """Apply SplitMix64's finaliser to int64; products wrap around like unsigned ones."""
     bits = (bits ^ _shift_right(bits, 30)) * _MIX_1
     bits = (bits ^ _shift_right(bits, 27)) * _MIX_2
     return bits ^ _shift_right(bits, 31)
@@ -69,5 +68,5 @@ def _shift_right(bits: Tensor, count: int) -> Tensor:
 
 
 def _to_unit(bits: Tensor) -> Tensor:
-    """Map 64 random bits to [0, 1) by the upper 53, all of which a float64 holds exactly."""
+    """Map 64 random bits to [0, 1) by their upper 53, which a float64 represents exactly."""
     return _shift_right(bits, 11).to(torch.float64) * 2.0**-53

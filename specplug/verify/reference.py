@@ -1,15 +1,16 @@
-"""The reference verifier: speculative sampling in plain torch, the truth that faster verifiers are held to.
+"""The reference verifier: speculative sampling in plain torch, which faster verifiers must match.
 
-Draft token d, drawn from the draft law q, is kept with probability min(1, p(d) / q(d)), p being the target's law at
-that position.  At the first rejection the recovered token is drawn from max(p - q, 0), renormalised; if every draft
-token is kept, the bonus token is drawn from the target's law behind the last one.  The emitted tokens then have the
-target's law, whatever q is (Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding",
-ICML 2023; Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling", arXiv:2302.01318, 2023).
+Draft token d, drawn from the draft distribution q, is kept with probability min(1, p(d) / q(d)), where p is the
+target's distribution at that position.  At the first rejection the recovered token is drawn from max(p - q, 0),
+renormalised; if every draft token is kept, the bonus token is drawn from the target's distribution after the last one.
+The emitted tokens then follow the target's distribution, whatever q is (Leviathan, Kalman and Matias, "Fast Inference
+from Transformers via Speculative Decoding", ICML 2023; Chen et al., "Accelerating Large Language Model Decoding with
+Speculative Sampling", arXiv:2302.01318, 2023).
 
-Two cases need no code of their own.  A proposer that always drafts d has a one-hot q: d is kept with probability p(d),
-and the residual is p without d.  A greedy row has a one-hot p: a draft token is kept exactly when it is the argmax,
-and the token behind it is the argmax.  When the host knows that all rows are greedy, `verify_greedy` does the same
-without any law.
+Two cases need no special code.  A proposer that always drafts d has a one-hot q: d is kept with probability p(d), and
+the residual is p without d.  A greedy row has a one-hot p: a draft token is kept if and only if it is the argmax, and
+the token after the kept ones is the argmax.  If the host knows that all rows are greedy, `verify_greedy` gives the same
+result without computing any distribution.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from specplug.verify.target import target_probs
 class ReferenceVerifier(Verifier):
     """Rejection sampling for chains.  Reads nothing back to the host; takes O(B N V) memory in float64.
 
-    Of a distribution over a draft vocabulary it makes no more than that of one position per row over the target's.
+    A distribution over a draft vocabulary is expanded to the target's vocabulary at only one position per row.
 
-    Ids within a row's length must lie in [0, V); what the draft's buffers hold beyond it never matters.
+    Ids within a row's length must lie in [0, V); the contents of the draft's buffers beyond it are ignored.
     """
 
     def __init__(self, context: PluginContext | None = None) -> None:
-        """Take the context that every plug-in is built with; nothing in it is needed."""
+        """Ignore `context`, which every plug-in is built with."""
 
     def verify(self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, uniforms: Uniforms) -> Verification:
         """Accept a prefix of each row's draft and add one token.
 
         Raises:
-            ContractError: the draft is a tree, or shapes do not fit together.
+            ContractError: the draft is a tree, or shapes do not match.
         """
         _check(draft, target, uniforms)
         if sampling.all_greedy:
@@ -71,14 +72,14 @@ class ReferenceVerifier(Verifier):
     def _target_distribution(
         self, target: TargetLogits, sampling: SamplingBatch, lengths: Tensor, draft_length: int
     ) -> Tensor:
-        """[B, N + 1, V] float64: p at every position; beyond a row's length, that of its bonus token again."""
+        """[B, N + 1, V] float64: p at every position; beyond a row's length, p of its bonus token is repeated."""
         positions = torch.arange(draft_length + 1, device=lengths.device)
         logits = target.at(torch.minimum(positions, lengths[:, None]))
         distribution = target_probs(logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         return normalised(distribution)
 
     def _draft_distribution(self, draft: Draft, sampling: SamplingBatch) -> Tensor | None:
-        """[B, N, Vd] float64: what tokens were drawn from, over the draft vocabulary; None for one-hot drafts."""
+        """[B, N, Vd] float64: the draft distribution, over the draft vocabulary; None for one-hot drafts."""
         return column_probs(draft, sampling.temperature)
 
     def _drafted_probs(
@@ -112,28 +113,29 @@ class ReferenceVerifier(Verifier):
         return torch.where(drawn, scattered(_position(columns, places), draft.draft_vocab, vocab), distribution)
 
     def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor) -> Tensor:
-        """[B, N] bool: whether each draft token passes, from its p, its q and its number.
+        """[B, N] bool: true for draft tokens that pass, given their p, q and random number.
 
-        The product instead of the ratio: nothing divides by 0, and as numbers are below 1, p >= q always passes.
+        Compares a product, not the ratio: this never divides by 0, and p >= q always passes because numbers are below
+        1.
         """
         return numbers * q < p
 
     def _next_token_weights(
         self, target_distribution: Tensor, q: Tensor, num_accepted: Tensor, lengths: Tensor
     ) -> Tensor:
-        """[B, V] float64: the unnormalised law of the recovered token, or of the bonus token, for which `q` is 0."""
+        """[B, V] float64: unnormalised distribution of the recovered token, or of the bonus token, where `q` is 0."""
         p = _position(target_distribution, num_accepted)
         residual = (p - q).clamp(min=0)
-        # p == q leaves nothing over, and rejects with probability 0 up to rounding: any law may stand in.
+        # p == q has no residual and rejects with probability 0 up to rounding, so any distribution may replace it.
         return torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
 
     def _draw_number(self, uniforms: Uniforms, num_accepted: Tensor) -> Tensor:
-        """[B] float64: the number that draws the token behind those accepted."""
+        """[B] float64: the number that draws the token after the accepted ones."""
         return _at(uniforms.draw, num_accepted)
 
 
 def _check(draft: Draft, target: TargetLogits, uniforms: Uniforms) -> None:
-    """Shapes only: values stay on the device."""
+    """Check shapes only: values stay on the device."""
     draft.validate()
     if draft.parents is not None:
         raise ContractError.build(
@@ -164,22 +166,22 @@ def _at(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _position(distribution: Tensor, positions: Tensor) -> Tensor:
-    """Pick from [B, P, V] the law at `positions` [B]."""
+    """Pick from [B, P, V] the distribution at `positions` [B]."""
     return distribution.gather(1, positions[:, None, None].expand(-1, 1, distribution.shape[2]))[:, 0]
 
 
 def _draw(weights: Tensor, numbers: Tensor) -> Tensor:
-    """Return [B] int64: the token whose stretch of the cumulated weights [B, V] holds the number [B]."""
+    """Return [B] int64: the token whose interval of the cumulated weights [B, V] contains the number [B]."""
     possible = weights > 0
     cumulated = torch.where(possible, weights.cumsum(-1), 0.0)
     total = cumulated.amax(-1)
-    # Rounding must neither reach the total nor stop at a token without weight.
+    # Rounding must not reach the total, and must not select a token without weight.
     goal = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
     return (cumulated > goal[:, None]).to(torch.int8).argmax(-1)
 
 
 def _join(drafted: Tensor, num_accepted: Tensor, next_token: Tensor) -> Verification:
-    """Lay out accepted tokens, the one behind them, and -1."""
+    """Lay out the accepted tokens, the token after them, then -1."""
     places = torch.arange(drafted.shape[1] + 1, device=drafted.device)
     token_ids = pad(drafted, (0, 1))
     token_ids = torch.where(places == num_accepted[:, None], next_token[:, None], token_ids)

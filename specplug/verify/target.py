@@ -1,7 +1,7 @@
-"""The law that a request's next token is drawn from: logits and sampling parameters in, probabilities out.
+"""The target's distribution of a request's next token, from logits and sampling parameters.
 
-Same order and same treatment of ties as the warpers of Hugging Face transformers, which `model.generate` applies:
-temperature, then top-k, then top-p, then min-p, each judged on the law that the one before it left over.
+The order and the treatment of ties are those of the Hugging Face transformers warpers, which `model.generate` applies:
+temperature, then top-k, then top-p, then min-p, each applied to the distribution that the one before it left.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 OFF = -torch.inf  # the logit of a token that cannot be drawn
-_TINY = 1e-20  # temperatures below this take float32 logits beyond the largest number
+_TINY = 1e-20  # dividing float32 logits by a lower temperature may overflow
 
 
 def target_probs(
@@ -20,15 +20,15 @@ def target_probs(
     top_p: Tensor | None = None,
     min_p: Tensor | None = None,
 ) -> Tensor:
-    """Return the law of the next token at each position.
+    """Return the distribution of the next token at each position.
 
-    Tokens whose logit is -inf (grammar masks, bad words) keep probability 0.  Of tokens that tie with the k-th largest
-    logit, top-k keeps all; of tokens that tie at the edge of top-p, those with the larger ids stay.  Reads nothing
-    back to the host.
+    Tokens whose logit is -inf (grammar masks, bad words) keep probability 0.  Top-k keeps all tokens that tie with the
+    k-th largest logit; of tokens that tie at the edge of top-p, those with the larger ids stay.  Reads nothing back to
+    the host.
 
     Args:
         logits: [B, ..., V] floating point; float64 is computed in float64, everything else in float32.
-        temperature: [B]; 0 is greedy: probability 1 for the largest logit, the smallest id where several tie.
+        temperature: [B]; 0 is greedy: probability 1 for the largest logit, and for the smallest id if several tie.
         top_k: [B] int64; 0 is off.  None: off in all rows.
         top_p: [B] in (0, 1]; 1 is off.
         min_p: [B] in [0, 1]; 0 is off.
@@ -57,16 +57,16 @@ def target_probs(
 
 
 def _scaled(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Divide by the temperature; at tiny ones only what a logit lacks of the largest, which then stays finite.
+    """Divide by the temperature; at tiny temperatures subtract the largest logit first, so that it stays finite.
 
-    Other rows are divided as they are, as the warper does it: a difference is rounded, and may tie where logits do not.
+    Other rows are divided directly, like the warper does: a subtraction rounds, and may create ties.
     """
     largest = logits.amax(-1, keepdim=True)
     return (logits - torch.where(temperature < _TINY, largest, 0.0)) / temperature
 
 
 def _keep_largest(scaled: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
-    """Turn off every token outside the top k and, of what is left, outside the top p."""
+    """Turn off every token outside the top k and, of the rest, every token outside the top p."""
     vocab = scaled.shape[-1]
     ascending, order = scaled.sort(dim=-1, stable=True)
     if top_k is not None:

@@ -214,7 +214,7 @@ def test_a_manifest_that_names_another_file_is_refused(tmp_path):
     manifest = load(folder)
     for file in ("../x.safetensors", "/etc/passwd", "x", MANIFEST_FILE):
         commit(folder, manifest, [manifest.entries[0]._replace(file=file)])
-        with pytest.raises(CorpusError, match="is no name of a segment"):
+        with pytest.raises(CorpusError, match="is not a segment's name"):
             store.list("")
 
 

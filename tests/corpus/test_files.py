@@ -62,7 +62,7 @@ def test_nothing_is_written_through_a_link(store, bad, victim, name, link, chang
         changes(store)[change]()
         assert "manifest" in name or name == MERGE_LOCK_FILE != change
     except CorpusError as error:
-        expected = "a symbolic link" if link is os.symlink else "a file that is no lock"
+        expected = "a symbolic link" if link is os.symlink else "a file that is not a lock"
         assert f"{name}: a file of the corpus store could not be written; found {expected}" in str(error)  # noqa: PT017
     assert victim.read_bytes() == VICTIM
     assert not stat.S_IMODE(victim.stat().st_mode) & 0o111
@@ -137,7 +137,7 @@ def test_a_pipe_holds_nobody_up(store, bad, name):
     done = subprocess.run(
         [sys.executable, "-c", ask, store.root], capture_output=True, text=True, timeout=60, check=False
     )
-    assert "found no regular file" in done.stdout + done.stderr
+    assert "found not a regular file" in done.stdout + done.stderr
     assert "CorpusError" in done.stdout + done.stderr
     assert len(done.stdout.splitlines()) == (0 if name == STORE_FILE else 6)
 

@@ -127,10 +127,10 @@ def test_a_hostile_manifest_costs_its_tenant_only(tmp_path):
     ("where", "value", "message"),
     [
         (("segments", 0, "tokens"), 10**12, r"segments\.0\.tokens: Input should be less than or equal to"),
-        (("segments", 0, "documents"), 2, "more lives than is there|sizes"),
+        (("segments", 0, "documents"), 2, "more live tokens or documents|sizes"),
         (("segments", 0, "live"), [{"corpus": "c", "documents": 1, "tokens": 20}] * 2, "a corpus is named twice"),
         (("segments", 0, "dead_corpora"), ["c"], "a corpus is named twice"),
-        (("segments", 0, "text"), 10, "sizes that cannot be"),
+        (("segments", 0, "text"), 10, "inconsistent sizes"),
         (("generation",), True, "generation: Input should be a valid integer, not True"),
         (("unknown",), 1, r"unknown: Extra inputs are not permitted|unknown: Unexpected"),
     ],

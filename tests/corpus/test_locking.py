@@ -35,7 +35,7 @@ def test_who_waits_too_long_is_reported_for_whom(tmp_path):
     with subprocess.Popen([sys.executable, "-c", hold, lock], stdin=-1, stdout=-1, text=True) as holder:
         assert holder.stdout.readline() == "held\n"
         for change in (lambda: store.add("d", some_documents(1)), lambda: store.remove("c")):
-            with pytest.raises(CorpusError, match=f"found process {holder.pid} still at it after 0.05 s"):
+            with pytest.raises(CorpusError, match=f"found process {holder.pid} still holds it after 0.05 s"):
                 change()
         assert listed(store) == {("", "c"): (3, 60)}
         store.add("d", some_documents(1), tenant="another")

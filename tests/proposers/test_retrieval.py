@@ -216,7 +216,7 @@ def test_what_cannot_be_removed_serves_on(server: Server, monkeypatch: pytest.Mo
     server.watcher.settle()
     assert server.proposer.list_corpora() == {"texts": len(TEXT)}
     assert server.source(server.ask()) == "corpus"
-    assert "was not removed; it serves on" in caplog.text
+    assert "was not removed; it stays in use" in caplog.text
 
 
 def test_a_store_that_grows_and_shrinks_beside_the_server(store: Store) -> None:

@@ -3,24 +3,24 @@
 Texts
     recency              the recency tree: exact longest matches in 8 bytes a token
     texts                one tree per running request
-    responses            one tree over finished responses, kept apart by owner
+    responses            one tree over finished responses, separated by owner
     sorting              places of a static text, sorted by the text before them
     corpus_index         the static texts of many tenants
-    searching            the places in them that match a context best
-    interleaved_search   the same for a batch: rows are searched side by side
+    searching            the places in the corpus index that match a context best
+    interleaved_search   the same for a batch, with interleaved searches of its rows
 
 Drafts
     gathering            the candidates of all sources
-    aligning             following a text past where it diverges
-    evidence             what matches are worth, learnt online; confidences
+    aligning             continuing to follow a text after it diverges
+    evidence             hit rates of matches, learnt online; confidences
     voting               candidates vote on the next token
     drafting             chains and trees of the likeliest tokens
-    learning             comparison of emitted tokens with the votes
+    learning             comparison of emitted tokens with the votes and drafts
 
 Calls
-    steps                all of it for a batch; `addresses` takes tensors
+    steps                all operations for a batch; `addresses` takes tensors
     lookup               the class that owns the memory and makes the calls
-    records, state       what kernels take as one argument
-    row_prefetch         memory of the next row, requested in time; `prefetch` and `pointers` are the primitives
-    compiled             how kernels are compiled and cached
+    records, state       records of arrays that kernels take as one argument
+    row_prefetch         prefetch of the next row's memory; `prefetch` and `pointers` are the primitives
+    compiled             compilation and caching of kernels
 """

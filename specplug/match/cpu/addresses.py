@@ -1,7 +1,7 @@
-"""The kernels of `steps` for tensors, by address: making numpy views of a dozen tensors takes longer than the rest.
+"""The kernels of `steps` for tensors, by address: creating numpy views of a dozen tensors would take longer than them.
 
-A tensor's memory must be the host's, its elements of the type that is stated, the last dimension contiguous, and it
-must live until the call returns; `specplug.match.cpu.lookup` sees to that.
+A tensor must be in host memory, have the stated element type and a contiguous last dimension, and live until the call
+returns; `specplug.match.cpu.lookup` ensures that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def ingest_at(
     lengths: int,
     num_new: int,
 ) -> None:
-    """Do as `steps.ingest` for addresses; `table` has `num_rows` rows, `stride` elements apart; `first` may be 0."""
+    """Run `steps.ingest` on addresses; `table` has `num_rows` rows, `stride` elements apart; `first` may be 0."""
     ingest(
         borrowed(state),
         carray(int64_at(slots), batch_size),
@@ -54,7 +54,7 @@ def propose_at(
     sources: int,
     parents: int,
 ) -> None:
-    """Do as `steps.propose_trees` for addresses, or as `steps.propose_chains` where `parents` is 0.
+    """Run `steps.propose_trees` on addresses, or `steps.propose_chains` if `parents` is 0.
 
     Rows of `ids`, `confidences`, `sources` and `parents` are `stride` elements apart.
     """

@@ -1,7 +1,7 @@
-"""Following a text past where it diverges from what it followed: an insertion, a deletion, a replaced word.
+"""Alignment: continuing to follow a source text after an insertion, a deletion or a replaced word.
 
-Where no match is long enough to say where a text is now, the newest token is looked for around the place that comes
-next there; if it is not found, that place itself is tried.
+If no match is long enough to locate the text in its source, the newest token is searched for around the expected next
+place (the anchor); if it is not found, the expected place itself is tried.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from specplug.match.cpu.searching import document_at, token_after
 from specplug.match.cpu.voting import token_at
 
 WINDOW, BACK = 12, 4
-"""How far ahead, and back, of where the text was followed last it is looked for again when it diverges."""
+"""Tokens after and before the last known place in which a diverged text is searched for."""
 
 FORGET_ANCHOR = 64
-"""Tokens after which it is not looked for any more."""
+"""Number of tokens after which the search is given up."""
 
 FOLLOWED = 2
-"""Matches of this length say that the text is followed there."""
+"""Match length from which a text counts as following the matched place."""
 
 SHELVED = CORPUS
-"""Which anchor is that of the shelf, whatever corpora the request names."""
+"""Index of the corpus index's anchor, whatever corpora the request names."""
 
 
 @compiled
 def put(workspace: Any, node: int, count: int, at: int, length: int, kind: int) -> int:
-    """Add a candidate to the `count` of a node; return how many there are."""
+    """Add a candidate to a node that has `count`; return the new count."""
     workspace.at[node, count], workspace.length[node, count], workspace.kind[node, count] = at, length, kind
     return count + 1
 
 
 @compiled
 def align(state: Any, slot: int, count: int, source: int) -> int:
-    """Tell candidates near the place that was followed last, in own text or responses, apart from others.
+    """Mark candidates near the anchor in own text or responses, and add the anchor as a candidate if it is missing.
 
     Args:
-        count: candidates on the bench, row 0.
+        count: number of candidates in row 0 of the workspace.
         source: OWN or RESPONSE.
 
     Returns:
-        how many candidates there are then: that place may be one more.
+        the new number of candidates.
     """
     texts, memory, rows, workspace = state.texts, state.memory, state.rows, state.workspace
     newest = texts.text[slot, texts.lengths[slot] - 1]
@@ -80,7 +80,7 @@ def align(state: Any, slot: int, count: int, source: int) -> int:
 
 @compiled
 def align_shelved(state: Any, slot: int, begin: int, count: int) -> int:
-    """Do as `align` for the shelf, whose candidates are those from `begin` on, the best first; inside one document."""
+    """Run `align` for the corpus index, whose candidates start at `begin`, best first; stays within one document."""
     texts, rows, workspace = state.texts, state.rows, state.workspace
     bounds = rows.bounds[slot]
     if count > begin and workspace.length[0, begin] >= FOLLOWED:
@@ -105,7 +105,7 @@ def align_shelved(state: Any, slot: int, begin: int, count: int) -> int:
 
 @compiled
 def _set_bounds(state: Any, slot: int, place: int) -> None:
-    """Note where the document of the shelf's best candidate, at `place`, begins and ends."""
+    """Record the bounds of the document of the corpus index's best candidate, at `place`."""
     corpus_index, bounds = state.corpus_index, state.rows.bounds[slot]
     segment = corpus_index.segments[0]
     document = document_at(corpus_index, segment, place - corpus_index.texts[segment])
@@ -116,7 +116,7 @@ def _set_bounds(state: Any, slot: int, place: int) -> None:
 
 @compiled
 def _look_around_shelved(bounds: Any, place: int, newest: int) -> int:
-    """Do as `_look_around`, between `bounds`."""
+    """Search like `_look_around`, between `bounds`."""
     if newest < 0:
         return -place
     for distance in range(WINDOW):
@@ -130,14 +130,14 @@ def _look_around_shelved(bounds: Any, place: int, newest: int) -> int:
 
 @compiled
 def _may_read(state: Any, slot: int, source: int, place: int) -> bool:
-    """Whether a slot may be told the token at `place`: the text that was followed may have ended before it."""
+    """Return whether a slot may read the token at `place`: the text that it followed may have ended before it."""
     memory = state.memory
     return source == OWN or owner_of(memory.owners, memory.text.size - 1, place + 1) == state.rows.owners[slot]
 
 
 @compiled
 def _look_around(state: Any, slot: int, source: int, place: int, stop: int, newest: int) -> int:
-    """Return the place behind `newest` that is nearest to `place`, ahead before back; -place where there is none."""
+    """Return the place after `newest` that is nearest to `place`, forward before back; -place if there is none."""
     if newest < 0:
         return -place
     for distance in range(WINDOW):

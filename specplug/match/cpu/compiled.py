@@ -1,4 +1,4 @@
-"""How kernels are compiled: by numba, without the GIL, and cached on disk, so that a second start is quick."""
+"""Compilation of kernels by numba, without the GIL and with a cache on disk, so that later starts are quick."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """Compile a kernel at its first call, or load it from the cache.  It runs without the GIL."""
+    """Decorate a kernel: its first call compiles it or loads it from the cache.  It runs without the GIL."""
     with _own_cache():
         kernel: Any = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
     return cast("Function", kernel)
 
 
 def cache_folder() -> Path:
-    """Return where compiled kernels are kept: in `NUMBA_CACHE_DIR`, else with the user's other caches.
+    """Return the folder of compiled kernels: in `NUMBA_CACHE_DIR`, or else in the user's cache directory.
 
-    Numba's own place beside the source holds code of one version only: environments that share a source tree would
-    compile anew in turns.  It also takes a kernel for current when the kernel's own file is, though one that it calls
-    has changed.  So there is one folder per numba version and state of all the sources.
+    Numba's default folder next to the source holds code of only one version, so environments that share a source tree
+    would recompile in turns.  Numba also considers a kernel current if its own file is unchanged, even if a kernel that
+    it calls has changed.  So there is one folder per numba version and state of all sources.
     """
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     kept = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(home) / "specplug")
@@ -42,8 +42,10 @@ def _state() -> str:
 
 @contextmanager
 def _own_cache() -> Iterator[None]:
-    """Let numba choose our folder for what is decorated meanwhile; it falls back to others where this cannot be
-    written."""
+    """Make numba cache functions that are decorated in this context in `cache_folder`.
+
+    Numba falls back to other folders if it is not writable.
+    """
     settings: Any = numba.config
     before = settings.CACHE_DIR
     settings.CACHE_DIR = str(cache_folder())

@@ -1,10 +1,11 @@
-"""Shelves: static texts that many requests draft from, told apart by tenant and by corpus; `searching` searches them.
+"""The corpus index: static texts that many requests draft from, by tenant and corpus; `searching` searches it.
 
-A shelf does not change.  What is added or removed makes a new one, which takes the old one's place between two steps;
-texts and places themselves are never copied, so they may be mapped from files.  Kernels know them by address: a place
-is the address of the token behind it, in units of a token, so that a candidate needs nothing but its place to be
-followed from one token to the next.  Every text ends with what is no text, which ends whatever is read from it.
-Numbers that come from files are brought into range before they lead anywhere: a damaged file costs drafts.
+A corpus index is immutable.  Adding or removing a corpus builds a new one, which replaces the old one between two
+steps; texts and places are never copied, so they may be mapped from files.  Kernels use addresses: a place is the
+address of the token after it, in units of a token, so a candidate's place suffices to read its next tokens.  Every text
+ends with NO_TEXT, which ends every read.
+
+Numbers from files are clamped before they are used: a damaged file costs only drafts.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from specplug.match.cpu.records import Record, RecordType, define
 from specplug.match.cpu.texts import MOST_CANDIDATES, Tokens
 
 MOST_NAMED = 16
-"""Corpora that a request may name."""
+"""The most corpora that a request may name."""
 
 MAX_CURSORS = 16
-"""Searches that go on side by side."""
+"""The most searches that are interleaved."""
 
 TOKEN = 4
-"""Bytes."""
+"""Bytes per token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexSegment:
-    """Static texts of one tenant, as they are searched.
+    """Static texts of one tenant, in the form that kernels search.
 
     Attributes:
-        text: [n] int32, NO_TEXT first, last, and behind each text.
+        text: [n] int32, NO_TEXT first, last, and after each text.
         places: [m] int32, as `sorting.sorted_places` returns them.
-        starts: [d + 1] int64, where the texts of each document begin, and the end.
-        corpus_of: [d] int32, which of `corpora` a document belongs to.
-        corpora: their names.
-        dead: [d] uint8, 1 for documents that are not to be drafted from; None where all are.
+        starts: [d + 1] int64, the start of each document's texts, and the end.
+        corpus_of: [d] int32, index into `corpora` of each document's corpus.
+        corpora: names of the corpora.
+        dead: [d] uint8, 1 for documents that must not be drafted from; None if there are none.
     """
 
     text: Tokens
@@ -82,11 +83,11 @@ class CorpusIndex:
     """The segments of all tenants.
 
     Args:
-        tenants: their segments.
-        numbers: the number, from 1, of each tenant and of each (tenant, corpus); those that are new are added.
+        tenants: the segments of each tenant.
+        numbers: the number, from 1, of each tenant and of each (tenant, corpus); new ones are added.
 
     Attributes:
-        record: all of it, as kernels take it.
+        record: the record that kernels take.
     """
 
     def __init__(self, tenants: Mapping[str, Sequence[IndexSegment]], numbers: Numbers) -> None:
@@ -121,7 +122,7 @@ class CorpusIndex:
 
 
 class Numbers:
-    """The numbers that kernels know tenants and corpora by; they are never given again."""
+    """The numbers of tenants and corpora in kernels; numbers are never reused."""
 
     def __init__(self) -> None:
         self.tenants: dict[str, int] = {}
@@ -136,9 +137,9 @@ class Numbers:
         return self._corpora.setdefault((tenant, name), len(self._corpora) + 1)
 
     def known(self, tenant: str | None, corpora: Sequence[str]) -> tuple[int, list[int]]:
-        """Return the numbers of a tenant, 0 for one that has none, and of those of its corpora that have one.
+        """Return the number of a tenant, 0 if it has none, and the numbers of those of its corpora that have one.
 
-        Clients choose these names: none gets a number by being asked for.
+        Clients choose these names, so a query never assigns a number.
         """
         if tenant is None or tenant not in self.tenants:
             return 0, []

@@ -1,4 +1,4 @@
-"""One row's draft: a chain of the likeliest tokens, or the tree with the most expected accepted tokens."""
+"""Drafting for one row: a chain of the likeliest tokens, or the tree with the most expected accepted tokens."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from specplug.match.cpu.gathering import gather, gather_anew
 from specplug.match.cpu.voting import best, follow, predicted, token_at, vote
 
 BRANCHES = 6
-"""Tokens of a node that a tree considers."""
+"""The most child tokens of a node that a tree considers."""
 
 PREFETCH_DISTANCE = 3
-"""So many tokens ahead a copy looks for what it will need."""
+"""Prefetch distance in tokens."""
 
 
 @compiled
 def _remember_candidate_votes(state: Any, slot: int, count: int) -> None:
-    """Keep what each candidate said, to learn later whether it was right."""
+    """Store each candidate's predicted token, to learn later whether it was right."""
     rows, workspace = state.rows, state.workspace
     for k in range(count):
         kind = workspace.kind[0, k]
@@ -40,7 +40,7 @@ def _remember_candidate_votes(state: Any, slot: int, count: int) -> None:
 
 @compiled
 def _consider(state: Any, slot: int, entry: int, parent: int, t: int, share: float, last: int) -> float:
-    """Note token `t` of the bench as considered, and return its confidence."""
+    """Record token `t` of the workspace as considered, and return its confidence."""
     rows, workspace = state.rows, state.workspace
     length, owner = workspace.longest[t], rows.owners[slot]
     evidence = evidence_key(
@@ -68,7 +68,7 @@ def _last(state: Any, slot: int, depth: int) -> int:
 
 @compiled
 def _source(state: Any, slot: int, t: int) -> int:
-    """Return the first source that stands behind a token: 0 own text, 1 a reference, 2 responses, 3 corpora."""
+    """Return the first source that predicts a token: 0 own text, 1 a reference, 2 responses, 3 corpora."""
     workspace = state.workspace
     if workspace.sources[t] & 1 == 0:
         return 2 if workspace.sources[t] & 2 else 3
@@ -77,16 +77,16 @@ def _source(state: Any, slot: int, t: int) -> int:
 
 @compiled
 def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any, sources: Any) -> int:
-    """Draft the likeliest token, again and again, while the whole draft survives with probability `state.least`.
+    """Draft the likeliest token repeatedly, while the whole draft survives with at least probability `state.least`.
 
     Args:
         state: see `State`.
-        slot: whose text to draft for.
-        limit: most tokens.
+        slot: the slot of the text to draft for.
+        limit: the most tokens.
         ids, confidences, sources: [N] int32, float32 and int32, to be filled; see `_source`.
 
     Returns:
-        how many tokens were drafted.
+        the number of drafted tokens.
     """
     rows, workspace = state.rows, state.workspace
     count = gather(state, slot)
@@ -123,9 +123,9 @@ def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any, s
 def _copy_on(
     state: Any, slot: int, drafted: int, limit: int, survival: float, ids: Any, confidences: Any, sources: Any
 ) -> int:
-    """Draft what the only candidate says to the end, as voting on each token would; return how many are drafted.
+    """Copy the only remaining candidate to the end, with the same result as voting; return the number drafted.
 
-    Most tokens are drafted so.  The candidate's text tells early what will be asked about the tokens ahead.
+    Most tokens are drafted this way.  The candidate's text gives the next tokens early enough to prefetch their tables.
     """
     texts, memory, rows, tables, workspace = state.texts, state.memory, state.rows, state.tables, state.workspace
     text, n, responses, end, copied = (
@@ -167,9 +167,9 @@ def draft_tree(state: Any, slot: int, limit: int, ids: Any, confidences: Any, so
 
     Args:
         state, slot: see `draft_chain`.
-        limit: most nodes.
+        limit: the most nodes.
         ids, confidences, sources: see `draft_chain`.
-        parents: [N] int32, to be filled, too.
+        parents: [N] int32, to be filled.
 
     Returns:
         see `draft_chain`.
@@ -203,7 +203,7 @@ def draft_tree(state: Any, slot: int, limit: int, ids: Any, confidences: Any, so
 
 @compiled
 def _open(state: Any, slot: int, node: int, considered: int) -> int:
-    """Consider the tokens that may follow a node; return how many are considered by now."""
+    """Consider the tokens that may follow a node; return the number of considered tokens so far."""
     workspace, tree = state.workspace, state.tree
     depth = tree.depths[node]
     _spell(state, slot, node)
@@ -230,7 +230,7 @@ def _open(state: Any, slot: int, node: int, considered: int) -> int:
 
 @compiled
 def _likeliest(tree: Any, considered: int) -> int:
-    """Return the entry with the best chance among those not taken yet, the first of equals; -1 for none."""
+    """Return the entry with the best chance among those not taken yet, the first among ties; -1 for none."""
     found, most = -1, 0.0
     for entry in range(considered):
         if tree.chances[entry] > most:
@@ -240,7 +240,7 @@ def _likeliest(tree: Any, considered: int) -> int:
 
 @compiled
 def _spell(state: Any, slot: int, node: int) -> None:
-    """Write the tokens on the path to a node where a draft's tokens are read from."""
+    """Write the tokens on the path to a node into `workspace.drafted`, where a draft's tokens are read."""
     rows, workspace, tree = state.rows, state.workspace, state.tree
     for depth in range(tree.depths[node] - 1, -1, -1):
         workspace.drafted[depth] = rows.tokens[slot, tree.entries[node]]

@@ -1,15 +1,15 @@
-"""What matches are worth, learnt online: how often candidates, and what was drafted of them, turned out right.
+"""Hit rates of matches, learnt online: how often candidates, and the tokens considered from them, were right.
 
-Three tables count tries and hits.  Those hits need no verification: every token that a target emits tells of each
-candidate whether it was right, also of those that were not drafted, or were cut before they were verified.
+Three tables count tries and hits.  Counting needs no verification: every token that the target emits shows for each
+candidate whether it was right, even if it was not drafted or was cut before verification.
 
-- `votes`, by kind of candidate and match length: a candidate's say in which token is drafted.
-- `evidence`, by all that speaks for a token: match length, share of the votes, support, the row's luck so far, sources.
-- `contexts`, by the token before and the match length: some tokens can be continued by heart, some never.
+- `votes`, by kind of candidate and match length: a candidate's weight in the choice of the drafted token.
+- `evidence`, by the evidence for a token: match length, share of votes, support, the row's recent hit rate, sources.
+- `contexts`, by the token before and the match length: some tokens have predictable continuations, others do not.
 
-A token's confidence joins what the last two say: the mean of their log-odds, as in the second stage of a PAQ compressor
-(M. Mahoney, 2005).  Counts are whole numbers, and are halved when large, after each step: so what is learnt depends on
-no order of rows.
+A token's confidence combines the last two as the mean of their log-odds, as in the second stage of a PAQ compressor
+(M. Mahoney, 2005).  Counts are whole numbers and are halved after a step if they are large, so the result does not
+depend on the order of rows.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from specplug.match.cpu.records import Record, RecordType, define
 Table = npt.NDArray[np.float32]
 
 OWN, RESPONSE, CORPUS, NAMED = 0, 1, 2, 3
-"""Where a candidate lies, the last in a corpus that the request names; its kind is that, plus `NEAR` or `ALIGNED`."""
+"""Source of a candidate; NAMED is a corpus that the request names.  Its kind adds `NEAR` or `ALIGNED` to the source."""
 
 FROM = 3
-"""A kind without those two: `kind & FROM` is where it lies."""
+"""Mask of the source: `kind & FROM` is a candidate's source."""
 
 NEAR, ALIGNED = 4, 8
-"""Close to where the text has been followed last; and just that place, whatever matches."""
+"""Near the place that the text last followed; and exactly that place, whatever matches."""
 
 KINDS, LENGTHS, SHARES, SUPPORTS, HIT_RATES, SOURCES = 12, 14, 9, 3, 3, 8
 HASHES, COARSE = 16384, 6
@@ -41,7 +41,7 @@ MOST_TRIES = 4000.0
 MOST_CONTEXT_TRIES = 200.0
 
 _LEAST = np.float32(0.01)
-"""Hits and misses count at least so much: halved again and again, the rarer of them would vanish."""
+"""The least count of hits and of misses, because repeated halving would make the rarer of them vanish."""
 
 
 class TablesType(RecordType):
@@ -56,7 +56,7 @@ define(_Tables, TablesType, ["votes", "evidence", "contexts"])
 
 
 class Tables:
-    """The three tables, each [n, 2] float32: hits and tries; they begin with a few tries of what is usual."""
+    """The three tables, each [n, 2] float32: hits and tries.  They start with a few tries at typical hit rates."""
 
     def __init__(self) -> None:
         self.votes, self.evidence, self.contexts = _default_votes(), _default_evidence(), _default_contexts()
@@ -65,7 +65,7 @@ class Tables:
 
 @compiled
 def length_class(length: int) -> int:
-    """Return which of `LENGTHS` classes a match length falls into."""
+    """Return the class of a match length, of `LENGTHS` classes."""
     if length <= 8:
         return length
     if length <= 12:
@@ -79,7 +79,7 @@ def length_class(length: int) -> int:
 
 @compiled
 def share_class(share: float) -> int:
-    """Return which of `SHARES` classes a share of the votes falls into."""
+    """Return the class of a share of the votes, of `SHARES` classes."""
     bounds = (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.999)
     found = 0
     for bound in bounds:
@@ -89,7 +89,7 @@ def share_class(share: float) -> int:
 
 @compiled
 def source_bit(kind: int) -> int:
-    """Return what stands for a candidate's source where several are joined: 1 own text, 2 responses, 4 corpora."""
+    """Return the bit of a candidate's source: 1 own text, 2 responses, 4 corpora."""
     return 1 << min(kind & FROM, CORPUS)
 
 
@@ -104,12 +104,12 @@ def evidence_key(length: int, share: float, support: int, hit_rate: float, sourc
     """Return the row of `evidence` for a token.
 
     Args:
-        length: of the longest match that speaks for it.
+        length: length of the longest match that predicts it.
         share: its share of all votes.
-        support: how many candidates speak for it.
-        hit_rate: how often the row's drafts began right of late, 0 to 1.
-        sources: bits, see `source_bit`.
-        near: 1 where one of them is near to, or aligned with, what was followed last.
+        support: number of candidates that predict it.
+        hit_rate: recent rate at which the first token of the row's drafts was right, 0 to 1.
+        sources: bits of the candidates' sources, see `source_bit`.
+        near: 1 if one of the candidates is near, or at, the place that the text last followed.
     """
     supported = 0 if support == 1 else (1 if support <= 3 else 2)
     hit_level = 0 if hit_rate < 0.25 else (1 if hit_rate < 0.6 else 2)
@@ -127,7 +127,7 @@ def context_key(token: int, owner: int, length: int, share: float) -> int:
 
 @compiled
 def ask_for_context(tables: Any, token: int, owner: int, length: int, share: float) -> None:
-    """Have at hand what is likely to be asked about what follows `token`; that table is larger than near caches."""
+    """Prefetch the likely row of `contexts` for what follows `token`; the table is larger than near caches."""
     prefetch(tables.contexts, 2 * context_key(token, owner, length, share))
 
 
@@ -139,7 +139,7 @@ def odds(table: Any, key: int) -> float:
 
 @compiled
 def confidence(tables: Any, evidence: int, context: int) -> float:
-    """Return how likely a token is right, in (0, 1)."""
+    """Return the probability that a token is right, in (0, 1)."""
     joint = np.sqrt(odds(tables.evidence, evidence) * odds(tables.contexts, context))
     return joint / (1.0 + joint)  # type: ignore[no-any-return]
 
@@ -153,7 +153,7 @@ def count(table: Any, key: int, hit: bool) -> None:
 
 @compiled
 def halve(table: Any, key: int, most: float) -> None:
-    """Make older tries count less, once there are more than `most`."""
+    """Halve hits and tries if there are more than `most` tries, so that older tries count less."""
     if table[key, 1] > most:
         table[key, 0] *= 0.5
         table[key, 1] *= 0.5
@@ -166,7 +166,7 @@ _TYPICAL = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 14, 20, 32, 64.0])
 def _default_votes() -> Table:
     own = np.clip((_TYPICAL * 0.9 + 0.15) / (_TYPICAL + 1.6), 0.02, 0.99)
     response = np.clip((_TYPICAL * 0.95 + 0.15) / (_TYPICAL + 1.4), 0.02, 0.99)
-    shelved = np.clip(_TYPICAL / (_TYPICAL + 4.0), 0.02, 0.99)  # a large text has a short match of anything
+    shelved = np.clip(_TYPICAL / (_TYPICAL + 4.0), 0.02, 0.99)  # a large text has short matches of any context
     return _tries(np.tile(np.concatenate((own, response, shelved, shelved)), KINDS // 4), 20)
 
 

@@ -1,4 +1,4 @@
-"""The candidates for what comes next: own text and references, remembered responses, and shelves."""
+"""Candidates for the next token from own text and references, remembered responses, and the corpus index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specplug.match.cpu.searching import nearest
 
 @compiled
 def gather(state: Any, slot: int) -> int:
-    """Put the candidates for a row's next token on the bench, row 0, and return how many there are."""
+    """Write the candidates for a row's next token to row 0 of the workspace, and return their number."""
     texts, workspace, shortest = state.texts, state.workspace, state.shortest
     count = 0
     for k in range(texts.candidates[slot]):
@@ -30,7 +30,7 @@ def gather(state: Any, slot: int) -> int:
 
 @compiled
 def gather_anew(state: Any, slot: int, node: int, depth: int) -> int:
-    """Put candidates for what follows `depth` drafted tokens on the bench, where no earlier candidate is left."""
+    """Write candidates for the token after `depth` drafted tokens to the workspace, if no earlier candidate is left."""
     texts, workspace, cap, shortest = state.texts, state.workspace, state.cap, state.shortest
     n = texts.lengths[slot]
     known = min(n, cap)
@@ -63,7 +63,7 @@ def gather_anew(state: Any, slot: int, node: int, depth: int) -> int:
 
 @compiled
 def _put_responses(state: Any, slot: int, node: int, count: int, context: Any, end: int) -> int:
-    """Add what responses have for the `end` tokens of `context`."""
+    """Add the responses' candidates for the `end` tokens of `context`."""
     memory, workspace, owner = state.memory, state.workspace, state.rows.owners[slot]
     if owner == 0 or memory.ends[0] == 0:
         return count
@@ -91,7 +91,7 @@ def _put_responses(state: Any, slot: int, node: int, count: int, context: Any, e
 
 @compiled
 def _put_shelved(state: Any, slot: int, node: int, count: int, points: Any, context: Any, end: int) -> int:
-    """Add what the shelf has for the `end` tokens of `context`; `points`: see `nearest`."""
+    """Add the corpus index's candidates for the `end` tokens of `context`; `points`: see `nearest`."""
     corpus_index, rows, workspace = state.corpus_index, state.rows, state.workspace
     if rows.tenants[slot] == 0:
         return count

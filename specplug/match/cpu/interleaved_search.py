@@ -1,7 +1,7 @@
-"""The rows of a batch searched side by side: while one waits for memory, the others are compared.
+"""Interleaved searches of a batch's rows: while one search waits for memory, the others compare.
 
-A search in a large segment is two dozen steps, each of which waits twice for memory that no cache holds: for the place
-in the middle, and for the text before it.
+A search in a large segment takes two dozen steps, each of which misses the cache twice: for the place in the middle,
+and for the text before it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from specplug.match.cpu.searching import halved, place_at
 
 @compiled
 def find_points(state: Any, slots: Any, limits: Any) -> None:
-    """Note the insertion points of the texts in `slots` [B] int64, in the first segments of their tenants.
+    """Store the insertion points of the texts in `slots` [B] int64, in the first segments of their tenants.
 
     Args:
-        limits: [B] int32; rows with 0 are not to be drafted for.
+        limits: [B] int32; rows with 0 need no draft.
     """
     texts, rows, corpus_index = state.texts, state.rows, state.corpus_index
     if corpus_index.texts.size == 0:
@@ -59,13 +59,13 @@ def _enter(corpus_index: Any, cursor: int, slot: int, segment: int) -> None:
 
 @compiled
 def _search(state: Any, count: int) -> None:
-    """Take all lanes to their ends, a step each in turn."""
+    """Run all searches to their ends, one step of each in turn."""
     texts, corpus_index = state.texts, state.corpus_index
     cursors, going = corpus_index.cursors, count
     while going:
         for cursor in range(count):
             low, high = cursors[cursor, 2], cursors[cursor, 3]
-            if low < high:  # the place was asked for in the turn before
+            if low < high:  # the previous turn prefetched the place
                 segment = cursors[cursor, 1]
                 text = carray(int32_at(corpus_index.texts[segment] * TOKEN), corpus_index.lengths[segment])
                 prefetch(

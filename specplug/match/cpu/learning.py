@@ -1,4 +1,4 @@
-"""What came is compared with what was said: every emitted token teaches, whether its draft was verified or not."""
+"""Learning: compares emitted tokens with predictions, whether the draft was verified or not."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _SLOWLY = 0.8
 
 @compiled
 def learn(state: Any, slot: int, emitted: Any) -> None:
-    """Count what a slot's candidates and considered tokens said against the tokens `emitted` [n] int32 since then.
+    """Compare a slot's candidates and considered tokens with the tokens `emitted` [n] int32 since, and count hits.
 
-    Tokens are judged as a verifier would: while those before them were right.
+    As in a verifier, a token is judged only if those before it were right.
     """
     rows, tables, first = state.rows, state.tables, emitted[0]
     for k in range(rows.num_candidate_votes[slot]):
@@ -28,19 +28,19 @@ def learn(state: Any, slot: int, emitted: Any) -> None:
         began_right = True
     if total:
         rows.hit_rate[slot] = _SLOWLY * rows.hit_rate[slot] + (1 - _SLOWLY) * began_right
-    rows.num_considered[slot] = judged  # nothing was counted behind these
+    rows.num_considered[slot] = judged  # nothing after these was counted
 
 
 @compiled
 def _judge(state: Any, slot: int, parent: int, total: int, judged: int, token: int) -> tuple[int, int]:
-    """Count the tokens that were considered behind `parent`.
+    """Count hits and misses of the tokens that were considered after `parent`.
 
     Returns:
-        which of them was right, -1 for none; and how many tokens stand before the end of those counted so far.
+        the index of the right one, -1 for none; and the end index of the tokens counted so far.
     """
     rows, tables = state.rows, state.tables
     found, inside = -1, False
-    for entry in range(parent + 1, total):  # those behind one parent stand side by side
+    for entry in range(parent + 1, total):  # the children of a parent are adjacent
         if rows.parents[slot, entry] == parent:
             inside, judged = True, entry + 1
             hit = rows.tokens[slot, entry] == token
@@ -55,7 +55,7 @@ def _judge(state: Any, slot: int, parent: int, total: int, judged: int, token: i
 
 @compiled
 def forget_slowly(state: Any, slot: int) -> None:
-    """Halve the counts that have grown large; after all rows of a step have been counted."""
+    """Halve the counts that have grown large; call it after all rows of a step have been counted."""
     rows, tables = state.rows, state.tables
     for k in range(rows.num_candidate_votes[slot]):
         halve(tables.votes, rows.candidate_vote_keys[slot, k], MOST_TRIES)

@@ -1,5 +1,4 @@
-"""Lookup: own texts, references, remembered responses and shelves, drafted from by what their matches turn out to be
-worth."""
+"""Lookup: drafts from own texts, references, responses and corpora, weighting matches by observed hit rate."""
 
 from __future__ import annotations
 
@@ -25,21 +24,22 @@ Ints = npt.NDArray[np.int32]
 Slots = npt.NDArray[np.int64]
 
 SOURCES = ("own text", "reference", "response memory", "corpus")
-"""What `Lookup.propose` reports as a token's source."""
+"""Names of the sources that `Lookup.propose` reports per token."""
 
 _CONSIDERED_PER_NODE = 6
 
 
 @dataclass(frozen=True)
 class LookupOptions:
-    """How matches are looked for.
+    """Options of the search for matches.
 
     Attributes:
-        shortest: tokens that have to match; with 0, where a text was followed is tried also behind one that differs.
-        cap: most tokens that a match is compared over.
-        least: a draft ends where it survives less likely than this.
-        response_tokens: of the response memory; 0 for none.
-        response_context: tokens before a response that are kept with it, matched and never drafted.
+        shortest: the fewest tokens that must match; with 0, a followed text is continued even after a token that
+            differs.
+        cap: the most tokens that are compared for a match.
+        least: a draft ends where its survival probability falls below this.
+        response_tokens: size of the response memory in tokens; 0 for none.
+        response_context: tokens before a response that are stored with it; they are matched and never drafted.
     """
 
     shortest: int = 0
@@ -52,8 +52,8 @@ class LookupOptions:
 class Lookup:
     """Drafts for the texts of S slots, at most C tokens each with references, N tokens at a time.
 
-    All methods take and fill numpy arrays on the CPU.  Drafts depend on the texts and their history only, not on the
-    order of rows.  Not to be called by two threads at once; the kernels release the GIL.
+    All methods take and fill numpy arrays on the CPU.  Drafts depend only on the texts and their history, not on the
+    order of rows.  Two threads must not call it at once; the kernels release the GIL.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Lookup:
         self.load({})
 
     def corpus_index_of(self, tenants: Mapping[str, Sequence[IndexSegment]]) -> CorpusIndex:
-        """Return a shelf of these segments, by tenant, for `load`; on any thread, but one at a time."""
+        """Return a corpus index of these segments, by tenant, for `load`; on any thread, but only one at a time."""
         return CorpusIndex(tenants, self._numbers)
 
     def load(self, corpus_index: CorpusIndex | Mapping[str, Sequence[IndexSegment]]) -> None:
-        """Draft from these segments instead of those before; between two steps.  No text is copied."""
+        """Replace the segments to draft from; call it between two steps.  No text is copied."""
         corpus_index = corpus_index if isinstance(corpus_index, CorpusIndex) else self.corpus_index_of(corpus_index)
         states = self._state_with(self.tables, corpus_index), self._state_with(self._default, corpus_index)
         self.rows.leave_corpus_index()
@@ -98,14 +98,15 @@ class Lookup:
         """Begin a text in a slot.
 
         Args:
-            slot: whatever was in it is forgotten.
-            owner: whose responses it may be drafted from; None for nobody's.
-            references: [n] int32 each, further text to draft from; what leaves no room is left out, the last first.
-            tenant: whose segments it may be drafted from; None for nobody's.
-            corpora: of that tenant's, those to draft from first.  Tenants and corpora that were never stocked before,
-                and corpora beyond `MOST_NAMED`, are left out.
+            slot: the slot; its previous text is removed.
+            owner: the owner of the responses to draft from; None for no responses.
+            references: [n] int32 each, additional text to draft from; if there is no room for all, the last are dropped
+                first.
+            tenant: the tenant of the segments to draft from; None for no segments.
+            corpora: the tenant's corpora to draft from first.  Tenants and corpora that were never loaded, and corpora
+                beyond `MOST_NAMED`, are ignored.
         """
-        # First what cannot fail: a slot that is taken by halves must not go on with what its last request brought.
+        # Clear first, which cannot fail: after an error the slot must not keep its previous request's state.
         self.rows.clear(slot, 0)
         self.texts.clear(slot)
         self._starts[slot] = 0
@@ -117,9 +118,9 @@ class Lookup:
         self.rows.clear(slot, self.responses.owner(owner or "") if remembers else 0, number, named[:MOST_NAMED])
 
     def _before(self, references: Sequence[Tokens]) -> Tokens:
-        """Return what stands before a slot's own text: references, NO_TEXT behind each, as far as there is room."""
+        """Return the text before a slot's own text: the references that fit, with NO_TEXT after each."""
         room, parts = self.texts.capacity // 2, [self._from_start]
-        for reference in references:  # cut before they are copied: they may be parts of a large corpus
+        for reference in references:  # cut before copying: a reference may be part of a large corpus
             parts += [np.asarray(reference[:room], np.int32), np.asarray([NO_TEXT], np.int32)]
             room -= len(reference[:room]) + 1
             if room <= 0:
@@ -131,7 +132,7 @@ class Lookup:
     def ingest(
         self, slots: Slots, table: Tokens, table_rows: Slots, lengths: Ints, num_new: Ints, first: Ints | None = None
     ) -> None:
-        """Take in the rows' newest tokens, and learn from them; see `specplug.match.cpu.steps.ingest`."""
+        """Ingest the rows' newest tokens and learn from them; see `specplug.match.cpu.steps.ingest`."""
         window = self._from_start if first is None else first
         ingest(self._state, slots, table, table_rows, window, lengths, num_new)
 
@@ -145,7 +146,7 @@ class Lookup:
         sources: Tokens,
         parents: Ints | None = None,
     ) -> None:
-        """Fill in drafts, trees where `parents` are given; see `specplug.match.cpu.steps.propose_chains`."""
+        """Fill in drafts, or trees if `parents` is given; see `specplug.match.cpu.steps.propose_chains`."""
         if parents is None:
             propose_chains(self._state, slots, limits, ids, confidence, counts, sources)
         else:
@@ -154,7 +155,7 @@ class Lookup:
     def ingest_tensors(
         self, slots: Tensor, table: Tensor, table_rows: Tensor, lengths: Tensor, num_new: Tensor, first: Tensor | None
     ) -> None:
-        """Do as `ingest` for tensors in host memory; `slots` and `table_rows` [B] int64, the others int32."""
+        """Ingest tensors in host memory; `slots` and `table_rows` are [B] int64, the others int32.  See `ingest`."""
         slots, table_rows = slots.contiguous(), table_rows.contiguous()
         lengths, num_new = lengths.contiguous(), num_new.contiguous()
         window = None if first is None else first.contiguous()
@@ -184,11 +185,11 @@ class Lookup:
             slots: [B] int64.
             limits: [B] int32.
             draft: to be filled.
-            trees: whether to draft trees, where the draft can hold them.
-            unlearnt: draft by what matches are usually worth, not by what was learnt.
+            trees: draft trees, if the draft can hold them.
+            unlearnt: use the default hit rates of matches, not the learnt ones.
 
         Raises:
-            ContractError: the draft's rows are no parts of one buffer's.
+            ContractError: the draft's tensors are not views of one buffer.
         """
         slots, limits, ids = slots.contiguous(), limits.contiguous(), draft.token_ids
         parents, strides = draft.parents if trees else None, ids.stride()
@@ -212,7 +213,7 @@ class Lookup:
         )
 
     def remember(self, slot: int, owner: str, begin: int, end: int) -> None:
-        """Keep tokens `begin` to `end` of a slot's own text as a response of `owner`."""
+        """Store tokens `begin` to `end` of a slot's own text as a response of `owner`."""
         text, start = self.texts.text[slot], int(self._starts[slot])
         end = min(end, int(self.texts.lengths[slot]) - start)
         if self._options.response_tokens and end - begin > 1:

@@ -1,4 +1,4 @@
-"""Memory by address, inside kernels; whoever knows the address keeps what lies there alive."""
+"""Access to memory by address inside kernels; the owner of an address must keep its memory alive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numba.extending import intrinsic
 
 
 def _pointer_to(kind: Any) -> Any:
-    """Return what turns an address into a pointer to elements of a numba type."""
+    """Return an intrinsic that converts an address to a pointer to elements of a numba type."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def pointer(_typing: Any, _address: Any) -> Any:
@@ -23,4 +23,4 @@ def _pointer_to(kind: Any) -> Any:
 
 int32_at, int64_at = _pointer_to(types.int32), _pointer_to(types.int64)
 float32_at, uint8_at = _pointer_to(types.float32), _pointer_to(types.uint8)
-"""`carray(int32_at(address), shape)` is the array that lies there, inside kernels; the others alike."""
+"""Inside kernels, `carray(int32_at(address), shape)` is the array at that address; the others work alike."""

@@ -1,4 +1,4 @@
-"""Ask for memory before it is needed: walks down trees wait for little else."""
+"""The prefetch primitive: walks down trees spend most of their time waiting for memory."""
 
 from __future__ import annotations
 
@@ -25,4 +25,4 @@ def _prefetch(_typing: Any, array: Any, _index: Any) -> Any:
 
 
 prefetch: Any = intrinsic(_prefetch)
-"""`prefetch(array, index)` asks, inside kernels, for the cache line of `array[index]`; it may lie beyond the array."""
+"""Inside kernels, `prefetch(array, index)` prefetches the cache line of `array[index]`, even beyond its end."""

@@ -1,17 +1,17 @@
-"""The recency tree: the longest earlier matches of a growing text, in 8 bytes a token.
+"""The recency tree: the longest earlier matches of a growing text, in 8 bytes per token.
 
-Place i of a text stands between its tokens i - 1 and i.  Its *key* is the text before it, read backwards: token i - 1,
-then i - 2, up to `cap` tokens.  Places lie in binary search trees by key that are at the same time heaps by recency:
-no place lies above a newer one.  Such a tree has one shape only, whatever was done to it; a new place becomes the root,
-and the old tree is split at its key on one walk down.  That walk meets, newest first, exactly those earlier places that
-are nearer to the new key, on their side of it, than all newer places.  They are the candidates, and the longest match
-is among them.  What is too old hangs at the bottom, so forgetting costs nothing.
+Place i of a text is between its tokens i - 1 and i.  Its *key* is the text before it, read backwards: token i - 1, then
+i - 2, up to `cap` tokens.  Places are in binary search trees by key that are also heaps by recency: no place is above a
+newer one.  Such a tree has a unique shape, whatever operations built it.  A new place becomes the root, and the old
+tree is split at its key on one walk down.  That walk meets, newest first, exactly those earlier places that are nearer
+to the new key, on their side of it, than all newer places.  They are the candidates, and the longest match is among
+them.  The oldest places are at the bottom, so forgetting them is free.
 
 The idea is that of the binary-tree match finders of LZ77 compressors (I. Pavlov, LZMA, `bt4`), with keys read backwards
-and without hash collisions.  `specplug.match.reference.recency` is the plain truth that tests hold it to.
+and without hash collisions.  `specplug.match.reference.recency` is the plain reference that tests compare it with.
 
-A walk visits about 2 ln(k) of the k places with the same last token.  Tokens below 0 are no text and match nothing, and
-so does whatever lies before `oldest`.
+A walk visits about 2 ln(k) of the k places with the same last token.  Tokens below 0 are not text and match nothing;
+neither do tokens before `oldest`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ GRANULE = 16
 """Tokens per entry of an owner table."""
 
 MOST_VISITS = 512
-"""A walk ends here.  Only texts made for it lead so deep; the places beyond are forgotten."""
+"""The most nodes that a walk visits.  Only adversarial texts lead so deep; the places beyond are forgotten."""
 
 FEWEST_VISITS, DEFAULT_VISITS, SPARE_VISITS = 6, 24, 1 << 14
-"""The walks of n places that are added together visit DEFAULT_VISITS * n + SPARE_VISITS nodes.
+"""Budget of the walks of n places that are added together: DEFAULT_VISITS * n + SPARE_VISITS nodes.
 
-When these are spent, each walk ends after FEWEST_VISITS.  Prose and code take 5 to 7 visits a place, random bits 20.  A
-text that is made for deep walks costs its own matches instead of everybody's time.
+When it is spent, each walk ends after FEWEST_VISITS.  Prose and code take 5 to 7 visits per place, random bits 20.  An
+adversarial text thus loses matches of its own and does not delay other requests.
 """
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
@@ -49,7 +49,7 @@ def bucket(token: int, owner: int, size: int) -> int:
 
 @compiled
 def token_at(text: Any, mask: int, oldest: int, place: int) -> int:
-    """Return the token at `place`, -1 for whatever is no text."""
+    """Return the token at `place`, -1 if it is not text."""
     if place < oldest:
         return -1
     return max(text[place & mask], -1)  # type: ignore[no-any-return]
@@ -57,7 +57,7 @@ def token_at(text: Any, mask: int, oldest: int, place: int) -> int:
 
 @compiled
 def owner_of(owners: Any, mask: int, place: int) -> int:
-    """Return who owns the token before `place`; 0 where nobody is told apart."""
+    """Return the owner of the token before `place`; 0 if owners are not distinguished."""
     if owners.size == 0:
         return 0
     return owners[((place - 1) & mask) // GRANULE]  # type: ignore[no-any-return]
@@ -65,7 +65,7 @@ def owner_of(owners: Any, mask: int, place: int) -> int:
 
 @compiled
 def _ask_for(text: Any, owners: Any, children: Any, mask: int, place: int, matched: int) -> None:
-    """Have at hand what a walk reads at `place`, should it go there."""
+    """Prefetch the memory that a walk would read at `place`."""
     prefetch(text, (place - 1 - matched) & mask)
     prefetch(children, 2 * (place & mask))
     if matched == 0:
@@ -74,7 +74,7 @@ def _ask_for(text: Any, owners: Any, children: Any, mask: int, place: int, match
 
 @compiled
 def allow_visits(visits: Any, count: int) -> None:
-    """Set what the walks of `count` places that are added together may visit, `visits` [1] int64."""
+    """Set `visits` [1] int64 to the budget of the walks of `count` places that are added together."""
     visits[0] = SPARE_VISITS + DEFAULT_VISITS * count
 
 
@@ -95,28 +95,28 @@ def insert(
     """Add `place`, and find its candidates.
 
     Args:
-        text: [C] int32, a power of two where it is a ring; token i lies at i & mask.
+        text: [C] int32; for a ring, C is a power of two.  Token i is at i & mask.
         mask: C - 1 for a ring, -1 for a text that begins at 0.
-        oldest: the first token that is there.  Where it is above 0, places up to oldest + cap are forgotten, and at
-            least those whose granule may belong to another by now.
-        owners: [C / GRANULE] int32, whose text each granule is; empty where all belongs to one.
+        oldest: the oldest token that is still present.  If it is above 0, places up to oldest + cap are forgotten, and
+            at least those whose granule may have another owner by now.
+        owners: [C / GRANULE] int32, the owner of each granule; empty if there is only one owner.
         heads: [H] int32, the root of each tree, 0 for none.
         children: [2 C] int32, left and right child of each place.
-        place: above all places added so far, its tokens are there.
-        cap: tokens of a key.
-        places, lengths: [K] int32, filled with the candidates, newest first, and the tokens that match.  When there are
-            more than K, the shortest matches are left out, and the newest of equally long ones.
+        place: greater than all places added so far; its tokens must be present.
+        cap: the most tokens of a key.
+        places, lengths: [K] int32, filled with the candidates, newest first, and their match lengths.  If there are
+            more than K, the shortest matches are dropped, the newest among ties.
         budget: [1] int64, nodes that walks may still visit together, see `allow_visits`; counted down.
 
     Returns:
-        how many candidates there are, at most K.
+        the number of candidates, at most K.
     """
     owner = owner_of(owners, mask, place)
     tree = bucket(text[(place - 1) & mask], owner, heads.size)
     at = heads[tree]
     heads[tree] = place
     gone = oldest + max(cap, GRANULE) if oldest > 0 else 0
-    left, right = 2 * (place & mask), 2 * (place & mask) + 1  # where what is smaller, and what is larger, goes next
+    left, right = 2 * (place & mask), 2 * (place & mask) + 1  # links for the next smaller and larger subtree
     matches_left, matches_right, found, visits = 0, 0, 0, 0
     most = min(MOST_VISITS, max(FEWEST_VISITS, budget[0]))
     while at > gone and visits < most:
@@ -138,10 +138,10 @@ def insert(
                 n += 1
             if n:
                 found = _note(places, lengths, found, at, n)
-        if n == cap:  # the same key: the newer place stands for both
+        if n == cap:  # equal keys: the newer place replaces the older one
             children[left], children[right] = children[node], children[node + 1]
             return found
-        if a <= b:  # what ends alike counts as smaller when older
+        if a <= b:  # ties: the older place counts as smaller
             children[left] = at
             left, at, matches_left = node + 1, children[node + 1], n
         else:
@@ -169,8 +169,8 @@ def search(
     """Find the candidates of a context that is not in the tree itself; see `insert`.
 
     Args:
-        owner: whose texts to search.
-        context: [E] int32; the context is what lies before `end`, read backwards, at most `cap` tokens.
+        owner: the owner of the texts to search.
+        context: [E] int32; the context is the text before `end`, read backwards, at most `cap` tokens.
     """
     last = context[end - 1]
     if last < 0:
@@ -208,7 +208,7 @@ def search(
 
 @compiled
 def _note(places: Any, lengths: Any, found: int, place: int, length: int) -> int:
-    """Append a candidate; when all entries are taken, the shortest goes, the newest of those; without entries, none."""
+    """Append a candidate; if all entries are taken, it replaces the shortest (the newest among ties)."""
     if places.size == 0:
         return 0
     if found == places.size:

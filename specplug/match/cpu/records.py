@@ -1,7 +1,7 @@
-"""Records of arrays that kernels take as one argument: thirty arrays one by one cost microseconds at every call.
+"""Records of arrays that kernels take as one argument, because thirty separate arrays cost microseconds per call.
 
-Python holds numba's structures by reference.  Kernels work on what these lend: counting references to the arrays in
-them would cost as much, at every access, as the access itself.
+Python holds numba's structures by reference.  Kernels work on borrowed views of them: counting references to their
+arrays would cost as much, at every access, as the access itself.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, reg
 
 
 class RecordType(types.StructRef):  # type: ignore[misc]
-    """What numba calls a record."""
+    """The numba type of a record."""
 
     def preprocess_fields(self, fields: Any) -> Any:
-        """Forget that a field was a literal, so that equal records have one type."""
+        """Drop literal types of fields, so that equal records have one type."""
         return tuple((name, types.unliteral(kind)) for name, kind in fields)  # type: ignore[no-untyped-call]
 
 
 class Record(structref.StructRefProxy):  # type: ignore[misc]
-    """A record in Python's hands: its class is called with all fields, arrays, numbers and other records."""
+    """A record in Python; its class is called with all fields: arrays, numbers and other records."""
 
 
 def define(record: type[Record], kind: type[RecordType], fields: Sequence[str]) -> None:
-    """Let kernels know records of this class.
+    """Make records of this class usable in kernels.
 
     Args:
         record: the class.
-        kind: what numba calls it.
-        fields: their names.
+        kind: its numba type.
+        fields: names of its fields.
     """
     structref.register(kind)  # type: ignore[no-untyped-call]
     structref.define_proxy(record, kind, list(fields))  # type: ignore[no-untyped-call]
 
 
 class BorrowedType(types.Type):  # type: ignore[misc]
-    """What numba calls a lent record: a pointer to its fields."""
+    """The numba type of a borrowed view of a record: a pointer to its fields."""
 
     def __init__(self, record: RecordType) -> None:
         self.record = record
@@ -61,16 +61,16 @@ def _borrow(_typing: Any, record: Any) -> Any:
 
 
 borrowed: Any = intrinsic(_borrow)
-"""`borrowed(record)` is what a record lends, inside kernels: the same fields, without counting references to them.
+"""Inside kernels, `borrowed(record)` is a view of a record: the same fields, without reference counting.
 
-Whoever called the kernel keeps the record alive, and the fields of a record are never replaced.  No kernel may return a
-lent array: it has no owner.
+The kernel's caller keeps the record alive, and the fields of a record are never replaced.  A kernel must not return a
+borrowed array, which has no owner.
 """
 
 
 @infer_getattr
 class _Fields(AttributeTemplate):  # type: ignore[misc]
-    """Which type a field of a lent record has: a record in it is lent, too."""
+    """Types of a borrowed view's fields: a record in it is borrowed too."""
 
     key = BorrowedType
 

@@ -1,4 +1,4 @@
-"""The response memory: finished responses, bounded, the oldest forgotten first, and nobody sees another's."""
+"""The response memory: a bounded store of finished responses, separated by owner; the oldest are dropped first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from specplug.match.cpu.records import Record, RecordType, define
 from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT, Tokens
 
 MOST_PLACES = 2**30
-"""Places are int32: a memory that has seen so many tokens begins anew."""
+"""Places are int32, so a memory is cleared after this many tokens."""
 
 FEW_OWNERS = 1 << 12
-"""So many names of owners are kept whether or not they own anything."""
+"""Number of owner names that are kept even if they own nothing."""
 
 
 class ResponsesType(RecordType):
@@ -30,20 +30,20 @@ define(_Responses, ResponsesType, ["text", "children", "heads", "owners", "ends"
 
 
 class Responses:
-    """A ring of C tokens with one recency tree over it, whose texts are told apart by owner.
+    """A ring of C tokens with one recency tree over it, whose texts are separated by owner.
 
-    A token takes 12 bytes, 1 for its share of the roots and 1/4 for the owner's name.
+    A token takes 12 bytes, 1 for its share of the roots and 1/4 for the owner's number.
 
     Attributes:
-        capacity: C, a power of two; the newest C tokens are remembered.
+        capacity: C, a power of two; the newest C tokens are kept.
         text: [C] int32, token i at i modulo C.
         children: [2 C] int32, see `recency`.
         owners: [C / `GRANULE`] int32.
-        record: all of it, as kernels take it.
+        record: the record that kernels take.
     """
 
     def __init__(self, capacity: int, cap: int) -> None:
-        """Make an empty memory of at least `capacity` tokens; `cap`: most tokens that a match is compared over."""
+        """Create an empty memory of at least `capacity` tokens; `cap`: the most tokens compared for a match."""
         size = 16 * GRANULE
         while size < max(capacity, 16 * cap):
             size *= 2
@@ -66,13 +66,13 @@ class Responses:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are remembered, with what stands between two texts."""
+        """Number of stored tokens, including separators between texts."""
         return min(int(self._ends[0]), self.capacity)
 
     def owner(self, key: str) -> int:
-        """Return the number of whoever owns texts under `key`; numbers start at 1 and are never given again.
+        """Return the number of the owner `key`; numbers start at 1 and are never reused.
 
-        Owners of whom nothing is remembered are forgotten once there are many: they come back under another number.
+        Owners without stored text are forgotten once there are many; they then get a new number.
         """
         number = self._owners.get(key)
         if number is None:
@@ -83,18 +83,18 @@ class Responses:
         return number
 
     def _forget_owners(self) -> None:
-        """Keep those who own a granule, and do not ask again before there are twice as many."""
+        """Keep only owners of a granule; the next check is due when there are twice as many."""
         owning = set(np.unique(self.owners).tolist())
         self._owners = {key: number for key, number in self._owners.items() if number in owning}
         self._most_owners = max(FEW_OWNERS, 2 * len(self._owners))
 
     def add(self, owner: int, context: Tokens, response: Tokens) -> None:
-        """Remember a response.
+        """Store a response.
 
         Args:
-            owner: whose it is.
-            context: [n] int32, what stood before it: matched, never drafted.
-            response: [m] int32; of one longer than half the memory the end is kept.
+            owner: its owner.
+            context: [n] int32, the text before it, which is matched but never drafted.
+            response: [m] int32; if it is longer than half the memory, only its end is kept.
         """
         response = response[-(self.capacity // 2) :]
         if self._ends[0] + self.capacity > MOST_PLACES:
@@ -102,7 +102,7 @@ class Responses:
         add(self.record, owner, np.concatenate((context[-self._cap :], response)), len(response), self._cap)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self._heads[:] = 0
         self._ends[0] = 0
 
@@ -111,7 +111,7 @@ class Responses:
 def add(memory: Any, owner: int, tokens: Any, fresh: int, cap: int) -> None:
     """Append one text of `tokens` [n] int32, of which the last `fresh` may be drafted."""
     mask = memory.text.size - 1
-    start = (memory.ends[0] // GRANULE + 1) * GRANULE  # at least one token that is no text lies between two texts
+    start = (memory.ends[0] // GRANULE + 1) * GRANULE  # at least one NO_TEXT token separates two texts
     stop = start + tokens.size
     for place in range(memory.ends[0], start):
         memory.text[place & mask] = NO_TEXT

@@ -1,4 +1,4 @@
-"""What the next row will need is asked for while this one is worked on: rows lie far apart in memory."""
+"""Prefetching of the next row's memory while the current row is processed, because rows are far apart in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specplug.match.cpu.recency import GRANULE, bucket
 
 @compiled
 def ask_for_lessons(state: Any, slot: int) -> None:
-    """Ask for what was said of a slot's next tokens."""
+    """Prefetch the predictions of a slot's next tokens."""
     rows = state.rows
     candidate_votes, entries = slot * rows.candidate_vote_tokens.shape[1], slot * rows.tokens.shape[1]
     for at in range(0, rows.num_candidate_votes[slot], 16):
@@ -25,7 +25,7 @@ def ask_for_lessons(state: Any, slot: int) -> None:
 
 @compiled
 def ask_for_tree(state: Any, slot: int, token: int) -> None:
-    """Ask for where the tree begins that `token` goes into."""
+    """Prefetch the head of the tree that `token` goes into."""
     texts = state.texts
     prefetch(texts.heads, slot * texts.heads.shape[1] + bucket(token, 0, texts.trees[slot]))
     prefetch(texts.text, slot * texts.text.shape[1] + texts.lengths[slot])
@@ -33,7 +33,7 @@ def ask_for_tree(state: Any, slot: int, token: int) -> None:
 
 @compiled
 def ask_for_root(state: Any, slot: int, token: int) -> None:
-    """Ask for the root of that tree."""
+    """Prefetch the root of that tree."""
     texts = state.texts
     root = texts.heads[slot, bucket(token, 0, texts.trees[slot])]
     prefetch(texts.children, slot * texts.children.shape[1] + 2 * root)
@@ -43,14 +43,14 @@ def ask_for_root(state: Any, slot: int, token: int) -> None:
 
 @compiled
 def ask_for_responses(state: Any, slot: int) -> None:
-    """Ask for where the tree of responses begins that a slot's text is looked up in."""
+    """Prefetch the head of the tree of responses in which a slot's text is looked up."""
     memory = state.memory
     prefetch(memory.heads, _tree_of_responses(state, slot))
 
 
 @compiled
 def ask_for_newest_response(state: Any, slot: int) -> None:
-    """Ask for the root of that tree."""
+    """Prefetch the root of that tree."""
     memory = state.memory
     root, mask = memory.heads[_tree_of_responses(state, slot)], memory.text.size - 1
     prefetch(memory.children, 2 * (root & mask))

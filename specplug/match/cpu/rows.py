@@ -1,4 +1,4 @@
-"""What drafting keeps per slot between two steps, and the bench that one row's draft is made on."""
+"""Per-slot state of drafting between two steps, and the workspace for one row's draft."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from specplug.match.cpu.records import Record, RecordType, define
 from specplug.match.cpu.texts import MOST_CANDIDATES
 
 MOST_CANDIDATE_VOTES = 3 * MOST_CANDIDATES + 3
-"""Candidates of a row: those of own text, responses and shelf, and an aligned one of each."""
+"""The most candidates of a row: those of own text, responses and corpus index, and an aligned one of each."""
 
 POINTS = 4
-"""Segments of a tenant that the rows of a batch are searched in side by side; merging keeps their number low."""
+"""Number of segments of a tenant with interleaved searches; merging keeps the number of segments low."""
 
 
 class RowsType(RecordType):
@@ -54,19 +54,19 @@ define(
 class Rows:
     """S slots' state, at most N considered tokens each.
 
-    A *considered* token is one that was drafted or, in a tree, could have been.  Parents are indices among those
-    considered, -1 for those that follow the context.
+    A *considered* token is one that was drafted or, in a tree, could have been.  Parents are indices among the
+    considered tokens, -1 for those that follow the context.
 
     Attributes:
-        owners: [S] int32, whose responses the slot may read; 0 for nobody's.
-        hit_rate: [S] float32, how often drafts began right of late.
-        tenants: [S] int32, whose segments of the shelf the slot may read; 0 for nobody's.
-        named: [S, `MOST_NAMED`] int32, the corpora that its request names, then 0.
-        anchors, ages: [S, 3] int64 and int32, by source: the place that the text follows there, 0 for none, and how
-            many tokens ago it did so last.
-        bounds: [S, 2] int64, places of the shelf that its anchor lies between.
-        points: [S, `POINTS`] int64, where the text would stand in the first segments of its tenant; -1 for unknown.
-        drafted_for: [S] int32, the text's length when it was drafted for, -1 for never.
+        owners: [S] int32, the owner whose responses the slot may read; 0 for none.
+        hit_rate: [S] float32, recent rate at which the first token of the slot's drafts was right.
+        tenants: [S] int32, the tenant whose segments the slot may read; 0 for none.
+        named: [S, `MOST_NAMED`] int32, the corpora that its request names, padded with 0.
+        anchors, ages: [S, 3] int64 and int32, by source: the place that the text follows there, 0 for none, and the
+            number of tokens since it last did so.
+        bounds: [S, 2] int64, the bounds of the corpus index's anchor: those of its document.
+        points: [S, `POINTS`] int64, insertion points of the text in the first segments of its tenant; -1 for unknown.
+        drafted_for: [S] int32, the text's length at its last draft, -1 for never.
     """
 
     def __init__(self, max_slots: int, most_considered: int) -> None:
@@ -104,7 +104,7 @@ class Rows:
         self.named[slot, : len(named)] = named
 
     def leave_corpus_index(self) -> None:
-        """Forget every place of a shelf: another one takes over."""
+        """Clear all places in the corpus index, because a new one replaces it."""
         self.anchors[:, SHELVED], self.bounds[:] = 0, 0
 
 
@@ -128,9 +128,9 @@ define(
 
 
 class Workspace:
-    """Scratch memory for one row at a time: candidates, the tokens that they vote for, and the context behind a draft.
+    """Scratch memory for one row at a time: candidates, the tokens that they vote for, and the context with its draft.
 
-    Nodes of a tree keep their candidates here, too: row 0 is that of the context.
+    It also holds the candidates of a tree's nodes; row 0 is that of the context.
     """
 
     def __init__(self, cap: int, draft_length: int, *, trees: bool) -> None:
@@ -172,9 +172,9 @@ define(_Tree, TreeType, ["counts", "depths", "survivals", "entries", "above", "c
 class Tree:
     """Scratch memory for growing one tree of at most N nodes; node 0 is the context.
 
-    Nodes have a count of candidates, a depth, a survival, the considered token that they are, and the node above.
-    Considered tokens have a chance to be reached and accepted (-1 once they are nodes), the node that they follow, and
-    a source.
+    A node has a number of candidates, a depth, a survival probability, the index of its considered token, and a parent
+    node.  A considered token has a probability of being reached and accepted (-1 once it is a node), the node that it
+    follows, and a source.
     """
 
     def __init__(self, draft_length: int, most_considered: int) -> None:

@@ -1,6 +1,6 @@
-"""Searching a shelf: the places of a tenant's segments that match a context best, by one binary search in each.
+"""Search of the corpus index: the places in a tenant's segments that match a context best, by binary search in each.
 
-`specplug.match.reference.corpus_index` is the plain truth.
+`specplug.match.reference.corpus_index` is the plain reference.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from specplug.match.cpu.pointers import int32_at, int64_at, uint8_at
 from specplug.match.cpu.texts import MOST_CANDIDATES
 
 MOST_LOOKED_AT = 4 * MOST_CANDIDATES
-"""So many places of a segment are looked at; more only where those nearest to a context belong to removed documents."""
+"""The most places of a segment that are examined; they exceed the candidates for the sake of removed documents."""
 
 
 @compiled
 def token_after(place: int) -> int:
-    """Return the token at a place of a shelf, negative for no text."""
+    """Return the token at a place of the corpus index, negative if it is not text."""
     return carray(int32_at(place * TOKEN), 1)[0]  # type: ignore[no-any-return]
 
 
@@ -28,7 +28,7 @@ def token_after(place: int) -> int:
 def common(place: int, context: Any, end: int, cap: int) -> int:
     """Return how many tokens before a place equal those before `end` of `context`, at most `cap`.
 
-    It never reads past the beginning of the place's text: that is no text, and neither is what is compared with it.
+    It never reads past the beginning of the place's text: NO_TEXT is there, which never equals a token of the context.
     """
     n, most = 0, min(end, cap)
     while n < most and context[end - 1 - n] >= 0 and token_after(place - 1 - n) == context[end - 1 - n]:
@@ -38,7 +38,7 @@ def common(place: int, context: Any, end: int, cap: int) -> int:
 
 @compiled
 def insertion_point(corpus_index: Any, segment: int, context: Any, end: int, cap: int) -> int:
-    """Return how many places of a segment have a key below that of the context [E] int32, what lies before `end`."""
+    """Return how many places of a segment have a key below that of the context, the text before `end` of [E] int32."""
     low, high, shared_low, shared_high = 0, corpus_index.counts[segment], 0, 0
     while low < high:
         low, high, shared_low, shared_high = halved(
@@ -59,18 +59,18 @@ def halved(
     shared_low: int,
     shared_high: int,
 ) -> tuple[int, int, int, int]:
-    """Halve where an insertion point may lie: between `low` and `high`.
+    """Halve the interval from `low` to `high` that contains an insertion point.
 
-    The places just below and at these share that many tokens with the context; all between them share what both do,
-    which needs no comparison (Manber and Myers).
+    The places just below `low` and at `high` share `shared_low` and `shared_high` tokens with the context.  All places
+    in between share at least the smaller number, which needs no comparison (Manber and Myers).
 
     Returns:
-        the four numbers then.
+        the four new values.
     """
     middle = (low + high) // 2
     within = place_at(corpus_index, segment, middle)
     place = corpus_index.texts[segment] + within
-    n = min(shared_low, shared_high, within - 1)  # damaged places may share less: nothing is read before the text
+    n = min(shared_low, shared_high, within - 1)  # damaged places may share less; never read before the text
     a, b = 0, 0
     while n < cap:
         a, b = max(token_after(place - 1 - n), -1), (max(context[end - 1 - n], -1) if n < end else -1)
@@ -84,18 +84,18 @@ def halved(
 
 @compiled
 def nearest(corpus_index: Any, tenant: int, named: Any, points: Any, context: Any, end: int, cap: int) -> int:
-    """Put the places of a tenant's segments whose text before them matches best on the shelf's own bench.
+    """Write the best-matching places of a tenant's segments to the corpus index's own workspace.
 
-    Of equal ones those of named corpora come first, then those of earlier segments.
+    Among ties, places of named corpora come first, then those of earlier segments.
 
     Args:
         tenant: its number; 0 has no segments.
         named: [N] int32, the corpora that the request names, 0 for none.
-        points: [P] int64, the insertion points in the first P segments, as far as they are known, else -1.
-        context: [E] int32; the context is what lies before `end`, read backwards, at most `cap` tokens.
+        points: [P] int64, the insertion points in the first P segments, -1 if unknown.
+        context: [E] int32; the context is the text before `end`, read backwards, at most `cap` tokens.
 
     Returns:
-        how many there are, at most `MOST_CANDIDATES`: in `corpus_index.found`, `matches` (tokens), `named` (0 or 1).
+        their number, at most `MOST_CANDIDATES`; they are in `corpus_index.found`, `matches` (tokens), `named` (0 or 1).
     """
     count = 0
     if tenant <= 0 or tenant + 1 >= corpus_index.first.size or end == 0 or context[end - 1] < 0:
@@ -129,7 +129,7 @@ def nearest(corpus_index: Any, tenant: int, named: Any, points: Any, context: An
 
 @compiled
 def place_at(corpus_index: Any, segment: int, at: int) -> int:
-    """Return which place of a segment's text comes `at`-th by key."""
+    """Return the place that is `at`-th by key in a segment's text."""
     return _inside(
         carray(int32_at(corpus_index.places[segment]), corpus_index.counts[segment])[at], corpus_index.lengths[segment]
     )
@@ -142,7 +142,7 @@ def _inside(place: int, length: int) -> int:
 
 @compiled
 def _match(corpus_index: Any, segment: int, at: int, context: Any, end: int, cap: int) -> int:
-    """Return how many tokens match before the place of a segment that comes `at`-th by key; 0 where there is none."""
+    """Return how many tokens match before the place that is `at`-th by key in a segment; 0 if there is none."""
     if at < 0 or at >= corpus_index.counts[segment]:
         return 0
     return common(corpus_index.texts[segment] + place_at(corpus_index, segment, at), context, end, cap)
@@ -150,7 +150,7 @@ def _match(corpus_index: Any, segment: int, at: int, context: Any, end: int, cap
 
 @compiled
 def _standing(corpus_index: Any, segment: int, place: int, named: Any) -> int:
-    """Return 1 for a place of a named corpus, 0 for another's, -1 where its document is dead."""
+    """Return 1 for a place of a named corpus, 0 for one of another corpus, -1 if its document is dead."""
     if corpus_index.dead[segment] == 0 and named[0] == 0:
         return 0
     document = document_at(corpus_index, segment, place)
@@ -169,7 +169,7 @@ def _standing(corpus_index: Any, segment: int, place: int, named: Any) -> int:
 
 @compiled
 def document_at(corpus_index: Any, segment: int, place: int) -> int:
-    """Return the document of the text that the token before a place of a segment belongs to."""
+    """Return the document that contains the token before a place of a segment."""
     starts = carray(int64_at(corpus_index.starts[segment]), corpus_index.documents[segment] + 1)
     low, high = 0, corpus_index.documents[segment]
     while high - low > 1:
@@ -183,7 +183,7 @@ def document_at(corpus_index: Any, segment: int, place: int) -> int:
 
 @compiled
 def _enter(corpus_index: Any, count: int, place: int, n: int, is_named: int, segment: int) -> int:
-    """Enter a candidate behind those that are as good; the last one goes where there are too many."""
+    """Insert a candidate after those that are as good; if there are too many, drop the last."""
     at = count
     while at > 0 and (
         n > corpus_index.matches[at - 1]

@@ -1,12 +1,13 @@
-"""The places of a static text, sorted by the text before them: what `corpus_indexes` searches.
+"""Sorting of the places of a static text by the text before them, for the searches of `searching`.
 
-Place i stands between tokens i - 1 and i.  Its *key* is the text before it, read backwards: token i - 1, then i - 2, up
-to `cap` tokens or to one that is no text, which is smaller than any other.  So the places that match the end of some
-other text lie side by side, the longest matches nearest to where that text itself would stand: a suffix array of the
-reversed text (U. Manber and G. Myers, 1990), cut to `cap` tokens.  It takes 4 bytes a token beside the text's own 4.
+Place i is between tokens i - 1 and i.  Its *key* is the text before it, read backwards: token i - 1, then i - 2, up to
+`cap` tokens or to a token below 0 (not text), which is smaller than any other.  So the places that match the end of
+another text are adjacent, with the longest matches nearest to that text's insertion point: a suffix array of the
+reversed text (U. Manber and G. Myers, 1990), cut to `cap` tokens.  It takes 4 bytes per token in addition to the text's
+4.
 
-Sorted by multikey quicksort (J. Bentley and R. Sedgewick, 1997) that keeps the tokens it compares side by side, after
-a count of the last tokens.  `specplug.match.reference.corpus_index.sorted_places` is the plain truth.
+The sort is a counting sort by last token, then a multikey quicksort (J. Bentley and R. Sedgewick, 1997) that keeps the
+tokens to compare in adjacent memory.  `specplug.match.reference.corpus_index.sorted_places` is the plain reference.
 """
 
 from __future__ import annotations
@@ -20,27 +21,29 @@ from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.texts import NO_TEXT, Tokens
 
 KEY_TOKENS = 64
-"""Tokens of a key, unless told otherwise: longer matches count as this long."""
+"""Default number of tokens of a key; longer matches count as this long."""
 
 _FEW = 12
-"""So few are sorted by insertion."""
+"""Up to this many places are sorted by insertion."""
 
 
 def sorted_places(text: Tokens, cap: int = KEY_TOKENS) -> npt.NDArray[np.int32]:
-    """Return the places of a text that stand between two tokens, by key, those with equal keys by place.
+    """Return the places of a text that are between two tokens, sorted by key, then by place.
+
+    Uses 12 bytes per token temporarily, or 24 if ids are larger than n.  Other threads can run meanwhile.
 
     Args:
-        text: [n] int32; tokens below 0 are no text.  The first one is, and so is the last.
-        cap: most tokens of a key.
+        text: [n] int32; tokens below 0 are not text.  The first and the last token are such tokens.
+        cap: the most tokens of a key.
 
     Returns:
-        [m] int32 with m < n.  Takes 12 bytes a token meanwhile, 24 where ids are larger than n; other threads run.
+        [m] int32 with m < n.
     """
     text = np.ascontiguousarray(text, np.int32)
     if text.size < 3:
         return np.zeros(0, np.int32)
     if text.min() < NO_TEXT:
-        text = np.maximum(text, NO_TEXT)  # what is no text is all the same
+        text = np.maximum(text, NO_TEXT)  # all tokens below 0 are equal
     if text.max() >= text.size:
         text = _compacted(text)
     places: npt.NDArray[np.int32]
@@ -50,13 +53,13 @@ def sorted_places(text: Tokens, cap: int = KEY_TOKENS) -> npt.NDArray[np.int32]:
 
 
 def _compacted(text: Tokens) -> Tokens:
-    """Return a text with its ids, in their order, numbered from 0: tables by id are then no longer than the text."""
-    return (np.searchsorted(np.unique(text), text) + NO_TEXT).astype(np.int32)  # NO_TEXT is among them, and stays
+    """Return a text with its ids renumbered from 0, in order, so that tables by id are no longer than the text."""
+    return (np.searchsorted(np.unique(text), text) + NO_TEXT).astype(np.int32)  # the ids include NO_TEXT, which stays
 
 
 @compiled
 def _by_last_token(text: Any, vocab_size: int) -> Any:
-    """Return the places by last token, and where each token's end."""
+    """Return the places by last token, and the end of each token's places."""
     ends = np.zeros(vocab_size + 1, np.int64)
     for place in range(1, text.size):
         if text[place - 1] >= 0 and text[place] >= 0:
@@ -107,7 +110,7 @@ def _sort(text: Any, places: Any, keys: Any, begin: int, end: int, cap: int, sta
             larger[:waiting] = stack[:waiting]
             stack = larger
         if pivot < 0:
-            places[left:right].sort()  # all that is left of these keys is the same
+            places[left:right].sort()  # the rest of these keys is equal
         else:
             waiting = _push(stack, waiting, left, right, depth + 1, 0)
         first, second = (low, left), (right, high)
@@ -137,7 +140,7 @@ def _median(keys: Any, low: int, high: int, random: Any) -> int:
 
 @compiled
 def _part(places: Any, keys: Any, low: int, high: int, pivot: int) -> Any:
-    """Bring keys below the pivot to the left, those above to the right; return where the equal ones begin and end."""
+    """Move keys below the pivot to the left and those above to the right; return the bounds of the equal ones."""
     left, at, right = low, low, high
     while at < right:
         key = keys[at]
@@ -167,7 +170,7 @@ def _insert_each(text: Any, places: Any, low: int, high: int, depth: int, cap: i
 
 @compiled
 def _is_below(text: Any, a: int, b: int, depth: int, cap: int) -> bool:
-    """Whether place `a` comes before place `b`; their keys agree in `depth` tokens."""
+    """Return whether place `a` comes before place `b`; their keys agree in `depth` tokens."""
     for n in range(depth, cap):
         x, y = text[a - 1 - n], text[b - 1 - n]
         if x != y:

@@ -1,4 +1,4 @@
-"""All that the kernels of a lookup read and write, as one record: every argument of a call takes time."""
+"""State: all memory of a lookup's kernels in one record, because every argument of a call takes time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ class StateType(RecordType):
 
 
 class State(Record):
-    """What `specplug.match.cpu.lookup` holds; called with all of it, in this order.
+    """The memory of `specplug.match.cpu.lookup`; the constructor takes all attributes in this order.
 
     Attributes:
         texts, memory, corpus_index, rows, tables, workspace, tree: records of
             `Texts`, `Responses`, `CorpusIndex`, `Rows`, `Tables`, `Workspace` and `Tree`.
-        starts: [S] int32, where each slot's own text begins, behind its references.
-        cap: most tokens that a match is compared over.
-        shortest: tokens that have to match.
-        least: a draft ends where it survives less likely than this.
+        starts: [S] int32, the start of each slot's own text, after its references.
+        cap: the most tokens that are compared for a match.
+        shortest: the fewest tokens that must match.
+        least: a draft ends where its survival probability falls below this.
     """
 
 

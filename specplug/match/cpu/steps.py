@@ -1,4 +1,4 @@
-"""A batch at a time: what the rows' new tokens teach and are added to, and the rows' drafts."""
+"""Operations on a batch: ingest the rows' new tokens and learn from them, and draft for the rows."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from specplug.match.cpu.texts import NO_TEXT, extend, replant
 
 @compiled
 def ingest(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, lengths: Any, num_new: Any) -> None:
-    """Take in each row's newest tokens.
+    """Ingest each row's newest tokens, and learn from them.
 
     Args:
         state: see `State`.
         slots, table_rows: [B] int64.
         table: [R, W] int32, the token table, or a window of it.
-        first: [B] int32, which of a row's tokens stands in column 0; empty where it is token 0.
+        first: [B] int32, the index of the token in column 0 of each row; empty if it is 0 in all rows.
         lengths, num_new: [B] int32.
     """
     texts, rows, starts = state.texts, state.rows, state.starts
@@ -70,7 +70,7 @@ def _window(table: Any, table_rows: Any, first: Any, row: int, begin: int, end: 
 
 @compiled
 def _place(state: Any, slot: int, length: int) -> None:
-    """Bring a text to `length` tokens: what the engine took back goes, what nobody was told of is no text."""
+    """Bring a text to `length` tokens: truncate tokens that the engine withdrew, and fill gaps with NO_TEXT."""
     texts = state.texts
     if length < texts.lengths[slot]:
         texts.lengths[slot] = length
@@ -115,7 +115,7 @@ def propose_trees(
 
 @compiled
 def _limit(state: Any, slots: Any, limits: Any, row: int, draft_length: int) -> int:
-    """Return how many tokens to draft for a row: none before it has a text of its own.  Ask for what rows need next."""
+    """Return how many tokens to draft for a row, none before it has own text.  Prefetches for the next rows."""
     if row == 0:
         for each in slots:
             ask_for_responses(state, each)

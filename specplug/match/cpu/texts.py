@@ -1,4 +1,4 @@
-"""The texts of running requests, one per slot, each with a recency tree of its own."""
+"""The texts of running requests, one per slot, each with its own recency tree."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from specplug.match.cpu.records import Record, RecordType, define
 Tokens = npt.NDArray[np.int32]
 
 NO_TEXT = -1
-"""Stands for a token that is no text, and between texts: it matches nothing."""
+"""Id of tokens that are not text, and the separator of texts; it matches nothing."""
 
 MOST_CANDIDATES = 16
-"""Kept per slot: those with the longest matches, the oldest of equally long ones."""
+"""The most candidates per slot: those with the longest matches are kept, the oldest among ties."""
 
 _FEWEST_TREES, _CROWDED = 64, 8
 
@@ -43,18 +43,18 @@ class Texts:
     """S texts that grow, at most C tokens each, and the earlier places that match their ends.
 
     A token takes 12 bytes and its share of the trees' roots, at most 4 more.  Memory is reserved for S texts of C
-    tokens and used as they grow.
+    tokens and is used as they grow.
 
     Attributes:
         text: [S, C] int32.
         lengths: [S] int32, tokens so far.
         places, match_lengths: [S, `MOST_CANDIDATES`] int32, the candidates for what follows each text, newest first.
-        candidates: [S] int32, how many there are.
-        record: all of it, as kernels take it.
+        candidates: [S] int32, the number of candidates.
+        record: the record that kernels take.
     """
 
     def __init__(self, max_slots: int, capacity: int, cap: int) -> None:
-        """Reserve memory.  `cap`: most tokens that a match is compared over."""
+        """Reserve memory.  `cap`: the most tokens that are compared for a match."""
         self.capacity, self.cap = capacity, cap
         most_trees = _FEWEST_TREES
         while most_trees * _CROWDED < capacity:
@@ -89,7 +89,7 @@ class Texts:
         """Append tokens to a slot's text.
 
         Raises:
-            ContractError: there is no room for them; nothing is appended then.
+            ContractError: there is no room for them; nothing is appended.
         """
         new = np.ascontiguousarray(tokens, dtype=np.int32)
         length = int(self.lengths[slot])
@@ -100,7 +100,7 @@ class Texts:
         extend(self.record, slot, new, self.cap)
 
     def truncate(self, slot: int, length: int) -> None:
-        """Take the newest tokens back, so that `length` remain.  Takes as long as reading those anew."""
+        """Remove the newest tokens so that `length` remain.  Takes as long as adding those again."""
         if length < int(self.lengths[slot]):
             self.lengths[slot] = length
             replant(self.record, slot, self.cap)
@@ -135,7 +135,7 @@ def extend(texts: Any, slot: int, tokens: Any, cap: int) -> None:
 
 @compiled
 def replant(texts: Any, slot: int, cap: int) -> None:
-    """Build the trees of a slot anew, as many as its length calls for."""
+    """Rebuild the trees of a slot, as many as its length requires."""
     texts.heads[slot, : texts.trees[slot]] = 0
     texts.candidates[slot] = 0
     while texts.lengths[slot] > _CROWDED // 2 * texts.trees[slot] and texts.trees[slot] < texts.heads.shape[1]:
@@ -155,7 +155,7 @@ def _plant(texts: Any, slot: int, first: int, cap: int) -> None:
         found = 0
         if text[place - 1] < 0:
             continue
-        if place < stop:  # only what matches the end of the text is ever asked for
+        if place < stop:  # only the candidates at the end of the text are ever used
             insert(text, -1, 0, nobody, heads, children, place, cap, nobody, nobody, budget)
         else:
             found = insert(text, -1, 0, nobody, heads, children, place, cap, places, lengths, budget)

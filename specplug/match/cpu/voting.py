@@ -1,7 +1,7 @@
-"""Candidates of all sources vote on which token comes next.
+"""Voting of all sources' candidates on the next token.
 
-A vote weighs the square of the odds that such candidates were right so far: longer matches far outweigh shorter ones,
-and of equal ones the newer counts a little more.
+The weight of a vote is the square of the observed odds that such candidates are right, so longer matches far outweigh
+shorter ones; of equal ones, the newer counts slightly more.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from specplug.match.cpu.evidence import CORPUS, FROM, NEAR, OWN, RESPONSE, lengt
 from specplug.match.cpu.searching import token_after
 
 _AGE = 0.05
-_CROWD = 0.3  # a corpus has its places in no order of age; many of the same are often copies of one
-_LENGTH_BONUS = 1.0  # a longer match promises more beyond the next token
+_CROWD = 0.3  # places of a corpus are not ordered by age; many equal ones are often copies of one text
+_LENGTH_BONUS = 1.0  # a longer match predicts more tokens beyond the next one
 
 
 @compiled
 def predicted(text: Any, n: int, responses: Any, end: int, kind: int, at: int, drafted: Any) -> int:
-    """Return what a candidate says at place `at` of its text, negative for nothing; own text goes on in its draft.
+    """Return the token at place `at` of a candidate's text, negative for none; own text continues with its draft.
 
     Args:
         text: [C] int32, own text, of `n` tokens.
         responses: [R] int32, the ring of responses up to place `end`.
-        kind, at: of the candidate.
+        kind, at: the candidate's kind and place.
         drafted: [N] int32, tokens drafted so far.
     """
     source = kind & FROM
@@ -39,7 +39,7 @@ def predicted(text: Any, n: int, responses: Any, end: int, kind: int, at: int, d
 
 @compiled
 def token_at(state: Any, slot: int, kind: int, at: int) -> int:
-    """Return what a candidate of a slot says; see `predicted`."""
+    """Return the token that a candidate of a slot predicts; see `predicted`."""
     texts, memory = state.texts, state.memory
     return predicted(
         texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], kind, at, state.workspace.drafted
@@ -48,9 +48,9 @@ def token_at(state: Any, slot: int, kind: int, at: int) -> int:
 
 @compiled
 def vote(state: Any, slot: int, node: int, count: int) -> int:
-    """Let `count` candidates of a node vote; return for how many tokens, whose figures lie on the bench."""
+    """Let `count` candidates of a node vote; return the number of tokens, whose figures are in the workspace."""
     texts, memory, workspace, votes = state.texts, state.memory, state.workspace, state.tables.votes
-    text, n, responses, end = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0]  # loops want locals
+    text, n, responses, end = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0]  # faster in loops
     kinds, ats, lengths, drafted = workspace.kind[node], workspace.at[node], workspace.length[node], workspace.drafted
     token_of, score, longest, support = workspace.token, workspace.score, workspace.longest, workspace.support
     sources, near, origin = workspace.sources, workspace.near, workspace.origin
@@ -85,7 +85,7 @@ def vote(state: Any, slot: int, node: int, count: int) -> int:
 
 @compiled
 def best(workspace: Any, tokens: int) -> int:
-    """Return which of the tokens promises the longest draft: votes, and what long matches promise beyond it."""
+    """Return the index of the token with the longest expected draft, by its votes and its longest match."""
     found, most = 0, -1.0
     score, longest = workspace.score, workspace.longest
     for t in range(tokens):
@@ -97,7 +97,7 @@ def best(workspace: Any, tokens: int) -> int:
 
 @compiled
 def follow(state: Any, slot: int, node: int, count: int, token: int, child: int) -> int:
-    """Hand the candidates of a node that said `token` on to its child, one token further; return how many."""
+    """Copy the candidates of a node that predicted `token` to its child, one token further; return their number."""
     texts, memory, workspace = state.texts, state.memory, state.workspace
     text, n, responses, end = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0]
     kinds, ats, lengths, drafted = workspace.kind[node], workspace.at[node], workspace.length[node], workspace.drafted

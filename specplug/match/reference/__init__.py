@@ -1,1 +1,1 @@
-"""Plain Python references of the match index, one module per operation; property tests hold the kernels to them."""
+"""Plain Python references of the match index, one module per operation; property tests compare kernels with them."""

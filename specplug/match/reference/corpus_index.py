@@ -1,4 +1,4 @@
-"""What a `CorpusIndex` must find, in plain Python: all places of a segment, sorted, and those around a context."""
+"""The reference of `CorpusIndex` in plain Python: sorts all places of a segment, and finds those around a context."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _APART = 1 << 32
 
 
 class Found(NamedTuple):
-    """A place of the shelf: the `length` tokens before it equal the last tokens of a context."""
+    """A place of the corpus index: the `length` tokens before it equal the last tokens of a context."""
 
     at: int
     length: int
@@ -22,13 +22,13 @@ class Found(NamedTuple):
 
 
 def sorted_places(text: Sequence[int], cap: int) -> list[int]:
-    """Return what `specplug.match.cpu.sorting.sorted_places` must."""
+    """Return the expected result of `specplug.match.cpu.sorting.sorted_places`."""
     places = [place for place in range(1, len(text)) if text[place - 1] >= 0 and text[place] >= 0]
     return sorted(places, key=lambda place: (_ended(key_of(text, place, cap), cap), place))
 
 
 def _ended(key: Key, cap: int) -> Key:
-    """Say where a key ends: that is smaller than any token."""
+    """Append an end marker to a key, which is smaller than any token."""
     return key if len(key) == cap else (*key, NO_TEXT)
 
 
@@ -52,7 +52,7 @@ class ReferenceCorpusIndex:
         return self._texts[at // _APART][at % _APART]
 
     def bounds(self, at: int) -> tuple[int, int]:
-        """Return where the texts of the document begin and end that the token before a place belongs to."""
+        """Return the bounds of the document that contains the token before a place."""
         number, place = divmod(at, _APART)
         starts = self._segments[number].starts.tolist()
         document = max(k for k in range(len(starts) - 1) if starts[k] <= place - 1 or k == 0)
@@ -93,7 +93,7 @@ class ReferenceCorpusIndex:
         return found
 
     def _standing(self, number: int, place: int, named: Collection[str]) -> bool | None:
-        """Whether a place is of a named corpus; None where its document is dead."""
+        """Return whether a place is of a named corpus; None if its document is dead."""
         segment, starts = self._segments[number], self._segments[number].starts.tolist()
         document = max(k for k in range(len(starts) - 1) if starts[k] <= place - 1 or k == 0)
         if segment.dead is not None and segment.dead[document]:

@@ -1,4 +1,4 @@
-"""What `gathering` and `aligning` must find for a row, in plain Python."""
+"""The reference of `gathering` and `aligning` in plain Python: finds a row's candidates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEAR, ALIGNED = 4, 8
 
 
 class Voter(NamedTuple):
-    """A candidate: the token at place `at` may come next, since `length` tokens before it match."""
+    """A candidate: the token at place `at` may come next, because `length` tokens before it match."""
 
     at: int
     length: int
@@ -51,13 +51,13 @@ class Gathering:
         self.corpus_index = ReferenceCorpusIndex({}, options.cap)
 
     def first(self, row: Row) -> list[Voter]:
-        """Return the voters for what follows a row's text."""
+        """Return the voters for the token after a row's text."""
         voters = self._texts(row, [])
         voters = self._align(row, self._align(row, voters, OWN), RESPONSE)
         return voters + self._align_shelved(row, self._shelved(row, []))
 
     def anew(self, row: Row, drafted: list[int]) -> list[Voter]:
-        """Return the voters for what follows a draft that none is left for."""
+        """Return new voters for the token after a draft that no voter continues."""
         return self._texts(row, drafted) + self._shelved(row, drafted)
 
     def predicted(self, row: Row, voter: Voter, drafted: list[int]) -> int:
@@ -68,7 +68,7 @@ class Gathering:
         return max(text[voter.at], NO_TEXT) if voter.at < len(text) else NO_TEXT
 
     def _texts(self, row: Row, drafted: list[int]) -> list[Voter]:
-        """Return all earlier places that match the text with what is drafted behind it, its own first."""
+        """Return all earlier places that match the text and its draft, those of own text first."""
         text, cap, found = row.text + drafted, self.options.cap, []
         if row.fits or drafted:
             places = [p for p in range(1, len(row.text) + bool(drafted)) if row.text[p - 1] >= 0]
@@ -88,7 +88,7 @@ class Gathering:
         return [voter for voter in voters if voter.length >= self.options.shortest]
 
     def _align(self, row: Row, voters: list[Voter], source: int) -> list[Voter]:
-        """Follow a text past where it diverges from what it followed; see `aligning`."""
+        """Continue to follow a text after it diverges; see `aligning`."""
         text = row.text if source == OWN else self.memory.text
         stop = len(text) if source == OWN else self.memory.end
         mine = [voter for voter in voters if voter.kind & 3 == source]
@@ -126,14 +126,14 @@ class Gathering:
         return self._with_aligned(voters, near, Voter(place, int(bool(after)), CORPUS + ALIGNED))
 
     def _with_aligned(self, voters: list[Voter], near: list[bool], aligned: Voter) -> list[Voter]:
-        """Return voters of which some are near to the aligned one, which is added unless it is there."""
+        """Return the voters, marking those in `near`, with the aligned one added unless it is among them."""
         seen = any(is_near and voter.at == aligned.at for is_near, voter in zip(near, voters, strict=True))
         marked = [v._replace(kind=v.kind + NEAR * is_near) for is_near, v in zip(near, voters, strict=True)]
         return marked if seen or aligned.length < self.options.shortest else [*marked, aligned]
 
 
 def _around(anchor: int) -> list[int]:
-    """Return where a text is looked for around a place, in this order."""
+    """Return the places around `anchor` to search, in order."""
     places = [anchor]
     for distance in range(1, WINDOW):
         places += [anchor + distance] + [anchor - distance] * (distance <= BACK)

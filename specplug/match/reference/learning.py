@@ -1,4 +1,4 @@
-"""What `Lookup` must learn, in plain Python: the tables of tries and hits, and what they say."""
+"""The reference of what `Lookup` learns, in plain Python: the tables of tries and hits, and confidences."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from specplug.match.cpu.evidence import MOST_CONTEXT_TRIES, MOST_TRIES, Table, Tables
 
 Signs = tuple[int, float, int, int, bool]
-"""Of a token: longest match, share of votes, support, sources as bits, whether a voter is near what was followed."""
+"""Evidence for a token: longest match, share of votes, support, source bits, and whether a voter is near the anchor."""
 
 
 class Considered(NamedTuple):
-    """A token that may be drafted: behind which other (an index, -1 for the context), and where it is counted."""
+    """A token that may be drafted: the index of its parent (-1 for the context), and its rows in the tables."""
 
     token: int
     parent: int
@@ -25,14 +25,14 @@ class Considered(NamedTuple):
 
 @dataclass
 class Spoken:
-    """What was said of a row's next tokens."""
+    """The predictions of a row's next tokens."""
 
     hit_rate: float = 0.5
     candidate_votes: list[tuple[int, int]] = field(default_factory=list)
     considered: list[Considered] = field(default_factory=list)
 
     def begin(self, candidate_votes: Sequence[tuple[int, int, int]]) -> None:
-        """Forget what was said before.  `candidate_votes`: tokens, kinds and match lengths of candidates."""
+        """Clear earlier predictions.  `candidate_votes`: tokens, kinds and match lengths of candidates."""
         self.candidate_votes = [
             (token, kind * 14 + Learnt.length_class(length)) for token, kind, length in candidate_votes
         ]
@@ -40,7 +40,7 @@ class Spoken:
 
 
 class Learnt:
-    """Tables of hits and tries: by kind and length of candidates, by evidence for a token, by the token before it."""
+    """Tables of hits and tries: by kind and length of candidates, by evidence for a token, and by the token before."""
 
     def __init__(self) -> None:
         tables = Tables()
@@ -52,12 +52,12 @@ class Learnt:
         return length if length <= 8 else 9 + sum(length > bound for bound in (12, 16, 24, 40))
 
     def weight(self, kind: int, length: int) -> float:
-        """Return the square of a candidate's odds to be right."""
+        """Return the square of a candidate's odds of being right."""
         odds = _odds(self.votes, kind * 14 + self.length_class(length))
         return float(odds * odds)
 
     def consider(self, spoken: Spoken, token: int, parent: int, last: int, owner: int, signs: Signs) -> float:
-        """Note a token, and return how likely it is right: the mean of two log-odds."""
+        """Record a token, and return the probability that it is right, from the mean of two log-odds."""
         longest, share, support, sources, near = signs
         size = self.length_class(longest)
         shares = sum(share > bound for bound in (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.999))
@@ -71,7 +71,7 @@ class Learnt:
         return joint / (1.0 + joint)
 
     def learn(self, spoken: Spoken, emitted: Sequence[int]) -> None:
-        """Count who was right about the tokens that came."""
+        """Count hits and misses against the emitted tokens."""
         for token, key in spoken.candidate_votes:
             if token >= 0:
                 self.votes[key] += (token == emitted[0], 1)
@@ -98,7 +98,7 @@ class Learnt:
 
 
 def _odds(table: Table, key: int) -> np.float32:
-    """Return hits over misses; both count at least a hundredth."""
+    """Return hits over misses, each at least 0.01."""
     hits, tries = table[key]
     least = np.float32(0.01)
     odds: np.float32 = max(hits, least) / max(tries - hits, least)

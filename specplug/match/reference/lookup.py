@@ -1,6 +1,6 @@
-"""What `Lookup` must draft, in plain Python: matches by brute force, nothing shared with the kernels but numbers.
+"""The reference of `Lookup` in plain Python: matches by brute force, sharing only constants with the kernels.
 
-Sums are made in the same order and precision, so that drafts and confidences are equal to the last bit.
+Sums are computed in the same order and precision, so that drafts and confidences are equal to the last bit.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from specplug.match.reference.responses import Memory
 
 
 class Draft(NamedTuple):
-    """A row's draft.  Parents are indices of its tokens, -1 for the context; of a chain each token's is the one before.
+    """A row's draft.  Parents are token indices, -1 for the context; in a chain, the parent is the token before.
 
-    `sources` are those of the tokens: 0 own text, 1 a reference, 2 responses, 3 corpora.
+    `sources` are the sources of the tokens: 0 own text, 1 a reference, 2 responses, 3 corpora.
     """
 
     ids: list[int]
@@ -33,7 +33,7 @@ class Draft(NamedTuple):
 
 
 class Say(NamedTuple):
-    """A token that voters speak for; `origin` is the place of the best of them in the row's own text, if any."""
+    """A token that voters predict; `origin` is the place of the best of them in the row's own text, if any."""
 
     token: int
     score: float
@@ -45,7 +45,7 @@ class Say(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A token of a tree, or its root: the path of tokens to it, its voters, and how likely all of it survives."""
+    """A token of a tree, or its root: the path of tokens to it, its voters, and the path's survival probability."""
 
     path: list[int]
     voters: list[Voter]
@@ -54,7 +54,7 @@ class Node(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """A token that a tree may grow by, behind node number `above`."""
+    """A token that may extend a tree after node number `above`."""
 
     chance: float
     above: int
@@ -79,7 +79,7 @@ class ReferenceLookup:
         self.loaded: set[tuple[str, str]] = set()
 
     def load(self, tenants: Mapping[str, Sequence[IndexSegment]]) -> None:
-        """Draft from these segments from now on."""
+        """Replace the segments to draft from."""
         self.gathering.corpus_index = ReferenceCorpusIndex(tenants, self.options.cap)
         self.loaded |= {(name, corpus) for name, own in tenants.items() for it in own for corpus in it.corpora}
         for row in self.rows:
@@ -104,7 +104,7 @@ class ReferenceLookup:
         self.rows[slot].tenant = tenant if any(tenant == name for name, _ in self.loaded) else None
 
     def remember(self, slot: int, owner: str, begin: int, end: int) -> None:
-        """Keep tokens `begin` to `end` of a slot's own text as a response of `owner`."""
+        """Store tokens `begin` to `end` of a slot's own text as a response of `owner`."""
         own = self.rows[slot].text[self.rows[slot].start :]
         end = min(end, len(own))
         if self.options.response_tokens and end - begin > 1:
@@ -117,7 +117,7 @@ class ReferenceLookup:
         return self.names.index(name) + 1
 
     def ingest(self, slots: Sequence[int], new: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
-        """Take in each row's newest tokens, with which its own text has `lengths` tokens, and learn from them."""
+        """Ingest each row's newest tokens, after which its own text has `lengths` tokens, and learn from them."""
         batch = [(self.rows[slot], tokens, length) for slot, tokens, length in zip(slots, new, lengths, strict=True)]
         batch = [(row, tokens, length) for row, tokens, length in batch if tokens or row.start + length > self.capacity]
         for row, tokens, length in batch:
@@ -179,7 +179,7 @@ class ReferenceLookup:
         return list(says.values())
 
     def _consider(self, row: Row, say: Say, says: list[Say], drafted: list[int], parent: int) -> float:
-        """Note that a token is considered; return its confidence."""
+        """Record a token as considered; return its confidence."""
         total = 0.0
         for other in says:
             total += other.score
@@ -193,7 +193,7 @@ class ReferenceLookup:
         return int(say.origin < row.start)
 
     def _follow(self, row: Row, voters: list[Voter], token: int, drafted: list[int]) -> list[Voter]:
-        """Return those that said `token`, one token further on."""
+        """Return the voters that predicted `token`, one token further."""
         agree = [voter for voter in voters if self.gathering.predicted(row, voter, drafted) == token]
         return [Voter(voter.at + 1, voter.length + 1, voter.kind) for voter in agree]
 
@@ -242,7 +242,7 @@ class ReferenceLookup:
         )
 
     def _open(self, row: Row, node: Node, number: int, offers: list[Offer]) -> Node:
-        """Add what may follow a node to the offers, the six with the most votes."""
+        """Add the tokens that may follow a node to the offers, the six with the most votes."""
         if node.path and not node.voters:
             node = node._replace(voters=self.gathering.anew(row, node.path))
         says = self._vote(row, node.voters, node.path)

@@ -1,4 +1,4 @@
-"""The plain truth about matches: what the recency tree must find, by looking at everything."""
+"""The plain reference of the recency tree, which finds matches by comparing all places."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Candidate(NamedTuple):
 
 
 def key_of(text: Sequence[int], place: int, cap: int) -> Key:
-    """Return the text before `place` backwards: at most `cap` tokens, up to what is no text (tokens below 0)."""
+    """Return the text before `place` backwards: at most `cap` tokens, up to a token that is not text (below 0)."""
     key: list[int] = []
     while len(key) < min(cap, place) and text[place - 1 - len(key)] >= 0:
         key.append(text[place - 1 - len(key)])
@@ -24,7 +24,7 @@ def key_of(text: Sequence[int], place: int, cap: int) -> Key:
 
 
 def common(one: Key, other: Key) -> int:
-    """Return with how many tokens both keys begin."""
+    """Return the length of the common prefix of two keys."""
     n = 0
     while n < min(len(one), len(other)) and one[n] == other[n]:
         n += 1
@@ -32,22 +32,22 @@ def common(one: Key, other: Key) -> int:
 
 
 def is_smaller(older: Key, newer: Key) -> bool:
-    """Whether the older key comes first: by the first token that differs; a key that ends there, or alike, does."""
+    """Return whether the older key is smaller: at the first difference, or if it ends there, or if both are equal."""
     n = common(older, newer)
     return n == len(older) or (n < len(newer) and older[n] < newer[n])
 
 
 def candidates(text: Sequence[int], places: Iterable[int], context: Key, cap: int) -> list[Candidate]:
-    """Return the candidates for what follows a context, newest first.
+    """Return the candidates for the token after a context, newest first.
 
-    A place is one when its last token matches and no newer place is as near to the context on the same side.  Nothing
-    is looked for behind a newer place that matches `cap` tokens.
+    A place is a candidate if its last token matches and no newer place is as near to the context on the same side.  The
+    search ends at a place that matches `cap` tokens.
 
     Args:
         text: tokens.
-        places: those to look at, in any order.
-        context: its key.
-        cap: most tokens of a key.
+        places: the places to compare, in any order.
+        context: the context's key.
+        cap: the most tokens of a key.
     """
     found: list[Candidate] = []
     nearest: dict[bool, Key] = {}  # on each side of the context, smaller or not
@@ -66,18 +66,18 @@ def candidates(text: Sequence[int], places: Iterable[int], context: Key, cap: in
 
 
 def kept(found: Sequence[Candidate], most: int) -> list[Candidate]:
-    """Return the candidates with the longest matches, at most `most`, the oldest of equally long ones; newest first."""
+    """Return the `most` candidates with the longest matches, preferring the oldest among ties; newest first."""
     best = sorted(found, key=lambda candidate: (-candidate.length, candidate.place))[:most]
     return sorted(best, key=lambda candidate: -candidate.place)
 
 
 def _is_nearer(older: Key, newer: Key, below: bool, cap: int) -> bool:
-    """Whether an older key lies strictly between a newer one and the context that both lie below, or above."""
+    """Return whether an older key is strictly between a newer one and the context; both are on the same side of it."""
     if older == newer and len(older) == cap:
         return False
     return is_smaller(older, newer) is not below
 
 
 def longest(text: Sequence[int], places: Iterable[int], context: Key, cap: int) -> int:
-    """Return the length of the longest match, by comparing with every place; what the candidates must contain."""
+    """Return the length of the longest match, by comparing every place; the candidates must contain it."""
     return max((common(key_of(text, place, cap), context) for place in places), default=0)

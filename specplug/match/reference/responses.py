@@ -1,4 +1,4 @@
-"""What `Responses` must remember, in plain Python: which places are forgotten when, and who may see them."""
+"""The reference of `Responses` in plain Python: when places are forgotten, and which owner may see them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specplug.match.cpu.texts import NO_TEXT
 
 @dataclass
 class Memory:
-    """The responses one after the other, NO_TEXT between them; all but the newest `size` tokens are forgotten."""
+    """The responses in sequence, separated by NO_TEXT; only the newest `size` tokens are kept."""
 
     size: int
     text: list[int] = field(default_factory=lambda: [NO_TEXT] * GRANULE)
@@ -21,11 +21,11 @@ class Memory:
 
     @property
     def end(self) -> int:
-        """The first place behind all responses; 0 for none."""
+        """The first place after all responses; 0 for none."""
         return len(self.text) if len(self.text) > GRANULE else 0
 
     def add(self, owner: int, context: Sequence[int], response: Sequence[int]) -> None:
-        """Append a response behind its context, whose places are none to draft from."""
+        """Append a response after its context, whose places are not drafted from."""
         response = response[-(self.size // 2) :]
         if self.end + self.size > MOST_PLACES:
             self.text, self.owners, self.places = [NO_TEXT] * GRANULE, [0] * GRANULE, []
