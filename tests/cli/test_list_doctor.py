@@ -166,7 +166,7 @@ def test_list_of_one_kind(registry):
     found = json.loads(run("list", "--kind", "policy", "--json"))
     assert [row["name"] for row in found["plugins"]] == ["batch"]
     refused = " ".join(run("list", "--kind", "polici", code=2).replace("│", " ").split())
-    assert "'polici' is no kind of plug-in. Did you mean 'policy'?" in refused
+    assert "'polici' is not a kind of plug-in. Did you mean 'policy'?" in refused
 
 
 def test_list_shows_broken_plugins_and_duplicates_beside_the_healthy(registry):
@@ -407,7 +407,7 @@ def test_doctor_gives_the_launch_line_to_the_checks_that_take_one(registry):
 
 @pytest.mark.parametrize("columns", ["80", "60"])
 def test_names_are_whole_on_narrow_terminals(monkeypatch, columns):
-    monkeypatch.setattr("specplug.cli.output._PIPED_DRAFT_LENGTH", int(columns))
+    monkeypatch.setattr("specplug.cli.output._PIPED_WIDTH", int(columns))
     narrow = {"COLUMNS": columns, "TERMINAL_DRAFT_LENGTH": columns}
     listed = CliRunner().invoke(app, ["list"], env=narrow).output
     for name in ("ngram-reference", "retrieval-tree", "transformers", "sglang launch"):
