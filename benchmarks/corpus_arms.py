@@ -1,4 +1,4 @@
-"""The arms of `benchmarks.corpus_cost`: who is asked what follows a context, in batches, and what memory that takes."""
+"""Arms of `benchmarks.corpus_cost`: batched searches for the continuation of a context, and their memory."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from specplug.match.cpu.texts import MOST_CANDIDATES
 Ids = npt.NDArray[np.int32]
 
 KEY = 64
-"""Tokens of a context that specplug compares at most."""
+"""Most tokens of a context that specplug compares."""
 
 MOST = 512
-"""Contexts of a batch at most."""
+"""Most contexts per batch."""
 
 DEPTH = 18
-"""Tokens of a context that SGLang compares, by default (`--speculative-ngram-max-trie-depth`)."""
+"""Most tokens of a context that SGLang compares by default (`--speculative-ngram-max-trie-depth`)."""
 
 
 class Contexts(NamedTuple):
@@ -46,7 +46,7 @@ class Contexts(NamedTuple):
     at: npt.NDArray[np.int64]
 
     def tails(self, chosen: slice) -> list[list[int]]:
-        """Return the last tokens of some contexts, as SGLang's worker hands them over."""
+        """Return the last tokens of some contexts, in the form that SGLang's worker passes."""
         return [self.text[end - DEPTH : end].tolist() for end in self.at[chosen]]
 
 
@@ -76,28 +76,28 @@ class Ours:
             self._lookup.start(slot, tenant="")
 
     def load(self, segments: Sequence[IndexSegment]) -> None:
-        """Search these segments from now on."""
+        """Set the segments to search."""
         self._lookup.load({"": segments})
         self.first = segments[0].text.ctypes.data // 4 if segments else 0
 
     def prepare(self, requested: Contexts, chosen: slice) -> Any:
-        """Make what an engine has at hand: the texts' last tokens."""
+        """Prepare the data that an engine has anyway: the texts' last tokens."""
         ends = requested.at[chosen]
         return np.stack([requested.text[end - KEY : end] for end in ends])
 
     def place(self, prepared: Any) -> None:
-        """Have the contexts as the requests' texts."""
+        """Set the contexts as the requests' texts."""
         texts, count = self._lookup.texts, len(prepared)
         texts.text[:count, :KEY] = prepared
         texts.lengths[:count] = KEY
         self._requested = self._slots[:count], self._limits[:count]
 
     def ask(self) -> None:
-        """Find the places that match each context best."""
+        """Find the best matches of each context."""
         self._count = _ask(self._lookup._state, *self._requested, self._matches, self._found)
 
     def best(self, context: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the places that match a context best, how many tokens each and its address in tokens."""
+        """Return the best matches of a context as (length, address), both in tokens."""
         texts, last = self._lookup.texts, np.asarray(context[-KEY:], np.int32)
         texts.text[0, : last.size], texts.lengths[0] = last, last.size
         self._requested = self._slots[:1], self._limits[:1]
@@ -140,16 +140,16 @@ class Theirs:
             yield chunk
 
     def prepare(self, requested: Contexts, chosen: slice) -> Any:
-        """Make what an engine has at hand."""
+        """Prepare the data that an engine has anyway."""
         tails = requested.tails(chosen)
         return [str(row) for row in range(len(tails))], tails, requested.at[chosen].tolist()
 
     def place(self, prepared: Any) -> None:
-        """Have the contexts at hand."""
+        """Set the contexts."""
         self._requested = prepared
 
     def ask(self) -> None:
-        """Find what follows each context."""
+        """Find the continuation of each context."""
         self._corpus.batch_get(*self._requested)
 
 
@@ -160,7 +160,7 @@ def searched(live: LiveSegment) -> IndexSegment:
 
 
 def stand_in_for_triton() -> None:
-    """Let SGLang be imported where there is no GPU, as the tests do."""
+    """Make SGLang importable without a GPU, as the tests do."""
     from tests.engines.sglang.launch import Configuration
 
     given = dict(Configuration.always)
@@ -169,7 +169,7 @@ def stand_in_for_triton() -> None:
 
 
 def memory() -> dict[str, float]:
-    """Return what this process holds, in MB: resident, its fair share of it, and what only it can have."""
+    """Return this process's memory in MB: resident, proportional (PSS), and private."""
     found = {}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         name, _, rest = line.partition(":")
@@ -182,7 +182,7 @@ def memory() -> dict[str, float]:
 
 @compiled
 def _ask(state: Any, slots: Any, limits: Any, matches: Any, found: Any) -> int:
-    """Search for all slots; return how many places the last one has, and note them."""
+    """Search for all slots; store the matches, and return the number of those of the last slot."""
     own, count = borrowed(state), 0
     find_points(own, slots, limits)
     for slot in slots:

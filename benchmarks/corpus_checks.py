@@ -1,4 +1,4 @@
-"""Whether what `benchmarks.corpus_cost` times is right: held against plain Python, on samples."""
+"""Correctness checks of the code that `benchmarks.corpus_cost` times, against plain Python on samples."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from specplug.match.reference.corpus_index import ReferenceCorpusIndex
 from specplug.match.reference.recency import key_of
 
 PART = 4000
-"""Tokens of the text that the plain search is asked about: it sorts, and searches, in Python."""
+"""Tokens of the text for the plain search, which sorts and searches in Python."""
 
 
 def unlike_the_reference(live: LiveSegment, requested: Contexts, count: int) -> list[str]:
-    """Return what the kernel finds other than the plain search, in a part of a segment's text."""
+    """Return the differences between kernel and plain search, in a part of a segment's text."""
     text = live.segment.text[:PART].copy()
     text[-1] = NO_TEXT
     starts, only = np.array([1, text.size], np.int64), np.zeros(1, np.int32)
@@ -40,7 +40,7 @@ def unlike_the_reference(live: LiveSegment, requested: Contexts, count: int) -> 
 
 
 def unlike_the_counts(live: Sequence[LiveSegment], ours: Ours, requested: Contexts, count: int) -> list[str]:
-    """Return where the longest match, or what follows it, is not what plain counting says, in the whole store."""
+    """Return the contexts for which the longest match or its continuations differ from a plain count of the store."""
     wrong = []
     for at in requested.at[:count]:
         context = requested.text[at - KEY : at].tolist()

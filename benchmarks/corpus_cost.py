@@ -1,21 +1,21 @@
-"""What a corpus store costs: building it, opening it, its memory, and queries beside SGLang's suffix automaton.
+"""Benchmark of the corpus store: time to build and open it, memory, and query time against SGLang's suffix automaton.
 
     make setup-sglang
     .venv-sglang/bin/python -m benchmarks.corpus_cost [--tokens 10000000] [--tokenizer tiny] [--json cost.json]
 
-The corpus is what is installed here: sources and documentation of Python packages, one document a file.  One file in
-fifty is kept out; contexts are random places of the corpus itself, where matches are long, and of those other files,
-where they are short.  Both arms are asked the same contexts, in turns of a few hundred queries, in one process on one
-thread, with the garbage collector off; ratios are taken turn by turn.  specplug's query is the kernel that its proposer
-calls: the 16 places that match best, over up to 64 tokens.  SGLang's is `batch_get`, which compares up to 18 tokens and
-makes a draft; it is asked for the smallest one, of one token, and all it holds is this corpus.
+The corpus consists of the sources and documentation of the installed Python packages, one document per file.  One file
+in fifty is held out; contexts are random positions of the corpus itself, where matches are long, and of the held-out
+files, where they are short.  Both arms get the same contexts, in turns of a few hundred queries, in one process on one
+thread, with the garbage collector off; ratios are computed turn by turn.  specplug's query is the kernel that its
+proposer calls: the 16 best matches over up to 64 tokens.  SGLang's is `batch_get`, which compares up to 18 tokens and
+makes a draft; the smallest draft, one token, is requested, and this corpus is all that it holds.
 
-Checked in the same run, or no figures are printed: on a part of the text the kernel finds what the plain search in
-Python finds, and in the whole store the longest match, and what follows there, is what plain counting says.  The store
-is verified.
+The same run checks correctness, or no figures are printed: on a part of the text the kernel's results equal those of a
+plain search in Python, and in the whole store the longest matches and their continuations equal those of a plain count.
+The store is verified.
 
-Then: what two processes that have the store open hold in memory, before and after queries; and how long a query takes
-with up to 64 corpora, each in a segment of its own, and when they are merged.
+Further measurements are the memory of two processes that have the store open, before and after queries, and the time of
+a query with up to 64 corpora, each in its own segment, and after merging them.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def ask(
 
 
 def _cut(documents: Sequence[Document]) -> Iterator[list[Document]]:
-    """Give documents of `CORPUS_TOKENS` or a bit more, as often as the last one of `CORPORA` says and they suffice."""
+    """Yield groups of documents of at least `CORPUS_TOKENS`, up to the largest number in `CORPORA`."""
     given, tokens, left = [], 0, max(CORPORA)
     for document in documents:
         given.append(document)
@@ -159,7 +159,7 @@ def many_corpora(texts: Texts, external: Contexts, root: Path, rounds: int, quer
 
 
 def run(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return everything that was found, and what is wrong with it."""
+    """Return all results, and the failed checks."""
     import numpy as np
 
     from benchmarks.corpus_arms import Ours, Theirs, contexts, memory, searched
@@ -204,7 +204,7 @@ def run(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list
 
 
 def _why_not(tokens: int) -> str:
-    """Return why SGLang is left out; nothing if it is not."""
+    """Return the reason why SGLang is left out, if it is."""
     if importlib.util.find_spec("sglang") is None:
         return "SGLang is left out: `sglang` is not installed; try: make setup-sglang"
     lines = Path("/proc/meminfo").read_text().splitlines()
@@ -216,7 +216,7 @@ def _why_not(tokens: int) -> str:
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=10_000_000, help="of the corpus, at least (default: 10000000)")
     parser.add_argument("--tokenizer", default="tiny", help="as `specplug replay` takes it (default: tiny)")

@@ -1,4 +1,4 @@
-"""How long a server takes to open a store, and what that and drafting from it adds to the server's memory."""
+"""Measurement of the time to open a store, and of the memory that opening it and drafting from it add to a server."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 READERS, BATCH = 2, 64
 
 FEW = 1000
-"""Queries after which memory is looked at for the first time."""
+"""Queries before the first memory measurement."""
 
 
 def readers(root: Path, contexts: Any, seconds: float = 300) -> list[dict[str, Any]]:
-    """Open a store in two processes at once, search it in both, and return what each found.
+    """Open a store in two processes at once, search it in both, and return the measurements of each.
 
-    All pages of the store are dropped from memory before, as far as the system does that.
+    The store's pages are dropped from memory first, if the system supports that.
 
     Args:
-        root: of the store.
-        contexts: [n, 64] int32, what is searched for.
-        seconds: waited at most.
+        root: the store's folder.
+        contexts: [n, 64] int32, the contexts to search for.
+        seconds: timeout.
     """
     _drop(root)
     context = multiprocessing.get_context("spawn")

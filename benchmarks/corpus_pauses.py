@@ -1,4 +1,5 @@
-"""Whether adding and removing corpora makes the engine's steps wait: one step's time with and without, in pairs.
+"""Benchmark of the pauses that adding and removing corpora cause in engine steps: step times with and without, in
+pairs.
 
     .venv/bin/python -m benchmarks.corpus_pauses [--pairs 6] [--json pauses.json]
 
@@ -6,12 +7,12 @@ A thread takes steps of a batch with the proposer `retrieval`, `ingest` and `pro
 long as an engine waits for its device.  Its texts grow by two tokens a step, and it drafts from a store of a million
 tokens.  Meanwhile nothing happens; or another process adds and removes a corpus of 100,000 tokens, over and over, in
 the store that the proposer watches; or another thread of the same process does, by `add_corpus` and `remove_corpus`.
-What is timed is the step without its sleep; what a sleeping thread waits for the interpreter afterwards is timed too
-("wake-up"), since an engine would.  Quiet and busy stretches take turns, so that what others do on the machine is in
-both; differences are taken pair by pair.
+The step is timed without its sleep; the wait of the sleeping thread for the interpreter afterwards ("wake-up") is timed
+too, since an engine would incur it.  Quiet and busy stretches alternate, so that other load on the machine affects
+both; differences are computed pair by pair.
 
-Checked in the same run, or no figures are printed: corpora were added and removed in every busy stretch, the proposer
-saw it, and it drafts from the store.
+The same run checks correctness, or no figures are printed: corpora were added and removed in every busy stretch, the
+proposer saw the changes, and it drafts from the store.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ WHAT = ("step", "wake-up")
 
 
 def texts(tokens: int, seed: int) -> list[Any]:
-    """Return documents of a thousand tokens each, some of which come often."""
+    """Return documents of a thousand tokens each, with some frequent tokens."""
     import numpy as np
 
     draw = np.random.default_rng(seed)
@@ -55,9 +56,9 @@ class Steps:
     """A proposer, and a batch whose texts grow.
 
     Attributes:
-        milliseconds: of each step, and of each wake-up.
-        drafted: tokens so far.
-        seen: how often a look found more than the corpus that is always there.
+        milliseconds: times of each step and of each wake-up.
+        drafted: number of tokens drafted so far.
+        seen: number of checks that found more than the permanent corpus.
     """
 
     def __init__(self, store: Path, stated: list[Any]) -> None:
@@ -96,12 +97,12 @@ class Steps:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the times."""
+        """Clear the times."""
         self.drafted = self.seen = 0
         self.milliseconds = {name: [] for name in WHAT}
 
     def run(self, seconds: float) -> None:
-        """Take steps for so long."""
+        """Take steps for the given time."""
         ends = time.perf_counter() + seconds
         while time.perf_counter() < ends:
             batch = self._next()
@@ -149,7 +150,7 @@ class Steps:
 
 @contextmanager
 def other_process(steps: Steps, store: Path) -> Iterator[Callable[[], int]]:
-    """Change the store in another process meanwhile; gives the number of changes so far."""
+    """Change the store in another process in the background; yield a function for the number of changes so far."""
     context = multiprocessing.get_context("spawn")
     ended, ready, count = context.Event(), context.Event(), context.Value("i", 0)
     process = context.Process(target=_changing, args=(store, ended, ready, count), daemon=True)
@@ -177,7 +178,7 @@ def _changing(store: Path, ended: Any, ready: Any, count: Any) -> None:
 
 @contextmanager
 def other_thread(steps: Steps, store: Path) -> Iterator[Callable[[], int]]:
-    """Change the store in another thread meanwhile, as an engine's own route does; gives the number of changes."""
+    """Change the store in another thread, as an engine's own route does; yield a function for the number of changes."""
     documents, ended, done = texts(CHANGED, 7), threading.Event(), [0]
 
     def change() -> None:
@@ -205,7 +206,7 @@ BUSY = dict(zip(ARMS, (other_process, other_thread), strict=True))
 
 
 def stretch(steps: Steps, store: Path, arm: Any, seconds: float) -> dict[str, Any]:
-    """Take steps for so long while `arm` does what it does; return percentiles in milliseconds."""
+    """Take steps for the given time while `arm` runs; return percentiles in milliseconds."""
     import numpy as np
 
     with arm(steps, store) as changes:
@@ -219,7 +220,7 @@ def stretch(steps: Steps, store: Path, arm: Any, seconds: float) -> dict[str, An
 
 
 def run(options: argparse.Namespace, store: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return one row per pair, and what is wrong."""
+    """Return one row per pair, and the failed checks."""
     from specplug.corpus.documents import Document
     from specplug.corpus.store import Store
     from specplug.text.fingerprint import Fingerprint
@@ -273,7 +274,7 @@ def _spread(values: list[float]) -> str:
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="default: both")
     parser.add_argument("--pairs", type=int, default=6, help="default: 6")

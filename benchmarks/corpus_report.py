@@ -1,4 +1,4 @@
-"""What `benchmarks.corpus_cost` found: tables, ratios, and what was aimed at."""
+"""Report of `benchmarks.corpus_cost`: tables, ratios, and targets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def report(found: dict[str, Any], title: str) -> None:
 
 
 def judge(found: dict[str, Any]) -> list[tuple[str, str, bool]]:
-    """Return what was aimed at, what was found, and whether that is it."""
+    """Return each target, the measured value, and whether the target is met."""
     size, load = found["build"]["bytes_per_token"], _most(found, "opening_first")
     return [
         ("at least 10 million tokens", f"{found['build']['tokens'] / 1e6:.1f} M", found["build"]["tokens"] >= 1e7),

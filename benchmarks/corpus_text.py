@@ -1,4 +1,4 @@
-"""A corpus of what is installed: sources and documentation of Python packages, as documents of a store."""
+"""Corpus of the sources and documentation of the installed Python packages, as documents of a store."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 ENDINGS = (".py", ".pyi", ".md", ".rst", ".txt", ".h", ".hpp", ".cpp", ".cu", ".json")
 
 MOST_CHARACTERS = 400_000
-"""Of one file; larger ones are data, mostly."""
+"""Size limit of one file; larger files are mostly data."""
 
 EXTERNAL = 50
-"""One file in so many is kept out of the corpus, to ask for text that is not in it."""
+"""One file in this many is held out of the corpus, as a source of text that is not in it."""
 
 
 class Texts(NamedTuple):
-    """What was read.
+    """The texts that were read.
 
     Attributes:
-        documents: with their re-tokenized prefixes.
-        external: [n] int32, the text of other files.
-        tokens: of the documents' bodies.
-        seconds: it took to tokenise the documents.
-        tokenizer: its fingerprint.
+        documents: the documents with their re-tokenised prefixes.
+        external: [n] int32, the text of the held-out files.
+        tokens: number of tokens of the documents' bodies.
+        seconds: time to tokenise the documents.
+        tokenizer: the tokenizer's fingerprint.
     """
 
     documents: list[Document]
@@ -44,7 +44,7 @@ class Texts(NamedTuple):
 
 
 def read(tokens: int, tokenizer: str, roots: Sequence[Path]) -> Texts:
-    """Return documents of at least so many tokens, if there are, in an order that is the same each time."""
+    """Return documents of at least this many tokens in total, if available, in a reproducible order."""
     import numpy as np
 
     from specplug.corpus.documents import tokenized
@@ -67,13 +67,13 @@ def read(tokens: int, tokenizer: str, roots: Sequence[Path]) -> Texts:
 
 
 def installed() -> list[Path]:
-    """Return where this environment's packages and Python's own library are."""
+    """Return the folders of this environment's packages and of Python's own library."""
     paths = sysconfig.get_paths()
     return [Path(paths["purelib"]), Path(paths["stdlib"])]
 
 
 def _files(roots: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """Give names and texts of files, each text once."""
+    """Yield names and texts of files without duplicate texts."""
     found = sorted({path for root in roots for path in root.rglob("*") if path.suffix in ENDINGS})
     random.Random(0).shuffle(found)
     seen: set[str] = set()

@@ -1,7 +1,7 @@
-"""Where the host's time, memory and tensor operations go inside a running vLLM, told apart by whose code runs.
+"""Attribution of host time, memory and tensor operations inside a running vLLM to the code that uses them.
 
-Everything here works inside the engine's process.  specplug's functions are wrapped, and vLLM's own functions that they
-call are wrapped too, so that each moment belongs to exactly one of `PARTS`, or to vLLM.
+All functions here run inside the engine's process.  specplug's functions are wrapped, and so are vLLM's own functions
+that they call, so that each moment belongs to exactly one of `PARTS`, or to vLLM.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from benchmarks.meter import Meter
 
 VLLM, SCHEDULER, WORKER, PROPOSER = "vllm", "scheduler", "worker", "proposer"
 PARTS = (SCHEDULER, WORKER, PROPOSER)
-"""What is ours: the plan in the scheduler, hooks and draft stage in the worker, and the proposer, thread included."""
+"""specplug's parts: plan in the scheduler, hooks and draft stage in the worker, and the proposer with its thread."""
 
 
 def install(llm: Any) -> Meter:
-    """Wrap what runs at every step of an engine in one process, once."""
+    """Wrap the functions that run at every step of a single-process engine, once."""
     from tests.engines.vllm import inside
 
     scheduler, runner = inside.scheduler(llm), inside.runner(llm)
@@ -33,7 +33,7 @@ def install(llm: Any) -> Meter:
 
 
 def _scheduler(meter: Meter, ours: type) -> None:
-    """Tell the methods of specplug's mixin from those of vLLM's schedulers that they override."""
+    """Wrap the methods of specplug's mixin and the scheduler methods of vLLM that they override as different parts."""
     mixin, *baseline = ours.__mro__[1:-1]
     for name, function in list(vars(mixin).items()):
         overridden = [cls for cls in baseline if name in vars(cls)]
@@ -44,7 +44,7 @@ def _scheduler(meter: Meter, ours: type) -> None:
 
 
 def _hook(meter: Meter, cls: type, name: str) -> None:
-    """Tell a hook from the method that it wraps, which it holds as `original`."""
+    """Wrap a hook and the method that it wraps, its `original`, as different parts."""
     hook = getattr(cls, name)
     cell = hook.__closure__[hook.__code__.co_freevars.index("original")]
     cell.cell_contents = meter.wrapped(cell.cell_contents, VLLM)

@@ -1,4 +1,4 @@
-"""What a benchmark ran on, so that no figure stands without its hardware."""
+"""Description of the machine that a benchmark runs on, printed with its figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cpu_name() -> str:
 
 
 def versions(*packages: str) -> dict[str, str | None]:
-    """Return the versions of packages; None where one is not installed."""
+    """Return the versions of packages, None for packages that are not installed."""
     found: dict[str, str | None] = {}
     for package in packages:
         try:

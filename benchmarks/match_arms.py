@@ -1,7 +1,7 @@
-"""The arms of `benchmarks.match_cost`: each is handed the same texts and fed as an engine feeds it.
+"""Arms of `benchmarks.match_cost`: each gets the same texts and is fed as by its engine.
 
-An arm's token table is its own, and what the target has not emitted yet is poison in it.  Lengths, tensors and lists
-that an engine has at hand anyway are made in `ready`, which is not timed; `insert` and `step` are.
+Each arm has its own token table, in which tokens that the target has not emitted yet are poisoned.  Lengths, tensors
+and lists that an engine has anyway are prepared in `ready`, which is not timed; `insert` and `step` are timed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from specplug.types.request import Lifecycle, Request, RequestEvent
 Ids = npt.NDArray[np.int32]
 
 POISON = 1_000_000_007
-"""Stands where the token table is undefined: no vocabulary has such an id."""
+"""Fill value for undefined entries of the token table, an id of no vocabulary."""
 
 DEPTH = 24
-"""How deep vLLM lets Arctic's trees be, by default; the other settings of it, too, are vLLM's defaults."""
+"""vLLM's default for the depth of Arctic's trees; its other settings are vLLM's defaults, too."""
 
 VLLM_N = 5
 """Shortest and longest n-gram of vLLM's own proposer, by default."""
@@ -39,11 +39,11 @@ CHECKED_ROWS = 4
 
 @dataclass(frozen=True)
 class Case:
-    """What is decoded.
+    """Texts to decode.
 
     Attributes:
-        texts: [B] of [context + slack] int32: each row's prompt, and what the target will say.
-        earlier: [n] int32 each, responses of requests that have finished before.
+        texts: B arrays [context + slack] int32, each row's prompt followed by the target's output.
+        earlier: responses, each [n] int32, of requests that finished earlier.
         draft_length: gamma, most draft tokens of a row.
     """
 
@@ -59,7 +59,7 @@ class Case:
 
 
 class Arm(abc.ABC):
-    """One proposer, and the engine's token table that goes with it.
+    """One proposer and its engine's token table.
 
     Attributes:
         table: [B, L] int32.
@@ -77,10 +77,10 @@ class Arm(abc.ABC):
 
     @abc.abstractmethod
     def insert(self, row: int) -> None:
-        """Take in a row's prompt."""
+        """Insert a row's prompt."""
 
     def emit(self, drafts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Let the target say, of each row, what was drafted right and one token more."""
+        """Append to each row its correctly drafted tokens and one more."""
         emitted = []
         for row, (draft, text) in enumerate(zip(drafts, self.case.texts, strict=True)):
             at, right = int(self.lengths[row]), 0
@@ -92,27 +92,27 @@ class Arm(abc.ABC):
         return emitted
 
     def ready(self, emitted: list[list[int]]) -> None:
-        """Make what an engine has at hand when it asks for drafts."""
+        """Prepare the data that an engine has anyway when it requests drafts."""
         self.emitted = emitted
 
     @abc.abstractmethod
     def step(self) -> None:
-        """Take in what was emitted, and draft."""
+        """Ingest the emitted tokens, and draft."""
 
     @abc.abstractmethod
     def drafts(self) -> list[list[int]]:
         """Return the drafts as lists."""
 
     def wrong(self) -> str | None:
-        """Return what is wrong with the last drafts, by a plainer way to the same; None where nothing is."""
+        """Check the last drafts against a simpler computation; return the first problem, or None."""
         return None
 
     def bytes_per_token(self) -> float | None:
-        """Return what the arm says that a token of a running text takes; None where it keeps none."""
+        """Return the memory per token of a running text as the arm reports it, or None if it keeps no text."""
         return None
 
     def bytes_per_remembered_token(self) -> float | None:
-        """Return what a token of a finished response takes; None where nothing is remembered, or it is not told."""
+        """Return the memory per token of a finished response, or None if none is kept or it is not reported."""
         return None
 
 
@@ -184,7 +184,7 @@ class Ours(Arm):
         return [row[:count] for row, count in zip(ids, counts, strict=True)]
 
     def wrong(self) -> str | None:
-        """Ask again, row by row: the drafts must not differ.  And what finished before must be remembered."""
+        """Draft again row by row, which must give the same drafts, and check that finished responses are remembered."""
         if self.proposer.lookup.responses.num_tokens < sum(response.size - 1 for response in self.case.earlier):
             return "finished responses are not remembered"
         together = self.drafts()
@@ -280,7 +280,7 @@ class Vllm(Arm):
         return list(self._found)
 
     def wrong(self) -> str | None:
-        """Look for the first place where the newest `VLLM_N` tokens stood before."""
+        """Check the drafts against the first earlier occurrence of the newest `VLLM_N` tokens."""
         for row in sample(self.case.batch):
             text = self.table[row, : self.lengths[row]]
             if self._found[row] != first_match(text, VLLM_N, self.case.draft_length):
@@ -289,7 +289,7 @@ class Vllm(Arm):
 
 
 def first_match(text: Ids, n: int, draft_length: int) -> list[int]:
-    """Return the at most `draft_length` tokens behind the first place where the last `n` tokens of `text` stand."""
+    """Return at most `draft_length` tokens after the first occurrence of the last `n` tokens of `text`."""
     places = np.ones(len(text) - n, bool)
     for k in range(n):
         places &= text[k : len(text) - n + k] == text[len(text) - n + k]

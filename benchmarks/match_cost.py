@@ -1,26 +1,26 @@
-"""What the n-gram proposer costs beside its peers: Arctic's suffix cache and vLLM's numba scan, on one core.
+"""Benchmark of the n-gram proposer's cost against Arctic's suffix cache and vLLM's numba scan, on one core.
 
     make setup-vllm-peers
     .venv-vllm/bin/python -m benchmarks.match_cost [--quick] [--json cost.json]
 
-Batches decode a known text with contexts of several lengths.  Each arm drafts, every row gets the tokens that it
-drafted right and one more, and what is timed is one step of the whole batch through the interface that an engine
-calls: `ingest` + `propose` of specplug's proposer; `add_active_response` + `speculate` per request for Arctic, in the
-loop that vLLM has for it; `propose` for vLLM's scan, which keeps nothing.  The arms take turns step by step, on one
+Batches decode a known text with contexts of several lengths.  Each arm drafts, every row advances by its correctly
+drafted tokens and one more, and one step of the whole batch is timed through the interface that an engine calls:
+`ingest` + `propose` of specplug's proposer; `add_active_response` + `speculate` per request for Arctic, in vLLM's loop
+for it; `propose` for vLLM's scan, which keeps nothing.  The arms take turns step by step, on one
 thread pinned to one core, with the garbage collector off.  Figures are microseconds per request and step: the median
-step of each round, then the median over the rounds (least to most).  Ratios are taken round by round.  On a machine
-that others use meanwhile, `--clock cpu` counts this process's time only; what others do to the caches is still in it.
+step of each round, then the median over the rounds (least to most).  Ratios are taken round by round.  On a shared
+machine, `--clock cpu` counts this process's time only, although the effect of other processes on the caches remains.
 
 The texts are Python's own library, tokenised with Tekken; a row's text is a window of it, and at a longer context the
 same output follows, behind more text.  Windows of long contexts overlap, but no row's output is another's.  All arms
 have seen the same finished responses before.
 
-Checked in the same run, or no figures are printed: specplug drafts the same for a row alone as in the batch, vLLM's
-drafts are what its rule says, nothing is drafted from beyond a text's end, and all that is emitted is the text.
+The same run checks correctness, or no figures are printed: specplug drafts the same for a row alone as in the batch,
+vLLM's drafts follow its rule, nothing is drafted from beyond a text's end, and the emitted tokens equal the text.
 
-What is not timed: tensors and lists that the engine has at hand.  specplug writes tensors where the peers return lists;
-what it takes to make lists of them is a column of its own ("lists").  Peers that are not installed, and Arctic where
-its trees would take more than `--memory`, are left out, and the output says so.
+Tensors and lists that the engine has anyway are not timed.  specplug writes tensors where the peers return lists; the
+time to convert them to lists is a separate column ("lists").  Peers that are not installed, and Arctic if its trees
+would take more than `--memory`, are left out, and the output says so.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ARCTIC_BYTES = 550  # a token, at most, to know beforehand where it would not fi
 
 
 def corpus(tokens: int) -> Ids:
-    """Return at most so many tokens of the sources of Python's library."""
+    """Return at most this many tokens of the sources of Python's library."""
     import sysconfig
 
     import numpy as np
@@ -83,7 +83,7 @@ def cut(text: Ids, batch: int, context: int, draft_length: int, longest: int, st
 
 
 def decode(arms: list[Arm], rounds: int, steps: int, clock: Callable[[], int]) -> dict[str, dict[str, Any]]:
-    """Return, by arm, the microseconds per request of each round, what it drafted, and what is wrong with it."""
+    """Return, by arm, the microseconds per request of each round, the drafted tokens, and the failed checks."""
     found: dict[str, dict[str, Any]] = {
         arm.name: {"insert": [], "rounds": [], "lists": [], "drafted": 0, "emitted": 0, "rows": 0, "wrong": []}
         for arm in arms
@@ -120,7 +120,7 @@ def _turned(arms: list[Arm], number: int) -> list[Arm]:
 
 
 def _step(arm: Arm, found: dict[str, Any], clock: Callable[[], int], *, check: bool) -> tuple[float, float]:
-    """Run one step; return the microseconds that it took, and those of making lists."""
+    """Run one step; return its microseconds, and those of the conversion to lists."""
     from benchmarks.match_arms import POISON
 
     began = clock()
@@ -148,7 +148,7 @@ def _unlike_the_text(arm: Arm) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return one row per case, and what was left out."""
+    """Return one row per case, and the arms that were left out."""
     from benchmarks.match_arms import ARMS
 
     stated = [
@@ -200,7 +200,7 @@ def one_core() -> None:
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES), help="default: 1 16 64 256")
     parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS), help="default: 1k 8k 32k 128k")

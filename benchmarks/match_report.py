@@ -1,4 +1,4 @@
-"""What `benchmarks.match_cost` found: tables, ratios, and what was aimed at."""
+"""Report of `benchmarks.match_cost`: tables, ratios, and targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHAPE = ("gamma", "batch", "context")
 
 
 def ratio(row: dict[str, Any], peer: str) -> Spread | None:
-    """Return how many times a peer's cost is ours, round by round; None where the peer is not there."""
+    """Return the ratio of a peer's cost to specplug's, round by round, or None without the peer."""
     if peer not in row["arms"]:
         return None
     theirs, ours = row["arms"][peer]["rounds"], row["arms"][OURS]["rounds"]
@@ -21,7 +21,7 @@ def ratio(row: dict[str, Any], peer: str) -> Spread | None:
 
 
 def growth(rows: list[dict[str, Any]], name: str, low: int, high: int) -> dict[tuple[int, int], float]:
-    """Return, by width and batch, the cost at context `high` over that at `low`."""
+    """Return, by draft length and batch, the cost at context `high` over that at `low`."""
     at = {
         (row["draft_length"], row["batch"], row["context"]): statistics.median(row["arms"][name]["rounds"])
         for row in rows
@@ -75,7 +75,7 @@ def report(rows: list[dict[str, Any]], title: str) -> None:
 
 
 def judge(rows: list[dict[str, Any]]) -> list[tuple[str, str, bool]]:
-    """Return what was aimed at, beside Arctic and in growth, what was found, and whether that is it."""
+    """Return the targets, relative to Arctic and in growth, the measured values, and whether the targets are met."""
     stated = []
     for row in rows:
         least, found = 1.0 if row["batch"] == 1 else 5.0, ratio(row, ARCTIC)

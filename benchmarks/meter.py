@@ -1,4 +1,4 @@
-"""Whose code the host's time, memory and tensor operations of a process go to."""
+"""Meter that attributes a process's host time, memory and tensor operations to parts of the code."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _COPIES = ("copy_", "_to_copy", "clone")
 
 
 class Meter:
-    """What each part has used so far.
+    """Resources that each part has used so far.
 
     Args:
-        outside: the name of what is not ours.
-        parts: the names of what is.
+        outside: the name of all code outside the parts.
+        parts: the names of the measured parts.
 
     Attributes:
-        nanoseconds: by part.
-        blocks: by part, memory blocks of the Python allocator, those made less those freed.
-        peak: by part, the most bytes that one stretch of it held at a time (only under `tracemalloc`).
-        ops, copies: by part, tensor operations, and of these copies (only under `counting`).
-        largest: by part, bytes of the largest tensor that an operation made (only under `counting`).
+        nanoseconds: time by part.
+        blocks: by part, memory blocks of the Python allocator, allocated minus freed.
+        peak: by part, peak bytes of one uninterrupted stretch (only under `tracemalloc`).
+        ops, copies: by part, numbers of tensor operations and of copies among them (only under `counting`).
+        largest: by part, bytes of the largest tensor that an operation created (only under `counting`).
     """
 
     def __init__(self, outside: str, parts: Sequence[str]) -> None:
@@ -43,14 +43,14 @@ class Meter:
         self.memory = False
 
     def weigh(self) -> None:
-        """Start from zero, and take memory from now on."""
+        """Start from zero, and measure memory from now on."""
         self.clear()
         self.memory = True
         self._weigh(self.part)
         self.blocks, self.peak = (dict.fromkeys(self.blocks, 0) for _ in range(2))
 
     def switch(self, part: str) -> str:
-        """Let the time from now on belong to `part`; return whose it was."""
+        """Attribute the time from now on to `part`; return the previous part."""
         now, before = time.perf_counter_ns(), self.part
         self.nanoseconds[before] += now - self._since
         if self.memory:
@@ -68,7 +68,7 @@ class Meter:
             self._held_since = tracemalloc.get_traced_memory()[0]
 
     def wrapped(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
-        """Return `function` as one that runs on `part`'s account."""
+        """Return `function` wrapped so that its use is attributed to `part`."""
 
         @functools.wraps(function)
         def metered(*args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,7 @@ class Meter:
         return metered
 
     def counting(self) -> _Counting:
-        """Return a context that counts tensor operations.  It slows them, so no time is taken in it."""
+        """Return a context that counts tensor operations.  It slows them, so no time is measured."""
         return _Counting(self)
 
 

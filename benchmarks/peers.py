@@ -1,8 +1,8 @@
-"""What the benchmarks beside engines' own speculation share: arms in processes of their own, and rounds of tasks.
+"""Shared parts of the benchmarks against engines' own speculation: arms in separate processes, and rounds of tasks.
 
-All arms answer the same edit and quote tasks, made from files that the model was not trained on; task by task the arms
-take turns, in an order that rotates.  Each round has tasks of its own, so nobody meets a prompt twice.  Where an arm's
-tokens differ from those without speculation, no ratio is printed and the exit code is 1.
+All arms answer the same edit and quote tasks, made from files that the model was not trained on; the arms take turns
+task by task, in a rotating order.  Each round has its own tasks, so no arm sees a prompt twice.  If an arm's tokens
+differ from those without speculation, no ratio is printed and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Spread = tuple[float, float, float]  # median, least, most
 
 @dataclass
 class Answers:
-    """What one arm did in one round."""
+    """Results of one arm in one round."""
 
     token_ids: list[list[int]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -38,11 +38,11 @@ class Answers:
 
     @property
     def tokens(self) -> int:
-        """How many tokens came out."""
+        """Return the number of output tokens."""
         return sum(map(len, self.token_ids))
 
     def add(self, answer: Mapping[str, Any]) -> None:
-        """Count one more task."""
+        """Add one task's result."""
         self.token_ids += answer["token_ids"]
         self.texts += answer["texts"]
         for name in ("seconds", "steps", "drafted", "accepted"):
@@ -55,10 +55,10 @@ def run(
     """Return each arm's rounds, and the tasks of each round.
 
     Args:
-        options: of `arguments`.
-        chosen: the configuration of every arm, by name; `BASELINE` among them.
-        kind: of tenant that an arm is.
-        answer: runs in an arm's process; see `Answers.add` for what it returns.
+        options: the parsed arguments of `arguments`.
+        chosen: the configuration of every arm by name, including `BASELINE`.
+        kind: the kind of engine process that hosts an arm.
+        answer: function to run in an arm's process; `Answers.add` takes its result.
     """
     from specplug.demo.tasks import make_tasks
     from tests.engines.engines import Pool
@@ -102,7 +102,7 @@ def _ask(engine: Any, answer: Callable[..., Any], tasks: Sequence[Any]) -> dict[
 
 
 def summarise(found: Mapping[str, Sequence[Answers]], rounds: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return one row per arm; without a ratio where the tokens are not those of no speculation."""
+    """Return one row per arm, without a ratio if its tokens differ from those without speculation."""
     from specplug.demo.loops import loop_mask
 
     base, rows = found[BASELINE], []
@@ -135,7 +135,7 @@ def summarise(found: Mapping[str, Sequence[Answers]], rounds: Sequence[Sequence[
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return median, least and most."""
+    """Return median, minimum and maximum."""
     return statistics.median(values), min(values), max(values)
 
 
@@ -162,12 +162,12 @@ def table(rows: Sequence[Mapping[str, Any]], title: str) -> None:
 
 
 def note(text: str) -> None:
-    """Say on stderr how far the run is."""
+    """Print the run's progress on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
-    """Return the arguments that every such benchmark takes."""
+    """Return a parser of the arguments that these benchmarks share."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=8, help="tasks of each kind and round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds, each with its own tasks (default: %(default)s)")
@@ -184,11 +184,11 @@ def report(
     engine: str,
     packages: Sequence[str],
 ) -> None:
-    """Print, write and judge what was found.
+    """Print and write the results, and check them.
 
     Args:
-        engine: its package and how it ran, for the title; "{}" stands for the version.
-        packages: whose versions are written down, the engine's first.
+        engine: the engine's package and configuration, for the title; "{}" stands for the version.
+        packages: packages whose versions are recorded, the engine's first.
     """
     rows, where, used = summarise(found, rounds), machine(), versions(*packages)
     name = engine.format(used[packages[0]])

@@ -1,10 +1,10 @@
-"""How good drafts from references and corpora are, on recorded answers: tokens per step, without a model.
+"""Benchmark of drafts from references and corpora on recorded answers: tokens per step, without a model.
 
     .venv-vllm/bin/python -m benchmarks.retrieval_quality --traces DIR [--tokenizer tekken] [--json quality.json]
 
-DIR has `.jsonl` traces as `specplug replay` takes them (docs/replay.md), one file or more.  Of these, `rag` (answers
-from documents that stand in the prompt as they are) and `code_edit` (a file in a fence in the prompt, and how it is to
-be changed) are measured; the prompts of all the others become distractor corpora.  What is missing is left out, and the
+DIR has one or more `.jsonl` traces in the format of `specplug replay` (docs/replay.md).  The workloads `rag` (answers
+from documents that occur verbatim in the prompt) and `code_edit` (a fenced file in the prompt, with instructions to
+change it) are measured; the prompts of all others become distractor corpora.  Missing workloads are skipped, and the
 output says so.
 
     rag         in the prompt        the documents stand in the prompt, and nowhere else
@@ -12,15 +12,15 @@ output says so.
                 references           cut out, and references of their request
                 corpus               cut out, and those of all requests are one corpus
                 prompt and corpus    both
-                corpus + N           as `corpus`, beside N corpora of other prompts, 30,000 tokens each at most
+                corpus + N           as `corpus`, with N corpora of other prompts, at most 30,000 tokens each
     code_edit   in the prompt        the file stands in the prompt only
                 A, reference         it is cut out, and a reference
                 B, both              both
 
-The proposers are `retrieval` and `retrieval-tree`, the policy is `fixed`: every step drafts as much as the proposer
-offers.  `--peer` adds a foreign object (docs/replay.md) to rag, which has its documents in the prompt and is handed
-them.  Counts are exact for greedy answers and the same each time.  Documents come as token ids, so without the prefixes
-that a store built from text has.
+The proposers are `retrieval` and `retrieval-tree`, and the policy is `fixed`, so every step drafts as much as the
+proposer offers.  `--peer` adds an external drafter (docs/replay.md) to rag; it gets the documents both in the prompt
+and separately.  Counts are exact for greedy answers and reproducible.  Documents are token ids and therefore lack the
+re-tokenised prefixes of a store built from text.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Variant:
     """One line of the table.
 
     Attributes:
-        workload, name: what it is called.
-        change: what is done to each recorded item.
+        workload, name: labels of the line.
+        change: function applied to each recorded item.
         given: fields of `Setup`.
-        distractors: how many.
-        modes: in which it is run.
+        distractors: number of distractor corpora.
+        modes: replay modes to run.
     """
 
     workload: str
@@ -162,7 +162,7 @@ def _peers(items: Sequence[Any], options: argparse.Namespace) -> list[dict[str, 
 
 
 def judge(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, bool]]:
-    """Return what was aimed at, what was found, and whether that is it."""
+    """Return each target, the measured value, and whether the target is met."""
     at = {(r["workload"], r["variant"], r["mode"], r["gamma"], s): r[s] for r in rows for s in PROPOSERS if s in r}
     aims = [("rag", "references", "in the prompt", 0.98), ("code_edit", "A, reference", "B, both", 0.95)]
     aims += [("rag", f"corpus + {count}", "corpus", 0.98) for count in DISTRACTORS]
@@ -194,7 +194,7 @@ def report(rows: Sequence[Mapping[str, Any]], tokenizer: str) -> None:
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, required=True, help="a .jsonl file, or a folder with some")
     parser.add_argument("--tokenizer", default="tekken", help="as `specplug replay` takes it (default: tekken)")

@@ -1,4 +1,4 @@
-"""Where the host's time goes in a running SGLang scheduler with specplug, told apart by whose code runs."""
+"""Attribution of host time in a running SGLang scheduler with specplug to the code that uses it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ and of SGLang's: the target's forward, and the walk over what it said."""
 
 
 def install(scheduler: Any) -> Meter:
-    """Wrap what runs at every step, once."""
+    """Wrap the functions that run at every step, once."""
     from sglang.srt.speculative import eagle_utils
 
     import specplug_sglang.scheduler.worker as module

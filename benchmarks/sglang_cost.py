@@ -1,14 +1,14 @@
-"""What specplug costs an SGLang server at width 0, where it verifies one token per request and step, and where it goes.
+"""Benchmark of specplug's cost in an SGLang server at draft length 0, with one token per request and step, by part.
 
     make setup-sglang
     .venv-sglang/bin/python -m benchmarks.sglang_cost [--batches 1 8 32] [--json cost.json]
 
-Batches decode on the shipped model with overlap scheduling.  At every step the host's time inside specplug's worker is
-taken by part (see `benchmarks.sglang_clock`), SGLang's own within it apart.  The ratio is that of whole answers of a
-fixed length, specplug's against those of a stock server without speculation, in turn on the same machine, with a
-bootstrap interval; both give the same tokens, which is checked.  On a CPU SGLang's attention over drafts is the tests'
-stand-in, one request after another, where plain decoding attends in another way: so the part "target" of the ratio says
-nothing about a GPU, the other parts do.
+Batches decode on the shipped model with overlap scheduling.  The host time inside specplug's worker is
+measured at every step by part (see `benchmarks.sglang_clock`), separately from SGLang's own time within it.  The ratio
+compares the times of whole answers of a fixed length with those of an engine without specplug and without speculation,
+in turn on the same machine, with a bootstrap interval; the run checks that both give the same tokens.  On a CPU,
+SGLang's attention over drafts is the tests' stand-in, which runs one request after another, while plain decoding uses a
+different attention: the part "target" of the ratio says nothing about a GPU, the other parts do.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def answers(engine: Any, batch: int, tokens: int, seed: int) -> dict[str, Any]:
 
 
 def begin(scheduler: Any) -> None:
-    """Start the clock; runs in a scheduler's process, as the next one does."""
+    """Start the clock; runs in a scheduler's process, like the next function."""
     from benchmarks.sglang_clock import install
 
     install(scheduler).clear()
@@ -66,7 +66,7 @@ def microseconds(scheduler: Any) -> dict[str, float]:
 
 
 def measure(engine: Any, baseline: Any, batch: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return one row: parts, and the ratio of answers' times."""
+    """Return one row: times by part, and the ratio of answer times."""
     pairs, parts, same = [], [], True
     for number in range(options.rounds + 1):
         requested = {"batch": batch, "tokens": options.tokens, "seed": number}
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def launch(options: argparse.Namespace, settings: dict[str, Any] | None) -> Any:
-    """Return the configuration of a server of these settings, or of a stock one."""
+    """Return the configuration of a server with these settings, or of one without specplug."""
     from tests.engines.sglang.launch import configuration
 
     same: dict[str, Any] = {
@@ -144,7 +144,7 @@ def report(rows: list[dict[str, Any]], title: str) -> None:
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="default: all")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], help="default: 1 8 32")

@@ -1,4 +1,4 @@
-"""specplug's n-gram beside SGLang's own n-gram and no speculation, in one run.
+"""Comparison of specplug's n-gram proposer with SGLang's own n-gram and with no speculation, in one run.
 
     make setup-sglang
     .venv-sglang/bin/python -m benchmarks.sglang_peers [--tasks 8] [--rounds 5] [--json peers.json]
@@ -48,7 +48,7 @@ def answer(engine: Any, prompts: list[str], max_tokens: int) -> dict[str, Any]:
 
 
 def counts(scheduler: Any) -> dict[str, int] | None:
-    """Return specplug's own counts, where it runs; in the scheduler's process."""
+    """Return specplug's own counts if it runs; called in the scheduler's process."""
     drafting = getattr(scheduler.draft_worker, "drafting", None)
     if drafting is None:
         return None
@@ -76,7 +76,7 @@ def arms(draft_length: int, batch: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print the results."""
     from tests.engines.sglang.engines import Engine
 
     options = arguments(__doc__).parse_args()

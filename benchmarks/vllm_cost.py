@@ -1,16 +1,16 @@
-"""What specplug costs a vLLM server when no drafts are proposed.
+"""Benchmark of specplug's cost in a vLLM server when no drafts are proposed.
 
     make setup-vllm
     .venv-vllm/bin/python -m benchmarks.vllm_cost [--runner v2] [--json cost.json]
 
-Batches of 1, 32 and 128 requests decode on the shipped model, and at every step the host's time inside specplug's own
-code is taken: the plan in the scheduler, the hook and the draft stage in the worker, and the proposer (its thread
-included).  vLLM's own time is not in it, also where specplug calls it.  The figures of the three batch sizes give a
-fixed part and a part per request.  Python memory and tensor operations are counted in runs of their own.
+Batches of 1, 32 and 128 requests decode on the shipped model, and the host time inside specplug's own code is measured
+at every step: the plan in the scheduler, the hook and the draft stage in the worker, and the proposer with its thread.
+vLLM's own time is excluded, even where specplug calls it.  The figures of the three batch sizes give a fixed part and a
+part per request.  Python memory and tensor operations are counted in separate runs.
 
-The step-time ratio is a note: whole steps of specplug and of a stock server, block by block in turn on the same
-machine, with a bootstrap interval.  V2 runs in Triton's interpreter on a CPU: its steps are slow and their ratio says
-nothing, but the host time inside specplug is real.
+The step-time ratio is additional information: whole steps with specplug and of an engine without it, in alternating
+blocks on the same machine, with a bootstrap interval.  V2 runs in Triton's interpreter on a CPU: its steps are slow and
+their ratio says nothing, but the host time inside specplug is real.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 class Decoding:
-    """A batch that decodes, and goes on for as long as it is stepped."""
+    """A batch that decodes as long as it is stepped."""
 
     def __init__(self, llm: Any, batch: int) -> None:
         from vllm import SamplingParams
@@ -62,14 +62,14 @@ class Decoding:
         self.steps(3)
 
     def steps(self, count: int) -> float:
-        """Run so many steps; return seconds."""
+        """Run the given number of steps; return seconds."""
         began = time.perf_counter()
         for _ in range(count):
             self._engine.step()
         return time.perf_counter() - began
 
     def end(self) -> None:
-        """Take the batch out of the engine."""
+        """Remove the batch from the engine."""
         self._engine.abort_request(self._names)
         self._engine.step()
 
@@ -96,7 +96,7 @@ def end(llm: Any) -> None:
 
 
 def times(llm: Any, batch: int, steps: int) -> dict[str, list[float]]:
-    """Return, by part, the microseconds of each of so many steps."""
+    """Return, by part, the microseconds of each of the given number of steps."""
     from benchmarks.host_clock import PARTS, install
 
     meter = install(llm)
@@ -112,7 +112,7 @@ def times(llm: Any, batch: int, steps: int) -> dict[str, list[float]]:
 
 
 def counts(llm: Any, batch: int, steps: int) -> dict[str, dict[str, float]]:
-    """Return, by part, what a step makes: tensor "ops", "copies" among them, memory "blocks" kept, and bytes."""
+    """Return, by part, the resources of a step: tensor "ops", "copies" among them, memory "blocks" kept, and bytes."""
     from benchmarks.host_clock import PARTS, install
 
     meter = install(llm)
@@ -142,9 +142,9 @@ def counts(llm: Any, batch: int, steps: int) -> dict[str, dict[str, float]]:
 
 
 def measure(engine: Any, options: argparse.Namespace) -> dict[int, dict[str, Any]]:
-    """Return, by batch size and part, the median microseconds of a step and what it makes.
+    """Return, by batch size and part, the median microseconds of a step and its resources.
 
-    The batch sizes take turns, so that a noisy moment of the machine hits all of them.
+    The batch sizes take turns, so that noise on the machine affects all of them.
     """
     taken: dict[int, dict[str, list[float]]] = {batch: {} for batch in options.batches}
     for _ in range(options.turns):
@@ -182,7 +182,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def launch(options: argparse.Namespace, settings: dict[str, Any] | None) -> Any:
-    """Return the configuration of a server of these settings, or of a stock one."""
+    """Return the configuration of a server with these settings, or of one without specplug."""
     from tests.engines.vllm.launch import configuration
 
     same: dict[str, Any] = {
@@ -200,7 +200,7 @@ def launch(options: argparse.Namespace, settings: dict[str, Any] | None) -> Any:
 
 
 def _ratios(engine: Any, baseline: Any, batch: int, options: argparse.Namespace) -> list[float] | None:
-    """Return the ratio of step times to stock with its 95 % bootstrap interval: [median, low, high]."""
+    """Return the ratio of step times to those without specplug, with a 95 % bootstrap interval: [median, low, high]."""
     if not options.blocks:
         return None
     both = (engine, baseline)
@@ -269,7 +269,7 @@ def _bytes(count: float) -> str:
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runner", choices=("v1", "v2"), default="v1", help="vLLM's model runner (default: v1)")
     parser.add_argument("--async", dest="asynchronous", action="store_true", help="async scheduling (V2 only)")

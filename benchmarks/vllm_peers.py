@@ -1,4 +1,4 @@
-"""specplug's n-gram beside vLLM's own n-gram, vLLM's suffix decoding and no speculation, in one run.
+"""Comparison of specplug's n-gram proposer with vLLM's n-gram, vLLM's suffix decoding and no speculation, in one run.
 
     make setup-vllm setup-vllm-peers
     .venv-vllm/bin/python -m benchmarks.vllm_peers [--tasks 8] [--rounds 5] [--json peers.json]
@@ -81,7 +81,7 @@ def arms(draft_length: int, batch: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the benchmark and print the results."""
     from tests.engines.engines import Engine
 
     options = arguments(__doc__).parse_args()

@@ -1,13 +1,13 @@
-"""How running requests fare while a reference of the largest size arrives: their inter-token latency, with and without.
+"""Benchmark of running requests' inter-token latency while references of the largest size arrive, and without them.
 
     make setup-vllm
     .venv-vllm/bin/python -m benchmarks.vllm_reference_latency [--seconds 20] [--json latency.json]
 
-A `vllm serve` on the smallest shipped model (V1, CPU) answers four greedy streams, again and again.  Then further
-requests arrive beside them, every few seconds, each with references of a million tokens in one of the spellings that
-HTTP has for them.  They are made and sent by a process of their own.  A gap is the time between two events of one
-stream; an event brings a step's tokens.  Every stream must have said the same in all phases, and every further request
-what it says without references, or no figure is printed and the exit code is 1.
+A `vllm serve` on the smallest shipped model (V1, CPU) answers four greedy streams repeatedly.  Then further requests
+arrive every few seconds, each with references of a million tokens in one of the encodings for HTTP.  A separate process
+builds and sends them.  A gap is the time between two events of one stream; an event carries a step's tokens.  Every
+stream must have the same output in all phases, and every further request the same output as without references, or no
+figure is printed and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SPELLINGS = ("text", "text as JSON", "ids in base64", "ids as a list", "ids as J
 
 @dataclass
 class Phase:
-    """What was seen while one kind of request arrived, or none."""
+    """Observations while one kind of request arrived, or none."""
 
     name: str
     arrivals: int = 0
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 async def measured(url: str, seconds: float, spellings: tuple[str, ...]) -> tuple[list[Phase], list[str]]:
-    """Run one phase without arrivals, one for each spelling, and one without again."""
+    """Run one phase without arrivals, one for each encoding, and another one without arrivals."""
     phases, wrong, texts = [], [], {}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as sender:
@@ -114,7 +114,7 @@ async def measured(url: str, seconds: float, spellings: tuple[str, ...]) -> tupl
 
 
 async def stream(url: str, prompt: str, until: float, phase: Phase, texts: dict[str, str], wrong: list[str]) -> None:
-    """Ask for the same answer until the phase ends, and note the gaps within each answer."""
+    """Request the same answer until the phase ends, and record the gaps within each answer."""
     import httpx
 
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 1500, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -142,7 +142,7 @@ async def stream(url: str, prompt: str, until: float, phase: Phase, texts: dict[
 async def arrivals(
     sender: ProcessPoolExecutor, url: str, kind: str, until: float, phase: Phase, expected: str, wrong: list[str]
 ) -> None:
-    """Let requests with large references arrive one after another."""
+    """Send requests with large references one after another."""
     loop = asyncio.get_running_loop()
     await asyncio.sleep(PAUSE)
     while time.perf_counter() < until:
@@ -177,7 +177,7 @@ _BODIES: dict[str | None, bytes] = {}
 
 
 def prepare(kind: str | None) -> float:
-    """Make the body of a request with references, once; returns its size in MB."""
+    """Build the body of a request with references once; return its size in MB."""
     if kind not in _BODIES:
         fields = {} if kind is None else {"vllm_xargs": spelled(kind, large_text())}
         body = {"model": MODEL, "prompt": QUESTION, "max_tokens": 16, "temperature": 0, "ignore_eos": True, **fields}
@@ -186,7 +186,7 @@ def prepare(kind: str | None) -> float:
 
 
 def send(url: str, kind: str | None) -> tuple[float, str]:
-    """Send such a request; returns the seconds that it took and the answer's text."""
+    """Send such a request; return its duration in seconds and the answer's text."""
     prepare(kind)
     request = urllib.request.Request(url, _BODIES[kind], {"Content-Type": "application/json"})
     began = time.perf_counter()
@@ -199,7 +199,7 @@ def send(url: str, kind: str | None) -> tuple[float, str]:
 
 
 def large_text() -> tuple[str, list[int]]:
-    """Return Python's standard library, over and over, as almost `TOKENS` tokens and as their text."""
+    """Return Python's standard library, repeated, as almost `TOKENS` tokens and as their text."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(TINY)
@@ -212,7 +212,7 @@ def large_text() -> tuple[str, list[int]]:
 
 
 def spelled(kind: str, content: tuple[str, list[int]]) -> dict[str, Any]:
-    """Return `vllm_xargs` that bring a reference."""
+    """Return `vllm_xargs` that carry a reference."""
     text, ids = content
     packed = base64.b64encode(b"".join(token.to_bytes(4, "little") for token in ids)).decode()
     return {

@@ -1,4 +1,4 @@
-"""Servers of an engine on the shipped model, for the demos: each on a free port, ended with the `with` block."""
+"""Engine servers on the shipped model for the demos, each on a free port; the `with` block stops them on exit."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ QUIET = Console(stderr=True, highlight=False)
 
 @dataclass(frozen=True)
 class Launch:
-    """How a server is started.
+    """Launch configuration of a server.
 
     Attributes:
         command: that serves the shipped model; host, port and the model's name are added.
-        environment: variables beside this process's own.
+        environment: variables to add to this process's own.
     """
 
     command: Sequence[str]
@@ -72,7 +72,7 @@ class Server:
         return True
 
     def counts(self) -> dict[str, int]:
-        """Return what the server has drafted so far."""
+        """Return the server's draft counters."""
         with urllib.request.urlopen(f"{self.url}/specplug/status", timeout=60) as answer:
             (engine,) = json.load(answer)["engines"]
         total: dict[str, Any] = engine["workers"][0]["metrics"]["total"]
@@ -97,7 +97,7 @@ class Server:
 
 @contextmanager
 def servers(launches: Mapping[str, Launch]) -> Iterator[list[Server]]:
-    """Start servers, by name; yield them when all answer, and end them."""
+    """Start servers by name, yield them when all answer, and stop them."""
     with ExitStack() as stack:
         started = [stack.enter_context(Server(name, launch)) for name, launch in launches.items()]
         with QUIET.status(f"starting {len(started)} servers; this takes half a minute or so"):
@@ -107,7 +107,7 @@ def servers(launches: Mapping[str, Launch]) -> Iterator[list[Server]]:
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on."""
+    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

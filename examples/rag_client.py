@@ -1,10 +1,10 @@
-"""What a retriever found goes to the server twice: the best of it in the prompt, all of it as reference texts.
+"""Retrieval client that sends the best passage in the prompt and all retrieved passages as reference texts.
 
     python examples/rag_client.py URL MODEL FOLDER "How is a draft cut to its budget?" [--engine vllm | sglang]
 
-bm25s ranks the paragraphs of a folder of texts.  specplug drafts the answer from the references, which changes how fast
-it comes, never what it says.  The server is vLLM's or SGLang's own, started with specplug (see docs/rag.md); nothing of
-specplug is needed on the client's side.
+bm25s ranks the paragraphs of a folder of texts.  specplug drafts the answer from the references, which changes the
+answer's speed, never its text.  The server is vLLM's or SGLang's own, started with specplug (see docs/rag.md); the
+client does not need specplug.
 """
 
 import argparse
@@ -22,7 +22,7 @@ FIELDS = {"vllm": "vllm_xargs", "sglang": "custom_params"}
 
 
 class Passages:
-    """Texts, and a bm25s index to find them by."""
+    """Texts with a bm25s index."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = list(texts)
@@ -37,19 +37,19 @@ class Passages:
 
 
 def read(folder: Path) -> list[str]:
-    """Return the paragraphs of the texts in a folder, but those of a few words."""
+    """Return the paragraphs of the texts in a folder, except very short ones."""
     files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".md", ".py", ".rst", ".txt")]
     parts = [part.strip() for path in files for part in path.read_text(errors="replace").split("\n\n")]
     return [part for part in parts if len(part) >= 40] or sys.exit(f"no texts (.md, .py, .rst, .txt) in {folder}")
 
 
 def references(engine: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Return the `extra_body` of a request that brings reference texts: a list, also of one."""
+    """Return the `extra_body` of a request with reference texts, always as a list."""
     return {FIELDS[engine]: {"specplug_references": list(texts)}}
 
 
 def counts(url: str) -> tuple[int, int]:
-    """Return how many tokens the server has emitted so far, and in how many steps; zeros where it does not say."""
+    """Return the numbers of tokens and steps of the server so far; zeros if it does not report them."""
     try:
         with urllib.request.urlopen(f"{url}/specplug/status", timeout=60) as answer:
             total = json.load(answer)["engines"][0]["workers"][0]["metrics"]["total"]
@@ -59,7 +59,7 @@ def counts(url: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Retrieve, ask, print the answer and how many steps it took."""
+    """Retrieve passages, send the request, and print the answer and the number of steps."""
     from openai import OpenAI
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

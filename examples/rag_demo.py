@@ -1,4 +1,4 @@
-"""Retrieved texts as references, on a real server of vLLM or of SGLang: `make demo-rag`.
+"""Demo of retrieved texts as references, on a real vLLM or SGLang server: `make demo-rag`.
 
     .venv-vllm/bin/python examples/rag_demo.py vllm [--tasks 12] [--proposer ngram] [--draft-length 15] [--json]
     .venv-sglang/bin/python examples/rag_demo.py sglang
@@ -49,7 +49,7 @@ NOTE = (
 
 
 def main() -> None:
-    """Start the servers, ask, print; exit with 1 if any text differs."""
+    """Start the servers, send the requests, print the results; exit with 1 if any text differs."""
     parser = serving_demo.parser(__doc__ or "")
     parser.add_argument("engine", choices=LAUNCHES, help="whose servers are started")
     parser.set_defaults(tasks=12)
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def build(folder: Path, seed: int) -> str:
-    """Make a store of what there is to retrieve, one corpus for each situation; return its path."""
+    """Build a store of the texts to retrieve, one corpus for each situation; return its path."""
     sources = [folder / f"{situation}.jsonl" for situation in rag_tasks.SITUATIONS]
     for source in sources:
         texts = rag_tasks.store(source.stem, seed)
@@ -83,7 +83,7 @@ def build(folder: Path, seed: int) -> str:
 
 
 def arms(engine: str, plain: Any, alone: Any, store: Any) -> list[Arm]:
-    """Return the ways to ask the three servers."""
+    """Return the arms: the ways to send requests to the three servers."""
 
     def referring(question: rag_tasks.Question, _: str) -> dict[str, Any]:
         return rag_client.references(engine, question.references)

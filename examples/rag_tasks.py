@@ -1,6 +1,6 @@
-"""Questions of a retrieval pipeline with their right answers, over documents from Python's own standard library.
+"""Questions of a retrieval pipeline with their correct answers, over documents from Python's own standard library.
 
-Three situations, which differ in what the retrieved texts have that the prompt does not; see docs/rag.md:
+Three situations differ in the content that the retrieved texts add to the prompt, see docs/rag.md:
 
     records   The store holds records as JSON.  The prompt shows the best one as lines, `field: value`, as pipelines
               render what they found; the answer is JSON again, some of the fields.  The retrieved records are the
@@ -27,7 +27,7 @@ from specplug.demo.tasks import ANSWER, DOCUMENT, JSON, MAX_CHARS, QUOTE, Task
 
 SITUATIONS = ("records", "answers", "quote")
 FORMS = (("module", "line", "summary"), ("kind", "arguments", "summary"))
-"""The fields that an answer gives beside the name: what the pipeline's callers ask for."""
+"""The fields that the pipeline's callers request, in addition to the name."""
 FOUND = 4
 EARLIER = 60
 
@@ -39,7 +39,7 @@ class Question(Task):
     """One request of the pipeline: its prompt holds the best text that was retrieved.
 
     Attributes:
-        references: what was retrieved, the best first.
+        references: the retrieved texts, the best first.
         is_found: whether the text in the prompt is the right one.
     """
 
@@ -48,7 +48,7 @@ class Question(Task):
 
     @property
     def names(self) -> list[str]:
-        """What the retrieved texts are called in a store."""
+        """Return the names of the retrieved texts in a store."""
         return [name(text) for text in self.references]
 
 
@@ -71,12 +71,12 @@ def as_lines(record: Record) -> str:
 
 
 def as_json(record: Record, fields: tuple[str, ...] | None = None) -> str:
-    """Write a record as the store holds it, or as an answer gives some of it."""
+    """Write a record as in the store, or some of its fields as in an answer."""
     return json.dumps({name: record[name] for name in ("name", *fields)} if fields else record, indent=2)
 
 
 def name(text: str) -> str:
-    """Call a text by its contents."""
+    """Return a name for a text, derived from its contents."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -97,7 +97,7 @@ def _index(situation: str, seed: int = 0) -> Passages:
 
 
 def questions(situation: str, count: int, seed: int = 0) -> list[Question]:
-    """Make `count` questions, and retrieve for them; the same arguments and library give the same."""
+    """Make `count` questions and retrieve texts for them, reproducibly for the same arguments and library."""
     rng = random.Random(f"{situation}/{seed}")
     answered = {json.loads(text)["name"] for text in store("answers", seed)}
     fresh = [record for record in records() if record["name"] not in answered]

@@ -1,6 +1,6 @@
-"""What the demos of serving engines share: servers of one engine, without specplug and with it, asked the same.
+"""Shared parts of the serving demos: the same requests to servers of one engine without and with specplug.
 
-See `vllm_demo.py` and `sglang_demo.py`, which say how their engine is launched, and `rag_demo.py`.
+`vllm_demo.py` and `sglang_demo.py` define how their engine is launched; see also `rag_demo.py`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Demo:
     """One engine's demo.
 
     Attributes:
-        about: what `--help` says.
-        launches: makes two launches, without speculation and with it, from specplug's settings and the widest draft.
-        with_prediction: returns what a request carries in `extra_body` to bring a predicted output.
+        about: text of `--help`.
+        launches: makes two launches, without and with speculation, from specplug's settings and the draft length.
+        with_prediction: returns the `extra_body` of a request with a predicted output.
         remarks: lines to print first.
     """
 
@@ -69,7 +69,7 @@ class Demo:
 
 
 def remark(lines: Sequence[str]) -> None:
-    """Print what is to be known first, on standard error."""
+    """Print introductory remarks on standard error."""
     for line in lines:
         QUIET.print(line, style="bold", soft_wrap=True)
 
@@ -88,11 +88,11 @@ def parser(about: str) -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to ask.
+    """One way to send requests.
 
     Attributes:
-        name: as the table has it.
-        server: whom.
+        name: its name in the table.
+        server: the server that gets the requests.
         extra: makes a request's `extra_body` from the task and the first arm's answer; None sends none.
     """
 
@@ -103,7 +103,7 @@ class Arm:
 
 @dataclass
 class Total:
-    """What one arm did with the tasks of one kind."""
+    """Totals of one arm over the tasks of one kind."""
 
     tokens: int = 0
     seconds: list[float] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Total:
 
     @property
     def tau(self) -> float | None:
-        """Tokens per step of the model; None where the server does not count."""
+        """Return the tokens per target step, or None if the server does not count them."""
         steps = self.counts.get("target_steps")
         return (self.counts["emitted"] - self.counts["after_stop"]) / steps if steps else None
 
@@ -208,7 +208,7 @@ def report(found: dict[str, dict[str, Total]]) -> list[dict[str, Any]]:
 
 
 def finish(summary: dict[str, Any], note: str, *, as_json: bool) -> None:
-    """Print what there is to say, its rows as a table or all of it as JSON; exit with 1 if any text differs."""
+    """Print the summary, its rows as a table or all of it as JSON; exit with 1 if any text differs."""
     if as_json:
         print(json.dumps(summary, indent=2))
     else:
@@ -218,7 +218,7 @@ def finish(summary: dict[str, Any], note: str, *, as_json: bool) -> None:
 
 
 def show(rows: list[dict[str, Any]], note: str) -> None:
-    """Print the table and what it means."""
+    """Print the table and its explanation."""
     header = ("task", "server", "tokens", "tokens per step", "accepted", "tokens per second", "identical", "correct")
     table = Table(*header, title="One request at a time, by the openai client; half of them streamed")
     for row in rows:

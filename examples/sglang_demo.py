@@ -1,4 +1,4 @@
-"""A real SGLang server with specplug, beside the same server without: `make demo-sglang`.
+"""Demo of a real SGLang server with specplug against the same server without: `make demo-sglang`.
 
     .venv-sglang/bin/python examples/sglang_demo.py [--tasks 6] [--proposer ngram] [--draft-length 15] [--json]
 
@@ -10,11 +10,11 @@ What happens:
        SPECPLUG_CONFIG='{"proposer": "ngram", ...}' python -m sglang.launch_server --model-path MODEL \\
            --speculative-algorithm SPECPLUG --speculative-num-draft-tokens 16
 
-2. The `openai` client asks both the same things, one request at a time, every other one as a stream: to apply an edit
-   to code, to quote from documents, to fill in JSON.
+2. The `openai` client sends both the same requests, one at a time, every other one as a stream: to apply an edit to
+   code, to quote from documents, to fill in JSON.
 3. Each request is sent to the specplug server once more with a reference text, in `extra_body={"custom_params":
-   {"specplug_prediction": TEXT}}`: the answer that it had the first time, as a client gives that asks again.  The
-   prompt does not hold that text.  This is the best case of a predicted output; a wrong one costs drafts, never text.
+   {"specplug_prediction": TEXT}}`: its first answer, as a client that repeats a request would send.  The prompt does
+   not hold that text.  This is the best case of a predicted output; a wrong one costs drafts, never text.
 4. The texts are compared, and the tokens per step and the acceptance rate are read from `/specplug/status`.  With
    overlap scheduling each request runs one step past its end, which is counted, too.
 
@@ -46,7 +46,7 @@ COMMON = {
 
 
 def launches(settings: dict[str, Any], draft_length: int) -> tuple[Launch, Launch]:
-    """Say how the servers are started: specplug's settings are in their environment."""
+    """Return the servers' launches; specplug's settings are in their environment."""
     common = {**COMMON, **sglang_stand_ins.arguments()}
     command = [sys.executable, "-m", "sglang.launch_server", *flags(common)]
     speculation = flags({"speculative_algorithm": "SPECPLUG", "speculative_num_draft_tokens": draft_length + 1})
@@ -64,7 +64,7 @@ def flags(arguments: dict[str, Any]) -> list[str]:
 
 
 def with_prediction(text: str) -> dict[str, Any]:
-    """Return what a request says to bring a predicted output."""
+    """Return the `extra_body` of a request with a predicted output."""
     return {"custom_params": {"specplug_prediction": text}}
 
 

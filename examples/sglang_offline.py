@@ -1,4 +1,4 @@
-"""SGLang's offline `Engine` with specplug: two requests, one of them with fields of its own.
+"""Example of SGLang's offline `Engine` with specplug: two requests, one of them with per-request fields.
 
 .venv-sglang/bin/python examples/sglang_offline.py [MODEL]
 """
@@ -13,7 +13,7 @@ from specplug.demo import model_path
 
 
 def main(model: str) -> None:
-    """Serve both requests and say what speculation did."""
+    """Serve both requests and print speculation statistics."""
     sglang_stand_ins.use()  # without a GPU only
     os.environ.setdefault("SPECPLUG_CONFIG", json.dumps({"proposer": "ngram", "policy": "batch"}))
     import sglang

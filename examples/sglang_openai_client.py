@@ -1,9 +1,8 @@
-"""The openai client, and what a request may say to specplug.
+"""Example of the openai client with specplug's request fields.
 
 python examples/sglang_openai_client.py http://localhost:30000 MODEL
 
-The server is SGLang's own, started with specplug (see docs/sglang.md).  Nothing of specplug is needed on the client's
-side.
+The server is SGLang's own, started with specplug (see docs/sglang.md).  The client does not need specplug.
 """
 
 import sys

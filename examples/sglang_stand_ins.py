@@ -1,11 +1,11 @@
-"""SGLang on a machine without a GPU: stand-ins for its kernels in plain torch, from this repository's tests, and slow.
+"""Stand-ins in plain torch for SGLang's kernels on a machine without a GPU, from this repository's tests; slow.
 
     import sglang_stand_ins
 
     sglang_stand_ins.use()  # before SGLang is imported
     sglang.Engine(..., **sglang_stand_ins.arguments())
 
-Where they are not needed this does nothing.  Servers get `environment()`, and `arguments()` as flags.
+If they are not needed, the functions do nothing.  Servers get `environment()`, and `arguments()` as flags.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REMARK = (
 
 
 def needed() -> bool:
-    """Whether SGLang's own kernels cannot run here."""
+    """Return whether SGLang's own kernels cannot run here."""
     import torch
 
     found = importlib.util.find_spec("sgl_kernel")
@@ -65,7 +65,7 @@ def environment() -> dict[str, str]:
 
 
 def use() -> None:
-    """Let this process and those that it starts run SGLang by the stand-ins, if they are needed."""
+    """Make this process and those that it starts run SGLang with the stand-ins, if they are needed."""
     if needed():
         os.environ.update(environment())
         sys.path.insert(0, str(FOLDER))

@@ -1,4 +1,4 @@
-"""The embedded engine in one page: load a model, serve two requests, look at what speculation did.
+"""Quick start of the embedded engine: load a model, serve two requests, print speculation statistics.
 
 python examples/transformers_quickstart.py [MODEL]
 """

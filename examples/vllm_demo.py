@@ -1,4 +1,4 @@
-"""A real vLLM server with specplug, beside the same server without: `make demo-vllm`.
+"""Demo of a real vLLM server with specplug against the same server without: `make demo-vllm`.
 
     .venv-vllm/bin/python examples/vllm_demo.py [--tasks 6] [--proposer ngram] [--draft-length 15] [--json]
 
@@ -9,11 +9,11 @@ What happens:
        vllm serve MODEL                                                      (no speculation)
        vllm serve MODEL --speculative-config '{"method": "custom_class", "model": "specplug_vllm.Proposer", ...}'
 
-2. The `openai` client asks both the same things, one request at a time, every other one as a stream: to apply an edit
-   to code, to quote from documents, to fill in JSON.
+2. The `openai` client sends both the same requests, one at a time, every other one as a stream: to apply an edit to
+   code, to quote from documents, to fill in JSON.
 3. Each request is sent to the specplug server once more with a reference text, in `extra_body={"vllm_xargs":
-   {"specplug_prediction": TEXT}}`: the answer that it had the first time, as a client gives that asks again.  The
-   prompt does not hold that text.  This is the best case of a predicted output; a wrong one costs drafts, never text.
+   {"specplug_prediction": TEXT}}`: its first answer, as a client that repeats a request would send.  The prompt does
+   not hold that text.  This is the best case of a predicted output; a wrong one costs drafts, never text.
 4. The texts are compared, and the tokens per step and the acceptance rate are read from `/specplug/status`.
 
 Exit code 1 if any text differs.  Takes about two minutes on two CPU cores.
@@ -45,7 +45,7 @@ ENVIRONMENT = {  # small, offline, one CPU thread
 
 
 def launches(settings: dict[str, Any], draft_length: int) -> tuple[Launch, Launch]:
-    """Say how the servers are started: specplug's settings are an argument of vLLM's."""
+    """Return the servers' launches; specplug's settings are an argument of vLLM."""
     vllm = Path(sys.executable).with_name("vllm")
     command = [str(vllm), "serve", str(model_path("tiny")), *FLAGS.split()]
     requested = {"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": draft_length}
@@ -54,7 +54,7 @@ def launches(settings: dict[str, Any], draft_length: int) -> tuple[Launch, Launc
 
 
 def with_prediction(text: str) -> dict[str, Any]:
-    """Return what a request says to bring a predicted output."""
+    """Return the `extra_body` of a request with a predicted output."""
     return {"vllm_xargs": {"specplug_prediction": text}}
 
 

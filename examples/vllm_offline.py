@@ -1,4 +1,4 @@
-"""vLLM's offline `LLM` with specplug: two requests, one of them with fields of its own.
+"""Example of vLLM's offline `LLM` with specplug: two requests, one of them with per-request fields.
 
 .venv-vllm/bin/python examples/vllm_offline.py [MODEL]
 """
@@ -14,7 +14,7 @@ from specplug.demo import model_path
 
 
 def main(model: str) -> None:
-    """Serve both requests and say what speculation did."""
+    """Serve both requests and print speculation statistics."""
     llm = LLM(
         model,
         max_num_seqs=8,

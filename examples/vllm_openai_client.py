@@ -1,8 +1,8 @@
-"""The openai client, and what a request may say to specplug.
+"""Example of the openai client with specplug's request fields.
 
 python examples/vllm_openai_client.py http://localhost:8000 MODEL
 
-The server is vLLM's own, started with specplug (see docs/vllm.md).  Nothing of specplug is needed on the client's side.
+The server is vLLM's own, started with specplug (see docs/vllm.md).  The client does not need specplug.
 """
 
 import sys

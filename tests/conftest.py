@@ -1,4 +1,4 @@
-"""What holds for all tests: nothing is timed, so that a busy machine fails none of them."""
+"""Configuration of all tests: no deadlines, so that a busy machine makes no test fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proposers that never find anything, for measuring what is left: the adapter's own cost."""
+"""Proposers that never draft, for measuring the adapter's own cost."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from specplug import ProposerCaps, ProposerSpec
 
 
 class SilentHost(specplug.HostProposer):
-    """Looks at every request and drafts nothing."""
+    """Reads every request and drafts nothing."""
 
     def draft(self, tokens, limit, request):  # type: ignore[no-untyped-def]
         return ()
 
 
 class SilentDevice(specplug.Proposer):
-    """Leaves the empty draft as it is."""
+    """Leaves the empty draft unchanged."""
 
     def __init__(self, context):  # type: ignore[no-untyped-def]
         pass
@@ -25,7 +25,7 @@ class SilentDevice(specplug.Proposer):
 
 @specplug.hookimpl
 def specplug_register_proposers(register):  # type: ignore[no-untyped-def]
-    """Register both."""
+    """Register both proposers."""
     register(
         ProposerSpec(
             name="silent-host",

@@ -1,4 +1,4 @@
-"""Write the model card of a trained model from what was measured.
+"""Writer of a trained model's model card from its measured figures.
 
 python examples/models/card.py target .cache/models/target.json .cache/models/target-figures.json
 """
@@ -71,7 +71,7 @@ at most 213 tokens, 99 in 100 at most 644, and the longest 874.
 
 
 def headline(figures: list[dict[str, Any]]) -> str:
-    """Say the right-answer rates and the loss on plain code in one line."""
+    """Return the rates of correct answers and the loss on plain code in one line."""
     closed = [f for f in figures if f["right"] is not None]
     rates = ", ".join(f"{f['kind']} {f['right'] / f['items']:.0%} right of {f['items']}" for f in closed)
     loss = next(f["loss"] for f in figures if f["kind"] == "code")
@@ -79,7 +79,7 @@ def headline(figures: list[dict[str, Any]]) -> str:
 
 
 def row(figures: dict[str, Any]) -> str:
-    """Write one line of the table."""
+    """Return one line of the table."""
     right = "-" if figures["right"] is None else f"{figures['right'] / figures['items']:.1%}"
     if figures["valid"] is not None:
         right += f" ({figures['valid'] / figures['items']:.1%} valid JSON)"

@@ -1,6 +1,6 @@
 """Training batches: tasks in the shipped format, and puzzles that teach copying first.
 
-One example is one row.  Rows of like length share a batch and are padded on the right; under a
+One example is one row.  Rows of similar length share a batch and are padded on the right; under a
 causal mask the padding changes nothing to its left, so no attention mask is needed.
 """
 
@@ -27,14 +27,14 @@ plain code, and of departures; the rest of an answer weighs 1."""
 
 @dataclass(frozen=True)
 class Stage:
-    """What is trained on up to a fraction of the run.
+    """Training data up to a fraction of the run.
 
     Attributes:
         until: the fraction of the run at which the next stage begins.
         max_chars: limit on the tasks' material, in characters.
         long: share of the tasks with twice that limit (plain code: always).
         puzzles: share of examples that are random tokens to copy.
-        scrambled: share of the tasks whose words are exchanged for random other ones.
+        scrambled: share of the tasks whose words are replaced by random other words.
 
     """
 
@@ -57,14 +57,14 @@ TASK_SHARES: dict[Kind, float] = {"edit": 0.64, "quote": 0.08, "json": 0.2, "cod
 
 @dataclass(frozen=True)
 class Example:
-    """Token ids and, for each of them, the weight that predicting it has in the loss."""
+    """Token ids and the weight of each one's prediction in the loss."""
 
     ids: list[int]
     weights: list[float]
 
 
 def weigh(prompt: list[int], answer: list[int]) -> Example:
-    """Join prompt and answer; where the answer departs from what it copies weighs most.
+    """Join prompt and answer; tokens at which the answer departs from the copied text weigh most.
 
     A token departs if it follows its predecessor nowhere in the prompt: the beginning of a new
     name, the return to the old text after it, the end.  Such tokens are few and decide whether
@@ -154,20 +154,20 @@ class ExampleStream:
         return examples
 
     def _scramble(self, ids: list[int]) -> list[int]:
-        """Exchange the words of an example, the same word always for the same random other."""
+        """Replace the words of an example, each word always by the same random other word."""
         used = set(ids).intersection(self.word_ids)
         exchange = dict(zip(sorted(used), self.rng.sample(self.word_ids, len(used)), strict=True))
         return [exchange.get(i, i) for i in ids]
 
     def _copy_puzzle(self, max_length: int) -> Example:
-        """Random tokens, then the same again; a small alphabet forbids looking at one token only."""
+        """Return random tokens and their repetition; the small alphabet makes a single token ambiguous."""
         length = self.rng.randint(8, max(16, max_length // 3))
         alphabet = self.rng.sample(self.plain_ids, self.rng.choice((8, 16, 32, 128, 512)))
         copied = self.rng.choices(alphabet, k=length)
         return weigh([*copied, self.answer_id], [*copied, self.tokenizer.eos_token_id])
 
     def _edit_puzzle(self, max_length: int) -> Example:
-        """A snippet to apply, in random tokens: a few are exchanged, those beside them are not."""
+        """Return a snippet to apply, in random tokens: a few tokens are replaced, their neighbours are not."""
         rng = self.rng
         alphabet = rng.sample(self.plain_ids, rng.choice((32, 128, 512)))
         before, old, new, after = (

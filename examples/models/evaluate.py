@@ -1,4 +1,4 @@
-"""Measure a tiny model on files it never saw: loss, next-token accuracy, and right answers.
+"""Evaluation of a tiny model on held-out files: loss, next-token accuracy, and correct answers.
 
     python examples/models/evaluate.py specplug/demo/models/tiny --count 256
 
@@ -33,7 +33,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured for one kind of task; `right` is None for open tasks, `valid` for all but JSON."""
+    """Figures of one kind of task; `right` is None for open tasks, `valid` for all but JSON."""
 
     kind: Kind
     items: int

@@ -1,11 +1,11 @@
-"""An initialisation that begins with a weak copy mechanism instead of waiting for one to appear.
+"""Initialisation with a weak copy mechanism, which would otherwise take most of the training to appear.
 
 A small transformer learns to copy by forming *induction heads* (Olsson et al., "In-context
 Learning and Induction Heads", 2022): heads of one layer note at every token which tokens came just
 before it; heads of the next look for the place where the same tokens came before, and copy what
-followed there.  With few tokens to train on, waiting for them costs most of the budget.  All that
-this module does is to start the first two layers near that solution, with ordinary Llama weights;
-training then moves every one of them.  (The idea of starting attention near a useful structure:
+followed there.  With few tokens to train on, waiting for them costs most of the budget.  This module
+only starts the first two layers near that solution, with ordinary Llama weights; training then
+moves all of them.  (The idea of starting attention near a useful structure:
 Trockman and Kolter, "Mimetic Initialization of Self-Attention Layers", 2023.)
 """
 
@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from transformers import LlamaForCausalLM
 
 POSITION_PAIRS = 8
-"""Fastest rotary pairs of a head: they tell neighbouring positions apart."""
+"""Number of fastest rotary pairs of a head, which distinguish neighbouring positions."""
 
 POSITION_GAIN = 6.0
 NOTE_GAIN = 0.05

@@ -1,4 +1,4 @@
-"""Train one of the shipped tiny models on this machine's standard library; see README.md.
+"""Training of one of the shipped tiny models on this machine's standard library; see README.md.
 
 python examples/models/train.py target --minutes 60 --output specplug/demo/models/tiny
 """
@@ -25,7 +25,7 @@ MAX_LENGTH = 1024
 
 @dataclass(frozen=True)
 class Preset:
-    """The shape of one model and what it is trained with."""
+    """The shape of one model and its training parameters."""
 
     vocab_size: int
     other_tokenizer: bool
@@ -68,7 +68,7 @@ def build_model(preset: Preset, tokenizer: PreTrainedTokenizerFast) -> LlamaForC
 
 
 def build_optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for embeddings and norms."""
+    """Return Muon for the matrices inside the layers and AdamW for embeddings and norms."""
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     inner = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in inner]
@@ -79,7 +79,7 @@ def build_optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.O
 
 
 def rate_factor(progress: float, warmup: float = 0.02, decay: float = 0.3) -> float:
-    """Linear warm-up, a constant stretch, then a linear fall to 2 % (warm-up, stable, decay)."""
+    """Return the factor of a linear warm-up, a constant stretch, and a linear decay to 2 % (warm-up, stable, decay)."""
     return max(0.02, min(1.0, (progress + 1e-3) / warmup, (1.0 - progress) / decay))
 
 
@@ -147,12 +147,12 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Training time so far, earlier parts of a resumed run included."""
+        """Return the training time so far, including earlier parts of a resumed run."""
         return self.seconds_before + time.monotonic() - self.started
 
     @property
     def progress(self) -> float:
-        """Fraction done, by tokens or by time, whichever is further."""
+        """Return the completed fraction by tokens or by time, whichever is larger."""
         return min(1.0, max(self.tokens / self.tokens_wanted, self.seconds / self.seconds_allowed))
 
     def train(self, log_every: int, save_seconds: float) -> None:

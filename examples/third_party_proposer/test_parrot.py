@@ -1,4 +1,4 @@
-"""The conformance kit on one's own proposer: inherit, name the spec, done."""
+"""Conformance kit applied to one's own proposer: inherit the contract and set the spec."""
 
 from specplug import ProposerCaps, ProposerSpec
 from specplug.testing.contract import ProposerContract

@@ -1,7 +1,7 @@
-"""Prompts for a benchmark: read from JSON lines, freed of repeats, and dealt to blocks.
+"""Prompts for a benchmark: read from JSON lines, deduplicated, and assigned to blocks.
 
-No prompt is sent twice in what is timed.  A server that remembers its responses would draft the second answer from the
-first one, and the benchmark would report a gain that the traffic does not have.
+The timed blocks send no prompt twice.  A server with a response memory would draft the second answer from the first
+one, and the benchmark would report a gain that the traffic does not have.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Prompt:
     """One request to send.
 
     Attributes:
-        text: the prompt of a completion; None where `messages` is given.
-        messages: of a chat completion; their last one is not the assistant's.
+        text: the prompt of a completion; None if `messages` is given.
+        messages: the messages of a chat completion, the last of which is not the assistant's.
     """
 
     text: str | None = None
@@ -38,7 +38,7 @@ class Prompt:
         return "/v1/chat/completions" if self.text is None else "/v1/completions"
 
     def body(self) -> dict[str, Any]:
-        """Return the prompt as the request body names it."""
+        """Return the prompt's part of the request body."""
         return {"messages": list(self.messages)} if self.text is None else {"prompt": self.text}
 
     @property
@@ -54,7 +54,7 @@ class Block:
     Attributes:
         concurrency: requests in flight.
         pair: number of the pair of blocks that it belongs to, from 0 for each concurrency.
-        mode: of speculation.
+        mode: speculation mode.
     """
 
     concurrency: int
@@ -64,10 +64,10 @@ class Block:
 
 
 def read_prompts(paths: Iterable[Path]) -> list[Prompt]:
-    """Read `.jsonl` files, or all those of folders; return the prompts in file order, repeats left out.
+    """Read `.jsonl` files, or all those in folders; return the prompts in file order, without duplicates.
 
-    A line holds ``prompt`` (traces do) or ``messages``; of a chat log the assistant's last messages are cut off, which
-    are what the server is asked for.
+    A line holds ``prompt`` (as traces do) or ``messages``.  The assistant's last messages in a chat log are cut off,
+    because the server is to produce them.
 
     Raises:
         TraceError: a file cannot be read, or a line holds no prompt; the message names file and line.
@@ -81,9 +81,9 @@ def read_prompts(paths: Iterable[Path]) -> list[Prompt]:
 
 
 def deal(prompts: Sequence[Prompt], concurrencies: Sequence[int], pairs: int, seed: int) -> list[Block]:
-    """Deal prompts to blocks, each to one.
+    """Assign each prompt to one block.
 
-    The blocks of a pair hold as many prompts of alike lengths, one block for each mode.  Which mode comes first
+    A pair has one block for each mode, with equally many prompts of similar lengths.  The mode that comes first
     alternates, so that a drift of the machine favours neither.
 
     Raises:

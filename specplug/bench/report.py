@@ -1,4 +1,4 @@
-"""The report of a benchmark: for each concurrency both modes side by side, and ratios with intervals."""
+"""Report of a benchmark: both modes side by side for each concurrency, and ratios with intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specplug.bench.run import Measured
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times faster the server is with speculation on.
+    """Speed-up of the server by speculation.
 
     Attributes:
         mean: geometric mean over the pairs of blocks.
@@ -42,10 +42,10 @@ class Side:
     """One mode's figures at one concurrency.
 
     Attributes:
-        tokens_per_second: of all requests together, the median of the blocks.
-        ms_per_token: time per output token behind the first, the median of the requests.
-        ms_to_first: time to the first token, the median of the requests.
-        failed: requests without an answer; the figures leave them out.
+        tokens_per_second: throughput of all requests together, median over the blocks.
+        ms_per_token: time per output token after the first, median over the requests.
+        ms_to_first: time to the first token, median over the requests.
+        failed: requests without an answer, which the figures exclude.
     """
 
     tokens_per_second: float
@@ -61,11 +61,11 @@ class Row:
 
     Attributes:
         throughput: ratio of tokens per second, on to off.
-        time_per_token: ratio of speeds, so that above 1 is faster here, too; None where a block's answers were all of
-            one token.
-        tokens_per_step: tokens per request and step of the model with speculation on, the bonus token included; None
-            where the server counted no step.
-        acceptance_rate: accepted / drafted; None where nothing was drafted.
+        time_per_token: ratio of speeds, so that above 1 is faster here, too; None if all answers of a block had one
+            token.
+        tokens_per_step: tokens per request and target step with speculation on, bonus included; None if the server
+            counted no step.
+        acceptance_rate: accepted / drafted; None if nothing was drafted.
     """
 
     concurrency: int
@@ -90,12 +90,12 @@ def rows(measured: Sequence[Measured]) -> list[Row]:
 
 
 def errors(measured: Sequence[Measured]) -> list[str]:
-    """Return the different errors of requests, the first ones first."""
+    """Return the distinct errors of requests in order of occurrence."""
     return list(dict.fromkeys(answer.error for each in measured for answer in each.answers if answer.error))
 
 
 def ratio(logarithms: Sequence[float]) -> Ratio:
-    """Return the ratio whose logarithms are given, one of each pair of blocks."""
+    """Return the ratio from its logarithms, one per pair of blocks."""
     mean = statistics.fmean(logarithms)
     if len(logarithms) < 2:
         return Ratio(math.exp(mean), None, None)
@@ -144,14 +144,14 @@ def _throughput(measured: Measured) -> float:
 
 
 def _ms_per_token(measured: Sequence[Measured]) -> float:
-    """Return the median of the requests; those of one token have no time between tokens."""
+    """Return the median over the requests with more than one token."""
     answers = [answer for each in measured for answer in each.answers if answer.error is None and answer.tokens > 1]
     times = [1e3 * (answer.last - answer.first) / (answer.tokens - 1) for answer in answers]
     return statistics.median(times or [0.0])
 
 
 def _speed_ratio(times: Sequence[tuple[float, float]]) -> Ratio | None:
-    """Return the ratio of pairs of times per token, off and on."""
+    """Return the speed ratio from pairs of times per token, off and on."""
     if any(off <= 0 or on <= 0 for off, on in times):
         return None
     return ratio([math.log(off / on) for off, on in times])

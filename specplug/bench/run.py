@@ -1,4 +1,4 @@
-"""The run of a benchmark: blocks one after another, each with its mode switched and its requests in flight."""
+"""Execution of a benchmark: for each block in turn, switch the mode and send the requests concurrently."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from specplug.bench.server import Answer, Server
 from specplug.errors import EngineError
 
 WARM_UP = Prompt("The quick brown fox")
-"""A request before each block, which is not timed: the switch of the mode has taken effect when it is answered."""
+"""An untimed request before each block; once it is answered, the new mode is in effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one block gave.
+    """Measurements of one block.
 
     Attributes:
-        seconds: from the first request sent to the last one answered.
-        counts: of `/specplug/status`, the difference over the block.
+        seconds: time from the first request sent to the last one answered.
+        counts: increase of the counters in `/specplug/status` over the block.
     """
 
     block: Block
@@ -33,7 +33,7 @@ class Measured:
 
 @asynccontextmanager
 async def keeping_mode(server: Server) -> AsyncIterator[None]:
-    """Put the server back into the mode that it was in, however the body ends."""
+    """Restore the server's mode on exit, even after an exception."""
     before = await server.mode()
     try:
         yield
@@ -44,7 +44,7 @@ async def keeping_mode(server: Server) -> AsyncIterator[None]:
 async def measure(
     server: Server, model: str, blocks: Sequence[Block], max_tokens: int, advance: Callable[[Block], None]
 ) -> list[Measured]:
-    """Run the blocks in order; `advance` is called with its block whenever a request has been answered.
+    """Run the blocks in order; `advance` is called with the block after each answered request.
 
     Raises:
         EngineError: the server's routes do not answer, or a whole block of requests came back without a token.
@@ -66,7 +66,7 @@ async def measure(
 
 
 async def same_texts(server: Server, model: str, prompts: Sequence[Prompt], max_tokens: int) -> int:
-    """Return how many prompts have the same greedy answer in both modes, each asked alone."""
+    """Return the number of prompts with the same greedy answer in both modes, each sent alone."""
     answers: dict[Mode, list[Answer]] = {}
     modes: tuple[Mode, Mode] = ("off", "on")
     for mode in modes:
@@ -79,7 +79,7 @@ async def same_texts(server: Server, model: str, prompts: Sequence[Prompt], max_
 async def _in_flight(
     server: Server, model: str, block: Block, max_tokens: int, done: Callable[[], None]
 ) -> list[Answer]:
-    """Send a block's prompts, `concurrency` of them at a time: whoever has an answer sends the next one."""
+    """Send a block's prompts with `concurrency` of them in flight; each answer triggers the next request."""
     left: Iterator[tuple[int, Prompt]] = iter(enumerate(block.prompts))
     answers: dict[int, Answer] = {}
 

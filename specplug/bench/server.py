@@ -1,4 +1,4 @@
-"""The server that is measured: its OpenAI API for requests, and specplug's operator routes for the switch."""
+"""Client of the measured server: its OpenAI API for requests, and specplug's operator routes for the mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specplug.bench.prompts import Mode, Prompt
 from specplug.errors import EngineError
 
 COUNTS = ("target_steps", "proposed", "accepted", "emitted", "after_stop")
-"""Counters of `/specplug/status` that a block's tokens per step are made of."""
+"""Counters of `/specplug/status` from which a block's tokens per step are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class Answer:
     """One answered request.  Times are in seconds since it was sent.
 
     Attributes:
-        tokens: that the server counted in its answer.
-        first: when the first text came.
-        last: when the last text came.
-        error: what went wrong; the other fields then say nothing.
+        tokens: output tokens, as counted by the server.
+        first: time of the first text.
+        last: time of the last text.
+        error: description of a failure; the other fields are then meaningless.
     """
 
     text: str = ""
@@ -39,10 +39,10 @@ class Server:
     """A vLLM or SGLang server that was started with specplug.
 
     Args:
-        url: without "/v1".
-        api_key: for requests; None sends none.
-        operator_key: for specplug's routes; None sends `api_key`.
-        timeout: seconds that a server may be silent.
+        url: the server's address, without "/v1".
+        api_key: key for requests; None sends none.
+        operator_key: key for specplug's routes; None sends `api_key`.
+        timeout: most seconds that the server may be silent.
     """
 
     def __init__(self, url: str, *, api_key: str | None, operator_key: str | None, timeout: float = 600.0) -> None:
@@ -64,12 +64,12 @@ class Server:
         return str(answer["data"][0]["id"])
 
     async def status(self) -> dict[str, Any]:
-        """Return what `GET /specplug/status` says."""
+        """Return the answer of `GET /specplug/status`."""
         found: dict[str, Any] = await self._call("GET", "/specplug/status", self._operator)
         return found
 
     async def mode(self) -> Mode:
-        """Return the mode that the server's engines are in; "off" if any is."""
+        """Return the mode of the server's engines; "off" if any engine is off."""
         engines = (await self.status())["engines"]
         return "off" if any(engine["scheduler"]["control"]["mode"] == "off" for engine in engines) else "on"
 
@@ -78,13 +78,13 @@ class Server:
         await self._call("POST", "/specplug/mode", self._operator, json={"mode": mode})
 
     async def counts(self) -> dict[str, int]:
-        """Return what the server's drafting workers have counted so far, summed over its engines."""
+        """Return the counters of the server's drafting workers, summed over its engines."""
         workers = [worker for engine in (await self.status())["engines"] for worker in engine["workers"]]
         totals = [worker["metrics"]["total"] for worker in workers if "metrics" in worker]
         return {name: sum(int(total[name]) for total in totals) for name in COUNTS}
 
     async def send(self, prompt: Prompt, model: str, max_tokens: int) -> Answer:
-        """Send a request, greedily decoded and streamed; one that fails is an answer with an `error`."""
+        """Send a greedy, streamed request; a failure is returned as an answer with an `error`."""
         body = {
             **prompt.body(),
             "model": model,
@@ -104,10 +104,10 @@ class Server:
             return Answer(error=f"{type(error).__name__}: {error}")
 
     async def _call(self, method: str, path: str, headers: dict[str, str], **body: Any) -> Any:
-        """Call a route that must answer.
+        """Call a route and return its answer.
 
         Raises:
-            EngineError: it does not; the message says which route, what came instead, and what to do.
+            EngineError: the route does not answer; the message names the route, the response and a remedy.
         """
         try:
             answer = await self._http.request(method, path, headers=headers, **body)

@@ -1,4 +1,4 @@
-"""The command line.  `main` is the console script `specplug`; nothing here imports torch before a command needs it."""
+"""Command line.  `main` is the console script `specplug`; torch is imported only by commands that need it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts the commands together, one line each."""
+"""Typer application that assembles the commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specplug.errors import SpecplugError
 
 
 class _Commands(TyperGroup):
-    """Turns the errors that specplug raises on purpose into one message and exit code 2."""
+    """Command group that turns specplug's own errors into one message and exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -43,7 +43,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its tables cut the names of options on narrow terminals
+    rich_markup_mode=None,  # rich tables truncate option names on narrow terminals
 )
 
 
@@ -58,8 +58,8 @@ def specplug(
 ) -> None:
     """Speculative decoding as plug-ins: one proposer, every engine, the same output.
 
-    Start with `specplug doctor` to see whether this machine is ready, and `specplug list` to see what is installed.
-    Each command explains itself with `--help`, and prints JSON with `--json`.
+    Start with `specplug doctor` to check this machine, and `specplug list` to see the installed plug-ins.
+    Every command has `--help`, and prints JSON with `--json`.
     """
 
 

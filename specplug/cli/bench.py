@@ -1,4 +1,4 @@
-"""`specplug bench`: whether speculation helps a running server with its own traffic."""
+"""`specplug bench` command: measures whether speculation speeds up a running server on its own traffic."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from specplug.errors import EngineError, SettingsError
 SHIPPED = Path(__file__).parents[1] / "replay" / "traces"
 NOTE = (
     "Ratios compare speculation on with off on the same server, pair by pair, with 95 % intervals; above 1 is faster. "
-    "A server started without specplug can be faster still than one with speculation off. No prompt was sent twice "
-    "in what was timed; those of the check were."
+    "A server started without specplug can be faster than one with speculation off. Within the timed blocks no prompt "
+    "was sent twice; the check sent its prompts twice."
 )
 
 
@@ -28,13 +28,13 @@ def bench(
         typer.Argument(help="Files or folders of .jsonl with prompts or chat logs; by default the shipped traces."),
     ] = None,
     concurrency: Annotated[
-        str, typer.Option("--concurrency", help="Requests in flight, one row each, separated by commas.")
+        str, typer.Option("--concurrency", help="Requests in flight, separated by commas; one row each.")
     ] = "1,4",
     pairs: Annotated[int, typer.Option("--pairs", min=1, help="Pairs of blocks, off and on, at each concurrency.")] = 3,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Most tokens per answer.")] = 128,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N different prompts.")] = None,
     check: Annotated[
-        int, typer.Option("--check", min=0, help="Prompts asked in both modes at the end, to compare the texts.")
+        int, typer.Option("--check", min=0, help="Prompts to send in both modes at the end, to compare the texts.")
     ] = 4,
     model: Annotated[str | None, typer.Option("--model", help="The model's name; by default the first one.")] = None,
     api_key: Annotated[
@@ -42,17 +42,17 @@ def bench(
     ] = None,
     operator_key: Annotated[
         str | None,
-        typer.Option("--operator-key", envvar="SPECPLUG_OPERATOR_KEY", help="The operator's key, if another."),
+        typer.Option("--operator-key", envvar="SPECPLUG_OPERATOR_KEY", help="The operator's key, if different."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Deals the prompts to blocks.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed for assigning prompts to blocks.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure whether speculation helps a running vLLM or SGLang server, with your own prompts.
 
     Switches speculation off and on through the operator's route, in interleaved blocks of different prompts, and prints
-    tokens per second, time per token, and tokens per step at each concurrency, with intervals. The server needs to have
-    been started with specplug, and serves others meanwhile, whom the switch concerns, too. It is put back into the mode
-    that it was in. Ends with exit code 1 when requests failed or texts differ.
+    tokens per second, time per token, and tokens per step at each concurrency, with intervals. The server must have
+    been started with specplug. It keeps serving other clients, whom the switch affects, too. Afterwards its mode is
+    restored.  The exit code is 1 if requests failed or texts differ.
 
     A line of PROMPTS is a JSON object with "prompt", or with "messages" as in OpenAI chat requests and logs.
 
@@ -97,7 +97,7 @@ async def _run(
     max_tokens: int,
     quiet: bool,
 ) -> tuple[list[Any], int, dict[str, Any]]:
-    """Return what the blocks gave, how many texts were the same in both modes, and what the server is."""
+    """Return the results of the blocks, the number of texts identical in both modes, and the server's description."""
     from specplug.bench.run import keeping_mode, measure, same_texts
     from specplug.cli.replay_inputs import progress
 

@@ -1,4 +1,4 @@
-"""The checks of `specplug doctor` that come with the core: the environment, and whether every plug-in starts."""
+"""Core checks of `specplug doctor`: the environment, and the start of every plug-in."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def environment(settings: Settings) -> list[CheckResult]:
 
 
 def plugins(settings: Settings) -> list[CheckResult]:
-    """Report what failed to load, and build everything that is registered, with its options in the settings.
+    """Report plug-ins that failed to load, and build every registered one with its options in the settings.
 
-    What does not start is a failure where the settings name it, and else a warning: it may need options that only a
-    server which uses it would set.
+    A plug-in that does not start is a failure if the settings name it, otherwise a warning: it may need options that
+    only a server which uses it would set.
     """
     registry = default_registry()
     results = [
@@ -58,9 +58,10 @@ def plugins(settings: Settings) -> list[CheckResult]:
 
 
 def _problem(spec: PluginSpec, settings: Settings, registry: Registry) -> CheckResult | None:
-    """Return what keeps a plug-in from starting; None for one that starts.
+    """Return the problem that keeps a plug-in from starting, or None if it starts.
 
-    Checks are loaded when they run; an engine whose libraries are missing is the environment's matter.
+    Checks are skipped because they are loaded when they run; an engine's missing libraries are reported by the
+    environment check.
     """
     if isinstance(spec, CheckSpec):
         return None
@@ -83,13 +84,13 @@ def _problem(spec: PluginSpec, settings: Settings, registry: Registry) -> CheckR
 
 
 def _small_engine(settings: Settings) -> PluginContext:
-    """Return the context of an engine that asks for next to no memory."""
+    """Return the context of an engine that needs almost no memory."""
     caps = EngineCaps(max_draft_length=settings.num_speculative_tokens, trees=True)
     return PluginContext(caps=caps, vocab_size=1024, max_slots=1, max_length=256, seed=settings.seed)
 
 
 def _own_libraries() -> Iterator[CheckResult]:
-    """Compare what specplug's own metadata demands with what is installed, extras left out."""
+    """Compare the requirements in specplug's own metadata, without extras, with the installed versions."""
     demanded = [text for text in importlib.metadata.requires("specplug") or () if "extra ==" not in text]
     for requirement in demanded:
         version = _installed(requirement)
@@ -131,13 +132,13 @@ def _devices() -> Iterator[CheckResult]:
 
 
 def _distribution(requirement: str) -> str:
-    """Return the distribution's name out of a requirement such as ``torch>=2.9``."""
+    """Return the package name in a requirement such as ``torch>=2.9``."""
     match = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", requirement)
     return requirement if match is None else match.group()
 
 
 def _installed(requirement: str) -> str | None:
-    """Return the installed version of what a requirement names, whatever version it asks for; None without one."""
+    """Return the installed version of the package in a requirement, ignoring its version range; None if absent."""
     try:
         return importlib.metadata.version(_distribution(requirement))
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""`specplug corpus`: build a store of texts to draft from, change it, look into it."""
+"""`specplug corpus` commands: build, change and inspect a store of texts to draft from."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ corpus = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 def about() -> None:
     """Keep texts that answers are likely to quote, for a server to draft from.
 
-    A store is a folder. It holds the texts as tokens of one model, in corpora, for one or several tenants. Processes
-    that serve from it see each change within a second or so, and go on meanwhile.
+    A store is a folder. It holds the texts as tokens of one model, in corpora, for one or several tenants. Serving
+    processes pick up each change within about a second, without interruption.
 
     Example: `specplug corpus build ./store ./docs --tokenizer ./my-model`
     """
@@ -44,7 +44,7 @@ def build(
         str,
         typer.Option(
             "--tokenizer",
-            help="The target's: its folder or Hugging Face id, a tokenizer.json, or tekken, spm1, spm3, tiny.",
+            help="The target's tokenizer: a folder or Hugging Face id, a tokenizer.json, or tekken, spm1, spm3, tiny.",
         ),
     ],
     name: Name = None,
@@ -58,11 +58,11 @@ def build(
     no_merge: NoMerge = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a store, if there is none, and add corpora to it.
+    """Create a store, if there is none, and add corpora to it.
 
-    A folder is read with all its folders; hidden and binary files, and symbolic links that lead out of it, are left out
+    Folders are read recursively; hidden and binary files, and symbolic links that lead out of the folder, are skipped
     and counted. JSON lines have a `text` or `token_ids`, and a `name` or `id`. A corpus is added whole or not at all.
-    What cannot be read is listed before anything is made. When texts have changed, use `specplug corpus sync`.
+    Unreadable documents are listed before anything is created. If texts have changed, use `specplug corpus sync`.
 
     Examples:
 
@@ -93,9 +93,9 @@ def add(
     no_merge: NoMerge = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add corpora to a store that is there, also while servers draft from it.
+    """Add corpora to an existing store, also while servers draft from it.
 
-    Sources are read as by `specplug corpus build`. The store knows its tokenizer.
+    Sources are read as by `specplug corpus build`. The store records its tokenizer.
 
     Examples:
 
@@ -115,7 +115,7 @@ def sync(
     store: Root,
     sources: Sources,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="The target's; a store that is there knows it, unless it moved.")
+        str | None, typer.Option("--tokenizer", help="The target's tokenizer, for a new store or if it has moved.")
     ] = None,
     name: Name = None,
     tenant: Tenant = "",
@@ -127,11 +127,11 @@ def sync(
     no_merge: NoMerge = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let corpora have what their sources have now: add what is new, replace what changed, remove what is gone.
+    """Update corpora to match their sources: add new documents, replace changed ones, remove deleted ones.
 
-    Sources are read as by `specplug corpus build`, and told apart by name and content: what did not change stays as it
-    is. Servers see all of a corpus's change at once. A corpus that is not there yet is built, and so is the store if
-    `--tokenizer` says whose tokens it is to have.
+    Sources are read as by `specplug corpus build`; documents are identified by name and content, and unchanged ones are
+    kept. Servers see all of a corpus's changes at once. A missing corpus is built, and so is a missing store if
+    `--tokenizer` is given.
 
     Examples:
 
@@ -163,8 +163,8 @@ def remove(
 ) -> None:
     """Remove a corpus, or documents of it.
 
-    Nothing is drafted from it any more as soon as servers have seen that. Its tokens leave the disk with the last of
-    their segment, or when the segment is merged; `specplug corpus merge --whole` does that at once.
+    Servers stop drafting from it as soon as they see the change. Its tokens stay on disk until their whole segment is
+    removed or merged; `specplug corpus merge --whole` merges at once.
 
     Examples:
 
@@ -189,9 +189,9 @@ def list_corpora(
     tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what a store holds: tenants, their corpora, and how large these are.
+    """List a store's tenants, their corpora, and the corpora's sizes.
 
-    Bytes are a corpus's share of files that it may have in common with others.
+    Bytes are a corpus's share of files that it may share with others.
 
     Example: `specplug corpus list ./store`
     """
@@ -213,7 +213,7 @@ def list_corpora(
 @corpus.command()
 def inspect(
     store: Root,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A corpus; without it all.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A corpus; by default all.")] = None,
     tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
     document: Annotated[
         str | None, typer.Option("--document", metavar="NAME", help="Show the beginning of this document.")
@@ -225,7 +225,7 @@ def inspect(
     tokenizer: Tokenizer = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look into a store: its segments, what in them is dead, documents, and what follows a text.
+    """Inspect a store: its segments, their removed documents, the documents, and the continuations of a text.
 
     Examples:
 
@@ -253,9 +253,9 @@ def inspect(
 
 @corpus.command()
 def verify(store: Root, as_json: AsJson = False) -> None:
-    """Read all of a store and check it: checksums, order, and what files say of each other.
+    """Read a whole store and check it: checksums, order, and consistency between files.
 
-    The exit code is 1 when something is wrong; whatever is right still serves.
+    The exit code is 1 if something is wrong; the intact parts still serve.
 
     Example: `specplug corpus verify ./store`
     """
@@ -270,7 +270,7 @@ def verify(store: Root, as_json: AsJson = False) -> None:
     elif problems:
         print_table("Problems", ("file", "what"), ((printable(one.path), printable(one.what)) for one in problems))
     else:
-        print_line(f"{store} is whole: {sum(info.tokens for info in found.list()):,} tokens.")
+        print_line(f"{store} is intact: {sum(info.tokens for info in found.list()):,} tokens.")
     if problems:
         raise typer.Exit(1)
 
@@ -280,13 +280,13 @@ def merge(
     store: Root,
     tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's segments.")] = None,
     whole: Annotated[
-        bool, typer.Option("--whole", help="Into as few segments as can be, and nothing that was removed.")
+        bool, typer.Option("--whole", help="Merge into as few segments as possible and drop what was removed.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Merge small segments, and those with much that was removed; servers go on meanwhile.
+    """Merge small segments and those with many removed documents, without interrupting servers.
 
-    `build`, `add` and `remove` do what is worth it by themselves.
+    `build`, `add` and `remove` merge by themselves where it is worthwhile.
 
     Example: `specplug corpus merge ./store --whole`
     """

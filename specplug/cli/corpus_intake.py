@@ -1,4 +1,4 @@
-"""What `specplug corpus build` and `add` do: sources to documents to a store, with progress and figures."""
+"""Intake of `specplug corpus build` and `add`: reads sources into documents and adds them to a store."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ _SYNCED = ("added", "replaced", "removed", "unchanged", "tokens")
 
 
 def reading(globs: list[str] | None, text_field: str, name_field: str | None, *, skip_bad: bool) -> Reading:
-    """Return how sources are read, as options say."""
+    """Return how sources are read, according to the options."""
     fields = Fields(text=text_field, name=name_field)
     return Reading(globs=tuple(globs or ()), fields=fields, skip_bad=skip_bad)
 
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """What to add to a store.
+    """Corpora to add to a store.
 
     Attributes:
-        sources: where it comes from.
-        name: of the corpus; None: one corpus per source, called by its stem.
+        sources: files, folders, or "-" for standard input.
+        name: name of the corpus; None: one corpus per source, named by its stem.
         reading: how sources are read.
-        tenant: whose it is.
-        extend: add to corpora that are there.
-        max_tokens: that the tenant may have afterwards.
-        merge: merge what is worth it when all is added.
-        sync: replace what the corpora have.
+        tenant: the tenant that owns the corpora.
+        extend: add to existing corpora.
+        max_tokens: limit on the tenant's tokens afterwards.
+        merge: merge segments where worthwhile after adding.
+        sync: replace the documents of existing corpora.
     """
 
     sources: Sequence[str]
@@ -63,7 +63,7 @@ class Intake:
         """Return the sources of each corpus.
 
         Raises:
-            CorpusError: a source is not there, a corpus lacks a name, or a name would be given twice.
+            CorpusError: a source does not exist, a corpus lacks a name, or a name would be given twice.
         """
         for source in self.sources:
             if source != STDIN and not Path(source).exists():
@@ -82,7 +82,7 @@ class Intake:
 
 @dataclass(slots=True)
 class IntakeResult:
-    """What was added: figures by corpus, what was left out, and how long it took."""
+    """Result of an intake: figures by corpus, counts of skipped files, and the time taken."""
 
     store: str
     tenant: str
@@ -95,7 +95,7 @@ class IntakeResult:
     sync: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it, for JSON."""
+        """Return the result ready for JSON."""
         tokens = sum(each["tokens"] for each in self.corpora)
         return {
             "store": self.store,
@@ -111,7 +111,7 @@ class IntakeResult:
         }
 
     def show(self, *, as_json: bool) -> None:
-        """Print it, for people or as JSON."""
+        """Print the result as tables or as JSON."""
         print_json(self.as_dict()) if as_json else self._print()
 
     def _print(self) -> None:
@@ -123,7 +123,9 @@ class IntakeResult:
         )
         about = self.as_dict()
         share = 100 * self.tokenising / max(self.seconds, 1e-9)
-        lines = [f"{about['tokens_per_second']:,.0f} tokens per second; {share:.0f} % of the time was tokenising."]
+        lines = [
+            f"{about['tokens_per_second']:,.0f} tokens per second; {share:.0f} % of the time was spent tokenising."
+        ]
         if counts := self.skipped.counts():
             lines.append(f"Left out: {', '.join(f'{count} {kind}' for kind, count in counts.items())}.")
         for each in self.corpora:
@@ -140,17 +142,17 @@ class IntakeResult:
 
 
 def take_in(root: Path, tokenizer: str | None, intake: Intake, *, create: bool, quiet: bool) -> IntakeResult:
-    """Add to a store what an intake says; each corpus is added, or brought up to date, whole or not at all.
+    """Add the corpora of an intake to a store; each corpus is added, or brought up to date, whole or not at all.
 
     Args:
         root: the store's folder.
-        tokenizer: its name; None: what the store says.
-        intake: what to add.
-        create: make the store if there is none; takes a tokenizer.
+        tokenizer: name of the tokenizer; None: the store's.
+        intake: the corpora to add.
+        create: create the store if there is none; requires a tokenizer.
         quiet: show no progress.
 
     Raises:
-        SpecplugError: mistakes in what was asked for, and sources that cannot be read, before anything is made.
+        SpecplugError: the intake is invalid or sources cannot be read; raised before anything is created.
     """
     corpora = intake.corpora()
     if create:
@@ -184,9 +186,9 @@ def take_in(root: Path, tokenizer: str | None, intake: Intake, *, create: bool, 
 
 
 def _check_readable(sources: Sequence[str], how: Reading, tell: Callable[[str], None]) -> None:
-    """Read all once before anything is built, so that everybody sees at once what is wrong with it.
+    """Read all sources once before anything is built, so that all problems are reported together.
 
-    Standard input can be read once only: what is bad there ends the build where it stands.
+    Standard input can be read only once, so its first bad line ends the build.
     """
     if how.skip_bad:
         return
@@ -199,7 +201,7 @@ def _check_readable(sources: Sequence[str], how: Reading, tell: Callable[[str], 
         more = [f"... and {bad.bad - _MOST_BAD:,} more"] if bad.bad > _MOST_BAD else []
         raise CorpusError(
             "\n  ".join([f"{bad.bad:,} of the sources' documents cannot be read:", *bad.first_bad, *more])
-            + "\nNothing was changed. Mend or convert them, leave them out with --glob, or skip them with --skip-bad"
+            + "\nNothing was changed. Fix or convert them, exclude them with --glob, or skip them with --skip-bad"
         )
 
 
@@ -223,7 +225,7 @@ def _timed(documents: Iterator[Any], outcome: IntakeResult) -> Iterator[Any]:
 
 @contextmanager
 def counting(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Show a line on stderr while something takes long; gives the function that changes it."""
+    """Show a progress line on stderr; yield the function that changes it."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     out = console(stderr=True)
     with Progress(*columns, console=out, disable=quiet or not out.is_terminal, transient=True) as bar:

@@ -1,4 +1,4 @@
-"""What `specplug corpus inspect` shows: segments, documents, and what follows a text."""
+"""Output of `specplug corpus inspect`: segments, documents, and the continuations of a text."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _EXCERPT = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One thing that is shown.
+    """One part of the output.
 
     Attributes:
-        key, data: for JSON.
-        columns: of the table, if there is one.
-        rows: of the table.
-        title: of the table.
-        remarks: lines below.
+        key, data: the JSON form.
+        columns: columns of the table, if there is one.
+        rows: rows of the table.
+        title: title of the table.
+        remarks: lines printed below the table.
     """
 
     key: str
@@ -42,7 +42,7 @@ class Part:
     remarks: Sequence[str] = field(default_factory=list)
 
     def print(self) -> None:
-        """Print it for people."""
+        """Print the table and the remarks."""
         if self.columns:
             print_table(printable(self.title), self.columns, ([printable(cell) for cell in row] for row in self.rows))
         for note in self.remarks:
@@ -50,14 +50,14 @@ class Part:
 
 
 class Looking:
-    """A store that is looked into.
+    """Inspection of one store.
 
     Args:
-        root: its folder.
+        root: the store's folder.
         corpus: only this corpus; None: all.
-        tenant: only this tenant; None: all, or, where there can be only one, the one without a name.
-        tokenizer: its name; None: what the store says.
-        limit: of lines to show.
+        tenant: only this tenant; None: all, or the unnamed tenant where only one is possible.
+        tokenizer: name of the tokenizer; None: the store's.
+        limit: most lines to show.
     """
 
     def __init__(self, root: Path, corpus: str | None, tenant: str | None, tokenizer: str | None, limit: int) -> None:
@@ -65,7 +65,7 @@ class Looking:
         self._tokenizer, self._limit = tokenizer, limit
 
     def overview(self) -> list[Part]:
-        """Return the segments, and of a corpus the documents, too."""
+        """Return the segments, and the documents if a corpus is given."""
         view = View(self._root, None)
         found = list(self._segments(view.snapshot.tenants))
         if self._corpus is not None and not found:
@@ -94,7 +94,7 @@ class Looking:
         return [Part(key="document", data=data, remarks=[line for line in remarks if line])]
 
     def continuations(self, text: str) -> list[Part]:
-        """Return the longest match of a text's end, and what follows it there."""
+        """Return the longest match of a text's end, and its continuations."""
         tokenizer = self._loaded()
         context = tokenizer.encode(text).tolist()
         tenant, tenants = self._tenant or "", View(self._root, tokenizer.fingerprint).snapshot.tenants
@@ -116,7 +116,7 @@ class Looking:
                 title=f"What follows {matched!r}",
                 columns=("token", "text", "count", "share"),
                 rows=[(str(token), repr(text), f"{n:,}", f"{100 * n / total:.1f} %") for token, text, n in most],
-                remarks=[f"The last {found.length} of {len(context)} tokens stand there {total:,} times."],
+                remarks=[f"The last {found.length} of {len(context)} tokens occur {total:,} times."],
             )
         ]
 
@@ -124,7 +124,7 @@ class Looking:
         return tokenizer_of(Store.open(self._root), self._tokenizer)
 
     def _segments(self, tenants: Mapping[str, Sequence[LiveSegment]]) -> Iterator[tuple[str, LiveSegment]]:
-        """Yield the segments to look into, each with its tenant."""
+        """Yield the segments to inspect, each with its tenant."""
         for tenant, lives in tenants.items():
             if self._tenant in (None, tenant):
                 for live in lives:
@@ -132,14 +132,14 @@ class Looking:
                         yield tenant, live
 
     def _of_corpus(self, live: LiveSegment) -> Any:
-        """Return [d] bool: documents that live and are of the corpus."""
+        """Return [d] bool, true for live documents of the corpus."""
         segment = live.segment
         numbers = [number for number, name in enumerate(segment.corpora) if name == self._corpus]
         mask = np.isin(segment.corpus_of, numbers)
         return mask if live.dead is None else mask & (live.dead == 0)
 
     def _only(self, live: LiveSegment) -> LiveSegment:
-        """Return a segment of which only the corpus lives."""
+        """Return the segment with only the corpus's documents alive."""
         return live if self._corpus is None else live._replace(dead=(~self._of_corpus(live)).astype(np.uint8))
 
     def _documents_part(self, corpus: str, found: Sequence[tuple[str, LiveSegment]]) -> Part:

@@ -1,4 +1,4 @@
-"""`specplug demo`: the shipped model over real files, without and with speculation, side by side."""
+"""`specplug demo` command: runs the shipped model on real files with and without speculation, side by side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specplug.demo.tasks import KINDS, Kind, make_tasks
 
 NOTE = (
     "Wall-clock time is that of a 4M-parameter model on this machine: it shows the mechanism, not what a GPU gains. "
-    "Both columns are the same engine, in turn, over correct outputs, less the tokens inside repetition loops."
+    "Both columns are the same engine, in turn, over correct outputs, excluding the tokens inside repetition loops."
 )
 
 
@@ -22,7 +22,7 @@ def demo(
     model: Annotated[str, typer.Option("--model", help="A folder, a model id, or a shipped model.")] = "tiny",
     tasks: Annotated[int, typer.Option("--tasks", min=1, help="Tasks of each kind.")] = 12,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens per answer.")] = 400,
-    seed: Annotated[int, typer.Option("--seed", help="Chooses the tasks.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed that selects the tasks.")] = 0,
     engine: EngineName = "transformers",
     proposer: Proposer = None,
     policy: Policy = None,
@@ -37,7 +37,7 @@ def demo(
 
     It rewrites code with a small edit, quotes from documents, fills JSON templates and continues code, from Python
     files that it was never trained on.  Each task is served without and with speculation; the outputs must be
-    identical.  Ends with exit code 1 if any differ.
+    identical.  The exit code is 1 if any differ.
 
     Example: `specplug demo --tasks 20 --plot demo.png`
     """

@@ -1,4 +1,4 @@
-"""`specplug doctor`: is this machine ready, and which settings are in force?"""
+"""`specplug doctor` command: runs the registered checks and shows the settings in effect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result, and the check and package that it came from."""
+    """One result, with the check and package that produced it."""
 
     check: str
     owner: str
@@ -31,16 +31,16 @@ class Finding:
 
 
 Launch = Annotated[
-    str, typer.Option("--launch", metavar="LINE", help="An engine's launch line, for the checks that look at one.")
+    str, typer.Option("--launch", metavar="LINE", help="An engine's launch line, for the checks that examine one.")
 ]
 
 
 def doctor(launch: Launch = "", as_json: AsJson = False) -> None:
-    """Check this machine, the plug-ins and the settings, and say what to do about what is wrong.
+    """Check this machine, the plug-ins and the settings, and name a remedy for every problem.
 
-    Runs every check that the installed packages registered, then shows the settings in force and where each value came
-    from: the default or SPECPLUG_CONFIG. The exit code is 1 when a check fails. Settings inside a launch line are shown
-    by the check that looks at it.
+    Runs every check that the installed packages registered, then shows the settings in effect and the origin of each
+    value: the default or SPECPLUG_CONFIG. The exit code is 1 if a check fails. Settings inside a launch line are shown
+    by the check that examines it.
 
     Example: `SPECPLUG_CONFIG=server.toml specplug doctor`
     """
@@ -63,7 +63,7 @@ def doctor(launch: Launch = "", as_json: AsJson = False) -> None:
 
 
 def run_check(entry: Entry, settings: Settings, launch: str = "") -> list[Finding]:
-    """Run one check; one that raises, or returns something else than results, has failed."""
+    """Run one check; a check that raises, or returns anything but results, counts as failed."""
     owner = str(entry.owner)
     try:
         assert isinstance(entry.spec, CheckSpec)
@@ -79,7 +79,7 @@ def run_check(entry: Entry, settings: Settings, launch: str = "") -> list[Findin
 
 
 def _unknown_launch(registry: Registry, findings: list[Finding], launch: str) -> list[Finding]:
-    """Say so when a launch line is given that no check had anything to say about."""
+    """Return a failure if a launch line is given that no check recognises."""
     entries = registry.entries(CheckSpec).values()
     looking = [entry.spec.name for entry in entries if entry.spec.takes_launch]  # type: ignore[attr-defined]
     if not launch or any(finding.check in looking for finding in findings):
@@ -89,7 +89,7 @@ def _unknown_launch(registry: Registry, findings: list[Finding], launch: str) ->
 
 
 def _settings(registry: Registry) -> tuple[ResolvedSettings | None, list[Finding]]:
-    """Resolve the settings; when they are wrong, the other checks run with the defaults."""
+    """Resolve the settings; if they are wrong, the other checks run with the defaults."""
     try:
         resolved = load_settings(registry=registry)
     except SettingsError as error:
@@ -98,7 +98,7 @@ def _settings(registry: Registry) -> tuple[ResolvedSettings | None, list[Finding
 
 
 def _values(resolved: ResolvedSettings) -> list[dict[str, Any]]:
-    """Return each setting in force with its origin and meaning; a plug-in's options have the meaning of `options`."""
+    """Return each setting in effect, its origin and meaning; plug-in options have the description of `options`."""
     meanings = {leaf.key: leaf.description for leaf in leaves()}
     return [
         {

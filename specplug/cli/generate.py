@@ -1,4 +1,4 @@
-"""`specplug generate`: text from a model, with speculation and its statistics."""
+"""`specplug generate` command: generates text with speculation and prints its statistics."""
 
 from __future__ import annotations
 
@@ -38,19 +38,21 @@ def generate(
     seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling reproducible.")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the answer; repeat.")] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Decode plainly, too, and print both; greedy outputs must be equal.")
+        bool, typer.Option("--compare", help="Also decode without drafts and print both; greedy outputs must be equal.")
     ] = False,
-    speculate: Annotated[bool, typer.Option("--speculate/--plain", help="Draft tokens, or decode plainly.")] = True,
+    speculate: Annotated[
+        bool, typer.Option("--speculate/--plain", help="Draft tokens, or decode without drafts.")
+    ] = True,
     device: Device = None,
     dtype: Dtype = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Generate text, streaming it as it comes, and print what speculation did.
+    """Generate text, streaming it, and print speculation statistics.
 
     One prompt streams to standard output; several (`--file` repeated) are served together and printed one after the
     other.  Statistics go to standard error, and count tokens in repetition loops, where any lookup looks perfect.
-    With `--compare`, greedy outputs that differ from plain decoding's end with exit code 1.
+    With `--compare`, the exit code is 1 if greedy outputs differ from those of plain decoding.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""What `generate` and `demo` share: options that choose engine, model and settings, and how an engine is started."""
+"""Shared parts of `generate` and `demo`: options for engine, model and settings, and the start of an engine."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from specplug.plugins.specs import EngineSpec
 
 EngineName = Annotated[str, typer.Option("--engine", help="The engine that runs the model; see `specplug list`.")]
 Proposer = Annotated[str | None, typer.Option("--proposer", help="The proposer that drafts; see `specplug list`.")]
-Policy = Annotated[str | None, typer.Option("--policy", help="The policy that decides how wide to speculate.")]
+Policy = Annotated[str | None, typer.Option("--policy", help="The policy that chooses draft lengths.")]
 DraftLength = Annotated[
     int | None,
     typer.Option("--num-speculative-tokens", "-n", min=0, help="Most draft tokens per step; 0 drafts nothing."),
 ]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, ...; a GPU where there is one by default.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="float32 on a CPU and bfloat16 on a GPU by default.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, ...; by default a GPU if there is one.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="By default float32 on a CPU and bfloat16 on a GPU.")]
 
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", min=1, help="CPU threads; by default 1 for shipped models, torch's own choice else."),
+    typer.Option("--threads", min=1, help="CPU threads; by default 1 for shipped models, else torch's default."),
 ]
 
 
 def find_model(name: str) -> str:
-    """Return the folder of a shipped model when `name` is one, else `name` itself: a path or a model id."""
+    """Return the folder of the shipped model called `name`, or `name` itself if it is a path or a model id."""
     return str(model_path(name)) if name in MODEL_NAMES and not Path(name).exists() else name
 
 

@@ -1,4 +1,4 @@
-"""`specplug list`: what is installed, and what failed to load."""
+"""`specplug list` command: lists the installed plug-ins and those that failed to load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specplug.settings.plugins import KINDS
 
 def _known_kind(kind: str | None) -> str | None:
     if kind is not None and kind not in KINDS:
-        raise typer.BadParameter(f"{kind!r} is no kind of plug-in. {suggest(kind, KINDS)}")
+        raise typer.BadParameter(f"{kind!r} is not a kind of plug-in. {suggest(kind, KINDS)}")
     return kind
 
 
@@ -47,7 +47,7 @@ def list_plugins(
 
 
 def plugin_rows(registry: Registry, kind: str | None) -> list[dict[str, Any]]:
-    """Return what is known about each plug-in, of one kind or of all."""
+    """Return one row per plug-in, of one kind or of all."""
     return [
         {
             "kind": entry.spec.kind,
@@ -64,7 +64,7 @@ def plugin_rows(registry: Registry, kind: str | None) -> list[dict[str, Any]]:
 
 
 def _capabilities(spec: PluginSpec) -> list[str]:
-    """Return a plug-in's labels, or why they are not known: a broken plug-in must not hide the others."""
+    """Return a plug-in's labels, or the error that prevents them: a broken plug-in must not hide the others."""
     try:
         return list(spec.labels())
     except PluginError as error:
@@ -72,7 +72,7 @@ def _capabilities(spec: PluginSpec) -> list[str]:
 
 
 def error_rows(registry: Registry) -> list[dict[str, Any]]:
-    """Return what failed to load, duplicates included."""
+    """Return one row per plug-in that failed to load, including duplicates."""
     return [
         {
             "package": failure.owner.package,

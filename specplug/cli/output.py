@@ -1,4 +1,4 @@
-"""How commands print: tables for people, JSON for programs, errors on stderr."""
+"""Output of the commands: tables for people, JSON for programs, errors on stderr."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 _PIPED_WIDTH = 160
-"""Columns when the output is no terminal: enough for most rows to stay on one line."""
+"""Width in columns if the output is not a terminal; most rows fit on one line."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 """The option that every command has."""
@@ -26,7 +26,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_json(data: Any) -> None:
-    """Print one JSON document; what JSON does not know, such as a date in TOML, as its string."""
+    """Print one JSON document; values that JSON lacks, such as TOML dates, are printed as strings."""
     typer.echo(json.dumps(data, indent=2, default=str))
 
 
@@ -34,8 +34,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str 
     """Print a table.  Strings are shown as they are: brackets are not markup.
 
     Args:
-        title, columns, rows: of the table.
-        whole: the first so many columns are never broken or cut, as names are for copying.
+        title, columns, rows: contents of the table.
+        whole: number of leading columns that are never wrapped or truncated, so that names can be copied.
     """
     cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     table = Table(title=title, title_justify="left", title_style="bold")
@@ -48,15 +48,15 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str 
 
 
 def print_error(message: str) -> None:
-    """Print an error in red on stderr, its lines unbroken."""
+    """Print an error in red on stderr without wrapping its lines."""
     console(stderr=True).print(Text(f"error: {message}", style="red"), soft_wrap=True)
 
 
 def printable(text: str) -> str:
-    """Return a text without what a terminal would obey: names of files may hold anything."""
+    """Return a text without terminal control characters, which file names may contain."""
     return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
 
 
 def print_line(line: str) -> None:
-    """Print a line, unbroken, without what a terminal would obey."""
+    """Print a line without wrapping and without terminal control characters."""
     console().print(Text(printable(line)), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`specplug replay`: how good a proposer's drafts are on recorded outputs, without a model."""
+"""`specplug replay` command: measures a proposer's drafts on recorded outputs, without a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def replay(
     policy: Policy = None,
     peers: Annotated[
         list[str] | None,
-        typer.Option("--peer", metavar="MODULE:FACTORY", help="A foreign object to compare with; repeat."),
+        typer.Option("--peer", metavar="MODULE:FACTORY", help="An external drafter to compare with; repeat."),
     ] = None,
     options: Annotated[
         list[str] | None,
@@ -45,17 +45,17 @@ def replay(
     ] = None,
     gamma: Annotated[
         int | None,
-        typer.Option("--gamma", min=0, help="Most draft tokens per step; by default what a server would be given."),
+        typer.Option("--gamma", min=0, help="Most draft tokens per step; by default the server's setting."),
     ] = None,
     mode: Annotated[str, typer.Option("--mode", help="cold, serving (state is kept between requests) or both.")] = (
         "serving"
     ),
-    batch: Annotated[str, typer.Option("--batch", help="Batch sizes that the policy is told.")] = BATCHES,
+    batch: Annotated[str, typer.Option("--batch", help="Batch sizes reported to the policy.")] = BATCHES,
     in_flight: Annotated[
         int | None,
-        typer.Option("--in-flight", min=2, help="Also run so many requests at a time, and print the gap."),
+        typer.Option("--in-flight", min=2, help="Also run N requests at a time, and print the difference."),
     ] = None,
-    lag: Annotated[int, typer.Option("--lag", min=0, max=2, help="Steps that decisions come late.")] = 0,
+    lag: Annotated[int, typer.Option("--lag", min=0, max=2, help="Steps by which decisions are delayed.")] = 0,
     workloads: Annotated[
         list[str] | None, typer.Option("--workloads", help="Only these, separated by commas; repeat.")
     ] = None,
@@ -71,7 +71,7 @@ def replay(
         typer.Option("--corpus", help="Give proposers that hold corpora the documents of all requests as a corpus."),
     ] = False,
     distractors: Annotated[
-        int, typer.Option("--distractors", min=0, help="Give them N corpora of other workloads' prompts, too.")
+        int, typer.Option("--distractors", min=0, help="Also give them N corpora of other workloads' prompts.")
     ] = 0,
     cut_documents: Annotated[
         bool, typer.Option("--cut-documents", help="Cut each request's documents out of its prompt.")
@@ -84,15 +84,15 @@ def replay(
     ] = 0.02,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes that share the work.")] = 1,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Write plots: into one picture, or, without an ending, a folder.")
+        Path | None, typer.Option("--plot", help="Write plots to one image, or, without a suffix, to a folder.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay recorded outputs and count what a target would accept: exact for greedy outputs, and needs no model.
+    """Replay recorded outputs and count the draft tokens a target would accept: exact for greedy outputs, no model.
 
     Prints tokens per step (tau), accepted and wasted draft tokens, the speed-up S(B) over plain decoding at each batch
-    size, and whether confidences were true.  Without arguments it replays the shipped traces, offline.  Ends with exit
-    code 1 when a plug-in made a fault, because its counts are then not its own.
+    size, and the calibration of confidences.  Without arguments it replays the shipped traces, offline.  The exit code
+    is 1 if a plug-in had a fault, because its counts are then not those of the plug-in at work.
 
     Examples:
 
@@ -158,7 +158,7 @@ def replay(
 
 
 def _gamma(given: int | None) -> int:
-    """Return the most draft tokens per step, from the settings where the command line leaves it open."""
+    """Return the most draft tokens per step: the command line's value, or else the setting."""
     from specplug.settings.sources import load_settings
 
     return load_settings({}, flags_origin="command line").settings.num_speculative_tokens if given is None else given
@@ -184,7 +184,7 @@ def _modes(text: str) -> list[Any]:
 
 
 def _proposers(names: Iterable[str | None], given: dict[str, Any], rest: dict[str, Any]) -> list[Any]:
-    """Return what to replay, with the settings that a server would have; no name is the settings' own proposer.
+    """Return the proposers to replay, built with a server's settings; None stands for the settings' own proposer.
 
     Raises:
         SettingsError: a name or an option is wrong.
@@ -204,7 +204,7 @@ def _proposers(names: Iterable[str | None], given: dict[str, Any], rest: dict[st
 
 
 def _peer(path: str) -> Any:
-    """Return a foreign object to compare with, its factory's path checked."""
+    """Return an external drafter to compare with, after checking its factory's path."""
     from specplug.replay.external import load_factory
     from specplug.replay.matrix import Contender
 
@@ -255,5 +255,5 @@ def _print(report: Any, tokenizer: str, plots: Sequence[Path]) -> None:
     for plugin, kinds in report.faults().items():
         counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         out.print(
-            Text(f"Faults of {plugin}: {counts}. The counts above are not what it drafts when it works.", style="red")
+            Text(f"Faults of {plugin}: {counts}. The counts above are not those of the plug-in at work.", style="red")
         )

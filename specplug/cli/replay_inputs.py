@@ -1,4 +1,4 @@
-"""What `specplug replay` runs on: traces read and tokenised, and distractors made of what is left."""
+"""Inputs of `specplug replay`: tokenised traces, and distractor corpora made from other workloads' prompts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Inputs(NamedTuple):
-    """What is replayed.
+    """Inputs of a replay.
 
     Attributes:
         items: the tokenised requests of each workload.
-        distractors: corpora of other workloads' prompts, for each.
-        vocab_size: of the tokenizer.
-        tokenizer: its name.
+        distractors: corpora of other workloads' prompts, for each workload.
+        vocab_size: vocabulary size of the tokenizer.
+        tokenizer: name of the tokenizer.
     """
 
     items: Traces
@@ -44,15 +44,15 @@ def read(
     distractors: int,
     quiet: bool,
 ) -> Inputs:
-    """Read and tokenise.
+    """Read and tokenise the traces.
 
     Args:
-        paths: of traces.
+        paths: files or folders of traces.
         wanted: names of workloads, separated by commas; none: all.
-        tokenizer: name or path; None: Tekken where it is installed.
+        tokenizer: name or path; None: Tekken if it is installed.
         limit: most requests of a workload.
         cut_documents: cut the documents out of the prompts.
-        distractors: corpora of other workloads' prompts, for each workload.
+        distractors: number of corpora of other workloads' prompts, for each workload.
         quiet: show no progress.
 
     Raises:
@@ -90,7 +90,7 @@ def progress(*, quiet: bool) -> Progress:
 def _distractors(
     everything: Mapping[str, Sequence[Item]], workloads: Mapping[str, object], count: int, loaded: Tokenizer
 ) -> Distractors:
-    """Return for each workload corpora of the others' prompts, as they are, whatever the limit is."""
+    """Return for each workload corpora of the others' prompts, unmodified and regardless of the limit."""
     from specplug.replay.corpora import distractors
 
     if not count:

@@ -1,4 +1,4 @@
-"""Everything `specplug demo` needs offline: a tiny model, real files and tasks with right answers.
+"""Offline parts of `specplug demo`: a tiny model, real files, and tasks with known answers.
 
 The three models under `models/` were trained by `examples/models/train.py` on Python's
 standard library.  This package imports nothing outside the standard library.

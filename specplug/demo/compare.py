@@ -1,4 +1,4 @@
-"""Runs the same tasks with and without speculation, in turn, and compares what came out and what it took."""
+"""Comparison of the same tasks with and without speculation: outputs, steps and time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Run:
     """One task, served once.
 
     Attributes:
-        token_ids, text: what was generated.
-        seconds: time spent on each token; a step's time is shared evenly by the tokens that it emitted.
-        steps: target steps spent on each token, shared likewise.
+        token_ids, text: the generated output.
+        seconds: time spent on each token; a step's time is divided evenly among the tokens that it emitted.
+        steps: target steps spent on each token, divided likewise.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Pair:
 
     @property
     def identical(self) -> bool:
-        """Whether both runs emitted the same tokens."""
+        """Return whether both runs emitted the same tokens."""
         return self.plain.token_ids == self.speculative.token_ids
 
 
@@ -47,14 +47,14 @@ class Pair:
 class Row:
     """The comparison over the tasks of one kind.
 
-    `tokens`, `tokens_per_step` and `speedup` cover correct outputs only (all outputs of open tasks), less the tokens
-    inside repetition loops; the shares say how much that leaves out.
+    `tokens`, `tokens_per_step` and `speedup` cover correct outputs only (all outputs of open tasks) and exclude the
+    tokens inside repetition loops; the shares give the excluded amounts.
 
     Attributes:
-        tasks: how many were served.
-        identical: how many came out the same with and without speculation.
+        tasks: number of tasks served.
+        identical: number of tasks with the same output with and without speculation.
         correct_share: share of correct outputs; None for open tasks.
-        loop_share: share of the tokens that lie in repetition loops and are left out.
+        loop_share: share of the tokens that lie in repetition loops and are excluded.
         tokens_per_step: tau with speculation, bonus included; without it, tau is 1.
         acceptance_rate: accepted / drafted, over all outputs of the kind.
         speedup: wall-clock time without speculation / with it, prefill included.
@@ -71,16 +71,16 @@ class Row:
     speedup: float | None
 
     def as_dict(self) -> dict[str, object]:
-        """Return the row for JSON."""
+        """Return the row ready for JSON."""
         return asdict(self)
 
 
 def run_pairs(
     tasks: Sequence[Task], plain: TextEngine, speculative: TextEngine, max_tokens: int, done: Callable[[Task], None]
 ) -> list[Pair]:
-    """Serve each task by both engines, one after the other, so that a noisy moment of the machine hits both.
+    """Serve each task with both engines in turn, so that noise on the machine affects both.
 
-    The first task is served twice, and its first turn not counted: it pays for what is set up once.
+    The first task is served twice, and the first time is not counted, because it includes one-time set-up.
     """
     for engine in (plain, speculative):
         _serve(engine, tasks[0], max_tokens)

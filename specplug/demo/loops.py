@@ -1,4 +1,4 @@
-"""Finds repetition loops: where a small model gets stuck, any lookup drafts perfectly and flatters the figures."""
+"""Detection of repetition loops, in which any lookup drafts perfectly and inflates a small model's figures."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ PERIOD = 16
 """Longest period that counts as a loop."""
 
 TIMES = 3
-"""A stretch of `PERIOD` tokens must repeat so many times running."""
+"""Number of consecutive repetitions of a stretch of `PERIOD` tokens that make a loop."""
 
 
 def loop_mask(token_ids: Sequence[int], period: int = PERIOD, times: int = TIMES) -> list[bool]:
-    """Say of each token whether it lies in a loop.
+    """Return for each token whether it lies in a loop.
 
     A loop is a stretch of at least ``period * times`` tokens that repeats itself with a period of `period` or shorter:
-    16 tokens three times running, or one token 48 times.
+    16 tokens three times in a row, or one token 48 times.
     """
     inside = [False] * len(token_ids)
     for step in range(1, period + 1):

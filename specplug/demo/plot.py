@@ -1,4 +1,4 @@
-"""The demo's picture: tokens per step by task, with and without speculation."""
+"""Plot of the demo: tokens per step by task, with and without speculation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specplug.errors import SpecplugError
 
 
 def plot_rows(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Write a PNG (or whatever the path's ending asks for).
+    """Write a PNG, or the format of the path's suffix.
 
     Raises:
         SpecplugError: matplotlib is not installed, or the path cannot be written.

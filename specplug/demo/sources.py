@@ -1,8 +1,8 @@
-"""Real Python files and their documentation, found on the machine: the standard library.
+"""Python files and their documentation from the standard library on this machine.
 
-A file is *held out* when the SHA-1 of its relative name says so.  The split depends on the name
-alone, so it is the same on every machine and for every Python version: a file the shipped models
-were trained on never turns up as held out elsewhere.
+The SHA-1 of a file's relative name decides whether it is *held out*.  The split depends on the name
+alone, so it is the same on every machine and for every Python version: a file that the shipped models
+were trained on is held out nowhere.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def library_root() -> Path:
 
 
 def is_held_out(name: str) -> bool:
-    """Say whether the file of this relative name (forward slashes) is kept out of training."""
+    """Return whether the file of this relative name (forward slashes) is excluded from training."""
     return int(hashlib.sha1(name.encode()).hexdigest(), 16) % HELD_OUT_ONE_IN == 0
 
 
@@ -77,10 +77,10 @@ def source_files(split: Split, root: Path | None = None) -> tuple[SourceFile, ..
     """Return the readable library files of one split, sorted by name.
 
     Test folders, installed packages, tables of encodings, files that are not UTF-8, and very small
-    or very large files are left out.
+    or very large files are skipped.
 
     Raises:
-        ValueError: `split` is not a known one.
+        ValueError: `split` is unknown.
         FileNotFoundError: the folder holds no usable file of that split.
 
     """
@@ -108,7 +108,7 @@ def _walk(root: Path) -> Iterator[SourceFile]:
 
 @lru_cache(maxsize=2048)
 def definitions(file: SourceFile) -> tuple[Definition, ...]:
-    """Return what the file documents, in order of appearance; nothing if it does not parse."""
+    """Return the file's documented definitions in order of appearance; none if it does not parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -132,7 +132,7 @@ def _definition(node: _Documented, file: SourceFile) -> Definition | None:
 
 
 def _paragraphs(docstring: str) -> tuple[str, ...]:
-    """Split a docstring at blank lines, one line of plain text each; tables and code go."""
+    """Split a docstring at blank lines into single lines of plain text, dropping tables and code."""
     parts = (part for part in re.split(r"\n\s*\n", docstring) if not re.search(r">>>|\n +\S", part))
     lines = (" ".join(part.split()) for part in parts)
     return tuple(line for line in lines if line.isascii() and line[:1].isalpha())

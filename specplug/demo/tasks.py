@@ -1,8 +1,7 @@
-"""The tasks people use speculation for, made from real files, each with its right answer.
+"""Tasks typical for speculative decoding, made from real files, with their correct answers.
 
-Training, evaluation and the demo share these formats, so a prompt always looks as it did in
-training.  A prompt is plain text; its markers are single tokens of the shipped tokenizers, so that
-`tokenizer(prompt)` needs no template and no special flags:
+Training, evaluation and the demo share these formats, so prompts match those of training.  A prompt is plain text; its
+markers are single tokens of the shipped tokenizers, so that `tokenizer(prompt)` needs no template and no special flags:
 
     edit   <|document|>CODE<|edit|>three lines of it, the middle one changed<|answer|>
     quote  <|document|>name: text <|document|>name: text ... <|quote|>first words<|answer|>
@@ -52,10 +51,10 @@ class Task:
     answer: str
 
     def is_correct(self, text: str) -> bool | None:
-        """Say whether generated text is right; `None` for open tasks, which have no right answer.
+        """Return whether generated text is correct; `None` for open tasks, which have no correct answer.
 
-        Edits and quotes must match to the character, trailing white space apart.  JSON must parse
-        to the same values.
+        Edits and quotes must match exactly except for trailing white space.  JSON must parse to the
+        same values.
         """
         if self.kind == "code":
             return None
@@ -73,8 +72,8 @@ def make_tasks(kind: Kind, split: Split, count: int, seed: int = 0, *, max_chars
     Args:
         kind: one of `KINDS`.
         split: "train" for files the shipped models saw, "held-out" for files they never saw.
-        count: how many; the same excerpt may come up twice in a large number.
-        seed: chooses the tasks.
+        count: number of tasks; large numbers may contain an excerpt twice.
+        seed: selects the tasks.
         max_chars: upper limit on a task's material in characters; lengths are log-uniform below it.
 
     Raises:
@@ -99,10 +98,10 @@ def make_tasks(kind: Kind, split: Split, count: int, seed: int = 0, *, max_chars
 
 
 def _edit(rng: random.Random, split: Split, max_chars: int) -> Task | None:
-    """Apply a snippet: one line in which a name is exchanged, between its unchanged neighbours.
+    """Make a task of applying a snippet: one line with a name exchanged, between its unchanged neighbours.
 
-    This is how an editor applies a model's suggestion to a file.  The neighbours stand only once
-    in the excerpt, so that they say which line is meant.
+    Editors apply a model's suggestion to a file in this way.  The neighbours occur only once in the
+    excerpt, so that they identify the line.
     """
     file = rng.choice(source_files(split))
     lines = _excerpt(rng, file, max_chars).split("\n")
@@ -126,12 +125,12 @@ def _edit(rng: random.Random, split: Split, max_chars: int) -> Task | None:
 
 
 def _is_landmark(line: str, lines: list[str]) -> bool:
-    """Say whether a line has some letters and stands only once among the lines."""
+    """Return whether a line has some letters and occurs only once among the lines."""
     return sum(map(str.isalpha, line)) >= 5 and lines.count(line) == 1
 
 
 def _quote(rng: random.Random, split: Split, max_chars: int) -> Task | None:
-    """Give several documentation passages, ask for the one that begins with certain words."""
+    """Make a task of repeating the one of several documentation passages that begins with certain words."""
     wanted = _length(rng, max_chars)
     passages: dict[str, str] = {}  # from text to name
     while sum(map(len, passages)) < wanted and len(passages) < 8:
@@ -151,7 +150,7 @@ def _quote(rng: random.Random, split: Split, max_chars: int) -> Task | None:
 
 
 def _json(rng: random.Random, split: Split, max_chars: int) -> Task | None:
-    """Give records of one to three definitions, ask for one of them as JSON of a given form."""
+    """Make a task of writing one of one to three records as JSON of a given form."""
     wanted = rng.randint(1, 3)
     records: dict[str, dict[str, str | int]] = {}
     for _ in range(wanted):
@@ -173,7 +172,7 @@ def _json(rng: random.Random, split: Split, max_chars: int) -> Task | None:
 
 
 def _code(rng: random.Random, split: Split, max_chars: int) -> Task | None:
-    """Cut an excerpt at the end of a line about half-way; what follows is one possible answer."""
+    """Make a task by cutting an excerpt at a line end about half-way; the rest is one possible answer."""
     lines = _excerpt(rng, rng.choice(source_files(split)), max_chars).splitlines(keepends=True)
     cut = len(lines) // 2
     if cut < 2:
@@ -195,7 +194,7 @@ def _length(rng: random.Random, max_chars: int) -> int:
 
 
 def _excerpt(rng: random.Random, file: SourceFile, max_chars: int) -> str:
-    """Return consecutive dedented lines of the file, or an empty text if they do not suit."""
+    """Return consecutive dedented lines of the file, or an empty text if they are unsuitable."""
     lines = file.text.expandtabs().splitlines()
     start = rng.randrange(len(lines))
     wanted = _length(rng, max_chars)
@@ -210,7 +209,7 @@ def _excerpt(rng: random.Random, file: SourceFile, max_chars: int) -> str:
 
 
 def _identifiers(text: str) -> list[str]:
-    """Return the distinct names in a text, keywords and dunder names apart, in order."""
+    """Return the distinct names in a text in order, except keywords and dunder names."""
     names = dict.fromkeys(_IDENTIFIER.findall(text))
     return [n for n in names if not keyword.iskeyword(n) and not n.startswith("__")]
 
@@ -221,7 +220,7 @@ def _file_identifiers(file: SourceFile) -> list[str]:
 
 
 def _new_name(rng: random.Random, split: Split, old: str) -> str:
-    """Put a prefix to the old name, or take a name from another file of the split."""
+    """Return the old name with a prefix, or a name from another file of the split."""
     if rng.random() < 0.4:
         return rng.choice(("new", "my", "the", "local", "other", "base")) + "_" + old
     names = _file_identifiers(rng.choice(source_files(split)))
@@ -255,7 +254,7 @@ def _record(file: SourceFile, definition: Definition) -> dict[str, str | int]:
 def _record_text(rng: random.Random, record: dict[str, str | int]) -> str:
     """Write a record as `field: value` lines: the name first, the others in random order.
 
-    Texts stand in quotes, so that their tokens are the same as in the answer.
+    Texts are quoted, so that their tokens are the same as in the answer.
     """
     fields = rng.sample(list(record)[1:], len(record) - 1)
     return "\n".join(f"{field}: {json.dumps(record[field])}" for field in ("name", *fields))

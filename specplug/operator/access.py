@@ -1,7 +1,7 @@
-"""Access to the operator's HTTP routes: by the operator's key or, where a server has none, from its own machine.
+"""Access control of the operator's HTTP routes, by the operator's key or, without a key, from the local machine only.
 
-Those routes show every tenant's names and sizes, and change what is served to all, so a client's API key is not enough.
-Requests are read as ASGI scopes, so that one rule holds for every engine.
+The routes show every tenant's names and sizes and change what all clients are served, so a client's API key is not
+sufficient.  Requests are read as ASGI scopes, so one rule applies to every engine.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Scope = Mapping[str, Any]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 _FORWARDED = ("forwarded", "x-forwarded-", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "via")
-"""How the headers begin that proxies add: behind a proxy on this machine, every client seems to be on this machine."""
+"""Prefixes of the headers that proxies add.  Requests through a proxy on this machine all appear to be local."""
 
 
 class Refusal(NamedTuple):
-    """The HTTP status of an answer to somebody else, and its message."""
+    """HTTP status and message of the answer to a client that is not an operator."""
 
     status: int
     message: str
@@ -36,8 +36,8 @@ class Operators:
     """The operators of one server.
 
     Args:
-        keys: what the engine itself takes for an operator's key; None or "" is none.
-        environment: where `KEY_VARIABLE` may name one more.
+        keys: the engine's own operator keys; None and "" are ignored.
+        environment: environment variables, in which `KEY_VARIABLE` may give one more key.
     """
 
     def __init__(self, keys: Iterable[str | None] = (), environment: Mapping[str, str] = os.environ) -> None:
@@ -46,21 +46,21 @@ class Operators:
 
     @property
     def have_key(self) -> bool:
-        """Whether there is a key: else only this machine is answered."""
+        """Return whether there is a key; without one only this machine has access."""
         return bool(self._keys)
 
     @property
     def whom(self) -> str:
-        """In words, who is answered; for logs."""
+        """Describe who has access, for logs."""
         return "with the operator's key" if self._keys else f"from this machine ({KEY_VARIABLE} opens it to others)"
 
     def refusal(self, scope: Scope) -> Refusal | None:
-        """Return how to refuse a request, given its ASGI scope; None for an operator's."""
+        """Return the refusal of a request, given its ASGI scope; None for an operator's request."""
         headers = [(name.decode("latin-1").lower(), value) for name, value in scope["headers"]]
         return self._by_key(scope, headers) if self._keys else _from_elsewhere(scope, [name for name, _ in headers])
 
     def guarding(self, app: App) -> App:
-        """Return an ASGI app that answers operators as `app` does, and refuses everybody else."""
+        """Return an ASGI app that passes operators' requests to `app` and refuses all others."""
 
         async def guarded(scope: Any, receive: Any, send: Any) -> None:
             refused = self.refusal(scope)
@@ -92,11 +92,11 @@ class Operators:
 
 
 def _from_elsewhere(scope: Scope, headers: Iterable[str]) -> Refusal | None:
-    """Refuse what does not come from a program on this machine."""
+    """Return the refusal of a request that does not come from a program on this machine, or None."""
     forwarded = next((name for name in headers if name.startswith(_FORWARDED)), None)
     if forwarded is not None:
         return _not_local(scope, f"a request that a proxy has forwarded, by its header {forwarded!r}")
-    if "origin" in headers:  # a browser may send what any page that it shows wants
+    if "origin" in headers:  # a web page can make the browser send any request
         return _not_local(scope, "a request of a web page, by its header 'origin'")
     peer = scope.get("client")
     if peer is None or not _is_loopback(peer[0]):

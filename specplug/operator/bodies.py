@@ -1,4 +1,4 @@
-"""Bodies of operators' requests, read within limits of size and time."""
+"""Reading of the bodies of operators' requests, within limits on size and time."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import asyncio
 from collections.abc import AsyncIterable
 
 PATIENCE = 30.0
-"""Seconds that a client may take beside what its bytes earn."""
+"""Seconds that a client may take in addition to the time that its bytes earn."""
 
 BYTES_PER_SECOND = 1 << 16
-"""A client that sends this fast, or faster, is never given up."""
+"""A client that sends at least this fast never times out."""
 
 
 class TooLargeError(Exception):
-    """A body has more bytes than it may have."""
+    """A body exceeds its size limit."""
 
 
 async def read_body(pieces: AsyncIterable[bytes], most: int, *, patience: float = PATIENCE) -> bytearray:
     """Return the body that arrives in `pieces`.
 
     Raises:
-        TooLargeError: it has more than `most` bytes; the rest is not read.
-        TimeoutError: it arrives too slowly.
+        TooLargeError: the body has more than `most` bytes; the rest is not read.
+        TimeoutError: the body arrives too slowly.
     """
     body, begin = bytearray(), asyncio.get_running_loop().time()
     async with asyncio.timeout(patience) as limit:

@@ -1,7 +1,7 @@
-"""What the operator says while the server runs: speculation on or off, and a limit on the draft length.
+"""Operator control of a running server: speculation on or off, and a limit on the draft length.
 
-It is said over HTTP (see `endpoints`) or in a watched file, and held in the scheduler's process, which asks for the
-ceiling at every step.  The last change wins, wherever it came from.
+Orders arrive over HTTP (see `endpoints`) or in a watched file.  The scheduler's process holds the state and reads the
+ceiling at every step.  The latest change wins, whichever way it came.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Signature = tuple[int, int, int]
 
 
 class Order(BaseModel):
-    """What an operator can say; what is left out stays as it is (over HTTP) or as at the start (in the file)."""
+    """An operator's order.  An omitted key keeps its current value (over HTTP) or its start-up value (in the file)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -43,11 +43,11 @@ class Order(BaseModel):
 
 
 class Control:
-    """The operator's word.
+    """The operator's control of one server.
 
     Args:
-        settings: `mode` is where it starts; `control` names the watched file.
-        clock: seconds, for the interval between two looks at the file.
+        settings: `mode` gives the initial state; `control` names the watched file.
+        clock: returns seconds, for the interval between checks of the file.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,21 +66,22 @@ class Control:
             self._look()
 
     def ceiling(self) -> int | None:
-        """Return the most draft tokens that a request may get in the next step: 0 is none, None is no limit.
+        """Return the most draft tokens that a request may get in the next step; None for no limit.
 
-        Asked at every step: looks at the file's time stamp every `control.poll_seconds`, and reads nothing else.
+        The scheduler calls this at every step.  It checks the file's time stamp every `control.poll_seconds` and reads
+        the file only if that changed.
         """
         if self._path is not None and self._clock() >= self._next_look:
             self._look()
         return self._ceiling
 
     def set(self, **order: Any) -> dict[str, Any]:
-        """Carry out an order, whose keys are those of `Order`; return the resulting state.
+        """Apply an order, whose keys are those of `Order`; return the resulting state.
 
-        Keys that are left out keep their value, ``num_speculative_tokens=None`` lifts the limit.
+        Omitted keys keep their value; ``num_speculative_tokens=None`` lifts the limit.
 
         Raises:
-            SettingsError: an unknown key or a bad value: all of them in one message.  Nothing has changed then.
+            SettingsError: keys are unknown or values bad; one message lists all of them, and nothing changes.
         """
         if self._path is not None:
             self._look()  # a change of the file made before this order must not undo it later
@@ -90,7 +91,7 @@ class Control:
         return self.state()
 
     def state(self) -> dict[str, Any]:
-        """Return what holds now and since whose word, ready for JSON."""
+        """Return the current state and the source of its last change, ready for JSON."""
         return {
             "mode": self._mode,
             "num_speculative_tokens": self._limit,
@@ -101,7 +102,7 @@ class Control:
         }
 
     def _look(self) -> None:
-        """Take over the file's word if the file has changed since the last look."""
+        """Apply the file's order if the file has changed since the last check."""
         assert self._path is not None
         self._next_look = self._clock() + self._interval
         try:
@@ -114,7 +115,7 @@ class Control:
             elif not gone:
                 self._report(f"cannot look at the control file; found {error.strerror}")
             return
-        signature = (found.st_mtime_ns, found.st_size, found.st_ino)  # the last one tells a file moved over it
+        signature = (found.st_mtime_ns, found.st_size, found.st_ino)  # the inode detects a file moved over it
         if signature != self._seen:
             self._seen, self._file_error = signature, None
             self._read(stat.S_ISREG(found.st_mode))
@@ -129,10 +130,10 @@ class Control:
             self._change(requested.mode or self._start, requested.num_speculative_tokens, "control file")
 
     def _report(self, what: str) -> None:
-        """Log what is wrong with the file, once until it changes."""
+        """Log a problem with the file, once until the file changes."""
         if what != self._file_error:
             self._file_error = what
-            logger.error("%s: the operator's control stays as it was: %s", what, self._words())
+            logger.error("%s: the operator's control is unchanged: %s", what, self._words())
 
     def _change(self, mode: Mode, limit: int | None, by: str) -> None:
         before = self._words()
@@ -151,10 +152,10 @@ def _ceiling(mode: Mode, limit: int | None) -> int | None:
 
 
 def parse_order(order: Any, who: str) -> Order:
-    """Check an order that was given as plain data by `who`.
+    """Validate an order given as plain data by `who`.
 
     Raises:
-        SettingsError: it is no mapping, or keys are unknown or values bad: all of them in one message.
+        SettingsError: it is not a mapping, or keys are unknown or values bad; one message lists all of them.
     """
     if not isinstance(order, dict):
         raise SettingsError.build("malformed order", who=who, found=shown(order), expected="a JSON object")
@@ -166,7 +167,7 @@ def parse_order(order: Any, who: str) -> Order:
 
 
 def _load(path: Path, is_file: bool) -> Any:
-    """Read the control file; one that is not a plain file could block the scheduler for ever."""
+    """Read the control file, which must be a plain file: any other kind could block the scheduler forever."""
     if not is_file:
         raise SettingsError.build("cannot read the control file", who=str(path), expected="a plain file")
     try:

@@ -1,4 +1,4 @@
-"""Texts to draft from that operators add and remove while an engine serves: held by the proposers that can."""
+"""Corpora that operators add to and remove from a serving engine, held by the proposers that support it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _log = logging.getLogger("specplug")
 
 
 class ServedCorpora:
-    """The corpora of one process, each held by all proposers that can.
+    """The corpora of one process, each held by all proposers that implement `HoldsCorpora`.
 
     Args:
         proposers: by name, the server's default first.
-        max_tokens: of all corpora together.
-        raise_limit: what to do when they are too many, for the message.
-        leads: whether this process is the one of its server that changes corpora which processes share.
+        max_tokens: limit on the tokens of all corpora together.
+        raise_limit: the remedy to name when a corpus exceeds that limit.
+        leads: whether this is the process of its server that changes the corpora which processes share.
 
     Attributes:
-        max_tokens, raise_limit: as given.
-        follows: whether there are such corpora, and another process changes them.
+        max_tokens, raise_limit: the arguments.
+        follows: whether there are shared corpora that another process changes.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ServedCorpora:
             name: own for name, own in proposers.items() if isinstance(own, HoldsCorpora)
         }
         sharing = [name for name, own in holders.items() if _shares(own)]
-        # What one of them changes the others find by themselves.
+        # Proposers that share corpora pick up a change that one of them makes.
         self._holders = {name: own for name, own in holders.items() if name not in sharing[1:]}
         self.follows = bool(sharing) and not leads
         self._changed = {name: own for name, own in self._holders.items() if leads or name not in sharing}
@@ -54,9 +54,9 @@ class ServedCorpora:
         self._changing = threading.Lock()
 
     def add(self, name: str, documents: Sequence[Document]) -> int:
-        """Hand a corpus to the proposers; return its size as the first of them counts it.
+        """Add a corpus to the proposers; return its size in tokens as the first of them counts it.
 
-        Those that share corpora find it by themselves where another process adds it.
+        Proposers of shared corpora that another process changes pick it up by themselves.
 
         Raises:
             SpecplugError: it was not added, and none of the proposers holds it.
@@ -67,7 +67,7 @@ class ServedCorpora:
             if name in held:
                 raise refused("a corpus of this name is there already", repr(name), "a new name", "Remove it first")
             if sum(held.values()) + size > self.max_tokens:
-                found = f"{size} tokens beside {sum(held.values())} held"
+                found = f"{size} tokens in addition to {sum(held.values())} held"
                 raise refused("too much text", found, f"{self.max_tokens} at most", self.raise_limit)
             try:
                 counts = [
@@ -80,10 +80,10 @@ class ServedCorpora:
             return counts[0] if counts else size
 
     def remove(self, name: str) -> None:
-        """Let all proposers forget a corpus.
+        """Remove a corpus from all proposers.
 
         Raises:
-            SpecplugError: there is none of this name, or a proposer failed to remove it.
+            SpecplugError: no corpus has this name, or a proposer failed to remove it.
         """
         with self._alone():
             self._required()
@@ -94,10 +94,10 @@ class ServedCorpora:
                 self._remove_from(who, holder, name)
 
     def sizes(self) -> dict[str, int]:
-        """Return how many tokens each corpus has, by name.
+        """Return the number of tokens of each corpus, by name.
 
         Raises:
-            SpecplugError: no proposer can hold any, or one failed to say.
+            SpecplugError: no proposer can hold corpora, or one failed to list them.
         """
         self._required()
         return self._sizes(self._holders)
@@ -126,9 +126,9 @@ class ServedCorpora:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Refuse what comes while a corpus is being added: waiting would hold up the engine's steps."""
+        """Refuse other changes while a corpus is being added; waiting would delay the engine's steps."""
         if not self._changing.acquire(blocking=False):
-            raise refused("a corpus is being added", None, None, "Try again when it is")
+            raise refused("a corpus is being added", None, None, "Try again when that is done")
         try:
             yield
         finally:
@@ -140,7 +140,7 @@ class ServedCorpora:
 
     def _take_back(self, name: str) -> None:
         for who, holder in self._changed.items():
-            with suppress(SpecplugError):  # logged, and the first error is the one to tell
+            with suppress(SpecplugError):  # logged; the first error is the one to report
                 self._remove_from(who, holder, name)
 
 
@@ -153,9 +153,9 @@ def _add_to(holder: HoldsCorpora, name: str, documents: Sequence[Document]) -> i
 
 
 def _called(who: str, call: str, action: Callable[[], R]) -> R:
-    """Run what a proposer implements, and say whose fault it is if that fails.
+    """Run a proposer's method; on failure log it and raise an error that names the proposer.
 
-    A thread that a proposer ended, whatever by, would end the scheduler that waits for its result.
+    Every exception is caught, because one that ended the thread would end the scheduler that waits for its result.
     """
     try:
         with torch.inference_mode():
@@ -173,5 +173,5 @@ def _called(who: str, call: str, action: Callable[[], R]) -> R:
 
 
 def refused(what: str, found: str | None, expected: str | None, remedy: str | None = None) -> SpecplugError:
-    """Make the error of an operator's request that cannot be done."""
+    """Build the error for an operator's request that cannot be carried out."""
     return RequestError.build(what, who="corpora", found=found, expected=expected, remedy=remedy)

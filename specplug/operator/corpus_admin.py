@@ -1,6 +1,6 @@
-"""The corpus store of a running server, for its operators: in the process that answers them, beside its event loop.
+"""Corpus admin service: operators' changes to a running server's corpus store, run in the API process in a thread.
 
-The processes that draft look at the store for themselves, every `corpora.poll_seconds`; nothing is sent to them.
+The drafting processes check the store for changes every `corpora.poll_seconds`; nothing is sent to them.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _log = logging.getLogger("specplug")
 
 
 class TakenError(CorpusError):
-    """There is such a corpus already."""
+    """The corpus exists already."""
 
 
 class AbsentError(CorpusError):
-    """There is no such corpus."""
+    """The corpus does not exist."""
 
 
 def status_of(error: Exception) -> int:
-    """Return the HTTP status by which an error of `CorpusAdmin` is answered."""
+    """Return the HTTP status for an error of `CorpusAdmin`."""
     if isinstance(error, TakenError):
         return 409
     if isinstance(error, AbsentError):
@@ -54,11 +54,11 @@ def status_of(error: Exception) -> int:
 
 
 class CorpusAdmin:
-    """Adds, removes and lists.  Changes are made one after another, on a thread of their own.
+    """Adds, removes and lists corpora.  Changes run one at a time on a dedicated thread.
 
     Args:
-        settings: `store` names the store, which is made when the first corpus is added.
-        tokenizer: the server's, for use here alone; None where it runs without one.
+        settings: `store` names the store, which is created when the first corpus is added.
+        tokenizer: the server's tokenizer, not shared with other users; None for a server without one.
     """
 
     def __init__(self, settings: CorporaSettings, tokenizer: Any) -> None:
@@ -70,26 +70,26 @@ class CorpusAdmin:
         self._changing = ThreadPoolExecutor(1, thread_name_prefix="specplug-corpora")
 
     def prepare(self) -> None:
-        """Do now what would hold up the event loop later: load what sorts texts."""
+        """Load the code that sorts texts now, because loading it later would block the event loop."""
         if self._root is not None:
             from specplug.match.cpu.sorting import sorted_places
 
             sorted_places(np.array([NO_TEXT, 0, 0, NO_TEXT], np.int32), COMPARED)
 
     async def listed(self, tenant: str | None = None) -> dict[str, Any]:
-        """Return what the store has, ready for JSON; with a tenant only what is that one's.  Raises SpecplugError."""
+        """Return the store's corpora, or one tenant's, ready for JSON.  Raises SpecplugError."""
         return await asyncio.to_thread(self._listed, tenant)
 
     async def add(self, body: bytes | bytearray, who: str) -> dict[str, Any]:
-        """Add a corpus, as the JSON of an `AddOrder` says; return how much it is.
+        """Add a corpus, given as the JSON of an `AddOrder`; return how much was added.
 
         Raises:
-            SpecplugError: it was not added, nothing of it; see `status_of`.
+            SpecplugError: nothing was added; see `status_of`.
         """
         return await self._changed(self._add, body, who)
 
     async def remove(self, corpus: str, documents: Sequence[str], tenant: str) -> dict[str, Any]:
-        """Remove documents of a corpus, or, if none are named, all of it; return how much that was.
+        """Remove documents of a corpus, or all of it if none are named; return how much was removed.
 
         Raises:
             SpecplugError: nothing was removed; see `status_of`.
@@ -97,7 +97,7 @@ class CorpusAdmin:
         return await self._changed(self._remove, corpus, documents, tenant)
 
     async def _changed(self, change: Callable[..., tuple[str, T]], *args: Any) -> T:
-        """Make a change, and merge what is worth it when the answer is on its way."""
+        """Make a change; merge segments where worthwhile after the answer is sent."""
         tenant, answer = await asyncio.get_running_loop().run_in_executor(self._changing, change, *args)
         self._changing.submit(self._merge, tenant)
         return answer
@@ -144,7 +144,7 @@ class CorpusAdmin:
     def _listed(self, tenant: str | None) -> dict[str, Any]:
         root = self._required()
         about: dict[str, Any] = {"store": str(root), "tokenizer": None, "tenants": {}, "problems": []}
-        if not (root / STORE_FILE).exists():  # nobody has made it yet
+        if not (root / STORE_FILE).exists():  # not created yet
             return about
         store = Store.open(root, self._fingerprint)
         found: dict[str, list[CorpusInfo]] = {}
@@ -179,7 +179,7 @@ class CorpusAdmin:
                 who="corpora.store",
                 found="null",
                 expected="a folder",
-                remedy="Name one in specplug's settings and start the server anew",
+                remedy="Name one in specplug's settings and restart the server",
             )
         return self._root
 
@@ -189,7 +189,7 @@ def _names(store: Store, tenant: str) -> set[str]:
 
 
 def _tenant_status(infos: Sequence[CorpusInfo]) -> dict[str, Any]:
-    """Return a tenant's corpora and their sums."""
+    """Return a tenant's corpora and their totals."""
     keys = ("documents", "tokens", "bytes")
     sums = {key: sum(getattr(info, key) for info in infos) for key in keys}
     return {**sums, "corpora": {info.name: {key: getattr(info, key) for key in keys} for info in infos}}

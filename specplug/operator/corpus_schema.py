@@ -1,4 +1,4 @@
-"""What operators say to add a corpus while an engine serves, as it comes over HTTP."""
+"""Schema of the HTTP request by which an operator adds a corpus to a serving engine."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         }
     },
 }
-"""Bodies, as OpenAPI shows them."""
+"""Example bodies for OpenAPI."""
 
 
 class DocumentField(ReferenceField):
     """One document: its text or its token ids."""
 
-    name: Text | None = Field(default=None, description="what it is found and removed by; null: a number")
+    name: Text | None = Field(default=None, description="the name that identifies it; null: a number")
 
 
 def _documents(value: object) -> object:
-    """Bring the short form, a text, to the long one.  A single text instead of a list is more likely a mistake."""
+    """Expand the short form of an entry, a text.  A single text instead of a list is refused as a likely mistake."""
     if not isinstance(value, list):
         raise ValueError("a list of texts, or of objects with 'text' or 'token_ids'")
     return [{"text": entry} if isinstance(entry, str) else entry for entry in value]
 
 
 def _name(value: object) -> object:
-    """Refuse names that no address could hold: a client or a proxy would make another address of it."""
+    """Refuse names that cannot be part of a URL, because clients and proxies would rewrite it."""
     if isinstance(value, str) and ("/" in value or value in (".", "..")):
         raise ValueError("a name without '/', and neither '.' nor '..'")
     return value
@@ -50,21 +50,21 @@ def _name(value: object) -> object:
 class AddOrder(Section):
     """A corpus to add."""
 
-    name: Annotated[Text, BeforeValidator(_name)] = Field(description="of the corpus; 1 to 256 characters")
+    name: Annotated[Text, BeforeValidator(_name)] = Field(description="the corpus's name; 1 to 256 characters")
     documents: Annotated[tuple[DocumentField, ...], BeforeValidator(_documents)] = Field(
         strict=False, description="texts, or objects with a name and a text or token ids"
     )
     tenant: Text | None = Field(
-        default=None, description="whose requests draft from it; null: those that name no tenant"
+        default=None, description="the tenant whose requests draft from it; null: requests that name no tenant"
     )
-    extend: bool = Field(default=False, description="add to the corpus if it is there already, instead of refusing")
+    extend: bool = Field(default=False, description="add to the corpus if it exists already, instead of refusing")
 
 
 def parse_add(body: bytes | bytearray, who: str) -> AddOrder:
-    """Check what was sent, as JSON, to `who`.
+    """Parse and validate the JSON body sent to `who`.
 
     Raises:
-        SpecplugError: it is no such order; all mistakes in one message.
+        SpecplugError: it is not a valid order; one message lists all mistakes.
     """
     try:
         body_fields = loads(body, "documents", no_duplicates)
@@ -82,13 +82,13 @@ def parse_add(body: bytes | bytearray, who: str) -> AddOrder:
 
 
 def check_names(corpus: str, tenant: str) -> None:
-    """Refuse what cannot be a corpus's name, or a tenant's; raises CorpusError."""
+    """Raise `CorpusError` if a corpus's or tenant's name is invalid."""
     check_name("corpus", corpus)
     check_name("tenant", tenant, empty=True)
 
 
 def add_schema() -> dict[str, Any]:
-    """Return the JSON schema of an order to add, whole in itself, as OpenAPI takes it."""
+    """Return the JSON schema of `AddOrder` without external references, as OpenAPI requires."""
     schema = AddOrder.model_json_schema()
     document = schema.pop("$defs")[DocumentField.__name__]
     schema["properties"]["documents"]["items"] = {"anyOf": [{"type": "string"}, document]}

@@ -1,7 +1,7 @@
-"""specplug's metrics on an engine server's /metrics, without any flag.
+"""Exporter of specplug's metrics on an engine server's /metrics; it needs no flag.
 
-The API process serves /metrics and counts nothing itself.  When it is scraped it asks the engines, whose workers read
-their counters back then and only then.  A server whose engines do not answer in time exports what they said last.
+The API process serves /metrics and counts nothing itself.  A scrape requests the engines' status, and only then do
+their workers read their counters back.  If the engines do not answer in time, their previous figures are exported.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ logger = logging.getLogger("specplug")
 Ask = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 PATIENCE = 1.0
-"""Seconds that a scrape waits for the engines' answer."""
+"""Seconds that a scrape waits for the engines to answer."""
 
 _GAUGES = {
     "mode": ("specplug_mode", "1 while the operator lets the server speculate, else 0."),
     "ceiling": ("specplug_ceiling_tokens", "Most draft tokens per request and step that the operator allows."),
-    "age": ("specplug_snapshot_age_seconds", "Seconds since the engine was asked for these figures."),
+    "age": ("specplug_snapshot_age_seconds", "Seconds since the engine reported these figures."),
 }
 
 
 @functools.cache
 def exporter() -> EngineCollector:
-    """Return this process's collector, registered where the server's /metrics finds it.
+    """Return this process's collector, registered with the registry that the server's /metrics exports.
 
-    Where several processes count, what is exported lies in files that they share, and collectors are not asked.  Ours
-    joins the one that reads those files: whichever process is scraped asks all engines, so the answers do not depend
-    on it.
+    In Prometheus's multiprocess mode the exported values lie in files that the processes share, and other collectors
+    are not called.  This collector then extends the one that reads the files: every process requests the status of all
+    engines, so a scrape of any process gives the same figures.
     """
     collector = EngineCollector()
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
@@ -65,15 +65,15 @@ def exporter() -> EngineCollector:
 
 
 class EngineCollector(Collector):
-    """Makes metric families of what the engines say, each sample with the label ``engine``."""
+    """Converts the engines' statuses to metric families; every sample has the label ``engine``."""
 
     def __init__(self) -> None:
         self._sources: list[_Engines] = []
 
     def watch(self, ask: Ask) -> None:
-        """Export what engines count: `ask` makes the coroutine that returns one status of each engine.
+        """Export engines' counts; `ask` returns a coroutine that returns one status per engine.
 
-        Called in the event loop that the question is to be asked in; without a running one nobody can ask.
+        Call this in the event loop that is to run the coroutine; without a running loop it does nothing.
         """
         try:
             loop = asyncio.get_running_loop()
@@ -82,11 +82,11 @@ class EngineCollector(Collector):
         self._sources = [source for source in self._sources if source.is_open()] + [_Engines(ask, loop)]
 
     async def refresh(self) -> None:
-        """Ask before a scrape that runs in the event loop itself, where `collect` cannot wait for the answers."""
+        """Request statuses before a scrape that runs in the event loop itself, where `collect` cannot wait for them."""
         await asyncio.gather(*[source.refresh(PATIENCE) for source in self._sources if source.is_open()])
 
     def describe(self) -> Iterable[Metric]:
-        """Return the families without samples, so that registration asks nobody."""
+        """Return the families without samples, so that registration sends no status request."""
         return [*SpecCollector(_never).describe(), *_gauges().values()]
 
     def collect(self) -> Iterator[Metric]:
@@ -100,18 +100,18 @@ class EngineCollector(Collector):
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What one engine said, and when (`time.monotonic`)."""
+    """One engine's status and the time of its arrival (`time.monotonic`)."""
 
     status: dict[str, Any]
     at: float
 
 
 class _Engines:
-    """Asks one client's engines, one question at a time.
+    """Status requests to one client's engines, one request at a time.
 
     Args:
-        ask: makes the coroutine of one question, to be run in `loop`.
-        loop: the event loop that the client lives in.
+        ask: returns the coroutine of one status request, to be run in `loop`.
+        loop: the client's event loop.
     """
 
     def __init__(self, ask: Ask, loop: asyncio.AbstractEventLoop) -> None:
@@ -123,18 +123,18 @@ class _Engines:
         self._requested_early = False
 
     def is_open(self) -> bool:
-        """Whether the engines can still be asked."""
+        """Return whether the engines can still be reached."""
         return not self._loop.is_closed()
 
     async def refresh(self, patience: float) -> None:
-        """Ask for the next scrape in the event loop, and wait for the answers up to `patience` seconds."""
+        """Request statuses for the next scrape in the event loop; wait up to `patience` seconds for them."""
         self._requested_early = True
         await asyncio.wait([asyncio.wrap_future(self._asking())], timeout=patience)
 
     def newest(self, patience: float) -> list[_Report]:
-        """Ask, and return the answers, or those before if they take longer than `patience` seconds.
+        """Request statuses and return them, or the previous ones if they take longer than `patience` seconds.
 
-        In the event loop's own thread nobody can wait for an answer: the newest that has come is returned.
+        The event loop's own thread cannot wait, so there the newest statuses that have arrived are returned.
         """
         if not self.is_open():
             return []
@@ -150,7 +150,7 @@ class _Engines:
         return self._reports
 
     def _asking(self) -> Future[None]:
-        """Return the question that is open, or ask one."""
+        """Return the pending status request, or start one."""
         with self._lock:
             if self._question is None or self._question.done():
                 self._question = asyncio.run_coroutine_threadsafe(self._refresh(), self._loop)
@@ -161,7 +161,7 @@ class _Engines:
             status = await self._ask()
         except Exception as error:
             if not self._failed:
-                logger.warning("/metrics: the engines' figures cannot be had: %s: %s", type(error).__name__, error)
+                logger.warning("/metrics: cannot get the engines' figures: %s: %s", type(error).__name__, error)
             self._failed = True
         else:
             now = time.monotonic()
@@ -180,7 +180,7 @@ def _add(families: dict[str, Metric], report: _Report) -> None:
     """Add one engine's samples."""
     status, engine = report.status, {"engine": str(report.status["engine"])}
     counting = [worker for worker in status["workers"] if worker["drafts"]]
-    for worker in counting[:1]:  # one rank counts for all
+    for worker in counting[:1]:  # the first rank's counts stand for all ranks
         snapshot = snapshot_of(worker["metrics"], status["scheduler"]["faults"])
         for family in SpecCollector(lambda snapshot=snapshot: snapshot).collect():  # type: ignore[misc]
             families[family.name].samples += [_labelled(sample, engine) for sample in family.samples]
@@ -193,7 +193,7 @@ def _add(families: dict[str, Metric], report: _Report) -> None:
 
 
 def snapshot_of(status: dict[str, Any], more_faults: dict[str, dict[str, int]]) -> MetricsSnapshot:
-    """Rebuild a snapshot from its `as_dict`, with the scheduler's faults beside the worker's."""
+    """Rebuild a snapshot from its `as_dict`, adding the scheduler's faults to the worker's."""
     names = [field.name for field in fields(SourceCounts)]
     by_source = {}
     for source, counts in status["by_source"].items():

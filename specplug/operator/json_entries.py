@@ -1,4 +1,4 @@
-"""Large JSON, decoded one entry at a time: `json.loads` of tens of megabytes keeps all other threads waiting."""
+"""Decoder for large JSON that works one entry at a time; `json.loads` of tens of megabytes blocks all other threads."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def loads(body: bytes | bytearray, key: str, pairs: Callable[[list[tuple[str, Any]]], Any]) -> Any:
-    """Return what `json.loads` does, of UTF-8.
+    """Decode UTF-8 JSON with the result of `json.loads`.
 
     Args:
         body: the JSON.
-        key: of the outermost object; if a list stands there, its entries are decoded one by one.
-        pairs: makes an object of its keys and values, see `object_pairs_hook` of `json.loads`.
+        key: a key of the outermost object; if its value is a list, the entries are decoded one by one.
+        pairs: builds an object from its keys and values, see `object_pairs_hook` of `json.loads`.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: `body` is not JSON.
     """
     text = body.decode()
     decoder = json.JSONDecoder(object_pairs_hook=pairs)
@@ -55,7 +55,7 @@ def loads(body: bytes | bytearray, key: str, pairs: Callable[[list[tuple[str, An
 
 
 def _listed(text: str, at: int, close: str, read: _Read) -> tuple[list[Any], int]:
-    """Return what stands between the bracket at `at` and the closing one, and where that ends."""
+    """Return the items between the bracket at `at` and the closing one, and the offset after it."""
     found: list[Any] = []
     at = _space(text, at + 1)
     if text[at : at + 1] == close:
@@ -72,7 +72,7 @@ def _listed(text: str, at: int, close: str, read: _Read) -> tuple[list[Any], int
 
 
 def _space(text: str, at: int) -> int:
-    """Return where the space from `at` on ends."""
+    """Return the offset after the whitespace at `at`."""
     match = _SPACE.match(text, at)
     assert match is not None
     return match.end()

@@ -1,6 +1,6 @@
-"""Launch lines of engines: read as a shell would, and looked into by the engine itself in a process of its own.
+"""Launch lines of engines, split as a shell does and resolved by the engine itself in a separate process.
 
-An engine fills in what a line leaves open by device and model, so nobody else can say what it comes to.
+An engine fills in unset options by device and model, so only the engine can tell what a line amounts to.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from specplug.settings.model import Settings
 
 MARK = "specplug-launch:"
 PATIENCE = 300.0
-"""Seconds: importing an engine takes most of it."""
+"""Timeout in seconds; importing an engine takes most of it."""
 
 _WHO = "--launch"
 
 
 def split(line: str) -> tuple[dict[str, str], list[str]]:
-    """Split a line into the variables set in front of it, with or without `env`, and its words.
+    """Split a line into the variables set before the command, with or without `env`, and its words.
 
     Raises:
-        EngineError: a quote stays open.
+        EngineError: a quote is not closed.
     """
     try:
         words = shlex.split(line.replace("\\\n", " "))
@@ -48,7 +48,7 @@ def split(line: str) -> tuple[dict[str, str], list[str]]:
 
 
 def names_engine(line: str, package: str) -> bool:
-    """Whether a line runs an engine: its command with a subcommand, or one of its modules with ``python -m``."""
+    """Return whether a line runs an engine: its command with a subcommand, or a module of it with ``python -m``."""
     try:
         _, words = split(line)
     except EngineError:
@@ -64,14 +64,14 @@ def names_engine(line: str, package: str) -> bool:
 def ask(
     module: str, arguments: Sequence[str], variables: Mapping[str, str], *, engine: str, patience: float = PATIENCE
 ) -> Any:
-    """Run ``python -m module ARGUMENTS`` in a process of its own and return what it tells; see `tell`.
+    """Run ``python -m module ARGUMENTS`` in a separate process and return its answer; see `tell`.
 
     Args:
-        module: the adapter's, which calls `tell`.
-        arguments: of the engine, handed over as JSON.
-        variables: of the environment, beside this process's own.
-        engine: its name, for messages.
-        patience: seconds.
+        module: the adapter's module that calls `tell`.
+        arguments: the engine's arguments, passed as JSON.
+        variables: environment variables to add to this process's own.
+        engine: the engine's name, for messages.
+        patience: timeout in seconds.
 
     Raises:
         EngineError: the engine does not accept the arguments, or does not answer.
@@ -86,7 +86,7 @@ def ask(
 
 
 def answer_of(done: subprocess.CompletedProcess[str], engine: str) -> Any:
-    """Return what the other process told.
+    """Return the answer of the finished process.
 
     Raises:
         EngineError: the engine does not accept the line.
@@ -103,11 +103,11 @@ def answer_of(done: subprocess.CompletedProcess[str], engine: str) -> Any:
 
 
 def tell(found: Callable[[list[str]], dict[str, Any] | None], arguments: str) -> None:
-    """Print what comes of arguments in JSON, or why nothing does: the other half of `ask`."""
+    """Print the result for arguments given as JSON, or the reason why there is none; the counterpart of `ask`."""
     answer: object
     try:
         answer = found(json.loads(arguments))
-    except SystemExit as error:  # the engine's parser has said on standard error what is wrong, last
+    except SystemExit as error:  # the engine's parser has printed the mistake last on standard error
         if error.code:
             raise
         answer = "the line asks for help only"
@@ -119,13 +119,13 @@ def tell(found: Callable[[list[str]], dict[str, Any] | None], arguments: str) ->
 
 
 def differing(settings: Settings) -> dict[str, Any]:
-    """Return the settings that are not at their defaults."""
+    """Return the settings that differ from their defaults."""
     defaults = Settings().model_dump(mode="json")
     return {key: value for key, value in settings.model_dump(mode="json").items() if value != defaults[key]}
 
 
 def host_proposers(settings: Settings, registry: Registry, device: str) -> tuple[str, ...]:
-    """Return the proposers in force that draft on the host where batches lie on a device of type `device`."""
+    """Return the loaded proposers that draft on the host for batches on a device of type `device`."""
     known = registry.entries(ProposerSpec)
     names = [name for name in (settings.proposer, *settings.extra_proposers) if name in known]
     return tuple(name for name in names if registry.get(ProposerSpec, name).caps_for(device).needs_host)

@@ -1,7 +1,7 @@
-"""Shows a metrics snapshot to Prometheus.  The only module that imports `prometheus_client`.
+"""Prometheus collector for metrics snapshots.
 
-Everything is exported as counters.  Ratios are left to queries, where they can be taken over a window; the recipes are
-in docs/metrics.md.
+Everything is exported as counters.  Ratios are left to queries, which can take them over a window; docs/metrics.md has
+the recipes.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _PER_SOURCE = {
     "never_verified": ("specplug_never_verified_tokens", "Draft tokens that the engine dropped unverified."),
     "cut_by_grammar": ("specplug_grammar_cut_tokens", "Draft tokens removed by a grammar before verification."),
     "emitted": ("specplug_emitted_tokens", "Tokens appended to requests, bonus and recovered tokens included."),
-    "after_stop": ("specplug_after_stop_tokens", "Tokens emitted behind a stop, which no client sees."),
+    "after_stop": ("specplug_after_stop_tokens", "Tokens emitted after a stop, which no client sees."),
 }
 _PER_POSITION = {
     "verified_at": ("specplug_position_verified_tokens", "Draft tokens verified at this position, the first being 0."),
     "tested_at": ("specplug_position_tested_tokens", "Draft tokens accepted or rejected at this position."),
     "accepted_at": ("specplug_position_accepted_tokens", "Draft tokens accepted at this position."),
 }
-_FAULTS = ("specplug_faults", "Faults of plug-ins, and their being switched off and coming back.")
+_FAULTS = ("specplug_faults", "Faults of plug-ins, and the times that they were switched off and on again.")
 
 
 class SpecCollector(Collector):
-    """Makes metric families of whatever `snapshot` returns when Prometheus asks."""
+    """Converts the result of `snapshot` to metric families at each scrape."""
 
     def __init__(self, snapshot: Callable[[], MetricsSnapshot]) -> None:
         self._snapshot = snapshot
@@ -61,7 +61,7 @@ class SpecCollector(Collector):
 
 
 def register(metrics: SpecMetrics, registry: CollectorRegistry | None = None) -> SpecCollector:
-    """Export `metrics` through `registry`, by default the process's own, and return the collector.
+    """Export `metrics` through `registry`, by default the process-wide one, and return the collector.
 
     Raises:
         SettingsError: the registry exports specplug's metrics already.

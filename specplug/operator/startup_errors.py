@@ -1,7 +1,7 @@
-"""A mistake of the operator's ends a server's start with its message alone.
+"""Start-up errors shown as their message alone, without a traceback.
 
-Engines build their configuration deep inside their own code, so the message would stand below a traceback of forty
-lines that says nothing to whoever misspelt a setting.
+Engines build their configuration deep inside their own code, so the message would follow a traceback of forty lines
+that does not help a user who misspelt a setting.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from types import TracebackType
 from specplug.errors import SpecplugError
 
 DEBUG_VARIABLE = "SPECPLUG_DEBUG"
-"""Shows tracebacks; the command line's ``--debug``, too."""
+"""Environment variable that shows tracebacks, as the command line's ``--debug`` does."""
 
 
 def show_message_only() -> None:
-    """Let this process, if an error of specplug's ends it, print the message without the traceback.
+    """Make this process print only the message, without a traceback, if a specplug error ends it.
 
-    Call it where such an error is raised at start-up.  It changes nothing for whoever catches the error.
+    Call it where such an error is raised at start-up.  It has no effect on code that catches the error.
     """
     if os.environ.get(DEBUG_VARIABLE) or hasattr(sys.excepthook, "_specplug"):
         return

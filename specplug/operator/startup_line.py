@@ -1,4 +1,4 @@
-"""The line that every engine logs when it starts with specplug."""
+"""Start-up line that every engine logs when it runs with specplug."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from specplug.settings.model import Settings
 
 
 def start_line(settings: Settings, most: int, *engine: str, status: str = "") -> str:
-    """Return what drafts, how much, and where to look at it.
+    """Return the line: proposers, policy, draft length, engine facts, and the state of the status route.
 
     Args:
-        settings: the server's.
-        most: draft tokens per request and step, as the engine settled them.
-        engine: how this engine runs, in a word or two each.
-        status: of ``/specplug/status``: on, or off and how to turn it on; empty where there is no HTTP.
+        settings: the server's settings.
+        most: most draft tokens per request and step, as resolved by the engine.
+        engine: facts on how this engine runs, in a word or two each.
+        status: state of ``/specplug/status``: on, or off and how to turn it on; empty without HTTP.
     """
     proposers = " + ".join((settings.proposer, *settings.extra_proposers))
     parts = [proposers, f"policy {settings.policy}", f"up to {most} draft tokens", *engine]

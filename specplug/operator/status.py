@@ -1,4 +1,4 @@
-"""What a running server says about itself, as plain data: dicts, lists, strings and numbers."""
+"""Status of a running server as plain data: dicts, lists, strings and numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger("specplug")
 
 
 def reported_settings(resolved: ResolvedSettings) -> dict[str, dict[str, Any]]:
-    """Return every setting with its value and the layer that gave it, by dotted key."""
+    """Return every setting's value and the layer that set it, by dotted key."""
     reported: dict[str, dict[str, Any]] = {}
     plain = resolved.settings.model_dump(mode="json")
     for key, origin in resolved.origins.items():
@@ -23,7 +23,7 @@ def reported_settings(resolved: ResolvedSettings) -> dict[str, dict[str, Any]]:
 
 
 def by_plugin(faults: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
-    """Return counts by plug-in and kind of fault, nested."""
+    """Return fault counts nested by plug-in and kind of fault."""
     reported: dict[str, dict[str, int]] = {}
     for (name, kind), count in faults.items():
         reported.setdefault(name, {})[kind] = count
@@ -31,13 +31,13 @@ def by_plugin(faults: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]
 
 
 def reported_details(proposers: Mapping[str, object]) -> dict[str, Any]:
-    """Return what proposers that tell something say, by name; {"error": ...} of one that cannot."""
+    """Return the details that proposers report, by name; {"error": ...} for a proposer whose report fails."""
     reported: dict[str, Any] = {}
     for name, proposer in proposers.items():
         if isinstance(proposer, ReportsStatus):
             try:
                 reported[name] = proposer.status()
-            except BaseException as error:  # it costs nobody the rest
+            except BaseException as error:  # the other proposers' details are still reported
                 if ends_process(error):
                     raise
                 _log.warning("proposer %r: status failed", name, exc_info=error)
@@ -46,7 +46,7 @@ def reported_details(proposers: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _at(tree: Any, key: str) -> Any:
-    """Return what stands at a dotted key, whose parts may hold dots themselves."""
+    """Return the value at a dotted key, whose parts may contain dots themselves."""
     if not key:
         return tree
     part = next(part for part in tree if key == part or key.startswith(f"{part}."))

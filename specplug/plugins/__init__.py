@@ -1,1 +1,1 @@
-"""Plug-ins: the hooks by which packages add them, the specs that they register, and the registry that holds both."""
+"""Plug-in hooks, the specs that packages register through them, and the registry of everything registered."""

@@ -1,4 +1,4 @@
-"""What the core itself registers, through the same hooks as everybody else."""
+"""Built-in plug-ins of the core, registered through the same hooks as third-party ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def specplug_register_verifiers(register: Callable[[VerifierSpec], None]) -> Non
         VerifierSpec(
             name="reference",
             factory="specplug.verify.reference:ReferenceVerifier",
-            summary="rejection sampling in plain torch: the truth that faster verifiers are held to",
+            summary="rejection sampling in plain torch: the reference for faster verifiers",
             caps=VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distribution.PROBS)),
         )
     )

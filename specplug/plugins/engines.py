@@ -1,4 +1,4 @@
-"""What the command line asks of an engine; adapters register one with an `EngineSpec`."""
+"""Interface of the engines that the command line drives; adapters register one with an `EngineSpec`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextUpdate:
-    """What one engine step added to one request.
+    """Output that one engine step added to one request.
 
     Attributes:
-        index: which of the requests.
-        text, token_ids: what is new.
+        index: position of the request in the list given to `TextEngine.stream`.
+        text, token_ids: the new text and tokens.
         finish_reason: set in the request's last update.
     """
 
@@ -40,7 +40,7 @@ class TextUpdate:
 
 
 class Counters(Protocol):
-    """What became of drafts, counted; `specplug.metrics.SpecMetrics` is one."""
+    """Counters of drafted and accepted tokens; `specplug.metrics.SpecMetrics` is one implementation."""
 
     def snapshot(self) -> MetricsSnapshot:
         """Return the counts so far."""
@@ -54,7 +54,7 @@ class TextEngine(Protocol):
         """Counters since the engine was built."""
 
     def stream(self, requests: Sequence[TextRequest]) -> Iterator[TextUpdate]:
-        """Serve the requests together; yield updates as they come."""
+        """Serve the requests together and yield updates as the engine produces them."""
 
     def describe(self) -> str:
         """Name model, size, device and dtype in one line."""

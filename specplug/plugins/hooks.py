@@ -1,7 +1,7 @@
-"""The hooks by which a package adds plug-ins.
+"""Hooks through which a package registers plug-ins.
 
-A plug-in package names a module in the entry-point group ``specplug``; functions there that are marked with
-``specplug.hookimpl`` and carry one of the names below receive a `register` callback:
+A plug-in package names a module in the entry-point group ``specplug``.  Functions of that module that are marked with
+``specplug.hookimpl`` and have one of the names below receive a `register` callback:
 
     import specplug
 
@@ -27,17 +27,17 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> None:
-    """Register proposers: what drafts tokens."""
+    """Register proposers, which draft tokens."""
 
 
 @hookspec
 def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
-    """Register policies: how wide to speculate, and which draft tokens are worth verifying."""
+    """Register policies, which choose draft lengths and the draft tokens worth verifying."""
 
 
 @hookspec
 def specplug_register_verifiers(register: Callable[[VerifierSpec], None]) -> None:
-    """Register verifiers: which draft tokens are accepted."""
+    """Register verifiers, which decide which draft tokens are accepted."""
 
 
 @hookspec

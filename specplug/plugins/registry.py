@@ -1,7 +1,7 @@
-"""Finds plug-ins and keeps what they registered.
+"""Registry that discovers plug-ins and holds what they register.
 
-A plug-in that does not load is recorded with its error and left out; the rest works.  Two plug-ins with one name are an
-error that names both owners, raised when that name is asked for and shown by `specplug list`.
+A plug-in that fails to load is recorded with its error and skipped; the others stay usable.  Two plug-ins with one name
+are an error that names both owners; it is raised when that name is looked up, and `specplug list` shows it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HOOKS: dict[str, type[PluginSpec]] = {
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The package that a plug-in came from."""
+    """The package that provides a plug-in."""
 
     plugin: str
     package: str
@@ -52,7 +52,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class LoadError:
-    """A plug-in that is left out, and why."""
+    """A plug-in that was skipped, the stage at which it failed, and the error."""
 
     owner: Owner
     stage: str
@@ -87,7 +87,7 @@ class Registry:
         return registry
 
     def add(self, module: Any, owner: Owner) -> None:
-        """Register everything that the hooks of `module` offer; on a mistake record it and keep the rest."""
+        """Call the hooks of `module`; record the ones that fail and keep what the others register."""
         name = f"{owner.package}:{owner.plugin}"
         try:
             self._manager.register(module, name)
@@ -121,7 +121,7 @@ class Registry:
 
     @property
     def load_errors(self) -> tuple[LoadError, ...]:
-        """Plug-ins that were left out, and duplicate names."""
+        """Return the plug-ins that were skipped, and duplicate names."""
         doubles = (
             LoadError(entries[1].owner, f"{kind} {name!r}", _duplicate(kind, name, entries))
             for kind, names in self._entries.items()
@@ -131,7 +131,7 @@ class Registry:
         return (*self._errors, *doubles)
 
     def entries(self, spec_type: type[S]) -> Mapping[str, Entry]:
-        """Return the plug-ins of one kind by name, read-only; of duplicates the first."""
+        """Return a read-only mapping from name to plug-in of one kind; a duplicate name maps to its first owner."""
         named = self._entries[spec_type.kind]
         return MappingProxyType({name: named[name][0] for name in sorted(named)})
 

@@ -1,6 +1,6 @@
-"""What plug-ins register: a name, what it can do, and how to build it.  Imports no torch.
+"""Specs that plug-ins register: a name, capabilities and a factory.  Imports no torch.
 
-A factory is either a callable or an import path ``"package.module:Name"``.  The path is the better choice: listing the
+A factory is either a callable or an import path ``"package.module:Name"``.  Prefer the path, because listing the
 plug-ins then imports none of their code.
 """
 
@@ -16,11 +16,11 @@ from specplug.types.caps import ProposerCaps, VerifierCaps
 
 Factory = str | Callable[..., Any]
 LISTED_DEVICES = ("cpu", "cuda")
-"""The device types that listings ask capabilities for."""
+"""The device types whose capabilities listings show."""
 
 
 def resolve(factory: Factory, who: str) -> Callable[..., Any]:
-    """Return the callable behind a factory.
+    """Return the callable that a factory names.
 
     Raises:
         PluginError: the path is malformed, its module does not import, or it lacks the name.
@@ -48,15 +48,15 @@ def resolve(factory: Factory, who: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class PluginSpec:
-    """Common to every kind of plug-in.
+    """Fields that every kind of plug-in has.
 
     Attributes:
         name: unique among plug-ins of its kind.
         factory: builds it; see the kinds for its arguments.
         summary: one line for listings.
         options: import path or class of the pydantic model of its own settings; None when it has none.
-        sections: names of sections of the server's settings (see `specplug.settings.Settings`) that it reads beside its
-            own, because others read them too; it finds them in `PluginContext.sections`.
+        sections: names of the shared sections of the server's settings (see `specplug.settings.Settings`) that the
+            plug-in reads besides its own; it finds them in `PluginContext.sections`.
     """
 
     kind: ClassVar[str]
@@ -77,7 +77,7 @@ class PluginSpec:
         return resolve(self.options, f"{self.kind} {self.name!r}")  # type: ignore[return-value]
 
     def labels(self) -> tuple[str, ...]:
-        """Return short words on what it can do, for listings."""
+        """Return short labels of its capabilities, for listings."""
         return ()
 
 
@@ -86,10 +86,11 @@ class ProposerSpec(PluginSpec):
     """A proposer: ``factory(context: PluginContext) -> Proposer``.
 
     Attributes:
-        caps: what it needs and offers; where that depends on the device, a callable ``caps(device: str) ->
-            ProposerCaps``, or the callable's import path.  `device` is the type that batches lie on: "cpu", "cuda".
-        memory: ``memory(context) -> int``, or its import path: most bytes that it takes on `context.device` at a time,
-            weights, caches and temporaries of a step together, called before it is built; None: next to nothing.
+        caps: its capabilities.  If they depend on the device, a callable ``caps(device: str) -> ProposerCaps``, or
+            the callable's import path.  `device` is the type of the device that holds the batches: "cpu", "cuda".
+        memory: ``memory(context) -> int``, or its import path.  It returns the peak number of bytes that the proposer
+            uses on `context.device`, counting weights, caches and the temporaries of a step, and is called before the
+            proposer is built.  None: a negligible amount.
     """
 
     kind: ClassVar[str] = "proposer"
@@ -97,11 +98,11 @@ class ProposerSpec(PluginSpec):
     memory: Factory | None = None
 
     def memory_for(self, context: Any) -> int:
-        """Return how many bytes the proposer takes when built with a `PluginContext`."""
+        """Return how many bytes the proposer uses when built with a `PluginContext`."""
         return 0 if self.memory is None else int(resolve(self.memory, f"proposer {self.name!r}")(context))
 
     def caps_for(self, device: str) -> ProposerCaps:
-        """Return what the proposer needs and offers where batches lie on a device of type `device`.
+        """Return the proposer's capabilities for batches on a device of type `device`.
 
         Raises:
             PluginError: `caps` cannot be imported, raises, or returns something else.
@@ -122,7 +123,7 @@ class ProposerSpec(PluginSpec):
         raise PluginError.build(what, who=who, found=repr(found), expected="a specplug.ProposerCaps from its `caps`")
 
     def labels(self) -> tuple[str, ...]:
-        """Return its capabilities; those that only some devices have name the device."""
+        """Return its capabilities; a label that holds for some devices only names them."""
         found = {device: self.caps_for(device).labels() for device in LISTED_DEVICES}
         every = dict.fromkeys(label for labels in found.values() for label in labels)
         devices = {label: [device for device, labels in found.items() if label in labels] for label in every}
@@ -131,7 +132,7 @@ class ProposerSpec(PluginSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec(PluginSpec):
-    """A policy's halves, which share no memory: ``factory(context) -> Planner``, ``trimmer(context) -> Trimmer``."""
+    """A policy in two halves that share no state: ``factory(context) -> Planner``, ``trimmer(context) -> Trimmer``."""
 
     kind: ClassVar[str] = "policy"
     trimmer: Factory = "specplug.trim:SurvivalTrimmer"
@@ -143,7 +144,7 @@ class PolicySpec(PluginSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierSpec(PluginSpec):
-    """A verifier: ``factory(context) -> Verifier``.  One that is not lossless must say so."""
+    """A verifier: ``factory(context) -> Verifier``.  A verifier that is not lossless must declare so in its `caps`."""
 
     kind: ClassVar[str] = "verifier"
     caps: VerifierCaps
@@ -157,7 +158,7 @@ class EngineSpec(PluginSpec):
     """An engine that the command line can drive: ``factory(model: str, settings: Settings, **launch) -> TextEngine``.
 
     Attributes:
-        requires: distributions that must be installed for it, as requirement strings.
+        requires: packages that must be installed for it, as requirement strings.
     """
 
     kind: ClassVar[str] = "engine"
@@ -169,7 +170,7 @@ class EngineSpec(PluginSpec):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check found.  status: "ok", "warn" or "fail"; a remedy belongs to the latter two."""
+    """Result of a check.  status: "ok", "warn" or "fail"; the latter two come with a remedy."""
 
     status: str
     summary: str
@@ -181,7 +182,7 @@ class CheckSpec(PluginSpec):
     """A check for ``specplug doctor``: ``factory(settings: Settings) -> CheckResult | list[CheckResult]``.
 
     Attributes:
-        takes_launch: the factory also takes `launch: str`, the engine's launch line given to doctor, else "".
+        takes_launch: the factory also takes `launch: str`, the engine's launch line given to doctor, or "" without one.
     """
 
     kind: ClassVar[str] = "check"

@@ -1,8 +1,7 @@
-"""Replays recorded outputs: how many draft tokens a target would accept, found without a model.
+"""Replay of recorded outputs, which counts the draft tokens that a target would accept, without a model.
 
-Under greedy decoding, when the target's output is known, the draft tokens accepted at a step are the longest common
-prefix of the draft with the recorded continuation.  Text that was sampled gives the same in expectation, for drafts
-that are one-hot.
+Under greedy decoding with a known target output, the draft tokens accepted at a step are the longest common prefix of
+the draft and the recorded continuation.  For sampled text the same holds in expectation if drafts are one-hot.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The corpora that a replay hands to proposers that hold some: documents of the requests, and distractors."""
+"""Corpora that a replay adds to proposers that hold corpora: the requests' documents, and distractors."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from specplug.interfaces import HoldsCorpora, Proposer
 from specplug.replay.items import Ids, TokenItem
 
 Corpora: TypeAlias = Mapping[str, Sequence[Ids]]
-"""Documents [n] int32 by name of the corpus."""
+"""Documents, each [n] int32, by corpus name."""
 
 DOCUMENTS = "documents"
-"""What the corpus of the requests' own documents is called."""
+"""Name of the corpus of the requests' own documents."""
 
 DISTRACTOR_TOKENS = 30_000
-"""Of one distractor corpus at most."""
+"""Most tokens of one distractor corpus."""
 
 
 def distinct(documents: Iterable[Ids]) -> list[Ids]:
-    """Return the documents that have tokens, equal ones once, in order."""
+    """Return the non-empty documents in order, without duplicates."""
     return list({document.tobytes(): document for document in documents if document.size}.values())
 
 
@@ -31,7 +31,7 @@ def corpora_of(
     """Return the corpora for a workload.
 
     Args:
-        items: its requests.
+        items: the workload's requests.
         documents: make a corpus of the documents of all requests.
         distractors: further corpora, such as `distractors` makes.
     """
@@ -42,14 +42,14 @@ def corpora_of(
 
 
 def distractors(others: Iterable[Iterable[Ids]], count: int) -> tuple[tuple[Ids, ...], ...]:
-    """Return corpora that have nothing to do with a workload: other workloads' prompts.
+    """Return corpora unrelated to a workload, made of other workloads' prompts.
 
     Prompts are taken from each of the others in turn, and each goes to the smallest corpus.  The same arguments give
     the same corpora.
 
     Args:
         others: the prompts of each other workload.
-        count: how many corpora; each gets about `DISTRACTOR_TOKENS`, or what there is.
+        count: number of corpora; each gets about `DISTRACTOR_TOKENS` tokens, or as many as there are.
 
     Raises:
         SettingsError: there are fewer prompts than corpora.
@@ -74,10 +74,10 @@ def distractors(others: Iterable[Iterable[Ids]], count: int) -> tuple[tuple[Ids,
 
 
 def hand_over(proposers: Mapping[str, Proposer], corpora: Corpora) -> None:
-    """Add corpora to all proposers that hold some, and wait until they are in place.
+    """Add corpora to all proposers that hold corpora, and wait until they are usable.
 
-    Where one works on in the background and has a method `settle` that waits for that, it is called after each: counts
-    are to be the same each time.
+    If a proposer has a method `settle`, which waits for its background work, it is called after each corpus, so that
+    counts are reproducible.
     """
     for proposer in proposers.values():
         if isinstance(proposer, HoldsCorpora):

@@ -1,11 +1,11 @@
-"""An engine without a model: lifecycle events and steps, in the real pipeline around them.
+"""Engine without a model: lifecycle events and steps, driven through the real pipeline.
 
-Nothing tells how an output goes on, and nothing how long it is: see `specplug.replay.slots`.
+Nothing reveals how an output continues or how long it is, see `specplug.replay.slots`.
 
-With a lag of k steps, two things are late, as they are at engines' seams.  The plan that shapes a step was made k
-steps before, from the figures of then (a scheduler that runs ahead of its workers).  And what proposers are told by
-`observe` is about the step k steps before (feedback that crosses processes).  The drafts themselves always follow the
-newest text: engines hand that over inside the worker.
+A lag of k steps delays two things, as in real engines.  The plan of a step was made k steps earlier, from the
+statistics of that time (a scheduler that runs ahead of its workers).  And `observe` reports on the step k steps earlier
+(feedback that crosses processes).  The drafts themselves always follow the newest text, which engines pass on inside
+the worker.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ NO_CORPORA: Corpora = MappingProxyType({})
 
 
 class ReplayEngine:
-    """Runs a proposer and a policy over requests whose output somebody else knows.
+    """Runs a proposer and a policy over requests whose output the caller knows.
 
     Args:
-        setup: what runs.
+        setup: the configuration to run.
         slots: S, most requests at a time.
         max_length: L, the longest prompt and output.
         vocab_size: ids lie in [0, vocab_size).
-        repeats: B, the identical requests that a single one stands for, see `specplug.replay.repeated_batch`; 1 with
-            several seats.
-        corpora: handed to a proposer that holds some whenever it is built.
-        registry: of plug-ins; the installed ones by default.
+        repeats: B, the number of identical requests that each request stands for, see
+            `specplug.replay.repeated_batch`; 1 with several slots.
+        corpora: corpora to add to a proposer that holds corpora, whenever it is built.
+        registry: registry of plug-ins; by default the installed ones.
 
     Attributes:
         seconds: time spent in the pipeline so far.
 
     Raises:
-        SettingsError, PluginError: the setup names what is not there, or its options are wrong.
+        SettingsError, PluginError: the setup names unknown plug-ins, or its options are wrong.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ReplayEngine:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: proposer, policy and pipeline are built anew, as at a server's start."""
+        """Drop all state: rebuild proposer, policy and pipeline, as at a server's start."""
         self.close()
         self._slots.clear()
         self._steps = 0
@@ -108,7 +108,7 @@ class ReplayEngine:
         self.add_corpora(self._corpora)
 
     def add_corpora(self, corpora: Corpora) -> None:
-        """Hand corpora to a proposer that holds some; others draft without.  They are gone at the next `reset`."""
+        """Add corpora to a proposer that holds corpora; others ignore them.  The next `reset` drops them."""
         hand_over(self._stage.proposers, corpora)
 
     def close(self) -> None:
@@ -121,11 +121,11 @@ class ReplayEngine:
 
     @property
     def faults(self) -> dict[str, dict[str, int]]:
-        """What plug-ins did wrong until the last `reset` or `close`, by plug-in and kind."""
+        """Return the faults up to the last `reset` or `close`, by plug-in and kind."""
         return {name: dict(kinds) for name, kinds in self._faults.items()}
 
     def memory(self) -> int | None:
-        """Return the bytes that the default proposer says it holds, if it has a `memory()`."""
+        """Return the bytes that the default proposer reports to hold, if it has a `memory()`."""
         memory = getattr(next(iter(self._stage.proposers.values())), "memory", None)
         return memory() if callable(memory) else None
 
@@ -137,7 +137,7 @@ class ReplayEngine:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def start(self, slot: int, request_id: str, prompt: Ids, documents: Sequence[Ids] = ()) -> None:
-        """Seat a request; its first token comes from prefill, by `extend`.  Its row is the last of the batch."""
+        """Assign a slot to a request, as the batch's last row; its first token comes from prefill, by `extend`."""
         began = perf_counter()
         if prompt.size >= self._context.max_length:
             raise EngineError.build(
@@ -155,11 +155,11 @@ class ReplayEngine:
         self.seconds += perf_counter() - began
 
     def extend(self, slot: int, tokens: Sequence[int]) -> None:
-        """Append tokens that the target emitted without a draft: prefill's."""
+        """Append tokens that the target emitted without a draft, in prefill."""
         self._slots.append(self._slots.at(slot), tokens)
 
     def finish(self, slot: int) -> None:
-        """End a request.  The proposer sees its last tokens first, as it does where engines draft behind every step."""
+        """End a request.  The proposer sees its last tokens first, as in engines that draft after every step."""
         began = perf_counter()
         occupant = self._slots.at(slot)
         self._stage.propose(self._slots.alone(occupant), 0)
@@ -170,9 +170,9 @@ class ReplayEngine:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def propose(self, most: int | None = None) -> list[Offer]:
-        """Plan, propose and trim for all running requests; return what is to be verified, in the order they came in.
+        """Plan, propose and trim for all running requests; return their drafts in the order in which they started.
 
-        `most` bounds the draft tokens per request below what the plan says.
+        `most` limits the draft tokens per request further than the plan does.
         """
         began = perf_counter()
         plan = self._plan()
@@ -187,10 +187,10 @@ class ReplayEngine:
         return offers
 
     def observe(self, offers: Sequence[Offer], accepted: Sequence[int], emitted: Sequence[Sequence[int]]) -> None:
-        """Append what the target said, and report what became of `offers`, row by row of the last `propose`.
+        """Append the target's tokens and report the outcome of `offers`, one per row of the last `propose`.
 
-        Where an output ended inside an accepted draft, fewer tokens were emitted than accepted and one more: what was
-        drafted behind the end is then not decided.
+        If an output ends inside an accepted draft, fewer than `accepted + 1` tokens are emitted; draft tokens after the
+        end are then undecided.
         """
         began = perf_counter()
         verified = []
@@ -214,13 +214,13 @@ class ReplayEngine:
         return self._plan_made
 
     def _report(self, verified: Sequence[int], accepted: Sequence[int]) -> StepReport:
-        """Report the present step to the plan half; what it costs is nobody's to say here."""
+        """Build the report of the current step for the plan half, without a cost, which a replay cannot measure."""
         fates = [*zip(verified, accepted, strict=True)] * self._repeats
         number = max(0, self._steps - self._setup.lag)
         return StepReport.build(number, self._plan_made.draft_length, len(fates), fates)
 
     def _caps(self, plan: StepPlan, most: int | None) -> Tensor | None:
-        """Return what bounds single rows, [B] int32; None where nothing does."""
+        """Return the caps of single rows, [B] int32, or None if there are none."""
         if not plan.caps and (most is None or most >= plan.draft_length):
             return None
         caps = [plan.draft_length_for(occupant.request.request_id) for occupant in self._slots.taken]
@@ -230,7 +230,7 @@ class ReplayEngine:
         self._stage.on_event(RequestEvent(kind, occupant.request, occupant.slot, occupant.generation, visible))
 
     def _dress(self, spec: PluginSpec) -> PluginSpec:
-        """Return a plug-in's registration with what replay puts around it."""
+        """Return a plug-in's spec with the wrappers that a replay adds."""
         if isinstance(spec, PolicySpec) and (self._repeats > 1 or self._setup.lag):
             return replace(spec, trimmer=lambda context: self._dressed(spec.build_trimmer(context)))
         if isinstance(spec, ProposerSpec) and self._setup.lag and spec.caps_for("cpu").learns:
@@ -246,7 +246,7 @@ class ReplayEngine:
 
 
 class _Dressed(Registry):
-    """A registry that changes what it hands out."""
+    """A registry that wraps the specs that it returns."""
 
     def __init__(self, inner: Registry, dress: Callable[[PluginSpec], PluginSpec]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Foreign proposers: objects with the plain interface of replay harnesses, driven through the same loop.
+"""External drafters: objects with the plain interface of replay harnesses, driven through the same loop.
 
 All token ids are int; a context is [n] int32, valid during the call only:
 
@@ -6,13 +6,13 @@ All token ids are int; a context is [n] int32, valid during the call only:
     start(request_id, prompt_ids, documents_ids)  a request begins: an int32 array, a list of int32 arrays
     propose(request_id, context, max_tokens)      a list of ids, or (ids, probabilities), or a tree: an object with
                                                   `tokens`, `parents` (-1: the context) and `width`, what is processed
-    update(request_id, new_tokens)                what the target emitted; at first the token that prefill produced
+    update(request_id, new_tokens)                the target's new tokens; at first the token from prefill
     finish(request_id)
     memory()                                      bytes or None; may be missing
     preload(documents)                            serving mode, once, all documents; may be missing
 
-An object with a true `stateless` keeps nothing between requests.  One that runs interleaved keeps its state by
-request id.
+An object with a true `stateless` attribute keeps nothing between requests.  An object that runs interleaved keeps its
+state by request id.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from specplug.replay.setup import Mode, Progress, Result
 from specplug.replay.slots import POISON
 
 Factory = Callable[[int, str], Any]
-"""(gamma, mode) -> a foreign proposer; None when it has no such mode."""
+"""(gamma, mode) -> an external drafter, or None if it does not support the mode."""
 
 
 def load_factory(path: str) -> Factory:
-    """Return the factory that ``module:name`` or ``module:table[key]`` names; modules of the working folder are found.
+    """Return the factory that ``module:name`` or ``module:table[key]`` names; the working folder is searched, too.
 
     Raises:
-        PluginError: there is none.
+        PluginError: there is no such factory.
     """
     match = re.fullmatch(r"([\w.]+):(\w+)(?:\[(.+)\])?", path)
     if match is None:
@@ -73,13 +73,13 @@ def replay_external(
     in_flight: int = 1,
     progress: Progress | None = None,
 ) -> Result:
-    """Replay items with a foreign proposer; its result has no faults: what it raises is raised.
+    """Replay items with an external drafter.  Its exceptions propagate, so the result has no faults.
 
     Args:
         factory: the factory, or its path.
         gamma: most draft tokens per request and step.
         mode: as for `replay`.
-        in_flight: requests that run at a time, a step each in turn; 1 is one after another.
+        in_flight: requests that run at a time, one step each in turn; 1 runs one after another.
 
     Raises:
         PluginError: there is no such factory, or the object does not serve this mode.
@@ -87,7 +87,7 @@ def replay_external(
     build = load_factory(factory) if isinstance(factory, str) else factory
     proposer = build(gamma, mode)
     if proposer is None:
-        raise PluginError.build("the foreign proposer has no such mode", who=str(factory), found=mode)
+        raise PluginError.build("the external drafter has no such mode", who=str(factory), found=mode)
     if getattr(proposer, "stateless", False):
         in_flight = 1  # such objects hold one request, and the order does not matter to them
     engine = ExternalEngine(proposer, gamma, in_flight, longest(items))
@@ -97,7 +97,7 @@ def replay_external(
 
 
 class ExternalEngine:
-    """Seats requests for a foreign proposer; what the target has not emitted yet is poisoned."""
+    """Assigns slots to requests for an external drafter; tokens that the target has not emitted yet are poisoned."""
 
     def __init__(self, proposer: Any, gamma: int, slots: int, max_length: int) -> None:
         self._proposer, self._gamma = proposer, gamma

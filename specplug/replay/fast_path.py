@@ -1,8 +1,8 @@
-"""The draft stage for one host proposer on a CPU, with plain numpy where `DraftStage` computes on the engine's device.
+"""Fast path of the draft stage for one host proposer on a CPU, in numpy instead of tensor operations.
 
-A replay takes a million steps of one row, where each tensor operation costs more than what it computes.  This stage
-does what `DraftStage` does, which is its reference: a test holds them equal, calls of proposers included.  Counting is
-left out, because a replay counts itself.
+A replay takes a million steps of one row, where the overhead of a tensor operation exceeds its work.  `DraftStage` is
+the reference: a test holds the two equal, including the calls of proposers.  Counting is omitted, because a replay
+counts by itself.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from specplug.types.verdict import Outcome, Verdict
 
 
 def can_stand_in(settings: Settings) -> bool:
-    """Return whether a lean stage does all that the draft stage of `settings` does: one proposer, and no trace."""
+    """Return whether the fast path covers the draft stage of `settings`, which must have one proposer and no trace."""
     return not settings.extra_proposers and settings.trace.path is None
 
 
 class FastPathStage:
-    """Stands around a `DraftStage` and spares it its tensors, where `can_stand_in` says so.
+    """Wraps a `DraftStage` and avoids its tensor operations; valid only if `can_stand_in` holds.
 
-    Each batch is proposed for, trimmed and observed before the next one, none is a dummy, rows may always draft, and no
-    grammar drafts behind them.
+    Each batch is proposed, trimmed and observed before the next one; there are no dummy batches, rows may always draft,
+    and no grammar extends drafts.
 
     Args:
-        stage: builds drafts' buffers, trims, and tells proposers; from now on it is called from here only.
+        stage: builds draft buffers, trims, and notifies proposers; it must not be called from elsewhere.
         max_slots: S.
     """
 
@@ -53,17 +53,17 @@ class FastPathStage:
         self._tenants = np.full(max_slots, -1, dtype=np.int64)
         self._sheets: dict[tuple[int, int], _Sheet] = {}
         self._seen: EngineBatch | None = None
-        self._handed: BatchView | None = None  # the batch that was seen last, as the proposer sees it
+        self._handed: BatchView | None = None  # the last batch, as the proposer sees it
         self._views: tuple[npt.NDArray[Any], ...] = ()
 
     @property
     def proposers(self) -> dict[str, Proposer]:
-        """The proposer by its name."""
+        """Return the proposer by its name."""
         return self._stage.proposers
 
     @property
     def metrics(self) -> SpecMetrics:
-        """The faults so far; nothing else is counted."""
+        """Return the faults so far; nothing else is counted."""
         return self._stage.metrics
 
     @torch.inference_mode()
@@ -72,7 +72,7 @@ class FastPathStage:
         sheet = self._sheet(batch, draft_length)
         sheet.empty(self._columns(batch)[1], caps)
         if not self._take_step(batch, sheet if draft_length else None) and draft_length:
-            del self._sheets[batch.batch_size, draft_length]  # a proposer can even resize its view
+            del self._sheets[batch.batch_size, draft_length]  # the proposer may have resized its view
             sheet = self._sheet(batch, draft_length)
             sheet.empty(self._columns(batch)[1], caps)
         if draft_length:
@@ -102,7 +102,7 @@ class FastPathStage:
         self._stage.close()
 
     def _take_step(self, batch: EngineBatch, sheet: _Sheet | None) -> bool:
-        """Run the proposer, contained; return whether it ran well."""
+        """Run the proposer with its faults contained; return whether it succeeded."""
         handle, guard, resets = self._handle, self._guard, self._missed_resets
         resets.update(batch.reset_slots)
         slots, lengths, generations = self._columns(batch)
@@ -131,7 +131,7 @@ class FastPathStage:
         return guard.step(step)
 
     def _columns(self, batch: EngineBatch) -> tuple[npt.NDArray[Any], ...]:
-        """Return numpy views of slots, lengths and generations; batches come again and again."""
+        """Return numpy views of slots, lengths and generations, cached because batches recur."""
         if batch is not self._seen:
             self._seen, self._handed = batch, batch.handed(torch.zeros_like(batch.lengths), ())
             self._views = tuple(tensor.numpy() for tensor in (batch.slots, batch.lengths, batch.generations))
@@ -159,7 +159,7 @@ class _Sheet:
         self._columns = np.arange(draft.draft_length)
 
     def empty(self, lengths: npt.NDArray[np.int32], caps: Tensor | None) -> None:
-        """Empty the draft, for contexts of `lengths` [B]; every row may draft the whole width, or its cap."""
+        """Empty the draft for contexts of `lengths` [B]; every row may draft the full draft length, or its cap."""
         self._limits.fill(self.draft.draft_length)
         if caps is not None:
             np.clip(caps.numpy(), 0, self.draft.draft_length, out=self._limits)
@@ -172,7 +172,7 @@ class _Sheet:
             self._parents[:] = self._chain
 
     def sanitize(self, vocab_size: int, num_sources: int) -> None:
-        """Do as `specplug.pipeline.sanitize.sanitize` does, and forget sources that there are not."""
+        """Do as `specplug.pipeline.sanitize.sanitize` does, and clear invalid sources."""
         lengths, source = self._lengths, self._source
         if not lengths.any():
             self._wipe(self._columns >= lengths[:, None])
@@ -185,7 +185,7 @@ class _Sheet:
         np.minimum(lengths, self._limits, out=lengths)
         np.maximum(lengths, 0, out=lengths)
         self._wipe(self._columns >= lengths[:, None])
-        np.fmin(np.fmax(self._confidence, 0.0), 1.0, out=self._confidence)  # of a number and NaN, the number
+        np.fmin(np.fmax(self._confidence, 0.0), 1.0, out=self._confidence)  # maps NaN to the bound
         source[(source >= num_sources) | (source < 0)] = -1
 
     def _wipe(self, outside: npt.NDArray[np.bool_]) -> None:

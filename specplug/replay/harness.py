@@ -1,10 +1,10 @@
-"""A specplug proposer and policy as a foreign proposer, for replay harnesses: the interface in `external`, reversed.
+"""specplug proposer and policy wrapped as an external drafter for replay harnesses; the reverse of `external`.
 
-Its configuration comes from the environment:
+The configuration comes from the environment:
 
     SPECPLUG_REPLAY_PROPOSER    name of the proposer, else ngram
     SPECPLUG_REPLAY_POLICY      name of the policy, else the settings' default
-    SPECPLUG_REPLAY_BATCH       batch size that the policy is told, else 1
+    SPECPLUG_REPLAY_BATCH       batch size reported to the policy, else 1
     SPECPLUG_REPLAY_TREES       1: the target verifies trees
     SPECPLUG_REPLAY_REFERENCES  1: documents become the request's references; else they are ignored
     SPECPLUG_REPLAY_CORPUS      1: documents become a corpus: in serving mode all of them before the first request, by
@@ -33,7 +33,7 @@ _MAX_LENGTH = 131_072
 
 
 class Tree:
-    """A tree draft: tokens[i] hangs below tokens[parents[i]], or below the context's last token where that is -1."""
+    """A tree draft: the parent of tokens[i] is tokens[parents[i]], or the context's last token if that is -1."""
 
     def __init__(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
         self.tokens, self.parents = list(tokens), list(parents)
@@ -45,10 +45,10 @@ class Tree:
 
 
 def harness_factory(gamma: int, mode: str) -> HarnessProposer:
-    """Return what a harness calls its proposer, as the environment describes it.
+    """Return the proposer object for a harness, configured by the environment.
 
     Raises:
-        SettingsError, PluginError: the environment names what is not there.
+        SettingsError, PluginError: the environment names unknown plug-ins or bad values.
     """
     return HarnessProposer.from_environment(gamma, os.environ, mode=mode)
 
@@ -57,11 +57,11 @@ class HarnessProposer:
     """One request at a time through the real pipeline.
 
     Args:
-        setup: what runs.
-        batch: the batch size that the policy is told.
+        setup: the configuration to run.
+        batch: batch size reported to the policy.
         max_length: longest context.
-        mode: "cold" or "serving".  Where `setup.corpus` says that documents become a corpus, these are a request's own
-            in cold mode, and in serving mode those that `preload` is handed.
+        mode: "cold" or "serving".  With `setup.corpus`, the corpus holds a request's own documents in cold mode, and
+            the documents given to `preload` in serving mode.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class HarnessProposer:
         registry: Registry | None = None,
     ) -> None:
         self.tree = setup.trees
-        """Whether drafts may be trees, which harnesses do not hold to gamma nodes."""
+        """Whether drafts may be trees, which harnesses do not limit to gamma nodes."""
         self._engine = ReplayEngine(
             setup, max_length=max_length, vocab_size=VOCAB_SIZE, repeats=batch, registry=registry
         )
@@ -102,19 +102,19 @@ class HarnessProposer:
         return cls(setup, batch=batch, max_length=max_length, mode=mode, registry=registry)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all state."""
         if not self._is_fresh:
             self._engine.reset()
         self._is_fresh, self._running = True, None
 
     def preload(self, documents: Sequence[Ids]) -> None:
-        """Draft from the documents of all requests, if the setup has them as a corpus; once, behind `reset`."""
+        """Add the documents of all requests as a corpus, if the setup has one; call once, after `reset`."""
         if self._preloads:
             self._is_fresh = False
             self._add(documents)
 
     def start(self, request_id: str, prompt: Ids, documents: Sequence[Ids]) -> None:
-        """Begin a request, in cold mode behind a `reset`."""
+        """Begin a request, in cold mode after a `reset`."""
         if self._running is not None:
             raise ValueError(f"{self._running!r} still runs; finish it before {request_id!r} starts")
         self._is_fresh, self._running, self._offer = False, request_id, None
@@ -123,7 +123,7 @@ class HarnessProposer:
         self._engine.start(0, request_id, prompt, documents)
 
     def update(self, request_id: str, new_tokens: Sequence[int]) -> None:
-        """Take what the target emitted: at first what prefill did, then what became of the newest draft."""
+        """Append the target's tokens: at first those of prefill, then the outcome of the newest draft."""
         offer, self._offer = self._offer, None
         if offer is None:
             self._engine.extend(0, new_tokens)
@@ -131,7 +131,7 @@ class HarnessProposer:
             self._engine.observe([offer], [offer.accepted(new_tokens)], [new_tokens])
 
     def propose(self, request_id: str, context: Ids, max_tokens: int) -> list[int] | Tree:
-        """Return at most `max_tokens` draft tokens; `context` is what `start` and `update` have told."""
+        """Return at most `max_tokens` draft tokens; `context` equals the tokens from `start` and `update`."""
         (offer,) = self._engine.propose(max_tokens)
         self._offer = offer
         if offer.parents is not None:
@@ -145,7 +145,7 @@ class HarnessProposer:
         self._running = None
 
     def memory(self) -> int | None:
-        """Return the bytes that the proposer says it holds."""
+        """Return the bytes that the proposer reports to hold."""
         return self._engine.memory()
 
     def _add(self, documents: Sequence[Ids]) -> None:
@@ -155,7 +155,7 @@ class HarnessProposer:
 
 
 def _tree_type() -> Any:
-    """Return the tree class of the harness that runs, which may look for its own; else this module's."""
+    """Return the running harness's own tree class, which it may require, or else this module's."""
     return getattr(sys.modules.get("replay"), "Tree", Tree)
 
 

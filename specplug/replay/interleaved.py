@@ -1,4 +1,4 @@
-"""Requests really in flight together: a step each in turn, as a server runs them."""
+"""Interleaved replay: requests run concurrently, one step each in turn, as in a server."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def replay_interleaved(
     registry: Registry | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Replay items with `batch` of them running, the next one seated when one finishes.
+    """Replay items with `batch` of them running; when one finishes, the next one takes its slot.
 
-    Policies see the batch that runs, which is smaller while the last items end.  What one request leaves behind is
-    known to those that still run when it finishes, and to no other: `replay` lets each follow the one before it, so
-    its counts are those of a server whose neighbours have always finished.  Arguments as for `replay`.
+    Policies see the running batch, which shrinks while the last items end.  State that a finished request leaves is
+    visible only to requests that are running then or start later, whereas `replay` runs one request after another, so
+    its counts assume that all earlier requests have finished.  Arguments as for `replay`.
 
     Raises:
-        SettingsError: cold mode, in which requests have nothing to do with each other.
+        SettingsError: the mode is "cold", in which requests do not interact.
     """
     if mode == "cold" and batch > 1:
         raise SettingsError.build("cold mode runs one request at a time", found=f"{batch} in flight", expected="1")

@@ -1,4 +1,4 @@
-"""Recorded items as token ids."""
+"""Recorded items, tokenised."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TokenItem:
     """A recorded item as token ids; all arrays are [n] int32 and read-only.
 
     Attributes:
-        output: ends with the tokenizer's EOS; its first token comes from prefill.
+        output: the recorded output, ending with the tokenizer's EOS; its first token comes from prefill.
     """
 
     id: str
@@ -54,7 +54,7 @@ def tokenize(
 
 
 def vocab_size_for(items: Sequence[TokenItem], tokenizer: Tokenizer) -> int:
-    """Return the vocabulary's size, or more where the items hold ids that the tokenizer does not count."""
+    """Return the vocabulary's size, or more if the items hold ids beyond the tokenizer's count."""
     largest = max((int(ids.max()) for item in items for ids in (item.prompt, item.output) if ids.size), default=0)
     return max(tokenizer.fingerprint.vocab_size, largest + 1)
 

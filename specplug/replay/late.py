@@ -1,4 +1,4 @@
-"""What an engine's seam does to decisions: plans are made early, and verdicts arrive late."""
+"""Delays that an engine imposes on decisions: plans are made early, and verdicts arrive late."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from specplug.types.verdict import Verdict
 
 
 class EarlyPlans:
-    """Plans that are `lag` steps old when they are carried out; the first one serves until there is one that old."""
+    """Plans that are `lag` steps old when they are used; the first one is used until a plan of that age exists."""
 
     def __init__(self, lag: int) -> None:
         self._plans: deque[StepPlan] = deque(maxlen=lag + 1)
 
     def exchange(self, plan: StepPlan) -> StepPlan:
-        """Take the newest plan, and return the one for the present step."""
+        """Store the newest plan, and return the one for the current step."""
         self._plans.append(plan)
         return self._plans[0]
 
 
 class _Delay:
-    """Makes calls of an `observe` method `lag` steps late, as of the step that each is about."""
+    """Delays calls of an `observe` method by `lag` steps, keeping the arguments of the original step."""
 
     def __init__(self, observe: Callable[[BatchView, Draft, Verdict], None], lag: int) -> None:
         self._observe, self._lag = observe, lag
         self._waiting: deque[Callable[[], None]] = deque()
 
     def __call__(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
-        """Keep copies, as the arguments lie in memory that later steps change, and hand over those that are due."""
+        """Store copies, since later steps overwrite the arguments' memory, and forward the calls that are due."""
         mine, kept = batch.to_host(), _cloned(draft)
         counts = Verdict(**{field.name: getattr(verdict, field.name).clone() for field in fields(verdict)})
         self._waiting.append(lambda: self._observe(mine, kept, counts))
@@ -47,7 +47,7 @@ class _Delay:
 
 
 class LateTrimmer(Trimmer):
-    """Hands a trim half what drafts became `lag` steps late."""
+    """Delivers verdicts to a trim half `lag` steps late."""
 
     def __init__(self, trimmer: Trimmer, lag: int) -> None:
         self._trimmer, self._delay = trimmer, _Delay(trimmer.observe, lag)
@@ -67,7 +67,7 @@ class LateTrimmer(Trimmer):
 
 
 class LateVerdicts(Proposer):
-    """Hands a proposer what its drafts became `lag` steps late."""
+    """Delivers verdicts to a proposer `lag` steps late."""
 
     def __init__(self, proposer: Proposer, lag: int) -> None:
         self.proposer = proposer

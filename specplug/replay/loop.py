@@ -1,4 +1,4 @@
-"""The one loop of every replay: seat, propose, compare with what is recorded, observe, finish."""
+"""Replay loop: assign slots, propose, compare with the recorded output, observe, finish."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from specplug.replay.setup import Progress, Result
 
 
 class Offer(NamedTuple):
-    """What is verified of one request at one step.
+    """Draft of one request that is verified at one step.
 
     Attributes:
-        token_ids: draft tokens; of a tree its nodes, parents before their children.
-        confidence: one for each token, or none at all where it is not known.
-        parents: of a tree, each node's parent, -1 for those that follow the context.
-        padding: what the target processes besides and never accepts.
+        token_ids: draft tokens; for a tree its nodes, parents before their children.
+        confidence: one per token, or empty if unknown.
+        parents: for a tree, each node's parent, -1 for those that follow the context.
+        padding: number of further tokens that the target processes and never accepts.
     """
 
     token_ids: Sequence[int]
@@ -26,11 +26,11 @@ class Offer(NamedTuple):
 
     @property
     def verified(self) -> int:
-        """What a step pays for."""
+        """Return the number of tokens that the target processes for the draft."""
         return len(self.token_ids) + self.padding
 
     def accepted(self, target: Sequence[int]) -> int:
-        """Return how many draft tokens agree with what the target says next; of a tree, along its best path."""
+        """Return the number of draft tokens that match the target's next tokens; for a tree, along its best path."""
         if self.parents is not None:
             return _deepest(self.token_ids, self.parents, target)
         count = 0
@@ -53,11 +53,11 @@ def _deepest(token_ids: Sequence[int], parents: Sequence[int], target: Sequence[
 
 
 class Replayed(Protocol):
-    """What the loop drives: specplug's pipeline, or a foreign object.  Rows are in the order in which requests came.
+    """Interface that the loop drives: specplug's pipeline, or an external drafter.  Rows are in order of arrival.
 
     Attributes:
-        seconds: time spent in what is measured.
-        faults: what plug-ins did wrong, by plug-in and kind.
+        seconds: time spent in the measured code.
+        faults: counts of plug-ins' faults, by plug-in and kind.
     """
 
     seconds: float
@@ -66,32 +66,32 @@ class Replayed(Protocol):
     def faults(self) -> dict[str, dict[str, int]]: ...
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all state."""
 
     def start(self, slot: int, request_id: str, prompt: Ids, documents: Sequence[Ids]) -> None:
-        """Seat a request in a free slot, as the last row."""
+        """Assign a free slot to a request, as the last row."""
 
     def extend(self, slot: int, tokens: Sequence[int]) -> None:
-        """Append what prefill emitted."""
+        """Append the tokens that prefill emitted."""
 
     def propose(self) -> list[Offer]:
-        """Return what is verified of each running request."""
+        """Return the drafts to verify, one per running request."""
 
     def observe(self, offers: Sequence[Offer], accepted: Sequence[int], emitted: Sequence[Sequence[int]]) -> None:
-        """Append what the target emitted."""
+        """Append the target's tokens."""
 
     def finish(self, slot: int) -> None:
         """End a request."""
 
     def memory(self) -> int | None:
-        """Return the bytes held, None where that is not known."""
+        """Return the bytes held, or None if unknown."""
 
     def close(self) -> None:
         """Release everything."""
 
 
 class _Running:
-    """A request with the output that it is going to have, and how much of it has been emitted."""
+    """A request with its recorded output, and the number of tokens emitted so far."""
 
     __slots__ = ("place", "slot", "target")
 
@@ -106,7 +106,7 @@ class _Running:
 def drive(
     engine: Replayed, items: Sequence[TokenItem], *, slots: int = 1, cold: bool = False, progress: Progress | None
 ) -> Result:
-    """Replay items in order, at most `slots` at a time; `cold` (with one seat) resets the engine before each."""
+    """Replay items in order, at most `slots` at a time; `cold` (with one slot) resets the engine before each."""
     result = Result()
     waiting = iter(items)
     running: list[_Running] = []
@@ -162,7 +162,7 @@ def _step(engine: Replayed, running: Sequence[_Running], result: Result, *, toge
         emitted.append(emitted_tokens)
         result.counts.histogram[offer.verified, count, len(emitted_tokens)] += 1
         if offer.confidence and offer.parents is None:
-            # The first token that was not accepted is decided too, but where the output ended before it.
+            # The first rejected token is decided, too, unless the output ended before it.
             result.calibration.add(offer.confidence[: len(emitted_tokens)], count)
     if together:
         whole = len(running), sum(offer.verified for offer in offers), sum(map(len, emitted))

@@ -1,7 +1,7 @@
-"""Several configurations over several workloads: which replays that takes, and running them, in processes if wanted.
+"""Matrix of configurations and workloads: the replays that it requires, and their execution in one or more processes.
 
-A replay keeps its state within one workload, so workloads are independent, and how many processes share them changes
-nothing but the time.
+A replay keeps its state within one workload, so workloads are independent, and the number of processes affects only the
+time.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ NO_DISTRACTORS: Distractors = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """What is compared.
+    """One participant of a comparison.
 
     Attributes:
-        label: what tables call it.
-        setup: names and options of a proposer and a policy; its `gamma` is replaced run by run.
-        peer: path of a foreign object's factory instead, as `load_factory` takes it.  It is not told the batch size.
+        label: its name in tables.
+        setup: names and options of a proposer and a policy; `gamma` is set for each run.
+        peer: path of an external drafter's factory instead, as `load_factory` takes it.  It does not receive the batch
+            size.
     """
 
     label: str
@@ -44,11 +45,11 @@ class Run:
     """One configuration over all workloads.
 
     Attributes:
-        contender: what is replayed.
+        contender: the contender to replay.
         mode: "cold" or "serving".
         gamma: most draft tokens per request and step.
-        batches: the batch sizes that the run stands for; the first one is told.
-        in_flight: requests that really run at a time, a step each in turn; 1 replays one after another.
+        batches: the batch sizes that the run stands for; the first one is reported to the policy.
+        in_flight: number of requests that run concurrently, one step each in turn; 1 replays one after another.
     """
 
     contender: Contender
@@ -60,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A run and what came of it, by workload."""
+    """A run and its results by workload."""
 
     run: Run
     results: Mapping[str, Result]
@@ -73,18 +74,18 @@ def plan_runs(
     gamma: int,
     in_flight: int | None = None,
 ) -> list[Run]:
-    """Return the runs that answer for every contender, mode and batch size.
+    """Return the runs that cover every contender, mode and batch size.
 
     Args:
         gamma: most draft tokens per request and step, the same in all runs.
-        in_flight: adds to serving mode a run with so many requests at a time, the policy told the same number, and
-            that number to the batch sizes, for comparison.
+        in_flight: adds to serving mode a run with this number of concurrent requests, also reported to the policy, and
+            adds the number to the batch sizes, for comparison.
     """
     batches = sorted({*batches} if in_flight is None else {*batches, in_flight})
     runs = []
     for contender in contenders:
         for mode in modes:
-            # A peer is not told the batch size, so one run stands for all of them.
+            # A peer does not receive the batch size, so one run stands for all of them.
             groups = [(batch,) for batch in batches] if contender.peer is None else [tuple(batches)]
             runs += [Run(contender, mode, gamma, group) for group in groups]
             if in_flight is not None and mode == "serving":
@@ -101,12 +102,12 @@ def execute(
     jobs: int = 1,
     advance: Callable[[int], None] = lambda items: None,
 ) -> list[Found]:
-    """Run everything and return it in the order of `runs` and `traces`, however many processes share the work.
+    """Execute the runs; return the results in the order of `runs` and `traces`, for any number of processes.
 
     Args:
-        vocab_size: of the tokenizer that made the traces.
-        distractors: handed to proposers that hold corpora, beside what their setup hands them.
-        jobs: processes; 1 stays in this one.
+        vocab_size: vocabulary size of the tokenizer that made the traces.
+        distractors: corpora to add to proposers that hold corpora, in addition to those of their setup.
+        jobs: number of processes; 1 runs in this one.
         advance: called with the number of requests replayed since the last call.
     """
     results: list[dict[str, Result]] = [{} for _ in runs]
@@ -136,7 +137,7 @@ def execute(
 
 
 def _single_thread() -> None:
-    """Keep each process to one core: they share the machine."""
+    """Limit each process to one core, since they share the machine."""
     import torch
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The pictures of a replay: tau by workload, S by batch size, and reliability."""
+"""Plots of a replay: tau by workload, S by batch size, and reliability."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from specplug.replay.score import mean_speedup, pool
 Draw = Callable[[Any, Report], None]
 
 PANELS: dict[str, Draw] = {}
-"""What is drawn, by the name of the file that it gets in a folder."""
+"""Panels by the name of their file in a folder."""
 
 _DPI = 150
 _INCHES = (7.0, 4.2)
 
 
 def check_ending(path: Path) -> None:
-    """Refuse a file that nothing could be written to, before there is anything to write.
+    """Check the suffix of a plot's path before the replay starts.
 
     Raises:
-        SpecplugError: matplotlib is not installed, or knows no such ending.
+        SpecplugError: matplotlib is not installed, or does not support the suffix.
     """
     try:
         from matplotlib.backend_bases import FigureCanvasBase
@@ -39,13 +39,13 @@ def check_ending(path: Path) -> None:
 
 
 def plot(report: Report, path: Path) -> list[Path]:
-    """Write the panels beside each other into one picture, or, where `path` has no ending, each into a folder.
+    """Write the panels side by side to one image, or, if `path` has no suffix, as separate files to that folder.
 
     Returns:
         The files written.
 
     Raises:
-        SpecplugError: matplotlib is not installed, or nothing can be written there.
+        SpecplugError: matplotlib is not installed, or the path cannot be written.
     """
     try:
         from matplotlib.figure import Figure
@@ -90,7 +90,7 @@ def _series(report: Report) -> list[tuple[str, str, Any]]:
 
 
 def _tau(axes: Any, report: Report) -> None:
-    """Bars of tau, workload by workload, at the first batch size."""
+    """Draw bars of tau for each workload at the first batch size."""
     batch, names = report.batches[0], [*report.workloads, POOLED]
     series = _series(report)
     draft_length = 0.8 / len(series)
@@ -108,7 +108,7 @@ def _tau(axes: Any, report: Report) -> None:
 
 
 def _speedup(axes: Any, report: Report) -> None:
-    """Lines of the geometric mean of S over workloads, by batch size."""
+    """Draw lines of the geometric mean of S over workloads, by batch size."""
     places = range(len(report.batches))
     for name, label, mode in _series(report):
         means = [mean_speedup(report.counts(label, mode, batch), batch, report.roofline) for batch in report.batches]
@@ -123,7 +123,7 @@ def _speedup(axes: Any, report: Report) -> None:
 
 
 def _reliability(axes: Any, report: Report) -> None:
-    """Acceptance against confidence; the area of a point grows with its tokens."""
+    """Draw acceptance against confidence; the area of a point grows with its tokens."""
     axes.plot([0, 1], [0, 1], color="#9aa5b1", linestyle="--", label="calibrated")
     several = len(report.modes) > 1
     for label, mode, _, found in report.reliabilities():

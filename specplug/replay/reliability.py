@@ -1,7 +1,7 @@
-"""Are confidences true?  A proposer is calibrated when, of the tokens it gives confidence c, the share c is accepted.
+"""Calibration of confidences.  A proposer is calibrated if a share c of its tokens of confidence c is accepted.
 
-The Brier score (Brier 1950) is the mean squared difference between confidence and outcome: 0 is perfect, and always
-saying the overall share of accepted tokens scores that share times its complement.
+The Brier score (Brier 1950) is the mean squared difference between confidence and outcome: 0 is perfect, and a constant
+confidence equal to the overall share of accepted tokens scores that share times its complement.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BAR_CELLS = 20
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How true a proposer's confidences were.
+    """Calibration figures of a proposer's confidences.
 
     Attributes:
         tokens: draft tokens whose acceptance was decided: the accepted ones and the first rejected one of each draft.
@@ -42,11 +42,11 @@ class Summary:
 
     @property
     def skill(self) -> float:
-        """Share of the constant's Brier score that the confidences save; 0 is no better, negative is worse."""
+        """Return the Brier skill score against the constant confidence; 0 is no better, negative is worse."""
         return 1 - self.brier / self.constant_brier if self.constant_brier else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the summary ready for JSON."""
         return {
             "tokens": self.tokens,
             "confidence": self.confidence,
@@ -60,12 +60,12 @@ class Summary:
 
 
 def together(calibrations: Iterable[Calibration]) -> Calibration:
-    """Return several workloads' calibration as one, every token weighing the same."""
+    """Return several workloads' calibration as one, with equal weight for every token."""
     return sum(calibrations, start=Calibration())
 
 
 def summarise(calibration: Calibration) -> Summary | None:
-    """Return how true the confidences were; None when nothing was decided, as for foreign objects without any."""
+    """Return the calibration figures, or None if no token was decided, as for drafters without confidences."""
     if not calibration.count:
         return None
     tokens, confidence, accepted, _ = calibration.sums.sum(1).tolist()
@@ -82,7 +82,7 @@ def summarise(calibration: Calibration) -> Summary | None:
 
 
 def bar(point: Reliability) -> str:
-    """Return acceptance as a bar with a mark where the confidence says it should end: `#######|##`."""
+    """Return acceptance as a bar, with a mark at the confidence: `#######|##`."""
     filled = round(point.acceptance * BAR_CELLS)
     mark = min(BAR_CELLS - 1, int(point.confidence * BAR_CELLS))
     return "".join("|" if cell == mark else "#" if cell < filled else "." for cell in range(BAR_CELLS))

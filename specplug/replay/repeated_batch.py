@@ -1,7 +1,7 @@
-"""One request that stands for B identical ones, so that a policy acts as it does in a batch of B.
+"""Repetition of one request as B identical ones, so that a policy acts as in a batch of B.
 
-The plan half is told B requests with the same figures.  The trim half is given the draft in B rows, with the budget of
-the whole batch, and what it leaves of the first row is verified; what became of that row it observes in B rows, too.
+The plan half receives B requests with the same statistics.  The trim half receives the draft in B rows, with the budget
+of the whole batch, and its first row is verified; it observes that row's outcome in B rows, too.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T", Draft, Verdict)
 
 
 class RepeatedTrimmer(Trimmer):
-    """Shows a trimmer one row's draft in `times` rows, and returns what it leaves of the first.
+    """Passes one row's draft to a trimmer in `times` rows, and returns the first row of the result.
 
     Args:
-        trimmer: of the policy.
+        trimmer: the policy's trimmer.
         times: B.
         max_draft_length: most draft tokens of a row.
         trees: whether drafts may have parents.
@@ -43,20 +43,20 @@ class RepeatedTrimmer(Trimmer):
 
     @property
     def learns(self) -> bool:
-        """Whether the trimmer does."""
+        """Return whether the wrapped trimmer learns."""
         return self._trimmer.learns
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
-        """Show the trimmer what became of one row in B rows."""
+        """Pass the outcome of one row to the trimmer in B rows."""
         times = self._times
         self._trimmer.observe(batch.permute([0] * times), _repeated(draft, times), _repeated(verdict, times))
 
     def cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
-        """Return what the trimmer says of the whole batch."""
+        """Return the trimmer's answer for the whole batch."""
         return self._trimmer.cuts_without_budget(self._times, draft_length)
 
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        """Trim `draft` [1, N] as the first of B equal rows; the budget is the one that `trim_repeated` has set."""
+        """Trim `draft` [1, N] as the first of B equal rows, within the budget that `trim_repeated` set."""
         rows = self._rows(draft)
         rows.copy_(draft)
         return self._trimmer.trim(rows, TrimLimits(self._budget, self._decoding, limits.price)).view(
@@ -64,7 +64,7 @@ class RepeatedTrimmer(Trimmer):
         )
 
     def _rows(self, draft: Draft) -> Draft:
-        """Return the buffer for drafts like this one."""
+        """Return the buffer for drafts of this shape."""
         key = (draft.draft_length, draft.parents is None)
         if key not in self._views:
             rows = replace(self._buffer.view(self._times, draft.draft_length), sources=draft.sources)
@@ -74,9 +74,9 @@ class RepeatedTrimmer(Trimmer):
     def trim_repeated(
         self, stage: DraftStage | FastPathStage, batch: EngineBatch, draft: Draft, plan: StepPlan
     ) -> Draft:
-        """Trim one row's draft as `stage`, whose trimmer this is, would trim it among B alike.
+        """Trim one row's draft as `stage`, whose trimmer this is, would trim it among B identical rows.
 
-        The plan's budget is the whole batch's.  The stage, which sees one row, is told whether it binds, and no more.
+        The plan's budget covers the whole batch.  The stage sees one row and learns only whether the budget binds.
         """
         places = self._times * draft.draft_length
         budget = places if plan.token_budget is None else min(max(0, plan.token_budget), places)
@@ -85,7 +85,7 @@ class RepeatedTrimmer(Trimmer):
 
 
 def _repeated(of_one: T, times: int) -> T:
-    """Return a draft or verdict of one row with that row `times` times."""
+    """Return a one-row draft or verdict with that row repeated `times` times."""
     changed: dict[str, Any] = {}
     for field in fields(of_one):
         value = getattr(of_one, field.name)

@@ -1,4 +1,4 @@
-"""What a replay found, as tables for people and as JSON for programs."""
+"""Report of a replay, as tables for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN = Counts.from_rows([(0, 0, 1, 1)])
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A title, the columns' heads, and the rows."""
+    """A title, the column headings, and the rows."""
 
     title: str
     columns: tuple[str, ...]
@@ -27,10 +27,10 @@ class Table:
 
 
 class Report:
-    """Everything that was found, looked up by contender, mode and batch size."""
+    """Results of a replay, by contender, mode and batch size."""
 
     def __init__(self, found: Sequence[Found], roofline: ScoringRoofline) -> None:
-        """Take what `specplug.replay.matrix.execute` returned; what steps cost is up to `roofline`."""
+        """Build the report from the results of `specplug.replay.matrix.execute` and the step costs of `roofline`."""
         self.found = list(found)
         self.gamma = found[0].run.gamma if found else 0
         self.batches = sorted({batch for each in found for batch in each.run.batches})
@@ -40,7 +40,7 @@ class Report:
         self.workloads = list(found[0].results) if found else []
 
     def at(self, label: str, mode: Mode, batch: int) -> Found:
-        """Return the one-after-another replay that stands for a batch size."""
+        """Return the sequential replay that stands for a batch size."""
         return next(
             each
             for each in self.found
@@ -53,7 +53,7 @@ class Report:
         return [result.counts for result in self.at(label, mode, batch).results.values()]
 
     def tables(self) -> Iterator[Table]:
-        """Yield the tables, in the order in which they are read."""
+        """Yield the tables in reading order."""
         for mode in self.modes:
             yield self._drafts(mode, self.batches[0])
             yield self._speedups(mode)
@@ -68,7 +68,7 @@ class Report:
             yield _curves(calibrated)
 
     def _drafts(self, mode: Mode, batch: int) -> Table:
-        """Show what was drafted and accepted at one batch size."""
+        """Return the table of drafted and accepted tokens at one batch size."""
         rows = []
         for label in self.labels:
             found = self.at(label, mode, batch)
@@ -81,7 +81,7 @@ class Report:
         return Table(f"Drafts at batch size {batch}, gamma {self.gamma}, {mode}", ("proposer", "workload", *head), rows)
 
     def _speedups(self, mode: Mode) -> Table:
-        """Show S(B) for every workload, and beside it what decoding without drafts has."""
+        """Return the table of S(B) for every workload, with decoding without drafts for comparison."""
         rows = []
         for label in self.labels:
             columns = [self.at(label, mode, batch).results for batch in self.batches]
@@ -96,7 +96,7 @@ class Report:
         return Table(title, ("proposer", "workload", *self._heads()), rows)
 
     def _by_batch(self, mode: Mode) -> Table:
-        """Show how the drafts of all workloads together change with the batch size."""
+        """Return the table of drafts of all workloads together, by batch size."""
         rows = []
         for label in self.labels:
             columns = [_cells(pool(self.counts(label, mode, batch))) for batch in self.batches]
@@ -106,7 +106,7 @@ class Report:
         return Table(title, ("proposer", "", *self._heads()), rows)
 
     def _gap(self, in_flight: Sequence[Found]) -> Table:
-        """Show what requests lose that are in flight together: their neighbours have not finished yet."""
+        """Return the table of the loss from running requests concurrently, when their neighbours are unfinished."""
         rows = []
         for found in in_flight:
             label, batch = found.run.contender.label, found.run.in_flight
@@ -126,7 +126,7 @@ class Report:
         return Table(title, ("proposer", "workload", *heads), rows)
 
     def reliabilities(self) -> Iterator[tuple[str, Mode, int, Summary]]:
-        """Yield contender, mode, batch size and how true the confidences were, where there were any."""
+        """Yield contender, mode, batch size and calibration figures, for drafts with confidences."""
         for mode in self.modes:
             for label in self.labels:
                 results = self.at(label, mode, self.batches[0]).results
@@ -135,7 +135,7 @@ class Report:
                     yield label, mode, self.batches[0], summary
 
     def faults(self) -> dict[str, dict[str, int]]:
-        """Return what plug-ins did wrong over all runs, per plug-in and kind."""
+        """Return the faults of all runs, by plug-in and kind."""
         total: dict[str, dict[str, int]] = {}
         for each in self.found:
             for result in each.results.values():
@@ -146,7 +146,7 @@ class Report:
         return total
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything for JSON, the histograms of steps included."""
+        """Return the whole report ready for JSON, including the histograms of steps."""
         return {
             "batches": self.batches,
             "roofline": {"n_sat": self.roofline.n_sat, "overhead": self.roofline.overhead},
@@ -213,13 +213,13 @@ def _time(result: Result) -> str:
 
 
 def _compared(before: float, after: float) -> tuple[str, str, str]:
-    """Return two figures and the second's distance from the first."""
+    """Return two figures and their relative difference."""
     gap = f"{after / before - 1:+.1%}" if before else "none"
     return f"{before:.2f}", f"{after:.2f}", gap
 
 
 def _scores(calibrated: Sequence[tuple[str, Mode, int, Summary]]) -> Table:
-    """Show Brier scores.  Only tokens count whose acceptance was decided."""
+    """Return the table of Brier scores over tokens whose acceptance was decided."""
     rows = [
         (
             label,
@@ -238,7 +238,7 @@ def _scores(calibrated: Sequence[tuple[str, Mode, int, Summary]]) -> Table:
 
 
 def _curves(calibrated: Sequence[tuple[str, Mode, int, Summary]]) -> Table:
-    """Show the reliability curve: of the tokens given some confidence, how many were accepted."""
+    """Return the table of the reliability curve: the share of tokens accepted at each level of confidence."""
     rows = []
     for label, mode, _, found in calibrated:
         for point in found.curve:

@@ -1,4 +1,4 @@
-"""`replay`: one configuration over recorded items, one request after another."""
+"""Sequential replay of one configuration: `replay` runs recorded items one after another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specplug.replay.loop import drive, longest
 from specplug.replay.setup import Mode, Progress, Result, Setup
 
 VOCAB_SIZE = 1 << 20
-"""More than any tokenizer has: where nothing else is known."""
+"""Vocabulary size to assume if none is given; larger than any tokenizer's."""
 
 
 def replay(
@@ -28,15 +28,15 @@ def replay(
     """Replay items one after another; each stands for `batch` identical requests.
 
     Args:
-        mode: "cold" keeps nothing between requests: proposer and policy are built anew for each.  "serving" keeps all
+        mode: "cold" keeps nothing between requests and rebuilds proposer and policy for each.  "serving" keeps all
             state.
-        batch: how many requests the policy is told run at a time.
-        vocab_size: of the tokenizer.
-        registry: of plug-ins; the installed ones by default.
+        batch: number of concurrent requests reported to the policy.
+        vocab_size: vocabulary size of the tokenizer.
+        registry: registry of plug-ins; by default the installed ones.
         progress: called with (items done, items) after each.
 
     Raises:
-        SettingsError, PluginError: the setup names what is not there, or its options are wrong.
+        SettingsError, PluginError: the setup names unknown plug-ins, or its options are wrong.
     """
     engine = ReplayEngine(
         setup,

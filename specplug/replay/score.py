@@ -1,7 +1,7 @@
-"""What a replay counts, and what the counts say.
+"""Counts of a replay, and the figures derived from them.
 
-A step verifies n draft tokens (nodes of a tree), accepts a of them (of a tree, along its best path) and emits
-e = min(a + 1, what is left of the output).  The histogram of (n, a, e) holds everything else.
+A step verifies n draft tokens (nodes of a tree), accepts a of them (for a tree, along its best path) and emits
+e = min(a + 1, the rest of the output).  All other figures derive from the histogram of (n, a, e).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class ScoringRoofline:
     """The cost of an engine's step, in plain decoding steps of a small batch.
 
     Attributes:
-        n_sat: tokens per step up to which a step is bound by memory, and costs the same; beyond, it grows with them.
-        overhead: what drafting adds to every step.
+        n_sat: tokens per step up to which a step is memory-bound and its cost constant; beyond, the cost is
+            proportional.
+        overhead: cost of drafting per step.
     """
 
     n_sat: float = 256.0
@@ -41,9 +42,9 @@ class Counts:
     """Histograms of steps.  Ratios without a denominator are 0.
 
     Attributes:
-        histogram: (verified, accepted, emitted) -> how many steps of single requests.
-        batches: where several requests really ran together, (requests, verified, emitted) of whole engine steps -> how
-            many; else empty.
+        histogram: (verified, accepted, emitted) -> number of steps of single requests.
+        batches: for concurrent requests, (requests, verified, emitted) of whole engine steps -> number of steps; else
+            empty.
     """
 
     histogram: Counter[tuple[int, int, int]] = field(default_factory=Counter)
@@ -51,7 +52,7 @@ class Counts:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Sequence[int]]) -> Self:
-        """Read what `rows` returned."""
+        """Build the counts from the result of `rows`."""
         return cls(Counter({(n, a, e): count for n, a, e, count in rows}))
 
     def rows(self) -> list[list[int]]:
@@ -105,8 +106,8 @@ class Counts:
     def speedup(self, batch: int, roofline: ScoringRoofline | None = None) -> float:
         """Return S(B), tokens emitted per cost: how much faster than plain decoding at `batch` requests.
 
-        A request replayed alone stands for a batch of equal ones.  Requests that really ran together cost what their
-        batches did, of whatever size: that can be less, because some then leave room that others use.
+        A request replayed alone stands for a batch of equal ones.  Concurrent requests cost what their actual batches
+        cost, which can be less, because some requests leave room that others use.
         """
         roofline = ScoringRoofline() if roofline is None else roofline
         if self.batches:
@@ -126,7 +127,7 @@ def pool(counts: Iterable[Counts]) -> Counts:
 
 
 def mean_speedup(counts: Iterable[Counts], batch: int, roofline: ScoringRoofline | None = None) -> float:
-    """Return the geometric mean of S(B) over workloads, each weighing the same; those without a token are left out."""
+    """Return the geometric mean of S(B) over workloads with equal weights, skipping those without tokens."""
     values = [each.speedup(batch, roofline) for each in counts if each.emitted]
     return statistics.geometric_mean(values) if values else 0.0
 
@@ -144,9 +145,9 @@ _FLUSH = 8192
 
 
 class Calibration:
-    """What became of draft tokens by their confidence, for those whose acceptance was decided.
+    """Outcomes of draft tokens by confidence, for tokens whose acceptance was decided.
 
-    Decided are the accepted ones and the first rejected one; those behind it say nothing.
+    The accepted tokens and the first rejected one are decided; those after it are not.
 
     Attributes:
         sums: [4, FINE_BINS] float64: per bin of confidence the tokens, the sum of their confidences, those accepted,
@@ -189,7 +190,7 @@ class Calibration:
         return _ratio(sum(b.count * abs(b.confidence - b.acceptance) for b in self.curve(10)), self.count)
 
     def curve(self, bins: int = 20) -> list[Reliability]:
-        """Return the reliability curve, empty bins left out; `bins` divides `FINE_BINS`."""
+        """Return the reliability curve without empty bins; `bins` must divide `FINE_BINS`."""
         merged = self.sums.reshape(4, bins, -1).sum(2)
         return [
             Reliability(int(count), confidence / count, accepted / count)

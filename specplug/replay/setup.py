@@ -1,4 +1,4 @@
-"""What is replayed, and what comes out."""
+"""Setup and result of a replay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specplug.replay.score import Calibration, Counts
 from specplug.settings.model import DEFAULT_SPECULATIVE_TOKENS
 
 Mode = Literal["cold", "serving"]
-"""cold: nothing is kept between requests; serving: one after another, all state kept."""
+"""cold: no state is kept between requests; serving: requests run in order and all state is kept."""
 
 Progress = Callable[[int, int], None]
 """Called with the items done and all items, after each."""
@@ -19,20 +19,21 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is replayed: names and options that a server would be given.
+    """Configuration of a replay, in the names and options of a server's settings.
 
     Attributes:
         proposer, policy: names in the registry; a policy of None is the settings' own default.
         gamma: `num_speculative_tokens`, most draft tokens per request and step.
-        options: of plug-ins, by plug-in name, as in `Settings.options`.
-        lag: 0, 1 or 2 steps that decisions are late: see `specplug.replay.engine`.
-        references: hand the items' documents over as references of their requests.
-        corpus: hand the documents of all items over as one corpus before the first, to proposers that hold corpora.
-        distractors: further corpora for them, the documents of each; see `specplug.replay.corpora.distractors`.
+        options: settings of plug-ins, by plug-in name, as in `Settings.options`.
+        lag: 0, 1 or 2 steps by which decisions are delayed, see `specplug.replay.engine`.
+        references: pass the items' documents as references of their requests.
+        corpus: add the documents of all items as one corpus, before the first item, to proposers that hold corpora.
+        distractors: further corpora for those proposers, the documents of each; see
+            `specplug.replay.corpora.distractors`.
         trees: the target verifies trees.
         settings: further settings, as `SPECPLUG_CONFIG` takes them.
-        fast_path: drafts pass through `specplug.replay.fast_path`, several times faster than the engines' stage,
-            and counts the same.
+        fast_path: use `specplug.replay.fast_path`, which is several times faster than the engines' stage and gives the
+            same counts.
     """
 
     proposer: str = "ngram"
@@ -48,7 +49,7 @@ class Setup:
     fast_path: bool = True
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the layer of settings that this is.  No host proposer has a deadline: counts must not depend on it."""
+        """Return the setup as a layer of settings, without a deadline, on which counts must not depend."""
         named = {} if self.policy is None else {"policy": self.policy}
         own = {"proposer": self.proposer, "num_speculative_tokens": self.gamma, **named}
         faults = {**self.settings.get("faults", {}), "host_deadline_ms": None}
@@ -58,15 +59,15 @@ class Setup:
 
 @dataclass(slots=True)
 class Result:
-    """What a replay found.
+    """Result of a replay.
 
     Attributes:
-        counts: steps by what they verified, accepted and emitted.
-        calibration: confidences against what was accepted; empty for foreign objects and trees.
-        items: requests replayed.
-        seconds: time spent in plan, propose, trim and observe, events included.
-        memory: most bytes that the proposer said it holds; None when it does not say.
-        faults: what plug-ins did wrong, by plug-in and kind.  Where there is any, the counts are those of the rest.
+        counts: steps by the numbers of tokens verified, accepted and emitted.
+        calibration: confidences against acceptance; empty for external drafters and trees.
+        items: number of requests replayed.
+        seconds: time spent in plan, propose, trim and observe, including events.
+        memory: most bytes that the proposer reported to hold; None if it does not report.
+        faults: counts of plug-ins' faults, by plug-in and kind.  Faults distort the other counts.
     """
 
     counts: Counts = field(default_factory=Counts)

@@ -1,6 +1,6 @@
-"""Who runs, what has been said so far, and the batches that show it to the pipeline.
+"""Running requests of a replay, their texts so far, and the batches that present them to the pipeline.
 
-What the target has not emitted yet is poisoned: a proposer that reads past its context gains nothing.
+Tokens that the target has not emitted yet are poisoned, so a proposer that reads past its context gains nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from specplug.types.request import Request
 from specplug.types.verdict import Outcome
 
 POISON = 1_000_000_007
-"""What stands where the token table is undefined: no vocabulary has such an id, and an int32 holds it."""
+"""Fill value for undefined entries of the token table: an int32 that is an id of no vocabulary."""
 
 PLENTY = 1 << 20
-"""Room that never binds, so that nothing tells where an output ends."""
+"""A remaining length that never limits a draft, so that it does not reveal where an output ends."""
 
 
 class Occupant:
-    """A running request: its place, and its figures so far."""
+    """A running request: its slot, and its statistics so far."""
 
     __slots__ = ("accepted", "generation", "length", "request", "slot", "verified")
 
@@ -35,15 +35,15 @@ class Occupant:
         self.length = self.verified = self.accepted = 0
 
     def stats(self) -> RequestStats:
-        """Return what planners are told."""
+        """Return the statistics for planners."""
         return RequestStats(self.request.request_id, self.length, PLENTY, None, self.verified, self.accepted)
 
 
 class ReplaySlots:
-    """The token table of S slots and L tokens, and the requests that run, in the order in which they came.
+    """The token table of S slots and L tokens, and the running requests in order of arrival.
 
     Attributes:
-        taken: the seats of the running requests, the rows of a batch.
+        taken: the occupants of the slots in use, which are the rows of a batch.
     """
 
     def __init__(self, max_slots: int, max_length: int, vocab_size: int) -> None:
@@ -54,13 +54,13 @@ class ReplaySlots:
         self.clear()
 
     def clear(self) -> None:
-        """Send everybody away.  Generations go on."""
+        """Free all slots; their generations continue."""
         self.taken: list[Occupant] = []
         self._view: View | None = None
         self._resets: list[int] = []
 
     def take(self, slot: int, request: Request) -> Occupant:
-        """Seat a request, without any text yet, as the last row."""
+        """Assign a slot to a request that has no text yet, as the last row."""
         self._generations[slot] += 1
         occupant = Occupant(slot, self._generations[slot], request)
         self._texts[slot].fill(POISON)
@@ -70,19 +70,19 @@ class ReplaySlots:
         return occupant
 
     def leave(self, occupant: Occupant) -> None:
-        """Free a seat."""
+        """Free an occupant's slot."""
         self.taken.remove(occupant)
         self._view = None
 
     def at(self, slot: int) -> Occupant:
-        """Return who sits in a slot."""
+        """Return the occupant of a slot."""
         return next(occupant for occupant in self.taken if occupant.slot == slot)
 
     def append(self, occupant: Occupant, tokens: Sequence[int] | Ids) -> None:
-        """Append to a text.
+        """Append tokens to an occupant's text.
 
         Raises:
-            EngineError: it does not fit.
+            EngineError: the text does not fit.
         """
         stop = occupant.length + len(tokens)
         if stop > self._texts.shape[1]:
@@ -96,17 +96,17 @@ class ReplaySlots:
         occupant.length = stop
 
     def view(self) -> View:
-        """Return the batch of everybody, up to date."""
+        """Return the current batch of all running requests."""
         if self._view is None:
             self._view = View(self._table, self._vocab_size, self.taken)
         return self._view.update()
 
     def alone(self, occupant: Occupant) -> EngineBatch:
-        """Return the batch of one seat, with the reset of its slot where that has not been told."""
+        """Return the batch of one occupant, with its slot's reset if that is not reported yet."""
         return View(self._table, self._vocab_size, [occupant]).batch(self.pop_resets([occupant]))
 
     def pop_resets(self, occupants: Sequence[Occupant]) -> tuple[int, ...]:
-        """Return which of the seats' slots have a new tenant since this was last asked for them."""
+        """Return the occupants' slots that have a new occupant since the last call."""
         if not self._resets:
             return ()
         here = {occupant.slot for occupant in occupants}
@@ -116,7 +116,7 @@ class ReplaySlots:
 
 
 class View:
-    """The batch of some seats; tensors are made once, and what changes is written through numpy, which is cheaper."""
+    """The batch of some occupants; tensors are built once, and changes are written through numpy, which is cheaper."""
 
     def __init__(self, table: Tensor, vocab_size: int, occupants: Sequence[Occupant]) -> None:
         self._occupants = list(occupants)
@@ -148,11 +148,11 @@ class View:
         return self
 
     def batch(self, reset_slots: tuple[int, ...]) -> EngineBatch:
-        """Return what the pipeline is shown; the tensors are the view's own."""
+        """Return the batch for the pipeline, which shares the view's tensors."""
         return replace(self._batch, reset_slots=reset_slots) if reset_slots else self._batch
 
     def outcome(self, verified: Sequence[int], accepted: Sequence[int], emitted: Sequence[int]) -> Outcome:
-        """Return what became of the rows' drafts; the tensors are the view's own."""
+        """Return the outcome of the rows' drafts, which shares the view's tensors."""
         numbers = self._numbers
         numbers[1], numbers[2], numbers[3] = verified, accepted, emitted
         return self._outcome

@@ -1,4 +1,4 @@
-"""Reads recorded items: JSON lines with a prompt and the output that a target gave."""
+"""Reader of recorded items: JSON lines with a prompt and a target's output."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Item(BaseModel):
 
     Attributes:
         id: unique within a file.
-        workload: what kind of task it is; figures are kept per workload.
-        prompt: the text that the target was given, as one string.
-        documents: texts that the prompt was made from, and that a request may name as references.
-        output: the text that the target answered.
+        workload: the kind of task; figures are kept per workload.
+        prompt: the target's prompt as one string.
+        documents: texts that the prompt was made from, which a request may name as references.
+        output: the target's output.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -36,7 +36,7 @@ def read_traces(path: Path | str) -> dict[str, list[Item]]:
     """Read a file, or all `*.jsonl` of a folder by name; return the items of each workload in file order.
 
     Raises:
-        TraceError: nothing is there, or a line is no item; the message names file, line and what is wrong.
+        TraceError: there are no items, or a line is not an item; the message names the file, the line and the defect.
     """
     path = Path(path)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
@@ -50,10 +50,10 @@ def read_traces(path: Path | str) -> dict[str, list[Item]]:
 
 
 def without_documents(item: Item) -> Item:
-    """Return an item without the text of its documents in its prompt: references or corpora are all there is of it.
+    """Return an item whose documents are cut out of its prompt, so that only references or corpora hold their text.
 
     Raises:
-        TraceError: a document does not stand in the prompt as it is, but for space around it.
+        TraceError: a document does not occur verbatim in the prompt, ignoring space around it.
     """
     prompt = item.prompt
     for number, document in sorted(enumerate(item.documents), key=lambda each: -len(each[1])):
@@ -103,9 +103,9 @@ def _parse(line: bytes, file: Path, number: int) -> Item:
 
 
 def _chat(line: bytes, file: Path, number: int) -> Item | None:
-    """Return the item of a line that logs an OpenAI chat; None where it is none.
+    """Return the item of a line that logs an OpenAI chat, or None for other lines.
 
-    Its prompt is the text of the messages before the assistant's last one, without a template's markers.
+    The prompt is the text of the messages before the assistant's last one, without a template's markers.
     """
     try:
         log = json.loads(line)
@@ -125,7 +125,7 @@ def _chat(line: bytes, file: Path, number: int) -> Item | None:
 
 
 def _text(message: Any) -> str:
-    """Return what a chat message says: its content, or the texts among the content's parts."""
+    """Return the text of a chat message: its content, or the texts among the content's parts."""
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, str):
         return content

@@ -1,1 +1,1 @@
-"""Request fields: their schema, their parser, and the form in which they travel from the front end to the scheduler."""
+"""Request fields: schema, parser, and the wire form in which they travel from the front end to the scheduler."""

@@ -1,8 +1,8 @@
-"""How a request spells specplug's fields among the arguments that its engine leaves to others.
+"""specplug's fields within a request's custom arguments, which the engine passes through unread.
 
-Those are vLLM's `extra_args`, `vllm_xargs` over HTTP, and SGLang's `custom_params`.  `vllm_xargs` takes texts, numbers
-and lists of them.  So all fields may come as one JSON text under ``specplug``, and each alone as ``specplug_<field>``.
-Elsewhere ``specplug`` takes them as a mapping, too.
+The custom arguments are vLLM's `extra_args` (`vllm_xargs` over HTTP) and SGLang's `custom_params`.  `vllm_xargs`
+accepts only strings, numbers and lists of them, so a request gives all fields as one JSON string under ``specplug``, or
+single fields as ``specplug_<field>``.  Elsewhere ``specplug`` may also be a mapping.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BOOLEANS: dict[object, bool] = {0: False, 1: True, "0": False, "1": True, "fals
 _LONGEST_FIELD = 64
 _MOST_WARNED = 32
 _warned: set[object] = set()
-_DEEPEST = 8  # levels that are looked into; right fields have fewer
+_DEEPEST = 8  # nesting levels that are inspected; valid fields have fewer
 _LONG_FORM = {
     "references": re.compile(r'\s*(?:\[\s*)?\{\s*"(?:text|token_ids|name)"\s*:'),
     "documents": re.compile(r'\s*(?:\[\s*)?\{\s*"(?:name|corpus)"\s*:'),
@@ -35,7 +35,7 @@ _LONG_FORM = {
 
 
 def are_given(extra_args: Mapping[str, Any] | None) -> bool:
-    """Whether a request says anything to specplug that is not parsed yet."""
+    """Return whether a request has specplug fields that are not parsed yet."""
     if not extra_args:
         return False
     given = any(map(_is_ours, extra_args)) and not is_encoded(extra_args)
@@ -46,7 +46,7 @@ def are_given(extra_args: Mapping[str, Any] | None) -> bool:
 
 
 def split(extra_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Return specplug's fields, as `parse_request_fields` takes them, and the rest of the arguments.
+    """Return specplug's fields, in the form that `parse_request_fields` takes, and the other arguments.
 
     Raises:
         RequestError: a key is unknown, a field is given twice, or the JSON is malformed.
@@ -65,12 +65,12 @@ def split(extra_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, A
 
 
 def with_prediction(extra_args: Mapping[str, Any] | None, prediction: object) -> dict[str, Any]:
-    """Return arguments in which OpenAI's own `prediction`, a field of the request beside them, is one of specplug's.
+    """Return the arguments with the request's own `prediction` field (OpenAI's) added to specplug's fields.
 
-    Arguments that are parsed already stay as they are.
+    Arguments that are already parsed are returned unchanged.
 
     Raises:
-        RequestError: specplug's fields hold one, too, or are malformed.
+        RequestError: specplug's fields also hold a prediction, or are malformed.
     """
     given = dict(extra_args or {})
     if is_encoded(given):
@@ -86,7 +86,7 @@ def with_prediction(extra_args: Mapping[str, Any] | None, prediction: object) ->
 
 
 def characters(extra_args: Mapping[str, Any]) -> int:
-    """Return roughly how much there is to parse, without looking into what a JSON text holds."""
+    """Return the approximate number of characters to parse, without decoding JSON strings."""
     return sum(_weight(value) for key, value in extra_args.items() if _is_ours(key))
 
 
@@ -95,7 +95,7 @@ def _is_ours(key: object) -> bool:
 
 
 def _warn_of_near_miss(key: object) -> None:
-    """Log, once, that a key which is left to others looks like one of the fields."""
+    """Log once that a key which specplug ignores resembles one of its fields."""
     if key in _warned or len(_warned) >= _MOST_WARNED or not isinstance(key, str):
         return
     meant = _meant(key)
@@ -105,7 +105,7 @@ def _warn_of_near_miss(key: object) -> None:
 
 
 def _meant(key: str) -> str | None:
-    """Return the field that a key comes close to, None where it comes close to none."""
+    """Return the field whose name a key resembles, or None."""
     if key in _FIELDS:
         return PREFIX + key
     plain = re.sub("[^a-z]+", "_", key.lower()).replace("spec_plug", WIRE_KEY)
@@ -134,7 +134,7 @@ def _field(key: str, value: object) -> str:
 
 
 def _value(name: str, value: Any) -> Any:
-    """Bring a value that HTTP can carry to the field's own type; what does not fit is left for the parser to refuse."""
+    """Convert a value that HTTP can carry to the field's own type; leave a bad value for the parser to refuse."""
     if name in ("enabled", "store"):
         plain = value.lower() if isinstance(value, str) else value
         return _BOOLEANS.get(plain, value) if isinstance(plain, (str, int, float)) else value
@@ -145,5 +145,5 @@ def _value(name: str, value: Any) -> Any:
     if isinstance(value, str) and name in _LONG_FORM and _LONG_FORM[name].match(value):
         return from_json(value, f"{name} as JSON; to give a text that begins like them, use the long form")
     if name == "references" and isinstance(value, (list, tuple)) and value and isinstance(value[0], (int, float)):
-        return {"token_ids": value}  # a list of ids, and not of texts
+        return {"token_ids": value}  # a list of ids rather than of texts
     return value

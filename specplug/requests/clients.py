@@ -1,9 +1,9 @@
-"""The client that an HTTP request comes from, told by the API key that it shows.
+"""Identification of the client that sent an HTTP request, by its API key.
 
-What is remembered of one client's requests is not to be read by another's.  The key itself stays in the process that
-serves HTTP: on from there goes a digest, keyed by a secret that a server draws when it starts, which tells nothing of
-the key.  Whoever checks keys, the engine or a proxy before it, a client cannot make another one's digest without that
-one's key.
+State kept from one client's requests must not be readable by another client.  The key itself stays in the process that
+serves HTTP; other processes receive a digest of it, keyed with a secret that the server draws at start-up, which
+reveals nothing of the key.  Whether the engine or a proxy checks keys, a client cannot produce another client's digest
+without that client's key.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from contextvars import ContextVar
 from typing import Any
 
 SECRET_VARIABLE = "SPECPLUG_CLIENT_SECRET"
-"""In the environment, so that all processes of a server which serve HTTP make the same digests."""
+"""Environment variable of the secret: all HTTP processes of a server inherit it and compute the same digests."""
 
 _KEYS = (b"authorization", b"x-api-key", b"api-key")
 _current: ContextVar[str | None] = ContextVar("specplug_client", default=None)
 
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Draw the server's secret unless a process that started this one has done so."""
+    """Draw the server's secret unless a parent process has done so."""
     environment.setdefault(SECRET_VARIABLE, secrets.token_hex(32))
 
 
 def digest(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """Return a client's digest, given a request's headers; None where it shows no key."""
+    """Return the client's digest from a request's headers, or None if they hold no key."""
     shown = [value for name, value in headers if name.lower() in _KEYS]
     secret = os.environ.get(SECRET_VARIABLE, "")
     if not shown or not secret:
@@ -37,12 +37,12 @@ def digest(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 
 def current() -> str | None:
-    """Return the digest of the client whose request is being served, within `Clients`."""
+    """Return the digest of the client whose request is being served; set by `Clients`."""
     return _current.get()
 
 
 class Clients:
-    """ASGI middleware that tells whatever serves a request which client it comes from."""
+    """ASGI middleware that makes the client's digest available to the code that serves its request."""
 
     def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]]) -> None:
         self._app = app

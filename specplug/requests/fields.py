@@ -1,6 +1,6 @@
-"""The fields of one request: parsed, size-checked and tokenised in the engine's front end, so that only ids travel on.
+"""Parsing of one request's fields, with size checks and tokenisation, in the engine's front end.
 
-A mistake is a `RequestError`, which the front end answers with a 4xx.
+Only token ids leave the front end.  A mistake raises `RequestError`, which the front end answers with a 4xx.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from specplug.settings.model import Limits
 from specplug.types.request import Reference, RequestOptions, StoredDocument
 
 CHARACTERS_PER_TOKEN = 16
-"""Texts longer than this, times the tokens still allowed, are refused without being tokenised.  Prose and code have 3
-to 5 characters a token in today's vocabularies."""
+"""Texts with more characters than this times the tokens still allowed are refused without being tokenised.  Prose and
+code have 3 to 5 characters per token in today's vocabularies."""
 
 
 def parse_request_fields(
@@ -32,18 +32,18 @@ def parse_request_fields(
     proposers: Collection[str] | None = None,
     verifiers: Collection[str] | None = None,
 ) -> tuple[RequestOptions, tuple[Reference, ...], str | None]:
-    """Check one request's fields and bring them to the form that plug-ins read.
+    """Check one request's fields and convert them to the form that plug-ins read.
 
     Args:
         raw: the fields, as a mapping or as the text of a JSON object; None for a request that has none.
-        tokenize: text to ids of the target's vocabulary, without special tokens.
+        tokenize: maps a text to ids of the target's vocabulary, without special tokens.
         vocab_size: ids must lie in [0, vocab_size).
-        limits: the most that a request may bring.
+        limits: upper limits on what a request may carry.
         proposers: when given, the names that the server has loaded; `proposer` must be one of them.
         verifiers: likewise, for `verifier`.
 
     Returns:
-        The options, the references (prediction first; empty ones left out), and the tenant.
+        The options, the references (prediction first, empty ones omitted), and the tenant.
 
     Raises:
         RequestError: fields are unknown, bad or too large.
@@ -79,7 +79,7 @@ def as_mapping(raw: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
     """Return request fields as a mapping, parsed if they come as JSON.
 
     Raises:
-        RequestError: they are no JSON object, or one that gives a key twice.
+        RequestError: they are not a JSON object, or the object gives a key twice.
     """
     if isinstance(raw, str):
         raw = from_json(raw, "a JSON object")
@@ -91,10 +91,10 @@ def as_mapping(raw: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
 
 
 def from_json(text: str, expected: str) -> Any:
-    """Return what a JSON text holds.
+    """Return the decoded JSON text.
 
     Raises:
-        RequestError: it is no JSON, or gives a key twice.
+        RequestError: the text is not JSON, or gives a key twice.
     """
     try:
         return json.loads(text, object_pairs_hook=no_duplicates)
@@ -103,7 +103,7 @@ def from_json(text: str, expected: str) -> Any:
 
 
 def _fields(raw: Mapping[str, Any], limits: Limits) -> RequestFields:
-    """Validate, the numbers of references and names before anything in them."""
+    """Validate the fields, checking the numbers of references and names before their contents."""
     predictions = raw.get("prediction") is not None
     _count("references", len(as_list(raw.get("references"))) + predictions, limits.max_references)
     _count("documents", len(as_list(raw.get("documents"))), limits.max_documents)
@@ -126,7 +126,7 @@ def _count(field: str, count: int, limit: int) -> None:
 
 
 def _sources(fields: RequestFields) -> list[tuple[str, str, str | Ids]]:
-    """Return (field, name, text or ids) of all that drafts may copy from, in the order they are searched."""
+    """Return (field, name, text or ids) of every text that drafts may copy from, in search order."""
     sources: list[tuple[str, str, str | Ids]] = []
     if fields.prediction is not None:
         text = "".join(part.text for part in fields.prediction.content)
@@ -144,13 +144,13 @@ def _tokenized(
     vocab_size: int,
     limit: int,
 ) -> tuple[Reference, ...]:
-    """Check sizes, first those that need no tokenizer, and turn every source into ids."""
+    """Check sizes, starting with those that need no tokenizer, and convert every source to ids."""
     given = sum(len(content) for _, _, content in sources if not isinstance(content, str))
     characters = sum(len(content) for _, _, content in sources if isinstance(content, str))
     if given > limit:
         raise _too_large(f"{given} tokens", limit)
     if characters > CHARACTERS_PER_TOKEN * (limit - given):
-        raise _too_large(f"{characters} characters beside {given} tokens", limit)
+        raise _too_large(f"{characters} characters and {given} tokens", limit)
     references, total = [], 0
     for field, name, content in sources:
         ids = tokenize(content) if isinstance(content, str) else content

@@ -1,4 +1,4 @@
-"""What keeps apart whatever is remembered across requests."""
+"""Isolation keys, which separate the state that is kept across requests."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ def isolation_key(
     lora_id: int | str | None = None,
     client: str | None = None,
 ) -> str:
-    """Return a request's isolation key: whatever is known of whose it is, and the LoRA adapter's id.
+    """Return a request's isolation key, built from every known identity of its sender and the LoRA adapter's id.
 
-    A tenant is what a client calls itself, while a cache salt may come from a proxy that knows: so no part takes the
-    place of another.  Different answers to these questions give different keys: clients choose some of the texts, so
-    none of them may spell another one's key.
+    The tenant is the client's own claim, while a cache salt may come from a trusted proxy, so no part replaces another.
+    Distinct combinations give distinct keys: clients choose some of the parts and must not be able to spell another
+    client's key.
 
     Args:
-        tenant: as the request names it; None where it names none.
-        engine: what keeps the engine's own prefix cache apart, such as a cache salt; None or "" where nothing does.
-        lora_id: of the LoRA adapter; None is the model itself.
-        client: a digest of the API key that the request came with, see `specplug.requests.clients`; None for none.
+        tenant: the tenant that the request names, or None.
+        engine: the values that partition the engine's own prefix cache, such as a cache salt; None or "" for none.
+        lora_id: id of the LoRA adapter; None for the base model.
+        client: digest of the request's API key, see `specplug.requests.clients`; None for a request without a key.
 
     Returns:
-        "" for requests that bring none of these: they share.
+        The key; "" for requests that have none of these parts, which share state.
     """
     own = tuple(part or None for part in engine) if any(engine) else ()
     if tenant is None and lora_id is None and not client and not own:

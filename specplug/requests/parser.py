@@ -1,4 +1,4 @@
-"""A request's specplug fields, from what the user wrote to the form that travels to where requests are served."""
+"""Parser that turns a request's specplug fields, as the user wrote them, into the wire form sent to the scheduler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specplug.settings.sources import ResolvedSettings
 from specplug.text.request_tokenizer import RequestTokenizer
 
 INLINE_CHARACTERS = 8192
-"""What a server parses on its event loop, a few milliseconds' work; more goes to a thread."""
+"""Most characters that are parsed on the event loop, a few milliseconds of work; larger requests go to a thread."""
 
 
 class Parser:
@@ -24,8 +24,8 @@ class Parser:
     Args:
         found: the server's settings.
         vocab_size: ids lie in [0, vocab_size).
-        tokenizer: of reference texts.
-        refusal: what is raised for wrong fields: an error that the engine's front end answers with a 400.
+        tokenizer: the tokenizer for reference texts.
+        refusal: the exception type raised for wrong fields; the engine's front end answers it with a 400.
     """
 
     def __init__(
@@ -38,19 +38,19 @@ class Parser:
         self._refusal = refusal
         self._settings, self._vocab_size, self._tokenizer = found.settings, vocab_size, tokenizer
         self._proposers = (found.settings.proposer, *found.settings.extra_proposers)
-        # Unless the settings name a verifier, the engine's own verifies.
+        # The engine's own verifier is used unless the settings name one.
         self._verifiers = (found.settings.verifier,) if found.was_set("verifier") else ()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="specplug-requests")
 
     def prepare_for_serving(self) -> None:
-        """Do now what would hold up other requests later."""
+        """Do the one-time work that would otherwise delay the first requests."""
         self._tokenizer.copy()
 
     def with_prediction(self, extra_args: Mapping[str, Any] | None, prediction: object) -> dict[str, Any]:
-        """Return extra arguments to which a request's own `prediction` is added, not parsed yet.
+        """Return the extra arguments with the request's own `prediction` added, unparsed.
 
         Raises:
-            RequestError: it is given twice; of the kind `refusal`.
+            RequestError: the prediction is given twice; raised as `refusal`.
         """
         try:
             return arguments.with_prediction(extra_args, prediction)
@@ -60,10 +60,10 @@ class Parser:
     def parsed(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
         """Return a request's extra arguments with specplug's fields in their wire form.
 
-        A request cannot ask for wider drafts than the server's: a larger `num_speculative_tokens` is the server's.
+        A `num_speculative_tokens` above the server's is lowered to the server's.
 
         Raises:
-            RequestError: the fields are wrong; of the kind `refusal`.
+            RequestError: the fields are wrong; raised as `refusal`.
         """
         try:
             given, rest = arguments.split(extra_args)
@@ -85,7 +85,7 @@ class Parser:
         return {**rest, wire.WIRE_KEY: wire.encode(options, references, tenant)}
 
     async def parsed_beside(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
-        """Do the same without holding up the event loop: large requests are parsed in a thread, one after another."""
+        """Do the same without blocking the event loop: parse large requests in a thread, one at a time."""
         if arguments.characters(extra_args) <= INLINE_CHARACTERS:
             return self.parsed(extra_args)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.parsed, extra_args)

@@ -1,4 +1,4 @@
-"""What one request may say, as it comes over HTTP: names, types and short forms."""
+"""Schema of the fields of one request, as sent over HTTP: names, types and short forms."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_NAME = 256
 """Longest name of a tenant, a corpus or a document, in characters."""
 
 MOST_PARTS = 1024
-"""Parts of a prediction."""
+"""Most parts of a prediction."""
 
 
 def as_list(value: object) -> list[object]:
-    """Return the entries of a field that takes one entry or a list of them; null is none."""
+    """Return the entries of a field that takes one entry or a list of entries; null means no entries."""
     if isinstance(value, (list, tuple)):
         return list(value)
     return [] if value is None else [value]
@@ -35,12 +35,12 @@ def _text(value: object) -> str:
 
 
 def _references(value: object) -> object:
-    """Bring the short forms, a text or a list of texts, to the long one."""
+    """Expand the short forms, a text or a list of texts, to the long form."""
     return [{"text": entry} if isinstance(entry, str) else entry for entry in as_list(value)]
 
 
 def _documents(value: object) -> object:
-    """Bring the short forms, a name or a list of names, to the long one."""
+    """Expand the short forms, a name or a list of names, to the long form."""
     return [{"name": entry} if isinstance(entry, str) else entry for entry in as_list(value)]
 
 
@@ -67,7 +67,7 @@ class ReferenceField(Section):
     token_ids: Annotated[Ids, PlainValidator(parsed_ids)] | None = Field(
         default=None, description="the text as ids of the target's vocabulary: a list, or base64 of 32-bit integers"
     )
-    name: Text | None = Field(default=None, description="what traces call it")
+    name: Text | None = Field(default=None, description="its name in traces")
 
     @model_validator(mode="after")
     def _either(self) -> ReferenceField:
@@ -80,7 +80,7 @@ class DocumentField(Section):
     """One document of the server's corpora."""
 
     name: Name
-    corpus: Name | None = Field(default=None, description="the corpus that holds it; null looks in all of the tenant's")
+    corpus: Name | None = Field(default=None, description="the corpus that holds it; null searches all of the tenant's")
 
 
 class ContentPart(Section):
@@ -98,25 +98,25 @@ class Prediction(Section):
 
 
 class RequestFields(Section):
-    """What one request may say, as it comes over HTTP."""
+    """The fields of one request, as sent over HTTP."""
 
     enabled: bool = Field(default=True, description="false switches drafting off for this request")
     num_speculative_tokens: int | None = Field(
         default=None,
         ge=0,
         le=MAX_SPECULATIVE_TOKENS,
-        description="most draft tokens per step for this request; it can lower the server's width, not raise it",
+        description="most draft tokens per step for this request; it can lower the server's limit, not raise it",
     )
     proposer: str | None = Field(default=None, description="one of the server's extra proposers, to draft with instead")
     verifier: str | None = Field(
         default=None,
-        description="the server's verifier, by name: one that is not lossless serves only requests that ask for it",
+        description="the server's verifier, by name; one that is not lossless serves only requests that name it",
     )
     references: Annotated[tuple[ReferenceField, ...], BeforeValidator(_references)] = Field(
         default=(), strict=False, description="texts that the answer is likely to copy from"
     )
     prediction: Annotated[Prediction | None, BeforeValidator(_prediction)] = Field(
-        default=None, description="OpenAI's predicted output; the same as one more reference, looked at first"
+        default=None, description="OpenAI's predicted output; treated as one more reference, searched first"
     )
     documents: Annotated[tuple[DocumentField, ...], BeforeValidator(_documents)] = Field(
         default=(), strict=False, description="documents of the server's corpora that the answer is likely to copy from"
@@ -125,6 +125,9 @@ class RequestFields(Section):
         default=(), strict=False, description="the server's corpora to draft from first"
     )
     tenant: str | None = Field(
-        default=None, min_length=1, max_length=MAX_NAME, description="whatever is remembered is kept apart by tenant"
+        default=None,
+        min_length=1,
+        max_length=MAX_NAME,
+        description="whose corpora to draft from; state kept across requests is separated by tenant",
     )
     store: bool = Field(default=True, description="false keeps the finished response out of any response memory")

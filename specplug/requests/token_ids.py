@@ -1,4 +1,4 @@
-"""Token ids as requests bring them: checked piece by piece, so that a million of them do not hold the interpreter."""
+"""Parsing of the token ids in requests, piece by piece, so that a million ids do not block other threads."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _INT32 = np.dtype("<i4")
 
 
 def parsed_ids(value: object) -> Ids:
-    """Return [n] integers, not yet compared with a vocabulary.
+    """Return [n] integers, not yet checked against a vocabulary.
 
-    Other threads run between two pieces: a conversion in one go would keep them waiting for tens of milliseconds.
+    Other threads run between pieces; a conversion in one call would block them for tens of milliseconds.
 
     Args:
         value: a list or tuple of integers, an array of them, or base64 text of little-endian 32-bit integers.
 
     Raises:
-        ValueError: it is something else; the message says what was expected.
+        ValueError: `value` is none of these; the message says what was expected.
     """
     if isinstance(value, str):
         return _from_base64(value)
@@ -45,7 +45,7 @@ def in_vocabulary(field: str, ids: Ids | Sequence[int], vocab_size: int) -> npt.
     """Return [n] int32, all of them in [0, vocab_size).
 
     Raises:
-        RequestError: one is not; the message names the request field, the id and its place.
+        RequestError: an id is out of range; the message names the request field, the id and its index.
     """
     ids = np.asarray(ids) if len(ids) else np.empty(0, dtype=np.int32)
     wrong = (ids < 0) | (ids >= vocab_size)
@@ -61,7 +61,7 @@ def in_vocabulary(field: str, ids: Ids | Sequence[int], vocab_size: int) -> npt.
 
 
 def _convert(piece: Sequence[Any], out: npt.NDArray[np.int64], start: int) -> None:
-    if set(map(type, piece)) <= {int}:  # no bool, which is an int to Python
+    if set(map(type, piece)) <= {int}:  # excludes bool, a subclass of int
         try:
             out[:] = piece
             return

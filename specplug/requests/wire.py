@@ -1,8 +1,8 @@
-"""How parsed request fields travel among a request's sampling parameters: from the API process to where it is served.
+"""Wire form of parsed request fields, carried in a request's sampling parameters from the API process to the workers.
 
-The values are those that msgpack and pickle carry as they are.  Token ids are bytes: as a list, a million of them would
-hold the interpreter for tens of milliseconds in every process on the way.  Some engines let texts through only; for
-those there is the packed form.
+The values are of types that msgpack and pickle carry unchanged.  Token ids are bytes: as a list, a million of them
+would block the interpreter for tens of milliseconds in every process on the way.  The packed form is for engines that
+pass only strings through.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specplug.types.request import Reference, RequestOptions, StoredDocument
 
 WIRE_KEY = "specplug"
 _VERSION_KEY = "wire"
-_VERSION = b"1"  # bytes: what a client sends comes as JSON, which cannot spell them
+_VERSION = b"1"  # bytes, which JSON cannot express, so a client cannot send this marker
 _PACKED_VERSION = "1"
 _CLIENT_KEY = "client"
 _IDS = np.dtype("<i4")
@@ -29,14 +29,15 @@ _NAMES = {"corpora", "documents"}  # tuples, which msgpack and JSON would turn i
 
 
 class Packed(dict[str, Any]):
-    """The packed form, in the process that made it.
+    """The packed form, within the process that made it.
 
-    Its type says that the fields have been parsed: a client's are a plain dict.  What arrives elsewhere is one, too.
+    The type marks fields as parsed, since a client's fields are a plain dict.  In other processes the packed form
+    arrives as a plain dict, too.
     """
 
 
 def encode(options: RequestOptions, references: tuple[Reference, ...], tenant: str | None) -> dict[str, Any]:
-    """Return what stands under `WIRE_KEY`: the options that differ from the defaults, references and tenant if any."""
+    """Return the value for `WIRE_KEY`: the options that differ from the defaults, and references and tenant if any."""
     changed = {name: value for name in _OPTIONS if (value := getattr(options, name)) != getattr(DEFAULTS, name)}
     for name in _NAMES & changed.keys():
         changed[name] = [list(each) if isinstance(each, tuple) else each for each in changed[name]]
@@ -49,14 +50,14 @@ def encode(options: RequestOptions, references: tuple[Reference, ...], tenant: s
 
 
 NO_FIELDS = {WIRE_KEY: encode(DEFAULTS, (), None)}
-"""The arguments of a request that says nothing to specplug, parsed."""
+"""The parsed arguments of a request without specplug fields."""
 
 
 def packed(extra_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments in which the wire form, as `encode` makes it, is a flat mapping to texts.
+    """Return the arguments with the wire form that `encode` made flattened to a mapping to strings.
 
-    Ids are in hexadecimal: of the standard library's ways from bytes to a text and back the quickest, some 3 ms each
-    for a million.
+    Ids are hexadecimal, the standard library's fastest conversion between bytes and text: about 3 ms each way for a
+    million ids.
     """
     wire = dict(extra_args[WIRE_KEY])
     references = wire.pop("references", ())
@@ -67,16 +68,16 @@ def packed(extra_args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_encoded(extra_args: Mapping[str, Any]) -> bool:
-    """Whether the fields have been parsed already, by this process or, unless they are packed, by the one before it."""
+    """Return whether the fields are parsed already, by this process or, unless packed, by the preceding one."""
     wire = extra_args.get(WIRE_KEY)
     return isinstance(wire, Packed) or (isinstance(wire, dict) and wire.get(_VERSION_KEY) == _VERSION)
 
 
 def decode(extra_args: Mapping[str, Any] | None) -> tuple[RequestOptions, tuple[Reference, ...], str | None]:
-    """Return (options, references, tenant) of a request, the defaults for one without fields.
+    """Return (options, references, tenant) of a request; defaults for a request without fields.
 
-    Token ids are views of the bytes that arrived.  What comes here has been through a front end that parses fields: a
-    packed form that a client has made is not told from one of ours.
+    Token ids are views of the received bytes.  The arguments must come from a front end that parses fields, because a
+    packed form that a client made cannot be distinguished from a genuine one.
     """
     wire = extra_args.get(WIRE_KEY) if extra_args else None
     if not isinstance(wire, dict):
@@ -95,11 +96,11 @@ def decode(extra_args: Mapping[str, Any] | None) -> tuple[RequestOptions, tuple[
 
 
 def with_client(extra_args: Mapping[str, Any] | None, client: str) -> dict[str, Any]:
-    """Return arguments that say which client they came from, see `specplug.requests.clients`.
+    """Return the arguments with the client's digest added, see `specplug.requests.clients`.
 
     Args:
-        extra_args: parsed ones, in either form, or those of a request without fields.
-        client: a digest.
+        extra_args: parsed arguments, in either form, or those of a request without fields.
+        client: the client's digest.
     """
     given = extra_args if extra_args and WIRE_KEY in extra_args else {**(extra_args or {}), **NO_FIELDS}
     wire = given[WIRE_KEY]
@@ -107,7 +108,7 @@ def with_client(extra_args: Mapping[str, Any] | None, client: str) -> dict[str, 
 
 
 def client_of(extra_args: Mapping[str, Any] | None) -> str | None:
-    """Return which client arguments came from, as `with_client` says; None where that is not known."""
+    """Return the client's digest that `with_client` added to the arguments, or None."""
     wire = extra_args.get(WIRE_KEY) if extra_args else None
     return wire.get(_CLIENT_KEY) if isinstance(wire, dict) else None
 

@@ -1,1 +1,1 @@
-"""What engine adapters keep while they serve: slots and running requests, stops, visible text, and plans of steps."""
+"""Serving state of engine adapters: slots and running requests, stop detection, visible text, and step planning."""

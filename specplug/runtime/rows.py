@@ -1,4 +1,4 @@
-"""What a batch's rows have in common from step to step: kept while nobody comes, goes or changes places."""
+"""Host facts of a batch's rows, reused from step to step while the batch and the slots stay the same."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from specplug.types.request import Request
 
 
 class RowFacts:
-    """Host facts of B rows, in batch order: those of an engine's rows whose requests have a place.
+    """Host facts of B rows, in batch order: the engine's rows whose requests have a slot.
 
     Attributes:
-        kept: which of the engine's rows they are; None where they are all.
-        names: request ids.
-        slots: of each row.
-        requests: of each row.
-        barriers: spans of the rows that are no text.
+        kept: indices of these rows among the engine's rows; None if all rows are kept.
+        names: request id of each row.
+        slots: slot of each row.
+        requests: request of each row.
+        barriers: spans of the rows that are not text.
     """
 
     def __init__(self, allocator: SlotAllocator, names: Sequence[str]) -> None:
@@ -34,5 +34,5 @@ class RowFacts:
         )
 
     def hold(self, allocator: SlotAllocator, names: Sequence[str]) -> bool:
-        """Whether these are still the facts of the rows `names`, a list."""
+        """Return whether these facts still hold for the rows `names`, a list of request ids."""
         return self._version == allocator.slots.version and self._names == names

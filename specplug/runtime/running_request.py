@@ -1,4 +1,4 @@
-"""A request that an engine runs, with what drafting needs to know of it beside the request itself."""
+"""Running request of an engine, with the facts that drafting needs besides the request itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from specplug.types.request import Request
 
 MAX_STOP_IDS = 8
-"""Stop ids that are tracked per request on the device; what a request stops on beyond them is learnt one step late."""
+"""Stop ids tracked per request on the device; a stop on any further id is detected one step late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +15,10 @@ class RunningRequest:
     """A request that a worker holds.
 
     Attributes:
-        request: as plug-ins see it.
-        end: most tokens that prompt and output may have together.
-        stop_ids: token ids that end it, the first `MAX_STOP_IDS`.
-        barriers: (start, stop, kind) of spans that are no text.
+        request: the request as plug-ins see it.
+        end: maximum length of prompt and output together, in tokens.
+        stop_ids: the first `MAX_STOP_IDS` token ids that end it.
+        barriers: (start, stop, kind) of spans that are not text.
     """
 
     request: Request

@@ -1,4 +1,4 @@
-"""Requests in slots: who comes, goes and resumes, told to whoever listens."""
+"""Slot allocator: assigns running requests to slots and reports each start, preemption, resumption and end."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class SlotAllocator:
     Args:
         max_slots: S, the most requests at a time.
         device: where the slots' table lies.
-        tell: called with every event, after the slot was taken and before it is freed.
+        tell: called with every event, after a slot is taken and before it is freed.
 
     Attributes:
-        slots: the tenants by slot.
-        engine_slot: called with a request id, returns the engine's own slot; None where slots are given out here.
-        ignored: ids of running requests that nobody hears of.
+        slots: the table of slots and their occupants.
+        engine_slot: returns the engine's own slot for a request id; None if this allocator assigns the slots.
+        ignored: ids of running requests that get no slot and no events.
     """
 
     def __init__(self, max_slots: int, device: torch.device, tell: Callable[[RequestEvent], None]) -> None:
@@ -35,15 +35,15 @@ class SlotAllocator:
         self._free = list(range(max_slots - 1, -1, -1))
 
     def __len__(self) -> int:
-        """How many requests have a place."""
+        """Return the number of requests that hold a slot."""
         return len(self._slots)
 
     def __contains__(self, request_id: str) -> bool:
-        """Whether the request has a place."""
+        """Return whether the request holds a slot."""
         return request_id in self._slots
 
     def is_waiting(self, request_id: str) -> bool:
-        """Whether the request was preempted and has not resumed."""
+        """Return whether the request was preempted and has not resumed."""
         return request_id in self._waiting
 
     def slot_of(self, request_id: str) -> int:
@@ -55,7 +55,7 @@ class SlotAllocator:
         return self.slots.occupants[self._slots[request_id]].request
 
     def start(self, occupant: RunningRequest) -> None:
-        """Take in a request that is new, or a known one with a new prompt."""
+        """Assign a slot to a new request, or a new slot generation to a known one with a new prompt."""
         name = occupant.request.request_id
         self.ignored.discard(name)
         kind: Lifecycle = Lifecycle.UPDATED if name in self._slots else Lifecycle.STARTED
@@ -64,22 +64,22 @@ class SlotAllocator:
         self._settle(kind, occupant)
 
     def ignore(self, request_id: str) -> None:
-        """Tell nobody of a new request, which gets no place: it is in no batch until it finishes."""
+        """Give a new request no slot and report no events for it; it is in no batch until it finishes."""
         self.ignored.add(request_id)
 
     def resume(self, request_id: str) -> None:
-        """Give a preempted request a place again."""
+        """Assign a slot to a preempted request."""
         occupant = self._waiting.pop(request_id, None)
         if occupant is not None:
             self._settle(Lifecycle.RESUMED, occupant)
 
     def preempt(self, request_id: str) -> None:
-        """Take a request's place; it may resume."""
+        """Free the slot of a request that may resume later."""
         if request_id in self._slots:
             self._waiting[request_id] = self._leave(request_id, Lifecycle.PREEMPTED)
 
     def finish(self, request_id: str, *, aborted: bool, visible: int | None = None) -> None:
-        """Forget a request, of which the client saw at most `visible` tokens; None where that is not known."""
+        """Drop a request.  The client saw at most `visible` of its tokens; None if that is unknown."""
         self._waiting.pop(request_id, None)
         self.ignored.discard(request_id)
         if request_id in self._slots:

@@ -1,7 +1,7 @@
-"""What drafting needs to know per slot, on the host and as one table on the device.
+"""Per-slot facts for drafting, on the host and as one table on the device.
 
-Slots change only when requests come, go or resume, so the device's copy is written at those steps and gathered by slot
-at every step.  Nothing is read back.
+Slots change only when requests start, end or resume, so the device table is written only at those steps and gathered by
+slot at every step.  Nothing is read back.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class SlotRows:
 
     Attributes:
         generations: [B] int64.
-        ends: [B] int32, most tokens that prompt and output may have together.
-        caps: [B] int32, most draft tokens that the request allows; `NO_CAP` where it set no limit.
-        grammar: [B] bool.
-        verifier: [B] bool, whether the request asks for the server's verifier.
-        stop_ids: [B, M] int64, -1 where there are fewer.
+        ends: [B] int32, maximum length of prompt and output together, in tokens.
+        caps: [B] int32, most draft tokens per step that the request allows; `NO_CAP` if it sets no limit.
+        grammar: [B] bool, whether the request has a grammar.
+        verifier: [B] bool, whether the request names the server's verifier.
+        stop_ids: [B, M] int64, padded with -1.
     """
 
     generations: Tensor
@@ -39,16 +39,17 @@ class SlotRows:
 
 
 class SlotTable:
-    """Slots and their tenants.
+    """Slots and their occupants.
 
     Args:
         max_slots: S, the most requests at a time.
-        device: where the table of [S, 5 + M] int64 lies.
+        device: device of the table, [S, 5 + M] int64.
 
     Attributes:
         occupants: by slot, the request that holds it.
-        generations: by slot (host); a slot's first tenant has generation 1.
-        version: counts changes of tenants, so that what is derived from them can be kept between changes.
+        generations: by slot (host); a slot's first occupant has generation 1.
+        version: incremented when an occupant changes, so that data derived from the table can be cached between
+            changes.
     """
 
     def __init__(self, max_slots: int, device: torch.device) -> None:
@@ -70,7 +71,7 @@ class SlotTable:
         return self.generations[slot]
 
     def free(self, slot: int) -> None:
-        """Take the slot from its tenant."""
+        """Remove the slot's occupant."""
         self.occupants.pop(slot, None)
         self.version += 1
 
@@ -95,7 +96,7 @@ class SlotTable:
         )
 
     def _flush(self) -> None:
-        """Write the changed rows to the device: two small asynchronous copies, from memory that nobody changes."""
+        """Write the changed rows to the device: two small asynchronous copies from memory that is never modified."""
         slots = sorted(slot for slot in self._changed if slot in self.occupants)
         self._changed.clear()
         if slots:

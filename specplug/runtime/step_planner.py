@@ -1,4 +1,4 @@
-"""Plans of steps, made where an engine schedules, from the engine's own figures of its requests."""
+"""Step planner, which runs in the engine's scheduler and plans each step from the engine's request statistics."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from specplug.types.plan import NO_SPECULATION, HostStats, RequestStats, StepCos
 R = TypeVar("R")
 
 Fate = tuple[str, int, int]
-"""A request's id, and how many draft tokens of it a step verified and accepted."""
+"""A request's id and the numbers of its draft tokens that a step verified and accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a request itself allows.
+    """Limits that a request sets itself.
 
     Attributes:
-        end: most tokens that prompt and output may have together.
+        end: maximum length of prompt and output together, in tokens.
         cap: most draft tokens per step, None for no limit.
     """
 
@@ -36,12 +36,12 @@ class Bounds:
 
 
 class Launched(NamedTuple):
-    """A step that the engine has begun, and whose results are still to come.
+    """A step that the engine has begun and whose results are pending.
 
     Attributes:
-        plan: what shaped its drafts, with the number and the number of requests that it was made for.
-        began: when, in seconds.
-        cost: what it costs; its seconds are still 0.  None where the time is not going to be known.
+        plan: the plan of its drafts, as (step number, number of requests planned for, plan).
+        began: start time in seconds.
+        cost: the step's cost with its seconds still 0; None if the step is not timed.
     """
 
     plan: tuple[int, int, StepPlan]
@@ -50,7 +50,7 @@ class Launched(NamedTuple):
 
 
 class _Tally:
-    """One request's bounds and what became of its drafts."""
+    """One request's bounds and its counts of verified and accepted draft tokens."""
 
     __slots__ = ("accepted", "bounds", "verified")
 
@@ -64,16 +64,16 @@ class StepPlanner(Generic[R]):
 
     Args:
         found: the server's settings.
-        context: what the policy is built with.
+        context: the context that the policy is built with.
         measure: returns a request's id and its number of tokens.
-        bounds: returns what a request allows; asked once per request.
+        bounds: returns a request's bounds; called once per request.
 
     Attributes:
-        stage: the policy's plan half, contained.
-        control: what the operator says.
-        faults: per plug-in and kind, as `SpecMetrics` counts them.
+        stage: the policy's plan half, with its faults contained.
+        control: the operator's control.
+        faults: counts per plug-in and kind, as in `SpecMetrics`.
         plan: the newest plan.
-        steps: how many were planned.
+        steps: number of steps planned.
         last_step: cost of the newest step whose time is known; None at first.
     """
 
@@ -91,14 +91,14 @@ class StepPlanner(Generic[R]):
         self.plan = NO_SPECULATION
         self.steps = 0
         self.last_step: StepCost | None = None
-        self._planned = (0, 0)  # requests and their tokens
+        self._planned = (0, 0)  # number of requests, and their tokens in total
         self._ended = 0.0
         self._measure, self._bounds = measure, bounds
         self._tallies: dict[str, _Tally] = {}
         self._capped: dict[str, int] = {}
 
     def make(self, running: Iterable[R], num_waiting: int, prefill_tokens: int) -> StepPlan:
-        """Plan what the next step's drafts may be; `running` are the engine's own requests."""
+        """Plan the next step's drafts; `running` holds the engine's own requests."""
         self.stage.ceiling = self.control.ceiling()
         figures = tuple([self._figures(request) for request in running])
         stats = HostStats(self.steps, figures, num_waiting, prefill_tokens, self.last_step)
@@ -108,21 +108,21 @@ class StepPlanner(Generic[R]):
         return self.plan
 
     def launch(self, began: float, requests: int, tokens: int, draft_length: int, *, timed: bool = True) -> Launched:
-        """Note that the engine runs a step with the drafts of the newest plan; hand the result to `finish`.
+        """Record that the engine runs a step with the drafts of the newest plan; pass the result to `finish`.
 
         Args:
-            began: when it was begun, by `time.perf_counter`.
+            began: start time of the step by `time.perf_counter`.
             requests, tokens, draft_length: see `StepCost`.
-            timed: whether nothing else is going to be measured with it.
+            timed: whether the measured time covers this step alone.
         """
         planned, context = self._planned
         cost = StepCost(requests, tokens, context, draft_length, seconds=0.0) if timed and tokens else None
         return Launched((self.steps - 1, planned, self.plan), began, cost)
 
     def finish(self, step: Launched, fates: Sequence[Fate], ended: float) -> None:
-        """Count what became of a step's drafts, whose results came at `ended`; steps finish in their order.
+        """Count the outcome of a step's drafts, whose results arrived at `ended`; steps finish in launch order.
 
-        Where the host runs ahead, a step waits for the one before it, so its time is counted from when that one ended.
+        If the host runs ahead, a step waits for the preceding one, so its time counts from the end of that one.
         """
         for request_id, verified, accepted in fates:
             tally = self._tallies.get(request_id)
@@ -139,13 +139,13 @@ class StepPlanner(Generic[R]):
             self.stage.observe(StepReport.build(number, plan.draft_length, requests, counts, cost))
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Drop what is known of finished requests."""
+        """Drop the state of finished requests."""
         for request_id in request_ids:
             self._tallies.pop(request_id, None)
             self._capped.pop(request_id, None)
 
     def policy_caps(self) -> dict[str, int]:
-        """Return the newest plan's caps that are tighter than its width and than what requests set themselves."""
+        """Return the newest plan's caps that are below its draft length and below the requests' own caps."""
         widest = self.plan.draft_length
         return {name: cap for name, cap in self.plan.caps.items() if cap < min(widest, self._capped.get(name, widest))}
 
@@ -160,7 +160,11 @@ class StepPlanner(Generic[R]):
         return RequestStats(name, length, end - length, cap, tally.verified, tally.accepted)
 
     def _enforced(self, plan: StepPlan, num_requests: int) -> StepPlan:
-        """Hold requests' own limits, and the budget: no row can use more, and padded rows are all as wide."""
+        """Apply the requests' own caps and the token budget to a plan.
+
+        No row can use more than the budget; engines without native ragged batches pad all rows to one length, so there
+        the rows divide it.
+        """
         if self._capped:
             own = {name: min(plan.draft_length_for(name), cap) for name, cap in self._capped.items()}
             plan = replace(plan, caps={**plan.caps, **own})

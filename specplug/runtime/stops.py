@@ -1,7 +1,7 @@
-"""Which emitted tokens lie behind a stop, found on the device.
+"""Detection of the tokens emitted after a stop, on the device.
 
-A row lives on for a step or two past its end until the scheduler knows.  What it emits there reaches no client and must
-not be learnt from.
+A row keeps running for a step or two after its end, until the scheduler learns of it.  The tokens that it emits there
+reach no client and must not be learnt from.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from specplug.runtime.slots import SlotRows
 
 
 class StopDetector:
-    """Remembers, by slot, whether the tenant has stopped.  S slots; nothing is read back.
+    """Tracks for each of S slots whether the occupant has stopped.  Nothing is read back.
 
     Args:
         max_slots: S.
-        max_draft_length: N, the widest draft; a row emits at most N + 1 tokens per step.
-        device: where batches lie.
+        max_draft_length: N, the longest draft; a row emits at most N + 1 tokens per step.
+        device: device of the batches.
     """
 
     def __init__(self, max_slots: int, max_draft_length: int, device: torch.device) -> None:
@@ -28,15 +28,15 @@ class StopDetector:
     def after(
         self, tokens: Tensor, table_rows: Tensor, slots: Tensor, lengths: Tensor, emitted: Tensor, rows: SlotRows
     ) -> Tensor:
-        """Return [B] int32: how many of a step's emitted tokens lie behind a stop.
+        """Return [B] int32, the number of a step's emitted tokens that come after a stop.
 
         Args:
             tokens: [R, L] int32, the token table.
             table_rows: [B], the row of each request in it.
             slots: [B].
-            lengths: [B] int32, emitted tokens included.
+            lengths: [B] int32, including the emitted tokens.
             emitted: [B] int32.
-            rows: the slots' rows.
+            rows: the slot table's rows of the batch.
         """
         slots = slots.long()
         place = lengths[:, None] - 1 - self._back  # of the newest N + 1 tokens, oldest first
@@ -45,6 +45,6 @@ class StopDetector:
         stop = (newest.to(slots.device)[:, :, None] == rows.stop_ids[:, None, :]).any(2)
         last = (stop | (place + 1 >= rows.ends[:, None])) & fresh
         ended = self._stopped[slots] == rows.generations
-        after_last = last.cumsum(1) > last  # counts the stops up to each token, itself included
+        after_last = last.cumsum(1) > last  # counts the stops up to and including each token
         self._stopped[slots] = torch.where(last.any(1), rows.generations, self._stopped[slots])
         return (fresh & (after_last | ended[:, None])).sum(1, dtype=torch.int32)

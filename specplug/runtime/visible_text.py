@@ -1,7 +1,7 @@
-"""How much of an output a client saw whose text was cut at a stop string.
+"""Visible length, in tokens, of an output whose text was cut at a stop string.
 
-Engines cut the text, not the tokens: those that hold the stop string, or lie behind it, are left to be found here, once
-per request that ended so.
+Engines cut the text, not the tokens.  The tokens that hold the stop string or follow it are found here, once per
+request that ended at one.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 LEAD = 8
-"""Tokens that are decoded in front of those that are looked at, as their text can depend on what precedes them."""
+"""Number of preceding tokens decoded together with the examined ones, whose text can depend on them."""
 
 UNFINISHED = "\ufffd"
-"""What tokenizers show for bytes that are no whole character."""
+"""The replacement character that tokenizers show for an incomplete character."""
 
 
 def tokens_before_stop(
@@ -25,24 +25,24 @@ def tokens_before_stop(
     keep: bool = False,
     newest: int | None = None,
 ) -> int | None:
-    """Return how many tokens the client saw, of an output whose text ends at a stop string.
+    """Return the number of tokens that the client saw, of an output whose text ends at a stop string.
 
-    A token that holds a part of the stop string is not counted, unless the client gets the stop string.  Where it is
-    not clear to which side of the cut a token belongs, it is not counted either.  The text is decoded once; what is
-    decoded beside grows with the tokens from the cut on.
+    A token that holds a part of the stop string is not counted unless the client receives the stop string.  A token
+    that may belong to either side of the cut is not counted.  The text is decoded once; the amount of additional
+    decoding grows with the number of tokens from the cut on.
 
     Args:
-        output: the tokens, perhaps with some behind the stop.
+        output: the tokens, possibly with some after the stop.
         stop: the stop strings.
-        decode: the text of token ids, as clients get it.
-        lead: the prompt's last tokens, where the engine decodes outputs with them in front.
-        least: tokens at the beginning that no stop string ends in.
-        keep: the client gets the stop string too.
-        newest: how many of the last tokens are decoded, where whoever looks for stop strings cannot lag by more; None
-            decodes all.  The answer is the same as long as no stop string begins ahead of them.
+        decode: returns the text of token ids as clients receive it.
+        lead: the prompt's last tokens, if the engine decodes outputs with them in front.
+        least: number of leading tokens in which no stop string ends.
+        keep: whether the client receives the stop string too.
+        newest: number of last tokens to decode, if the engine's search for stop strings cannot lag by more; None
+            decodes all.  The result is the same as long as no stop string begins before them.
 
     Returns:
-        None where no stop string is in the text.
+        None if the text contains no stop string.
     """
     skipped = 0 if newest is None else max(0, len(output) - newest)
     if skipped:
@@ -50,7 +50,7 @@ def tokens_before_stop(
         found = tokens_before_stop(
             output[skipped:], stop, decode, lead=preceding, least=max(0, least - skipped), keep=keep
         )
-        if found != 0:  # else the cut may lie further in front
+        if found != 0:  # otherwise the cut may lie earlier
             return None if found is None else skipped + found
     ids, before = list(output), list(lead)
     prompt = decode(before) if before else ""
@@ -68,7 +68,7 @@ def tokens_before_stop(
 
 
 def _tokens_up_to(ids: list[int], end: str, decode: Callable[[list[int]], str]) -> int:
-    """Return how many tokens lie wholly in front of a text's end `end`: what follows them has all of it."""
+    """Return the number of tokens that lie wholly before a text's end `end`, so that the tokens after them hold it."""
 
     doubtful = end.startswith(UNFINISHED)  # some of its bytes may lie in the token before
 
@@ -87,7 +87,7 @@ def _tokens_up_to(ids: list[int], end: str, decode: Callable[[list[int]], str]) 
 
 
 def _common(left: str, right: str) -> int:
-    """Return the length of the longest common beginning."""
+    """Return the length of the longest common prefix."""
     for place, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
             return place

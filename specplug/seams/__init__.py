@@ -1,1 +1,1 @@
-"""Seams: the private names of an engine that an adapter relies on, held against the engine that is there."""
+"""Seams: the private names of an engine that an adapter relies on, and their checks against the engine in use."""

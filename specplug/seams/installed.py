@@ -1,4 +1,4 @@
-"""What ``specplug doctor`` says of an installed engine.  It is read, not imported: that takes seconds."""
+"""Checks of an installed engine for ``specplug doctor``.  They read its files, because importing it takes seconds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from specplug.seams.support import UNKNOWN, Range, is_optional
 
 
 def package_folder(package: str) -> Path | None:
-    """Return an installed package's folder, None where it is not installed."""
+    """Return an installed package's folder, or None if it is not installed."""
     spec = importlib.util.find_spec(package)
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def version_in(folder: Path) -> str:
-    """Return the version that a package folder's own file names, `UNKNOWN` without one."""
+    """Return the version from a package folder's version file, or `UNKNOWN` without one."""
     file = folder / "_version.py"
     if file.is_file():
         for statement in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -33,7 +33,7 @@ def version_in(folder: Path) -> str:
 
 
 def version_result(versions: Range, version: str) -> CheckResult:
-    """Say whether a version is supported."""
+    """Return whether a version is supported, as a check result."""
     judgement = versions.judge(version)
     name = f"{versions.engine} {version}"
     if judgement == "too old":
@@ -47,14 +47,14 @@ def version_result(versions: Range, version: str) -> CheckResult:
 def seams_result(
     versions: Range, version: str, folder: Path, seams: Sequence[Seam], optional: Mapping[str, str]
 ) -> CheckResult:
-    """Say whether an installed engine has every seam.
+    """Return whether an installed engine has every seam, as a check result.
 
     Args:
-        versions: those that the adapter supports.
-        version: the installed one.
-        folder: its package folder.
-        seams: everything that the adapter uses.
-        optional: parts of the adapter that a server starts without, each with what is off then.
+        versions: the versions that the adapter supports.
+        version: the installed version.
+        folder: the engine's package folder.
+        seams: all seams that the adapter uses.
+        optional: parts of the adapter that a server can start without, each with the features that are then off.
     """
     name, assumed = f"{versions.engine} {version}", versions.assumed(version)
     moved = moved_in(folder.parent, assumed, [seam for seam in seams if not is_optional(seam, optional)])
@@ -71,13 +71,13 @@ def seams_result(
 def entry_point_result(
     engine: str, group: str, name: str, target: str, *, allowing: str, empty_allows: bool
 ) -> CheckResult:
-    """Say whether an engine loads specplug.
+    """Return whether an engine loads specplug, as a check result.
 
     Args:
-        engine: its name, for messages.
-        group, name, target: of the entry point.
-        allowing: the variable that names the plug-ins to be loaded; all are without it.
-        empty_allows: whether all are loaded, too, when it is empty.
+        engine: the engine's name, for messages.
+        group, name, target: group, name and target of the entry point.
+        allowing: the environment variable that lists the plug-ins to load; if unset, all are loaded.
+        empty_allows: whether all are also loaded if the variable is empty.
     """
     found = [entry.value for entry in importlib.metadata.entry_points(group=group) if entry.name == name]
     if target not in found:

@@ -1,4 +1,4 @@
-"""How a seam is compared with an engine: here with the imported one, in `sources` with sources nobody imports."""
+"""Comparison of seams with an imported engine; `sources` compares them with sources that are not imported."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Symbol(Protocol):
     """One of an engine's modules, classes, functions or values, as a probe sees it."""
 
     def parameters(self) -> list[str] | None:
-        """Return the names of a function's parameters in order, ``self`` left out; None when it is no function."""
+        """Return the names of a function's parameters in order, without ``self``; None if it is not a function."""
 
     def holds(self, name: str) -> bool:
-        """Return whether a module or class has the attribute, also one that only its methods assign."""
+        """Return whether a module or class has the attribute, including those that only its methods assign."""
 
 
 _STORE, _EXTENDED = dis.opmap["STORE_ATTR"], dis.opmap["EXTENDED_ARG"]
@@ -29,7 +29,7 @@ Find = Callable[[str, str], Symbol | None]
 
 
 def problems(seam: Seam, find: Find) -> Iterator[str]:
-    """Yield what no longer holds of a seam, one line each, beginning with the seam's name."""
+    """Yield the problems of a seam, one line each, beginning with the seam's name."""
     symbol = find(seam.module, seam.name)
     if symbol is None:
         yield f"{seam} is gone"
@@ -63,7 +63,7 @@ def imported(module: str, name: str) -> Symbol | None:
     for part in name.split(".") if name else ():
         owner = target
         target = getattr(owner, part, None)
-        if target is None or target is getattr(object, part, None):  # every class has the latter
+        if target is None or target is getattr(object, part, None):  # attributes of `object` exist on every class
             return None
     return _Imported(target, owner, name.rpartition(".")[2])
 
@@ -74,11 +74,11 @@ class _Imported:
         self._bound = inspect.isclass(owner) and not isinstance(inspect.getattr_static(owner, name), staticmethod)
 
     def parameters(self) -> list[str] | None:
-        target = inspect.unwrap(self._target)  # hooks, ours among them, name what they wrap
+        target = inspect.unwrap(self._target)  # hooks, including specplug's own, set `__wrapped__`
         if not callable(target):
             return None
         names = list(inspect.signature(target).parameters)
-        takes_self = self._bound and not inspect.ismethod(self._target)  # a bound class method has lost its `cls`
+        takes_self = self._bound and not inspect.ismethod(self._target)  # a bound class method's signature lacks `cls`
         return names[1:] if takes_self else names
 
     def holds(self, name: str) -> bool:
@@ -102,7 +102,7 @@ def _declares(cls: type, name: str) -> bool:
 
 @functools.cache
 def _method_codes(cls: type) -> tuple[Any, ...]:
-    """Return the bytecode of a class's methods, the constructor first: most attributes are made there."""
+    """Return the bytecode of a class's methods, the constructor first, since it assigns most attributes."""
     methods = sorted(vars(cls).items(), key=lambda item: item[0] != "__init__")
     plain = (getattr(method, "fget", None) or getattr(method, "__func__", method) for _, method in methods)
     codes = (getattr(inspect.unwrap(method), "__code__", None) for method in plain if callable(method))
@@ -111,7 +111,7 @@ def _method_codes(cls: type) -> tuple[Any, ...]:
 
 @functools.cache
 def _stored(code: Any) -> frozenset[str]:
-    """Return the attributes that a function assigns.  What `dis` would find, in a tenth of its time."""
+    """Return the attributes that a function assigns, as `dis` would find them in ten times the time."""
     found, high = set(), 0
     for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
         if operation == _STORE:

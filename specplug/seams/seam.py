@@ -1,4 +1,4 @@
-"""What a seam is: one symbol of an engine's, and what an adapter relies on of it."""
+"""Seam: one symbol of an engine, and the properties of it that an adapter relies on."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """What is relied on of one symbol.
+    """One symbol and the properties of it that an adapter relies on.
 
     Attributes:
-        module, name: where it stands; an empty name is the module itself.
-        where: the parts of the adapter that use it, by the names that the adapter gives them.
-        takes: the parameters that its signature begins with, ``self`` left out.
-        named: parameters that it takes anywhere.
-        holds: attributes of a class, its instances or a module; ``__dict__``: instances take further attributes.
-        since, until: the versions that have it, both included.
+        module, name: the symbol's module and dotted name; an empty name is the module itself.
+        where: the parts of the adapter that use it, by the adapter's names for them.
+        takes: the leading parameters of its signature, without ``self``.
+        named: parameters at any position of its signature.
+        holds: attributes of a class, its instances or a module; ``__dict__``: instances accept further attributes.
+        since, until: the first and last versions that have it, both inclusive.
     """
 
     module: str
@@ -30,7 +30,7 @@ class Seam:
     until: Version | None
 
     def applies(self, version: Version) -> bool:
-        """Return whether a version has it."""
+        """Return whether a version has the seam."""
         return self.since <= version and (self.until is None or version <= self.until)
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ def seam(
     since: Version = (),
     until: Version | None = None,
 ) -> Seam:
-    """Make a seam of ``module:name`` or ``module``; names are listed in one string, separated by spaces."""
+    """Build a seam from ``module:name`` or ``module``; lists of names are strings separated by spaces."""
     module, _, name = symbol.partition(":")
     lists = {"takes": tuple(takes.split()), "named": tuple(named.split()), "holds": tuple(holds.split())}
     return Seam(module, name, where, **lists, since=since, until=until)

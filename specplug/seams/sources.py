@@ -1,4 +1,4 @@
-"""Seams against an engine's sources that nobody imports: another version's, or an installed one, slow to load."""
+"""Comparison of seams with an engine's sources without importing them: another version's, or a slow installed one's."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def moved_in(root: Path, version: Version, seams: Iterable[Seam]) -> list[str]:
-    """Return what no longer holds of the seams in an engine's sources.
+    """Return the problems of the seams in an engine's sources.
 
     Args:
         root: the folder that holds the engine's package folder.
-        version: of those sources; seams that it does not have are left out.
-        seams: those to look at.
+        version: the sources' version; seams that do not apply to it are skipped.
+        seams: the seams to check.
     """
     sources = Sources(root)
     return [line for seam in seams if seam.applies(version) for line in problems(seam, sources.find)]
 
 
 class Sources:
-    """Modules below a folder, parsed when they are asked for."""
+    """Modules below a folder, parsed on first use."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._parsed: dict[str, ModuleSource | None] = {}
 
     def module(self, name: str) -> ModuleSource | None:
-        """Return a parsed module, or None when there is no such file."""
+        """Return a parsed module, or None if there is no such file."""
         if name not in self._parsed:
             path = self._root.joinpath(*name.split("."))
             files = (path.with_suffix(".py"), path / "__init__.py")
@@ -54,7 +54,7 @@ class Sources:
 
 
 class ModuleSource:
-    """A module's top level, conditional parts included."""
+    """A module's top level, including conditional parts."""
 
     def __init__(self, sources: Sources, name: str, file: Path) -> None:
         self._sources, self._name = sources, name
@@ -64,7 +64,7 @@ class ModuleSource:
         for statement in _flat(sources.parse(file).body):
             for bound in _bound(statement):
                 is_made_anew = isinstance(self._names.get(bound), ast.ClassDef) and isinstance(statement, ast.Assign)
-                if not is_made_anew:  # of a class of the same name, which says more
+                if not is_made_anew:  # from a class of the same name, which has more information
                     self._names[bound] = statement
             if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
                 self._stars.append(self._origin(statement))
@@ -76,7 +76,7 @@ class ModuleSource:
         return name in self._names or self.member(name) is not None
 
     def member(self, name: str) -> ModuleSource | ClassSource | Definition | None:
-        """Return what a name stands for, following imports from the engine itself."""
+        """Return the definition of a name, following imports within the engine."""
         statement = self._names.get(name)
         if statement is None:
             for star in self._stars:
@@ -100,7 +100,7 @@ class ModuleSource:
 
 
 class ClassSource:
-    """A class and, where they are the engine's own, its bases."""
+    """A class and those of its bases that belong to the engine."""
 
     def __init__(self, module: ModuleSource, node: ast.ClassDef) -> None:
         self._module, self._node = module, node
@@ -109,7 +109,7 @@ class ClassSource:
         return None
 
     def member(self, name: str) -> Definition | None:
-        """Return a method or class-level value, also an inherited one."""
+        """Return a method or class-level value, including inherited ones."""
         for cls in self._line():
             for statement in cls._node.body:
                 if name in _bound(statement):
@@ -168,7 +168,7 @@ class Definition:
 
 
 def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield statements, also those below `if` and `try`."""
+    """Yield statements, including those below `if` and `try`."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.If):
@@ -179,7 +179,7 @@ def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
-    """Yield the names that a statement binds where it stands."""
+    """Yield the names that a statement binds in its own scope."""
     if isinstance(statement, _Function | ast.ClassDef):
         yield statement.name
     elif isinstance(statement, ast.Import | ast.ImportFrom):
@@ -187,7 +187,9 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
     elif isinstance(statement, ast.Assign | ast.AnnAssign):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         names = (node for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
-        yield from (name.id for name in names if isinstance(name.ctx, ast.Store))  # not of what gets an attribute
+        yield from (
+            name.id for name in names if isinstance(name.ctx, ast.Store)
+        )  # skips the owner in an assignment to an attribute
 
 
 def _assigned_to_self(method: _Function) -> Iterator[str]:

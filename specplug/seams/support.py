@@ -1,4 +1,4 @@
-"""Which versions of an engine an adapter serves, and what becomes of the others."""
+"""Engine versions that an adapter supports, and the handling of other versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specplug.seams.probe import Find, imported, problems
 from specplug.seams.seam import Seam, Version
 
 UNKNOWN = "dev"
-"""What stands for the version of an engine that does not know its own."""
+"""Version string of an engine that does not know its own version."""
 
 Judgement = Literal["supported", "too old", "untested"]
 
@@ -26,8 +26,8 @@ class Range:
     """The versions of an engine that an adapter supports.
 
     Attributes:
-        engine: its name as a user writes it.
-        oldest, newest: both included; as many parts as versions are compared by.
+        engine: the engine's name as users write it.
+        oldest, newest: both inclusive, with as many parts as versions are compared by.
     """
 
     engine: str
@@ -38,17 +38,17 @@ class Range:
         return f"{self.engine} {'.'.join(map(str, self.oldest))} to {'.'.join(map(str, self.newest))}"
 
     def parse(self, version: str) -> Version | None:
-        """Return the parts of a version such as "0.32.1rc2" that are compared; None for one that does not say them."""
+        """Return the compared parts of a version such as "0.32.1rc2", or None if it lacks them."""
         count = len(self.newest)
         found = re.match(r"\.".join([r"(\d+)"] * count), version)
         return None if found is None else tuple(map(int, found.groups()))
 
     def assumed(self, version: str) -> Version:
-        """Return the version whose seams are looked for: of one that is not known, those of the newest."""
+        """Return the version whose seams are checked; for an unknown version, the newest."""
         return self.parse(version) or self.newest
 
     def judge(self, version: str) -> Judgement:
-        """Say what a version is to the adapter."""
+        """Return the adapter's judgement of a version."""
         found = self.parse(version)
         if found is None or found > self.newest:
             return "untested"
@@ -56,28 +56,29 @@ class Range:
 
     @property
     def remedy(self) -> str:
-        """What to do about a version that does not serve."""
+        """Return the remedy for an unsupported version."""
         return f"Install a supported version: {self}"
 
 
 def is_optional(seam: Seam, optional: Mapping[str, str]) -> bool:
-    """Return whether a seam is used by optional parts of an adapter only."""
+    """Return whether only optional parts of an adapter use a seam."""
     return set(seam.where) <= optional.keys()
 
 
 class Support:
-    """What an adapter's processes ask about the engine that they have imported.
+    """Checks of the imported engine in an adapter's processes.
 
     Args:
-        versions: those that the adapter supports.
-        seams: everything that it uses of the engine.
-        optional: parts of the adapter that requests are served right without, each with what is off then.
-        who: the adapter, for messages.
-        installed: returns this process's version, `UNKNOWN` where the engine does not know its own.
+        versions: the versions that the adapter supports.
+        seams: all seams that the adapter uses.
+        optional: parts of the adapter without which requests are still served correctly, each with the features that
+            are then off.
+        who: the adapter's name, for messages.
+        installed: returns the engine's version in this process, `UNKNOWN` if it does not know its own.
 
     Attributes:
-        require: `check`, once per process and place.
-        available: `look`, once per process and place.
+        require: `check`, once per process and part.
+        available: `look`, once per process and part.
         warn_untested: logs a warning, once per version.
     """
 
@@ -97,13 +98,13 @@ class Support:
         self.warn_untested = functools.cache(self._warn_untested)
 
     def check(self, where: str) -> None:
-        """Refuse to go on with an engine whose seams have moved, or that is too old.
+        """Raise an error if the engine is too old or one of its seams has moved.
 
-        One newer than those tested, or one that does not know its version, is served with a warning as long as every
-        seam holds.
+        An engine newer than those tested, or one that does not know its version, is accepted with a warning as long as
+        every seam holds.
 
         Args:
-            where: which part of the adapter asks; its seams are imported and compared.
+            where: the part of the adapter that calls; its seams are imported and compared.
 
         Raises:
             EngineError: a seam has moved, or the version is too old.
@@ -119,7 +120,7 @@ class Support:
             self.warn_untested(version)
 
     def look(self, where: str) -> bool:
-        """Return whether an optional part can be used: one whose seams have moved is off, with one warning."""
+        """Return whether an optional part can be used; if its seams have moved, log one warning and return False."""
         gone = self.moved(where)
         if gone:
             text = "%s: %s has moved: %s; found %s %s; expected %s. The server runs; off: %s"
@@ -129,7 +130,7 @@ class Support:
         return not gone
 
     def moved(self, where: str, find: Find = imported) -> list[str]:
-        """Return what no longer holds of the seams that one part of the adapter uses, in this process's engine."""
+        """Return the problems, in this process's engine, of the seams that one part of the adapter uses."""
         version = self._versions.assumed(self._installed())
         used = (seam for seam in self._seams if where in seam.where and seam.applies(version))
         return [line for seam in used for line in problems(seam, find)]

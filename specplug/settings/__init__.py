@@ -1,6 +1,6 @@
-"""Settings of a server, given at start-up.
+"""Settings of a server, fixed at start-up.
 
-`load_settings` resolves them and knows where each value came from.  pydantic is imported here and in plug-ins' own
+`load_settings` resolves them and records the origin of each value.  pydantic is imported here and in plug-ins' own
 option models, never by hot-path modules.
 """
 

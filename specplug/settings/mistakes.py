@@ -1,4 +1,4 @@
-"""Wrong settings and request fields, told so that the one who made them can mend them: all at once, one per line."""
+"""Error messages for wrong settings and request fields: all mistakes in one message, one per line."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Mistake:
     """One wrong value.
 
     Attributes:
-        key: dotted; empty when the whole is wrong.
-        what: the defect in words.
-        found: the value, shortened by `shown`; None leaves it out.
+        key: dotted; empty when the mapping as a whole is wrong.
+        what: a description of the defect.
+        found: the value, shortened by `shown`; None omits it from the message.
         expected, remedy: as in `SpecplugError.build`.
     """
 
@@ -42,20 +42,20 @@ class Mistake:
     remedy: str | None = None
 
     def line(self, origin: str | None = None) -> str:
-        """Return the mistake on one line, beginning with the layer that made it."""
+        """Return the mistake on one line, prefixed with the layer that it comes from."""
         return str(
             SpecplugError.build(self.what, who=origin, found=self.found, expected=self.expected, remedy=self.remedy)
         )
 
 
 def shown(value: object) -> str:
-    """Return a value as it is quoted in messages: on one line and never long."""
+    """Return a value as messages quote it: on one line and shortened."""
     text = repr(_excerpt(value))
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
 
 
 def _excerpt(value: object, depth: int = _DEEPEST) -> object:
-    """Return as much of a large or deep value as can be shown; its whole `repr` could take a second, or fail."""
+    """Return the part of a large or deep value that messages show; its full `repr` could take a second, or fail."""
     if not depth and isinstance(value, (Mapping, list, tuple)):
         return "..."
     if isinstance(value, Mapping):
@@ -68,7 +68,7 @@ def _excerpt(value: object, depth: int = _DEEPEST) -> object:
 
 
 def together(lines: Sequence[str], noun: str) -> str:
-    """Return one message for all mistakes."""
+    """Return one message that lists all mistakes."""
     if len(lines) == 1:
         return lines[0]
     more = [f"... and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
@@ -76,9 +76,9 @@ def together(lines: Sequence[str], noun: str) -> str:
 
 
 def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, prefix: str = "") -> list[Mistake]:
-    """Translate what pydantic found in a `model`, whose keys begin with `prefix` for the user.
+    """Translate pydantic's errors for a `model` whose keys begin with `prefix` for the user.
 
-    Of those beyond what messages show only the key is told: clients can make a million mistakes at once.
+    Mistakes beyond the number that messages show carry only their key: one request can hold a million of them.
     """
     mistakes: list[Mistake] = []
     for item in error.errors(include_url=False):
@@ -116,7 +116,7 @@ def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def no_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse what JSON allows and nobody means: one key given twice."""
+    """Raise `ValueError` for a key that is given twice, which JSON allows."""
     layer: dict[str, Any] = {}
     for key, value in pairs:
         if key in layer:
@@ -126,7 +126,7 @@ def no_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _expectation(message: str) -> str:
-    """Return pydantic's sentence as what was expected."""
+    """Turn pydantic's sentence into the "expected" part of a message."""
     for start in ("Input should be ", "Value error, ", "Input should "):
         if message.startswith(start):
             return message.removeprefix(start)
@@ -134,7 +134,7 @@ def _expectation(message: str) -> str:
 
 
 def _fields_at(model: type[BaseModel], place: tuple[int | str, ...]) -> set[str]:
-    """Return the names of the fields that the model nested at `place` has; none where there is no model."""
+    """Return the field names of the model nested at `place`, or an empty set if there is no model."""
     for part in place:
         if isinstance(part, int):  # an entry of a list: its model was found through the list's annotation
             continue
@@ -147,7 +147,7 @@ def _fields_at(model: type[BaseModel], place: tuple[int | str, ...]) -> set[str]
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the first pydantic model that an annotation names, also inside `tuple[...]` and unions."""
+    """Return the first pydantic model in an annotation, looking inside `tuple[...]` and unions."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _model_in(part)) is not None), None)

@@ -1,4 +1,4 @@
-"""The settings of one server: a single frozen object, every field described."""
+"""Settings of one server: a single frozen object with a description for every field."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 MAX_SPECULATIVE_TOKENS = 256
-"""The widest draft that a setting or a request may ask for."""
+"""The longest draft that a setting or a request may allow."""
 
 DEFAULT_SPECULATIVE_TOKENS = 15
-"""On the shipped traces longer drafts gain on edits alone, and shorter ones lose everywhere (docs/policies.md).
+"""On the shipped traces longer drafts gain only on edits, and shorter ones lose on every task (docs/policies.md).
 
 2^n - 1, so that 1 + length is a power of two and every batch size finds a captured graph.
 """
 
 
 class Section(BaseModel):
-    """Base of every group of settings: frozen, typed strictly, closed to unknown keys."""
+    """Base of every group of settings: frozen, strictly typed; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Faults(Section):
-    """What happens to a proposer that raises, is late or returns a malformed draft."""
+    """Containment of proposers that raise, exceed their deadline or return malformed drafts."""
 
     max_consecutive: int = Field(
         default=3, ge=1, description="faults in a row after which a proposer is switched off for a while"
@@ -37,12 +37,12 @@ class Faults(Section):
         default=100.0,
         gt=0,
         description="milliseconds that a proposer on the host may take for one step before its drafts are dropped; "
-        "null sets no deadline: a proposer that hangs then hangs its engine",
+        "null sets no deadline, so a proposer that hangs then hangs its engine",
     )
 
 
 class Limits(Section):
-    """The most that one request may bring with it."""
+    """Upper limits on the references, documents and corpora of one request."""
 
     max_references: int = Field(
         default=8, ge=0, description="reference texts per request, the prediction included; 0 refuses them"
@@ -62,10 +62,10 @@ class CorporaSettings(Section):
     store: str | None = Field(
         default=None,
         min_length=1,
-        description="folder of the corpus store to draft from, see `specplug corpus`; null: a temporary one, empty",
+        description="folder of the corpus store to draft from, see `specplug corpus`; null: a temporary, empty store",
     )
     poll_seconds: float = Field(
-        default=1.0, gt=0, le=3600, description="seconds between two looks at whether the store was changed"
+        default=1.0, gt=0, le=3600, description="seconds between checks of the store for changes"
     )
     max_tokens: int = Field(
         default=1_000_000_000, ge=1, description="most tokens of one tenant's corpora that this server adds to"
@@ -84,20 +84,20 @@ class TraceSettings(Section):
 
 
 class ControlSettings(Section):
-    """What an operator may change while the server runs; for engines whose adapter has operator controls."""
+    """Operator controls of a running server, for engines whose adapter supports them."""
 
     file: str | None = Field(
         default=None,
         min_length=1,
         description="JSON file that switches speculation while serving, read every poll_seconds; null watches none",
     )
-    poll_seconds: float = Field(default=1.0, ge=0, le=3600, description="seconds between two looks at the control file")
+    poll_seconds: float = Field(default=1.0, ge=0, le=3600, description="seconds between reads of the control file")
 
 
 class Settings(Section):
-    """Everything a server is told at start-up.
+    """All settings of a server, fixed at start-up.
 
-    `options` holds plug-ins' own settings as given; `plugin_options` turns them into the model that a plug-in
+    `options` holds plug-ins' own settings in raw form; `plugin_options` turns them into the model that a plug-in
     registered.
     """
 
@@ -106,10 +106,10 @@ class Settings(Section):
     extra_proposers: tuple[str, ...] = Field(
         default=(), strict=False, description="further proposers to load at start-up, which requests may name"
     )
-    policy: str = Field(default="batch", description="the policy that decides how wide to speculate")
+    policy: str = Field(default="batch", description="the policy that chooses draft lengths")
     verifier: str = Field(
         default="reference",
-        description="the verifier that accepts or rejects drafts; engines with their own use it only when it is set",
+        description="the verifier that accepts or rejects drafts; an engine with its own uses this only when it is set",
     )
     num_speculative_tokens: int = Field(
         default=DEFAULT_SPECULATIVE_TOKENS,
@@ -121,13 +121,13 @@ class Settings(Section):
         default_factory=dict, description="settings of plug-ins, by plug-in name and then by that plug-in's own keys"
     )
     faults: Faults = Field(default_factory=Faults, description="containment of proposers that misbehave")
-    limits: Limits = Field(default_factory=Limits, description="the most that one request may bring with it")
+    limits: Limits = Field(default_factory=Limits, description="upper limits on what one request may carry")
     corpora: CorporaSettings = Field(
         default_factory=CorporaSettings, description="the corpora that proposers draft from"
     )
     trace: TraceSettings = Field(default_factory=TraceSettings, description="the record of drafts and verdicts")
     control: ControlSettings = Field(
-        default_factory=ControlSettings, description="what an operator may change while the server runs"
+        default_factory=ControlSettings, description="operator controls of a running server"
     )
     seed: int = Field(default=0, ge=0, description="seed of the plug-ins' own random streams, never of the verifier's")
 
@@ -150,7 +150,7 @@ class Leaf:
 
 
 def leaves(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[Leaf]:
-    """Yield every setting below `model`, sections resolved to their fields."""
+    """Yield every setting of `model`, with sections expanded to their fields."""
     for name, field in model.model_fields.items():
         nested = field.annotation
         if isinstance(nested, type) and issubclass(nested, BaseModel):

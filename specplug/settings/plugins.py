@@ -1,4 +1,4 @@
-"""What settings and plug-ins have to do with each other: names that must exist, and options that plug-ins define."""
+"""Checks of settings against the registered plug-ins: their names must exist, their options must fit their models."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def plugin_options(settings: Settings, spec: PluginSpec) -> Any:
 
 
 def plugin_mistakes(settings: Settings, registry: Registry) -> Iterator[Mistake]:
-    """Yield what is wrong with the names and options of plug-ins, as the registry knows them."""
+    """Yield the mistakes in plug-in names and options, checked against the registry."""
     for key, kind, name in _named(settings):
         try:
             spec = registry.get(kind, name)
-            if name not in settings.options:  # the plug-in may demand an option
+            if name not in settings.options:  # the plug-in may have a required option
                 yield from _parse(spec, {})[1]
         except PluginError as error:
             yield Mistake(key, f"bad value for setting {key!r}", shown(name), remedy=str(error))
@@ -76,7 +76,7 @@ def _option_mistakes(name: str, raw: Mapping[str, Any], registry: Registry) -> I
 
 
 def _parse(spec: PluginSpec, raw: Mapping[str, Any]) -> tuple[Any, list[Mistake]]:
-    """Build a plug-in's option model; return it, or None and what is wrong."""
+    """Build a plug-in's option model; return (model or None, mistakes)."""
     model = spec.options_model()
     if model is None:
         return None, []
@@ -96,7 +96,7 @@ def _parse(spec: PluginSpec, raw: Mapping[str, Any]) -> tuple[Any, list[Mistake]
 
 
 def _ignored(model: type[BaseModel], raw: Mapping[str, Any], prefix: str) -> list[Mistake]:
-    """Return the keys that pydantic would drop in silence, as it does unless a model says otherwise."""
+    """Return the unknown keys that pydantic would silently ignore, its default unless a model sets `extra`."""
     if model.model_config.get("extra", "ignore") != "ignore":
         return []
     known = {alias for name, field in model.model_fields.items() for alias in (name, field.alias) if alias}

@@ -1,4 +1,4 @@
-"""Where settings come from: layers merged in rising precedence, with the origin of every value kept."""
+"""Sources of settings: layers merged in order of precedence, with the origin of every value recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_ORIGIN = "default"
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSettings:
-    """A server's settings, and where each of them came from.
+    """A server's settings and the origin of each value.
 
     Attributes:
         settings: the values.
@@ -52,14 +52,14 @@ def load_settings(
     """Resolve the settings: defaults, then `SPECPLUG_CONFIG`, then `flags`.
 
     Args:
-        flags: what the engine's own flag, or the command line, says.
-        flags_origin: what to call that layer.
-        origins_of: by dotted key, what to call it for settings that come from another flag of the engine.
+        flags: the settings given by the engine's own flag or by the command line.
+        flags_origin: the name of that layer in origins and messages.
+        origins_of: by dotted key, the name to use instead for settings that come from another flag of the engine.
         env: the environment that `SPECPLUG_CONFIG` is read from.
         registry: when given, names and options of plug-ins are checked against it.
 
     Raises:
-        SettingsError: a layer cannot be read, or values are unknown or bad: all of them in one message.
+        SettingsError: a layer cannot be read, or keys are unknown or values bad; one message lists all of them.
     """
     layers = [layer for layer in (_from_environment(env), _from_flags(flags, flags_origin)) if layer is not None]
     merged: dict[str, Any] = {}
@@ -77,7 +77,7 @@ def load_settings(
 
 
 def _validate(merged: Mapping[str, Any], registry: Registry | None) -> tuple[Settings, list[Mistake]]:
-    """Check the merged layers; the settings are to be used only when there is no mistake."""
+    """Validate the merged layers; the returned settings are valid only if there are no mistakes."""
     mistakes: list[Mistake] = []
     wrong: set[object] = set()
     try:
@@ -85,7 +85,7 @@ def _validate(merged: Mapping[str, Any], registry: Registry | None) -> tuple[Set
     except ValidationError as error:
         mistakes = from_pydantic(error, Settings, "setting")
         wrong = {item["loc"][0] for item in error.errors()}
-        # What is right so far, unvalidated, so that the names of plug-ins are checked in the same go.
+        # Keep the valid values, unvalidated, so that the names of plug-ins are checked in the same pass.
         settings = Settings.model_construct(**{key: value for key, value in merged.items() if key not in wrong})
     if registry is not None:
         mistakes += [m for m in plugin_mistakes(settings, registry) if m.key.split(".")[0] not in wrong]
@@ -99,7 +99,7 @@ def _from_flags(flags: Mapping[str, Any] | None, origin: str) -> tuple[str, Mapp
 
 
 def _from_environment(env: Mapping[str, str]) -> tuple[str, Mapping[str, Any]] | None:
-    """Read `SPECPLUG_CONFIG`: a path, or the settings themselves."""
+    """Read `SPECPLUG_CONFIG`, which holds a path or the settings themselves."""
     text = env.get(CONFIG_VARIABLE, "").strip()
     if not text:
         return None
@@ -141,7 +141,7 @@ def _parse(text: str, origin: str, is_json: bool) -> Mapping[str, Any]:
 
 
 def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `low` overlaid with `high`, mappings within mappings merged likewise."""
+    """Return `low` overlaid with `high`; nested mappings are merged recursively."""
     merged = dict(low)
     for key, value in high.items():
         if isinstance(value, Mapping):
@@ -152,7 +152,7 @@ def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _origin(key: str, given: Mapping[str, str]) -> str:
-    """Return the layers that gave a key, or else those that gave anything below it, or else a section above it."""
+    """Return the layers that set a key or anything below it, or else the layer that set a section above it."""
     below = dict.fromkeys(origin for leaf, origin in given.items() if leaf == key or leaf.startswith(f"{key}."))
     above = (given[key[:end]] for end in range(len(key), 0, -1) if key[:end] in given and key[end:].startswith("."))
     return " and ".join(below) or next(above, DEFAULT_ORIGIN)

@@ -1,6 +1,6 @@
-"""The conformance kit: what plug-in authors, adapters and specplug's own tests are proved with.
+"""Conformance kit for plug-in authors, adapters and specplug's own tests.
 
-Needs the extra ``specplug[testing]``.  Names are imported when they are first used, so that a test of a proposer does
+Needs the extra ``specplug[testing]``.  Names are imported on first use, so that a test of a proposer does
 not import what only tests of verifiers need.
 """
 

@@ -1,4 +1,4 @@
-"""Batches made of plain lists, with every undefined entry poisoned."""
+"""Builder of batches from plain lists, with every undefined entry poisoned."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from specplug.types.batch import Barrier, BatchView, Residency
 from specplug.types.request import Request
 
 POISON = 1_000_000_007
-"""What stands where the token table is undefined: no vocabulary has such an id, and an int32 holds it."""
+"""Fill value for undefined entries of the token table: an int32 that is an id of no vocabulary."""
 
 PLENTY = 1 << 20
-"""Room that never binds."""
+"""A remaining length that never limits a draft."""
 
 
 def make_batch(
@@ -37,16 +37,16 @@ def make_batch(
     index_dtype: torch.dtype = torch.int64,
     device: torch.device | str = "cpu",
 ) -> BatchView:
-    """Return the batch whose row i holds `texts[i]`; B is their number.
+    """Return the batch of B rows whose row i holds `texts[i]`.
 
-    What is left out is the plainest case: all tokens are new, row i is slot i in its first generation, everything is
-    decoded greedily and has room.
+    By default all tokens are new, row i is slot i in its first generation, and every row is decoded greedily and has
+    room.
 
     Args:
         rows: the row of the token table that holds each text; by default the slot.
-        table_shape: [S, L] of the token table; by default it is as small as possible, with one poisoned column more.
-        poison: fills the token table wherever no text lies.
-        index_dtype: int32 or int64, of `slots` and `rows`: engines differ.
+        table_shape: [S, L] of the token table; by default the smallest that fits, plus one poisoned column.
+        poison: fill value of the token table outside the texts.
+        index_dtype: int32 or int64, the dtype of `slots` and `rows`, which differs between engines.
     """
     count = len(texts)
     slots = range(count) if slots is None else slots

@@ -1,10 +1,10 @@
-"""The conformance kit's contract part: inherit `ProposerContract`, name your proposer, run pytest.
+"""Contract tests for proposers: inherit `ProposerContract`, set `spec` to your proposer's, and run pytest.
 
     class TestEcho(ProposerContract):
         spec = ProposerSpec(name="echo", factory="my_package:Echo", summary="...", caps=ProposerCaps(needs_host=True))
 
-Each test is one clause of the contract that `specplug.interfaces.Proposer` states.  What may be overridden, and how the
-texts are fed, is `specplug.testing.harness.ProposerHarness`.
+Each test is one clause of the contract that `specplug.interfaces.Proposer` states.  `ProposerHarness` in
+`specplug.testing.harness` documents the attributes to override and how the texts are fed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class ProposerContract(ProposerHarness):
     """The clauses that every proposer must satisfy."""
 
     def test_drafts_for_the_texts(self) -> None:
-        """Something is drafted at all: without drafts all other clauses would hold trivially."""
+        """The proposer drafts for at least one text; without drafts all other clauses would hold trivially."""
         with self.driver() as driver:
             drafted = sum(int(step.draft.lengths.sum()) for step in self.steps(driver))
         assert drafted > 0, f"{self.who}: drafted nothing for any text; override `texts` with some that it drafts for"
 
     @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
     def test_keeps_the_shape_of_the_draft(self, index_dtype: torch.dtype) -> None:
-        """The buffer keeps shapes and dtypes, whichever integer type the engine's indices have."""
+        """The draft buffer keeps its shapes and dtypes, whichever integer type the engine's indices have."""
         with self.driver(index_dtype=index_dtype) as driver:
             for step in self.steps(driver):
                 step.draft.validate()
@@ -41,7 +41,7 @@ class ProposerContract(ProposerHarness):
                 assert found == expected, f"{self.who}: draft buffer resized; found {found}, expected {expected}"
 
     def test_drafts_ids_of_the_vocabulary(self) -> None:
-        """Within a row's length ids lie in [0, vocab_size), beyond it they are NO_TOKEN."""
+        """Ids lie in [0, vocab_size) within a row's length and are NO_TOKEN beyond it."""
         with self.driver() as driver:
             for step in self.steps(driver):
                 inside, ids = step.draft.mask(), step.draft.token_ids
@@ -54,7 +54,7 @@ class ProposerContract(ProposerHarness):
                 )
 
     def test_respects_limits(self) -> None:
-        """No row drafts more than its limit, whether rows agree, differ, or may not draft at all."""
+        """No row drafts more than its limit, whether the limits are equal, different, or 0."""
         for shape in (
             lambda row, step: (row + step) % (self.draft_length + 1),
             lambda row, step: 0,
@@ -71,11 +71,11 @@ class ProposerContract(ProposerHarness):
         with self.driver() as driver:
             for step in self.steps(driver):
                 levels = step.draft.confidence[step.draft.mask()]
-                wrong = levels[~((levels >= 0) & (levels <= 1))].tolist()  # so written, NaN is wrong
+                wrong = levels[~((levels >= 0) & (levels <= 1))].tolist()  # written this way, NaN is wrong
                 assert not wrong, f"{self.who}: confidences {wrong}; expected probabilities in [0, 1]"
 
     def test_names_its_sources(self) -> None:
-        """Drafted tokens point into `sources` (a single nameless source is 0), other places to -1."""
+        """Drafted tokens index `sources` (0 for a single unnamed source); all other entries are -1."""
         with self.driver() as driver:
             known = set(range(max(1, len(driver.proposer.sources))))
             for step in self.steps(driver):
@@ -91,7 +91,7 @@ class ProposerContract(ProposerHarness):
                 )
 
     def test_parents_come_before_children(self) -> None:
-        """In a tree every node's parent is an earlier node, or the context."""
+        """In a tree, every node's parent is an earlier node or the context."""
         if not self.caps.trees:
             pytest.skip("drafts no trees")
         with self.driver() as driver:
@@ -102,7 +102,7 @@ class ProposerContract(ProposerHarness):
                     assert sound, f"{self.who}: parents {parents} of {name!r}; expected each in [{ROOT}, its node)"
 
     def test_fills_in_its_distribution(self) -> None:
-        """The declared proposal distribution is one, and gives each drafted token a positive probability."""
+        """The declared draft distribution sums to 1 and gives each drafted token a positive probability."""
         distribution = self.caps.distribution
         if distribution is Distribution.ONE_HOT:
             pytest.skip("drafts are one-hot")
@@ -139,10 +139,10 @@ class ProposerContract(ProposerHarness):
                 self.drafts(driver, draft_lengths=draft_length)
                 for driver, draft_length in zip((always, seldom), draft_lengths, strict=True)
             ]
-        self.same(drafts[0][::every], drafts[1][::every], "after steps of width 0")
+        self.same(drafts[0][::every], drafts[1][::every], "after steps of draft length 0")
 
     def test_takes_an_empty_batch(self) -> None:
-        """A step without requests is a step."""
+        """A step may have no requests."""
         with self.driver() as driver:
             assert driver.step(self.draft_length).draft.batch_size == 0
             driver.start("first", self.texts[0])
@@ -151,7 +151,7 @@ class ProposerContract(ProposerHarness):
             assert driver.step(self.draft_length).draft.batch_size == 0
 
     def test_changes_nothing_that_it_reads(self) -> None:
-        """Batch, limits and the draft's base belong to the engine."""
+        """Batch, limits and the draft's base belong to the engine and stay unchanged."""
         with self.driver() as driver:
             driver.proposer = WatchedProposer(driver.proposer)
             for _step in self.steps(driver):
@@ -164,13 +164,13 @@ class ProposerContract(ProposerHarness):
             self.same(self.drafts(still), turned, "with the rows in another order")
 
     def test_does_not_read_undefined_memory(self) -> None:
-        """Whatever stands beyond a row's length, or in rows of other slots, has no influence."""
+        """Drafts do not depend on table entries beyond a row's length or in rows of other slots."""
         inside = self.texts[0][-1]
         with self.driver() as poisoned, self.driver(poison=inside) as plausible:
             self.same(self.drafts(poisoned), self.drafts(plausible), "with other ids in undefined memory")
 
     def test_does_not_read_inside_barriers(self) -> None:
-        """The ids in a span that is no text have no influence."""
+        """Drafts do not depend on the ids inside a span that is not text."""
         results = []
         for strange in (False, True):
             with self.driver() as driver:
@@ -184,7 +184,7 @@ class ProposerContract(ProposerHarness):
         self.same(results[0], results[1], "with other ids inside a barrier")
 
     def test_takes_prompts_in_chunks(self) -> None:
-        """A prompt that comes in pieces, which are not drafted for, is the same prompt."""
+        """A prompt that arrives in chunks, with no drafts between them, gives the same drafts as a whole prompt."""
         with self.driver() as whole, self.driver() as pieces:
             for index, text in enumerate(self.texts):
                 whole.start(f"text {index}", text)
@@ -197,7 +197,7 @@ class ProposerContract(ProposerHarness):
         self.same([expected], [found], "with prompts in chunks")
 
     def test_forgets_a_slot_with_its_generation(self) -> None:
-        """A slot's next request is drafted for as if the last one had never been, though nobody said that it left."""
+        """A slot's next request gets the drafts of a fresh proposer, even if no event reported the last one's end."""
         for text in self.texts:
             with self.driver() as used:
                 used.start("old", text)
@@ -207,7 +207,7 @@ class ProposerContract(ProposerHarness):
 
     @pytest.mark.parametrize("kind", [Lifecycle.RESUMED, Lifecycle.UPDATED])
     def test_believes_the_table_after_preemption(self, kind: Lifecycle) -> None:
-        """A request that comes back, in another slot, is what the token table says, not what it was."""
+        """After preemption, a request's text in its new slot is that of the token table, not the remembered one."""
         for text in self.texts:
             with self.driver() as used:
                 used.start("new", text)
@@ -218,12 +218,12 @@ class ProposerContract(ProposerHarness):
 
     @pytest.mark.parametrize("rank", [0, 1])
     def test_drafts_alike_on_all_ranks(self, rank: int) -> None:
-        """Two instances draft the same for the same stream: ranks whose drafts differ give silently wrong text."""
+        """Two instances draft the same for the same stream; differing drafts on ranks corrupt the text silently."""
         with self.driver() as one, self.driver(rank=rank) as other:
             self.same(self.drafts(one), self.drafts(other), f"from another instance, of rank {rank}")
 
     def test_observes(self) -> None:
-        """Learning neither fails nor changes what it learns from."""
+        """`observe` neither fails nor changes its arguments."""
         if not self.caps.learns:
             pytest.skip("does not learn")
         with self.driver() as driver:
@@ -239,30 +239,30 @@ class ProposerContract(ProposerHarness):
                     del answers[name][:count]
 
     def test_closes_twice(self) -> None:
-        """Closing what is closed does nothing."""
+        """Closing a closed proposer does nothing."""
         driver = self.driver()
         driver.close()
         driver.close()
 
     def test_works_through_the_pipeline(self) -> None:
-        """Behind threads, fault containment and dummy steps the drafts are the same, and there are no faults."""
+        """Threads, fault containment and dummy steps leave the drafts unchanged and cause no faults."""
         self._compare_with_pipeline(inline=False, when="through the pipeline")
 
     def test_works_inline(self) -> None:
-        """So it is in the engine's own thread."""
+        """The same holds in the engine's own thread."""
         if not self.caps.inline:
             pytest.skip("does not run inline")
         self._compare_with_pipeline(inline=True, when="inline")
 
     def test_keeps_no_view_of_a_batch(self) -> None:
-        """What becomes of a batch's tensors after the step has no influence."""
+        """Drafts do not depend on a batch's tensors being overwritten after the step."""
         if not self.caps.inline:
             pytest.skip("does not run inline, and so gets copies")
         with self.driver() as still, self.driver_of(OverwritingDriver) as overwritten:
             self.same(self.drafts(still), self.drafts(overwritten), "with tensors overwritten after each step")
 
     def test_needs_only_the_newest_tokens(self) -> None:
-        """Ids before a row's newest `num_new` have no influence, whether they are wrong or missing."""
+        """Drafts do not depend on ids before a row's newest `num_new`, which may be wrong or missing."""
         if not self.caps.incremental:
             pytest.skip("reads whole texts")
         with self.driver() as whole, self.driver_of(WindowDriver) as windows, self.driver_of(OldTextDriver) as wrong:
@@ -271,7 +271,7 @@ class ProposerContract(ProposerHarness):
             self.same(expected, self.drafts(wrong, orders=_with_gaps), "with other ids in text that it has seen")
 
     def test_starts_over_with_a_whole_text(self) -> None:
-        """A row whose whole text is new is as if its slot had held nothing before."""
+        """A row whose whole text is new gets the drafts of a slot that held nothing before."""
         if not self.caps.incremental:
             pytest.skip("reads whole texts")
         with self.driver() as once, self.driver_of(WindowDriver) as again:
@@ -290,7 +290,7 @@ class ProposerContract(ProposerHarness):
 
 
 def _with_gaps(names: list[str], step: int) -> list[str]:
-    """Let each request sit out one step in turn, so that its tokens come with the next."""
+    """Let each request skip one step in turn, so that its tokens arrive with the next."""
     return [name for row, name in enumerate(names) if row != step % (len(names) + 1)] or names
 
 

@@ -1,13 +1,13 @@
-"""Drives one proposer the way an engine does: requests come, grow, leave and come back, one step at a time.
+"""Driver of one proposer that acts as an engine: requests start, grow, end and resume, one step at a time.
 
     with Driver(spec, vocab_size=64) as driver:
         driver.start("a", [1, 2, 3, 1, 2])
-        step = driver.step(width=4)
+        step = driver.step(draft_length=4)
         print(step.by_request()["a"].token_ids)
-        driver.settle(step, {"a": [3, 1, 2]})  # what the target says next
+        driver.settle(step, {"a": [3, 1, 2]})  # the target's next tokens
 
-Everything that the contract leaves open is chosen to be inconvenient: a request's slot, its row in the token table and
-its row in the batch are three different numbers, and whatever is undefined is poisoned.
+Whatever the contract leaves open is chosen to be inconvenient: a request's slot, its row in the token table and its row
+in the batch are three different numbers, and undefined entries are poisoned.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RowDraft(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What went into a proposer at one step, and what came out."""
+    """Input and output of a proposer at one step."""
 
     names: tuple[str, ...]
     batch: BatchView
@@ -71,7 +71,7 @@ class Step:
 
 @dataclass
 class _Occupant:
-    """One running request: its place, its text, and how much of the text the proposer has been shown."""
+    """One running request: its slot, its text, and how much of the text the proposer has received."""
 
     request: Request
     slot: int
@@ -82,16 +82,16 @@ class _Occupant:
 
 
 class Driver:
-    """An engine's view of one proposer.  A context manager: leaving it closes the proposer.
+    """An engine's view of one proposer.  As a context manager it closes the proposer on exit.
 
     Args:
-        spec, options: the proposer, and its own settings as its options model takes them.
-        vocab_size, max_slots, max_length, max_draft_length: of the engine; the drafts of a step may be narrower.
-        device: where batches and drafts lie.
-        rank: tensor-parallel rank that the proposer is told.
-        poison: what undefined entries of the token table hold.
-        index_dtype: int32 or int64, of slots and table rows.
-        registry: where the parts of a composed proposer are found; by default the installed plug-ins.
+        spec, options: the proposer, and its own settings as arguments of its options model.
+        vocab_size, max_slots, max_length, max_draft_length: the engine's; the drafts of a step may be shorter.
+        device: device of batches and drafts.
+        rank: tensor-parallel rank in the proposer's context.
+        poison: fill value of undefined entries of the token table.
+        index_dtype: int32 or int64, the dtype of slots and table rows.
+        registry: registry of the parts of a composed proposer; by default the installed plug-ins.
     """
 
     def __init__(
@@ -152,10 +152,10 @@ class Driver:
         kind: Lifecycle = Lifecycle.STARTED,
         **fields: Any,
     ) -> None:
-        """Give a request a slot: the one that was left last, in a new generation.
+        """Give a request the most recently freed slot, in a new generation.
 
-        `fields` are further ones of `Request`.  Without an `isolation_key` among them each request has one of its own,
-        so nothing may pass from one to another.
+        `fields` are further fields of `Request`.  Without an `isolation_key` among them, each request gets its own, so
+        no state may pass from one to another.
         """
         slot = self._free.pop()
         self._generations[slot] += 1
@@ -169,10 +169,10 @@ class Driver:
     def leave(
         self, name: str, kind: Lifecycle | None = Lifecycle.FINISHED, *, visible: int | None = FULL_LENGTH
     ) -> None:
-        """Free the request's slot; with `kind` None the proposer is not told.
+        """Free the request's slot; with `kind` None the proposer receives no event.
 
-        `visible` is what the client saw of the text, by default all of it; None where that is not known.  Only the
-        events that end a request tell it.
+        `visible` is the number of tokens that the client saw, by default all; None if unknown.  Only the events that
+        end a request carry it.
         """
         occupant = self._occupants.pop(name)
         self._free.append(occupant.slot)
@@ -181,11 +181,11 @@ class Driver:
             self._tell(kind, occupant, seen if kind in (Lifecycle.FINISHED, Lifecycle.ABORTED) else None)
 
     def announce(self, kind: EngineEventKind) -> None:
-        """Tell the proposer that something happened to the whole engine."""
+        """Send the proposer an event that concerns the whole engine."""
         self.proposer.on_event(EngineEvent(kind))
 
     def extend(self, name: str, tokens: Sequence[int]) -> None:
-        """Append tokens to a request's text, as if the target had emitted them or a prompt's next chunk had come."""
+        """Append tokens to a request's text, as if the target emitted them or the prompt's next chunk arrived."""
         self._occupants[name].tokens.extend(tokens)
 
     def text(self, name: str) -> list[int]:
@@ -193,7 +193,7 @@ class Driver:
         return list(self._occupants[name].tokens)
 
     def batch(self, order: Sequence[str] | None = None) -> BatchView:
-        """Return the present batch, its rows in the given order, else in the order in which the requests came."""
+        """Return the current batch with its rows in the given order, by default the order in which requests started."""
         occupants = [self._occupants[name] for name in (self._occupants if order is None else order)]
         slots = [occupant.slot for occupant in occupants]
         context = self.context
@@ -216,19 +216,19 @@ class Driver:
         )
 
     def hand_again(self, name: str) -> None:
-        """Make the request's whole text new at its next step."""
+        """Mark the request's whole text as new at its next step."""
         self._occupants[name].known = 0
 
     def handed(self, batch: BatchView) -> BatchView:
-        """Return what the proposer gets of a batch: all of it."""
+        """Return the batch to pass to the proposer; subclasses override this to change it."""
         return batch
 
     def step(
         self, draft_length: int, *, order: Sequence[str] | None = None, caps: Mapping[str, int] | None = None
     ) -> Step:
-        """Let the proposer ingest the present batch and, with a width above 0, draft.
+        """Let the proposer ingest the current batch and, with a draft length above 0, draft.
 
-        `caps` bounds single requests' drafts, by name.  Requests that are not in `order` sit the step out.
+        `caps` limits the drafts of single requests, by name.  Requests that are not in `order` skip the step.
         """
         names = tuple(self._occupants if order is None else order)
         batch = self.batch(order)
@@ -243,7 +243,7 @@ class Driver:
         return step
 
     def settle(self, step: Step, answers: Mapping[str, Sequence[int]]) -> Verdict:
-        """Verify a step against what a greedy target says next, append what it emits, and let the proposer observe.
+        """Verify a step against a greedy target's next tokens, append the emitted ones, and let the proposer observe.
 
         A request with n accepted draft tokens emits the first n + 1 tokens of its answer.
         """
@@ -261,7 +261,7 @@ class Driver:
         return verdict
 
     def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
-        """Hand the proposer one batch; `caps` [B] int32 bounds the rows."""
+        """Pass one batch to the proposer; `caps` [B] int32 limits the rows' drafts."""
         batch, distribution = self.handed(batch), self.caps.distribution
         draft = Draft.allocate(
             batch.batch_size,
@@ -279,7 +279,7 @@ class Driver:
         return draft
 
     def _part(self, registry: Registry | None, name: str) -> ProposerRunner:
-        """Build a part whose faults end the test."""
+        """Build a part whose faults fail the test."""
         settings = Settings(faults=Faults(host_deadline_ms=None))
         return build_part(name, settings, registry or default_registry(), self.context, _refuse, (self.spec.name,))
 

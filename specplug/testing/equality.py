@@ -1,10 +1,10 @@
-"""Judges whether two greedy outputs are equal, allowing for logits that nearly tie.
+"""Comparison of greedy outputs that tolerates near ties between logits.
 
-Greedy outputs of two engines, or of one engine with and without speculation, must agree token for token.  They can
-differ without a mistake in one case only: two logits so close that the order of summation decides.  So at the first
-differing token both logits are computed anew by a plain forward over the common prefix; a gap below the tolerance is
-counted as a near tie, anything else is a failure.  Behind a near tie the texts have different contexts and are not
-compared.  Near ties are rare: more than one in a hundred requests is a failure too.
+Greedy outputs of two engines, or of one engine with and without speculation, must agree token for token.  The only
+legitimate cause of a difference is a pair of logits so close that the order of summation decides.  Therefore both
+logits are recomputed at the first differing token by a plain forward over the common prefix; a gap below the tolerance
+counts as a near tie, and anything else is a failure.  After a near tie the texts have different contexts and are not
+compared.  Near ties are rare: more than one in a hundred requests is a failure, too.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Difference:
     """The first differing token of one request.
 
     Attributes:
-        request: index into the requests judged.
+        request: index into the compared requests.
         position: index into their outputs.
-        expected, actual: the tokens there; None where that output has ended.
-        gap: between their logits after the common prefix; infinite where an end cannot be weighed against a token.
+        expected, actual: the tokens there; None if that output has ended.
+        gap: difference of their logits after the common prefix; infinite if an end cannot be compared with a token.
     """
 
     request: int
@@ -47,14 +47,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class EqualityReport:
-    """What came of a comparison.
+    """Result of a comparison.
 
     Attributes:
-        total: requests judged.
+        total: number of requests compared.
         identical: requests whose outputs agree token for token.
         near_ties: first differences with a gap below `tolerance`.
         failures: all others.
-        allowed_near_ties: how many near ties `assert_ok` lets pass.
+        allowed_near_ties: most near ties that `assert_ok` accepts.
     """
 
     total: int
@@ -66,11 +66,11 @@ class EqualityReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed and near ties are few enough."""
+        """Return whether there are no failures and no more near ties than allowed."""
         return not self.failures and len(self.near_ties) <= self.allowed_near_ties
 
     def assert_ok(self) -> None:
-        """Raise AssertionError, listing what differs, unless `ok`."""
+        """Raise an AssertionError that lists the differences, unless `ok`."""
         if not self.ok:
             raise AssertionError(str(self))
 
@@ -97,18 +97,18 @@ def judge_greedy(
     """Compare the outputs of each request.
 
     Args:
-        forward: ids of a whole context -> logits [..., V] of a plain forward, of which the last position counts;
-            processed as the engines process them, float32 or float64.  Called once per differing request.
+        forward: maps the ids of a whole context to the logits [..., V] of a plain forward, float32 or float64,
+            processed as the engines process them; the last position is used.  Called once per differing request.
         prompts, expected, actual: ids per request; outputs without their prompts.
-        end_ids: ids that end an output without being part of it.  Where one output ends and the other goes on, the
-            likeliest of them is weighed against the other's token.  Outputs that keep their end-of-sequence token need
+        end_ids: ids that end an output without being part of it.  If one output ends where the other continues, the
+            likeliest of them is compared with the other's token.  Outputs that keep their end-of-sequence token need
             none.  Without any, a difference in length is a failure.
         tolerance: gaps below it are near ties.
-        allowed_near_ties: how many of them pass.  Default: one per 100 requests, rounded down, so that fewer than 100
-            requests must all be identical.
+        allowed_near_ties: most near ties to accept.  Default: one per 100 requests, rounded down, so that fewer than
+            100 requests must all be identical.
 
     Raises:
-        ContractError: the lists differ in length, or `forward` gives less than float32.
+        ContractError: the lists differ in length, or `forward` returns less than float32 precision.
     """
     if not len(prompts) == len(expected) == len(actual):
         raise ContractError.build(
@@ -126,7 +126,7 @@ def judge_greedy(
         total=len(prompts),
         identical=len(prompts) - len(differences),
         near_ties=tuple(d for d in differences if d.gap < tolerance),
-        failures=tuple(d for d in differences if not d.gap < tolerance),  # a NaN is no near tie
+        failures=tuple(d for d in differences if not d.gap < tolerance),  # a NaN is not a near tie
         allowed_near_ties=len(prompts) // REQUESTS_PER_NEAR_TIE if allowed_near_ties is None else allowed_near_ties,
         tolerance=tolerance,
     )
@@ -140,7 +140,7 @@ def _difference(
     actual: list[int],
     end_ids: Sequence[int],
 ) -> Difference:
-    """Find where two different outputs part, and weigh the two tokens there."""
+    """Find the first differing token of two outputs and compare the two logits there."""
     pairs = enumerate(zip(expected, actual, strict=False))
     shorter = min(len(expected), len(actual))
     position = next((place for place, (wanted, found) in pairs if wanted != found), shorter)
@@ -166,7 +166,7 @@ def _last_logits(logits: Tensor) -> Tensor:
 
 
 def _logit(logits: Tensor, token: int | None, end_ids: Sequence[int]) -> float:
-    """The logit of a token, or of the likeliest end."""
+    """Return the logit of a token, or of the likeliest end id if the token is None."""
     return float(logits[list(end_ids)].max() if token is None else logits[token])
 
 

@@ -1,4 +1,4 @@
-"""Drivers that hand a batch over in other ways than whole, in tables that stay as they are."""
+"""Drivers that pass partial, poisoned or overwritten batches to the proposer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specplug.types.draft import Draft
 
 
 class WindowDriver(Driver):
-    """Hands over each row's newest tokens only, in tables that begin with them; beyond them is poison."""
+    """Passes only each row's newest tokens, in tables that begin with them and are poisoned after them."""
 
     def handed(self, batch: BatchView) -> BatchView:
         """Return the windows."""
@@ -24,7 +24,7 @@ class WindowDriver(Driver):
 
 
 class OldTextDriver(Driver):
-    """Hands over whole tables whose old text is poison."""
+    """Passes whole tables in which old text is poisoned."""
 
     def handed(self, batch: BatchView) -> BatchView:
         """Return the tables."""
@@ -34,20 +34,20 @@ class OldTextDriver(Driver):
 
 
 class OverwritingDriver(Driver):
-    """Overwrites all tensors of a batch when its step is over, as an engine may that keeps them in buffers."""
+    """Overwrites all tensors of a batch after its step, as an engine with persistent buffers may do."""
 
     def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
-        """Hand the proposer one batch, and take it away."""
+        """Pass one batch to the proposer, then overwrite it."""
         draft = super().run(batch, draft_length, caps)
         for field in fields(batch):
             tensor = getattr(batch, field.name)
             if isinstance(tensor, Tensor):
-                tensor.fill_(POISON)  # a float holds it, and a truth value is true then
+                tensor.fill_(POISON)  # a float represents it exactly, and a bool becomes True
         return draft
 
 
 def _outside(tokens: Tensor, begin: Tensor | int, end: Tensor) -> None:
-    """Poison what lies before `begin` [B] or at and beyond `end` [B] in each row of `tokens` [B, L]."""
+    """Poison the entries outside [begin, end) in each row of `tokens` [B, L]; both bounds are [B]."""
     places = torch.arange(tokens.shape[1])
     first = begin[:, None] if isinstance(begin, Tensor) else begin
     tokens.masked_fill_((places < first) | (places >= end[:, None]), POISON)

@@ -1,4 +1,4 @@
-"""What the clauses of the contract share: the proposer under test, the texts, and how they are fed and compared."""
+"""Harness of the proposer contract: the proposer under test, the texts, and how they are fed and compared."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ DEFAULT_TEXTS: tuple[tuple[int, ...], ...] = (
 
 
 class ProposerHarness:
-    """Feeds texts to a proposer and compares what it drafts.
+    """Feeds texts to a proposer and compares its drafts.
 
-    Override the attributes; one that is expensive may be set by an autouse fixture instead.
+    Override the attributes; an autouse fixture may set expensive ones instead.
 
     Attributes:
         spec: the proposer under test.
-        options: its own settings, as its options model takes them.
-        vocab_size: the ids in `texts` are below it.
+        options: its own settings, as arguments of its options model.
+        vocab_size: upper bound of the ids in `texts`, exclusive.
         texts: each is fed from half its length to its end; the proposer must draft for at least one of them.
         draft_length: most draft tokens per request and step, at least 2.
-        device: where batches lie; leave it for proposers that need the host.
-        registry: where the parts of a composed proposer are found; by default the installed plug-ins.
+        device: device of the batches; keep the default for proposers that need the host.
+        registry: registry of the parts of a composed proposer; by default the installed plug-ins.
     """
 
     spec: ProposerSpec
@@ -50,11 +50,11 @@ class ProposerHarness:
     registry: Registry | None = None
 
     def driver(self, **changes: Any) -> Driver:
-        """Return a new proposer in a new engine that is large enough for the texts."""
+        """Return a driver of a new proposer, large enough for the texts."""
         return self.driver_of(Driver, **changes)
 
     def driver_of(self, kind: type[D], **changes: Any) -> D:
-        """Return a driver of another kind."""
+        """Return a driver of the given class."""
         return kind(
             self.spec,
             self.options,
@@ -75,12 +75,12 @@ class ProposerHarness:
         orders: Callable[[list[str], int], list[str]] = lambda names, step: names,
         caps: Callable[[int, int], int] | None = None,
     ) -> Iterator[Step]:
-        """Feed all texts, from their first half to their end, by one to three tokens a step; yield every step.
+        """Feed all texts from their first half to their end, one to three tokens per step; yield every step.
 
         Args:
-            draft_lengths: width by step.
-            orders: order of the rows by step.
-            caps: most draft tokens by request and step.
+            draft_lengths: returns the draft length of a step.
+            orders: returns the order of the rows at a step.
+            caps: returns the most draft tokens by request at a step.
         """
         names = [f"text {index}" for index in range(len(self.texts))]
         rest = {}
@@ -115,7 +115,7 @@ class ProposerHarness:
                 )
 
     def compare_with_fresh(self, used: Driver, text: Sequence[int], kind: Lifecycle, when: str) -> None:
-        """Assert that a part of `text`, which `used` has seen before, is drafted for as by a fresh proposer."""
+        """Assert that for a part of `text`, seen before, `used` drafts the same as a fresh proposer."""
         begin = len(text) // 4
         expected: list[dict[str, RowDraft]] = []
         found: list[dict[str, RowDraft]] = []
@@ -130,12 +130,12 @@ class ProposerHarness:
 
     @property
     def caps(self) -> ProposerCaps:
-        """What the proposer declares for the device."""
+        """Return the capabilities that the proposer declares for the device."""
         return self.spec.caps_for(torch.device(self.device).type)
 
     @property
     def who(self) -> str:
-        """The proposer, as messages call it."""
+        """Return the proposer's name for messages."""
         return f"proposer {self.spec.name!r}"
 
 

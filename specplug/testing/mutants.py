@@ -1,7 +1,7 @@
-"""Planted wrong verifiers: controls that every test of losslessness must reject.
+"""Mutants of the reference verifier: controls that every test of losslessness must reject.
 
-Each is the reference verifier with one mistake that real implementations have made.  A test that cannot tell them from
-the reference proves nothing.  Some mistakes only show under a condition, which the class names: feed them that.
+Each mutant has one mistake that real implementations have made.  A test that cannot distinguish them from the reference
+proves nothing.  Some mistakes show only under a condition that the class names; a test must provide it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from specplug.verify.reference import ReferenceVerifier
 
 
 class WrongVerifier(ReferenceVerifier):
-    """Base of the mutants: never takes the shortcut for greedy batches, past which most mistakes would not show."""
+    """Base of the mutants; skips the shortcut for greedy batches, which would hide most mistakes."""
 
     def verify(self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, uniforms: Uniforms) -> Verification:
         return super().verify(draft, target, replace(sampling, all_greedy=False), uniforms)
 
 
 class DroppedMask(WrongVerifier):
-    """Judges all N places of the buffer, so that filler beyond a row's length can be accepted.
+    """Verifies all N entries of the buffer, so that padding beyond a row's length can be accepted.
 
-    Shows on rows that are shorter than the buffer, when the logits behind their bonus position are not those that the
-    filler leads to.
+    Shows on rows shorter than the buffer, when the logits after their bonus position are not those that follow from the
+    padding.
     """
 
     def _lengths(self, draft: Draft) -> Tensor:
@@ -38,7 +38,7 @@ class DroppedMask(WrongVerifier):
 
 
 class OffByOneBonus(WrongVerifier):
-    """Draws the bonus token from the law of the last draft token's position instead of the one behind it."""
+    """Draws the bonus token from the distribution at the last draft token's position instead of the next one."""
 
     def _next_token_weights(
         self, target_distribution: Tensor, q: Tensor, num_accepted: Tensor, lengths: Tensor
@@ -50,7 +50,7 @@ class OffByOneBonus(WrongVerifier):
 
 
 class ResamplesFromTarget(WrongVerifier):
-    """Draws the recovered token from p instead of the residual: the rejected token gets a second chance."""
+    """Draws the recovered token from p instead of the residual, so that the rejected token gets a second chance."""
 
     def _next_token_weights(
         self, target_distribution: Tensor, q: Tensor, num_accepted: Tensor, lengths: Tensor
@@ -59,7 +59,7 @@ class ResamplesFromTarget(WrongVerifier):
 
 
 class ReusedNumber(WrongVerifier):
-    """Draws with the number that decided the last acceptance, which is no longer uniform given that decision."""
+    """Samples with the number that decided the last acceptance, which is not uniform given that decision."""
 
     def _draw_number(self, uniforms: Uniforms, num_accepted: Tensor) -> Tensor:
         draft_length = uniforms.accept.shape[1]
@@ -69,23 +69,23 @@ class ReusedNumber(WrongVerifier):
 
 
 def uniform(distribution: Tensor) -> Tensor:
-    """Return the uniform law over the same vocabulary."""
+    """Return the uniform distribution over the same vocabulary."""
     return torch.full_like(distribution, 1.0 / distribution.shape[-1])
 
 
 def tempered(distribution: Tensor) -> Tensor:
-    """Return the law at twice its temperature."""
+    """Return the distribution at twice its temperature."""
     flattened = distribution.sqrt()
     return flattened / flattened.sum(-1, keepdim=True)
 
 
 def halved(distribution: Tensor) -> Tensor:
-    """Return half of every probability, which is no law at all."""
+    """Return half of every probability, which is not a distribution."""
     return distribution / 2
 
 
 class UniformDraftDistribution(WrongVerifier):
-    """Judges every draft as if it had been drawn uniformly from the vocabulary."""
+    """Verifies every draft as if it were drawn uniformly from the vocabulary."""
 
     def _drafted_probs(self, *args: Any) -> Tensor:
         vocab: int = args[-1]
@@ -96,9 +96,9 @@ class UniformDraftDistribution(WrongVerifier):
 
 
 class TemperedDraftDistribution(WrongVerifier):
-    """Takes the draft law at twice the temperature that drafts were drawn at.
+    """Uses the draft distribution at twice the temperature that drafts were drawn at.
 
-    Shows on drafts that are drawn from a law of their own; a one-hot draft is the same at any temperature.
+    Shows on drafts that are drawn from a stated distribution; a one-hot draft is the same at any temperature.
     """
 
     def _draft_distribution(self, draft: Draft, sampling: SamplingBatch) -> Tensor | None:
@@ -114,13 +114,13 @@ class AcceptsAlways(WrongVerifier):
 
 
 class LenientThreshold(WrongVerifier):
-    """Keeps draft tokens twice as readily as it may: lossy acceptance as some engines offer it."""
+    """Accepts draft tokens with twice the allowed probability: lossy acceptance as some engines offer it."""
 
     def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor) -> Tensor:
         return super()._keeps(p, halved(q), numbers)
 
 
-# What the mutants take for the draft law: `specplug.testing.output_distribution.Case.judged_by` needs to know.
+# The draft distributions that mutants use instead of the true one, for `output_distribution.Case.judged_by`.
 MISTAKEN_DISTRIBUTIONS: tuple[Callable[[Tensor], Tensor], ...] = (uniform, tempered, halved)
 
 LOSSY_MUTANTS: Mapping[str, type[ReferenceVerifier]] = MappingProxyType(

@@ -1,13 +1,14 @@
-"""The exact law of what a verifier emits, by integrating its real code over all its random numbers.
+"""Exact distribution of a verifier's output, computed by integrating its real code over all its random numbers.
 
-On a tiny vocabulary a verifier is a step function of its random numbers: it compares them with acceptance ratios and
-with cumulated probabilities, and nothing else about them matters.  So the unit cube is cut along all those thresholds,
-on every axis alike (a verifier that uses a number for the wrong thing is integrated exactly, too), the verifier runs
-once at the middle of every cell, all cells being rows of one batch, and each result weighs as much as its cell.
-No sampling error is left: a lossless verifier's law equals the target's to rounding.
+On a tiny vocabulary a verifier is a step function of its random numbers: it only compares them with acceptance ratios
+and cumulative probabilities.  The unit cube is cut along all those thresholds, on every axis alike, so that a verifier
+that uses a number for the wrong purpose is integrated exactly, too.  The verifier runs once at the middle of every
+cell, with all cells as rows of one batch, and each result is weighted by its cell's volume.  There is no sampling
+error: a lossless verifier's distribution equals the target's up to rounding.
 
-Thresholds are those of the case's own target and draft laws.  A verifier that judges by another law has others, falls
-between the cells and could even pass: to convict such a mistake reliably, name that law in `Case.judged_by`.
+The thresholds are those of the case's own target and draft distributions.  A verifier that uses another distribution
+has other thresholds, which the cells miss, and could even pass.  To detect such a mistake reliably, name that
+distribution in `Case.judged_by`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class TinyModel:
         return self.levels[0].shape[1]
 
     def along(self, tokens: Chain) -> Tensor:
-        """Return [len(tokens) + 1, V]: the logits before, between and behind `tokens`."""
+        """Return [len(tokens) + 1, V], the logits before, between and after `tokens`."""
         prefixes = [tokens[:j] for j in range(len(tokens) + 1)]
         return torch.stack([self.levels[len(p)][_code(p, self.vocab)] for p in prefixes])
 
@@ -66,7 +67,7 @@ class Knobs:
     min_p: float = 0.0
 
     def rows(self, count: int) -> SamplingBatch:
-        """Return them for `count` rows."""
+        """Return the sampling parameters of `count` rows."""
         return SamplingBatch(
             temperature=torch.full((count,), self.temperature),
             top_k=torch.full((count,), self.top_k),
@@ -75,25 +76,25 @@ class Knobs:
         )
 
     def distribution(self, logits: Tensor) -> Tensor:
-        """Return the law [P, V] float64 of each position of `logits` [P, V]."""
+        """Return the distributions [P, V] float64 at the positions of `logits` [P, V]."""
         rows = self.rows(logits.shape[0])
         return target_probs(logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p).double()
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a verifier faces: a target, and drafts that are fixed or drawn from a draft model.
+    """Input of a verifier: a target, and drafts that are fixed or drawn from a draft model.
 
     Attributes:
-        target: its depth is the buffer's width, filler included, plus one.
-        knobs: how the target is sampled.
+        target: the target model; its depth is the draft buffer's length, padding included, plus one.
+        knobs: sampling parameters of the target.
         drafted: the fixed draft of a one-hot proposer; None when drafts are drawn from `draft_model`.
-        draft_model: drafts have its depth.
+        draft_model: the draft model; its depth is the length of the drafts.
         draft_vocab: ids that drafts are drawn from, in the order of their columns; None: the whole vocabulary.
-        distribution: what the draft declares: LOGITS or PROBS for a draft model.
-        padding: tokens that lie in the draft's buffers beyond its length; the target's logits there are of no law.
-        judged_by: laws [N, V] that a wrong verifier may take for the draft law, as functions of the true one.  They
-            add thresholds, so that it, too, is integrated exactly.
+        distribution: the distribution that the draft declares: LOGITS or PROBS for a draft model.
+        padding: tokens in the draft's buffers beyond its length; the target's logits there are meaningless.
+        judged_by: distributions [N, V] that a wrong verifier may use as the draft distribution, as functions of the
+            true one.  They add thresholds, so that such a verifier is integrated exactly, too.
     """
 
     target: TinyModel
@@ -107,17 +108,17 @@ class Case:
 
     @property
     def horizon(self) -> int:
-        """How many tokens the law is over."""
+        """Return the number of tokens that the distribution covers."""
         return len(self.target.levels)
 
 
 def target_distribution(case: Case) -> Tensor:
-    """Return [V ** horizon] float64: the law of the target's own next tokens."""
+    """Return [V ** horizon] float64, the distribution of the target's own next tokens."""
     return _continue(case, torch.ones(1, dtype=torch.float64), _nothing(case))
 
 
 def emitted_distribution(verifier: Verifier, case: Case) -> Tensor:
-    """Return [V ** horizon] float64: the law of what the verifier emits, continued by the target's own law.
+    """Return [V ** horizon] float64, the distribution of the verifier's output continued by the target's own.
 
     Mass of malformed results (ids outside the vocabulary, none or too many of them) is missing from it.
     """
@@ -130,12 +131,12 @@ def emitted_distribution(verifier: Verifier, case: Case) -> Tensor:
 
 
 def distribution_error(verifier: Verifier, case: Case) -> float:
-    """Return the largest difference between the two laws, over all outcomes; 0 up to rounding when lossless."""
+    """Return the largest difference between the two distributions over all outcomes; 0 up to rounding if lossless."""
     return float((emitted_distribution(verifier, case) - target_distribution(case)).abs().max())
 
 
 def _drafts(case: Case) -> Iterator[tuple[Chain, float]]:
-    """Every draft that can occur, and its probability."""
+    """Yield every possible draft and its probability."""
     if case.draft_model is None:
         yield case.drafted or (), 1.0
         return
@@ -149,14 +150,14 @@ def _drafts(case: Case) -> Iterator[tuple[Chain, float]]:
 
 
 def _draft_distribution(case: Case, chain: Chain) -> Tensor:
-    """[N, V] float64: the laws that the tokens of `chain` were drawn from."""
+    """Return [N, V] float64, the distributions that the tokens of `chain` were drawn from."""
     if case.draft_model is None:
         return _one_hot(chain, case.target.vocab)
     return Knobs(case.knobs.temperature).distribution(_draft_logits(case, chain))
 
 
 def _draft_logits(case: Case, chain: Chain) -> Tensor:
-    """[N, V] float64: what the tokens of `chain` were drawn by, minus infinity outside of the draft vocabulary."""
+    """Return [N, V] float64, the draft logits for `chain`, minus infinity outside the draft vocabulary."""
     assert case.draft_model is not None
     logits = case.draft_model.along(chain[:-1])
     if case.draft_vocab is None:
@@ -190,14 +191,14 @@ def _verify(verifier: Verifier, case: Case, chain: Chain, cells: Tensor) -> Veri
 
 
 def _logits(case: Case, chain: Chain) -> Tensor:
-    """[N + 1, V]: the target's logits, and behind them a law that must never be used, one token being certain."""
+    """Return [N + 1, V], the target's logits, followed by one-token distributions that must never be used."""
     forbidden = torch.zeros(len(case.padding), case.target.vocab, dtype=torch.float64)
     forbidden[:, -1] = 50.0
     return torch.cat([case.target.along(chain), forbidden])
 
 
 def _cells(case: Case, chain: Chain) -> tuple[Tensor, Tensor]:
-    """The middles [C, 2 N + 1] of all cells of the unit cube, and their volumes [C]."""
+    """Return the midpoints [C, 2 N + 1] of all cells of the unit cube, and their volumes [C]."""
     edges = torch.tensor([0.0, *_thresholds(case, chain), 1.0], dtype=torch.float64)
     middles, sizes = (edges[1:] + edges[:-1]) / 2, edges.diff()
     axes = 2 * (len(chain) + len(case.padding)) + 1
@@ -206,7 +207,7 @@ def _cells(case: Case, chain: Chain) -> tuple[Tensor, Tensor]:
 
 
 def _thresholds(case: Case, chain: Chain) -> list[float]:
-    """All values in (0, 1), ascending, that a verifier of `chain` may compare a number with."""
+    """Return all values in (0, 1), ascending, that a verifier of `chain` may compare a number with."""
     p = case.knobs.distribution(_logits(case, chain))
     padding = tuple(max(token, 0) for token in case.padding)
     true_distribution = torch.cat([_draft_distribution(case, chain), _one_hot(padding, case.target.vocab)])
@@ -221,7 +222,7 @@ def _thresholds(case: Case, chain: Chain) -> list[float]:
 
 
 def _distinct(values: Sequence[float]) -> list[float]:
-    """Sorted, without values that differ by rounding only."""
+    """Return the values sorted, merging those that differ only by rounding."""
     kept: list[float] = []
     for value in sorted(values):
         if not kept or value - kept[-1] > 1e-12:
@@ -230,7 +231,7 @@ def _distinct(values: Sequence[float]) -> list[float]:
 
 
 def _collect(verdict: Verification, weights: Tensor, arrived: list[Tensor], vocab: int) -> None:
-    """Add each row's weight to the tokens that it emitted: `arrived[m]` is over sequences of m + 1 tokens."""
+    """Add each row's weight to the entry of its emitted tokens; `arrived[m]` covers sequences of m + 1 tokens."""
     for length, mass in enumerate(arrived, start=1):
         tokens = verdict.token_ids[:, :length].long()
         if tokens.shape[1] < length:
@@ -242,24 +243,24 @@ def _collect(verdict: Verification, weights: Tensor, arrived: list[Tensor], voca
 
 
 def _continue(case: Case, distribution: Tensor, arrived: Sequence[Tensor]) -> Tensor:
-    """Continue the target to the horizon from `distribution` [1], mass without a token, and from later arrivals."""
+    """Extend the mass of the empty sequence, `distribution` [1], and later arrivals to the horizon by the target."""
     for logits, more in zip(case.target.levels, arrived, strict=True):
         distribution = (distribution[:, None] * case.knobs.distribution(logits)).flatten() + more
     return distribution
 
 
 def _nothing(case: Case) -> list[Tensor]:
-    """No mass on any sequence of 1, 2, ... tokens."""
+    """Return zero mass for all sequences of 1, 2, ... tokens."""
     return [torch.zeros(case.target.vocab**length, dtype=torch.float64) for length in range(1, case.horizon + 1)]
 
 
 def _one_hot(tokens: Chain, vocab: int) -> Tensor:
-    """[len(tokens), V] float64."""
+    """Return [len(tokens), V] float64."""
     return torch.eye(vocab, dtype=torch.float64)[list(tokens)]
 
 
 def _code(tokens: Chain, vocab: int) -> int:
-    """The number of a context among all of its length."""
+    """Return the index of a context among all contexts of its length."""
     code = 0
     for token in tokens:
         code = code * vocab + token

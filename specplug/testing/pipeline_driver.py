@@ -1,4 +1,4 @@
-"""The driver with the real draft stage between engine and proposer, dummy steps included."""
+"""Driver that runs the real draft stage between engine and proposer, including dummy steps."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from specplug.types.draft import Draft
 class PipelineDriver(Driver):
     """Runs every step through `DraftStage`, after a dummy step on the same slots with other text.
 
-    The draft of a step lies in the stage's buffer, which the next step overwrites.  What the proposer does wrong is
-    contained: `guard` has counted it.
+    A step's draft lies in the stage's buffer, which the next step overwrites.  Faults of the proposer are contained and
+    counted in `guard`.
 
     Args:
-        inline: run a host proposer that declares `inline` so; else on a thread, as where the batch lies on a GPU.
+        inline: run a host proposer that declares `inline` in the engine's thread; otherwise use a thread, as for
+            batches on a GPU.
     """
 
     def __init__(self, *args: Any, inline: bool = False, **kwargs: Any) -> None:
@@ -46,7 +47,7 @@ class PipelineDriver(Driver):
         )
 
     def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
-        """Hand the stage a dummy batch, then the real one."""
+        """Pass a dummy batch to the stage, then the real one."""
         self.stage.propose(replace(batch, tokens=batch.tokens.flip(1), is_dummy=True), draft_length, caps)
         return self.stage.propose(batch, draft_length, caps)
 

@@ -1,10 +1,10 @@
-"""The conformance kit's contract for policies: inherit `PolicyContract`, name your policy, run pytest.
+"""Contract tests for policies: inherit `PolicyContract`, set `spec` to your policy's, and run pytest.
 
     class TestNight(PolicyContract):
         spec = PolicySpec(name="night", factory="my_package:Plans", trimmer="my_package:Trims", summary="...")
 
-Each test is one clause of the contract that `specplug.interfaces` states for `Planner` and `Trimmer`.  What may be
-overridden, and what policies are fed, is `specplug.testing.policy_harness.PolicyHarness`.
+Each test is one clause of the contract that `specplug.interfaces` states for `Planner` and `Trimmer`.  `PolicyHarness`
+in `specplug.testing.policy_harness` documents the attributes to override and the input of the policies.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class PolicyContract(PolicyHarness):
     # -- the plan half -------------------------------------------------------------------------------------------
 
     def test_plans_without_figures(self) -> None:
-        """The first step, in which nobody decodes and nothing is known of earlier ones, has a plan."""
+        """The first step, which has no decoding requests and no history, gets a plan."""
         for name, caps in self.engines.items():
             plan = self.planner(caps).plan(NOBODY)
             assert isinstance(plan, StepPlan), f"{self.who}: planned {plan!r} on {name}; expected a StepPlan"
 
     def test_plans_within_the_engines_limits(self) -> None:
-        """Width, budget, caps and price are what the engine can run, for any number of requests."""
+        """Draft length, budget, caps and price are within the engine's limits for any number of requests."""
         for name, caps in self.engines.items():
             for plan in self.plans(caps):
                 in_range = isinstance(plan.draft_length, int) and 0 <= plan.draft_length <= caps.max_draft_length
@@ -46,7 +46,7 @@ class PolicyContract(PolicyHarness):
                 assert price >= 0, f"{self.who}: price {price!r} on {name}; expected a number >= 0"
 
     def test_respects_requests_caps(self) -> None:
-        """No request is planned more than it allows itself."""
+        """No request is planned more draft tokens than its own cap."""
         for caps in self.engines.values():
             planner = self.planner(caps)
             for number, cap in enumerate((0, 1, caps.max_draft_length)):
@@ -56,7 +56,7 @@ class PolicyContract(PolicyHarness):
                 assert max(wide) <= cap, f"{self.who}: planned {wide} draft tokens; expected at most {cap} each"
 
     def test_does_not_wait(self) -> None:
-        """Behind its first call `plan` neither sleeps, nor opens files or connections, nor starts processes."""
+        """After its first call, `plan` neither sleeps nor opens files or connections nor starts processes."""
         for caps in self.engines.values():
             planner = self.planner(caps)
             planner.plan(NOBODY)
@@ -65,13 +65,13 @@ class PolicyContract(PolicyHarness):
             assert not found, f"{self.who}: plan has called {sorted(found)}; expected nothing that may block"
 
     def test_plans_alike_for_equal_figures(self) -> None:
-        """Two instances given the same figures plan the same: ranks plan on their own."""
+        """Two instances given the same figures make the same plans, since ranks plan independently."""
         for name, caps in self.engines.items():
             one, other = self.plans(caps), self.plans(caps, rank=1)
             assert one == other, f"{self.who}: two instances plan differently on {name}; found {other}, expected {one}"
 
     def test_learns_from_reports(self) -> None:
-        """Reports are taken in, also those of steps without requests, drafts or a known time; plans stay sound."""
+        """Reports are accepted, also for steps without requests, drafts or a known time; plans stay valid."""
         for caps in self.engines.values():
             planner = self.planner(caps)
             if not planner.learns:
@@ -82,14 +82,14 @@ class PolicyContract(PolicyHarness):
                 planner.observe(StepReport.build(step, caps.max_draft_length, len(fates), fates))
                 plan = planner.plan(stats_of(2, step=step + 1))
                 assert 0 <= plan.draft_length <= caps.max_draft_length, (
-                    f"{self.who}: width {plan.draft_length} after {fates}"
+                    f"{self.who}: draft length {plan.draft_length} after {fates}"
                 )
 
     # -- the trim half -------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("trees", [False, True])
     def test_keeps_what_was_drafted(self, trees: bool) -> None:
-        """What is kept are drafted tokens in their order, with their confidences: of a chain its beginning."""
+        """Kept tokens are drafted tokens in their order, with their confidences; of a chain, a prefix is kept."""
         for budget in self.budgets:
             draft = self.draft(trees=trees)
             before, after = self.nodes(draft), self.nodes(self.trimmed(draft, budget))
@@ -102,7 +102,7 @@ class PolicyContract(PolicyHarness):
                 assert in_order, f"{self.who}: kept places {places} of row {row}; expected a beginning, in order"
 
     def test_keeps_ancestors(self) -> None:
-        """Of a tree, every kept node hangs on the node that it hung on."""
+        """Every kept node of a tree keeps its parent."""
         for budget in self.budgets:
             draft = self.draft(trees=True)
             before, after = self.parents(draft), self.parents(self.trimmed(draft, budget))
@@ -112,14 +112,14 @@ class PolicyContract(PolicyHarness):
 
     @pytest.mark.parametrize("trees", [False, True])
     def test_respects_the_budget(self, trees: bool) -> None:
-        """No more tokens are kept than the budget of the whole batch, which may be 0."""
+        """The batch keeps no more tokens than its budget, which may be 0."""
         for budget in self.budgets:
             kept = int(self.trimmed(self.draft(trees=trees), budget).lengths.sum())
             assert kept <= budget, f"{self.who}: kept {kept} draft tokens; expected at most {budget}"
 
     @pytest.mark.parametrize("trees", [False, True])
     def test_respects_the_price(self, trees: bool) -> None:
-        """No token is kept that survives less likely than the price, and a higher price keeps no more of any row."""
+        """No kept token's survival probability is below the price, and a higher price keeps no more of any row."""
         budget, lengths = max(self.budgets), None
         for price in PRICES:
             trimmed = self.trimmed(self.draft(trees=trees), budget, price)
@@ -131,7 +131,7 @@ class PolicyContract(PolicyHarness):
             lengths = trimmed.lengths
 
     def test_does_not_depend_on_the_order_of_rows(self) -> None:
-        """Where no two tokens are equally likely, rows may change places."""
+        """The result does not depend on the order of the rows, if no two tokens are equally likely."""
         for budget in self.budgets:
             draft = self.draft()
             order = torch.arange(draft.batch_size).flip(0)
@@ -142,7 +142,7 @@ class PolicyContract(PolicyHarness):
             )
 
     def test_trims_alike_on_all_ranks(self) -> None:
-        """Two instances trim the same: ranks whose drafts differ give silently wrong text."""
+        """Two instances trim the same; differing drafts on ranks corrupt the text silently."""
         for budget in self.budgets:
             one, other = self.trimmed(self.draft(), budget), self.trimmed(self.draft(), budget, rank=1)
             found, expected = other.lengths.tolist(), one.lengths.tolist()
@@ -150,13 +150,13 @@ class PolicyContract(PolicyHarness):
 
     @pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
     def test_takes_an_empty_draft(self, shape: tuple[int, int]) -> None:
-        """There may be no rows, or no width."""
+        """A draft may have no rows, or a length of 0."""
         trimmed = self.trimmed(self.empty(*shape), 2)
         found = (trimmed.batch_size, trimmed.draft_length)
         assert found == shape, f"{self.who}: an empty draft of shape {shape} has shape {found} after trim"
 
     def test_says_when_it_cuts(self) -> None:
-        """`cuts_without_budget` answers for any batch."""
+        """`cuts_without_budget` returns a bool for any batch."""
         for caps in self.engines.values():
             for batch_size, draft_length in ((0, 0), (1, caps.max_draft_length), (512, caps.max_draft_length)):
                 answer = self.trimmer(caps).cuts_without_budget(batch_size, draft_length)
@@ -175,7 +175,7 @@ class PolicyContract(PolicyHarness):
             trimmer.observe(*self.verified(draft))
 
     def test_learns_from_verdicts(self) -> None:
-        """Verdicts are taken in, also on empty drafts and batches, and nothing that is read is changed."""
+        """Verdicts are accepted, also on empty drafts and batches, and the arguments stay unchanged."""
         trimmer = self.trimmer()
         if not trimmer.learns:
             pytest.skip("its trim half does not learn")

@@ -1,4 +1,4 @@
-"""What the clauses of the contract for policies share: the policy under test, the figures and drafts that it is fed."""
+"""Harness of the policy contract: the policy under test, and the figures and drafts that it is fed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Outcome, Verdict
 
 NOBODY = HostStats(0, ())
-"""The figures of a first step in which nobody decodes."""
+"""The figures of a first step without decoding requests."""
 
 PRICES = (0.0, 0.05, 0.2, 0.5, 0.8, 1.0)
 
@@ -35,7 +35,7 @@ ENGINES: Mapping[str, EngineCaps] = MappingProxyType(
     {
         "an engine of ragged rows": EngineCaps(8),
         "an engine that pads rows": EngineCaps(8, ragged=Ragged.PADDED),
-        "an engine with captured widths": EngineCaps(
+        "an engine with captured draft lengths": EngineCaps(
             7, captured_draft_lengths=(0, 1, 3, 7), ragged=Ragged.PADDED, draft_length_change=DraftLengthChange.CAPTURED
         ),
         "an engine that verifies its budget": EngineCaps(8, verifies_budget=True),
@@ -48,12 +48,12 @@ _PARENTS = ((ROOT, 0, 0, 2), (ROOT,), (ROOT, ROOT, 1, 0), (), (ROOT, 0, 1, 2))
 
 
 class PolicyHarness:
-    """Builds the halves of a policy, and feeds them.
+    """Builds and feeds the halves of a policy.
 
     Attributes:
         spec: the policy under test.
-        options: its own settings, as its options model takes them.
-        engines: the engines that it plans for, by the name that messages give them; it trims for the first.
+        options: its own settings, as arguments of its options model.
+        engines: the engines that it plans for, by their name in messages; it trims for the first.
     """
 
     spec: PolicySpec
@@ -64,7 +64,7 @@ class PolicyHarness:
 
     @property
     def who(self) -> str:
-        """The policy, as messages call it."""
+        """Return the policy's name for messages."""
         return f"policy {self.spec.name!r}"
 
     # -- the plan half -------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class PolicyHarness:
         return planner
 
     def plans(self, caps: EngineCaps, rank: int = 0) -> list[StepPlan]:
-        """Return the plans of steps of 0 to 512 requests, reported as an engine would on which half is accepted."""
+        """Return the plans of steps of 0 to 512 requests; each step is reported with half of its drafts accepted."""
         planner, plans = self.planner(caps, rank), []
         cost = None
         for step, count in enumerate((0, 1, 4, 1, 32, 200, 512, 8, 0, 3)):
@@ -101,14 +101,14 @@ class PolicyHarness:
     def trimmed(
         self, draft: Draft, budget: int, price: float = 0.0, *, rank: int = 0, trimmer: Trimmer | None = None
     ) -> Draft:
-        """Return what a trim half, a new one by default, leaves of a copy of `draft`."""
+        """Return a trimmed copy of `draft`, by a new trim half unless one is given."""
         copy = _mapped(draft, Tensor.clone)
         trimmed = (trimmer or self.trimmer(rank=rank)).trim(copy, self.limits(draft, budget, price))
         trimmed.validate()
         return trimmed
 
     def limits(self, draft: Draft, budget: int, price: float = 0.0) -> TrimLimits:
-        """Return limits of a step in which all rows decode."""
+        """Return the limits of a step in which all rows decode."""
         return TrimLimits.build(budget, torch.ones_like(draft.lengths, dtype=torch.bool), price)
 
     def empty(
@@ -135,7 +135,7 @@ class PolicyHarness:
         return [[*zip(ids[:count], levels[:count], strict=True)] for ids, levels, count in rows]
 
     def parents(self, draft: Draft) -> list[dict[int, int]]:
-        """Return each row's tokens with the token that they hang on, `ROOT` for the context."""
+        """Return each row's tokens with their parent tokens, `ROOT` for the context."""
         assert draft.parents is not None, f"{self.who}: a tree has no parents after trim"
         found = []
         rows = zip(draft.token_ids.tolist(), draft.parents.tolist(), draft.lengths.tolist(), strict=True)
@@ -145,7 +145,7 @@ class PolicyHarness:
         return found
 
     def verified(self, draft: Draft) -> tuple[BatchView, Draft, Verdict]:
-        """Return what a trim half observes of `draft`, the first token of each row accepted."""
+        """Return the arguments of `observe` for `draft` with the first token of each row accepted."""
         rows, device = draft.batch_size, draft.device
         accepted = draft.lengths.clamp(max=1)
         outcome = Outcome(draft.lengths.clone(), accepted, accepted + 1)
@@ -188,9 +188,9 @@ _watching = threading.local()
 
 @contextmanager
 def watch_for_waiting() -> Iterator[set[str]]:
-    """Note which calls that may block this thread makes meanwhile, by the name of their audit event."""
+    """Collect the potentially blocking calls of this thread within the context, by the name of their audit event."""
     if not hasattr(_watching, "hooked"):
-        sys.addaudithook(_note)  # for good: Python has no way back
+        sys.addaudithook(_note)  # permanent: Python cannot remove an audit hook
         _watching.hooked = True
     found: set[str] = set()
     _watching.found = found

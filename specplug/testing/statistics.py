@@ -1,4 +1,4 @@
-"""Tests of observed counts against an exact law, for models too large to enumerate a verifier on."""
+"""Statistical tests of observed counts against an exact distribution, for models too large to enumerate."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from numpy.typing import ArrayLike, NDArray
 
 from specplug.errors import ContractError
 
-MIN_EXPECTED = 5.0  # below this expected count per cell the chi-squared law is a poor approximation
+MIN_EXPECTED = 5.0  # below this expected count per cell the chi-squared distribution is a poor approximation
 
 
 def g_test(observed_counts: ArrayLike, expected_probs: ArrayLike) -> float:
     """Return the p-value of the G-test (log-likelihood ratio) that `observed_counts` were drawn from `expected_probs`.
 
     Outcomes of small expectation are pooled, smallest first, until every cell expects at least `MIN_EXPECTED`.  An
-    observed outcome of probability 0 gives p = 0, whatever the rest looks like.
+    observed outcome of probability 0 gives p = 0, regardless of the others.
 
     Args:
         observed_counts: [K] counts.
         expected_probs: [K], summing to 1.
 
     Raises:
-        ContractError: the shapes differ, there are no counts, or the probabilities are not a law.
+        ContractError: the shapes differ, there are no counts, or the probabilities are not a distribution.
     """
     observed, probs = np.asarray(observed_counts, np.float64), np.asarray(expected_probs, np.float64)
     total = float(observed.sum())
@@ -36,7 +36,10 @@ def g_test(observed_counts: ArrayLike, expected_probs: ArrayLike) -> float:
         )
     if (probs < 0).any() or abs(probs.sum() - 1) > 1e-6:
         raise ContractError.build(
-            "expected_probs is no law", who="g_test", found=f"sum {probs.sum():g}", expected="sum 1, none below 0"
+            "expected_probs is not a distribution",
+            who="g_test",
+            found=f"sum {probs.sum():g}",
+            expected="sum 1, none below 0",
         )
     if observed[probs == 0].any():
         return 0.0
@@ -49,9 +52,9 @@ def g_test(observed_counts: ArrayLike, expected_probs: ArrayLike) -> float:
 
 
 def g_test_power(sample_size: int, expected_probs: ArrayLike, actual_probs: ArrayLike, alpha: float) -> float:
-    """Return the chance that `g_test` gives p < `alpha` when `sample_size` counts really follow `actual_probs`.
+    """Return the probability that `g_test` gives p < `alpha` when `sample_size` counts follow `actual_probs`.
 
-    From the non-central chi-squared law; good enough to choose a sample size by.
+    Computed from the non-central chi-squared distribution; accurate enough to choose a sample size.
     """
     from scipy.stats import chi2, ncx2
 
@@ -84,7 +87,7 @@ def _pool(expected: NDArray[np.float64]) -> Sequence[NDArray[np.int64]]:
 
 
 def _chi2_tail(statistic: float, freedom: int) -> float:
-    """The chance of a larger statistic; 1 where a single cell leaves nothing to test."""
+    """Return the probability of a larger statistic; 1 if a single cell leaves nothing to test."""
     from scipy.stats import chi2
 
     return float(chi2.sf(statistic, freedom)) if freedom else 1.0

@@ -1,4 +1,4 @@
-"""The conformance kit's contract for verifiers: inherit `VerifierContract`, name your verifier, run pytest.
+"""Contract tests for verifiers: inherit `VerifierContract`, set `spec` to your verifier's, and run pytest.
 
     class TestTypical(VerifierContract):
         spec = VerifierSpec(name="typical", factory="mine:Typical", summary="...", caps=VerifierCaps(lossless=True))
@@ -28,7 +28,7 @@ from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, V
 from specplug.verify.fitting import FittedVerifier
 
 EXACT = 1e-5
-"""The largest error of an enumerated probability that is rounding; planted mistakes are off by more than 1e-3."""
+"""Largest error of an enumerated probability that counts as rounding; planted mistakes are off by more than 1e-3."""
 
 
 class VerifierContract:
@@ -36,10 +36,10 @@ class VerifierContract:
 
     Attributes:
         spec: the verifier under test.
-        options: its own settings, as its options model takes them.
-        vocab_size, draft_length: of the steps; most rows draft fewer tokens than `draft_length`.
-        num_steps: random steps for each clause and distribution.
-        device: where the verifier runs.
+        options: its own settings, as arguments of its options model.
+        vocab_size, draft_length: sizes of the steps; most rows draft fewer tokens than `draft_length`.
+        num_steps: number of random steps for each clause and distribution.
+        device: the device that the verifier runs on.
     """
 
     spec: VerifierSpec
@@ -78,7 +78,7 @@ class VerifierContract:
                 assert set(rest) <= {NO_TOKEN}, f"{self.who}: {rest} after what is emitted; expected {NO_TOKEN}"
 
     def test_takes_empty_drafts(self) -> None:
-        """A step without rows is a step, and so is one without draft tokens, which samples from the target."""
+        """A step may have no rows; a step without draft tokens samples from the target."""
         for rows, draft_length in ((0, self.draft_length), (3, 0)):
             step = VerifyStep.random(
                 rows, Distribution.ONE_HOT, vocab_size=self.vocab_size, batch_size=rows, draft_length=draft_length
@@ -86,7 +86,7 @@ class VerifierContract:
             assert self.run(step).token_ids.shape == (rows, draft_length + 1)
 
     def test_greedy_rows_emit_the_largest_logits(self) -> None:
-        """At temperature 0 a draft is kept as far as it is the argmax, and the argmax follows."""
+        """At temperature 0, draft tokens are accepted while they equal the argmax, and the next argmax follows."""
         self._needs_losslessness()
         for step, all_greedy in itertools.product(self.steps(), (False, True)):
             found, best = self.run(step.greedy(all_greedy=all_greedy)), step.dense.argmax(-1).tolist()
@@ -97,14 +97,14 @@ class VerifierContract:
                 assert emitted == expected, f"{self.who}: emitted {emitted} when greedy; expected {expected}"
 
     def test_emits_the_targets_distribution(self) -> None:
-        """The output's distribution is the target's, by exact enumeration over tiny vocabularies."""
+        """The output's distribution equals the target's, by exact enumeration over tiny vocabularies."""
         self._needs_losslessness()
         for name, case in self.cases():
             error = distribution_error(_OnDevice(self.verifier(), self.device), case)
             assert error < EXACT, f"{self.who}: probabilities of the output are off by {error:.2g} with {name}"
 
     def test_keeps_what_the_target_would_have_drawn(self) -> None:
-        """A declared distribution is used: drafts drawn from the target's own distribution are all accepted."""
+        """The declared distribution is used, so drafts drawn from the target's own distribution are all accepted."""
         self._needs_losslessness()
         for step in self.steps():
             if step.draft.distribution is not Distribution.ONE_HOT:
@@ -116,9 +116,9 @@ class VerifierContract:
                 )
 
     def test_uses_each_number_once(self) -> None:
-        """Numbers of the places after the emitted tokens decide nothing, because later steps use them.
+        """The numbers for positions after the emitted tokens decide nothing, because later steps use them.
 
-        That no number decides two things within a step is part of `test_emits_the_targets_distribution`.
+        `test_emits_the_targets_distribution` checks that no number decides two things within a step.
         """
         for step in self.steps():
             found = self.run(step)
@@ -129,7 +129,7 @@ class VerifierContract:
             )
 
     def test_does_not_depend_on_other_rows(self) -> None:
-        """A row by itself, in a buffer of its own length, is verified as in a batch."""
+        """A single row in a buffer of its own length gives the same result as in a batch."""
         for step in self.steps():
             found = self.run(step)
             for row, length in enumerate(step.draft.lengths.tolist()):
@@ -138,24 +138,24 @@ class VerifierContract:
                 self.same(part, alone, "for a row by itself")
 
     def test_does_not_depend_on_the_order_of_rows(self) -> None:
-        """Requests may stand in any row."""
+        """The result does not depend on the order of the rows."""
         for step in self.steps():
             found, order = self.run(step), list(range(step.draft.batch_size))[::-1]
             turned = Verification(found.token_ids[order], found.num_accepted[order])
             self.same(turned, self.run(step.pick(order)), "with the rows in another order")
 
     def test_does_not_read_undefined_memory(self) -> None:
-        """Whatever stands after a row's draft in the buffers has no influence."""
+        """The result does not depend on the entries after a row's draft in the buffers."""
         for step, poison in itertools.product(self.steps(), (NO_TOKEN, 0, self.vocab_size, 2**31 - 1)):
             self.same(self.run(step), self.run(step.poisoned(poison)), f"with {poison} in undefined memory")
 
     def test_finds_logits_by_their_starts(self) -> None:
-        """Logits may be padded to [B, N + 1, V] or lie flat, row after row."""
+        """Logits may be padded to [B, N + 1, V] or flat, row after row."""
         for step in self.steps():
             self.same(self.run(step), moved(step.verify(self.verifier(), flat=True, device=self.device), "cpu"), "flat")
 
     def test_changes_nothing_that_it_reads(self) -> None:
-        """Draft, logits, sampling parameters and random numbers belong to the engine."""
+        """Draft, logits, sampling parameters and random numbers belong to the engine and stay unchanged."""
         for step in self.steps():
             draft, target, sampling, numbers = (
                 moved(it, self.device)
@@ -169,13 +169,13 @@ class VerifierContract:
                     assert torch.equal(tensor, before[who][name]), f"{self.who}: has changed {who}.{name}"
 
     def test_reads_nothing_back(self) -> None:
-        """No value is read on the host: tensors on "meta" have none, so whatever needs one raises."""
+        """No value is read on the host; tensors on "meta" have no values, so reading one raises."""
         verifier = self.verifier("meta")
         for step, all_greedy in itertools.product(self.steps(), (False, True)):
             step.greedy(all_greedy=all_greedy).verify(verifier, device="meta")
 
     def verifier(self, device: str | None = None) -> Verifier:
-        """Build the verifier as an engine does: its drafts fit what it declares."""
+        """Build the verifier as an engine does, for drafts that fit its declaration."""
         model = self.spec.options_model()
         context = PluginContext(
             EngineCaps(self.draft_length),
@@ -198,7 +198,7 @@ class VerifierContract:
                 )
 
     def cases(self) -> Iterator[tuple[str, Case]]:
-        """Yield what is enumerated: drafts that are fixed, ragged, and drawn from each declared distribution."""
+        """Yield the cases to enumerate: fixed drafts, ragged drafts, and drafts from each declared distribution."""
         knobs = {"plain": Knobs(), "greedy": Knobs(0.0), "all": Knobs(1.3, top_k=2, top_p=0.9, min_p=0.1)}
         target, draft_model = TinyModel.random(3, 2, seed=0), TinyModel.random(3, 1, seed=1)
         for (name, how), drafted in itertools.product(knobs.items(), range(3)):
@@ -220,7 +220,7 @@ class VerifierContract:
             yield f"{distribution.value} over a draft vocabulary", replace(case, draft_vocab=(2, 0))
 
     def run(self, step: VerifyStep) -> Verification:
-        """Verify a step on the device, and bring the result to the CPU."""
+        """Verify a step on the device and return the result on the CPU."""
         return moved(step.verify(self.verifier(), device=self.device), "cpu")
 
     def same(self, expected: Verification, found: Verification, when: str) -> None:
@@ -232,7 +232,7 @@ class VerifierContract:
 
     @property
     def who(self) -> str:
-        """The verifier, as messages call it."""
+        """Return the verifier's name for messages."""
         return f"verifier {self.spec.name!r}"
 
     def _needs_losslessness(self) -> None:
@@ -241,7 +241,7 @@ class VerifierContract:
 
 
 class _OnDevice(Verifier):
-    """A verifier that is handed its arguments on a device, and whose results come back to the CPU."""
+    """A verifier whose arguments are moved to a device and whose results are moved to the CPU."""
 
     def __init__(self, verifier: Verifier, device: str) -> None:
         self._verifier, self._device = verifier, device

@@ -108,7 +108,7 @@ class VerifyStep:
         return step
 
     def with_other_numbers(self, num_accepted: Tensor) -> VerifyStep:
-        """Return the step with 0 for the random numbers of the places after `num_accepted` [B] draft tokens."""
+        """Return the step with 0 for the random numbers of the positions after `num_accepted` [B] draft tokens."""
         step = self.pick(list(range(self.draft.batch_size)))
         places, accepted = torch.arange(step.draft.draft_length + 1), num_accepted[:, None]
         step.uniforms.accept[places[:-1] > accepted] = 0.0
@@ -116,7 +116,7 @@ class VerifyStep:
         return step
 
     def greedy(self, *, all_greedy: bool) -> VerifyStep:
-        """Return the step with temperature 0 in every row, which the host knows or not."""
+        """Return the step with temperature 0 in every row; `all_greedy` says whether the host knows this."""
         cold = torch.zeros_like(self.sampling.temperature)
         return replace(self, sampling=replace(self.sampling, temperature=cold, all_greedy=all_greedy))
 

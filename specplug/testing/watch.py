@@ -1,4 +1,4 @@
-"""A watch on tensors that a plug-in should only read, and a proposer wrapped in it."""
+"""Check that a plug-in leaves its read-only tensors unchanged, and a proposer wrapper that applies it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specplug.types.verdict import Verdict
 
 
 class WatchedProposer(Proposer):
-    """Hands every call on, and raises `ContractError` when the call has changed one of its read-only arguments."""
+    """Forwards every call, and raises `ContractError` if the call changed one of its read-only arguments."""
 
     def __init__(self, proposer: Proposer) -> None:
         self._proposer = proposer
@@ -46,7 +46,7 @@ class WatchedProposer(Proposer):
 
 
 def watch(call: str, action: Callable[[], None], **read_only: Any) -> None:
-    """Run an action, and raise `ContractError` when it has changed one of the tensors that it should only read."""
+    """Run an action, and raise `ContractError` if it changed one of its read-only tensors."""
     before = {name: _copies(value) for name, value in read_only.items()}
     action()
     for name, value in read_only.items():

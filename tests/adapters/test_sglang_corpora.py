@@ -98,7 +98,7 @@ def test_all_corpora_together_are_bounded():
     bounded = corpora(holder, most=25)
     bounded.add("one", [TEXT])
     bounded.add("two", [TEXT])
-    with pytest.raises(RequestError, match="found 10 tokens beside 20 held; expected 25 at most"):
+    with pytest.raises(RequestError, match="found 10 tokens in addition to 20 held; expected 25 at most"):
         bounded.add("three", [TEXT])
     bounded.remove("one")
     bounded.add("three", [TEXT, TEXT[:5]])

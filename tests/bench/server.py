@@ -1,4 +1,4 @@
-"""A small OpenAI server with specplug's operator routes, for tests of the benchmark: it answers from its prompts."""
+"""Small OpenAI server with specplug's operator routes for tests of the benchmark; it answers from its prompts."""
 
 from __future__ import annotations
 

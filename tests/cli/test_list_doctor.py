@@ -166,7 +166,7 @@ def test_list_of_one_kind(registry):
     found = json.loads(run("list", "--kind", "policy", "--json"))
     assert [row["name"] for row in found["plugins"]] == ["batch"]
     refused = " ".join(run("list", "--kind", "polici", code=2).replace("│", " ").split())
-    assert "'polici' is no kind of plug-in. Did you mean 'policy'?" in refused
+    assert "'polici' is not a kind of plug-in. Did you mean 'policy'?" in refused
 
 
 def test_list_shows_broken_plugins_and_duplicates_beside_the_healthy(registry):

@@ -1,4 +1,4 @@
-"""What the tests of the corpus store share: a tokenizer that is none, small documents, and what a store has."""
+"""Helpers of the corpus store's tests: a fake tokenizer, small documents, and a store's contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`specplug bench` against a real server, whichever engine's."""
+"""Tests of `specplug bench` against a real server of any engine."""
 
 from __future__ import annotations
 

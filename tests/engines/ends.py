@@ -1,4 +1,4 @@
-"""All the ways in which a request ends, and how much of its text a client saw then."""
+"""All ways in which a request ends, and the amount of its text that a client then saw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that start when first used, live in processes of their own, and make room for each other."""
+"""Engines that start on first use, run in separate processes, and stop to make room for each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of the examples, as their docstrings give them to readers."""
+"""Commands of the examples, taken from their docstrings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that holds one engine and runs on it the functions that tests name.
+"""Process that holds one engine and runs the functions that tests name on it.
 
 It is forked from a nursery, a process that has imported the engine and does nothing else: importing takes most of an
 engine's start.

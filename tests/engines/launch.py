@@ -1,4 +1,4 @@
-"""How an engine of the tests is launched, whichever it is: where things lie, arguments, environment."""
+"""Launch configuration shared by all engines of the tests: paths, arguments, environment."""
 
 from __future__ import annotations
 

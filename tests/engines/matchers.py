@@ -1,4 +1,4 @@
-"""XGrammar's own matchers on the tiny model's tokenizer, and grammars to hold ours against."""
+"""XGrammar's own matchers on the tiny model's tokenizer, and grammars to compare specplug's with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A watch on operations that mix devices: what a step of drafting must not do."""
+"""Detector of operations that mix devices, which a drafting step must not do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines are held against: the tiny model run plainly, and the prompts they get."""
+"""Reference for the engines: the tiny model run without an engine, and their prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seams of other versions, downloaded; and seams that have moved, planted in sources and in an imported engine."""
+"""Downloaded sources of other versions, and moved seams, planted in sources and in an imported engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes behind the engines of the tests, seen from the tests' side; see `host` for the other."""
+"""Processes of the tests' engines, seen from the tests' side; `host` is the other side."""
 
 from __future__ import annotations
 

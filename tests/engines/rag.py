@@ -1,4 +1,4 @@
-"""What the tests of the retrieval examples hold on every engine."""
+"""Tests of the retrieval examples that hold on every engine."""
 
 from __future__ import annotations
 

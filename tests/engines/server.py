@@ -1,4 +1,4 @@
-"""An engine's own server, started as a user would, and asked by the `openai` client."""
+"""An engine's own server, started as a user starts it, and called by the `openai` client."""
 
 from __future__ import annotations
 

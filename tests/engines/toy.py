@@ -1,4 +1,4 @@
-"""A model whose sampled output has an exactly known law, for tests that hold an engine's counts against it.
+"""A model whose sampled output has an exactly known distribution, for tests that compare an engine's counts with it.
 
 It has 16 tokens, and the law of each depends on the token before it only, as its attention is switched off.  So every
 two tokens of an answer are a sample of a known law, given the token before them.

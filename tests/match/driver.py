@@ -1,4 +1,4 @@
-"""Conversations at random, told to a `Lookup` and to its plain reference."""
+"""Random conversations, fed to a `Lookup` and to its plain reference."""
 
 from __future__ import annotations
 

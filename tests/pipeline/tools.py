@@ -1,4 +1,4 @@
-"""A small engine around the real draft stage, and proposers that note what they are handed and fail on demand."""
+"""A small engine around the real draft stage, and proposers that record their calls and fail on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that answer what they are told, for tests of the n-gram proposer's response memory."""
+"""Requests with given answers, for tests of the n-gram proposer's response memory."""
 
 from __future__ import annotations
 

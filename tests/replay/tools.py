@@ -1,4 +1,4 @@
-"""What the tests of replay share: small items, a plain harness, and planted plug-ins."""
+"""Helpers of the replay tests: small items, a plain harness, and planted plug-ins."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def test_too_many_tokens_are_refused_before_anything_is_tokenised():
 def test_too_many_characters_are_refused_before_anything_is_tokenised():
     spaces = " " * (2 * CHARACTERS_PER_TOKEN)
     message = refusal({"references": [{"token_ids": [1]}, spaces, "."]}, max_reference_tokens=3, tokenize=must_not_run)
-    assert f"found {len(spaces) + 1} characters beside 1 tokens; expected at most 3 tokens in all" in message
+    assert f"found {len(spaces) + 1} characters and 1 tokens; expected at most 3 tokens in all" in message
     _, references, _ = parse(
         {"references": [{"token_ids": [1]}, spaces]}, max_reference_tokens=3, tokenize=lambda text: [7, 8]
     )

@@ -1,4 +1,4 @@
-"""What an adapter's own code uses of its engine, and which of it is not in the adapter's table of seams.
+"""Scan of an adapter's code for its uses of the engine, and those missing from the adapter's table of seams.
 
 Needs no engine: everything is read from the adapter's sources.
 """

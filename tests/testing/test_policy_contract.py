@@ -267,8 +267,8 @@ class LearnsFromSomebody(Trims):
 PLANTED = [
     (NeedsARequest, "test_plans_without_figures", (), "index out of range"),
     (ReturnsADraftLength, "test_plans_without_figures", (), "expected a StepPlan"),
-    (TooWide, "test_plans_within_the_engines_limits", (), "draft length 16"),
-    (Fractional, "test_plans_within_the_engines_limits", (), r"draft length 4\.0"),
+    (TooWide, "test_plans_within_the_engines_limits", (), "length 16"),
+    (Fractional, "test_plans_within_the_engines_limits", (), r"length 4\.0"),
     (NegativeBudget, "test_plans_within_the_engines_limits", (), "token_budget -256"),
     (NegativePrice, "test_plans_within_the_engines_limits", (), r"price -1\.0"),
     (IgnoresCaps, "test_respects_requests_caps", (), "expected at most 0"),

@@ -383,7 +383,7 @@ PLANTED = [
     (ForgetsItsDistribution, PROBS, "test_fills_in_its_distribution", (), "do not sum to 1"),
     (DrawnFromOthers, PROBS, "test_fills_in_its_distribution", (), "not in its draft vocabulary"),
     (AnotherTokensDistribution, PROBS, "test_fills_in_its_distribution", (), "probability 0"),
-    (IngestsWhenItDrafts, LEARNS, "test_ingests_at_draft_length_zero", (), "after steps of width 0"),
+    (IngestsWhenItDrafts, LEARNS, "test_ingests_at_draft_length_zero", (), "after steps of draft length 0"),
     (NeedsARow, LEARNS, "test_takes_an_empty_batch", (), "max"),
     (CleansTheTable, LEARNS, "test_changes_nothing_that_it_reads", (), "ingest has changed batch.tokens"),
     (LowersLimits, LEARNS, "test_changes_nothing_that_it_reads", (), "propose has changed limits"),

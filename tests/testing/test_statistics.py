@@ -67,8 +67,8 @@ def test_a_single_cell_tests_nothing():
     [
         ([1, 2], [1.0], "expected two lists of one length"),
         ([0, 0], [0.5, 0.5], "at least one count"),
-        ([1, 2], [0.5, 0.4], "no law; found sum 0.9"),
-        ([1, 2], [1.5, -0.5], "no law"),
+        ([1, 2], [0.5, 0.4], "not a distribution; found sum 0.9"),
+        ([1, 2], [1.5, -0.5], "not a distribution"),
     ],
 )
 def test_mistakes_are_reported(counts, probs, message):

@@ -1,4 +1,4 @@
-"""What a model writes without an engine: the truth for small models with random weights."""
+"""A model's output without an engine, the reference for small models with random weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How SGLang is launched in the tests: arguments and environment, for `Engine(...)` and for its server alike."""
+"""Launch configuration of SGLang in tests: arguments and environment, for `Engine(...)` and for its server alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that drive an engine and look at what specplug's proposers are told meanwhile; see `inside`.
+"""Functions that drive an engine and record the calls of specplug's proposers; see `inside`.
 
 The proposer `recorder` remembers; it is one of the engine's.
 """

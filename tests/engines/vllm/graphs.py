@@ -1,4 +1,4 @@
-"""vLLM's own choice of CUDA graphs, asked without a GPU: the sizes that it captures on Hopper, and its dispatcher."""
+"""vLLM's own choice of CUDA graphs, queried without a GPU: the sizes that it captures on Hopper, and its dispatcher."""
 
 from __future__ import annotations
 

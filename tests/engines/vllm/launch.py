@@ -1,4 +1,4 @@
-"""How vLLM is launched in the tests: arguments and environment, for `LLM(...)` and for `vllm serve` alike."""
+"""Launch configuration of vLLM in the tests: arguments and environment, for `LLM(...)` and for `vllm serve` alike."""
 
 from __future__ import annotations
 

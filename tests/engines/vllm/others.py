@@ -1,4 +1,4 @@
-"""Somebody else's proposer, as vLLM's own documentation has them written: the V1 runner's ``custom_class``."""
+"""A third-party proposer written as vLLM's own documentation shows: the V1 runner's ``custom_class``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's runners that are tested, their truth, and how requests name their proposers; see `tests.engines.plain`."""
+"""vLLM runners under test, their reference outputs, and how requests name proposers; see `tests.engines.plain`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proposers that misbehave when told.  Between their faults they draft like `bigram`, on the host or on the device."""
+"""Proposers that misbehave on request.  Between their faults they draft like `bigram`, on the host or on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy that never plans the same width twice in a row."""
+"""A policy that never plans the same draft length twice in a row."""
 
 from __future__ import annotations
 

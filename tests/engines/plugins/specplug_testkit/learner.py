@@ -1,4 +1,4 @@
-"""A policy that learns: acceptance by position, what tokens are worth, and how far confidences can be trusted."""
+"""A policy that learns acceptance by position, the value of tokens, and the calibration of confidences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proposer that remembers what it was told, for tests that run in its process."""
+"""A proposer that records its calls, for tests that run in its process."""
 
 from __future__ import annotations
 

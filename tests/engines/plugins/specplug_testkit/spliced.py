@@ -1,4 +1,4 @@
-"""A proposer made of others."""
+"""A proposer composed of other proposers."""
 
 from __future__ import annotations
 
