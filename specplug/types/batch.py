@@ -174,19 +174,19 @@ class BatchView(EngineBatch):
         host = {name: getattr(self, name).to("cpu", copy=True) for name in names}
         begin = host["lengths"] - host["num_new"] if newest_only else host.get("first")
         held = host["lengths"] if begin is None else host["lengths"] - begin
-        draft_length = int(held.max()) if self.batch_size else 0
-        texts = self._newest(draft_length) if newest_only else self._texts(draft_length)
+        num_columns = int(held.max()) if self.batch_size else 0
+        texts = self._newest(num_columns) if newest_only else self._texts(num_columns)
         host |= {"rows": torch.arange(self.batch_size), "tokens": texts.to("cpu")}
         return replace(self, residency=Residency.HOST, **{**host, "first": begin})
 
-    def _texts(self, draft_length: int) -> Tensor:
-        """Return [B, draft_length] int32, a copy of the first `draft_length` columns of each row's entry."""
-        return self.tokens[:, :draft_length].index_select(0, self.rows.to(self.tokens.device))
+    def _texts(self, num_columns: int) -> Tensor:
+        """Return [B, num_columns] int32, a copy of the first `num_columns` columns of each row's entry."""
+        return self.tokens[:, :num_columns].index_select(0, self.rows.to(self.tokens.device))
 
-    def _newest(self, draft_length: int) -> Tensor:
-        """Return [B, draft_length] int32, a copy of each row's tokens, starting at its first new one."""
+    def _newest(self, num_columns: int) -> Tensor:
+        """Return [B, num_columns] int32, a copy of each row's tokens, starting at its first new one."""
         begin, device = self.lengths - self.num_new, self.tokens.device
         if self.first is not None:
             begin -= self.first
-        columns = begin.to(device)[:, None] + torch.arange(draft_length, device=device)
+        columns = begin.to(device)[:, None] + torch.arange(num_columns, device=device)
         return self.tokens[self.rows.to(device)[:, None], columns.clamp_(max=self.tokens.shape[1] - 1)]

@@ -26,7 +26,7 @@ FORGET_ANCHOR = 64
 FOLLOWED = 2
 """Match length from which a text counts as following the matched place."""
 
-SHELVED = CORPUS
+OF_CORPUS = CORPUS
 """Index of the corpus index's anchor, whatever corpora the request names."""
 
 
@@ -79,20 +79,20 @@ def align(state: Any, slot: int, count: int, source: int) -> int:
 
 
 @compiled
-def align_shelved(state: Any, slot: int, begin: int, count: int) -> int:
+def align_corpus(state: Any, slot: int, begin: int, count: int) -> int:
     """Run `align` for the corpus index, whose candidates start at `begin`, best first; stays within one document."""
     texts, rows, workspace = state.texts, state.rows, state.workspace
     bounds = rows.bounds[slot]
     if count > begin and workspace.length[0, begin] >= FOLLOWED:
         place = workspace.at[0, begin]
-        rows.anchors[slot, SHELVED], rows.ages[slot, SHELVED] = place, 0
+        rows.anchors[slot, OF_CORPUS], rows.ages[slot, OF_CORPUS] = place, 0
         _set_bounds(state, slot, place)
         return count
-    place = rows.anchors[slot, SHELVED]
-    if not bounds[0] < place < bounds[1] or rows.ages[slot, SHELVED] >= FORGET_ANCHOR:
+    place = rows.anchors[slot, OF_CORPUS]
+    if not bounds[0] < place < bounds[1] or rows.ages[slot, OF_CORPUS] >= FORGET_ANCHOR:
         return count
-    found = _look_around_shelved(bounds, place, texts.text[slot, texts.lengths[slot] - 1])
-    rows.anchors[slot, SHELVED] = place = abs(found)
+    found = _look_around_corpus(bounds, place, texts.text[slot, texts.lengths[slot] - 1])
+    rows.anchors[slot, OF_CORPUS] = place = abs(found)
     seen = False
     for k in range(begin, count):
         if bounds[0] < workspace.at[0, k] < bounds[1] and abs(workspace.at[0, k] - place) < WINDOW:
@@ -115,7 +115,7 @@ def _set_bounds(state: Any, slot: int, place: int) -> None:
 
 
 @compiled
-def _look_around_shelved(bounds: Any, place: int, newest: int) -> int:
+def _look_around_corpus(bounds: Any, place: int, newest: int) -> int:
     """Search like `_look_around`, between `bounds`."""
     if newest < 0:
         return -place

@@ -173,7 +173,7 @@ def _default_votes() -> Table:
 def _default_evidence() -> Table:
     certainty = np.array([0.02, 0.08, 0.18, 0.33, 0.5, 0.65, 0.8, 0.92, 1.0])
     hit = ((_TYPICAL + 0.3) / (_TYPICAL + 1.5))[:, None] * certainty
-    by_hit_rate = np.clip(np.stack((hit * 0.8, hit, hit**0.7), -1), 0.005, 0.995)  # [LENGTHS, SHARES, LUCKS]
+    by_hit_rate = np.clip(np.stack((hit * 0.8, hit, hit**0.7), -1), 0.005, 0.995)  # [LENGTHS, SHARES, HIT_RATES]
     grid = np.broadcast_to(
         by_hit_rate[:, :, None, :, None, None], (LENGTHS, SHARES, SUPPORTS, HIT_RATES, SOURCES, 2)
     ) ** np.array([1.0, 0.7])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specplug.match.cpu.aligning import align, align_shelved, put
+from specplug.match.cpu.aligning import align, align_corpus, put
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.evidence import CORPUS, NAMED, OWN, RESPONSE
 from specplug.match.cpu.recency import search
@@ -24,8 +24,8 @@ def gather(state: Any, slot: int) -> int:
     count = align(state, slot, count, RESPONSE)
     begin = count
     points = state.rows.points[slot]
-    count = _put_shelved(state, slot, 0, count, points, texts.text[slot], texts.lengths[slot])
-    return align_shelved(state, slot, begin, count)
+    count = _put_corpus(state, slot, 0, count, points, texts.text[slot], texts.lengths[slot])
+    return align_corpus(state, slot, begin, count)
 
 
 @compiled
@@ -58,7 +58,7 @@ def gather_anew(state: Any, slot: int, node: int, depth: int) -> int:
         if workspace.lengths[k] >= shortest:
             count = put(workspace, node, count, workspace.places[k], workspace.lengths[k], OWN)
     count = _put_responses(state, slot, node, count, workspace.context, known + depth)
-    return _put_shelved(state, slot, node, count, state.rows.points[slot, :0], workspace.context, known + depth)
+    return _put_corpus(state, slot, node, count, state.rows.points[slot, :0], workspace.context, known + depth)
 
 
 @compiled
@@ -90,7 +90,7 @@ def _put_responses(state: Any, slot: int, node: int, count: int, context: Any, e
 
 
 @compiled
-def _put_shelved(state: Any, slot: int, node: int, count: int, points: Any, context: Any, end: int) -> int:
+def _put_corpus(state: Any, slot: int, node: int, count: int, points: Any, context: Any, end: int) -> int:
     """Add the corpus index's candidates for the `end` tokens of `context`; `points`: see `nearest`."""
     corpus_index, rows, workspace = state.corpus_index, state.rows, state.workspace
     if rows.tenants[slot] == 0:

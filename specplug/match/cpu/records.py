@@ -46,7 +46,7 @@ class BorrowedType(types.Type):  # type: ignore[misc]
 
     def __init__(self, record: RecordType) -> None:
         self.record = record
-        super().__init__(name=f"lent({record.name})")
+        super().__init__(name=f"borrowed({record.name})")
 
 
 register_model(BorrowedType)(models.OpaqueModel)  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specplug.match.cpu.corpus_index import MOST_NAMED
-from specplug.match.cpu.evidence import CORPUS as SHELVED
+from specplug.match.cpu.evidence import CORPUS as OF_CORPUS
 from specplug.match.cpu.records import Record, RecordType, define
 from specplug.match.cpu.texts import MOST_CANDIDATES
 
@@ -105,7 +105,7 @@ class Rows:
 
     def leave_corpus_index(self) -> None:
         """Clear all places in the corpus index, because a new one replaces it."""
-        self.anchors[:, SHELVED], self.bounds[:] = 0, 0
+        self.anchors[:, OF_CORPUS], self.bounds[:] = 0, 0
 
 
 class WorkspaceType(RecordType):

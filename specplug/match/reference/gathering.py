@@ -54,11 +54,11 @@ class Gathering:
         """Return the voters for the token after a row's text."""
         voters = self._texts(row, [])
         voters = self._align(row, self._align(row, voters, OWN), RESPONSE)
-        return voters + self._align_shelved(row, self._shelved(row, []))
+        return voters + self._align_corpus(row, self._corpus_voters(row, []))
 
     def anew(self, row: Row, drafted: list[int]) -> list[Voter]:
         """Return new voters for the token after a draft that no voter continues."""
-        return self._texts(row, drafted) + self._shelved(row, drafted)
+        return self._texts(row, drafted) + self._corpus_voters(row, drafted)
 
     def predicted(self, row: Row, voter: Voter, drafted: list[int]) -> int:
         """Return the token at a voter's place."""
@@ -81,7 +81,7 @@ class Gathering:
             found += [(RESPONSE, *candidate) for candidate in kept(remembered, MOST_CANDIDATES)]
         return [Voter(place, length, kind) for kind, place, length in found if length >= self.options.shortest]
 
-    def _shelved(self, row: Row, drafted: list[int]) -> list[Voter]:
+    def _corpus_voters(self, row: Row, drafted: list[int]) -> list[Voter]:
         text, cap = row.text + drafted, self.options.cap
         found = self.corpus_index.nearest(row.tenant, row.named, key_of(text, len(text), cap), cap)
         voters = [Voter(it.at, it.length, NAMED if it.named else CORPUS) for it in found]
@@ -111,7 +111,7 @@ class Gathering:
         near = [v.kind == source and abs(v.at - place) < WINDOW for v in voters]
         return self._with_aligned(voters, near, Voter(place, int(bool(after)), source + ALIGNED))
 
-    def _align_shelved(self, row: Row, voters: list[Voter]) -> list[Voter]:
+    def _align_corpus(self, row: Row, voters: list[Voter]) -> list[Voter]:
         if voters and voters[0].length >= FOLLOWED:
             row.anchors[CORPUS], row.ages[CORPUS] = voters[0].at, 0
             row.bounds = self.corpus_index.bounds(voters[0].at)
