@@ -2,7 +2,7 @@
 
 python examples/sglang_openai_client.py http://localhost:30000 MODEL
 
-The server is SGLang's own, started with specplug (see docs/sglang.md).  Nothing of specplug is needed on the client's
+The server is SGLang's own, started with specplug (see docs/serving.md).  Nothing of specplug is needed on the client's
 side.
 """
 

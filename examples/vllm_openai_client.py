@@ -2,7 +2,8 @@
 
 python examples/vllm_openai_client.py http://localhost:8000 MODEL
 
-The server is vLLM's own, started with specplug (see docs/vllm.md).  Nothing of specplug is needed on the client's side.
+The server is vLLM's own, started with specplug (see docs/serving.md).  Nothing of specplug is needed on the client's
+side.
 """
 
 import sys
