@@ -2,7 +2,7 @@
 
 python examples/sglang_openai_client.py http://localhost:30000 MODEL
 
-The server is SGLang's own, started with specplug (see docs/sglang.md).  The client does not need specplug.
+The server is SGLang's own, started with specplug (see docs/serving.md).  The client does not need specplug.
 """
 
 import sys

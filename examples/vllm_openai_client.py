@@ -2,7 +2,7 @@
 
 python examples/vllm_openai_client.py http://localhost:8000 MODEL
 
-The server is vLLM's own, started with specplug (see docs/vllm.md).  The client does not need specplug.
+The server is vLLM's own, started with specplug (see docs/serving.md).  The client does not need specplug.
 """
 
 import sys

@@ -168,6 +168,33 @@ def test_example_requests_are_valid_and_the_three_forms_say_the_same():
     assert (options.num_speculative_tokens, options.corpora) == (16, ("handbook", "letters"))
 
 
+PAGES = sorted(page.name for page in DOCS.glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_settings_in_commands_are_valid(page: str):
+    """Those that a shell quotes: inline in `SPECPLUG_CONFIG`, and in the engine's own flag."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    for inline in re.findall(r"SPECPLUG_CONFIG='([^']*)'", text):
+        load_settings(env={"SPECPLUG_CONFIG": inline})
+    for flag in re.findall(r"--additional-config '(\{[^']*\})'", text):
+        load_settings(json.loads(flag)["specplug"], env={})
+    for flag in re.findall(r"--speculative-config '(\{[^']*\})'", text):
+        assert "..." in flag or json.loads(flag)["model"] == "specplug_vllm.Proposer"
+
+
+@pytest.mark.parametrize("page", ["operations.md"])
+def test_answers_are_json(page: str):
+    for block in code_blocks(page, "json"):
+        json.loads(block)
+
+
+@pytest.mark.parametrize("page", ["serving.md", "requests.md", "operations.md"])
+def test_snippets_are_python(page: str):
+    for block in code_blocks(page, "python"):
+        compile(block, page, "exec")
+
+
 def test_links_between_pages_lead_somewhere():
     broken = [
         f"{page.name}: {target}"
@@ -176,3 +203,20 @@ def test_links_between_pages_lead_somewhere():
         if not (DOCS / target).exists()
     ]
     assert broken == []
+
+
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
+def test_anchors_are_headings(page: Path):
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
+    missing = [
+        f"{target}#{anchor}"
+        for target, anchor in links
+        if anchor not in headings((page.parent / target) if target else page)
+    ]
+    assert missing == []

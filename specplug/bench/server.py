@@ -150,7 +150,7 @@ def _bearer(key: str | None) -> dict[str, str]:
 _REMEDIES = {
     401: "Give the key with --api-key, or the operator's with --operator-key",
     403: "Give the operator's key with --operator-key, or run the benchmark on the server's own machine",
-    404: "Start the server with specplug and its routes; docs/vllm-operations.md and docs/sglang-operations.md say how",
+    404: "Start the server with specplug and its routes, as docs/operations.md describes",
 }
 
 

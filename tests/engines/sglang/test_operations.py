@@ -320,7 +320,7 @@ def test_a_scrape_shows_the_operators_word(server):
 
 def test_metrics_stand_beside_sglangs_own_and_are_documented(server):
     root = Path(__file__).parents[3] / "docs"
-    documents = (root / "metrics.md").read_text() + (root / "sglang-operations.md").read_text()
+    documents = (root / "metrics.md").read_text() + (root / "operations.md").read_text()
     exported = {re.sub("_total$", "", name) for name, _ in scraped(server)}
     assert exported <= set(re.findall(r"^\| `(specplug_\w+)` \|", documents, flags=re.MULTILINE))
     body = ask(server, "/metrics").body
