@@ -21,9 +21,10 @@ from specplug.grammar.drafts import SOURCE
 from specplug.interfaces import Planner, PluginContext, Proposer, Trimmer, Verifier
 from specplug.metrics import SpecMetrics
 from specplug.pipeline import memory
+from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.handles import ProposerHandle, make_handle
+from specplug.pipeline.plan import PlanStage
 from specplug.pipeline.runner import ProposerRunner
-from specplug.pipeline.stages import DraftStage, PlanStage
 from specplug.plugins import specs
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import PluginSpec, PolicySpec, ProposerSpec, VerifierSpec

@@ -15,7 +15,8 @@ from torch import Tensor
 from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE, Completer
 from specplug.interfaces import Verifier
-from specplug.pipeline.stages import DraftStage, PlanStage
+from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.plan import PlanStage
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepReport
 from specplug.types.verdict import Outcome

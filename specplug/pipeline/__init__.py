@@ -1,7 +1,23 @@
-"""The step pipeline, which every adapter calls in the same order on every engine.
+"""The step pipeline: two stages, which every adapter calls in the same order on every engine.
 
-`stages` has the two halves of a step, `PlanStage` on the host and `DraftStage` on the device.  They use `runner` (runs
-one proposer and contains its faults, either for the stage or as a part of another proposer; see `specplug.composing`),
-`handles` and `worker` (run a proposer inline, or on a thread with a deadline), `buffers` (drafts, allocated once),
-`inflight` (drafts that wait for their verdict), and `sanitize` (makes any draft safe to verify).
+    plan     PlanStage.plan          host, in the scheduler's process or inline
+    propose  DraftStage.propose      device: ingest, draft, sanitize
+    trim     DraftStage.trim         device: cut to the token budget
+    verify   the engine's verifier, or a specplug verifier
+    observe  DraftStage.observe      device: verdict to metrics, trace, proposers and the trim half
+             PlanStage.observe       host, in the planning process: report to the plan half
+
+`plan` and `draft` hold the stages.  They use `runner` (runs one proposer and contains its faults, for the stage or as a
+part of another proposer; see `specplug.composing`), `handles` and `worker` (run a proposer inline, or on a thread with a
+deadline), `buffers` (drafts, allocated once), `inflight` (drafts that wait for their verdict) and `sanitize` (makes any
+draft safe to verify).
+
+The two stages share no memory.  They contain all faults of plug-ins: see `specplug.faults`.
+
+Between plan and observe, only host proposers and the trace read from the device.  Plug-ins always run in
+`torch.inference_mode`, as inside an engine's step.
+
+Ranks must draft identically.  From equal batches, device proposers and the trim half compute equal results.  Decisions
+that may differ are made in `specplug.faults` (which plug-ins are admitted or failed), in `handles` (deadlines) and by
+the planner (measured times); ranks must agree on them there.
 """

@@ -23,7 +23,7 @@ from torch import Tensor
 from specplug.assembly import build_draft_stage, build_plan_stage
 from specplug.errors import EngineError
 from specplug.interfaces import PluginContext, Trimmer
-from specplug.pipeline.stages import DraftStage
+from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import Registry, default_registry
 from specplug.plugins.specs import PluginSpec, PolicySpec, ProposerSpec
 from specplug.replay.corpora import Corpora, hand_over

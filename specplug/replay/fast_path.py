@@ -18,7 +18,7 @@ from torch import Tensor
 from specplug.faults import LateDraft
 from specplug.interfaces import Proposer
 from specplug.metrics import SpecMetrics
-from specplug.pipeline.stages import DraftStage
+from specplug.pipeline.draft import DraftStage
 from specplug.settings.model import Settings
 from specplug.types.batch import BatchView, EngineBatch
 from specplug.types.draft import NO_TOKEN, Draft, chain_parents

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import Trimmer
-from specplug.pipeline.stages import DraftStage
+from specplug.pipeline.draft import DraftStage
 from specplug.replay.fast_path import FastPathStage
 from specplug.types.batch import BatchView, EngineBatch
 from specplug.types.draft import Draft

@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 from specplug.assembly import build_plan_stage
 from specplug.interfaces import PluginContext
 from specplug.operator.control import Control
-from specplug.pipeline.stages import PlanStage
+from specplug.pipeline.plan import PlanStage
 from specplug.plugins.registry import default_registry
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import Ragged

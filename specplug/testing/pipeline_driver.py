@@ -9,8 +9,8 @@ from torch import Tensor
 
 from specplug.faults import FaultGuard
 from specplug.metrics import SpecMetrics
+from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.handles import make_handle
-from specplug.pipeline.stages import DraftStage
 from specplug.testing.driver import Driver
 from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import BatchView

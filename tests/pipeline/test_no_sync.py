@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specplug.faults import FaultGuard
 from specplug.interfaces import Proposer
 from specplug.metrics import SpecMetrics
+from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.handles import make_handle
-from specplug.pipeline.stages import DraftStage
 from specplug.plugins.specs import ProposerSpec
 from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import EngineBatch

@@ -9,7 +9,7 @@ import torch
 
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner, PluginContext, Trimmer
-from specplug.pipeline.stages import PlanStage
+from specplug.pipeline.plan import PlanStage
 from specplug.runtime.step_planner import Bounds, StepPlanner
 from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings

@@ -9,7 +9,7 @@ import torch
 
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner
-from specplug.pipeline.stages import PlanStage
+from specplug.pipeline.plan import PlanStage
 from specplug.types.caps import DraftLengthChange, EngineCaps
 from specplug.types.plan import HostStats, StepPlan
 from specplug.types.request import Lifecycle

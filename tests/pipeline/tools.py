@@ -12,8 +12,8 @@ from torch import Tensor
 from specplug.faults import FaultGuard
 from specplug.interfaces import Proposer, Trimmer
 from specplug.metrics import SpecMetrics
+from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.handles import HostHandle, make_handle
-from specplug.pipeline.stages import DraftStage
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.batches import make_batch
 from specplug.trace import TraceWriter

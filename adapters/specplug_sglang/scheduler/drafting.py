@@ -14,7 +14,7 @@ from torch import Tensor
 from specplug.assembly import build_draft_stage
 from specplug.faults import FaultGuard
 from specplug.interfaces import PluginContext, TargetModel
-from specplug.pipeline.stages import DraftStage
+from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.requests import wire

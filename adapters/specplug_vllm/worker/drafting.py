@@ -13,7 +13,7 @@ from torch import Tensor
 from specplug.assembly import build_draft_stage
 from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
-from specplug.pipeline.stages import DraftStage
+from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
 from specplug.runtime.slot_allocator import SlotAllocator
 from specplug.runtime.stops import StopDetector

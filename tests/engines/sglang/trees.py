@@ -145,8 +145,8 @@ def count_in_rows(scheduler: Any) -> None:
     """The mistake: drafts count their places in the row, not in the tree."""
 
     def change(batch: Any, n: int) -> None:
-        allocator = batch.seq_lens[:, None] + torch.arange(n)
-        batch.spec_info.positions = allocator.flatten().to(batch.spec_info.positions.dtype)
+        places = batch.seq_lens[:, None] + torch.arange(n)
+        batch.spec_info.positions = places.flatten().to(batch.spec_info.positions.dtype)
 
     after_preparing(scheduler, change)
 

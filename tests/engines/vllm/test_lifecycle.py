@@ -172,8 +172,8 @@ def test_many_requests_of_all_sorts(kind, zoo, truth):
     assert not found["faults"]
     assert len(found["outputs"]) >= count - len(leaving)
     greedy = [index for index in range(count) if index % len(MIXTURE) in GREEDY and f"q{index}" in found["outputs"]]
-    allocator = [(index * 7) % len(PROMPTS) for index in greedy]
-    for index, place in zip(greedy, allocator, strict=True):
+    places = [(index * 7) % len(PROMPTS) for index in greedy]
+    for index, place in zip(greedy, places, strict=True):
         answer, limit = found["outputs"][f"q{index}"], requested[index]["params"]["max_tokens"]
         assert answer["token_ids"] == truth[place]["token_ids"][:limit]
     off = [row for index in range(2, count, len(MIXTURE)) for row in found["rows"].get(f"q{index}", ())]

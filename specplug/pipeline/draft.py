@@ -1,28 +1,10 @@
-"""The two stages of the step pipeline, which every adapter calls in the same order on every engine.
-
-    plan     PlanStage.plan          host, in the scheduler's process or inline
-    propose  DraftStage.propose      device: ingest, draft, sanitize
-    trim     DraftStage.trim         device: cut to the token budget
-    verify   the engine's verifier, or a specplug verifier
-    observe  DraftStage.observe      device: verdict to metrics, trace, proposers and the trim half
-             PlanStage.observe       host, in the planning process: report to the plan half
-
-The two stages share no memory.  They contain all faults of plug-ins: see `specplug.faults`.
-
-Between plan and observe, only host proposers and the trace read from the device.  Plug-ins always run in
-`torch.inference_mode`, as inside an engine's step.
-
-Ranks must draft identically.  From equal batches, device proposers and the trim half compute equal results.  Decisions
-that may differ are made in `specplug.faults` (which plug-ins are admitted or failed), in `handles` (deadlines) and by
-the planner (measured times); ranks must agree on them there.
-"""
+"""The draft stage: runs proposers and the trim half of a policy on the device, and passes verdicts back to them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from operator import index
 
 import torch
 from torch import Tensor
@@ -30,7 +12,7 @@ from torch import Tensor
 from specplug.errors import ContractError
 from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE, separated
-from specplug.interfaces import Planner, Proposer, Trimmer
+from specplug.interfaces import Proposer, Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.buffers import DraftBuffers
 from specplug.pipeline.choices import Choices
@@ -43,46 +25,10 @@ from specplug.trace import TraceWriter, rows_from
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
+from specplug.types.plan import StepPlan
 from specplug.types.request import Event
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Outcome, Verdict
-
-
-class PlanStage:
-    """The host half.  If a planner raises, the step does not speculate, which is never slower than the engine alone."""
-
-    def __init__(self, planner: Planner, caps: EngineCaps, guard: FaultGuard, *, ceiling: int | None = None) -> None:
-        self._planner, self._caps, self._guard = planner, caps, guard
-        self._learns = planner.learns
-        self.ceiling = ceiling
-        """The operator's limit on the draft length, changeable while serving; 0 stops drafting, None is no limit."""
-
-    def plan(self, stats: HostStats) -> StepPlan:
-        """Return the plan of a step, with a draft length that the engine can run."""
-        plans = [NO_SPECULATION]
-        if self._guard.admits_step():
-            self._guard.step(lambda: plans.append(self._fitted(self._planner.plan(stats))))
-        return plans[-1]
-
-    @property
-    def learns(self) -> bool:
-        """True if the planner wants reports."""
-        return self._learns
-
-    def observe(self, report: StepReport) -> None:
-        """Pass a step's report to the planner if it learns."""
-        if self._learns and not self._guard.is_off:
-            self._guard.call(partial(self._planner.observe, report))
-
-    def _fitted(self, plan: StepPlan) -> StepPlan:
-        draft_length = index(plan.draft_length)  # raises on a fraction here, where the error is contained
-        if not plan.price >= 0:  # rejects NaN too
-            raise ContractError.build("a plan's price is not a number of tokens", found=plan.price, expected=">= 0")
-        budget = None if plan.token_budget is None else index(plan.token_budget)
-        if self.ceiling is not None:
-            draft_length = min(draft_length, self.ceiling)
-        return replace(plan, draft_length=self._caps.fit_draft_length(draft_length), token_budget=budget)
 
 
 class DraftStage:

@@ -1,0 +1,49 @@
+"""The plan stage: runs the plan half of a policy on the host, in the scheduler's process or inline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from operator import index
+
+from specplug.errors import ContractError
+from specplug.faults import FaultGuard
+from specplug.interfaces import Planner
+from specplug.types.caps import EngineCaps
+from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
+
+
+class PlanStage:
+    """The host half.  If a planner raises, the step does not speculate, which is never slower than the engine alone."""
+
+    def __init__(self, planner: Planner, caps: EngineCaps, guard: FaultGuard, *, ceiling: int | None = None) -> None:
+        self._planner, self._caps, self._guard = planner, caps, guard
+        self._learns = planner.learns
+        self.ceiling = ceiling
+        """The operator's limit on the draft length, changeable while serving; 0 stops drafting, None is no limit."""
+
+    def plan(self, stats: HostStats) -> StepPlan:
+        """Return the plan of a step, with a draft length that the engine can run."""
+        plans = [NO_SPECULATION]
+        if self._guard.admits_step():
+            self._guard.step(lambda: plans.append(self._fitted(self._planner.plan(stats))))
+        return plans[-1]
+
+    @property
+    def learns(self) -> bool:
+        """True if the planner wants reports."""
+        return self._learns
+
+    def observe(self, report: StepReport) -> None:
+        """Pass a step's report to the planner if it learns."""
+        if self._learns and not self._guard.is_off:
+            self._guard.call(partial(self._planner.observe, report))
+
+    def _fitted(self, plan: StepPlan) -> StepPlan:
+        draft_length = index(plan.draft_length)  # raises on a fraction here, where the error is contained
+        if not plan.price >= 0:  # rejects NaN too
+            raise ContractError.build("a plan's price is not a number of tokens", found=plan.price, expected=">= 0")
+        budget = None if plan.token_budget is None else index(plan.token_budget)
+        if self.ceiling is not None:
+            draft_length = min(draft_length, self.ceiling)
+        return replace(plan, draft_length=self._caps.fit_draft_length(draft_length), token_budget=budget)
