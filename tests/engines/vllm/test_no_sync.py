@@ -85,7 +85,7 @@ def on_meta(llm: Any) -> dict[str, Any]:
     from specplug_vllm.worker.v2 import Speculator
 
     config = llm.llm_engine.vllm_config
-    occupants, length = config.scheduler_config.max_num_seqs, config.model_config.max_model_len
+    slots, length = config.scheduler_config.max_num_seqs, config.model_config.max_model_len
     draft_length = config.num_speculative_tokens
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Any:
@@ -93,8 +93,8 @@ def on_meta(llm: Any) -> dict[str, Any]:
 
     names = ["a", "b", "c"]
     states = SimpleNamespace(
-        all_token_ids=SimpleNamespace(gpu=empty(occupants, length)),
-        total_len=SimpleNamespace(gpu=empty(occupants)),
+        all_token_ids=SimpleNamespace(gpu=empty(slots, length)),
+        total_len=SimpleNamespace(gpu=empty(slots)),
         req_id_to_index={name: slot for slot, name in enumerate(names)},
     )
     speculator = Speculator(config, META, states)
@@ -108,7 +108,7 @@ def on_meta(llm: Any) -> dict[str, Any]:
     found: list[str] = []
     for mode in (OneDevice(META, []), watch := OneDevice(META, found)):
         batch = SimpleNamespace(num_reqs=3, idx_mapping=empty(3, dtype=torch.int64), req_ids=list(names))
-        given = (empty(3), empty(3), empty(occupants, 1, dtype=torch.int64), empty(1, occupants))
+        given = (empty(3), empty(3), empty(slots, 1, dtype=torch.int64), empty(1, slots))
         drafting.begin_step(stated)
         with mode:
             out = speculator.propose(
@@ -118,8 +118,8 @@ def on_meta(llm: Any) -> dict[str, Any]:
                 None,
                 None,
                 *given,
-                empty(occupants, dtype=torch.float32),
-                empty(occupants, dtype=torch.int64),
+                empty(slots, dtype=torch.float32),
+                empty(slots, dtype=torch.int64),
             )
     faults = {name: dict(kinds) for name, kinds in drafting.stage.metrics._faults.items()}
     return {"mixed": found, "faults": faults, "shape": list(out.shape), "operations": watch.count}
