@@ -9,8 +9,8 @@
 
 `plan` and `draft` hold the stages.  They use `runner` (runs one proposer and contains its faults, for the stage or as a
 part of another proposer; see `specplug.composing`), `handles` and `worker` (run a proposer inline, or on a thread with
-a deadline), `buffers` (drafts, allocated once), `inflight` (drafts that wait for their verdict) and `sanitize` (makes any
-draft safe to verify).
+a deadline), `buffers` (drafts, allocated once), `inflight` (drafts that wait for their verdict) and `sanitize` (makes
+any draft safe to verify).
 
 The two stages share no memory.  They contain all faults of plug-ins: see `specplug.faults`.
 

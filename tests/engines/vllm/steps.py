@@ -21,17 +21,17 @@ def recorded(
     """Run requests as `inside.drive` does, and keep a record.
 
     Args:
-        gamma: the operator's limit on the width while they run; None is none.
+        gamma: the operator's limit on the draft length while they run; None is none.
 
     Returns:
         What `inside.drive` returns, and further
         "record": per step that ran any request "running" (how many run after scheduling), "waiting", "scheduled"
-        (tokens), "drafts" (draft tokens by request id), "prefill" (prompt tokens by request id) and "asked" (how many
+        (tokens), "drafts" (draft tokens by request id), "prefill" (prompt tokens by request id) and "requested" (how many
         draft tokens per request the step was asked to make).
     """
     scheduler = inside.scheduler(llm)
     record: list[dict[str, Any]] = []
-    if hasattr(scheduler, "planning"):
+    if hasattr(scheduler, "step_planner"):
         scheduler.step_planner.control.set(num_speculative_tokens=gamma)
     with _scheduling(scheduler, record):
         return {**inside.drive(llm, requests, aborts), "record": record}

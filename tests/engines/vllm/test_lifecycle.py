@@ -149,7 +149,7 @@ MIXTURE: list[Callable[[int, list[int]], dict[str, Any]]] = [
     lambda seed, answer: {"temperature": 1.0, "top_p": 0.9, **fields(num_speculative_tokens=seed % 9)},
     lambda seed, answer: reported(answer),
     lambda seed, answer: {"temperature": 1.0, "top_k": 5, **fields(proposer="bigram")},
-    lambda seed, answer: {"logprobs": 1, **fields(proposer="recorder", occupant="someone")},
+    lambda seed, answer: {"logprobs": 1, **fields(proposer="recorder", tenant="someone")},
     lambda seed, answer: {"repetition_penalty": 1.2, "temperature": 0.5},
     lambda seed, answer: fields(num_speculative_tokens=seed % 9),
     lambda seed, answer: {"max_tokens": 1 + seed % 5},
