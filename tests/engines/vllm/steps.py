@@ -26,8 +26,8 @@ def recorded(
     Returns:
         What `inside.drive` returns, and further
         "record": per step that ran any request "running" (how many run after scheduling), "waiting", "scheduled"
-        (tokens), "drafts" (draft tokens by request id), "prefill" (prompt tokens by request id) and "requested" (how many
-        draft tokens per request the step was asked to make).
+        (tokens), "drafts" (draft tokens by request id), "prefill" (prompt tokens by request id) and "requested" (how
+        many draft tokens per request the step was asked to make).
     """
     scheduler = inside.scheduler(llm)
     record: list[dict[str, Any]] = []
