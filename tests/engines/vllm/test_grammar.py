@@ -61,7 +61,7 @@ def ask(llm: Any, how: str = "", token: int = 0, without: bool = False) -> dict[
             request = scheduler.requests[name]
             emitted = result.sampled_token_ids[result.req_id_to_index[name]]
             text = list(request.output_token_ids)
-            stated = output.specplug_metadata.grammars.get(name) if hasattr(output, "specplug_remarks") else None
+            stated = output.specplug_metadata.grammars.get(name) if hasattr(output, "specplug_metadata") else None
             row = {"row": int(name.split("-")[0]), "before": text, "verified": list(drafted)}
             steps.append({**row, "accepted": len(emitted) - 1, "stated": None if stated is None else list(stated)})
         return update(output, result)
