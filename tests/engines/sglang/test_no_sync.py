@@ -81,10 +81,10 @@ def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
                 mask = whole_mask(nodes.sees, before, 60 // (draft_length + 1)).numel()
             emitted, counts = empty(3, draft_length + 1), empty(3)
             drafting.table.append(slots, before + 1, emitted)
-            after = drafting.view(reqs, slots, before + 1 + counts)
-            after = drafting.after_stop(after, counts)
+            extended = drafting.view(reqs, slots, before + 1 + counts)
+            after = drafting.after_stop(extended, counts)
             drafting.observe(
-                after, Outcome(verified=draft.lengths, accepted=counts - 1, emitted=counts, after_stop=after)
+                extended, Outcome(verified=draft.lengths, accepted=counts - 1, emitted=counts, after_stop=after)
             )
             relayed(emitted, counts, before + counts)
     assert drafting.stage is not None
