@@ -437,7 +437,7 @@ def test_an_engine_says_what_is_wrong_with_an_order(offline):
 def test_a_status_that_cannot_be_reported_harms_nobody(offline):
     offline.inside(break_status, broken=True)
     try:
-        with pytest.raises(Raised, match="EngineError: .*object has no attribute .draft_length."):
+        with pytest.raises(Raised, match=r"EngineError: .*object has no attribute .draft_length."):
             offline.call(read)
     finally:
         offline.inside(break_status, broken=False)
