@@ -25,7 +25,7 @@ from tests.engines.engines import Engine, Raised
 from tests.engines.launch import TINY
 from tests.engines.plain import greedy, prompts, tokenizer
 from tests.engines.server import MODEL, Server
-from tests.engines.vllm.test_operations import KEY, Answer, ask
+from tests.engines.suites.operations import KEY, Answer, ask
 
 MAX_TOKENS = 40
 POLL_SECONDS = 0.05
