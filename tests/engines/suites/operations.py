@@ -97,7 +97,7 @@ class OperationsSuite:
     key: ClassVar[str] = KEY
     logged: ClassVar[str]
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def plain(self, server: Server) -> str:
         """The text as it is without drafts."""
         self.order(server, mode="off")
