@@ -55,8 +55,8 @@ def plot(report: Report, path: Path) -> list[Path]:
         ) from error
     panels = {name: draw for name, draw in PANELS.items() if name != "reliability" or any(report.reliabilities())}
     if path.suffix and not path.is_dir():
-        draft_length, height = _INCHES
-        figure = Figure(figsize=(draft_length * len(panels), height), layout="constrained")
+        panel, height = _INCHES
+        figure = Figure(figsize=(panel * len(panels), height), layout="constrained")
         for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.values(), strict=True):
             _draw(axes, report, draw)
         return [_save(figure, path)]
@@ -93,12 +93,12 @@ def _tau(axes: Any, report: Report) -> None:
     """Draw bars of tau for each workload at the first batch size."""
     batch, names = report.batches[0], [*report.workloads, POOLED]
     series = _series(report)
-    draft_length = 0.8 / len(series)
+    bar = 0.8 / len(series)
     for number, (name, label, mode) in enumerate(series):
         counts = report.counts(label, mode, batch)
         heights = [each.tau for each in (*counts, pool(counts))]
-        places = [place + (number + 0.5) * draft_length - 0.4 for place in range(len(names))]
-        bars = axes.bar(places, heights, draft_length, label=name)
+        places = [place + (number + 0.5) * bar - 0.4 for place in range(len(names))]
+        bars = axes.bar(places, heights, bar, label=name)
         if len(series) <= 2:
             axes.bar_label(bars, fmt="%.2f", padding=2, fontsize=7)
     axes.axhline(1.0, color="#9aa5b1", linewidth=1, label=NO_DRAFTS)

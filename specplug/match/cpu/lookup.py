@@ -159,10 +159,10 @@ class Lookup:
         slots, table_rows = slots.contiguous(), table_rows.contiguous()
         lengths, num_new = lengths.contiguous(), num_new.contiguous()
         window = None if first is None else first.contiguous()
-        num_rows, draft_length = table.shape
+        num_rows, num_columns = table.shape
         stride, step = table.stride()
-        if step != 1 or stride < draft_length:  # a single row may have any stride
-            table, stride = table.contiguous(), draft_length
+        if step != 1 or stride < num_columns:  # a single row may have any stride
+            table, stride = table.contiguous(), num_columns
         ingest_at(
             self._state,
             len(slots),
