@@ -55,8 +55,9 @@ def tokens_before_stop(
     ids, before = list(output), list(lead)
     prompt = decode(before) if before else ""
     text = decode(before + ids)
-    text = text[_common(prompt, text) :]
-    first = len(decode(ids[:least]).rstrip(UNFINISHED)) if least else 0
+    start = _common(prompt, text)
+    text = text[start:]
+    first = len(decode(before + ids[:least]).rstrip(UNFINISHED)) - start if least else 0
     places = [(text.find(string, max(0, first + 1 - len(string))), len(string)) for string in stop]
     if all(place < 0 for place, _ in places):
         return None
@@ -70,19 +71,19 @@ def tokens_before_stop(
 def _tokens_up_to(ids: list[int], end: str, decode: Callable[[list[int]], str]) -> int:
     """Return the number of tokens that lie wholly before a text's end `end`, so that the tokens after them hold it."""
 
-    doubtful = end.startswith(UNFINISHED)  # some of its bytes may lie in the token before
+    maybe_partial = end.startswith(UNFINISHED)  # some of its bytes may lie in the token before
 
-    def lie_in_front(count: int) -> bool:
+    def are_before(count: int) -> bool:
         after = decode(ids[count:])
-        return after.endswith(end) and not (doubtful and len(after) == len(end))
+        return after.endswith(end) and not (maybe_partial and len(after) == len(end))
 
     low = high = len(ids)  # `low` lies in front, and `high` does not, once they differ
     step = 1
-    while low and not lie_in_front(low):
+    while low and not are_before(low):
         low, high, step = max(0, len(ids) - step), low, 2 * step
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if lie_in_front(middle) else (low, middle)
+        low, high = (middle, high) if are_before(middle) else (low, middle)
     return low
 
 

@@ -1,4 +1,4 @@
-"""How much of an output a client saw whose text was cut at a stop string."""
+"""The visible length of an output whose text was cut at a stop string."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plain(output: Sequence[int], stop: Sequence[str], *, keep: bool) -> int | No
 
 
 def fits(tokens: Sequence[int], seen: str) -> bool:
-    """Whether tokens spell nothing beyond `seen`: a beginning of it, or of one that ends within its last character."""
+    """Return whether tokens spell a prefix of `seen`, or of a text that ends within its last character."""
     data = b"".join(PIECES[token] for token in tokens)
     return seen.encode().startswith(data)
 
@@ -90,7 +90,7 @@ def test_what_stands_in_the_prompt_is_no_stop():
 
 
 def test_a_long_output_is_decoded_once():
-    """Beside the whole text, only what lies behind the cut is decoded."""
+    """Besides the whole text, only the part after the cut is decoded."""
     decoded: list[int] = []
 
     def counting(ids: list[int]) -> str:
@@ -109,9 +109,10 @@ def test_a_long_output_is_decoded_once():
     least=st.integers(0, 6),
     newest=st.integers(1, 20),
 )
+@example(output=ids_of(b"\xe6", b"\x9d", b"\xb1", b"a", b"a"), stop=["a"], keep=False, least=4, newest=4)
 def test_decoding_the_newest_tokens_alone_finds_the_same_cut(output, stop, keep, least, newest):
-    """As long as no stop string begins ahead of them."""
-    text, preceding = decode(output), len(decode(output[:-newest]).rstrip("\ufffd"))
+    """This holds if no stop string begins before them, not even in a character that they complete."""
+    text, preceding = decode(output), len(decode(output[:-newest]))
     assume(len(output) > newest and all(text.find(string) < 0 or text.find(string) >= preceding for string in stop))
     expected = tokens_before_stop(output, stop, decode, keep=keep, least=least)
     assert tokens_before_stop(output, stop, decode, keep=keep, least=least, newest=newest) == expected
