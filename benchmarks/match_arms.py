@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from specplug.interfaces import PluginContext
+from specplug.match.options import LookupSettings
 from specplug.types.batch import BatchView, Residency
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
@@ -117,9 +118,9 @@ class Arm(abc.ABC):
 
 
 class Ours(Arm):
-    """The proposer `ngram`, called as the pipeline calls it."""
+    """The proposer `ngram`, called as the pipeline calls it, on some number of threads."""
 
-    name = "specplug"
+    name, threads = "specplug", 1
 
     def __init__(self, case: Case) -> None:
         from specplug_ngram.proposer import Ngram
@@ -127,7 +128,10 @@ class Ours(Arm):
         super().__init__(case)
         batch = case.batch
         context = PluginContext(
-            EngineCaps(max_draft_length=case.draft_length), max_slots=batch + 1, max_length=self.table.shape[1]
+            EngineCaps(max_draft_length=case.draft_length),
+            options=LookupSettings(threads=self.threads),
+            max_slots=batch + 1,
+            max_length=self.table.shape[1],
         )
         self.proposer = Ngram(context)
         self.proposer.warmup()
@@ -176,7 +180,15 @@ class Ours(Arm):
         self.draft.reset(lengths)
 
     def step(self) -> None:
+        self.ingest()
+        self.propose()
+
+    def ingest(self) -> None:
+        """Learn from the emitted tokens, and ingest them."""
         self.proposer.ingest(self.batch)
+
+    def propose(self) -> None:
+        """Draft."""
         self.proposer.propose(self.batch, self.limits, self.draft)
 
     def drafts(self) -> list[list[int]]:

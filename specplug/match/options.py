@@ -36,6 +36,13 @@ class LookupSettings(BaseModel):
         default="isolated",
         description="responses that a request drafts from: those of its own isolation key, or all on this server",
     )
+    threads: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="threads that share a large batch, with the same result; 0 takes a quarter of the usable cores, at "
+        "most 4, and 1 where the model itself runs on the CPU",
+    )
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:

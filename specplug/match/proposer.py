@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import torch
@@ -45,8 +46,9 @@ class LookupProposer(Proposer):
             cap=settings.max_n,
             least=settings.min_survival,
             response_tokens=settings.memory_tokens,
+            threads=settings.threads or default_threads(context.caps.tensor_parallel_size),
         )
-        self._everybody = settings.memory_scope == "server"
+        self._is_shared = settings.memory_scope == "server"
         self._trees = context.caps.trees
         draft_length, capacity = max(1, context.caps.max_draft_length), 2 * max(1, context.max_length)
         self.lookup = Lookup(context.max_slots, capacity, draft_length, options, trees=self._trees)
@@ -55,12 +57,16 @@ class LookupProposer(Proposer):
 
     def warmup(self) -> None:
         """Compile or load the kernels."""
-        warm_up(trees=self._trees)
+        warm_up(trees=self._trees, threads=self.lookup.pool.threads)
+
+    def close(self) -> None:
+        """Stop the lookup's threads."""
+        self.lookup.close()
 
     def ingest(self, batch: BatchView) -> None:
         """Ingest new tokens and learn from them."""
         if batch.reset_slots:
-            self._begin_untold(batch)
+            self._begin_unreported(batch)
         table = _without_barriers(batch) if batch.barriers else batch.tokens
         if self._seeded:
             self.lookup.rows.drafted_for[list(self._seeded)] = -1  # nothing is learnt from them
@@ -121,9 +127,9 @@ class LookupProposer(Proposer):
     def _owner(self, request: Request) -> str | None:
         if not request.may_share:
             return None
-        return "" if self._everybody else f"key:{request.isolation_key}"
+        return "" if self._is_shared else f"key:{request.isolation_key}"
 
-    def _begin_untold(self, batch: BatchView) -> None:
+    def _begin_unreported(self, batch: BatchView) -> None:
         """Begin texts without a start event: they have no references, and their responses are not stored."""
         generations = dict(zip(batch.slots.tolist(), batch.generations.tolist(), strict=True))
         for slot in batch.reset_slots:
@@ -158,9 +164,20 @@ def _without_barriers(batch: BatchView) -> Tensor:
     return batch.tokens if table is None else table
 
 
-def warm_up(*, trees: bool) -> None:
-    """Run every kernel once on a toy text."""
-    lookup = Lookup(1, 64, 4, LookupOptions(response_tokens=256, cap=4), trees=trees)
+def default_threads(ranks: int) -> int:
+    """Return the number of threads to draft on: a quarter of each rank's share of the usable cores, from 1 to 4.
+
+    It is 1 where torch finds no accelerator, because there the model's own threads are on all cores.
+    """
+    if not torch.accelerator.is_available():
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(4, max(1, cores // (4 * ranks)))
+
+
+def warm_up(*, trees: bool, threads: int = 1) -> None:
+    """Run every kernel once on a toy text, also those of the pool's threads if there are any."""
+    lookup = Lookup(1, 64, 4, LookupOptions(response_tokens=256, cap=4, threads=min(threads, 2)), trees=trees)
     lookup.start(0, owner="")
     slots, lengths = torch.zeros(1, dtype=torch.int64), torch.tensor([6], dtype=torch.int32)
     table = torch.tensor([[1, 2, 3, 1, 2, 3]], dtype=torch.int32)
@@ -169,3 +186,6 @@ def warm_up(*, trees: bool) -> None:
     lookup.remember(0, "", 1, 6)
     lookup.texts.truncate(0, 3)
     lookup.responses.clear()
+    if threads > 1:
+        lookup.start_threads()
+        lookup.close()

@@ -19,7 +19,7 @@ POISON = 10**9 + 7
 
 @dataclass
 class Client:
-    """A `Lookup` behind the methods of its reference, with poison wherever nothing may be read."""
+    """A `Lookup` with the interface of its reference, and poison in all memory that must not be read."""
 
     lookup: Lookup
     draft_length: int
@@ -27,7 +27,7 @@ class Client:
     wide: int = 0  # spare columns of the buffers
 
     def ingest(self, slots: list[int], new: list[list[int]], lengths: list[int]) -> None:
-        """Put the new tokens into a table that holds poison but for them, each row's own window of it."""
+        """Put the new tokens into an otherwise poisoned table, each row in its own window."""
         shift = [max(0, length - len(tokens) - 1) for tokens, length in zip(new, lengths, strict=True)]
         table = np.full((len(slots) + 1, max(map(len, new), default=0) + 3), POISON, np.int32)
         rows = list(range(len(slots), 0, -1))
@@ -84,7 +84,7 @@ def segment_of(
 
 
 class Talk:
-    """What clients do, by a seed: starts, steps in any batch, texts taken back, gaps, ends."""
+    """Clients' random actions: starts, steps in any batch, texts taken back, gaps, ends."""
 
     def __init__(self, seed: int, slots: int, capacity: int) -> None:
         self.rng, self.slots, self.capacity = random.Random(seed), slots, capacity
@@ -124,7 +124,7 @@ class Talk:
         return [self.lines() * 3 for _ in range(self.rng.choice([0, 0, 1, 3]))]
 
     def segments(self, cap: int) -> dict[str, list[IndexSegment]]:
-        """Return what a shelf may hold."""
+        """Generate the contents of a corpus index."""
         rng = self.rng
         return {
             tenant: [

@@ -64,7 +64,8 @@ def test_all_kernels_release_the_gil_and_are_cached() -> None:
     for kernel in kernels:
         assert kernel.targetoptions["nogil"]
         assert not kernel.targetoptions.get("fastmath")
-        assert str(compiled.cache_folder()) in kernel._cache.cache_path
+        if kernel.targetoptions.get("inline") != "always":  # those are cached in their callers
+            assert str(compiled.cache_folder()) in kernel._cache.cache_path
 
 
 def test_the_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

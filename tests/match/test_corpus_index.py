@@ -73,7 +73,7 @@ def drafter(segments: list[IndexSegment], **start: object) -> Client:
 
 
 def drafted(client: Client, new: list[int], length: int | None = None) -> list[int]:
-    """Return the draft behind some new tokens, by which the text has `length`."""
+    """Return the draft after some new tokens, which bring the text to `length`."""
     client.ingest([0], [new], [length or len(new)])
     return client.propose([0], [8])[0].ids
 
@@ -162,7 +162,7 @@ drafted(drafter([segment]), [5] * 70)
 
 
 def test_damaged_places_lead_nowhere_before_a_text() -> None:
-    """A page before the text that nobody may read: what two far matches share is not there before a near place."""
+    """An unreadable page precedes the text: two far matches share tokens that do not exist before a near place."""
     done = subprocess.run([sys.executable, "-c", _BEFORE_A_TEXT], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "prepared\n5\n"), done.stderr[-2000:]
 

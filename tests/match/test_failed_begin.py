@@ -163,7 +163,7 @@ def test_a_document_that_cannot_be_read_costs_itself(
 def test_a_segment_that_cannot_be_searched_costs_itself(
     store: Store, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is looked at together with it is drafted from, and what was there before is no longer."""
+    """Segments searched together with it still give drafts; its own earlier contents no longer do."""
     put(store, "old", [7, 8, 9, 6], tenant="us")
     with opened(store) as server:
         assert server.ask([7, 8, 9], tenant="us").token_ids == (6,)
@@ -212,7 +212,7 @@ def test_a_corpus_index_that_could_not_be_taken_is_taken_at_the_next_step(
         server.watcher._look()
         before = server.proposer.lookup.corpus_index
         with monkeypatch.context() as patch:
-            patch.setattr(Lookup, "_state_with", fails)
+            patch.setattr(Lookup, "_states_with", fails)
             with pytest.raises(OSError, match="does not answer"):
                 server.ask([7, 8, 9], tenant="us")
             assert server.proposer.lookup.corpus_index is before

@@ -61,7 +61,7 @@ def start(talk: Talk, players: tuple[Client, ReferenceLookup], slot: int) -> Non
 
 
 def load(talk: Talk, players: tuple[Client, ReferenceLookup]) -> None:
-    """Give both another shelf."""
+    """Load another corpus index in both."""
     segments = talk.segments(players[1].options.cap)
     players[0].lookup.load(segments)
     players[1].load(segments)

@@ -16,25 +16,25 @@ Found = list[tuple[int, int]]
 
 
 class Tree:
-    """A text and its trees, with poison behind what is there."""
+    """A text and its trees, with poison after their contents."""
 
     def __init__(self, text: list[int], trees: int, cap: int, kept: int = 64) -> None:
         self.text, self.cap = np.array(text + [99] * 4, np.int32), cap
         self.heads, self.children = np.zeros(trees, np.int32), np.full(2 * (len(text) + 5), 77, np.int32)
-        self.nobody = np.zeros(0, np.int32)
+        self.empty = np.zeros(0, np.int32)
         self.places, self.lengths = np.zeros(kept, np.int32), np.zeros(kept, np.int32)
         self.budget = np.full(1, 1 << 40, np.int64)
 
     def insert(self, place: int) -> Found:
         n = recency.insert(
-            self.text, -1, 0, self.nobody, self.heads, self.children, place, self.cap, self.places, self.lengths,
+            self.text, -1, 0, self.empty, self.heads, self.children, place, self.cap, self.places, self.lengths,
             self.budget,
         )  # fmt: skip
         return list(zip(self.places[:n].tolist(), self.lengths[:n].tolist(), strict=True))
 
     def search(self, context: list[int]) -> Found:
         n = recency.search(
-            self.text, -1, 0, self.nobody, self.heads, self.children, 0, np.array(context, np.int32), len(context),
+            self.text, -1, 0, self.empty, self.heads, self.children, 0, np.array(context, np.int32), len(context),
             self.cap, self.places, self.lengths,
         )  # fmt: skip
         return list(zip(self.places[:n].tolist(), self.lengths[:n].tolist(), strict=True))
@@ -120,7 +120,7 @@ def test_a_walk_ends_also_in_a_text_made_to_lead_it_deep() -> None:
 
 
 def hostile(count: int) -> list[int]:
-    """Return runs of one token behind tokens that grow: each walk leads through all runs."""
+    """Return runs of one token after increasing tokens, so that each walk visits all runs."""
     return [token for number in range(count) for token in (1000 + number, *[5] * 63)]
 
 

@@ -1,4 +1,4 @@
-"""The response memory finds all that still lies in its ring, and nobody sees another's."""
+"""The response memory finds everything that is still in its ring, and never another owner's responses."""
 
 from __future__ import annotations
 

@@ -19,6 +19,8 @@ Drafts
 
 Calls
     steps                all operations for a batch; `addresses` takes tensors
+    parallel, threads    the sharing of a batch among threads, and the pool of these; `atomics` are their primitives
+    entries              the same operations for C callbacks, without the GIL
     lookup               the class that owns the memory and makes the calls
     records, state       records of arrays that kernels take as one argument
     row_prefetch         prefetch of the next row's memory; `prefetch` and `pointers` are the primitives

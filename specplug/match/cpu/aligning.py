@@ -63,7 +63,7 @@ def align(state: Any, slot: int, count: int, source: int) -> int:
         return count
     if source == RESPONSE and (rows.owners[slot] == 0 or memory.ends[0] - place > memory.text.size // 2):
         return count
-    found = _look_around(state, slot, source, place, stop, newest)
+    found = _search_nearby(state, slot, source, place, stop, newest)
     place = abs(found)
     if not _may_read(state, slot, source, place):
         return count
@@ -91,7 +91,7 @@ def align_corpus(state: Any, slot: int, begin: int, count: int) -> int:
     place = rows.anchors[slot, OF_CORPUS]
     if not bounds[0] < place < bounds[1] or rows.ages[slot, OF_CORPUS] >= FORGET_ANCHOR:
         return count
-    found = _look_around_corpus(bounds, place, texts.text[slot, texts.lengths[slot] - 1])
+    found = _search_nearby_corpus(bounds, place, texts.text[slot, texts.lengths[slot] - 1])
     rows.anchors[slot, OF_CORPUS] = place = abs(found)
     seen = False
     for k in range(begin, count):
@@ -115,8 +115,8 @@ def _set_bounds(state: Any, slot: int, place: int) -> None:
 
 
 @compiled
-def _look_around_corpus(bounds: Any, place: int, newest: int) -> int:
-    """Search like `_look_around`, between `bounds`."""
+def _search_nearby_corpus(bounds: Any, place: int, newest: int) -> int:
+    """Search like `_search_nearby`, between `bounds`."""
     if newest < 0:
         return -place
     for distance in range(WINDOW):
@@ -136,7 +136,7 @@ def _may_read(state: Any, slot: int, source: int, place: int) -> bool:
 
 
 @compiled
-def _look_around(state: Any, slot: int, source: int, place: int, stop: int, newest: int) -> int:
+def _search_nearby(state: Any, slot: int, source: int, place: int, stop: int, newest: int) -> int:
     """Return the place after `newest` that is nearest to `place`, forward before back; -place if there is none."""
     if newest < 0:
         return -place

@@ -103,7 +103,7 @@ class CorpusIndex:
             first.append(len(self._kept))
         kept = self._kept
         self.num_tokens = sum(len(segment.text) for segment in kept)
-        self.record = _CorpusIndex(  # type: ignore[no-untyped-call]
+        self._shared = (
             _ints([_address(it.text) // TOKEN for it in kept]),
             _ints([len(it.text) for it in kept]),
             _ints([_address(it.places) for it in kept]),
@@ -115,6 +115,13 @@ class CorpusIndex:
             _ints(first_number),
             np.asarray(corpora, np.int32),
             _ints(first),
+        )
+        self.record = self.view()
+
+    def view(self) -> Record:
+        """Return a record of these segments with its own workspace, for kernels on another thread."""
+        return _CorpusIndex(  # type: ignore[no-untyped-call, no-any-return]
+            *self._shared,
             np.zeros(MOST_CANDIDATES, np.int64),
             *(np.zeros(MOST_CANDIDATES, np.int32) for _ in range(3)),
             np.zeros((MAX_CURSORS, 6), np.int64),

@@ -10,10 +10,10 @@ from specplug.match.cpu.evidence import (
     NEAR,
     OWN,
     RESPONSE,
-    ask_for_context,
     confidence,
     context_key,
     evidence_key,
+    prefetch_context,
     source_bit,
     vote_key,
 )
@@ -111,7 +111,7 @@ def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any, s
         token = workspace.token[t]
         ids[drafted], confidences[drafted], sources[drafted] = token, chance, _source(state, slot, t)
         workspace.drafted[drafted] = token
-        ask_for_context(state.tables, token, rows.owners[slot], workspace.longest[t] + 1, share)
+        prefetch_context(state.tables, token, rows.owners[slot], workspace.longest[t] + 1, share)
         count = follow(state, slot, 0, count, token, 0)
         drafted += 1
     rows.num_considered[slot] = drafted
@@ -142,7 +142,7 @@ def _copy_on(
     last, least = copied[drafted - 1], state.least
     while drafted < limit:
         if at + PREFETCH_DISTANCE < stop:
-            ask_for_context(
+            prefetch_context(
                 tables, predicted(text, n, responses, end, kind, at + PREFETCH_DISTANCE, copied), owner, length, 1.0
             )
         token = predicted(text, n, responses, end, kind, at, copied)

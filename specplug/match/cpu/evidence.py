@@ -126,7 +126,7 @@ def context_key(token: int, owner: int, length: int, share: float) -> int:
 
 
 @compiled
-def ask_for_context(tables: Any, token: int, owner: int, length: int, share: float) -> None:
+def prefetch_context(tables: Any, token: int, owner: int, length: int, share: float) -> None:
     """Prefetch the likely row of `contexts` for what follows `token`; the table is larger than near caches."""
     prefetch(tables.contexts, 2 * context_key(token, owner, length, share))
 
@@ -166,8 +166,8 @@ _TYPICAL = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 14, 20, 32, 64.0])
 def _default_votes() -> Table:
     own = np.clip((_TYPICAL * 0.9 + 0.15) / (_TYPICAL + 1.6), 0.02, 0.99)
     response = np.clip((_TYPICAL * 0.95 + 0.15) / (_TYPICAL + 1.4), 0.02, 0.99)
-    shelved = np.clip(_TYPICAL / (_TYPICAL + 4.0), 0.02, 0.99)  # a large text has short matches of any context
-    return _tries(np.tile(np.concatenate((own, response, shelved, shelved)), KINDS // 4), 20)
+    from_corpus = np.clip(_TYPICAL / (_TYPICAL + 4.0), 0.02, 0.99)  # a large text has short matches of any context
+    return _tries(np.tile(np.concatenate((own, response, from_corpus, from_corpus)), KINDS // 4), 20)
 
 
 def _default_evidence() -> Table:

@@ -43,7 +43,7 @@ def gather_anew(state: Any, slot: int, node: int, depth: int) -> int:
         texts.text[slot],
         -1,
         0,
-        texts.nobody,
+        texts.empty,
         heads,
         texts.children[slot],
         0,

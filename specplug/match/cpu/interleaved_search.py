@@ -61,8 +61,8 @@ def _enter(corpus_index: Any, cursor: int, slot: int, segment: int) -> None:
 def _search(state: Any, count: int) -> None:
     """Run all searches to their ends, one step of each in turn."""
     texts, corpus_index = state.texts, state.corpus_index
-    cursors, going = corpus_index.cursors, count
-    while going:
+    cursors, num_running = corpus_index.cursors, count
+    while num_running:
         for cursor in range(count):
             low, high = cursors[cursor, 2], cursors[cursor, 3]
             if low < high:  # the previous turn prefetched the place
@@ -74,7 +74,7 @@ def _search(state: Any, count: int) -> None:
                     - 1
                     - min(cursors[cursor, 4], cursors[cursor, 5]),
                 )
-        going = 0
+        num_running = 0
         for cursor in range(count):
             low, high = cursors[cursor, 2], cursors[cursor, 3]
             if low < high:
@@ -84,7 +84,7 @@ def _search(state: Any, count: int) -> None:
                     corpus_index, segment, context, end, state.cap, low, high, cursors[cursor, 4], cursors[cursor, 5]
                 )
                 cursors[cursor, 2], cursors[cursor, 3], cursors[cursor, 4], cursors[cursor, 5] = low, high, below, above
-                going += low < high
+                num_running += low < high
                 prefetch(
                     carray(int32_at(corpus_index.places[segment]), corpus_index.counts[segment]), (low + high) // 2
                 )

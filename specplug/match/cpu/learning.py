@@ -54,7 +54,7 @@ def _judge(state: Any, slot: int, parent: int, total: int, judged: int, token: i
 
 
 @compiled
-def forget_slowly(state: Any, slot: int) -> None:
+def halve_large_counts(state: Any, slot: int) -> None:
     """Halve the counts that have grown large; call it after all rows of a step have been counted."""
     rows, tables = state.rows, state.tables
     for k in range(rows.num_candidate_votes[slot]):

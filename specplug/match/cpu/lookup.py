@@ -10,14 +10,17 @@ import numpy.typing as npt
 from torch import Tensor
 
 from specplug.errors import ContractError
-from specplug.match.cpu.addresses import ingest_at, propose_at
+from specplug.match.cpu.addresses import address, ingest_at, propose_at
 from specplug.match.cpu.corpus_index import MOST_NAMED, CorpusIndex, IndexSegment, Numbers
 from specplug.match.cpu.evidence import Tables
+from specplug.match.cpu.parallel import MOST_THREADS
+from specplug.match.cpu.records import Record
 from specplug.match.cpu.responses import Responses
 from specplug.match.cpu.rows import Rows, Tree, Workspace
 from specplug.match.cpu.state import State
 from specplug.match.cpu.steps import ingest, propose_chains, propose_trees
 from specplug.match.cpu.texts import NO_TEXT, Texts, Tokens
+from specplug.match.cpu.threads import ThreadPool
 from specplug.types.draft import Draft
 
 Ints = npt.NDArray[np.int32]
@@ -40,6 +43,7 @@ class LookupOptions:
         least: a draft ends where its survival probability falls below this.
         response_tokens: size of the response memory in tokens; 0 for none.
         response_context: tokens before a response that are stored with it; they are matched and never drafted.
+        threads: the most threads that share a large batch; drafts do not depend on their number.
     """
 
     shortest: int = 0
@@ -47,13 +51,15 @@ class LookupOptions:
     least: float = 0.001
     response_tokens: int = 1 << 20
     response_context: int = 8
+    threads: int = 1
 
 
 class Lookup:
     """Drafts for the texts of S slots, at most C tokens each with references, N tokens at a time.
 
     All methods take and fill numpy arrays on the CPU.  Drafts depend only on the texts and their history, not on the
-    order of rows.  Two threads must not call it at once; the kernels release the GIL.
+    order of rows.  Two threads must not call it at once; the kernels release the GIL.  Methods that take tensors share
+    large batches with the threads of a `ThreadPool`, which start with the first such batch and end with `close`.
     """
 
     def __init__(
@@ -65,9 +71,16 @@ class Lookup:
         self.responses = Responses(options.response_tokens, options.cap)
         self.rows, self.tables, self._default = Rows(max_slots, considered), Tables(), Tables()
         self._starts, self._from_start = np.zeros(max_slots, np.int32), np.zeros(0, np.int32)
-        self._workspace, self._tree = Workspace(options.cap, draft_length, trees=trees), Tree(draft_length, considered)
+        self._draft_length, self._considered, self._trees = draft_length, considered, trees
+        self.pool = ThreadPool(options.threads)
+        self._workspaces = [self._workspace()]
         self._numbers = Numbers()
         self.load({})
+
+    def _workspace(self) -> tuple[Record, Record, Record]:
+        """Return what each thread has for itself: a view of the texts, a workspace, and a tree."""
+        workspace = Workspace(self._options.cap, self._draft_length, trees=self._trees)
+        return self.texts.view(), workspace.record, Tree(self._draft_length, self._considered).record
 
     def corpus_index_of(self, tenants: Mapping[str, Sequence[IndexSegment]]) -> CorpusIndex:
         """Return a corpus index of these segments, by tenant, for `load`; on any thread, but only one at a time."""
@@ -76,15 +89,45 @@ class Lookup:
     def load(self, corpus_index: CorpusIndex | Mapping[str, Sequence[IndexSegment]]) -> None:
         """Replace the segments to draft from; call it between two steps.  No text is copied."""
         corpus_index = corpus_index if isinstance(corpus_index, CorpusIndex) else self.corpus_index_of(corpus_index)
-        states = self._state_with(self.tables, corpus_index), self._state_with(self._default, corpus_index)
+        states = self._states_with(self.tables, corpus_index), self._states_with(self._default, corpus_index)
         self.rows.leave_corpus_index()
-        self.corpus_index, (self._state, self._unlearnt) = corpus_index, states
+        self.corpus_index, (self._states, self._unlearnt) = corpus_index, states
 
-    def _state_with(self, tables: Tables, corpus_index: CorpusIndex) -> State:
-        parts = (self.texts, self.responses, corpus_index, self.rows, tables, self._workspace, self._tree)
-        records = [it.record for it in parts]
-        options = self._options
-        return State(*records, self._starts, options.cap, options.shortest, options.least)  # type: ignore[no-untyped-call]
+    def _states_with(self, tables: Tables, corpus_index: CorpusIndex) -> list[State]:
+        """Return a state for each thread; they differ in their workspaces."""
+        options, addresses = self._options, np.zeros(MOST_THREADS, np.int64)
+        states = [
+            State(  # type: ignore[no-untyped-call]
+                texts, self.responses.record, corpus_index.view(), self.rows.record, tables.record, workspace, tree,
+                self._starts, options.cap, options.shortest, float(options.least), self.pool.record, addresses,
+            )
+            for texts, workspace, tree in self._workspaces
+        ]  # fmt: skip
+        addresses[: len(states)] = [address(state) for state in states]
+        return states
+
+    @property
+    def state(self) -> State:
+        """The state that kernels take."""
+        return self._states[0]
+
+    def state_address(self, *, unlearnt: bool = False) -> int:
+        """Return the address of the state for `entries`; `load` and `start_threads` replace it."""
+        return int(address((self._unlearnt if unlearnt else self._states)[0]))
+
+    def start_threads(self) -> None:
+        """Start the threads, with a workspace each, if there are to be any; otherwise the first large batch does."""
+        if not self.pool.may_start:
+            return
+        more = self.pool.threads - len(self._workspaces)
+        self._workspaces += [self._workspace() for _ in range(more)]
+        self._states = self._states_with(self.tables, self.corpus_index)
+        self._unlearnt = self._states_with(self._default, self.corpus_index)
+        self.pool.start(self._states[0])
+
+    def close(self) -> None:
+        """End the threads; without them the lookup still works."""
+        self.pool.close()
 
     def start(
         self,
@@ -134,7 +177,7 @@ class Lookup:
     ) -> None:
         """Ingest the rows' newest tokens and learn from them; see `specplug.match.cpu.steps.ingest`."""
         window = self._from_start if first is None else first
-        ingest(self._state, slots, table, table_rows, window, lengths, num_new)
+        ingest(self.state, slots, table, table_rows, window, lengths, num_new)
 
     def propose(
         self,
@@ -148,9 +191,9 @@ class Lookup:
     ) -> None:
         """Fill in drafts, or trees if `parents` is given; see `specplug.match.cpu.steps.propose_chains`."""
         if parents is None:
-            propose_chains(self._state, slots, limits, ids, confidence, counts, sources)
+            propose_chains(self.state, slots, limits, ids, confidence, counts, sources)
         else:
-            propose_trees(self._state, slots, limits, ids, confidence, counts, sources, parents)
+            propose_trees(self.state, slots, limits, ids, confidence, counts, sources, parents)
 
     def ingest_tensors(
         self, slots: Tensor, table: Tensor, table_rows: Tensor, lengths: Tensor, num_new: Tensor, first: Tensor | None
@@ -163,8 +206,10 @@ class Lookup:
         stride, step = table.stride()
         if step != 1 or stride < num_columns:  # a single row may have any stride
             table, stride = table.contiguous(), num_columns
+        if self.pool.is_due(len(slots)):
+            self.start_threads()
         ingest_at(
-            self._state,
+            self.state,
             len(slots),
             slots.data_ptr(),
             table.data_ptr(),
@@ -199,8 +244,10 @@ class Lookup:
             and (parents is None or parents.stride() == strides)
         ):
             raise ContractError.build("the draft's tensors lie apart", who="Lookup", expected="views of one buffer")
+        if self.pool.is_due(len(slots)):
+            self.start_threads()
         propose_at(
-            self._unlearnt if unlearnt else self._state,
+            self._unlearnt[0] if unlearnt else self._states[0],
             len(slots),
             slots.data_ptr(),
             limits.data_ptr(),

@@ -64,7 +64,7 @@ def owner_of(owners: Any, mask: int, place: int) -> int:
 
 
 @compiled
-def _ask_for(text: Any, owners: Any, children: Any, mask: int, place: int, matched: int) -> None:
+def _prefetch_place(text: Any, owners: Any, children: Any, mask: int, place: int, matched: int) -> None:
     """Prefetch the memory that a walk would read at `place`."""
     prefetch(text, (place - 1 - matched) & mask)
     prefetch(children, 2 * (place & mask))
@@ -124,8 +124,8 @@ def insert(
         budget[0] -= 1
         n = min(matches_left, matches_right)
         node = 2 * (at & mask)
-        _ask_for(text, owners, children, mask, children[node], n)
-        _ask_for(text, owners, children, mask, children[node + 1], n)
+        _prefetch_place(text, owners, children, mask, children[node], n)
+        _prefetch_place(text, owners, children, mask, children[node + 1], n)
         whose = owner if n else owner_of(owners, mask, at)
         a, b = 0, 0
         if whose != owner:
@@ -182,8 +182,8 @@ def search(
         visits += 1
         n = min(matches_left, matches_right)
         node = 2 * (at & mask)
-        _ask_for(text, owners, children, mask, children[node], n)
-        _ask_for(text, owners, children, mask, children[node + 1], n)
+        _prefetch_place(text, owners, children, mask, children[node], n)
+        _prefetch_place(text, owners, children, mask, children[node + 1], n)
         whose = owner if n else owner_of(owners, mask, at)
         a, b = 0, 0
         if whose != owner:

@@ -68,6 +68,27 @@ borrowed array, which has no owner.
 """
 
 
+def _address_of(_typing: Any, view: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ptrtoint(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.int64(view), generate  # type: ignore[no-untyped-call]
+
+
+def _borrowed_at(_typing: Any, like: Any, _address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[1], context.get_value_type(signature.return_type))
+
+    return like(like, types.int64), generate
+
+
+address_of: Any = intrinsic(_address_of)
+"""Inside kernels, `address_of(view)` is the address of a borrowed view, for `borrowed_at`."""
+
+borrowed_at: Any = intrinsic(_borrowed_at)
+"""Inside kernels, `borrowed_at(like, address)` is the borrowed view at an address, of the type of the view `like`."""
+
+
 @infer_getattr
 class _Fields(AttributeTemplate):  # type: ignore[misc]
     """Types of a borrowed view's fields: a record in it is borrowed too."""

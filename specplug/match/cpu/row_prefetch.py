@@ -10,7 +10,7 @@ from specplug.match.cpu.recency import GRANULE, bucket
 
 
 @compiled
-def ask_for_lessons(state: Any, slot: int) -> None:
+def prefetch_predictions(state: Any, slot: int) -> None:
     """Prefetch the predictions of a slot's next tokens."""
     rows = state.rows
     candidate_votes, entries = slot * rows.candidate_vote_tokens.shape[1], slot * rows.tokens.shape[1]
@@ -24,7 +24,7 @@ def ask_for_lessons(state: Any, slot: int) -> None:
 
 
 @compiled
-def ask_for_tree(state: Any, slot: int, token: int) -> None:
+def prefetch_tree_head(state: Any, slot: int, token: int) -> None:
     """Prefetch the head of the tree that `token` goes into."""
     texts = state.texts
     prefetch(texts.heads, slot * texts.heads.shape[1] + bucket(token, 0, texts.trees[slot]))
@@ -32,7 +32,7 @@ def ask_for_tree(state: Any, slot: int, token: int) -> None:
 
 
 @compiled
-def ask_for_root(state: Any, slot: int, token: int) -> None:
+def prefetch_tree_root(state: Any, slot: int, token: int) -> None:
     """Prefetch the root of that tree."""
     texts = state.texts
     root = texts.heads[slot, bucket(token, 0, texts.trees[slot])]
@@ -42,14 +42,14 @@ def ask_for_root(state: Any, slot: int, token: int) -> None:
 
 
 @compiled
-def ask_for_responses(state: Any, slot: int) -> None:
+def prefetch_response_head(state: Any, slot: int) -> None:
     """Prefetch the head of the tree of responses in which a slot's text is looked up."""
     memory = state.memory
     prefetch(memory.heads, _tree_of_responses(state, slot))
 
 
 @compiled
-def ask_for_newest_response(state: Any, slot: int) -> None:
+def prefetch_response_root(state: Any, slot: int) -> None:
     """Prefetch the root of that tree."""
     memory = state.memory
     root, mask = memory.heads[_tree_of_responses(state, slot)], memory.text.size - 1

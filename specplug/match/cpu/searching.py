@@ -121,7 +121,7 @@ def nearest(corpus_index: Any, tenant: int, named: Any, points: Any, context: An
             if count == MOST_CANDIDATES and n < corpus_index.matches[count - 1]:
                 break
             place = place_at(corpus_index, segment, at)
-            is_named = _standing(corpus_index, segment, place, named)
+            is_named = _named_if_live(corpus_index, segment, place, named)
             if is_named >= 0:
                 count = _enter(corpus_index, count, corpus_index.texts[segment] + place, n, is_named, segment)
     return count
@@ -149,7 +149,7 @@ def _match(corpus_index: Any, segment: int, at: int, context: Any, end: int, cap
 
 
 @compiled
-def _standing(corpus_index: Any, segment: int, place: int, named: Any) -> int:
+def _named_if_live(corpus_index: Any, segment: int, place: int, named: Any) -> int:
     """Return 1 for a place of a named corpus, 0 for one of another corpus, -1 if its document is dead."""
     if corpus_index.dead[segment] == 0 and named[0] == 0:
         return 0

@@ -19,11 +19,14 @@ class State(Record):
         cap: the most tokens that are compared for a match.
         shortest: the fewest tokens that must match.
         least: a draft ends where its survival probability falls below this.
+        pool: the record of the `ThreadPool` that shares the work.
+        of_threads: [T] int64, addresses of the states of the pool's threads, which differ in their workspaces only.
     """
 
 
 define(
     State,
     StateType,
-    ["texts", "memory", "corpus_index", "rows", "tables", "workspace", "tree", "starts", "cap", "shortest", "least"],
-)
+    ["texts", "memory", "corpus_index", "rows", "tables", "workspace", "tree", "starts", "cap", "shortest", "least",
+     "pool", "of_threads"],
+)  # fmt: skip

@@ -7,13 +7,13 @@ from typing import Any
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.drafting import draft_chain, draft_tree
 from specplug.match.cpu.interleaved_search import find_points
-from specplug.match.cpu.learning import forget_slowly, learn
+from specplug.match.cpu.learning import halve_large_counts, learn
 from specplug.match.cpu.row_prefetch import (
-    ask_for_lessons,
-    ask_for_newest_response,
-    ask_for_responses,
-    ask_for_root,
-    ask_for_tree,
+    prefetch_predictions,
+    prefetch_response_head,
+    prefetch_response_root,
+    prefetch_tree_head,
+    prefetch_tree_root,
 )
 from specplug.match.cpu.texts import NO_TEXT, extend, replant
 
@@ -29,14 +29,21 @@ def ingest(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, leng
         first: [B] int32, the index of the token in column 0 of each row; empty if it is 0 in all rows.
         lengths, num_new: [B] int32.
     """
+    learn_from(state, slots, table, table_rows, first, lengths, num_new)
+    extend_texts(state, slots, table, table_rows, first, lengths, num_new)
+
+
+@compiled
+def learn_from(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, lengths: Any, num_new: Any) -> None:
+    """Learn from the rows' newest tokens, before `extend_texts`; see `ingest`.  All rows count in the same tables."""
     texts, rows, starts = state.texts, state.rows, state.starts
     for row in range(slots.size):
         slot, begin = slots[row], lengths[row] - num_new[row]
         new = _window(table, table_rows, first, row, begin, lengths[row])
         if row + 1 < slots.size:
-            ask_for_lessons(state, slots[row + 1])
+            prefetch_predictions(state, slots[row + 1])
         if new.size:
-            ask_for_tree(state, slot, new[0])
+            prefetch_tree_head(state, slot, new[0])
             known = texts.lengths[slot] - starts[slot]
             if rows.drafted_for[slot] == texts.lengths[slot] and known == begin:
                 learn(state, slot, new)
@@ -44,10 +51,16 @@ def ingest(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, leng
         slot, begin = slots[row], lengths[row] - num_new[row]
         new = _window(table, table_rows, first, row, begin, lengths[row])
         if new.size:
-            ask_for_root(state, slot, new[0])
+            prefetch_tree_root(state, slot, new[0])
             if rows.drafted_for[slot] >= 0:
-                forget_slowly(state, slot)
+                halve_large_counts(state, slot)
                 rows.drafted_for[slot] = -1
+
+
+@compiled
+def extend_texts(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, lengths: Any, num_new: Any) -> None:
+    """Append the rows' newest tokens to their texts; see `ingest`.  Rows are independent."""
+    texts, rows, starts = state.texts, state.rows, state.starts
     for row in range(slots.size):
         slot, begin = slots[row], lengths[row] - num_new[row]
         if starts[slot] + lengths[row] > texts.text.shape[1]:
@@ -118,9 +131,9 @@ def _limit(state: Any, slots: Any, limits: Any, row: int, draft_length: int) -> 
     """Return how many tokens to draft for a row, none before it has own text.  Prefetches for the next rows."""
     if row == 0:
         for each in slots:
-            ask_for_responses(state, each)
+            prefetch_response_head(state, each)
     if row + 1 < slots.size:
-        ask_for_newest_response(state, slots[row + 1])
+        prefetch_response_root(state, slots[row + 1])
     slot = slots[row]
     if state.texts.lengths[slot] <= state.starts[slot]:
         return 0

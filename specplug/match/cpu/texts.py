@@ -21,7 +21,7 @@ NO_TEXT = -1
 MOST_CANDIDATES = 16
 """The most candidates per slot: those with the longest matches are kept, the oldest among ties."""
 
-_FEWEST_TREES, _CROWDED = 64, 8
+_FEWEST_TREES, _PLACES_PER_TREE = 64, 8
 
 
 class TextsType(RecordType):
@@ -35,7 +35,7 @@ class _Texts(Record):
 define(
     _Texts,
     TextsType,
-    ["text", "children", "heads", "trees", "lengths", "places", "match_lengths", "candidates", "nobody", "budget"],
+    ["text", "children", "heads", "trees", "lengths", "places", "match_lengths", "candidates", "empty", "budget"],
 )
 
 
@@ -57,7 +57,7 @@ class Texts:
         """Reserve memory.  `cap`: the most tokens that are compared for a match."""
         self.capacity, self.cap = capacity, cap
         most_trees = _FEWEST_TREES
-        while most_trees * _CROWDED < capacity:
+        while most_trees * _PLACES_PER_TREE < capacity:
             most_trees *= 2
         self.text = np.zeros((max_slots, capacity), np.int32)
         self.lengths = np.zeros(max_slots, np.int32)
@@ -67,8 +67,11 @@ class Texts:
         self._trees = np.full(max_slots, _FEWEST_TREES, np.int32)
         self._children = np.zeros((max_slots, 2 * (capacity + 1)), np.int32)
         self._heads = np.zeros((max_slots, most_trees), np.int32)
-        self._budget = np.zeros(1, np.int64)
-        self.record = _Texts(  # type: ignore[no-untyped-call]
+        self.record = self.view()
+
+    def view(self) -> Record:
+        """Return a record of these texts with its own scratch memory, for kernels on another thread."""
+        return _Texts(  # type: ignore[no-untyped-call, no-any-return]
             self.text,
             self._children,
             self._heads,
@@ -78,7 +81,7 @@ class Texts:
             self.match_lengths,
             self.candidates,
             np.zeros(0, np.int32),
-            self._budget,
+            np.zeros(1, np.int64),
         )
 
     def clear(self, slot: int) -> None:
@@ -127,7 +130,7 @@ def extend(texts: Any, slot: int, tokens: Any, cap: int) -> None:
     for k in range(tokens.size):
         text[start + k] = tokens[k]
     texts.lengths[slot] = stop
-    if stop > _CROWDED * texts.trees[slot] and texts.trees[slot] < texts.heads.shape[1]:
+    if stop > _PLACES_PER_TREE * texts.trees[slot] and texts.trees[slot] < texts.heads.shape[1]:
         replant(texts, slot, cap)
     else:
         _plant(texts, slot, start + 1, cap)
@@ -138,7 +141,7 @@ def replant(texts: Any, slot: int, cap: int) -> None:
     """Rebuild the trees of a slot, as many as its length requires."""
     texts.heads[slot, : texts.trees[slot]] = 0
     texts.candidates[slot] = 0
-    while texts.lengths[slot] > _CROWDED // 2 * texts.trees[slot] and texts.trees[slot] < texts.heads.shape[1]:
+    while texts.lengths[slot] > _PLACES_PER_TREE // 2 * texts.trees[slot] and texts.trees[slot] < texts.heads.shape[1]:
         texts.trees[slot] *= 2
     _plant(texts, slot, 1, cap)
 
@@ -149,14 +152,14 @@ def _plant(texts: Any, slot: int, first: int, cap: int) -> None:
     text, children = texts.text[slot], texts.children[slot]
     heads = texts.heads[slot, : texts.trees[slot]]
     places, lengths = texts.places[slot], texts.match_lengths[slot]
-    nobody, budget, stop, found = texts.nobody, texts.budget, texts.lengths[slot], texts.candidates[slot]
+    empty, budget, stop, found = texts.empty, texts.budget, texts.lengths[slot], texts.candidates[slot]
     allow_visits(budget, stop + 1 - first)
     for place in range(first, stop + 1):
         found = 0
         if text[place - 1] < 0:
             continue
         if place < stop:  # only the candidates at the end of the text are ever used
-            insert(text, -1, 0, nobody, heads, children, place, cap, nobody, nobody, budget)
+            insert(text, -1, 0, empty, heads, children, place, cap, empty, empty, budget)
         else:
-            found = insert(text, -1, 0, nobody, heads, children, place, cap, places, lengths, budget)
+            found = insert(text, -1, 0, empty, heads, children, place, cap, places, lengths, budget)
     texts.candidates[slot] = found

@@ -12,8 +12,8 @@ from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.evidence import CORPUS, FROM, NEAR, OWN, RESPONSE, length_class, odds, source_bit, vote_key
 from specplug.match.cpu.searching import token_after
 
-_AGE = 0.05
-_CROWD = 0.3  # places of a corpus are not ordered by age; many equal ones are often copies of one text
+_AGE_PENALTY = 0.05
+_COPY_PENALTY = 0.3  # places of a corpus are not ordered by age; many equal ones are often copies of one text
 _LENGTH_BONUS = 1.0  # a longer match predicts more tokens beyond the next one
 
 
@@ -51,12 +51,13 @@ def vote(state: Any, slot: int, node: int, count: int) -> int:
     """Let `count` candidates of a node vote; return the number of tokens, whose figures are in the workspace."""
     texts, memory, workspace, votes = state.texts, state.memory, state.workspace, state.tables.votes
     text, n, responses, end = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0]  # faster in loops
-    kinds, ats, lengths, drafted = workspace.kind[node], workspace.at[node], workspace.length[node], workspace.drafted
+    kinds, places, lengths = workspace.kind[node], workspace.at[node], workspace.length[node]
+    drafted = workspace.drafted
     token_of, score, longest, support = workspace.token, workspace.score, workspace.longest, workspace.support
     sources, near, origin = workspace.sources, workspace.near, workspace.origin
     tokens, rank, before = 0, 0, -1
     for k in range(count):
-        kind, at, length = kinds[k], ats[k], lengths[k]
+        kind, at, length = kinds[k], places[k], lengths[k]
         rank = rank + 1 if kind & FROM == before else 0
         before = kind & FROM
         token = predicted(text, n, responses, end, kind, at, drafted)
@@ -65,7 +66,7 @@ def vote(state: Any, slot: int, node: int, count: int) -> int:
         chance = odds(votes, vote_key(kind, length))
         weight = chance * chance
         if kind < NEAR:
-            weight /= 1.0 + (_CROWD if kind & FROM >= CORPUS else _AGE) * rank
+            weight /= 1.0 + (_COPY_PENALTY if kind & FROM >= CORPUS else _AGE_PENALTY) * rank
         t = 0
         while t < tokens and token_of[t] != token:
             t += 1
@@ -100,12 +101,13 @@ def follow(state: Any, slot: int, node: int, count: int, token: int, child: int)
     """Copy the candidates of a node that predicted `token` to its child, one token further; return their number."""
     texts, memory, workspace = state.texts, state.memory, state.workspace
     text, n, responses, end = texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0]
-    kinds, ats, lengths, drafted = workspace.kind[node], workspace.at[node], workspace.length[node], workspace.drafted
-    kinds_below, ats_below, lengths_below = workspace.kind[child], workspace.at[child], workspace.length[child]
+    kinds, places, lengths = workspace.kind[node], workspace.at[node], workspace.length[node]
+    drafted = workspace.drafted
+    child_kinds, child_places, child_lengths = workspace.kind[child], workspace.at[child], workspace.length[child]
     kept = 0
     for k in range(count):
-        kind, at = kinds[k], ats[k]
+        kind, at = kinds[k], places[k]
         if predicted(text, n, responses, end, kind, at, drafted) == token:
-            kinds_below[kept], ats_below[kept], lengths_below[kept] = kind, at + 1, lengths[k] + 1
+            child_kinds[kept], child_places[kept], child_lengths[kept] = kind, at + 1, lengths[k] + 1
             kept += 1
     return kept

@@ -85,14 +85,14 @@ class ReferenceCorpusIndex:
             length, place = side.pop(0)
             if len(found) == MOST_CANDIDATES and length < found[-1].length:
                 break
-            standing = self._standing(number, place, named)
-            if standing is not None:
-                worse = [it for it in found if (it.length, it.named) < (length, standing)]
+            is_named = self._named_if_live(number, place, named)
+            if is_named is not None:
+                worse = [it for it in found if (it.length, it.named) < (length, is_named)]
                 better = found[: len(found) - len(worse)]
-                found = [*better, Found(number * _APART + place, length, standing), *worse][:MOST_CANDIDATES]
+                found = [*better, Found(number * _APART + place, length, is_named), *worse][:MOST_CANDIDATES]
         return found
 
-    def _standing(self, number: int, place: int, named: Collection[str]) -> bool | None:
+    def _named_if_live(self, number: int, place: int, named: Collection[str]) -> bool | None:
         """Return whether a place is of a named corpus; None if its document is dead."""
         segment, starts = self._segments[number], self._segments[number].starts.tolist()
         document = max(k for k in range(len(starts) - 1) if starts[k] <= place - 1 or k == 0)

@@ -10,7 +10,7 @@ from specplug.match.cpu.aligning import BACK, FOLLOWED, FORGET_ANCHOR, WINDOW
 from specplug.match.cpu.lookup import LookupOptions
 from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT
 from specplug.match.reference.corpus_index import ReferenceCorpusIndex
-from specplug.match.reference.learning import Spoken
+from specplug.match.reference.learning import Predictions
 from specplug.match.reference.recency import candidates, kept, key_of
 from specplug.match.reference.responses import Memory
 
@@ -40,7 +40,7 @@ class Row:
     ages: list[int] = field(default_factory=lambda: [0, 0, 0])
     bounds: tuple[int, int] = (0, 0)
     drafted_for: int = -1
-    spoken: Spoken = field(default_factory=Spoken)
+    predictions: Predictions = field(default_factory=Predictions)
 
 
 class Gathering:

@@ -24,7 +24,7 @@ class Considered(NamedTuple):
 
 
 @dataclass
-class Spoken:
+class Predictions:
     """The predictions of a row's next tokens."""
 
     hit_rate: float = 0.5
@@ -56,28 +56,33 @@ class Learnt:
         odds = _odds(self.votes, kind * 14 + self.length_class(length))
         return float(odds * odds)
 
-    def consider(self, spoken: Spoken, token: int, parent: int, last: int, owner: int, signs: Signs) -> float:
+    def consider(self, predictions: Predictions, token: int, parent: int, last: int, owner: int, signs: Signs) -> float:
         """Record a token, and return the probability that it is right, from the mean of two log-odds."""
         longest, share, support, sources, near = signs
         size = self.length_class(longest)
         shares = sum(share > bound for bound in (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.999))
-        supports, lucks = (support > 1) + (support > 3), (spoken.hit_rate >= 0.25) + (spoken.hit_rate >= 0.6)
-        evidence = int(np.ravel_multi_index((size, shares, supports, lucks, sources, int(near)), (14, 9, 3, 3, 8, 2)))
+        supports, hit_levels = (
+            (support > 1) + (support > 3),
+            (predictions.hit_rate >= 0.25) + (predictions.hit_rate >= 0.6),
+        )
+        evidence = int(
+            np.ravel_multi_index((size, shares, supports, hit_levels, sources, int(near)), (14, 9, 3, 3, 8, 2))
+        )
         mixed = (last + owner * 0x9E3779B97F4A7C15) * 0xD6E8FEB86659FD93 % 2**64
         row = (mixed >> 40) % 16384 * 6 + min(size // 2, 5)
         context = 3 * row + (share > 0.3) + (share > 0.85)
-        spoken.considered.append(Considered(token, parent, evidence, context))
+        predictions.considered.append(Considered(token, parent, evidence, context))
         joint = float(np.sqrt(_odds(self.evidence, evidence) * _odds(self.contexts, context)))
         return joint / (1.0 + joint)
 
-    def learn(self, spoken: Spoken, emitted: Sequence[int]) -> None:
+    def learn(self, predictions: Predictions, emitted: Sequence[int]) -> None:
         """Count hits and misses against the emitted tokens."""
-        for token, key in spoken.candidate_votes:
+        for token, key in predictions.candidate_votes:
             if token >= 0:
                 self.votes[key] += (token == emitted[0], 1)
         parent, began_right = -1, False
         for came in emitted:
-            after = [(k, it) for k, it in enumerate(spoken.considered) if it.parent == parent]
+            after = [(k, it) for k, it in enumerate(predictions.considered) if it.parent == parent]
             for _, it in after:
                 self.evidence[it.evidence] += (it.token == came, 1)
                 self.contexts[it.context] += (it.token == came, 1)
@@ -85,14 +90,14 @@ class Learnt:
             if not right:
                 break
             parent, began_right = right[0], True
-        if spoken.considered:
-            spoken.hit_rate = float(np.float32(0.8 * spoken.hit_rate + (1 - 0.8) * began_right))
+        if predictions.considered:
+            predictions.hit_rate = float(np.float32(0.8 * predictions.hit_rate + (1 - 0.8) * began_right))
 
-    def forget_slowly(self, spoken: Spoken) -> None:
+    def halve_large_counts(self, predictions: Predictions) -> None:
         """Halve counts that have grown large."""
-        for _, key in spoken.candidate_votes:
+        for _, key in predictions.candidate_votes:
             _halve(self.votes, key, MOST_TRIES)
-        for it in spoken.considered:
+        for it in predictions.considered:
             _halve(self.evidence, it.evidence, MOST_TRIES)
             _halve(self.contexts, it.context, MOST_CONTEXT_TRIES)
 

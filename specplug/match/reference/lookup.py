@@ -32,7 +32,7 @@ class Draft(NamedTuple):
     parents: list[int]
 
 
-class Say(NamedTuple):
+class Prediction(NamedTuple):
     """A token that voters predict; `origin` is the place of the best of them in the row's own text, if any."""
 
     token: int
@@ -122,10 +122,10 @@ class ReferenceLookup:
         batch = [(row, tokens, length) for row, tokens, length in batch if tokens or row.start + length > self.capacity]
         for row, tokens, length in batch:
             if tokens and row.drafted_for == len(row.text) == row.start + length - len(tokens):
-                self.learnt.learn(row.spoken, tokens)
+                self.learnt.learn(row.predictions, tokens)
         for row, tokens, _ in batch:
             if tokens and row.drafted_for >= 0:
-                self.learnt.forget_slowly(row.spoken)
+                self.learnt.halve_large_counts(row.predictions)
                 row.drafted_for = -1
         for row, tokens, length in batch:
             row.fits = row.start + length <= self.capacity
@@ -150,12 +150,14 @@ class ReferenceLookup:
         if limit <= 0 or len(row.text) == row.start:
             return Draft([], [], [], [])
         voters = self.gathering.first(row)
-        row.spoken.begin([(self.gathering.predicted(row, voter, []), voter.kind, voter.length) for voter in voters])
+        row.predictions.begin(
+            [(self.gathering.predicted(row, voter, []), voter.kind, voter.length) for voter in voters]
+        )
         row.drafted_for = len(row.text)
         return self._tree(row, voters, limit) if self.trees else self._chain(row, voters, limit)
 
-    def _vote(self, row: Row, voters: list[Voter], drafted: list[int]) -> list[Say]:
-        says: dict[int, Say] = {}
+    def _vote(self, row: Row, voters: list[Voter], drafted: list[int]) -> list[Prediction]:
+        predictions: dict[int, Prediction] = {}
         rank, before = 0, -1
         for voter in voters:
             source = voter.kind & 3
@@ -166,31 +168,33 @@ class ReferenceLookup:
             weight = self.learnt.weight(voter.kind, voter.length)
             if voter.kind < NEAR:
                 weight /= 1.0 + (0.3 if source >= CORPUS else 0.05) * rank
-            say = says.get(token, Say(token, 0.0, -1, 0, 0, 0, False))
-            if source == OWN and (voter.length > say.longest or not say.sources & 1):
-                say = say._replace(origin=voter.at)
-            says[token] = say._replace(
-                score=say.score + weight,
-                longest=max(say.longest, voter.length),
-                support=say.support + 1,
-                sources=say.sources | 1 << min(source, 2),
-                near=say.near or voter.kind >= NEAR,
+            prediction = predictions.get(token, Prediction(token, 0.0, -1, 0, 0, 0, False))
+            if source == OWN and (voter.length > prediction.longest or not prediction.sources & 1):
+                prediction = prediction._replace(origin=voter.at)
+            predictions[token] = prediction._replace(
+                score=prediction.score + weight,
+                longest=max(prediction.longest, voter.length),
+                support=prediction.support + 1,
+                sources=prediction.sources | 1 << min(source, 2),
+                near=prediction.near or voter.kind >= NEAR,
             )
-        return list(says.values())
+        return list(predictions.values())
 
-    def _consider(self, row: Row, say: Say, says: list[Say], drafted: list[int], parent: int) -> float:
+    def _consider(
+        self, row: Row, prediction: Prediction, predictions: list[Prediction], drafted: list[int], parent: int
+    ) -> float:
         """Record a token as considered; return its confidence."""
         total = 0.0
-        for other in says:
+        for other in predictions:
             total += other.score
         last = (row.text + drafted)[-1]
-        signs = (say.longest, say.score / total, say.support, say.sources, say.near)
-        return self.learnt.consider(row.spoken, say.token, parent, last, row.owner, signs)
+        signs = (prediction.longest, prediction.score / total, prediction.support, prediction.sources, prediction.near)
+        return self.learnt.consider(row.predictions, prediction.token, parent, last, row.owner, signs)
 
-    def _source(self, row: Row, say: Say) -> int:
-        if say.sources & 1 == 0:
-            return 2 if say.sources & 2 else 3
-        return int(say.origin < row.start)
+    def _source(self, row: Row, prediction: Prediction) -> int:
+        if prediction.sources & 1 == 0:
+            return 2 if prediction.sources & 2 else 3
+        return int(prediction.origin < row.start)
 
     def _follow(self, row: Row, voters: list[Voter], token: int, drafted: list[int]) -> list[Voter]:
         """Return the voters that predicted `token`, one token further."""
@@ -205,14 +209,14 @@ class ReferenceLookup:
         while len(ids) < limit:
             if not voters and ids:
                 voters = self.gathering.anew(row, ids)
-            says = self._vote(row, voters, ids)
-            if not says:
+            predictions = self._vote(row, voters, ids)
+            if not predictions:
                 break
-            best = max(says, key=lambda say: say.score * (1.0 + self.learnt.length_class(say.longest)))
-            chance = self._consider(row, best, says, ids, len(ids) - 1)
+            best = max(predictions, key=lambda it: it.score * (1.0 + self.learnt.length_class(it.longest)))
+            chance = self._consider(row, best, predictions, ids, len(ids) - 1)
             survival *= chance
             if survival < self.options.least:
-                row.spoken.considered.pop()
+                row.predictions.considered.pop()
                 break
             sources.append(self._source(row, best))
             voters = self._follow(row, voters, best.token, ids)
@@ -245,11 +249,11 @@ class ReferenceLookup:
         """Add the tokens that may follow a node to the offers, the six with the most votes."""
         if node.path and not node.voters:
             node = node._replace(voters=self.gathering.anew(row, node.path))
-        says = self._vote(row, node.voters, node.path)
-        ranked = sorted(says, key=lambda say: -say.score)[: min(6, self.most_considered - len(offers))]
-        for say in ranked:
-            chance = node.survival * self._consider(row, say, says, node.path, node.entry)
-            offers.append(Offer(chance, number, say.token, self._source(row, say)))
+        predictions = self._vote(row, node.voters, node.path)
+        ranked = sorted(predictions, key=lambda it: -it.score)[: min(6, self.most_considered - len(offers))]
+        for prediction in ranked:
+            chance = node.survival * self._consider(row, prediction, predictions, node.path, node.entry)
+            offers.append(Offer(chance, number, prediction.token, self._source(row, prediction)))
         return node
 
 

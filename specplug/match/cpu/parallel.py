@@ -1,0 +1,184 @@
+"""Jobs: operations on a batch whose rows several threads share.
+
+A job is an array of addresses.  The thread that has one counts out its rows in chunks, wakes the pool's threads, and
+takes chunks like them until none is left, so a thread that wakes late delays nobody.  Every row is drafted with its
+slot's memory and its thread's own workspace, so the result does not depend on who takes which chunk.
+
+Nothing here allocates, raises or needs the GIL, so jobs may be run on threads that Python does not know.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import carray  # type: ignore[attr-defined]
+
+from specplug.match.cpu.atomics import call_at, fetch_add, load, store
+from specplug.match.cpu.compiled import compiled, inlined
+from specplug.match.cpu.pointers import float32_at, int32_at, int64_at
+from specplug.match.cpu.records import Record, RecordType, address_of, borrowed, borrowed_at, define
+from specplug.match.cpu.steps import extend_texts, propose_chains, propose_trees
+
+CHUNK = 16
+"""Rows of a chunk: as many as are searched in the corpus index at a time."""
+
+FEWEST_ROWS = 8 * CHUNK
+"""Rows from which a job is shared; waking a thread takes as long as drafting for a dozen rows."""
+
+MOST_THREADS = 64
+"""The most threads that share a job."""
+
+SPINS = 5000
+"""Looks at a semaphore before blocking, some 20 microseconds: a step's jobs follow closely, and waking takes longer."""
+
+ANY, EXTEND, DRAFT = -1, 0, 1
+"""Operations: that of the job; `steps.extend_texts`; and `steps.propose_chains`, or with parents `propose_trees`."""
+
+JOB, ARGUMENTS = 16, 4
+"""Numbers of a job: an operation, the rows, the address of a state, the number of threads, and from index `ARGUMENTS`
+the arguments of `ingest_at` or `propose_at`, from `slots` on."""
+
+FINISHED, HELPERS, STOPPED, REMAINING, LINE = 0, 8, 9, 16, 8
+"""Indices of a pool's counters: chunks that are done, the pool's own threads, 1 to end these, and `LINE` numbers (a
+cache line) for each thread, the first of which is how many chunks of its part of the batch nobody has taken yet."""
+
+COUNTERS = REMAINING + LINE * MOST_THREADS
+"""Number of counters."""
+
+_OPERATION, _ROWS, _STATE, _THREADS = 0, 1, 2, 3
+
+
+class PoolType(RecordType):
+    """See `ThreadPool`."""
+
+
+class Pool(Record):
+    """The memory of a `ThreadPool`.
+
+    Attributes:
+        counters: [`COUNTERS`] int64.
+        job: [`JOB`] int64.
+        wait, try_wait, post: addresses of `sem_wait`, `sem_trywait` and `sem_post`.
+        begun, ended: addresses of the semaphores that the pool's threads and the job's thread wait for.
+    """
+
+
+define(Pool, PoolType, ["counters", "job", "wait", "try_wait", "post", "begun", "ended"])
+
+
+@inlined
+def run(state: Any, operation: int, rows: int) -> None:
+    """Run an operation on `rows` rows, whose arguments are in the pool's job."""
+    pool, chunks = state.pool, (rows + CHUNK - 1) // CHUNK
+    counters, job, threads = pool.counters, pool.job, pool.counters[HELPERS] + 1
+    job[_OPERATION], job[_ROWS], job[_STATE] = operation, rows, address_of(state)
+    if threads == 1 or rows < FEWEST_ROWS:
+        _run_rows(state, operation, job, 0, rows)
+        return
+    job[_THREADS], counters[FINISHED] = threads, 0
+    for thread in range(threads):  # from here on, threads that are awake take chunks
+        store(counters, REMAINING + LINE * thread, _part(chunks, thread + 1, threads) - _part(chunks, thread, threads))
+    for _ in range(min(threads, chunks) - 1):
+        call_at(pool.post, pool.begun)
+    if not _take_chunks(state, 0, operation):
+        _wait(pool, pool.ended)
+
+
+@compiled
+def help_with(first_state: Any, thread: int) -> None:
+    """Take part in the jobs of a pool until it is stopped.
+
+    Args:
+        first_state: one of the states that jobs use, for its type and its pool.
+        thread: the number of this thread, from 1.
+    """
+    state = borrowed(first_state)
+    pool = state.pool
+    while True:
+        _wait(pool, pool.begun)
+        if load(pool.counters, STOPPED):
+            break
+        if _take_chunks(state, thread, ANY):
+            call_at(pool.post, pool.ended)
+
+
+@inlined
+def _wait(pool: Any, semaphore: int) -> None:
+    for _ in range(SPINS):
+        if call_at(pool.try_wait, semaphore) == 0:
+            return
+    while call_at(pool.wait, semaphore) != 0:  # interrupted by a signal
+        pass
+
+
+@inlined
+def _part(chunks: int, thread: int, threads: int) -> int:
+    """Return the first chunk of a thread's part of the batch."""
+    return chunks * thread // threads
+
+
+@inlined
+def _take_chunks(like: Any, thread: int, operation: int) -> bool:
+    """Run chunks of the pool's job until all are taken; return whether this thread was the one that finished last.
+
+    A thread begins with its own part, so that a row's memory tends to stay in its caches, and then takes from others.
+    Whoever got a number above 0 has a chunk of the current job, which stays the current one until that chunk is done.
+    The job's own thread knows its operation at compile time.
+    """
+    counters, job, owner, is_last = like.pool.counters, like.pool.job, thread, False
+    for _ in range(job[_THREADS]):
+        while True:
+            remaining = fetch_add(counters, REMAINING + LINE * owner, -1)
+            if remaining <= 0:
+                break
+            rows, state = job[_ROWS], borrowed_at(like, job[_STATE])
+            chunks = (rows + CHUNK - 1) // CHUNK
+            begin = (_part(chunks, owner + 1, job[_THREADS]) - remaining) * CHUNK
+            mine, which = (
+                borrowed_at(like, state.of_threads[thread]),
+                job[_OPERATION] if operation == ANY else operation,
+            )
+            _run_rows(mine, which, job, begin, min(begin + CHUNK, rows))
+            is_last = fetch_add(counters, FINISHED, 1) == chunks - 1
+        owner = owner + 1 if owner + 1 < job[_THREADS] else 0
+    return is_last
+
+
+@inlined
+def _run_rows(state: Any, operation: int, job: Any, begin: int, end: int) -> None:
+    if operation == EXTEND:
+        _extend(state, job, begin, end)
+    else:
+        _draft(state, job, begin, end)
+
+
+@inlined
+def _extend(state: Any, job: Any, begin: int, end: int) -> None:
+    """Run `extend_texts` on rows `begin` to `end`."""
+    slots, table, num_rows, stride = job[ARGUMENTS], job[ARGUMENTS + 1], job[ARGUMENTS + 2], job[ARGUMENTS + 3]
+    table_rows, first, lengths = job[ARGUMENTS + 4], job[ARGUMENTS + 5], job[ARGUMENTS + 6]
+    extend_texts(
+        state,
+        carray(int64_at(slots), end)[begin:],
+        carray(int32_at(table), (num_rows, stride)),
+        carray(int64_at(table_rows), end)[begin:],
+        carray(int32_at(first), end if first else 0)[begin:],
+        carray(int32_at(lengths), end)[begin:],
+        carray(int32_at(job[ARGUMENTS + 7]), end)[begin:],
+    )
+
+
+@inlined
+def _draft(state: Any, job: Any, begin: int, end: int) -> None:
+    """Run `propose_chains` or `propose_trees` on rows `begin` to `end`."""
+    slots, limits, ids, confidences = job[ARGUMENTS], job[ARGUMENTS + 1], job[ARGUMENTS + 2], job[ARGUMENTS + 3]
+    grid, counts, sources = (end, job[ARGUMENTS + 4]), job[ARGUMENTS + 5], job[ARGUMENTS + 6]
+    parents = job[ARGUMENTS + 7]
+    all_slots, all_limits = carray(int64_at(slots), end)[begin:], carray(int32_at(limits), end)[begin:]
+    all_ids, all_confidences = carray(int32_at(ids), grid)[begin:], carray(float32_at(confidences), grid)[begin:]
+    all_counts, all_sources = carray(int32_at(counts), end)[begin:], carray(int32_at(sources), grid)[begin:]
+    if parents:
+        all_parents = carray(int32_at(parents), grid)[begin:]
+        propose_trees(state, all_slots, all_limits, all_ids, all_confidences, all_counts, all_sources, all_parents)
+    else:
+        propose_chains(state, all_slots, all_limits, all_ids, all_confidences, all_counts, all_sources)

@@ -1,0 +1,301 @@
+"""Threads share a batch without a trace in its result, end when they should, and are not missed where they are gone."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.interfaces import PluginContext
+from specplug.match.cpu import parallel
+from specplug.match.cpu.atomics import call_at, store
+from specplug.match.cpu.lookup import Lookup, LookupOptions
+from specplug.match.cpu.records import address_of, borrowed
+from specplug.match.options import LookupSettings
+from specplug.match.proposer import default_threads
+from specplug.types.caps import EngineCaps
+from specplug.types.draft import Draft
+from specplug_ngram.proposer import Ngram
+from tests.match.driver import POISON, Talk
+
+SLOTS, CAPACITY = 150, 200
+OPTIONS = [
+    LookupOptions(cap=64, response_tokens=1024),
+    LookupOptions(cap=3, least=1e-5, response_tokens=256, response_context=2),
+    LookupOptions(shortest=2, cap=5, least=0.05, response_tokens=0, response_context=0),
+]
+
+
+class Player:
+    """A `Lookup` on some number of threads, called as the proposer calls it."""
+
+    def __init__(self, threads: int, options: LookupOptions, draft_length: int, *, trees: bool) -> None:
+        chosen = LookupOptions(**{**vars(options), "threads": threads})
+        self.lookup = Lookup(SLOTS, CAPACITY, draft_length, chosen, trees=trees)
+        self.draft_length, self.trees = draft_length, trees
+
+    def step(self, slots: list[int], new: list[list[int]], lengths: list[int], limits: list[int]) -> Draft:
+        """Ingest and propose."""
+        table = torch.full((len(slots) + 1, max(map(len, new), default=0) + 1), POISON, dtype=torch.int32)
+        for row, tokens in enumerate(new):
+            table[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        begins = [length - len(tokens) for length, tokens in zip(lengths, new, strict=True)]
+        first, sizes, counts = (torch.tensor(it, dtype=torch.int32) for it in (begins, lengths, list(map(len, new))))
+        batch = torch.tensor(slots)
+        self.lookup.ingest_tensors(batch, table, torch.arange(len(slots)), sizes, counts, first)
+        return self.propose(slots, limits)
+
+    def propose(self, slots: list[int], limits: list[int], *, unlearnt: bool = False) -> Draft:
+        """Return a draft in tensors that held poison."""
+        draft = Draft.allocate(len(slots), self.draft_length, trees=self.trees)
+        for tensor in (draft.token_ids, draft.source, draft.confidence, draft.parents):
+            if tensor is not None:
+                tensor.fill_(POISON)
+        batch, most = torch.tensor(slots), torch.tensor(limits, dtype=torch.int32)
+        self.lookup.propose_tensors(batch, most, draft, trees=self.trees, unlearnt=unlearnt)
+        return draft
+
+
+def bits(draft: Draft) -> list[bytes]:
+    """Return all that a draft holds."""
+    tensors = (draft.token_ids, draft.confidence, draft.lengths, draft.source, draft.parents)
+    return [tensor.numpy().tobytes() for tensor in tensors if tensor is not None]
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def arrays_of(rows: Any) -> Any:
+    """Return the arrays of `Rows`; kernels alone see what is in such a record."""
+    return (
+        (rows.owners, rows.hit_rate, rows.tenants, rows.named, rows.anchors, rows.ages, rows.bounds, rows.points),
+        (rows.drafted_for, rows.num_considered, rows.tokens, rows.parents, rows.evidence, rows.contexts),
+        (rows.num_candidate_votes, rows.candidate_vote_tokens, rows.candidate_vote_keys),
+    )
+
+
+def memory(lookup: Lookup) -> list[bytes]:
+    """Return all that a lookup knows from one step to the next."""
+    texts, tables = lookup.texts, lookup.tables
+    arrays = [texts.text, texts.lengths, texts.places, texts.match_lengths, texts.candidates, texts._children,
+              texts._heads, texts._trees, tables.votes, tables.evidence, tables.contexts]  # fmt: skip
+    rows = [array for group in arrays_of(lookup.rows.record) for array in group]
+    return [array.tobytes() for array in arrays + rows]
+
+
+def begin(talk: Talk, lookups: list[Lookup], slot: int) -> None:
+    """Begin a request with all."""
+    owner, references, tenant, corpora = talk.owner(), talk.references(), talk.tenant(), talk.corpora()
+    for lookup in lookups:
+        arrays = [np.array(it, np.int32) for it in references]
+        lookup.start(slot, owner=owner, references=arrays, tenant=tenant, corpora=corpora)
+    talk.length[slot] = 0
+
+
+@pytest.mark.parametrize("trees", [False, True])
+@given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), draft_length=st.sampled_from([1, 4, 16]))
+@settings(max_examples=12, deadline=None)
+def test_any_number_of_threads_gives_the_same_bits(
+    trees: bool, seed: int, options: LookupOptions, draft_length: int
+) -> None:
+    talk = Talk(seed, SLOTS, CAPACITY)
+    players = [Player(threads, options, draft_length, trees=trees) for threads in (1, 2, 3, 5)]
+    lookups = [player.lookup for player in players]
+    for slot in range(SLOTS):
+        begin(talk, lookups, slot)
+    shared = 0
+    for step in range(8):
+        if step % 4 == 1:
+            segments = talk.segments(options.cap)
+            for lookup in lookups:
+                lookup.load(segments)
+        slots, new, lengths, limits = talk.batch()
+        shared += len(slots) >= parallel.FEWEST_ROWS
+        drafts = [bits(player.step(slots, new, lengths, limits)) for player in players]
+        assert drafts == [drafts[0]] * len(players)
+        drafts = [bits(player.propose(slots, limits, unlearnt=True)) for player in players]
+        assert drafts == [drafts[0]] * len(players)
+        ended = talk.rng.randrange(SLOTS)
+        for lookup in lookups:
+            lookup.remember(ended, "a", 0, talk.length[ended])
+        begin(talk, lookups, ended)
+    known = [memory(lookup) for lookup in lookups]
+    assert known == [known[0]] * len(players)
+    assert [len(lookup.pool.started) for lookup in lookups] == ([0, 1, 2, 4] if shared else [0] * 4)
+    for lookup in lookups:
+        lookup.close()
+        assert lookup.pool.started == []
+
+
+def players(*threads: int, trees: bool = False) -> tuple[Talk, list[Player]]:
+    """Return lookups on these numbers of threads after one large step."""
+    talk, found = Talk(5, SLOTS, CAPACITY), [Player(n, OPTIONS[0], 4, trees=trees) for n in threads]
+    for slot in range(SLOTS):
+        begin(talk, [player.lookup for player in found], slot)
+    step(talk, found)
+    return talk, found
+
+
+def step(talk: Talk, found: list[Player]) -> list[list[bytes]]:
+    """Run a step of all slots; return the drafts."""
+    new = [talk.lines() for _ in range(SLOTS)]
+    for slot, tokens in enumerate(new):
+        talk.length[slot] += len(tokens)
+    return [bits(player.step(list(range(SLOTS)), new, list(talk.length), [4] * SLOTS)) for player in found]
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_the_pool_s_own_thread_can_draft_all_of_a_batch(trees: bool) -> None:
+    talk, (plain, shared) = players(1, 2, trees=trees)
+    filled = Draft.allocate(SLOTS, 4, trees=trees)
+    slots, limits = torch.arange(SLOTS), torch.full((SLOTS,), 4, dtype=torch.int32)
+    for tensor in (filled.token_ids, filled.source, filled.confidence, filled.parents):
+        if tensor is not None:
+            tensor.fill_(POISON)
+    deal(shared.lookup.state, np.array(addresses_of(slots, limits, filled)), SLOTS, -(-SLOTS // parallel.CHUNK))
+    assert bits(filled) == bits(plain.propose(list(range(SLOTS)), [4] * SLOTS))
+    first, second = step(talk, [plain, shared])
+    assert first == second
+
+
+def addresses_of(slots: torch.Tensor, limits: torch.Tensor, draft: Draft) -> list[int]:
+    """Return the arguments of `propose_at` after the batch size."""
+    tensors = (slots, limits, draft.token_ids, draft.confidence)
+    parents = 0 if draft.parents is None else draft.parents.data_ptr()
+    strides = draft.token_ids.stride(0)
+    return [*(it.data_ptr() for it in tensors), strides, draft.lengths.data_ptr(), draft.source.data_ptr(), parents]
+
+
+@numba.njit(nogil=True)  # type: ignore[untyped-decorator]
+def deal(first: Any, arguments: Any, rows: int, chunks: int) -> None:
+    """Have a job done by the pool's own thread alone: all chunks are its part, and this thread waits."""
+    state = borrowed(first)
+    pool = state.pool
+    for k in range(arguments.size):
+        pool.job[parallel.ARGUMENTS + k] = arguments[k]
+    pool.job[0], pool.job[1], pool.job[2], pool.job[3] = parallel.DRAFT, rows, address_of(state), 2
+    pool.counters[parallel.FINISHED] = 0
+    store(pool.counters, parallel.REMAINING + parallel.LINE, chunks)
+    call_at(pool.post, pool.begun)
+    while call_at(pool.wait, pool.ended) != 0:
+        pass
+
+
+def test_small_batches_start_no_thread() -> None:
+    player = Player(4, OPTIONS[0], 4, trees=False)
+    assert player.lookup.pool.threads == 4
+    player.propose(list(range(parallel.FEWEST_ROWS - 1)), [4] * (parallel.FEWEST_ROWS - 1))
+    assert player.lookup.pool.started == []
+    player.propose(list(range(parallel.FEWEST_ROWS)), [4] * parallel.FEWEST_ROWS)
+    assert len(player.lookup.pool.started) == 3
+
+
+def test_a_closed_lookup_drafts_on() -> None:
+    talk, (plain, shared) = players(1, 3)
+    threads = list(shared.lookup.pool.started)
+    assert [thread.is_alive() for thread in threads] == [True, True]
+    shared.lookup.close()
+    shared.lookup.close()
+    assert [thread.is_alive() for thread in threads] == [False, False]
+    first, second = step(talk, [plain, shared])
+    assert first == second
+    assert shared.lookup.pool.started == []
+
+
+def test_threads_end_with_the_lookup_that_they_serve() -> None:
+    _, (player,) = players(2)
+    (thread,) = player.lookup.pool.started
+    del player
+    gc.collect()
+    assert not thread.is_alive()
+
+
+def test_it_does_without_threads_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        talk, (plain, shared) = players(1, 3)
+    assert shared.lookup.pool.threads == 1
+    first, second = step(talk, [plain, shared])
+    assert first == second
+
+
+def test_it_does_without_semaphores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specplug.match.cpu.threads.ctypes.CDLL", lambda _: object())
+    talk, (plain, shared) = players(1, 3)
+    assert shared.lookup.pool.threads == 1
+    first, second = step(talk, [plain, shared])
+    assert first == second
+
+
+IDLE = """
+import sys
+from tests.match.test_threads import players
+_, (player,) = players(3)
+assert len(player.lookup.pool.started) == 2
+print("idle", flush=True)
+{ending}
+"""
+
+
+@pytest.mark.parametrize(("ending", "code"), [("", 0), ("sys.exit(3)", 3), ("del player", 0), ("raise SystemError", 1)])
+def test_a_process_ends_while_threads_are_idle(ending: str, code: int) -> None:
+    command = [sys.executable, "-c", IDLE.format(ending=ending)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.stdout, done.returncode) == ("idle\n", code), done.stderr
+
+
+FORKED = """
+import os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+from tests.match.test_threads import players, step
+talk, (plain, shared) = players(1, 3)
+child = os.fork()
+first, second = step(talk, [plain, shared])
+assert first == second
+assert len(shared.lookup.pool.started) == 2
+assert all(thread.is_alive() for thread in shared.lookup.pool.started)
+if child:
+    _, status = os.waitpid(child, 0)
+    sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_starts_its_own_threads() -> None:
+    command = [sys.executable, "-c", FORKED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "cores", "ranks", "want"),
+    [(False, 64, 1, 1), (True, 2, 1, 1), (True, 8, 1, 2), (True, 64, 1, 4), (True, 64, 8, 2), (True, 4, 8, 1)],
+)
+def test_the_default_leaves_cores_to_the_engine(
+    monkeypatch: pytest.MonkeyPatch, accelerator: bool, cores: int, ranks: int, want: int
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: accelerator)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    assert default_threads(ranks) == want
+
+
+def test_the_setting_overrides_the_default_and_close_ends_the_threads() -> None:
+    context = PluginContext(
+        EngineCaps(max_draft_length=4), options=LookupSettings(threads=2), max_slots=2, max_length=9
+    )
+    proposer = Ngram(context)
+    proposer.lookup.start_threads()
+    (thread,) = proposer.lookup.pool.started
+    proposer.close()
+    assert not thread.is_alive()
