@@ -66,11 +66,11 @@ class DraftStage:
         self._trace_guard = FaultGuard("trace", sink=metrics.fault)  # a full disk must not end the engine
         self._buffers = DraftBuffers(handles, caps, max_slots, vocab_size, device)
         trees = caps.trees and any(handle.caps.trees for handle in handles)
-        self._in_flight = InFlight(max_slots, caps.max_draft_length, device, trees=trees)
+        self.in_flight = InFlight(max_slots, caps.max_draft_length, device, trees=trees)
         self.runners = tuple(map(ProposerRunner, handles, guards, self._buffers.parts))
         """The runners of the proposers, the server's default first."""
         self._choices = Choices([handle.spec.name for handle in handles], max_slots, device)
-        self._tells = trace is not None or trimmer.learns or any(handle.caps.learns for handle in handles)
+        self.has_observers = trace is not None or trimmer.learns or any(handle.caps.learns for handle in handles)
         self._steps = 0
 
     @property
@@ -118,20 +118,21 @@ class DraftStage:
     def propose(self, batch: EngineBatch, draft_length: int, caps: Tensor | None = None) -> Draft:
         """Let every proposer ingest the batch; return drafts of at most `draft_length` tokens, and `caps` [B] per row.
 
-        With a draft length of 0, proposers only ingest.  Dummy steps change no state.  The next call overwrites the
-        buffer of the draft.  The slots of a batch are distinct: padding rows need their own slots or are left out.
+        With a draft length of 0, no proposer runs: they ingest the step's tokens before they draft again.  Dummy steps
+        change no state.  The next call overwrites the buffer of the draft.  The slots of a batch are distinct: padding
+        rows need their own slots or are left out.
         """
-        if batch.is_dummy or not batch.batch_size:
+        if batch.is_dummy or not batch.batch_size or not draft_length:
             return self.for_engine(self.empty(batch, draft_length))
-        if draft_length:
-            limits = batch.limits(draft_length, caps)
-            parts = [self._part(index, batch, limits, draft_length) for index in range(len(self.runners))]
-            draft = self._buffers.merge(batch, parts)
-        else:
-            for runner in self.runners:
-                runner.ingest(batch)
-            draft = self.empty(batch, draft_length)
-        return self.for_engine(draft)
+        limits = batch.limits(draft_length, caps)
+        parts = [self._part(index, batch, limits, draft_length) for index in range(len(self.runners))]
+        return self.for_engine(self._buffers.merge(batch, parts))
+
+    @torch.inference_mode()
+    def ingest(self, batch: EngineBatch) -> None:
+        """Let every proposer ingest the batch without drafting, for example before a request's last tokens are gone."""
+        for runner in self.runners:
+            runner.ingest(batch)
 
     def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
         """Return the empty buffer of the whole batch; a single proposer writes directly into it."""
@@ -147,7 +148,7 @@ class DraftStage:
         if batch.is_dummy or not batch.batch_size:
             return draft
         draft = self.cut(batch, draft, plan)
-        self._in_flight.put(batch, draft, self._choices.num_running)
+        self.in_flight.put(batch, draft, self._choices.num_running)
         return draft
 
     def cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
@@ -166,18 +167,18 @@ class DraftStage:
         """
         if batch.is_dummy:
             return Verdict.build(torch.zeros_like(outcome.emitted), outcome)
-        if self._in_flight.is_empty and not self._tells:
+        if self.in_flight.is_empty and not self.has_observers:
             verdict = Verdict.of_nothing(outcome)
             self.metrics.record_plain(verdict)
             self._steps += 1
             return verdict
-        taken = self._in_flight.take(batch, outcome.emitted)
+        taken = self.in_flight.take(batch, outcome.emitted)
         verdict = Verdict.build(taken.lengths, outcome)
         self.metrics.record(taken.source, verdict)
         if outcome.forced is not None:
             self._tell_of_grammars(batch, outcome, verdict)
-        if self._tells:
-            self.tell(batch, self._in_flight.drafts(batch, outcome.emitted, taken, self.sources), verdict)
+        if self.has_observers:
+            self.tell(batch, self.in_flight.drafts(batch, outcome.emitted, taken, self.sources), verdict)
         self._steps += 1
         return verdict
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -17,9 +18,10 @@ from specplug.pipeline.held_back import HeldBack
 from specplug.pipeline.worker import Job, Worker
 from specplug.plugins.specs import ProposerSpec
 from specplug.types.batch import BatchView
-from specplug.types.caps import ProposerCaps
+from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
 from specplug.types.request import Event
+from specplug.types.transfer import to_device
 from specplug.types.verdict import Verdict
 
 
@@ -149,8 +151,12 @@ class HostHandle(ProposerHandle):
     def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
         self._catch_up()
         own = None if draft is None else self._own_draft(draft)
-        host_limits = None if limits is None else limits.to("cpu", copy=True)
-        snapshot = batch.to_host(newest_only=self.caps.incremental)
+        snapshot, others = batch.to_host_with(
+            [] if limits is None else [limits],
+            newest_only=self.caps.incremental,
+            window=1 + (0 if draft is None else draft.draft_length),
+        )
+        host_limits = others[0] if others else None
         job = self._worker.submit(partial(_run, self.proposer, snapshot, host_limits, own))
         wait([job], self._deadline)
         if not job.done():
@@ -162,7 +168,7 @@ class HostHandle(ProposerHandle):
         if draft is not None and own is not None:
             _check_ids(own, batch.vocab_size)
             if own.lengths.numpy().any():
-                draft.copy_(own)
+                draft.copy_(_on_device(own, draft.device))
             self._own = own
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
@@ -171,9 +177,10 @@ class HostHandle(ProposerHandle):
         self._catch_up()
         host_draft = _empty_copy(draft)
         host_draft.copy_(draft)
-        counts = {name: getattr(verdict, name).to("cpu", copy=True) for name in Verdict.__slots__}
-        snapshot = batch.to_host(newest_only=self.caps.incremental)
-        self._post(partial(self.proposer.observe, snapshot, host_draft, Verdict(**counts)))
+        on_device = [getattr(verdict, name) for name in Verdict.__slots__]
+        window = 1 + draft.draft_length
+        snapshot, counts = batch.to_host_with(on_device, newest_only=self.caps.incremental, window=window)
+        self._post(partial(self.proposer.observe, snapshot, host_draft, Verdict(*counts)))
 
     def on_event(self, event: Event) -> None:
         self._held_back.add(event)
@@ -233,6 +240,25 @@ def _empty_copy(draft: Draft) -> Draft:
     )
     own.base_len.copy_(draft.base_len)
     return own
+
+
+def _on_device(own: Draft, device: torch.device) -> Draft:
+    """Return a draft on a device, in one transfer that nothing waits for; full distributions are left to `copy_`."""
+    if own.device == device or own.distribution is not Distribution.ONE_HOT:
+        return own
+    trees = [] if own.parents is None else [own.parents]
+    ids, lengths, confidence, source, base_len, *parents = to_device(
+        [own.token_ids, own.lengths, own.confidence, own.source, own.base_len, *trees], device
+    )
+    return replace(
+        own,
+        token_ids=ids,
+        lengths=lengths,
+        confidence=confidence,
+        source=source,
+        base_len=base_len,
+        parents=parents[0] if parents else None,
+    )
 
 
 def _check_ids(draft: Draft, vocab_size: int) -> None:

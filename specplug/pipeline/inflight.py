@@ -36,7 +36,7 @@ class InFlight:
     def __init__(self, max_slots: int, max_draft_length: int, device: torch.device, *, trees: bool) -> None:
         self._drafts = Draft.allocate(max_slots, max_draft_length, device=device, trees=trees)
         # One table holds all that every step reads (generation, base, length, sources), so that one gather suffices.
-        self._heads = torch.full((max_slots, 3 + max_draft_length), -1, dtype=torch.int64, device=device)
+        self.heads = torch.full((max_slots, 3 + max_draft_length), -1, dtype=torch.int64, device=device)
         self.is_empty = False
         """True if the host knows that no draft is stored, so there is nothing to take."""
 
@@ -49,7 +49,7 @@ class InFlight:
             not draft_length and batch.batch_size == num_running
         )  # an empty draft for all running requests replaces everything
         head = torch.stack((batch.generations, draft.base_len, draft.lengths), 1)
-        self._heads[slots, : 3 + draft_length] = torch.cat((head, draft.source), 1)
+        self.heads[slots, : 3 + draft_length] = torch.cat((head, draft.source), 1)
         if not draft_length:
             return
         store = self._drafts
@@ -64,10 +64,10 @@ class InFlight:
         `batch` is the batch after the verification: its lengths include `emitted` [B].  Each draft is handed out once.
         """
         slots = batch.slots.long()
-        heads = self._heads[slots]
+        heads = self.heads[slots]
         generation, base_len, length = heads[:, :3].unbind(1)
         valid = (generation == batch.generations) & (base_len == batch.lengths - emitted)
-        self._heads.index_fill_(0, slots, -1)
+        self.heads.index_fill_(0, slots, -1)
         lengths = (length * valid).int()
         return Taken(slots, lengths, torch.where(lengths[:, None] > 0, heads[:, 3:], -1))
 

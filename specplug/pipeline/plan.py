@@ -19,6 +19,7 @@ class PlanStage:
     def __init__(self, planner: Planner, caps: EngineCaps, guard: FaultGuard, *, ceiling: int | None = None) -> None:
         self._planner, self._caps, self._guard = planner, caps, guard
         self._learns = planner.learns
+        self._newest: tuple[StepPlan, int | None, StepPlan] | None = None  # a plan, the ceiling, and the fitted plan
         self.ceiling = ceiling
         """The operator's limit on the draft length, changeable while serving; 0 stops drafting, None is no limit."""
 
@@ -40,6 +41,13 @@ class PlanStage:
             self._guard.call(partial(self._planner.observe, report))
 
     def _fitted(self, plan: StepPlan) -> StepPlan:
+        """Check a plan and fit it to the engine.  Planners often return the plan of the step before."""
+        known = self._newest
+        if known is None or known[0] is not plan or known[1] != self.ceiling:
+            known = self._newest = plan, self.ceiling, self._fit(plan)
+        return known[2]
+
+    def _fit(self, plan: StepPlan) -> StepPlan:
         draft_length = index(plan.draft_length)  # raises on a fraction here, where the error is contained
         if not plan.price >= 0:  # rejects NaN too
             raise ContractError.build("a plan's price is not a number of tokens", found=plan.price, expected=">= 0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +18,8 @@ from specplug.types.draft import Draft
 from specplug.types.request import Event
 from specplug.types.verdict import Verdict
 
+Run = Callable[[BatchView, Tensor | None, Draft | None], None]
+
 
 class ProposerRunner:
     """Runs one proposer.  A fault costs only the proposer's own drafts; no method raises.
@@ -25,14 +28,18 @@ class ProposerRunner:
         handle: runs the proposer inline, or on a thread with a deadline.
         guard: the proposer's circuit breaker.
         buffer: [S, N], the buffer of its drafts; every step overwrites it.
+
+    Attributes:
+        ingested: [S] int32, the number of tokens in each slot that the proposer has.
+        generations: [S] int64, the slots' generations that these tokens belong to.
     """
 
     def __init__(self, handle: ProposerHandle, guard: FaultGuard, buffer: Draft) -> None:
         self.handle, self.guard = handle, guard
-        self._buffer = replace(buffer, sources=handle.sources)
+        self.buffer = replace(buffer, sources=handle.sources)
         max_slots, device = buffer.batch_size, buffer.device
-        self._ingested = torch.zeros(max_slots, dtype=torch.int32, device=device)
-        self._generations = torch.full((max_slots,), -1, dtype=torch.int64, device=device)
+        self.ingested = torch.zeros(max_slots, dtype=torch.int32, device=device)
+        self.generations = torch.full((max_slots,), -1, dtype=torch.int64, device=device)
         self._missed_resets: set[int] = set()
         self._closed = False
 
@@ -43,7 +50,7 @@ class ProposerRunner:
 
     def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
         """Return the buffer, empty, for `batch`."""
-        draft = self._buffer.view(batch.batch_size, draft_length)
+        draft = self.buffer.view(batch.batch_size, draft_length)
         draft.reset(batch.lengths)
         return draft
 
@@ -87,24 +94,38 @@ class ProposerRunner:
         The proposer receives each token once.  The tokens and slot resets of skipped steps wait for its next step.
         """
         slots = batch.slots.long()
-        known = self._ingested[slots].masked_fill_(self._generations[slots] != batch.generations, 0)
-        self._generations[slots] = batch.generations
-        self._missed_resets.update(batch.reset_slots)
-        if not self.guard.admits_step() or not self.guard.call(self.handle.check_ready):
-            self._ingested[slots] = known
+        known = self.ingested[slots].masked_fill_(self.generations[slots] != batch.generations, 0)
+        self.generations[slots] = batch.generations
+        if not self.is_ready(batch.reset_slots):
+            self.ingested[slots] = known
             return False
-        self._ingested[slots] = batch.lengths
-        handed = batch.handed((batch.lengths - known).clamp_(min=0), tuple(sorted(self._missed_resets)))
-        self._missed_resets.clear()
-        return self.guard.step(partial(self._step, handed, limits, draft))
+        self.ingested[slots] = batch.lengths
+        return self.step(batch.handed((batch.lengths - known).clamp_(min=0), self.take_resets()), limits, draft)
 
-    def _step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
+    def is_ready(self, reset_slots: Iterable[int]) -> bool:
+        """Return whether the proposer may take a step; call once per step.  Its next step receives `reset_slots`."""
+        self._missed_resets.update(reset_slots)
+        return self.guard.admits_step() and self.guard.call(self.handle.check_ready)
+
+    def take_resets(self) -> tuple[int, ...]:
+        """Return the slots that were reset since the proposer's last step."""
+        if not self._missed_resets:
+            return ()
+        resets = tuple(sorted(self._missed_resets))
+        self._missed_resets.clear()
+        return resets
+
+    def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None, *, run: Run | None = None) -> bool:
+        """Run the proposer's step, by `run` or by the handle, and contain its faults; return whether it succeeded."""
+        return self.guard.step(partial(self._step, run or self.handle.step, batch, limits, draft))
+
+    def _step(self, run: Run, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
         """Run the proposer's step.  If an incremental proposer raises, its next step resends every row in full."""
         try:
-            self.handle.step(batch, limits, draft)
+            run(batch, limits, draft)
         except LateDraft:  # its thread has the tokens and will still ingest them
             raise
         except BaseException:
             if self.handle.caps.incremental:
-                self._ingested.zero_()
+                self.ingested.zero_()
             raise

@@ -17,7 +17,7 @@ class SlotAllocator:
     Args:
         max_slots: S, the most requests at a time.
         device: where the slots' table lies.
-        tell: called with every event, after a slot is taken and before it is freed.
+        notify: called with every event, after a slot is taken and before it is freed.
 
     Attributes:
         slots: the table of slots and their occupants.
@@ -25,11 +25,11 @@ class SlotAllocator:
         ignored: ids of running requests that get no slot and no events.
     """
 
-    def __init__(self, max_slots: int, device: torch.device, tell: Callable[[RequestEvent], None]) -> None:
+    def __init__(self, max_slots: int, device: torch.device, notify: Callable[[RequestEvent], None]) -> None:
         self.slots = SlotTable(max_slots, device)
         self.engine_slot: Callable[[str], int] | None = None
         self.ignored: set[str] = set()
-        self._tell_event = tell
+        self._notify = notify
         self._slots: dict[str, int] = {}
         self._waiting: dict[str, RunningRequest] = {}
         self._free = list(range(max_slots - 1, -1, -1))
@@ -89,12 +89,12 @@ class SlotAllocator:
         name = occupant.request.request_id
         slot = self._free.pop() if self.engine_slot is None else self.engine_slot(name)
         self._slots[name] = slot
-        self._tell(kind, occupant, slot, self.slots.take(slot, occupant))
+        self._report(kind, occupant, slot, self.slots.take(slot, occupant))
 
     def _leave(self, name: str, kind: Lifecycle, visible: int | None = None) -> RunningRequest:
         slot = self._slots[name]
         occupant = self.slots.occupants[slot]
-        self._tell(kind, occupant, slot, self.slots.generations[slot], visible)
+        self._report(kind, occupant, slot, self.slots.generations[slot], visible)
         self._vacate(name)
         return occupant
 
@@ -104,7 +104,7 @@ class SlotAllocator:
         if self.engine_slot is None:
             self._free.append(slot)
 
-    def _tell(
+    def _report(
         self, kind: Lifecycle, occupant: RunningRequest, slot: int, generation: int, visible: int | None = None
     ) -> None:
-        self._tell_event(RequestEvent(kind, occupant.request, slot, generation, visible))
+        self._notify(RequestEvent(kind, occupant.request, slot, generation, visible))

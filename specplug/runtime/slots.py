@@ -48,6 +48,7 @@ class SlotTable:
     Attributes:
         occupants: by slot, the request that holds it.
         generations: by slot (host); a slot's first occupant has generation 1.
+        table: the table; `flush` brings it up to date.
         version: incremented when an occupant changes, so that data derived from the table can be cached between
             changes.
     """
@@ -56,7 +57,7 @@ class SlotTable:
         self.occupants: dict[int, RunningRequest] = {}
         self.generations = [0] * max_slots
         self.version = 0
-        self._table = torch.zeros(max_slots, _STOPS + MAX_STOP_IDS, dtype=torch.int64, device=device)
+        self.table = torch.zeros(max_slots, _STOPS + MAX_STOP_IDS, dtype=torch.int64, device=device)
         self._device = device
         self._changed: set[int] = set()
         self._reset: set[int] = set()
@@ -83,9 +84,8 @@ class SlotTable:
 
     def rows(self, slots: Tensor) -> SlotRows:
         """Gather the rows of `slots` [B]."""
-        if self._changed:
-            self._flush()
-        rows = self._table[slots.long()]
+        self.flush()
+        rows = self.table[slots.long()]
         return SlotRows(
             generations=rows[:, _GENERATION],
             ends=rows[:, _END].int(),
@@ -95,12 +95,14 @@ class SlotTable:
             stop_ids=rows[:, _STOPS:],
         )
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Write the changed rows to the device: two small asynchronous copies from memory that is never modified."""
+        if not self._changed:
+            return
         slots = sorted(slot for slot in self._changed if slot in self.occupants)
         self._changed.clear()
         if slots:
-            self._table[self._on_device(slots)] = self._on_device([self._row(slot) for slot in slots])
+            self.table[self._on_device(slots)] = self._on_device([self._row(slot) for slot in slots])
 
     def _row(self, slot: int) -> list[int]:
         occupant = self.occupants[slot]

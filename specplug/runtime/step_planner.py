@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from specplug.assembly import build_plan_stage
 from specplug.interfaces import PluginContext
@@ -41,12 +41,12 @@ class Launched(NamedTuple):
     Attributes:
         plan: the plan of its drafts, as (step number, number of requests planned for, plan).
         began: start time in seconds.
-        cost: the step's cost with its seconds still 0; None if the step is not timed.
+        cost: all of the step's `StepCost` but the seconds; None if the step is not timed.
     """
 
     plan: tuple[int, int, StepPlan]
     began: float
-    cost: StepCost | None
+    cost: tuple[int, int, int, int] | None
 
 
 class _Tally:
@@ -59,13 +59,30 @@ class _Tally:
         self.verified = self.accepted = 0
 
 
+class _Figures(Sequence[RequestStats]):
+    """The figures of running requests, computed when a planner first reads them: most planners only count them."""
+
+    def __init__(self, running: Sequence[R], figures: Callable[[R], RequestStats]) -> None:
+        self._running, self._figures = running, figures
+        self._known: tuple[RequestStats, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._known is None:
+            self._known = tuple([self._figures(request) for request in self._running])
+        return self._known[index]
+
+
 class StepPlanner(Generic[R]):
     """Plans steps of an engine whose requests are of type `R`.
 
     Args:
         found: the server's settings.
         context: the context that the policy is built with.
-        measure: returns a request's id and its number of tokens.
+        identify: returns a request's id.
+        measure: returns a request's number of tokens.
         bounds: returns a request's bounds; called once per request.
 
     Attributes:
@@ -81,7 +98,8 @@ class StepPlanner(Generic[R]):
         self,
         found: ResolvedSettings,
         context: PluginContext,
-        measure: Callable[[R], tuple[str, int]],
+        identify: Callable[[R], str],
+        measure: Callable[[R], int],
         bounds: Callable[[R], Bounds],
     ) -> None:
         self.resolved, self.caps = found, context.caps
@@ -91,33 +109,37 @@ class StepPlanner(Generic[R]):
         self.plan = NO_SPECULATION
         self.steps = 0
         self.last_step: StepCost | None = None
-        self._planned = (0, 0)  # number of requests, and their tokens in total
+        self._planned = 0  # number of requests
         self._ended = 0.0
-        self._measure, self._bounds = measure, bounds
+        self._identify, self._measure, self._bounds = identify, measure, bounds
         self._tallies: dict[str, _Tally] = {}
         self._capped: dict[str, int] = {}
 
-    def make(self, running: Iterable[R], num_waiting: int, prefill_tokens: int) -> StepPlan:
+    def make(self, running: Sequence[R], num_waiting: int, prefill_tokens: int) -> StepPlan:
         """Plan the next step's drafts; `running` holds the engine's own requests."""
         self.stage.ceiling = self.control.ceiling()
-        figures = tuple([self._figures(request) for request in running])
+        for request in running:
+            if self._identify(request) not in self._tallies:
+                self._admit(request)
+        figures = _Figures(running, self._figures)
         stats = HostStats(self.steps, figures, num_waiting, prefill_tokens, self.last_step)
-        self.plan = self._enforced(self.stage.plan(stats), len(figures))
-        self._planned = (len(figures), sum([figure.length for figure in figures]))
+        self._planned = len(running)
+        self.plan = self._enforced(self.stage.plan(stats), self._planned)
         self.steps += 1
         return self.plan
 
-    def launch(self, began: float, requests: int, tokens: int, draft_length: int, *, timed: bool = True) -> Launched:
+    def launch(
+        self, began: float, requests: int, tokens: int, context_tokens: int, draft_length: int, *, timed: bool = True
+    ) -> Launched:
         """Record that the engine runs a step with the drafts of the newest plan; pass the result to `finish`.
 
         Args:
             began: start time of the step by `time.perf_counter`.
-            requests, tokens, draft_length: see `StepCost`.
+            requests, tokens, context_tokens, draft_length: see `StepCost`.
             timed: whether the measured time covers this step alone.
         """
-        planned, context = self._planned
-        cost = StepCost(requests, tokens, context, draft_length, seconds=0.0) if timed and tokens else None
-        return Launched((self.steps - 1, planned, self.plan), began, cost)
+        cost = (requests, tokens, context_tokens, draft_length) if timed and tokens else None
+        return Launched((self.steps - 1, self._planned, self.plan), began, cost)
 
     def finish(self, step: Launched, fates: Sequence[Fate], ended: float) -> None:
         """Count the outcome of a step's drafts, whose results arrived at `ended`; steps finish in launch order.
@@ -131,7 +153,7 @@ class StepPlanner(Generic[R]):
                 tally.accepted += accepted
         cost = None
         if step.cost is not None:
-            cost = self.last_step = replace(step.cost, seconds=ended - max(step.began, self._ended))
+            cost = self.last_step = StepCost(*step.cost, seconds=ended - max(step.began, self._ended))
         self._ended = ended
         number, requests, plan = step.plan
         if self.stage.learns and number >= 0:
@@ -146,16 +168,18 @@ class StepPlanner(Generic[R]):
 
     def policy_caps(self) -> dict[str, int]:
         """Return the newest plan's caps that are below its draft length and below the requests' own caps."""
-        widest = self.plan.draft_length
-        return {name: cap for name, cap in self.plan.caps.items() if cap < min(widest, self._capped.get(name, widest))}
+        most = self.plan.draft_length
+        return {name: cap for name, cap in self.plan.caps.items() if cap < min(most, self._capped.get(name, most))}
+
+    def _admit(self, request: R) -> None:
+        name, bounds = self._identify(request), self._bounds(request)
+        self._tallies[name] = _Tally(bounds)
+        if bounds.cap is not None:
+            self._capped[name] = bounds.cap
 
     def _figures(self, request: R) -> RequestStats:
-        name, length = self._measure(request)
-        tally = self._tallies.get(name)
-        if tally is None:
-            tally = self._tallies[name] = _Tally(self._bounds(request))
-            if tally.bounds.cap is not None:
-                self._capped[name] = tally.bounds.cap
+        name, length = self._identify(request), self._measure(request)
+        tally = self._tallies[name]
         end, cap = tally.bounds.end, tally.bounds.cap
         return RequestStats(name, length, end - length, cap, tally.verified, tally.accepted)
 

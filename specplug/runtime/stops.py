@@ -22,7 +22,8 @@ class StopDetector:
     """
 
     def __init__(self, max_slots: int, max_draft_length: int, device: torch.device) -> None:
-        self._stopped = torch.zeros(max_slots, dtype=torch.int64, device=device)  # the generation that has stopped
+        self.stopped = torch.zeros(max_slots, dtype=torch.int64, device=device)
+        """[S], the generation of each slot that has stopped."""
         self._back = torch.arange(max_draft_length, -1, -1, device=device)
 
     def after(
@@ -44,7 +45,7 @@ class StopDetector:
         fresh = self._back < emitted[:, None]
         stop = (newest.to(slots.device)[:, :, None] == rows.stop_ids[:, None, :]).any(2)
         last = (stop | (place + 1 >= rows.ends[:, None])) & fresh
-        ended = self._stopped[slots] == rows.generations
+        ended = self.stopped[slots] == rows.generations
         after_last = last.cumsum(1) > last  # counts the stops up to and including each token
-        self._stopped[slots] = torch.where(last.any(1), rows.generations, self._stopped[slots])
+        self.stopped[slots] = torch.where(last.any(1), rows.generations, self.stopped[slots])
         return (fresh & (after_last | ended[:, None])).sum(1, dtype=torch.int32)

@@ -127,7 +127,7 @@ class ProposerContract(ProposerHarness):
                 own = probs.gather(1, column[:, None])
                 assert bool((own > 0).all()), f"{self.who}: drafted tokens that {distribution.value} give probability 0"
 
-    def test_ingests_at_draft_length_zero(self) -> None:
+    def test_ingests_without_drafting(self) -> None:
         """Drafts do not depend on whether earlier steps drafted too."""
         every = 3
         with self.driver() as always, self.driver() as seldom:
@@ -139,7 +139,7 @@ class ProposerContract(ProposerHarness):
                 self.drafts(driver, draft_lengths=draft_length)
                 for driver, draft_length in zip((always, seldom), draft_lengths, strict=True)
             ]
-        self.same(drafts[0][::every], drafts[1][::every], "after steps of draft length 0")
+        self.same(drafts[0][::every], drafts[1][::every], "after steps that only ingested")
 
     def test_takes_an_empty_batch(self) -> None:
         """A step may have no requests."""

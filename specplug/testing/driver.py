@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -164,7 +165,7 @@ class Driver:
         request = Request(name, references=tuple(Reference.of(reference) for reference in references), **given)
         occupant = _Occupant(request, slot, self._generations[slot], list(tokens), barriers)
         self._occupants[name] = occupant
-        self._tell(kind, occupant)
+        self._notify(kind, occupant)
 
     def leave(
         self, name: str, kind: Lifecycle | None = Lifecycle.FINISHED, *, visible: int | None = FULL_LENGTH
@@ -178,7 +179,7 @@ class Driver:
         self._free.append(occupant.slot)
         if kind is not None:
             seen = len(occupant.tokens) if visible == FULL_LENGTH else visible
-            self._tell(kind, occupant, seen if kind in (Lifecycle.FINISHED, Lifecycle.ABORTED) else None)
+            self._notify(kind, occupant, seen if kind in (Lifecycle.FINISHED, Lifecycle.ABORTED) else None)
 
     def announce(self, kind: EngineEventKind) -> None:
         """Send the proposer an event that concerns the whole engine."""
@@ -251,10 +252,12 @@ class Driver:
         accepted, emitted = [], []
         for row, name in enumerate(step.names):
             drafted, answer = chain.token_ids[row].tolist(), list(answers[name])
-            accepted.append(_common_prefix(drafted[: int(chain.lengths[row])], answer))
+            pairs = zip(drafted[: int(chain.lengths[row])], answer, strict=False)
+            accepted.append(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
             emitted.append(min(accepted[-1] + 1, len(answer)))
             self.extend(name, answer[: emitted[-1]])
-        outcome = Outcome(step.draft.lengths.clone(), _int32(accepted, chain.device), _int32(emitted, chain.device))
+        int32 = partial(torch.tensor, dtype=torch.int32, device=chain.device)
+        outcome = Outcome(step.draft.lengths.clone(), int32(accepted), int32(emitted))
         verdict = Verdict.build(step.draft.lengths, outcome)
         if self.caps.learns:
             self.proposer.observe(self.handed(self.batch(step.names)), step.draft, verdict)
@@ -283,22 +286,9 @@ class Driver:
         settings = Settings(faults=Faults(host_deadline_ms=None))
         return build_part(name, settings, registry or default_registry(), self.context, _refuse, (self.spec.name,))
 
-    def _tell(self, kind: Lifecycle, occupant: _Occupant, visible: int | None = None) -> None:
+    def _notify(self, kind: Lifecycle, occupant: _Occupant, visible: int | None = None) -> None:
         self.proposer.on_event(RequestEvent(kind, occupant.request, occupant.slot, occupant.generation, visible))
 
 
 def _refuse(name: str, kind: str) -> None:
     raise ContractError.build("a part failed", who=f"proposer {name!r}", found=kind, expected="no faults")
-
-
-def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    count = 0
-    for one, other in zip(left, right, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
-
-
-def _int32(values: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=device)

@@ -47,8 +47,10 @@ class PipelineDriver(Driver):
         )
 
     def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
-        """Pass a dummy batch to the stage, then the real one."""
+        """Pass a dummy batch to the stage, then the real one, which is only ingested at a draft length of 0."""
         self.stage.propose(replace(batch, tokens=batch.tokens.flip(1), is_dummy=True), draft_length, caps)
+        if not draft_length:
+            self.stage.ingest(batch)
         return self.stage.propose(batch, draft_length, caps)
 
     def close(self) -> None:

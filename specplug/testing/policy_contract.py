@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 import torch
 
-from specplug.testing.policy_harness import NOBODY, PRICES, PolicyHarness, stats_of, watch_for_waiting
+from specplug.testing.policy_harness import IDLE, PRICES, PolicyHarness, stats_of, watch_for_waiting
 from specplug.testing.watch import watch
 from specplug.types.plan import StepPlan, StepReport
 
@@ -27,7 +27,7 @@ class PolicyContract(PolicyHarness):
     def test_plans_without_figures(self) -> None:
         """The first step, which has no decoding requests and no history, gets a plan."""
         for name, caps in self.engines.items():
-            plan = self.planner(caps).plan(NOBODY)
+            plan = self.planner(caps).plan(IDLE)
             assert isinstance(plan, StepPlan), f"{self.who}: planned {plan!r} on {name}; expected a StepPlan"
 
     def test_plans_within_the_engines_limits(self) -> None:
@@ -45,21 +45,11 @@ class PolicyContract(PolicyHarness):
                 )
                 assert price >= 0, f"{self.who}: price {price!r} on {name}; expected a number >= 0"
 
-    def test_respects_requests_caps(self) -> None:
-        """No request is planned more draft tokens than its own cap."""
-        for caps in self.engines.values():
-            planner = self.planner(caps)
-            for number, cap in enumerate((0, 1, caps.max_draft_length)):
-                stats = stats_of(3, step=number, cap=cap)
-                plan = planner.plan(stats)
-                wide = [plan.draft_length_for(request.request_id) for request in stats.requests]
-                assert max(wide) <= cap, f"{self.who}: planned {wide} draft tokens; expected at most {cap} each"
-
     def test_does_not_wait(self) -> None:
         """After its first call, `plan` neither sleeps nor opens files or connections nor starts processes."""
         for caps in self.engines.values():
             planner = self.planner(caps)
-            planner.plan(NOBODY)
+            planner.plan(IDLE)
             with watch_for_waiting() as found:
                 planner.plan(stats_of(4, step=1))
             assert not found, f"{self.who}: plan has called {sorted(found)}; expected nothing that may block"

@@ -26,7 +26,7 @@ from specplug.types.plan import HostStats, RequestStats, StepCost, StepPlan, Ste
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Outcome, Verdict
 
-NOBODY = HostStats(0, ())
+IDLE = HostStats(0, ())
 """The figures of a first step without decoding requests."""
 
 PRICES = (0.0, 0.05, 0.2, 0.5, 0.8, 1.0)

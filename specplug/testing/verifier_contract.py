@@ -208,15 +208,15 @@ class VerifierContract:
                 Case(target, how, padding=(drafted,), drafted=(), judged_by=MISTAKEN_DISTRIBUTIONS),
             )
         yield "two draft tokens", Case(TinyModel.random(3, 3, seed=0), drafted=(0, 1))
-        for distribution, heat in itertools.product(self.spec.caps.distributions, (1.0, 0.7)):
+        for distribution, temperature in itertools.product(self.spec.caps.distributions, (1.0, 0.7)):
             case = Case(
                 target,
-                Knobs(heat),
+                Knobs(temperature),
                 draft_model=draft_model,
                 distribution=distribution,
                 judged_by=MISTAKEN_DISTRIBUTIONS,
             )
-            yield f"{distribution.value} at temperature {heat}", case
+            yield f"{distribution.value} at temperature {temperature}", case
             yield f"{distribution.value} over a draft vocabulary", replace(case, draft_vocab=(2, 0))
 
     def run(self, step: VerifyStep) -> Verification:

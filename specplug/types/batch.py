@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from specplug.errors import ContractError
+from specplug.types.checks import ANY, check_tensor
 from specplug.types.request import Request
+from specplug.types.transfer import to_host
 
 
 class Residency(enum.Enum):
@@ -135,19 +137,8 @@ class EngineBatch:
         """Raise `ContractError` if a shape or dtype is wrong.  Reads no tensor values, so it is safe on a GPU."""
         columns = self._PER_ROW if self.first is None else {**self._PER_ROW, "first": (torch.int32,)}
         for name, dtypes in columns.items():
-            tensor: Tensor = getattr(self, name)
-            if tensor.shape != (self.batch_size,) or tensor.dtype not in dtypes:
-                raise ContractError.build(
-                    f"{type(self).__name__}.{name} is malformed",
-                    found=f"{tuple(tensor.shape)} {tensor.dtype}",
-                    expected=f"({self.batch_size},) {' or '.join(map(str, dtypes))}",
-                )
-        if self.tokens.ndim != 2 or self.tokens.dtype is not torch.int32:
-            raise ContractError.build(
-                f"{type(self).__name__}.tokens is malformed",
-                found=f"{tuple(self.tokens.shape)} {self.tokens.dtype}",
-                expected="[S, L] torch.int32",
-            )
+            check_tensor(f"{type(self).__name__}.{name}", getattr(self, name), (self.batch_size,), dtypes)
+        check_tensor(f"{type(self).__name__}.tokens", self.tokens, (ANY, ANY), (torch.int32,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,29 +155,67 @@ class BatchView(EngineBatch):
     num_new: Tensor = field(kw_only=True)
 
     def to_host(self, *, newest_only: bool = False) -> BatchView:
-        """Return a snapshot on the CPU that no later engine step changes.  Synchronises with a GPU.
+        """Return a snapshot on the CPU that no later engine step changes; see `to_host_with`."""
+        return self.to_host_with((), newest_only=newest_only)[0]
+
+    def to_host_with(
+        self, others: Sequence[Tensor], *, newest_only: bool = False, window: int = 0
+    ) -> tuple[BatchView, list[Tensor]]:
+        """Return a snapshot on the CPU that no later engine step changes, and copies of `others` of the same device.
 
         The snapshot's token table holds only this batch's rows, in batch order.  With `newest_only` it holds only the
-        `num_new` newest tokens of each row, `first` gives their position, and all other entries are undefined.
+        `num_new` newest tokens of each row, `first` gives their position, and all other entries are undefined.  All of
+        it takes one wait for a GPU if no row has more than `window` new tokens, otherwise two.
         """
         names = [name for name in self._PER_ROW if name != "rows"]
         names += [] if self.first is None else ["first"]
-        host = {name: getattr(self, name).to("cpu", copy=True) for name in names}
+        at_once = newest_only and window > 0 and self.tokens.device == self.device
+        newest = [self._newest(window)] if at_once else []
+        copies = to_host([*[getattr(self, name) for name in names], *others, *newest])
+        host: dict[str, Any] = dict(zip(names, copies, strict=False))
         begin = host["lengths"] - host["num_new"] if newest_only else host.get("first")
         held = host["lengths"] if begin is None else host["lengths"] - begin
         num_columns = int(held.max()) if self.batch_size else 0
-        texts = self._newest(num_columns) if newest_only else self._texts(num_columns)
-        host |= {"rows": torch.arange(self.batch_size), "tokens": texts.to("cpu")}
-        return replace(self, residency=Residency.HOST, **{**host, "first": begin})
+        if at_once and num_columns <= window:
+            texts = copies[-1][:, :num_columns]
+        elif newest_only:
+            texts = self._newest_of(host["num_new"])
+        else:
+            texts = self._texts(num_columns).to("cpu")
+        host |= {"rows": torch.arange(self.batch_size), "tokens": texts}
+        snapshot = replace(self, residency=Residency.HOST, **{**host, "first": begin})
+        return snapshot, copies[len(names) : len(names) + len(others)]
 
     def _texts(self, num_columns: int) -> Tensor:
         """Return [B, num_columns] int32, a copy of the first `num_columns` columns of each row's entry."""
         return self.tokens[:, :num_columns].index_select(0, self.rows.to(self.tokens.device))
 
-    def _newest(self, num_columns: int) -> Tensor:
-        """Return [B, num_columns] int32, a copy of each row's tokens, starting at its first new one."""
-        begin, device = self.lengths - self.num_new, self.tokens.device
+    def _newest(self, window: int) -> Tensor:
+        """Return [B, window] int32, each row's tokens from its first new one on."""
+        columns = self._first_new()[:, None] + torch.arange(window, device=self.tokens.device)
+        rows = self.rows.to(self.tokens.device)[:, None]
+        return self.tokens[rows, columns.clamp_(max=self.tokens.shape[1] - 1)]
+
+    def _newest_of(self, num_new: Tensor) -> Tensor:
+        """Return [B, longest] int32 on the host, each row's `num_new` [B] newest tokens; `num_new` is on the host.
+
+        On the device this takes memory for the new tokens only: a long prompt may be one row of many.
+        """
+        device, total = self.tokens.device, int(num_new.sum())
+        counts = num_new.to(device, non_blocking=True).long()
+        row = torch.repeat_interleave(torch.arange(self.batch_size, device=device), counts, output_size=total)
+        place = torch.arange(total, device=device) - (counts.cumsum(0) - counts)[row] + self._first_new()[row]
+        flat = self.tokens[self.rows.to(device)[row], place].to("cpu")
+        texts = torch.empty(self.batch_size, int(num_new.max()) if self.batch_size else 0, dtype=torch.int32)
+        stop = 0
+        for text, count in zip(texts, num_new.tolist(), strict=True):
+            start, stop = stop, stop + count
+            text[:count] = flat[start:stop]
+        return texts
+
+    def _first_new(self) -> Tensor:
+        """Return [B] int64 on the token table's device, the column of each row's first new token."""
+        begin = self.lengths - self.num_new
         if self.first is not None:
             begin -= self.first
-        columns = begin.to(device)[:, None] + torch.arange(num_columns, device=device)
-        return self.tokens[self.rows.to(device)[:, None], columns.clamp_(max=self.tokens.shape[1] - 1)]
+        return begin.to(self.tokens.device).long()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.types.caps import Distribution
-from specplug.types.paths import ROOT, along_paths, path_to
+from specplug.types.checks import ANY, check_tensor
+from specplug.types.paths import ROOT, along_paths, best_path, compacted, gather_nodes
 
 NO_TOKEN = -1
 
@@ -70,24 +73,21 @@ class Draft:
         states = distribution is not Distribution.ONE_HOT
         if draft_vocab is not None:
             vocab_size = len(draft_vocab)
-
-        def full(size: tuple[int, ...], value: float | bool, dtype: torch.dtype) -> Tensor:
-            return torch.full(size, value, dtype=dtype, device=device)
-
+        full = partial(torch.full, device=device)
         grid, dense = (batch_size, draft_length), (batch_size, draft_length, vocab_size)
         chain = torch.arange(-1, draft_length - 1, dtype=torch.int32, device=device)
         return cls(
-            token_ids=full(grid, NO_TOKEN, torch.int32),
-            lengths=full((batch_size,), 0, torch.int32),
-            confidence=full(grid, 0.0, torch.float32),
-            source=full(grid, -1, torch.int32),
-            base_len=full((batch_size,), 0, torch.int32),
+            token_ids=full(grid, NO_TOKEN, dtype=torch.int32),
+            lengths=full((batch_size,), 0, dtype=torch.int32),
+            confidence=full(grid, 0.0, dtype=torch.float32),
+            source=full(grid, -1, dtype=torch.int32),
+            base_len=full((batch_size,), 0, dtype=torch.int32),
             parents=chain.repeat(batch_size, 1) if trees else None,
             distribution=distribution,
-            draft_logits=full(dense, 0.0, torch.float32) if distribution is Distribution.LOGITS else None,
-            draft_probs=full(dense, 0.0, torch.float32) if distribution is Distribution.PROBS else None,
+            draft_logits=full(dense, 0.0, dtype=torch.float32) if distribution is Distribution.LOGITS else None,
+            draft_probs=full(dense, 0.0, dtype=torch.float32) if distribution is Distribution.PROBS else None,
             draft_vocab=draft_vocab.to(device) if states and draft_vocab is not None else None,
-            drawn=full(grid, True, torch.bool) if states else None,
+            drawn=full(grid, True, dtype=torch.bool) if states else None,
             sources=tuple(sources),
         )
 
@@ -108,22 +108,13 @@ class Draft:
 
     def view(self, batch_size: int, draft_length: int) -> Draft:
         """Return the first rows and columns of this buffer, sharing its memory."""
+        cut = {name: tensor[:batch_size, :draft_length] for name, tensor in self._per_token().items()}
+        return replace(self, lengths=self.lengths[:batch_size], base_len=self.base_len[:batch_size], **cut)
 
-        def cut(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[:batch_size, :draft_length]
-
-        return replace(
-            self,
-            token_ids=self.token_ids[:batch_size, :draft_length],
-            lengths=self.lengths[:batch_size],
-            confidence=self.confidence[:batch_size, :draft_length],
-            source=self.source[:batch_size, :draft_length],
-            base_len=self.base_len[:batch_size],
-            parents=cut(self.parents),
-            draft_logits=cut(self.draft_logits),
-            draft_probs=cut(self.draft_probs),
-            drawn=cut(self.drawn),
-        )
+    def _per_token(self) -> dict[str, Any]:
+        """Return the tensors that have an entry per token, by name; those that are None are left out."""
+        named = {name: getattr(self, name) for name in _PER_TOKEN}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def reset(self, base_len: Tensor) -> None:
         """Empty the draft for contexts of `base_len` [B] tokens.  Distributions keep stale values."""
@@ -161,33 +152,25 @@ class Draft:
                 buffer holds only chains.
         """
         count = len(token_ids)
-        levels = [confidence] * count if isinstance(confidence, int | float) else list(confidence)
-        drafted_by = [source] * count if isinstance(source, int) else list(source)
-        above = range(-1, count - 1) if parents is None else parents
+        parts: dict[str, Sequence[float]] = {
+            "token_ids": token_ids,
+            "confidence": [confidence] * count if isinstance(confidence, int | float) else confidence,
+            "source": [source] * count if isinstance(source, int) else source,
+            "parents": range(ROOT, count - 1) if parents is None else parents,
+        }
+        counts = {name: len(values) for name, values in parts.items()}
+        who = "Draft.set_row"
         if count > self.draft_length:
-            raise ContractError.build(
-                "draft too long", who="Draft.set_row", found=count, expected=f"<= {self.draft_length}"
-            )
-        if {len(levels), len(above), len(drafted_by)} != {count}:
-            raise ContractError.build(
-                "parts of one draft differ in length",
-                who="Draft.set_row",
-                found=f"{len(levels)} confidences, {len(drafted_by)} sources and {len(above)} parents",
-                expected=f"{count}, one for each token",
-            )
+            raise ContractError.build("draft too long", who=who, found=count, expected=f"<= {self.draft_length}")
+        if set(counts.values()) != {count}:
+            raise ContractError.build("parts differ in length", who=who, found=counts, expected=f"{count} of each")
         if parents is not None and self.parents is None:
-            raise ContractError.build("this engine takes no trees", who="Draft.set_row", expected="parents=None")
-        self.token_ids[row] = self._padded(token_ids, NO_TOKEN, torch.int32)
-        self.confidence[row] = self._padded(levels, 0.0, torch.float32)
-        if self.parents is not None:
-            self.parents[row] = self._padded(above, ROOT, torch.int32)
+            raise ContractError.build("this engine takes no trees", who=who, expected="parents=None")
         self.lengths[row] = count
-        self.source[row] = self._padded(drafted_by, -1, torch.int32)
-
-    def _padded(self, values: Sequence[float], padding: float, dtype: torch.dtype) -> Tensor:
-        """Return host values as one row [N] of the buffer."""
-        row = [*values, *[padding] * (self.draft_length - len(values))]
-        return torch.tensor(row, dtype=dtype, device=self.device)
+        for name, tensor in self._per_token().items():
+            if name in parts:
+                padded = [*parts[name], *[_PADDING[name]] * (self.draft_length - count)]
+                tensor[row] = torch.tensor(padded, dtype=tensor.dtype, device=self.device)
 
     def mask(self) -> Tensor:
         """Return [B, N] bool, true for entries that hold a draft token."""
@@ -195,14 +178,11 @@ class Draft:
 
     def survival(self) -> Tensor:
         """Return [B, N] float32: the probability that each draft token is reached and accepted; 0 beyond the length."""
-        return along_paths(self._certain(), self.parents)[0]
+        return along_paths(torch.where(self.mask(), self.confidence, 0.0), self.parents)[0]
 
     def expected_accepted(self) -> Tensor:
         """Return [B, N] float32: the expected number of accepted tokens of the path that ends at each entry."""
-        return along_paths(self._certain(), self.parents)[1]
-
-    def _certain(self) -> Tensor:
-        return torch.where(self.mask(), self.confidence, 0.0)
+        return along_paths(torch.where(self.mask(), self.confidence, 0.0), self.parents)[1]
 
     def as_one_hot(self, rows: Tensor | None = None) -> Draft:
         """Return the draft with a one-hot distribution in `rows` [B] bool, or in all rows for None.
@@ -232,13 +212,7 @@ class Draft:
         """
         if self.parents is None:
             return self
-        gain = torch.where(self.mask(), self.expected_accepted(), -1.0)
-        if self.draft_length == 0:
-            return replace(self.as_one_hot(), parents=None)
-        best = self.draft_length - 1 - gain.flip(1).argmax(1)
-        path, lengths = path_to(torch.where(self.lengths > 0, best, ROOT), self.parents)
-        inside = torch.arange(self.draft_length, device=self.device) < lengths[:, None]
-        return self.as_one_hot()._pick(path, inside, lengths)
+        return self.as_one_hot()._pick(*best_path(self.expected_accepted(), self.lengths, self.parents))
 
     def keep(self, mask: Tensor, chosen: Tensor | None = None) -> Draft:
         """Return a one-hot draft of the nodes in `mask` [B, N] bool, compacted in order, with parents renumbered.
@@ -248,46 +222,29 @@ class Draft:
         prefix).  This is not checked, because a check would read back.
         """
         inside = mask & self.mask()
-        order = torch.sort((~inside).to(torch.uint8), dim=1, stable=True).indices  # kept nodes first
-        lengths = inside.sum(1).to(torch.int32)
+        order, parents = compacted(inside, self.parents)
         stated = self.as_one_hot() if chosen is None else self
-        kept = stated._pick(order, torch.arange(self.draft_length, device=self.device) < lengths[:, None], lengths)
-        kept = kept.as_one_hot(chosen)
-        if self.parents is None:
-            return kept
-        place = inside.cumsum(1).to(torch.int32) - 1  # new index of each kept node
-        above = self.parents.gather(1, order).long()
-        moved = torch.where(above < 0, ROOT, place.gather(1, above.clamp(min=0)))
-        return replace(kept, parents=torch.where(kept.mask(), moved, ROOT))
+        return stated._pick(order, inside.sum(1).to(torch.int32), parents).as_one_hot(chosen)
 
-    def _pick(self, path: Tensor, inside: Tensor, lengths: Tensor) -> Draft:
-        """Return the chain of the nodes `path` [B, N], restricted to `inside` [B, N] bool, with `lengths` [B]."""
-
-        def distribution(full: Tensor | None) -> Tensor | None:
-            return None if full is None else full.gather(1, path[:, :, None].expand(-1, -1, full.shape[2]))
-
-        return replace(
-            self,
-            token_ids=torch.where(inside, self.token_ids.gather(1, path), NO_TOKEN),
-            confidence=torch.where(inside, self.confidence.gather(1, path), 0.0),
-            lengths=lengths,
-            source=torch.where(inside, self.source.gather(1, path), -1),
-            parents=None,
-            draft_logits=distribution(self.draft_logits),
-            draft_probs=distribution(self.draft_probs),
-            drawn=None if self.drawn is None else self.drawn.gather(1, path),
-        )
+    def _pick(self, nodes: Tensor, lengths: Tensor, parents: Tensor | None = None) -> Draft:
+        """Return a new draft of the first `lengths` [B] of the nodes at `nodes` [B, N], by default as a chain."""
+        tensors: dict[str, Any] = {name: gather_nodes(tensor, nodes) for name, tensor in self._per_token().items()}
+        picked = replace(self, lengths=lengths, **tensors | {"parents": parents})
+        picked._pad()
+        return picked
 
     def shorten(self, lengths: Tensor) -> None:
         """Cut every row, in place, to at most `lengths` [B] tokens.  A prefix of a tree is a tree."""
         torch.minimum(self.lengths, lengths.to(self.lengths.dtype), out=self.lengths)
         self.lengths.clamp_(min=0)
-        outside = torch.arange(self.draft_length, device=self.device) >= self.lengths[:, None]
-        self.token_ids.masked_fill_(outside, NO_TOKEN)
-        self.confidence.masked_fill_(outside, 0.0)
-        self.source.masked_fill_(outside, -1)
-        if self.parents is not None:
-            self.parents.masked_fill_(outside, ROOT)
+        self._pad()
+
+    def _pad(self) -> None:
+        """Overwrite the entries beyond each row's length."""
+        outside = ~self.mask()
+        for name, tensor in self._per_token().items():
+            if name in _PADDING:
+                tensor.masked_fill_(outside, _PADDING[name])
 
     def copy_(self, other: Draft) -> None:
         """Copy another draft of the same shape into this buffer, across devices if necessary.
@@ -305,48 +262,27 @@ class Draft:
                 found=f"{other.distribution.value}, {'chain' if other.parents is None else 'tree'}",
                 expected=f"{self.distribution.value}, {'chain' if self.parents is None else 'chain or tree'}",
             )
-        for name in _TENSORS:
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine is not None and theirs is not None:
-                mine.copy_(theirs)
+        self.lengths.copy_(other.lengths)
+        self.base_len.copy_(other.base_len)
+        theirs = other._per_token()
+        for name, tensor in self._per_token().items():
+            if name in theirs:
+                tensor.copy_(theirs[name])
         if self.parents is not None and other.parents is None:
             self.parents.copy_(chain_parents(self))
 
     def validate(self) -> None:
         """Raise `ContractError` if a shape, dtype or device is wrong.  Reads no values, so it is safe on a GPU."""
         rows, grid = (self.batch_size,), (self.batch_size, self.draft_length)
-        expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "token_ids": (grid, torch.int32),
-            "lengths": (rows, torch.int32),
-            "confidence": (grid, torch.float32),
-            "source": (grid, torch.int32),
-            "base_len": (rows, torch.int32),
-        }
-        if self.parents is not None:
-            expected["parents"] = (grid, torch.int32)
-        if self.drawn is not None:
-            expected["drawn"] = (grid, torch.bool)
-        for name, (shape, dtype) in expected.items():
-            self._check(name, shape, dtype)
+        for name in ("lengths", "base_len"):
+            check_tensor(f"Draft.{name}", getattr(self, name), rows, (torch.int32,), self.device)
+        for name, tensor in self._per_token().items():
+            if name in _DTYPES:
+                check_tensor(f"Draft.{name}", tensor, grid, (_DTYPES[name],), self.device)
         if self.distribution is not Distribution.ONE_HOT:
-            full = self.draft_logits if self.distribution is Distribution.LOGITS else self.draft_probs
-            columns: int | str = "V" if self.draft_vocab is None else len(self.draft_vocab)
-            wrong = full is None or tuple(full.shape[:2]) != grid or full.ndim != 3 or full.device != self.device
-            if wrong or (full is not None and columns not in ("V", full.shape[2])):
-                raise ContractError.build(
-                    f"Draft.{self.distribution.value} is missing or malformed",
-                    found=None if full is None else f"{tuple(full.shape)} on {full.device}",
-                    expected=f"[{self.batch_size}, {self.draft_length}, {columns}] on {self.device}",
-                )
-
-    def _check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        tensor: Tensor = getattr(self, name)
-        if tuple(tensor.shape) != shape or tensor.dtype is not dtype or tensor.device != self.device:
-            raise ContractError.build(
-                f"Draft.{name} is malformed",
-                found=f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}",
-                expected=f"{shape} {dtype} on {self.device}",
-            )
+            name = self.distribution.value
+            columns = ANY if self.draft_vocab is None else len(self.draft_vocab)
+            check_tensor(f"Draft.{name}", getattr(self, name), (*grid, columns), (), self.device)
 
 
 def chain_parents(draft: Draft) -> Tensor:
@@ -356,7 +292,7 @@ def chain_parents(draft: Draft) -> Tensor:
     )
 
 
-_TENSORS = (
-    *("token_ids", "lengths", "confidence", "source", "base_len", "parents"),
-    *("draft_logits", "draft_probs", "drawn"),
-)
+_INTS = dict.fromkeys(("token_ids", "source", "parents"), torch.int32)
+_DTYPES = {**_INTS, "confidence": torch.float32, "drawn": torch.bool}
+_PER_TOKEN = (*_DTYPES, "draft_logits", "draft_probs")
+_PADDING = {"token_ids": NO_TOKEN, "confidence": 0.0, "source": -1, "parents": ROOT}

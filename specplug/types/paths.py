@@ -55,3 +55,47 @@ def path_to(node: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
     lengths = (path >= 0).sum(1).to(torch.int32)
     shift = torch.arange(draft_length, device=parents.device)[None] + (draft_length - lengths[:, None])
     return path.gather(1, shift.clamp(max=draft_length - 1).long()).clamp(min=0), lengths
+
+
+def best_path(gain: Tensor, lengths: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the path with the most expected accepted tokens of each tree; a tie goes to the node of highest index.
+
+    Args:
+        gain: [B, N], expected accepted tokens of the path that ends at each node.
+        lengths: [B] int32, nodes per tree; those beyond it are ignored.
+        parents: [B, N] int32.
+
+    Returns:
+        Nodes and lengths as of `path_to`.
+    """
+    draft_length = parents.shape[1]
+    if draft_length == 0:
+        return parents.long(), torch.zeros_like(lengths)
+    inside = torch.arange(draft_length, device=parents.device) < lengths[:, None]
+    best = draft_length - 1 - torch.where(inside, gain, -1.0).flip(1).argmax(1)
+    return path_to(torch.where(lengths > 0, best, ROOT), parents)
+
+
+def gather_nodes(tensor: Tensor, nodes: Tensor) -> Tensor:
+    """Return the entries of `tensor` [B, N] or [B, N, V] at `nodes` [B, N] int64, in that order."""
+    index = nodes if tensor.ndim == 2 else nodes[:, :, None].expand(-1, -1, tensor.shape[2])
+    return tensor.gather(1, index)
+
+
+def compacted(kept: Tensor, parents: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return an order of the nodes that has the kept ones first, and the parents of the nodes in that order.
+
+    Args:
+        kept: [B, N] bool; with a node all its ancestors are kept.
+        parents: [B, N] int32; None for chains.
+
+    Returns:
+        [B, N] int64, indices of the kept nodes in ascending order, then of the others; and [B, N] int32, the parents of
+        those nodes as indices into that order, undefined after the kept ones; None for chains.
+    """
+    order = torch.sort((~kept).to(torch.uint8), dim=1, stable=True).indices
+    if parents is None:
+        return order, None
+    place = kept.cumsum(1).to(torch.int32) - 1  # new index of each kept node
+    above = parents.gather(1, order).long()
+    return order, torch.where(above < 0, ROOT, place.gather(1, above.clamp(min=0)))

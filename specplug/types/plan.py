@@ -14,7 +14,7 @@ class StepCost:
     Attributes:
         requests: number of requests that the target ran.
         tokens: tokens that the target ran, including draft padding and prompt tokens of the same step.
-        context_tokens: context tokens of the decoding requests, as the plan half knew them.
+        context_tokens: context tokens of the decoding requests before the step, as the plan half knew them.
         draft_length: the most draft tokens of any request.
         seconds: wall-clock time on the host, in the process that plans.
     """
@@ -32,7 +32,7 @@ class RequestStats(NamedTuple):
     Attributes:
         length: tokens so far, prompt included.
         room: tokens that it may still emit.
-        cap: the request's own limit on draft tokens; None if it set none.
+        cap: the request's own limit on draft tokens; None if it set none.  The pipeline enforces it, whatever the plan.
         verified, accepted: draft tokens verified and accepted so far, bonus excluded.  If the planner's process does
             not know the draft lengths (vLLM's V2 runner), padding counts as verified.
     """
@@ -51,14 +51,15 @@ class HostStats:
 
     Attributes:
         step: number of the step to be planned.
-        requests: the requests that decode in this step.
+        requests: the requests that decode in this step.  Read them within `plan`; engines compute the figures of single
+            requests only if they are read, and their number is always cheap.
         num_waiting: number of requests that wait for a slot.
         prefill_tokens: prompt tokens that share this step.
         last_step: cost of the newest step whose duration is known; None before the first.
     """
 
     step: int
-    requests: tuple[RequestStats, ...]
+    requests: Sequence[RequestStats]
     num_waiting: int = 0
     prefill_tokens: int = 0
     last_step: StepCost | None = None

@@ -1,4 +1,4 @@
-"""Draft tokens that were chosen by looking at them leave the target's distribution as it is, wherever they are chosen.
+"""Draft tokens that any component chooses by value leave the target's distribution unchanged.
 
 Exact: every draft that can be drawn is sent through the real code and the reference verifier, and what is emitted is
 summed up over a grid of random numbers on which all probabilities are multiples.
@@ -31,7 +31,7 @@ CELLS = 20
 
 
 class Shortener(Trimmer):
-    """Keeps what is sure, and knows nothing of `Draft.keep`."""
+    """Keeps confident tokens without calling `Draft.keep`."""
 
     def trim(self, draft, token_budget):
         draft.shorten((draft.confidence > 0.5).sum(1))

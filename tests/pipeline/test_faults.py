@@ -19,8 +19,8 @@ def proposer(request):
 
 
 def flush(rig: Rig) -> None:
-    """Wait until host proposers have taken in what is queued: a step at width 0 does."""
-    rig.stage.propose(rig.batch(), 0)
+    """Wait until host proposers have run what is queued."""
+    rig.stage.ingest(rig.batch())
 
 
 class TestFaults:
@@ -121,7 +121,7 @@ class TestFaults:
 
 
 def poison_beyond(batch, limits, draft):
-    """Draft two tokens and leave rubbish behind them."""
+    """Draft two tokens and leave rubbish after them."""
     draft.token_ids.copy_(int32([1, 2, 3, 10**9]).expand_as(draft.token_ids))
     draft.confidence.fill_(NAN)
     draft.confidence[:, :2] = torch.tensor([INF, -INF])
@@ -130,7 +130,7 @@ def poison_beyond(batch, limits, draft):
 
 
 class TestMalformedDrafts:
-    """From a device proposer, at which nobody can look: cut on the device, or dropped for its shape."""
+    """A device proposer's draft cannot be read back, so it is cut on the device, or dropped for its shape."""
 
     @pytest.mark.parametrize(
         ("ids", "kept"),

@@ -89,8 +89,8 @@ def work(*texts, draft_length=4, **kwargs):
     return batch, batch.limits(draft_length), draft
 
 
-def tell(handle: HostHandle, kind: Lifecycle, name: str, *, slot: int, generation: int = 0) -> Request:
-    """Tell of a request that brings a reference; return it."""
+def notify(handle: HostHandle, kind: Lifecycle, name: str, *, slot: int, generation: int = 0) -> Request:
+    """Send the event of a request that brings a reference; return the request."""
     request = Request(name, 1, 10, references=(Reference.of([1, 2, 3]),))
     handle.on_event(RequestEvent(kind, request, slot, generation))
     return request
@@ -307,23 +307,23 @@ class TestDeadlines:
         handle.step(*work([1, 2]))
 
     def test_while_it_hangs_no_more_is_kept_than_running_requests_need(self, blocked):
-        """Of requests that come and go meanwhile it is never told, and what they brought is freed."""
+        """It never receives requests that start and end meanwhile, and their references are freed."""
         handle, kept = host_handle(blocked, SOON), []
-        tell(handle, STARTED, "a", slot=0)
-        tell(handle, STARTED, "b", slot=1)
+        notify(handle, STARTED, "a", slot=0)
+        notify(handle, STARTED, "b", slot=1)
         blocked.hold("propose")
         with pytest.raises(LateDraft):
             handle.step(*work([1]))
-        tell(handle, FINISHED, "a", slot=0)
+        notify(handle, FINISHED, "a", slot=0)
         for number in range(1, 100):
-            request = tell(handle, STARTED, f"passing {number}", slot=0, generation=number)
+            request = notify(handle, STARTED, f"passing {number}", slot=0, generation=number)
             kept.append(weakref.ref(request.references[0].token_ids))
             del request
             handle.on_event(WAKE)
-            tell(handle, ABORTED if number % 2 else FINISHED, f"passing {number}", slot=0, generation=number)
-        tell(handle, UPDATED, "b", slot=1, generation=1)
-        tell(handle, UPDATED, "b", slot=1, generation=2)
-        tell(handle, STARTED, "c", slot=0, generation=100)
+            notify(handle, ABORTED if number % 2 else FINISHED, f"passing {number}", slot=0, generation=number)
+        notify(handle, UPDATED, "b", slot=1, generation=1)
+        notify(handle, UPDATED, "b", slot=1, generation=2)
+        notify(handle, STARTED, "c", slot=0, generation=100)
         gc.collect()
         assert sum(ref() is not None for ref in kept) == 0
         blocked.settle(handle)
@@ -339,7 +339,7 @@ class TestDeadlines:
         blocked.hold("propose")
         with pytest.raises(LateDraft):
             handle.step(*work([1]))
-        tell(handle, STARTED, "a", slot=0)
+        notify(handle, STARTED, "a", slot=0)
         blocked.release()
         assert not wait([handle._late], PATIENCE).not_done
         handle._deadline = PATIENCE

@@ -90,7 +90,7 @@ class TestSeveralProposers:
 
 
 def distribution_writer(distribution, token, value):
-    """Return a `write` that drafts one token for every row and states `value` for it in its law, if that is taken."""
+    """Return a `write` that drafts one token per row, with probability `value` if full distributions are accepted."""
 
     def write(_batch, _limits, draft):
         for row in range(draft.batch_size):
@@ -140,7 +140,7 @@ class TestFullDistributions:
         assert draft.drawn[:, 0].tolist() == [True, False]
 
     def test_there_is_one_buffer_however_many_state_one(self):
-        """What a second proposer drafts is one-hot; the merged draft has no distributions of its own."""
+        """A second proposer's drafts become one-hot; the merged draft has no distributions of its own."""
         first, second = (
             Recorder(distribution_writer(Distribution.PROBS, token, 0.25), distribution=Distribution.PROBS)
             for token in (5, 6)
@@ -225,7 +225,7 @@ def draw(drawn, q, batch, _limits, draft):
 
 
 def first_token_distribution(draft, p):
-    """The law [V] of the first row's first token when the target's law is `p` [V], integrated over the numbers."""
+    """Return the distribution [V] of row 0's first token, for the target's `p` [V], over all random numbers."""
     distribution, grid = torch.zeros(len(p), dtype=torch.float64), (torch.arange(20, dtype=torch.float64) + 0.5) / 20
     one_row = draft.view(1, draft.draft_length)
     for accept in grid:

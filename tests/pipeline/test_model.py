@@ -1,7 +1,7 @@
 """Random schedules through the draft stage, held to a model of it in plain Python.
 
-Requests join, sit out, are preempted, finish and leave their slot to others; widths, rooms and budgets change; the
-proposer raises now and then; the engine reports rows in any order, with filler, and about bases that no longer hold.
+Requests start, skip steps, are preempted, finish and leave their slot to others; draft lengths, rooms and budgets
+change; the proposer sometimes raises; the engine reports rows in any order, with padding, and with outdated bases.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LEVELS = (1.0, 0.5, 0.25, 0.5)  # products of these are exact, so equals are equ
 
 
 def continuation(text: list[int], limit: int) -> tuple[list[int], list[float]]:
-    """Return what is drafted behind a text: tokens, and a confidence for each."""
+    """Return the draft for a text: tokens, and a confidence for each."""
     places = range(min(limit, text[-1] % 6))
     return [(text[-1] + 1 + j) % VOCAB for j in places], [LEVELS[(text[-1] + j) % 4] for j in places]
 
 
 @dataclass
 class Known:
-    """What the model knows about one stay of a request in a slot."""
+    """The model's state of one stay of a request in a slot."""
 
     handed: list[int] = field(default_factory=list)
     draft: list[int] = field(default_factory=list)
@@ -76,7 +76,7 @@ def trimmed(rows: list[tuple[list[int], list[float]]], draft_length: int, budget
 
 
 class Schedule:
-    """One random run: every move is made on the bench and in the model."""
+    """One random run: every action is applied to the draft stage and to the model."""
 
     def __init__(self, data, caps) -> None:
         self.pick = data.draw
@@ -111,7 +111,7 @@ class Schedule:
         names = self.pick(st.permutations(list(self.rig.occupants)))
         return names[: self.pick(st.integers(0, len(names)))] if self.maybe() else names
 
-    def come_and_go(self) -> None:
+    def start_and_end(self) -> None:
         for name in list(self.rig.occupants):
             if self.maybe(5):
                 kind = self.pick(st.sampled_from([Lifecycle.FINISHED, Lifecycle.ABORTED, Lifecycle.PREEMPTED]))
@@ -142,8 +142,8 @@ class Schedule:
         self.proposer.fails = {"propose"} if self.maybe() else set()
         found = self.rig.draft(draft_length, names, budget=budget, room=room, sampled=sampled)
 
-        admitted = self.breaker.admits()
-        failed = bool(draft_length and self.proposer.fails)
+        admitted = bool(draft_length) and self.breaker.admits()
+        failed = bool(self.proposer.fails)
         if admitted:
             self.breaker.ran(not failed)
             self.hand_over(names)
@@ -209,9 +209,9 @@ class Schedule:
 def test_the_draft_stage_is_what_the_model_says(kind, data):
     schedule = Schedule(data, KINDS[kind])
     for _ in range(data.draw(st.integers(1, 8), label="steps")):
-        schedule.come_and_go()
+        schedule.start_and_end()
         schedule.draft()
-        schedule.come_and_go()
+        schedule.start_and_end()
         schedule.verify()
     total = schedule.rig.metrics.snapshot().total
     assert {name: getattr(total, name) for name in schedule.totals} == schedule.totals

@@ -41,12 +41,18 @@ INDEXES = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
 
 class Watch(TorchDispatchMode):
-    """Notes the name of every operation that would make a GPU wait for the host, or the host for the GPU."""
+    """Notes the name of every operation that would make a GPU wait for the host, or the host for the GPU.
+
+    Attributes:
+        found: these names.
+        count: the number of all operations.
+        launches: the number of operations other than views, each of which a GPU would run as a kernel or a copy.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
-        self.count = 0
+        self.count = self.launches = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         with self:  # in inference mode composite operations arrive whole: look at what they are made of
@@ -60,6 +66,7 @@ class Watch(TorchDispatchMode):
         if name in READS_BACK | COPIES_IN or by_mask:
             self.found.append(f"{name} by mask" if by_mask else name)
         self.count += 1
+        self.launches += not func.is_view
         return func(*args, **kwargs or {})
 
 

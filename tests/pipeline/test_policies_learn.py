@@ -1,4 +1,4 @@
-"""What both halves of a policy are told, and the price that one hands to the other."""
+"""Both halves of a policy receive outcomes, and one passes a price to the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPORT = StepReport.build(7, 3, 2, [(3, 1), (2, 2)])
 
 
 class Learns(Trimmer):
-    """Cuts nothing, and notes what it is told; raises while `fails`."""
+    """Cuts nothing, and records what it receives; raises while `fails`."""
 
     def __init__(self) -> None:
         self.reported, self.fails = [], False
@@ -37,7 +37,7 @@ class Learns(Trimmer):
 
 
 class Listens(Planner):
-    """Plans width 2, and notes what it is told."""
+    """Plans draft length 2, and records what it receives."""
 
     def __init__(self) -> None:
         self.reports, self.stats, self.fails = [], [], False
@@ -52,7 +52,7 @@ class Listens(Planner):
             raise ZeroDivisionError("planted")
 
 
-class Deaf(Planner):
+class NeverObserves(Planner):
     def plan(self, stats):
         return StepPlan(2)
 
@@ -61,7 +61,7 @@ class TestReports:
     def test_they_sum_up_requests(self):
         assert (REPORT.verified, REPORT.accepted) == (5, 3)
         assert REPORT.accepted_at == (2, 1, 0)
-        assert REPORT.tested_at == (2, 2, 0)  # the third token of the first request lies behind a rejection
+        assert REPORT.tested_at == (2, 2, 0)  # the third token of the first request lies after a rejection
 
     def test_without_drafts_there_are_no_positions(self):
         report = StepReport.build(0, 0, 3, [(0, 0)] * 3)
@@ -82,7 +82,7 @@ class TestThePlanHalf:
 
     def test_others_are_not(self, monkeypatch):
         monkeypatch.setattr(Planner, "observe", None)
-        stage = self.stage(Deaf())
+        stage = self.stage(NeverObserves())
         assert not stage.learns
         stage.observe(REPORT)
         assert self.guard.counts == {}
@@ -161,22 +161,39 @@ class TestPrices:
         assert rig.faults == {"trimmer": {"raised": 1}}
 
 
+CAPS = {"capped at 1": 1, "capped at 9": 9}
+
+
 class TestPlanning:
-    """Where an engine plans."""
+    """Plan halves run where the engine plans."""
 
     def step_planner(self, monkeypatch, planner):
         stage = PlanStage(planner, EngineCaps(8), FaultGuard("policy"))
         monkeypatch.setattr("specplug.runtime.step_planner.build_plan_stage", lambda *_: stage)
         found = ResolvedSettings(settings=load_settings(env={}).settings, origins={})
         return StepPlanner(
-            found, PluginContext(EngineCaps(8)), lambda r: (r, 10 * len(r)), lambda r: Bounds(end=100, cap=None)
+            found, PluginContext(EngineCaps(8)), str, lambda r: 10 * len(r), lambda r: Bounds(100, CAPS.get(r))
         )
+
+    def test_requests_own_caps_hold_whatever_the_policy_plans(self, monkeypatch):
+        step_planner = self.step_planner(monkeypatch, Listens())
+        plan = step_planner.make(["a", "capped at 1", "capped at 9"], 0, 0)
+        assert [plan.draft_length_for(name) for name in ("a", "capped at 1", "capped at 9")] == [2, 1, 2]
+
+    def test_figures_are_computed_only_when_read(self, monkeypatch):
+        planner = Listens()
+        step_planner = self.step_planner(monkeypatch, planner)
+        monkeypatch.setattr(step_planner, "_measure", None)
+        step_planner.make(["a", "bb"], 0, 0)
+        assert len(planner.stats[-1].requests) == 2
+        monkeypatch.setattr(step_planner, "_measure", len)
+        assert [(r.request_id, r.length, r.room) for r in planner.stats[-1].requests] == [("a", 1, 99), ("bb", 2, 98)]
 
     def test_steps_are_reported_with_their_plan_and_cost(self, monkeypatch):
         planner = Listens()
         step_planner = self.step_planner(monkeypatch, planner)
         step_planner.make(["a", "bb"], 0, 0)
-        step = step_planner.launch(1.0, 2, 6, 2)
+        step = step_planner.launch(1.0, 2, 6, 30, 2)
         step_planner.make(["a", "bb"], 0, 0)  # the host runs ahead
         step_planner.finish(step, [("a", 2, 1), ("bb", 1, 1)], 1.5)
         cost = StepCost(requests=2, tokens=6, context_tokens=30, draft_length=2, seconds=0.5)
@@ -188,7 +205,7 @@ class TestPlanning:
     def test_a_step_that_waits_for_the_one_before_it_is_timed_from_its_end(self, monkeypatch):
         step_planner = self.step_planner(monkeypatch, Listens())
         step_planner.make(["a"], 0, 0)
-        first, second = step_planner.launch(1.0, 1, 3, 2), step_planner.launch(1.25, 1, 3, 2)
+        first, second = step_planner.launch(1.0, 1, 3, 9, 2), step_planner.launch(1.25, 1, 3, 9, 2)
         step_planner.finish(first, [], 2.0)
         step_planner.finish(second, [], 2.75)
         assert step_planner.last_step.seconds == 0.75
@@ -197,7 +214,7 @@ class TestPlanning:
         planner = Listens()
         step_planner = self.step_planner(monkeypatch, planner)
         step_planner.make(["a"], 0, 0)
-        step_planner.finish(step_planner.launch(1.0, 1, 3, 2, timed=False), [("a", 2, 0), ("gone", 2, 0)], 2.0)
+        step_planner.finish(step_planner.launch(1.0, 1, 3, 9, 2, timed=False), [("a", 2, 0), ("gone", 2, 0)], 2.0)
         assert step_planner.last_step is None
         assert planner.reports[0].cost is None
         assert planner.reports[0].verified == 4
@@ -205,7 +222,7 @@ class TestPlanning:
     def test_a_step_that_nobody_planned_is_not_reported(self, monkeypatch):
         planner = Listens()
         step_planner = self.step_planner(monkeypatch, planner)
-        step_planner.finish(step_planner.launch(1.0, 1, 20, 0), [], 1.25)
+        step_planner.finish(step_planner.launch(1.0, 1, 20, 9, 0), [], 1.25)
         assert planner.reports == []
         assert step_planner.last_step.tokens == 20
 

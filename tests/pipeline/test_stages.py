@@ -34,11 +34,17 @@ class TestDrafts:
         assert draft.sources == ("only",)
         assert draft.confidence.tolist() == [[0.5] * 4] * 2
 
-    def test_at_draft_length_0_it_ingests_and_does_not_propose(self, proposer):
+    def test_at_draft_length_0_no_proposer_runs(self, proposer):
         rig = rig_of(proposer)
         rig.start("a", [1, 2, 3])
         draft = rig.draft(0)
         assert (draft.draft_length, drafts(draft)) == (0, [[]])
+        assert "ingest" not in proposer.calls
+
+    def test_it_can_ingest_without_drafting(self, proposer):
+        rig = rig_of(proposer)
+        rig.start("a", [1, 2, 3])
+        rig.stage.ingest(rig.batch())
         assert proposer.handed == [{(0, 0): [1, 2, 3]}]
         assert proposer.calls == ["on_event", "ingest"]
 
@@ -88,7 +94,7 @@ class TestHandingOver:
         rig.draft(names=["b", "a"])
         rig.verify({"b": 0, "a": 0}, emitted={"b": [12], "a": [5]})
         rig.leave("a")
-        rig.draft(0)
+        rig.draft()
         a, b = (0, 0), (1, 0)
         assert proposer.handed == [{a: [1, 2]}, {b: [10, 11], a: [3, 4]}, {b: [12]}]
 
@@ -148,7 +154,7 @@ class TestHandingOver:
         for draft_length in (0, 2, 0, 4, 1):
             rig.draft(draft_length)
             rig.verify({"a": 0}, emitted={"a": [2]})
-        assert proposer.handed == [{(0, 0): [1]}] + [{(0, 0): [2]}] * 4
+        assert proposer.handed == [{(0, 0): tokens} for tokens in ([1, 2], [2, 2], [2])]
 
     def test_tokens_and_resets_of_steps_spent_switched_off_wait(self, proposer):
         rig = rig_of(proposer, max_consecutive=1, cooldown_steps=3)
@@ -198,7 +204,7 @@ class TestLimits:
 
 
 class StepPlanner(Planner):
-    """Plans what it is told, or raises it."""
+    """Returns the plan that it was given, or raises it."""
 
     def __init__(self, plan) -> None:
         self.answer = plan

@@ -1,4 +1,4 @@
-"""What is trimmed, what became of it, and what of it is traced."""
+"""Trimming, the verdicts of trimmed drafts, and their traces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TENSORS = ("token_ids", "lengths", "confidence", "source", "base_len")
 
 
 class Trimming(Trimmer):
-    """Returns what it is told, or raises."""
+    """Returns the value that it was given, or raises it."""
 
     def __init__(self, trim) -> None:
         self._trim = trim
@@ -224,7 +224,7 @@ class TestWithoutDrafts:
 
     steps = st.lists(
         st.tuples(
-            st.integers(0, 2),  # the width
+            st.integers(0, 2),  # the draft length
             st.sets(st.sampled_from("abc")),  # who is drafted for
             st.sets(st.sampled_from("abc")),  # whose step is reported
             st.sampled_from(["", "", "join", "leave"]),

@@ -168,7 +168,7 @@ class Rig:
 
     @property
     def faults(self) -> dict[str, dict[str, int]]:
-        """What the metrics counted."""
+        """Return the faults that the metrics counted."""
         return {name: dict(kinds) for name, kinds in self.metrics.snapshot().faults.items()}
 
     def start(
@@ -180,7 +180,7 @@ class Rig:
         proposer: str | None = None,
         kind: Lifecycle = Lifecycle.STARTED,
     ) -> Occupant:
-        """Seat a request, by default in the lowest free slot, in a new generation of it."""
+        """Give a request a slot, by default the lowest free one, in a new generation."""
         if slot is None:
             slot = min(set(range(SLOTS)) - {occupant.slot for occupant in self.occupants.values()})
         self._generations[slot] += 1

@@ -1,4 +1,4 @@
-"""Requests that nobody hears of: they have no place, and are in no batch."""
+"""Ignored requests have no slot, send no events, and are in no batch."""
 
 from __future__ import annotations
 

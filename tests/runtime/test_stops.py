@@ -1,4 +1,4 @@
-"""Tokens behind a stop, found on the device, against a plain loop; and the slot table that both rest on."""
+"""Tokens after a stop, found on the device, equal those of a plain loop; tests of the slot table."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ runs = st.builds(
 
 
 def plain(run: Run) -> list[int]:
-    """Per step, how many of its tokens lie behind the first stop; the prompt is one token long."""
+    """Return, per step, how many of its tokens are after the first stop; the prompt is one token long."""
     stopped, length, counts = False, 1, []
     for step in run.steps:
         after = 0

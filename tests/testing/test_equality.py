@@ -10,7 +10,7 @@ VOCAB, END = 6, 5
 
 
 def forward(ids):
-    """Token t + 1 follows t; behind 3 the tokens 0 and 4 nearly tie, behind 2 the end and 3 do."""
+    """Token t + 1 follows t; after 3 the tokens 0 and 4 nearly tie, after 2 the end and 3 do."""
     logits = torch.zeros(VOCAB)
     logits[(ids[-1] + 1) % VOCAB] = 10.0
     if ids[-1] == 3:
@@ -75,7 +75,7 @@ def test_the_gap_must_be_below_the_tolerance():
 
 
 def test_only_the_first_difference_is_judged():
-    """Behind a near tie the contexts differ, so what follows says nothing."""
+    """After a near tie the contexts differ, so later tokens are not compared."""
     assert judge([1, 2, 3, 0, 4, 4, 4], expected=[1, 2, 3, 4, 5], allowed_near_ties=1).ok
 
 

@@ -35,11 +35,7 @@ class Plans(Planner):
         self.context, self.accepted = context, 1.0
 
     def plan(self, stats: HostStats) -> StepPlan:
-        draft_length = self.draft_length(stats)
-        return StepPlan(
-            draft_length,
-            caps={r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < draft_length},
-        )
+        return StepPlan(self.draft_length(stats))
 
     def draft_length(self, stats: HostStats) -> int:
         return self.context.caps.fit_draft_length(round(2 * self.accepted))
@@ -120,11 +116,6 @@ class NegativeBudget(Plans):
 class NegativePrice(Plans):
     def plan(self, stats: HostStats) -> StepPlan:
         return replace(super().plan(stats), price=-1.0)
-
-
-class IgnoresCaps(Plans):
-    def plan(self, stats: HostStats) -> StepPlan:
-        return StepPlan(self.draft_length(stats))
 
 
 class Sleeps(Plans):
@@ -271,7 +262,6 @@ PLANTED = [
     (Fractional, "test_plans_within_the_engines_limits", (), r"length 4\.0"),
     (NegativeBudget, "test_plans_within_the_engines_limits", (), "token_budget -256"),
     (NegativePrice, "test_plans_within_the_engines_limits", (), r"price -1\.0"),
-    (IgnoresCaps, "test_respects_requests_caps", (), "expected at most 0"),
     (Sleeps, "test_does_not_wait", (), "time.sleep"),
     (ReadsAFile, "test_does_not_wait", (), "open"),
     (DependsOnTheInstance, "test_plans_alike_for_equal_figures", (), "plan differently"),

@@ -86,7 +86,7 @@ class Branches(Lookup):
 
 
 class Drawn(Lookup):
-    """Fills in the law that its tokens come from: half of it on the token itself."""
+    """Fills in the distribution that its tokens come from, with probability 1/2 on each token."""
 
     def write(self, draft: Draft, row: int, ids: list[int]) -> None:
         draft.set_row(row, ids, 0.5)
@@ -98,7 +98,7 @@ class Drawn(Lookup):
 
 
 class Incremental(Lookup):
-    """Reads what is new, wherever it stands, and starts over when all is new."""
+    """Reads the new tokens at any position, and starts over when all are new."""
 
     def ingest(self, batch: BatchView) -> None:
         for row, (length, new) in enumerate(zip(batch.lengths.tolist(), batch.num_new.tolist(), strict=True)):
@@ -223,7 +223,7 @@ class DrawnFromOthers(Drawn):
 
 
 class OwnsUpToOthers(DrawnFromOthers):
-    """Says which of them were not drawn."""
+    """Marks the tokens that were not drawn."""
 
     def write(self, draft: Draft, row: int, ids: list[int]) -> None:
         super().write(draft, row, ids)
@@ -383,7 +383,7 @@ PLANTED = [
     (ForgetsItsDistribution, PROBS, "test_fills_in_its_distribution", (), "do not sum to 1"),
     (DrawnFromOthers, PROBS, "test_fills_in_its_distribution", (), "not in its draft vocabulary"),
     (AnotherTokensDistribution, PROBS, "test_fills_in_its_distribution", (), "probability 0"),
-    (IngestsWhenItDrafts, LEARNS, "test_ingests_at_draft_length_zero", (), "after steps of draft length 0"),
+    (IngestsWhenItDrafts, LEARNS, "test_ingests_without_drafting", (), "after steps that only ingested"),
     (NeedsARow, LEARNS, "test_takes_an_empty_batch", (), "max"),
     (CleansTheTable, LEARNS, "test_changes_nothing_that_it_reads", (), "ingest has changed batch.tokens"),
     (LowersLimits, LEARNS, "test_changes_nothing_that_it_reads", (), "propose has changed limits"),

@@ -37,7 +37,7 @@ class TestOneHotOnly(VerifierContract):
 
 
 class TestLossy(VerifierContract):
-    """A verifier that says that it is lossy keeps all other clauses."""
+    """A verifier that declares itself lossy passes all other tests of the contract."""
 
     spec = VerifierSpec(name="lenient", factory=LenientThreshold, summary="", caps=LOSSY)
 

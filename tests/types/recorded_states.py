@@ -1,4 +1,4 @@
-"""What the four engines hold at the moment a proposer is called, as plain data.
+"""Recorded states of the four engines when a proposer is called, as plain data.
 
 Names, shapes, dtypes and conventions are the engines' own; the sizes are cut down to a few rows, and what lies beyond a
 row's length is junk on purpose.  `VOCAB` is the vocabulary size of all of them.
@@ -19,7 +19,7 @@ def table(rows: list[list[int]], length: int) -> np.ndarray:
 
 # vLLM's V2 runner: everything on the device, indexed by slot; rows of the batch reach it through idx_mapping.
 # max_num_reqs = 4, max_model_len = 16, num_speculative_tokens = 3, async scheduling.
-# Row 0 (slot 2) drafted 2 tokens and one filler, and all 3 were accepted; row 1 (slot 0) drafted 3, of which 1 was
+# Row 0 (slot 2) drafted 2 tokens and one padding token, all accepted; row 1 (slot 0) drafted 3, of which 1 was
 # accepted; row 2 (slot 3) is a new request in the midst of its prefill.
 VLLM_V2 = {
     "req_states": {
@@ -77,7 +77,7 @@ VLLM_V1 = {
 }
 
 # SGLang under overlap: Python lists per request, and the last step's tokens flat with a stride, perhaps not yet in the
-# lists.  A width of 4 counts the root, so 3 draft tokens.  "x" lags by the 3 tokens it got in the step before (2 draft
+# lists.  A draft length of 4 counts the root, so 3 draft tokens.  "x" lags by the 3 tokens of the step before (2 draft
 # tokens accepted and the bonus); "y" has just been prefilled and lags by nothing.
 SGLANG = {
     "reqs": [
@@ -88,7 +88,7 @@ SGLANG = {
     "accept_tokens": np.array([62, 63, 64, 0, 72, 0, 0, 0], dtype=np.int64),
     "accept_lens": np.array([3, 1], dtype=np.int32),
     "speculative_num_draft_tokens": 4,
-    "verified_before": {"x": [62, 63]},  # real drafts of the step before; the verified width was 4 for the whole batch
+    "verified_before": {"x": [62, 63]},  # real drafts of the step before; 4 were verified for the whole batch
     "max_new_tokens": {"x": 10, "y": 3},
     "temperature": {"x": 0.0, "y": 0.6},
     "pool_size": 8,

@@ -50,7 +50,7 @@ def make_batch(texts: list[list[int]], *, room=None, sampled=None) -> BatchView:
 
 
 def row_of(batch: BatchView, row: int) -> dict:
-    """Everything that one row says, whatever its place."""
+    """Return one row's values, independent of its position."""
     per_row = ("slots", "generations", "lengths", "num_new", "sampled", "room", "temperature", "grammar")
     values = {name: getattr(batch, name)[row].item() for name in per_row}
     values["text"] = batch.tokens[batch.rows[row], : batch.lengths[row]].tolist()
@@ -103,7 +103,9 @@ class TestBatchView:
         texts = data.draw(st.lists(st.lists(st.integers(0, 49), min_size=1, max_size=12), max_size=4))
         new = [data.draw(st.integers(0, len(text))) for text in texts]
         batch = replace(make_batch(texts), num_new=ints(new))
-        snapshot = batch.to_host(newest_only=True)
+        window, other = data.draw(st.integers(0, 4)), torch.arange(3.0)
+        snapshot, others = batch.to_host_with([other], newest_only=True, window=window)
+        assert [it.tolist() for it in others] == [[0.0, 1.0, 2.0]]
         if again:  # and of such a snapshot another one, of what has become new in it
             new = [data.draw(st.integers(0, count)) for count in new]
             snapshot = replace(snapshot, num_new=ints(new)).to_host(newest_only=True)

@@ -108,9 +108,9 @@ class TestBuffer:
         ("args", "message"),
         [
             ({"token_ids": [1, 2, 3], "confidence": 0.5}, "draft too long; found 3; expected <= 2"),
-            ({"token_ids": [1, 2], "confidence": [0.5]}, "1 confidences, 2 sources and 2 parents; expected 2"),
-            ({"token_ids": [1, 2], "confidence": 0.5, "parents": [-1]}, "2 sources and 1 parents; expected 2"),
-            ({"token_ids": [1, 2], "confidence": 0.5, "source": [0]}, "2 confidences, 1 sources and 2 parents"),
+            ({"token_ids": [1, 2], "confidence": [0.5]}, "'confidence': 1, 'source': 2, 'parents': 2}; expected 2"),
+            ({"token_ids": [1, 2], "confidence": 0.5, "parents": [-1]}, "'source': 2, 'parents': 1}; expected 2"),
+            ({"token_ids": [1, 2], "confidence": 0.5, "source": [0]}, "'confidence': 2, 'source': 1, 'parents': 2}"),
             ({"token_ids": [1], "confidence": 0.5, "parents": [-1]}, "takes no trees; expected parents=None"),
         ],
     )

@@ -26,7 +26,7 @@ from tests.types.recorded_states import JUNK, LAUNCH, SGLANG, TRANSFORMERS, VLLM
 
 
 def check_batch(batch: BatchView) -> None:
-    """What holds for every engine: the view is well formed, and all tokens that it claims are real."""
+    """Check what holds for every engine: the view is well formed, and all its tokens are real."""
     batch.validate()
     for row in range(batch.batch_size):
         assert text(batch, row)

@@ -1,0 +1,174 @@
+"""Compiled bookkeeping around a proposer's step: `begin` runs before it, `sanitize` and `keep` after it.
+
+Each gives the results of a few dozen small tensor operations of `specplug.pipeline`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.records import Record, RecordType, define
+from specplug.pipeline.cpu.columns import Columns
+from specplug.types.draft import NO_TOKEN
+
+
+class MemoryType(RecordType):
+    """See `Memory`."""
+
+
+class Memory(Record):
+    """All arrays of the kernels; the constructor takes them in this order.
+
+    Attributes:
+        the fields of `Columns`.
+        table: [S, 5 + M] int64, the slot table: generation, end, cap, grammar, verifier and M stop ids.
+        stopped: [S] int64, the generation of each slot that has stopped.
+        ingested: [S] int32, tokens of each slot that the proposer has.
+        ingested_by: [S] int64, the generation that these tokens belong to.
+        heads: [S, 3 + N] int64, the drafts that wait for their verdict; see `InFlight`.
+        row_counts, token_counts: [C + 1, 3] and [C + 1, N, 6] int64, the counters of `SpecMetrics`.
+        ids, confidence, sources, draft_lengths, base_len: the draft buffer, [S, N] or [S].
+    """
+
+
+_OTHERS = (
+    *("table", "stopped", "ingested", "ingested_by", "heads", "row_counts", "token_counts"),
+    *("ids", "confidence", "sources", "draft_lengths", "base_len"),
+)
+define(Memory, MemoryType, [*Columns._fields, *_OTHERS])
+
+_GENERATION, _END, _CAP, _GRAMMAR, _STOPS = 0, 1, 2, 3, 5
+_HEAD = 3
+
+
+@compiled
+def begin(memory: Any, tokens: Any, batch_size: int, draft_length: int) -> None:
+    """Report each row's verified step to the counters; compute the tokens that are new to the proposer, and its limits.
+
+    Args:
+        memory: see `Memory`.
+        tokens: [R, L] int32, the token table.
+        batch_size: B.
+        draft_length: K; the rows of the draft buffer are emptied up to it.
+    """
+    for row in range(batch_size):
+        slot, length, emitted = memory.slots[row], memory.lengths[row], memory.emitted[row]
+        facts = memory.table[slot]
+        _judge(memory, tokens, row, slot, facts)
+        _describe(memory, row, facts)
+        generation = facts[_GENERATION]
+        known = memory.ingested[slot] if memory.ingested_by[slot] == generation else 0
+        memory.known[row], memory.num_new[row] = known, max(length - known, 0)
+        memory.ingested[slot], memory.ingested_by[slot] = length, generation
+        most = min(memory.room[row] - 1, min(facts[_CAP], memory.caps[row]), draft_length)
+        memory.limits[row] = max(most, 0) if emitted > 0 else 0
+        _empty(memory, row, 0, draft_length)
+        memory.draft_lengths[row], memory.base_len[row] = 0, length
+
+
+@compiled
+def describe(memory: Any, batch_size: int) -> None:
+    """Fill in the columns that `EngineBatch` needs."""
+    for row in range(batch_size):
+        _describe(memory, row, memory.table[memory.slots[row]])
+
+
+@compiled
+def _describe(memory: Any, row: int, facts: Any) -> None:
+    memory.generations[row], memory.room[row] = facts[_GENERATION], facts[_END] - memory.lengths[row]
+    memory.sampled[row], memory.grammar[row] = memory.emitted[row] > 0, facts[_GRAMMAR] != 0
+
+
+@compiled
+def _empty(memory: Any, row: int, first: int, draft_length: int) -> None:
+    """Empty a row of the draft buffer from its token `first` on."""
+    for k in range(first, draft_length):
+        memory.ids[row, k], memory.confidence[row, k], memory.sources[row, k] = NO_TOKEN, 0.0, -1
+
+
+@compiled
+def _judge(memory: Any, tokens: Any, row: int, slot: int, facts: Any) -> None:
+    """Join a row's outcome with its slot's draft and count both, like `Verdict.build` and `SpecMetrics.record`."""
+    head, emitted = memory.heads[slot], memory.emitted[row]
+    after = _after_stop(memory, tokens, row, slot, facts)
+    drafted = 0
+    if head[0] == facts[_GENERATION] and head[1] == memory.lengths[row] - emitted:
+        drafted = head[2]
+    plain = memory.row_counts.shape[0] - 1
+    counts = memory.row_counts[_counter(head[_HEAD], plain) if drafted > 0 else plain]
+    counts[0] += emitted > 0
+    counts[1] += emitted
+    counts[2] += after
+    proposed = 0 if emitted > 0 and after >= emitted else drafted
+    verified = min(memory.verified[row] if emitted > 0 else 0, proposed)
+    accepted = min(max(emitted - 1, 0), verified)
+    tested = min(accepted + 1, verified)
+    for k in range(drafted):
+        stage = 2 * (k < proposed) + (k < verified) + (k < tested) + (k < accepted)
+        memory.token_counts[_counter(head[_HEAD + k], plain), k, stage] += 1
+    head[:] = -1
+
+
+@compiled
+def _counter(source: int, plain: int) -> int:
+    """Return the index of a source's counters; unknown sources count as none."""
+    return source if 0 <= source < plain else plain
+
+
+@compiled
+def _after_stop(memory: Any, tokens: Any, row: int, slot: int, facts: Any) -> int:
+    """Return how many of a row's emitted tokens come after a stop; see `specplug.runtime.stops`."""
+    length, emitted = memory.lengths[row], memory.emitted[row]
+    text, generation, end = tokens[memory.table_rows[row]], facts[_GENERATION], facts[_END]
+    has_ended, after = memory.stopped[slot] == generation, 0
+    for place in range(length - emitted, length):
+        after += has_ended
+        is_last = place + 1 >= end
+        for k in range(_STOPS, facts.size):
+            is_last |= facts[k] == text[place]
+        if is_last:
+            has_ended = True
+            memory.stopped[slot] = generation
+    return after
+
+
+@compiled
+def malformed(memory: Any, batch_size: int, draft_length: int, vocab_size: int) -> int:
+    """Return the first row with an impossible length or an id outside the vocabulary in its draft; -1 for none."""
+    for row in range(batch_size):
+        count = memory.draft_lengths[row]
+        if count < 0 or count > draft_length:
+            return row
+        for k in range(count):
+            if memory.ids[row, k] < 0 or memory.ids[row, k] >= vocab_size:
+                return row
+    return -1
+
+
+@compiled
+def sanitize(memory: Any, batch_size: int, draft_length: int, num_sources: int) -> None:
+    """Make a draft buffer that is not `malformed` safe to verify, like `specplug.pipeline.sanitize`."""
+    for row in range(batch_size):
+        count = min(memory.draft_lengths[row], memory.limits[row])
+        for k in range(count):
+            confidence = memory.confidence[row, k]
+            if not confidence >= 0.0:  # also NaN
+                confidence = np.float32(0.0)
+            memory.confidence[row, k] = min(confidence, np.float32(1.0))
+            if memory.sources[row, k] < 0 or memory.sources[row, k] >= num_sources:
+                memory.sources[row, k] = -1
+        _empty(memory, row, count, draft_length)
+        memory.draft_lengths[row] = count
+
+
+@compiled
+def keep(memory: Any, batch_size: int) -> None:
+    """Store the drafts until their verdict, like `InFlight.put`."""
+    for row in range(batch_size):
+        head, count = memory.heads[memory.slots[row]], memory.draft_lengths[row]
+        head[0], head[1], head[2] = memory.generations[row], memory.base_len[row], count
+        for k in range(count):
+            head[_HEAD + k] = memory.sources[row, k]

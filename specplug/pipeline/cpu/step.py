@@ -1,0 +1,145 @@
+"""CpuStep: one draft stage's steps over batches in host memory, in compiled functions around the proposer's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from specplug.errors import ContractError
+from specplug.pipeline.cpu import kernels
+from specplug.pipeline.cpu.columns import Columns
+from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.handles import InlineHandle
+from specplug.types.batch import BatchView, EngineBatch
+from specplug.types.caps import Distribution
+from specplug.types.draft import Draft
+from specplug.types.plan import StepPlan
+
+
+class _Views(NamedTuple):
+    """A proposer's arguments in a step of B rows and at most K draft tokens; they share the memory of the kernels."""
+
+    batch: BatchView
+    limits: Tensor
+    draft: Draft
+
+
+def _signature(draft: Draft) -> tuple[object, ...]:
+    """Return the shapes and addresses of a draft's tensors."""
+    tensors = (draft.token_ids, draft.confidence, draft.source, draft.lengths, draft.base_len)
+    return tuple([(tensor.shape, tensor.data_ptr()) for tensor in tensors])
+
+
+class CpuStep:
+    """Takes steps of a `DraftStage`, whose state it shares, so that either may take any step.
+
+    Args:
+        stage: a stage on the CPU.
+        table: [S, 5 + M] int64, see `specplug.runtime.slots`.
+        stopped: [S] int64, see `specplug.runtime.stops`.
+        vocab_size: V.
+
+    Attributes:
+        columns: the rows of the next step, which the engine's adapter fills in.
+    """
+
+    def __init__(self, stage: DraftStage, table: Tensor, stopped: Tensor, vocab_size: int) -> None:
+        self._stage, self._runner, self._vocab_size = stage, stage.runners[0], vocab_size
+        buffer = self._runner.buffer
+        self.columns = Columns.allocate(buffer.batch_size)
+        counts = stage.metrics.tensors()
+        tensors = (table, stopped, self._runner.ingested, self._runner.generations, stage.in_flight.heads, *counts)
+        drafts = (buffer.token_ids, buffer.confidence, buffer.source, buffer.lengths, buffer.base_len)
+        arrays = [tensor.numpy() for tensor in (*tensors, *drafts)]
+        self._memory = kernels.Memory(*self.columns, *arrays)  # type: ignore[no-untyped-call]
+        self._views: tuple[EngineBatch, int, _Views] | None = None
+
+    def warm_up(self) -> None:
+        """Compile the kernels, or load them from the cache."""
+        kernels.describe(self._memory, 0)
+        kernels.begin(self._memory, np.zeros((1, 1), np.int32), 0, 0)
+        kernels.malformed(self._memory, 0, 0, 0)
+        kernels.sanitize(self._memory, 0, 0, 0)
+        kernels.keep(self._memory, 0)
+
+    @property
+    def applies(self) -> bool:
+        """True if `take` can take the stage's steps: one inline proposer of chains, and nothing that observes."""
+        (first, *others) = self._stage.runners
+        is_plain = isinstance(first.handle, InlineHandle) and first.buffer.parents is None
+        return (
+            is_plain
+            and not others
+            and not self._stage.has_observers
+            and self._stage.distribution is Distribution.ONE_HOT
+        )
+
+    def describe(self, batch_size: int) -> None:
+        """Fill in the columns of B rows that a batch needs, for a step that the stage itself takes."""
+        kernels.describe(self._memory, batch_size)
+
+    def take(self, batch: EngineBatch, tokens: npt.NDArray[np.int32], plan: StepPlan) -> Draft:
+        """Report the rows' verified step and draft for the next one, like `observe`, `propose` and `trim` of the stage.
+
+        Args:
+            batch: B rows, whose tensors share the memory of `columns`; pass the same object while the rows and their
+                slots are those of the step before.
+            tokens: the token table of `batch`.
+            plan: the step's plan; requests' caps are in `columns.caps`.
+        """
+        size, draft_length = batch.batch_size, plan.draft_length
+        kernels.begin(self._memory, tokens, size, draft_length)
+        views = self._views_of(batch, draft_length)
+        if not self._propose(batch, views):
+            self._views = None  # a proposer can even resize its own view
+            views = self._views_of(batch, draft_length)
+            self._runner.buffer.lengths[:size].zero_()
+        kernels.sanitize(self._memory, size, draft_length, len(self._stage.sources))
+        draft = self._stage.cut(batch, views.draft, plan)
+        if draft is views.draft:
+            kernels.keep(self._memory, size)
+            self._stage.in_flight.is_empty = False
+        else:
+            self._stage.in_flight.put(batch, draft, size)
+        return draft
+
+    def _propose(self, batch: EngineBatch, views: _Views) -> bool:
+        """Run the proposer with its faults contained; return whether it succeeded."""
+        runner, size = self._runner, batch.batch_size
+        if not runner.is_ready(batch.reset_slots):
+            columns = self.columns
+            runner.ingested[columns.tensor("slots", size)] = columns.tensor("known", size)
+            return False
+        resets = runner.take_resets()
+        handed = replace(views.batch, reset_slots=resets) if resets else views.batch
+        return runner.step(handed, views.limits, views.draft, run=self._run)
+
+    def _run(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
+        """Run the proposer and check its draft, like `InlineHandle`."""
+        assert draft is not None
+        before = _signature(draft)
+        self._runner.handle.proposer.step(batch, limits, draft)
+        if _signature(draft) != before:
+            raise ContractError.build("a tensor of the draft has been resized or moved", found=draft.token_ids.shape)
+        row = kernels.malformed(self._memory, batch.batch_size, draft.draft_length, self._vocab_size)
+        if row >= 0:
+            raise ContractError.build(
+                "malformed draft",
+                found=f"token ids {draft.token_ids[row].tolist()}, length {int(draft.lengths[row])}",
+                expected=f"ids in [0, {self._vocab_size}), lengths in [0, {draft.draft_length}]",
+            )
+
+    def _views_of(self, batch: EngineBatch, draft_length: int) -> _Views:
+        known = self._views
+        if known is not None and known[0] is batch and known[1] == draft_length:
+            return known[2]
+        size = batch.batch_size
+        draft = self._runner.buffer.view(size, draft_length)
+        handed = batch.handed(self.columns.tensor("num_new", size), ())
+        views = _Views(handed, self.columns.tensor("limits", size), draft)
+        self._views = batch, draft_length, views
+        return views
