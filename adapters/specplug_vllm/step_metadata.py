@@ -82,6 +82,11 @@ def of(scheduler_output: Any) -> StepMetadata:
     return metadata
 
 
+def drafts_nothing(scheduler_output: Any) -> bool:
+    """Return whether a step neither verifies nor makes drafts; every worker concludes the same."""
+    return not scheduler_output.scheduled_spec_decode_tokens and not scheduler_output.num_spec_tokens_to_schedule
+
+
 def annotated(
     grammars: Mapping[str, Constrained], outcome: Outcome, names: Sequence[str], scheduled: Mapping[str, Sequence[int]]
 ) -> Outcome:

@@ -80,7 +80,7 @@ class Grammars:
             scheduler: vLLM's, with "requests" and "structured_output_manager".
             drafts: the worker's `DraftTokenIds`, uncut.
         """
-        if not self._is_v1:
+        if not self._is_v1 or not (self._step_planner.plan.draft_length or self._constrained):
             return
         offered = dict(zip(drafts.req_ids, drafts.draft_token_ids, strict=False))
         rows = [scheduler.requests.get(name) for name in offered]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from operator import attrgetter
 from time import perf_counter
 from typing import Any
 
@@ -62,6 +63,7 @@ class _Planned:
             self._most_placeholders = 0  # a new prompt runs as prefill, which cannot roll placeholders back
         self._endings = Endings(self.vllm_config.model_config)
         self._events: list[EngineEventKind] = []
+        self._newest = step_metadata.NO_METADATA  # the newest metadata of a step with nothing but a plan
         self._began = 0.0
         self._launched: deque[Launched] = deque()
         self._fates: list[Fate] = []
@@ -111,8 +113,9 @@ class _Planned:
         self.step_planner.forget(scheduler_output.finished_req_ids)
         scheduled = scheduler_output.num_scheduled_tokens
         tokens, length = sum(scheduled.values()), self._row_length
-        self._launched.append(self.step_planner.launch(self._began, len(scheduled), tokens, length))
-        prompts = sum(scheduler_output.num_scheduled_tokens[new.req_id] for new in scheduler_output.scheduled_new_reqs)
+        context = sum(scheduler_output.scheduled_cached_reqs.num_computed_tokens)
+        self._launched.append(self.step_planner.launch(self._began, len(scheduled), tokens, context, length))
+        prompts = sum([scheduled[new.req_id] for new in scheduler_output.scheduled_new_reqs])
         plan = self.step_planner.make(self.running, len(self.waiting), prompts)
         self._row_length = scheduler_output.num_spec_tokens_to_schedule = self._length_for(plan)
         self._attach_metadata(scheduler_output, plan)
@@ -156,13 +159,18 @@ class _Planned:
             for new in scheduler_output.scheduled_new_reqs
             if (request := self.requests[new.req_id]).cache_salt
         }
-        endings = self._endings.take()
+        endings, events = self._endings.take(), tuple(self._events)
         grammars = self._grammars.take(scheduler_output.num_scheduled_tokens)
-        plan = replace(plan, caps=self.step_planner.policy_caps() if self._pads else {})
-        step_metadata.attach(
-            scheduler_output, step_metadata.StepMetadata(plan, endings, salts, tuple(self._events), grammars)
-        )
-        self._events = []
+        if plan.caps:
+            plan = replace(plan, caps=self.step_planner.policy_caps() if self._pads else {})
+        if not (endings or salts or events or grammars or plan is not self._newest.plan):
+            step_metadata.attach(scheduler_output, self._newest)
+            return
+        metadata = step_metadata.StepMetadata(plan, endings, salts, events, grammars)
+        step_metadata.attach(scheduler_output, metadata)
+        self._events.clear()
+        if not (endings or salts or events or grammars):
+            self._newest = metadata
 
 
 class SpecplugScheduler(_Planned, Scheduler):
@@ -193,4 +201,4 @@ def planning_of(vllm_config: Any) -> StepPlanner[Any]:
         cap = None if params is None else wire.decode(params.extra_args)[0].cap
         return Bounds(min(request.num_prompt_tokens + request.max_tokens, longest), cap)
 
-    return StepPlanner(found, context, lambda request: (request.request_id, request.num_tokens), bounds)
+    return StepPlanner(found, context, attrgetter("request_id"), attrgetter("num_tokens"), bounds)

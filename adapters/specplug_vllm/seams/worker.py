@@ -30,6 +30,7 @@ _WORKER = (
         holds="__dict__ finished_req_ids num_scheduled_tokens num_spec_tokens_to_schedule preempted_req_ids "
         "scheduled_cached_reqs scheduled_new_reqs scheduled_spec_decode_tokens",
     ),
+    seam("vllm.v1.core.sched.output:CachedRequestData", "scheduler", holds="num_computed_tokens"),
     seam("vllm.v1.core.sched.output:CachedRequestData", "v1", holds="resumed_req_ids"),
     seam(
         "vllm.v1.core.sched.output:NewRequestData",
@@ -99,7 +100,11 @@ _V2 = (
         "last_sampled next_prefill_tokens temperature seeds",
         named="dummy_run",
     ),
-    seam("vllm.v1.worker.gpu.input_batch:InputBatch", "v2", holds="idx_mapping num_reqs req_ids"),
+    seam(
+        "vllm.v1.worker.gpu.input_batch:InputBatch",
+        "v2",
+        holds="idx_mapping num_computed_prefill_tokens_np num_reqs num_scheduled_tokens prefill_len_np req_ids",
+    ),
     seam("vllm.v1.worker.gpu.states:RequestState", "v2", holds="all_token_ids req_id_to_index total_len"),
     seam("vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor", "v2", holds="gpu"),
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specplug.errors import EngineError
-from specplug_vllm import seams
+from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import is_requested
 from specplug_vllm.startup.adaptive import FLAG, has_any_graphs
 
@@ -29,14 +29,14 @@ def install_manager() -> None:
             setattr(model_runner, name, ours)
 
 
-def set_budget(runner: Any, token_budget: int | None) -> None:
-    """Set how many draft tokens a runner's next batch may verify; None is no limit.
+def set_budget(runner: Any, scheduler_output: Any) -> None:
+    """Set how many draft tokens a runner's next batch may verify, by the plan of the step.
 
     Every rank gets the same budget, so that all of them run batches of the same shape.
     """
     manager = getattr(runner, "adaptive_verification", None)
     if manager is not None and hasattr(manager, "token_budget"):
-        manager.token_budget = token_budget
+        manager.token_budget = step_metadata.of(scheduler_output).plan.token_budget
 
 
 def _our_manager(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,8 @@ class Drafting:
         plan: plan for the drafts that the newest step makes.  `draft_length` is the length of its rows; caps are the
             policy's.
         scheduled: draft tokens that the newest step verifies, by request id.
+        is_idle: whether the newest step neither verifies nor makes drafts.  Then nothing of specplug runs: emitted
+            tokens are counted on the host, and proposers ingest them at the next step that drafts.
         distribution_bytes: memory of the draft distributions, the engine's buffer included.
     """
 
@@ -64,6 +66,7 @@ class Drafting:
         self.plan = StepPlan(self.caps.max_draft_length)
         self.scheduled: dict[str, list[int]] = {}
         self.grammars: Mapping[str, step_metadata.Constrained] = {}
+        self.is_idle = False
 
     def engine_distributions(self, device: torch.device) -> Tensor | None:
         """Allocate [S, K, V] float32 for the draft distributions in the form that the engine's verifier reads.
@@ -108,8 +111,17 @@ class Drafting:
         """Store the plan and the scheduled drafts of this step."""
         metadata = step_metadata.of(scheduler_output)
         draft_length = min(int(scheduler_output.num_spec_tokens_to_schedule), self.caps.max_draft_length)
-        self.plan, self.grammars = replace(metadata.plan, draft_length=draft_length), metadata.grammars
+        same = metadata.plan.draft_length == draft_length
+        self.plan = metadata.plan if same else replace(metadata.plan, draft_length=draft_length)
+        self.grammars = metadata.grammars
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
+        self.is_idle = step_metadata.drafts_nothing(scheduler_output)
+
+    def count(self, names: Iterable[str], emitted: Iterable[bool]) -> None:
+        """Count the rows `names` of an idle step; `emitted` is true for those that emitted a token."""
+        if self.allocator.ignored:
+            emitted = [has for name, has in zip(names, emitted, strict=True) if name not in self.allocator.ignored]
+        self.stage.metrics.record_on_host(sum(emitted))
 
     def step(self, batch: EngineBatch, outcome: Outcome, caps: Tensor) -> Draft:
         """Report the verified step to the draft stage and draft for the next.  `caps` [B] int32 bounds each row."""

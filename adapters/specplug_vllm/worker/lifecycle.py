@@ -25,19 +25,18 @@ def install(runner_class: Any) -> None:
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dummy_run"):
             return original(self, scheduler_output, *args, **kwargs)
-        if hasattr(_drafter(self), "drafting"):  # specplug's, also on ranks that do not draft
-            _drafter(self).before_step(self, scheduler_output)
-        drafting = drafting_of(self)
-        if drafting is None or is_warmup(self, scheduler_output):
+        drafter = _drafter(self)
+        if hasattr(drafter, "drafting"):  # specplug's, also on ranks that do not draft
+            drafter.before_step(self, scheduler_output)
+        drafting = getattr(drafter, "drafting", None)
+        if not isinstance(drafting, Drafting) or is_warmup(self, scheduler_output):
             result = original(self, scheduler_output, *args, **kwargs)
         else:
             _leave(drafting, scheduler_output)
             result = original(self, scheduler_output, *args, **kwargs)
             _arrive(drafting, scheduler_output)
             drafting.begin_step(scheduler_output)
-        adaptive.set_budget(
-            self, step_metadata.of(scheduler_output).plan.token_budget
-        )  # also on ranks that do not draft
+        adaptive.set_budget(self, scheduler_output)  # also on ranks that do not draft
         return result
 
     execute_model._specplug = True  # type: ignore[attr-defined]
@@ -46,8 +45,9 @@ def install(runner_class: Any) -> None:
 
 def is_warmup(runner: Any, scheduler_output: Any) -> bool:
     """Return whether the step is a warm-up: specplug's scheduler is in use and did not mark the step as its own."""
-    planned = runner.vllm_config.scheduler_config.scheduler_cls in SCHEDULERS.values()
-    return planned and not step_metadata.has(scheduler_output)
+    if step_metadata.has(scheduler_output):
+        return False
+    return runner.vllm_config.scheduler_config.scheduler_cls in SCHEDULERS.values()
 
 
 def drafting_of(runner: Any) -> Drafting | None:
@@ -64,6 +64,8 @@ def _leave(drafting: Drafting, scheduler_output: Any) -> None:
     metadata = step_metadata.of(scheduler_output)
     for kind in metadata.events:
         drafting.on_engine_event(kind)
+    if not (scheduler_output.finished_req_ids or scheduler_output.preempted_req_ids):
+        return
     for request_id in sorted(scheduler_output.finished_req_ids):
         ending = metadata.endings.get(request_id, step_metadata.Ending())
         drafting.allocator.finish(request_id, aborted=ending.aborted, visible=ending.visible)
@@ -72,8 +74,9 @@ def _leave(drafting: Drafting, scheduler_output: Any) -> None:
 
 
 def _arrive(drafting: Drafting, scheduler_output: Any) -> None:
-    salts = step_metadata.of(scheduler_output).cache_salts
-    for new in scheduler_output.scheduled_new_reqs:  # on V2 also resumed requests
-        drafting.start(new, salts.get(new.req_id))
+    if scheduler_output.scheduled_new_reqs:  # on V2 also resumed requests
+        salts = step_metadata.of(scheduler_output).cache_salts
+        for new in scheduler_output.scheduled_new_reqs:
+            drafting.start(new, salts.get(new.req_id))
     for request_id in getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ()):  # V1
         drafting.allocator.resume(request_id)

@@ -18,7 +18,7 @@ from specplug.runtime.slots import SlotRows
 from specplug.types.batch import EngineBatch, Residency
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
-from specplug_vllm import config
+from specplug_vllm import config, step_metadata
 from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import (
     adaptive,
@@ -72,7 +72,7 @@ class Speculator(BaseSpeculator):
         self._facts: RowFacts | None = None
         self._kept: Tensor | None = None  # rows of the requests that may draft; None if all may
         self.verifier = verifier.build(vllm_config, device)
-        self._attached = self._is_warmup = False
+        self._attached = self._is_warmup = self._is_idle = False
         self._verified: Mapping[str, Sequence[int]] = {}
         if self.drafting is not None:
             self.drafting.allocator.engine_slot = lambda name: req_states.req_id_to_index[name]
@@ -87,6 +87,7 @@ class Speculator(BaseSpeculator):
         """Hook the runner at its first step, and store what this step verifies; called by the lifecycle hook."""
         self._verified = scheduler_output.scheduled_spec_decode_tokens
         self._is_warmup = lifecycle.is_warmup(runner, scheduler_output)
+        self._is_idle = step_metadata.drafts_nothing(scheduler_output)
         if self._attached:
             return
         self._attached = True
@@ -134,6 +135,10 @@ class Speculator(BaseSpeculator):
         """
         out = self._out[: input_batch.num_reqs]  # vLLM writes into it, so specplug never reads it back
         if dummy_run or self._is_warmup:
+            return out
+        if self._is_idle:
+            if self.drafting is not None:
+                self.drafting.count(input_batch.req_ids, _emits(input_batch))
             return out
         if self.drafting is not None:
             self._draft(self.drafting, input_batch, num_sampled, num_rejected, last_sampled, temperature, out)
@@ -219,6 +224,13 @@ class Speculator(BaseSpeculator):
             confidence[self._kept, :draft_length] = draft.confidence
         if self.draft_logits is not None:
             draft_logits.write(self.draft_logits, slots.long(), draft, temperature, padded)
+
+
+def _emits(input_batch: Any) -> list[bool]:
+    """Return, for each row, whether a step without drafts emits a token: its prompt is complete (host)."""
+    computed = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
+    emits: list[bool] = (computed >= input_batch.prefill_len_np).tolist()
+    return emits
 
 
 def buffers(slots: int, draft_length: int, device: torch.device, *, together: bool) -> tuple[Tensor, Tensor, Tensor]:

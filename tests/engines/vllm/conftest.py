@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def baseline_v1(pool: Pool) -> Engine:
-    """No speculation and no specplug: the truth that V1 is held against."""
+    """V1 without speculation and specplug: the truth for tests of V1."""
     return pool.tenant(Engine, "baseline_v1", configuration("v1", installed=False))
 
 
@@ -62,7 +62,7 @@ def v1(pool: Pool) -> Engine:
 
 @pytest.fixture(scope="session")
 def baseline_v2(pool: Pool) -> Engine:
-    """No speculation and no specplug: the truth that V2 is held against."""
+    """V2 without speculation and specplug: the truth for tests of V2."""
     return pool.tenant(Engine, "baseline_v2", configuration("v2", installed=False))
 
 

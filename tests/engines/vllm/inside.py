@@ -116,7 +116,7 @@ def drive(
     aborts: dict[str, int] | None = None,
     most_steps: int = 4000,
 ) -> dict[str, Any]:
-    """Run the engine step by step, with requests that arrive and leave when told.
+    """Run the engine step by step, with requests that arrive and leave at given steps.
 
     Args:
         requests: per request "prompt" and optionally "id", "params" (see `generate`) and "at", the step before which

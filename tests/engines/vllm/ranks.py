@@ -42,7 +42,7 @@ def _held(worker: Any) -> dict[str, Any]:
 
 
 def _spoil_received(worker: Any) -> None:
-    """On ranks other than 0: other drafts than those that arrived, all of them valid ids."""
+    """On ranks other than 0, replace the drafts that arrived by other valid ids."""
     speculator = worker.model_runner.speculator
     receive = speculator._ranks.broadcast
     size = worker.model_runner.vocab_size

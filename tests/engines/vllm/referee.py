@@ -41,7 +41,7 @@ ZOO = {"proposer": "ngram", "extra_proposers": ["oracle", "bigram", "recorder", 
 
 @pytest.fixture(scope="session", params=RUNNERS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """Which runner serves, and how.  Tests of one kind run together, so that engines start once."""
+    """The runner and its scheduling.  Tests of one kind run together, so that engines start once."""
     return str(request.param)
 
 
@@ -60,7 +60,7 @@ def zoo(kind: str, engine: Callable[..., Engine]) -> Engine:
 
 @pytest.fixture
 def truth(kind: str, baseline: Engine) -> Answers:
-    """Stock's greedy answers to `prompts`, `MAX_TOKENS` long at most; asked for once per runner."""
+    """Unmodified vLLM's greedy answers to `prompts`, at most `MAX_TOKENS` long; requested once per runner."""
     runner = RUNNERS[kind]["runner"]
     if runner not in _TRUTH:
         given = [list(prompt) for prompt in prompts()]

@@ -1,4 +1,4 @@
-"""What scheduler and worker did, step by step: functions that run inside an engine's process, and one that judges."""
+"""Records of scheduler and worker by step: functions that run inside an engine's process, and a check of them."""
 
 from __future__ import annotations
 

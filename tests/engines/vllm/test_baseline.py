@@ -1,4 +1,4 @@
-"""With specplug installed but not asked for, vLLM is stock: same runner, same scheduler, same refusals, same output."""
+"""With specplug installed but not requested, vLLM is unmodified: same runner, scheduler, refusals and output."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def started(serve: Callable[..., Server], root: Path) -> Server:
 
 @pytest.fixture
 def server(started: Server, root: Path) -> Iterator[Server]:
-    """The server, with an empty store but for what is torn when a test is over."""
+    """The server; after each test its store is emptied, except for torn segments."""
     yield started
     for info in Store.open(root).list():
         if info.tenant != TORN:
@@ -97,7 +97,7 @@ def wait_for(server: Server, holds: Callable[[dict[str, Any]], bool]) -> None:
 
 
 def complete(server: Server, which: int, **stated: Any) -> None:
-    """Ask a prompt, and require the plain model's answer.  Nothing is remembered, so that only corpora help."""
+    """Send a prompt, and require the plain model's answer.  No response is stored, so that only corpora help."""
     number, ids = answers()[which]
     body = {
         "model": MODEL,
@@ -261,12 +261,12 @@ def test_a_torn_segment_is_reported_and_the_rest_serves(server, root):
 
 
 def test_answers_stay_right_while_corpora_come_and_go(server, root):
-    def asking(which: int) -> None:
+    def request(which: int) -> None:
         for more in range(4):
             complete(server, (which + more) % len(answers()), corpora="0", documents="answer")
 
     with ThreadPoolExecutor(3) as threads:
-        jobs = [threads.submit(asking, which) for which in range(3)]
+        jobs = [threads.submit(request, which) for which in range(3)]
         for turn in itertools.count():
             name, ids = str(turn % 2), answers()[turn % len(answers())][1]
             stated = {"name": name, "documents": [{"name": "answer", "token_ids": list(ids)}]}

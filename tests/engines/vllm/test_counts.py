@@ -10,7 +10,7 @@ __all__ = ["baseline", "kind", "truth", "zoo"]
 def test_both_count_the_same_accepted_tokens(zoo, truth):
     """Under async scheduling a row runs once more after its end, and vLLM drops that step without counting it.
 
-    The drafts go on behind the ends with what plain decoding would write there, so that they would be accepted.
+    The drafts go on after the ends with what plain decoding would write there, so that they would be accepted.
     """
     answers = [answer["token_ids"] for answer in truth[:6]]
     params = [{"stop_token_ids": [answer[MAX_TOKENS // 2]], **reported(answer)} for answer in answers]

@@ -92,7 +92,7 @@ CASES: dict[str, list[str]] = {
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory) -> dict[str, Any]:
-    """What vLLM makes of each of `CASES`, asked in one process: importing vLLM takes most of the time.
+    """vLLM's answer to each of `CASES`, from one process, because importing vLLM takes most of the time.
 
     A flag that vLLM does not know ends the process, and so comes last.
     """

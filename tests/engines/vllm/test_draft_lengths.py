@@ -1,4 +1,4 @@
-"""How many draft tokens a step verifies: another width at every step, each request its own, and what both leave free.
+"""Steps and requests have their own draft lengths, and the scheduler uses the room that they leave.
 
 `record` holds what vLLM's scheduler gave out, step by step; see `steps.recorded`.
 """
@@ -27,7 +27,7 @@ def requests(count, tokens=32, apart=2, **params):
 
 
 def drafting_rows(record):
-    """Yield (width that was asked for, request id, drafts scheduled) of rows that had sampled in the step before."""
+    """Yield (requested draft length, request id, scheduled drafts) of rows that had sampled in the step before."""
     for before, step in pairwise(record):
         for name, count in step["drafts"].items():
             if name not in step["prefill"] and name in before["drafts"]:
@@ -133,11 +133,11 @@ CROWD = {
     "enable_prefix_caching": True,
     "num_gpu_blocks_override": 256,
 }
-REJECTED = {"proposer": "uniform", "policy": "fixed"}  # drafts that fill the width and are hardly ever accepted
+REJECTED = {"proposer": "uniform", "policy": "fixed"}  # drafts that fill the draft length and are hardly ever accepted
 
 
 def crowd():
-    """Return a full server: seven that decode for long, and others with long prompts for the last seat."""
+    """Return a full server: seven that decode for long, and others with long prompts for the last slot."""
     long = [token for prompt in prompts() for token in prompt]
     sitting = [{"id": f"sitting-{i}", "prompt": long[9 * i : 9 * i + 12], "at": i} for i in range(SLOTS - 1)]
     passing = [{"id": f"passing-{i}", "prompt": long[40 * i : 40 * i + 100], "at": SLOTS} for i in range(4)]

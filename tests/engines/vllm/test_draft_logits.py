@@ -1,4 +1,4 @@
-"""What V2's rejection sampler reads of drafts, beside a plain reference, and what writing it allocates."""
+"""Draft logits for V2's rejection sampler equal a plain reference; bounds on the memory that writing them allocates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug_vllm.worker.draft_logits import UNLIKELY, write
 
-SLOTS, WIDEST, VOCAB = 7, 5, 300
+SLOTS, LONGEST, VOCAB = 7, 5, 300
 
 
 def reference(draft: Draft, temperature: Tensor, token_ids: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def made(draft_length: int, stated: bool, seed: int, size: int = VOCAB) -> tuple
     draft_vocab = None if size == VOCAB else torch.randperm(VOCAB)[:size]
     draft = Draft.allocate(4, draft_length, distribution=distribution, vocab_size=VOCAB, draft_vocab=draft_vocab)
     draft.lengths.copy_(torch.randint(0, draft_length + 1, (4,)))
-    ids = torch.randint(0, VOCAB, (4, WIDEST))
+    ids = torch.randint(0, VOCAB, (4, LONGEST))
     draft.token_ids.copy_(ids[:, :draft_length])
     if draft.draft_logits is not None:
         draft.draft_logits.copy_(torch.randn_like(draft.draft_logits) * 4)
@@ -56,11 +56,11 @@ def made(draft_length: int, stated: bool, seed: int, size: int = VOCAB) -> tuple
 
 
 @pytest.mark.parametrize(("stated", "size"), [(False, VOCAB), (True, VOCAB), (True, 40)])
-@pytest.mark.parametrize("draft_length", [0, 1, 3, WIDEST])
+@pytest.mark.parametrize("draft_length", [0, 1, 3, LONGEST])
 def test_it_is_the_plain_distribution_and_other_slots_keep_theirs(draft_length, stated, size):
     for seed in range(20):
         draft, slots, temperature, ids = made(draft_length, stated, seed, size)
-        expected = torch.full((SLOTS, WIDEST, VOCAB), torch.nan)
+        expected = torch.full((SLOTS, LONGEST, VOCAB), torch.nan)
         buffer = expected.clone()
         expected[slots] = reference(draft, temperature, ids)
         write(buffer, slots, draft, temperature, ids)
@@ -87,10 +87,10 @@ class Allocations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("stated", "size"), [(False, VOCAB), (True, VOCAB), (True, 40)])
-@pytest.mark.parametrize("draft_length", [3, WIDEST])
+@pytest.mark.parametrize("draft_length", [3, LONGEST])
 def test_no_temporary_has_the_size_of_a_vocabulary(draft_length, stated, size):
     draft, slots, temperature, ids = made(draft_length, stated, 0, size)
-    buffer = torch.zeros(SLOTS, WIDEST, VOCAB)
+    buffer = torch.zeros(SLOTS, LONGEST, VOCAB)
     with Allocations(buffer, draft.draft_logits, draft.draft_vocab, slots, temperature, ids) as found:
         write(buffer, slots, draft, temperature, ids)
     assert found.bytes

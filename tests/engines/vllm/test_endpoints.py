@@ -1,4 +1,4 @@
-"""The operator's routes on vLLM's own app: when they are there, and whom they answer."""
+"""The operator's routes on vLLM's own app: when they exist, and which clients they answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUTES += [("POST", "/specplug/corpora"), ("DELETE", "/specplug/corpora/x")]
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FastAPI]:
-    """Return an app as vLLM builds it, of a server that was asked for specplug, with `VLLM_PLUGINS` as given."""
+    """Return an app as vLLM builds it, of a server with specplug, with `VLLM_PLUGINS` as given."""
     from vllm import plugins
     from vllm.plugins.endpoint_plugins.interface import attach_endpoint_plugins
 

@@ -1,4 +1,4 @@
-"""What proposers learn of the engine, and what vLLM's own interfaces say of drafts, without a server."""
+"""Engine events that proposers receive, and drafts in vLLM's own interfaces, without a server."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def wake_up(llm: Any, tags: list[str] | None = None) -> None:
 
 
 def asleep_and_part_awake(llm: Any) -> list[str]:
-    """Sleep, and wake up the weights only; return what proposers were told so far."""
+    """Sleep, and wake up the weights only; return the events that proposers have received."""
     from specplug_testkit import recorder
 
     llm.sleep(1)
@@ -81,7 +81,7 @@ def asleep_and_part_awake(llm: Any) -> list[str]:
 
 @pytest.fixture(scope="module", params=["v1", "v2"])
 def recording(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> Engine:
-    """An engine whose proposer remembers events, and whose width changes every step."""
+    """An engine whose proposer remembers events, and whose draft length changes every step."""
     draft_lengths = {"ladder": {"draft_lengths": [3, 0, 1, 8]}}
     return engine(
         request.param,
@@ -135,12 +135,12 @@ def counted_request(llm: Any) -> dict[str, Any]:
 def test_vllm_reports_what_became_of_a_requests_drafts(recording):
     found = recording.call(counted_request)
     mine, ours = found["vllm"], found["specplug"]
-    assert {1, 3} <= set(mine["per_step_drafted"]) <= set(range(1, 9))  # widths 1, 3, 8; V1 drafts no more than fit
-    assert len(mine["per_step_drafted"]) == mine["num_spec_steps"] < ours["target_steps"]  # steps at width 0
+    assert {1, 3} <= set(mine["per_step_drafted"]) <= set(range(1, 9))  # lengths 1, 3, 8; V1 drafts no more than fit
+    assert len(mine["per_step_drafted"]) == mine["num_spec_steps"] < ours["target_steps"]  # steps at draft length 0
     assert mine["num_spec_tokens"] == 8
     assert len(mine["acceptance_histogram"]) == 9
     assert sum(mine["per_step_accepted"]) == mine["num_accepted_draft_tokens"] >= ours["accepted"] > 0
-    assert mine["num_draft_tokens"] >= ours["verified"]  # V2 counts filler
+    assert mine["num_draft_tokens"] >= ours["verified"]  # V2 counts padding
     assert recording.call(inside.facts)["v2"] or mine["num_draft_tokens"] == ours["verified"]
 
 

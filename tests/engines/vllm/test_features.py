@@ -1,4 +1,4 @@
-"""What vLLM offers beside plain decoding, under speculation: the same answers as stock, whatever is asked for.
+"""vLLM's features beyond plain decoding give the same answers with speculation as in unmodified vLLM.
 
 All features go through each engine as one batch, so that they also share steps; the tests look at their own part.
 """
@@ -97,7 +97,7 @@ def ours(kind: str, engine: Callable[..., Engine]) -> Engine:
 
 @pytest.fixture(scope="session")
 def answers(kind: str, baseline: Engine, ours: Engine) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """All features' answers by name: stock's, ours, and what was counted."""
+    """All features' answers by name, of unmodified vLLM and of specplug, and the counts."""
     requested = list(FEATURES.values())
     expected = baseline.call(ask, requested=requested)
     found = ours.call(counted, requested=requested)
@@ -134,7 +134,7 @@ def test_it_speculates(answers):
 
 
 def test_the_features_do_what_they_say(answers):
-    """Stock and we could agree on doing nothing: the plain model and the parameters themselves are the judges."""
+    """Both engines could ignore a parameter, so the plain model and the parameters themselves decide."""
     _, found, _ = answers
     assert re.fullmatch("(x = [0-9]\n){4}y = 77", text_of(found["regex"]))
     assert set(json.loads(text_of(found["json"]))) == {"name", "line"}
@@ -173,7 +173,7 @@ def test_prefix_caching(ours, baseline):
 
 
 def test_up_to_the_longest_context(ours, baseline):
-    """A prompt of all but 20 of 1024 tokens is answered up to the limit; one that fills it is refused as by stock."""
+    """A prompt of all but 20 of 1024 tokens is answered up to the limit; one that fills it is refused."""
     long = (EDIT * 8)[: 1024 - 20]
     requested = [(long, {"max_tokens": 100, "ignore_eos": True})]
     (expected,), found = baseline.call(ask, requested=requested), ours.call(counted, requested=requested)

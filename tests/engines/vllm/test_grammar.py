@@ -39,13 +39,13 @@ def ask(llm: Any, how: str = "", token: int = 0, without: bool = False) -> dict[
     """Answer all requests in one batch.
 
     Args:
-        how: "watch" to tell what each step verified; "offer" to have proposers draft a token over and over; "leave out"
-            to let grammars add nothing; "raise" to let them raise.
+        how: "watch" to return what each step verified; "offer" to have proposers draft a token over and over;
+            "leave out" to let grammars add nothing; "raise" to let them raise.
         token: that is offered.
         without: the engine has no specplug.
 
     Returns:
-        "answers"; per step and request under "steps" what was verified, behind which text, how much was accepted and
+        "answers"; per step and request under "steps" what was verified, after which text, how much was accepted and
         what was told of it; and "counts" by source.
     """
     scheduler = inside.scheduler(llm)
@@ -167,7 +167,7 @@ def test_forced_tokens_are_always_accepted(completed):
 
 @pytest.mark.parametrize("name", CONSTRAINED[:2])
 def test_they_save_steps(name, completed, left_out):
-    """A step emits what it accepts and one token behind: the steps that verify nothing are not told."""
+    """A step emits its accepted tokens and one more; steps that verify nothing are left out."""
     tokens = len(completed["answers"][name]["token_ids"])
     saved = [sum(step["accepted"] for step in of(ran, name)) for ran in (completed, left_out)]
     assert saved[0] > saved[1] + 5
@@ -176,7 +176,7 @@ def test_they_save_steps(name, completed, left_out):
 
 @pytest.mark.parametrize("name", CONSTRAINED)
 def test_only_legal_tokens_are_verified(name, completed, misled):
-    """By a matcher of this process, which follows each text and its draft anew."""
+    """A matcher of this process checks that; it follows each text and its draft from the start."""
     after = matcher(REGEX) if name == "regex" else matcher(separators=(",", ":"))
     verified = 0
     for ran in (completed, misled):
@@ -221,12 +221,12 @@ LETTERS = [tokenizer().convert_tokens_to_ids(letter) for letter in "QZXJ"]
 """No two of them are one token."""
 
 AFTER = ids("x = 1\ny = 2\nx = 1\ny = 2\n")
-"""What they are sampled behind: the second of them is likely there."""
+"""What they are sampled after: the second of them is likely there."""
 
 
 @pytest.fixture(scope="session")
 def drawing(engine: Callable[..., Engine]) -> Engine:
-    """Drafts from a law that it states, half of which the grammar forbids."""
+    """Drafts from a distribution that it states, half of which the grammar forbids."""
     drawn = {"tokens": [LETTERS[1], NEWLINE]}
     settings = {"proposer": "uniform-probs", "policy": "fixed", "options": {"uniform-probs": drawn}}
     return engine("v1", settings, name="v1, drawn under a grammar", max_num_seqs=32, draft_length=2)
@@ -243,7 +243,7 @@ def pairs(llm: Any, count: int) -> dict[str, Any]:
 
 
 def test_drawn_drafts_keep_the_distribution(drawing):
-    """What is cut depends on what was drawn, so by the law that is stated the output would be biased."""
+    """The cut depends on the drawn tokens, so verifying by the stated distribution would bias the output."""
     count = 800
     found = drawing.call(pairs, count=count)
     counts = torch.zeros(len(LETTERS), len(LETTERS))

@@ -1,4 +1,4 @@
-"""Which steps find a CUDA graph: vLLM's own dispatcher is asked, with the sizes that it captures on Hopper."""
+"""Steps that find a CUDA graph, according to vLLM's own dispatcher with the sizes that it captures on Hopper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Greedy output is stock's, token for token, whatever is drafted: on every runner, for every kind of proposer."""
+"""Greedy output equals unmodified vLLM's, token for token, on every runner and for every kind of proposer."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def ask(engine: Engine, truth: Answers, names: list[str]) -> dict[str, Any]:
 
 
 def test_baseline_is_the_plain_model(truth):
-    """The truth is one: both runners' stock answers are what a plain forward says, at the first tokens at least."""
+    """Both runners' answers without specplug agree with a plain forward, at least at the first tokens."""
     for prompt, answer in list(zip(PROMPTS, truth, strict=True))[::5]:
         context = list(prompt)
         for token in answer["token_ids"][:6]:
@@ -104,7 +104,7 @@ def test_all_proposers_in_one_batch(zoo, truth):
 
 
 def test_drafts_longer_than_the_rest(zoo, truth):
-    """The oracle goes on behind the end: neither limits nor stops let it through."""
+    """The oracle drafts tokens after the end; neither limits nor stops let them through."""
     answers = [answer["token_ids"] for answer in truth[:8]]
     params = [{"max_tokens": MAX_TOKENS, **reported([*answer, *answer, *answer])} for answer in answers]
     found = zoo.call("watching.counted", prompts=PROMPTS[:8], params=params)
@@ -113,7 +113,7 @@ def test_drafts_longer_than_the_rest(zoo, truth):
 
 
 def test_caps_of_requests(zoo, truth):
-    """Per-request widths 0 to the server's, and switched off, in one batch; each row keeps to its own."""
+    """Per-request draft lengths 0 to the server's, and switched off, in one batch; each row keeps to its own."""
     caps = [*range(9), None]
     params, requested = [], []
     for index, answer in enumerate(truth[: len(caps)]):
@@ -123,7 +123,7 @@ def test_caps_of_requests(zoo, truth):
     found = zoo.call(watching.watched, requests=requested)
     assert_greedy(PROMPTS[: len(caps)], truth[: len(caps)], [found["outputs"][f"q{i}"] for i in range(len(caps))])
     for index, cap in enumerate(caps):
-        widest = max(row["proposed"] for row in found["rows"][f"q{index}"])
+        longest = max(row["proposed"] for row in found["rows"][f"q{index}"])
         long = len(truth[index]["token_ids"]) > 12
-        assert widest == (cap or 0) if long else widest <= (cap or 0)
+        assert longest == (cap or 0) if long else longest <= (cap or 0)
     assert sum(len(answer["token_ids"]) > 12 for answer in truth[: len(caps)]) > 6

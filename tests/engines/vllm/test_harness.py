@@ -21,7 +21,7 @@ def test_engines_of_several_processes_answer_alike(baseline_v1, engine):
 
 
 def test_engines_ask_for_a_quarter_of_a_gib(baseline_v1):
-    """And for no share of the machine's memory, which vLLM looks at where no bytes are given."""
+    """They do not request a share of the machine's memory, which vLLM reads when no bytes are given."""
     assert baseline_v1.call(cache_bytes) == 256 << 20
 
 

@@ -1,4 +1,4 @@
-"""What requests say to specplug is checked before the engine sees them, and min_p and logit_bias are served on V2.
+"""specplug's request fields are checked before the engine receives them, and V2 serves min_p and logit_bias.
 
 What comes over HTTP is tested in `test_server`.
 """
@@ -28,7 +28,7 @@ MAX_TOKENS = 24
 
 
 def arrival(llm: Any, extra_args: dict[str, Any], **sampling: Any) -> dict[str, Any]:
-    """Let a request in, and tell what the scheduler's copies of it carry (one per child)."""
+    """Admit a request, and return what the scheduler's copies of it carry, one per child."""
     from specplug.requests import wire
 
     before = repr(extra_args)
@@ -59,7 +59,7 @@ def arrival(llm: Any, extra_args: dict[str, Any], **sampling: Any) -> dict[str, 
 
 
 def refusal(llm: Any, params: dict[str, Any]) -> dict[str, Any]:
-    """Tell how a request is refused, and whether the engine has seen it."""
+    """Return how a request is refused, and whether the engine received it."""
     from vllm.exceptions import VLLMClientError
 
     try:
@@ -215,7 +215,7 @@ def plain(baseline_v2: Engine) -> list[dict[str, Any]]:
 
 
 def test_logit_bias_is_exact_at_every_draft_position(engine, baseline_v2, plain):
-    """Drafts that are all accepted, and drafts that the bias forbids, both end in stock's answers."""
+    """Drafts that are all accepted and drafts that the bias forbids both give unmodified vLLM's answers."""
     bias = biases(plain)
     params = {"max_tokens": MAX_TOKENS, "logit_bias": bias}
     biased = baseline_v2.call("inside.generate", prompts=GIVEN, params=params)
@@ -225,7 +225,7 @@ def test_logit_bias_is_exact_at_every_draft_position(engine, baseline_v2, plain)
     assert_greedy_biased(zoo, biased, biased, bias)
     after = zoo.call("inside.metrics")
     accepted = "vllm:spec_decode_num_accepted_tokens"
-    assert after[accepted] - before.get(accepted, 0) > MAX_TOKENS  # of 4 x 24 tokens: positions behind the first decide
+    assert after[accepted] - before.get(accepted, 0) > MAX_TOKENS  # of 4 x 24 tokens: positions after the first decide
     assert_greedy_biased(zoo, biased, plain, bias)
 
 

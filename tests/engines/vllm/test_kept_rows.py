@@ -1,4 +1,4 @@
-"""V2's rows whose requests nobody hears of: drafts go to the others, and theirs is padding."""
+"""V2's rows without a reported request: drafts go to the other rows, and these rows get padding."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def speculator(names: list[str], ignored: set[str]) -> tuple[Speculator, list[tu
             drafting.allocator.start(RunningRequest(Request(name, 2, max_tokens=9), end=11, stop_ids=()))
     found = object.__new__(Speculator)
     found.drafting, found.draft_logits, found._facts, found._kept = drafting, None, None, None
-    found._is_warmup, found._ranks = False, SimpleNamespace(broadcast=lambda tensor: None)
+    found._is_warmup = found._is_idle = False
+    found._ranks = SimpleNamespace(broadcast=lambda tensor: None)
     found._sent, found._out, found.draft_token_confidence_probs = buffers(SLOTS, DRAFT_LENGTH, CPU, together=False)
     found._states = SimpleNamespace(
         all_token_ids=SimpleNamespace(gpu=torch.zeros(SLOTS, 16, dtype=torch.int32)),

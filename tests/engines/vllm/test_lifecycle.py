@@ -1,4 +1,4 @@
-"""Requests come, are aborted, make room and come back: what proposers hear and see of it, and what the client gets."""
+"""Requests start, are aborted, preempted and resumed: the events and texts of proposers, and the client's output."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tight(kind: str, engine: Callable[..., Engine]) -> Engine:
 
 
 def recorded(llm: Any, requests: Records, aborts: dict[str, int] | None = None) -> dict[str, Any]:
-    """Do as `watching.watched`, and return under "records" what the proposer `recorder` was told meanwhile."""
+    """Do as `watching.watched`, and return under "records" the events that the proposer `recorder` received."""
     from specplug_testkit.recorder import RECORDS
 
     RECORDS.clear()
@@ -104,7 +104,7 @@ def kinds_of(events: list[Any], name: str) -> list[str]:
 
 def test_aborted_and_finished(zoo, truth):
     """A running, a waiting and a not yet prefilled request leave; the others go on in slots that change hands."""
-    # Names of their own: at the first step proposers still hear how the requests of the test before ended.
+    # Names of their own: at the first step proposers still receive the ends of the previous test's requests.
     requested = [{**request, "id": f"left {index}"} for index, request in enumerate(requests_of(14))]
     found = zoo.call(recorded, requests=requested, aborts={"left 1": 3, "left 12": 4, "left 5": 4})
     rest = [index for index in range(14) if f"left {index}" in found["outputs"]]
@@ -123,7 +123,7 @@ def test_aborted_and_finished(zoo, truth):
 
 
 def test_preempted_and_resumed(kind, tight, baseline):
-    """Memory for some of the requests only: who makes room comes back, is drafted for, and says the same."""
+    """With memory for only some requests, preempted ones resume, get drafts again, and have the same answers."""
     truth = baseline.call("inside.generate", prompts=PROMPTS[:FULL], params={"max_tokens": LONG, "ignore_eos": True})
     params = [{"max_tokens": LONG, "ignore_eos": True, **reported(answer["token_ids"])} for answer in truth]
     requested = [{**request, "params": own} for request, own in zip(requests_of(FULL), params, strict=True)]

@@ -26,7 +26,7 @@ LORA = {"enable_lora": True, "max_loras": ADAPTERS + 1, "max_lora_rank": 8}
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Folders of adapters that change what the model says, as PEFT writes them."""
+    """Folders of adapters in PEFT's format that change the model's answers."""
     return [str(adapter(tmp_path_factory.mktemp("lora"), seed)) for seed in range(ADAPTERS)]
 
 
@@ -67,7 +67,7 @@ def ask(llm: Any, paths: list[str], prompts: list[list[int]], params: list[dict[
 
 
 def recorded(llm: Any, **given: Any) -> dict[str, Any]:
-    """Do as `ask`; return the answers, and the requests that the proposer `recorder` was told of."""
+    """Do as `ask`; return the answers, and the requests that the proposer `recorder` received."""
     from specplug_testkit.recorder import RECORDS
 
     from tests.engines.vllm import test_lora, watching

@@ -19,6 +19,7 @@ from tests.engines.vllm.referee import prompts
 from tests.pipeline.test_no_sync import Watch
 
 META = torch.device("meta")
+TOKENS = 24
 ADAPTIVE = {
     "method": "custom_class",
     "model": "specplug_vllm.Proposer",
@@ -55,6 +56,20 @@ def test_no_step_reads_back_or_copies_in(setup):
     assert found["found"] == []
     assert found["operations"] > 100 * found["steps"]
     assert found["proposed"] > 10  # it did draft
+
+
+def test_a_step_that_drafts_nothing_launches_nothing(setup):
+    """Its tokens are counted on the host, and the next step that drafts brings them to the proposers."""
+    requested = [list(prompt) for prompt in prompts()[:3]]
+    setup.call(switch, mode="off")
+    try:
+        found = setup.call(steady_steps, requested=requested)
+    finally:
+        setup.call(switch, mode="on")
+    assert found["steps"] > 10
+    assert (found["launches"], found["proposed"]) == (0, 0)
+    assert found["emitted"] == found["rows"] == 3 * TOKENS
+    assert setup.call(steady_steps, requested=requested)["proposed"] > 10
 
 
 @pytest.mark.parametrize(
@@ -144,8 +159,21 @@ def steady_steps(llm: Any, requested: list[list[int]]) -> dict[str, Any]:
 
     speculator.propose = watched
     try:
-        inside.generate(llm, requested, {"max_tokens": 24, "ignore_eos": True, "stop_token_ids": [5]})
+        inside.generate(llm, requested, {"max_tokens": TOKENS, "ignore_eos": True})
     finally:
         del speculator.propose
     counts = (metrics.snapshot() - before).total
-    return {"steps": steps, "found": watch.found, "operations": watch.count, "proposed": counts.proposed}
+    return {
+        "steps": steps,
+        "found": watch.found,
+        "operations": watch.count,
+        "launches": watch.launches,
+        "proposed": counts.proposed,
+        "rows": counts.target_steps,
+        "emitted": counts.emitted,
+    }
+
+
+def switch(llm: Any, mode: str) -> None:
+    """Switch drafting off or on, as operators do."""
+    inside.scheduler(llm).step_planner.control.set(mode=mode)

@@ -1,4 +1,4 @@
-"""What operators see and change while vLLM runs; see `OperationsSuite`."""
+"""Operators' status, control and metrics while vLLM runs; see `OperationsSuite`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.engines.suites.operations import (
     SOURCE,
     OperationsSuite,
     ask,
-    assert_every_process_speaks_for_every_engine,
+    assert_every_process_exports_every_engine,
     complete,
     scraped,
     value,
@@ -97,7 +97,7 @@ class TestOperations(OperationsSuite):
 def test_every_api_process_speaks_for_every_engine(serve):
     """Two API processes, so that vLLM's metrics lie in files, and two engines."""
     several = serve("v1", NGRAM, name="several", endpoints=True, api_server_count=2, data_parallel_size=2)
-    assert_every_process_speaks_for_every_engine(several, "vllm:num_requests_running")
+    assert_every_process_exports_every_engine(several, "vllm:num_requests_running")
 
 
 # -- without specplug --------------------------------------------------------------------------------------------------

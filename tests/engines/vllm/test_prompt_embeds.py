@@ -1,4 +1,4 @@
-"""Prompts given as embeddings: proposers know where there is no text, and the answers are stock's."""
+"""Prompts given as embeddings: proposers know where there is no text, and the answers are unmodified vLLM's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tensor-parallel ranks send each other, and through what.  Groups are stand-ins."""
+"""Messages between tensor-parallel ranks, and their transports.  Groups are stand-ins."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def answers(engine, model) -> list[dict[str, Any]]:
-    """What the model writes without speculation, each request alone in its place."""
+    """The model's answers without speculation, with each request alone in its slot."""
     plain = engine("v2", installed=False, name="baseline mamba2", **sizes(model))
     outputs = plain.call("inside.drive", requests=requests())["outputs"]
     return [outputs[str(number)]["token_ids"] for number in range(len(LENGTHS))]

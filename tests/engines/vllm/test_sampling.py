@@ -1,4 +1,4 @@
-"""Sampled output has the target's law at temperature 1: exact probabilities against observed counts.
+"""Sampled output has the target's distribution at temperature 1: exact probabilities against observed counts.
 
 The target is the toy model of 16 tokens, so drafts drawn at random are accepted often enough to matter.
 """
@@ -33,7 +33,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small(kind: str, toy: Path, engine: Callable[..., Engine]) -> Engine:
-    """An engine whose requests choose between sampled drafts, of a stated law or of another one, and one-hot ones."""
+    """An engine whose requests choose one-hot drafts, or drafts sampled from the stated or another distribution."""
     suffix = "-probs" if kind == "v1" else ""
     return engine(
         **RUNNERS[kind],
@@ -80,7 +80,7 @@ DRAFTS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def assert_lawful(engine: Engine, pairs: int, drafts: Sequence[str], *, seeded: bool = False) -> None:
+def assert_follows_target(engine: Engine, pairs: int, drafts: Sequence[str], *, seeded: bool = False) -> None:
     p, total = p_value(engine, pairs, drafts, seeded=seeded)
     assert p > 1e-4
     assert total["verified"] > pairs
@@ -91,19 +91,19 @@ def assert_lawful(engine: Engine, pairs: int, drafts: Sequence[str], *, seeded: 
 @pytest.mark.parametrize("seeded", [False, True], ids=["unseeded", "distinct seeds"])
 @pytest.mark.parametrize("drafts", ["likely", "unlikely", "drawn"])
 def test_each_kind_of_draft_on_v1(drafts, seeded, small):
-    assert_lawful(small, 4096, [drafts], seeded=seeded)
+    assert_follows_target(small, 4096, [drafts], seeded=seeded)
 
 
 def test_the_distribution_is_the_targets(kind, small):
-    """All kinds of draft in one batch; fewer of them where the runner is slow."""
-    assert_lawful(
+    """One batch has all kinds of draft, or fewer of them on a slow runner."""
+    assert_follows_target(
         small, 512 if kind == "v2_async" else 1024, ["likely", "drawn", "unlikely"], seeded=kind == "v2_async"
     )
 
 
 @pytest.mark.parametrize("kind", ["v1"], indirect=True)
 def test_a_draft_model_over_half_of_the_vocabulary(kind: str, toy: Path, engine: Callable[..., Engine]):
-    """Written as a third party would; told of the target, and its memory declared."""
+    """The proposer is written as a third party would: it gets the target and declares its memory."""
     served = engine(
         **RUNNERS[kind],
         specplug={"proposer": "tiny-model"},
@@ -114,7 +114,7 @@ def test_a_draft_model_over_half_of_the_vocabulary(kind: str, toy: Path, engine:
         max_model_len=64,
         max_num_seqs=64,
     )
-    assert_lawful(served, 1024, ["drawn"])
+    assert_follows_target(served, 1024, ["drawn"])
     reported = served.call(facts_of_the_draft_model)
     assert reported["target"] == str(toy)
     assert reported["draft_vocabulary"] == 8
@@ -133,7 +133,7 @@ def facts_of_the_draft_model(llm: Any) -> dict[str, Any]:
 
 
 def test_a_wrong_distribution_is_found_out(kind, small):
-    """Drafts drawn from another law than the one that is stated: the same test at half the size must see it."""
+    """The same test at half the size detects drafts drawn from another distribution than the stated one."""
     p, total = p_value(small, 512, ["lies"])
     assert total["accepted"] > 0
     assert p < 1e-6

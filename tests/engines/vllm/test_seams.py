@@ -41,7 +41,7 @@ def other_sources() -> Path:
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    """What is looked at once per process is looked at again in every test."""
+    """Repeat in every test the checks that run once per process."""
     yield
     seams.require.cache_clear()
     seams.available.cache_clear()

@@ -41,7 +41,7 @@ def two_ranks(engine: Callable[..., Engine]) -> Callable[..., Engine]:
 
 @pytest.fixture(scope="module")
 def truth(baseline_v1: Engine) -> list[dict[str, Any]]:
-    """What one rank answers without speculation."""
+    """The answers of one rank without speculation."""
     return baseline_v1.call("inside.generate", prompts=PROMPTS, params=PARAMS)
 
 

@@ -28,10 +28,10 @@ on_async = pytest.mark.parametrize("kind", ["v2_async"], indirect=True)
 
 
 def spoiled(llm: Any, requests: list[dict[str, Any]], *, mapping: bool) -> dict[str, Any]:
-    """Run requests under changing widths, and overwrite what vLLM was given or gave, one step later.
+    """Run requests under changing draft lengths, and overwrite what vLLM was given or gave, one step later.
 
-    vLLM writes into the drafts that it was given when the width is lowered, and makes a new row mapping at every step:
-    who keeps either reads something else one step later.
+    vLLM writes into the drafts that it was given when the draft length is lowered, and makes a new row mapping at every
+    step, so code that keeps either reads other values one step later.
     """
     speculator, control = inside.runner(llm).speculator, inside.scheduler(llm).step_planner.control
     propose, kept, written, draft_lengths = speculator.propose, [], [], (8, 3, 0, 5)
@@ -75,7 +75,7 @@ def test_drafts_and_row_mappings_are_not_kept(kind, zoo, truth):
 
 
 def accepted_by_vllm(llm: Any, prompts: list[list[int]], params: dict[str, Any]) -> dict[str, Any]:
-    """Generate; return what `watching.counted` does and, under "vllm", what vLLM's own counter says was accepted."""
+    """Generate; return what `watching.counted` does and, under "vllm", the accepted tokens by vLLM's own counter."""
     name = "vllm:spec_decode_num_accepted_tokens"
     before = inside.metrics(llm).get(name, 0.0)
     found = watching.counted(llm, prompts=prompts, params=params)
@@ -84,7 +84,7 @@ def accepted_by_vllm(llm: Any, prompts: list[list[int]], params: dict[str, Any])
 
 @on_v2
 def test_accepted_padding_is_nobodys_draft(zoo):
-    """vLLM verifies K tokens per row; in a text that repeats one token it accepts the filler behind short drafts."""
+    """vLLM verifies K tokens per row; in a text that repeats one token it accepts the padding after short drafts."""
     repeating = ids("-" * 96)
     params = {"max_tokens": 32, "ignore_eos": True, **reported([])}
     found = zoo.call(accepted_by_vllm, prompts=[repeating, *PROMPTS[:2]], params=params)
@@ -171,7 +171,7 @@ def session(llm: Any, parts: list[list[int]], max_tokens: int, look: bool) -> di
 
 
 def test_an_id_comes_again_without_having_finished(zoo, baseline):
-    """A streaming session goes on with a longer prompt under its old name: an update, with a generation of its own."""
+    """A streaming session continues with a longer prompt under its old id, as an update in a new generation."""
     parts = [PROMPTS[0], PROMPTS[3], PROMPTS[1][:40]]
     expected = baseline.call(session, parts=parts, max_tokens=12, look=False)
     found = zoo.call(session, parts=parts, max_tokens=12, look=True)

@@ -14,7 +14,7 @@ from tests.engines.vllm.inside import runner
 RUNNERS = ["v1", "v2"]
 CODE = "import os\n\n\ndef read(path):\n    with open(path) as file:\n        return file.read()\n\n\ndef write("
 PROMPTS = [CODE, "class Foo:\n    def __init__(self):\n", "import os, sys\n"]
-DRAWN = {"v1": "uniform-probs", "v2": "uniform"}  # states the law that the runner's verification takes
+DRAWN = {"v1": "uniform-probs", "v2": "uniform"}  # states the distribution that the runner's verification takes
 TOP_K, TOKENS = 4, 3
 SAMPLES = {"v1": 2048, "v2": 1024}
 
@@ -68,7 +68,7 @@ def _drafter(model_runner: Any) -> Any:
 
 
 def plant_on_rank(worker: Any, own_numbers: bool) -> None:
-    """Put a recording verifier in place on one rank, on the second one with numbers of its own if told."""
+    """Put a recording verifier in place on one rank, on the second one with its own random numbers, if requested."""
     plant_in(worker.model_runner)
     if own_numbers and worker.rank:
         verifier, drawn = _drafter(worker.model_runner).verifier, torch.Generator().manual_seed(7)
@@ -111,7 +111,7 @@ def baseline(kind, baseline_v1, baseline_v2):
 
 @pytest.fixture
 def verified(kind, engine):
-    """The oracle drafts what a request's reference says, as one-hot drafts."""
+    """The oracle drafts a request's reference, as one-hot drafts."""
     settings = {"proposer": "oracle", "verifier": "reference"}
     found = engine(kind, settings, name=f"verified {kind}", **MANY)
     found.call(plant)
@@ -120,7 +120,7 @@ def verified(kind, engine):
 
 @pytest.fixture
 def drawing(kind, engine, distribution):
-    """Draws drafts at random and states their law."""
+    """Draws drafts at random and states their distribution."""
     tokens = sorted({token for outcome in distribution for token in outcome})
     options = {DRAWN[kind]: {"tokens": tokens, "spread": 1.0}}
     settings = {"proposer": DRAWN[kind], "verifier": "reference", "options": options}
@@ -129,7 +129,7 @@ def drawing(kind, engine, distribution):
     return found
 
 
-def asking(reference: list[int], **fields: Any) -> dict[str, Any]:
+def verified_with(reference: list[int], **fields: Any) -> dict[str, Any]:
     return {"extra_args": {"specplug": {"references": [{"token_ids": reference}], **fields}}}
 
 
@@ -143,7 +143,7 @@ def spoiled(ids: list[int], every: int) -> list[int]:
 
 def test_greedy_output_is_that_of_plain_decoding(baseline, verified):
     plain = baseline.call("inside.generate", prompts=PROMPTS)
-    params = [asking(spoiled(answer["token_ids"], 7 + row)) for row, answer in enumerate(plain)]
+    params = [verified_with(spoiled(answer["token_ids"], 7 + row)) for row, answer in enumerate(plain)]
     params[2] = {}  # a row without drafts
     assert verified.call("inside.generate", prompts=PROMPTS, params=params) == plain
     seen = verified.call(counts)
@@ -152,10 +152,12 @@ def test_greedy_output_is_that_of_plain_decoding(baseline, verified):
 
 
 def test_the_verifier_decides(baseline, verified):
-    """One that keeps every draft is heard: otherwise the test above would prove nothing."""
+    """A verifier that keeps every draft changes the output; otherwise the test above would prove nothing."""
     (plain,) = baseline.call("inside.generate", prompts=PROMPTS[:1])
     verified.call(plant, mutant="accepts always")
-    (answer,) = verified.call("inside.generate", prompts=PROMPTS[:1], params=[asking(spoiled(plain["token_ids"], 5))])
+    (answer,) = verified.call(
+        "inside.generate", prompts=PROMPTS[:1], params=[verified_with(spoiled(plain["token_ids"], 5))]
+    )
     assert answer["token_ids"][4] == (plain["token_ids"][4] + 1) % 2048
 
 
@@ -173,7 +175,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 def test_the_engines_own_processing_of_logits_stays(baseline, verified, sampling):
     params = [{**SAMPLING[sampling], "max_tokens": 32}] * 2
     plain = baseline.call("inside.generate", prompts=PROMPTS[:2], params=params)
-    fields = [asking(spoiled(answer["token_ids"], 6)) for answer in plain]
+    fields = [verified_with(spoiled(answer["token_ids"], 6)) for answer in plain]
     answers = verified.call(
         "inside.generate", prompts=PROMPTS[:2], params=[p | f for p, f in zip(params, fields, strict=True)]
     )
@@ -187,7 +189,7 @@ def test_the_engines_own_processing_of_logits_stays(baseline, verified, sampling
 def test_grammar_masks_stay(baseline, verified):
     given = {"structured_outputs": {"regex": r"(foo|bar|baz){6,9}"}, "max_tokens": 40}
     plain = baseline.call("inside.generate", prompts=PROMPTS[:2], params=[given] * 2)
-    params = [given | asking(spoiled(answer["token_ids"], 5)) for answer in plain]
+    params = [given | verified_with(spoiled(answer["token_ids"], 5)) for answer in plain]
     answers = verified.call("inside.generate", prompts=PROMPTS[:2], params=params)
     assert [a["token_ids"] for a in answers] == [p["token_ids"] for p in plain]
     assert verified.call(counts)["accepted"] > 4
@@ -200,7 +202,7 @@ def test_a_lossy_verifier_serves_only_who_asks_for_it(baseline, verified):
     plain = baseline.call("inside.generate", prompts=PROMPTS[:1] * 2)
     verified.call(plant, mutant="accepts always", lossless=False)
     wrong = spoiled(plain[0]["token_ids"], 5)
-    params = [asking(wrong), asking(wrong, verifier="reference")]
+    params = [verified_with(wrong), verified_with(wrong, verifier="reference")]
     careful, careless = verified.call("inside.generate", prompts=PROMPTS[:1] * 2, params=params)
     assert careful == plain[0]
     assert careless["token_ids"][4] == wrong[4]
@@ -208,7 +210,7 @@ def test_a_lossy_verifier_serves_only_who_asks_for_it(baseline, verified):
 
 def test_a_verifier_that_the_server_lacks_is_refused(verified):
     with pytest.raises(Exception, match=r"this server does not verify with it.*'strict'.*'reference'"):
-        verified.call("inside.generate", prompts=["x"], params=[asking([1], verifier="strict")])
+        verified.call("inside.generate", prompts=["x"], params=[verified_with([1], verifier="strict")])
 
 
 # -- sampling -----------------------------------------------------------------------------------------------------
@@ -216,8 +218,8 @@ def test_a_verifier_that_the_server_lacks_is_refused(verified):
 
 def test_seeds_reproduce_alone_and_in_company(verified):
     draft = [11, 12, 13, 14] * 6
-    seeded = {"temperature": 1.0, "seed": 42, "max_tokens": 24} | asking(draft)
-    others = [{"temperature": 0.8, "max_tokens": 24, "seed": row} | asking(draft[row:]) for row in range(5)]
+    seeded = {"temperature": 1.0, "seed": 42, "max_tokens": 24} | verified_with(draft)
+    others = [{"temperature": 0.8, "max_tokens": 24, "seed": row} | verified_with(draft[row:]) for row in range(5)]
     prompt = PROMPTS[0]
     (alone,) = verified.call("inside.generate", prompts=[prompt], params=[seeded])
     (again,) = verified.call("inside.generate", prompts=[prompt], params=[seeded])
@@ -238,7 +240,7 @@ def test_all_ranks_decide_alike(engine, kind):
         environment={"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"},
         name=f"verified {kind}, two ranks",
     )
-    params = [{"temperature": 1.0, "max_tokens": 12} | asking([11, 14, 18] * 4)] * 2
+    params = [{"temperature": 1.0, "max_tokens": 12} | verified_with([11, 14, 18] * 4)] * 2
     params[0] = params[0] | {"seed": 5}
     first, second = two.call(emitted_by_rank, prompts=PROMPTS[:2], params=params, own_numbers=False)
     assert first == second
@@ -270,7 +272,7 @@ def distribution(baseline_v1) -> dict[tuple[int, ...], float]:
 
 
 def encoded(llm: Any) -> list[int]:
-    """Return the prompt of the law."""
+    """Return the prompt of the distribution."""
     ids: list[int] = llm.get_tokenizer().encode(CODE)
     return ids
 
@@ -278,14 +280,14 @@ def encoded(llm: Any) -> list[int]:
 def p_value(
     engine: Any, distribution: dict[tuple[int, ...], float], samples: int, *, seeded: bool, rank: int = 0
 ) -> float:
-    """Sample, with drafts that are at every place the likeliest token but `rank`, and test against the law."""
+    """Sample, with drafts that are at every place the likeliest token but `rank`, and test against the distribution."""
     prefix: tuple[int, ...] = ()
     for _ in range(TOKENS):
         nexts = {outcome[: len(prefix) + 1] for outcome in distribution if outcome[: len(prefix)] == prefix}
         prefix = sorted(nexts, key=lambda begin: -_mass(distribution, begin))[rank if prefix else 0]
     params: dict[str, Any] = {"temperature": 1.0, "top_k": TOP_K, "max_tokens": TOKENS, "ignore_eos": True}
     prompt = engine.call(encoded)
-    fields = asking(list(prefix))
+    fields = verified_with(list(prefix))
     given = [params | fields | ({"seed": 1000 + number} if seeded else {}) for number in range(samples)]
     answers = engine.call("inside.generate", prompts=[prompt] * samples, params=given)
     outcomes = list(distribution)
@@ -316,7 +318,7 @@ def test_the_distribution_of_drawn_drafts_is_taken_into_account(kind, drawing, d
 
 @pytest.mark.parametrize(("mutant", "rank"), [("resampling from p", 1), ("lenient threshold", 2)])
 def test_a_wrong_verifier_is_found_out(kind, verified, distribution, mutant, rank):
-    """The same test at the same size: a law that is off must not pass.
+    """The same test at the same size rejects a wrong distribution.
 
     A rejected token's second chance shows where it is likely, a lenient threshold where it is not.
     """

@@ -1,4 +1,4 @@
-"""Proposers are told how much of a text the client saw, however a request ends; and who may share what."""
+"""Proposers receive how much of a text the client saw, however a request ends, and which requests may share state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPTS = [list(prompt) for prompt in prompts()]
 
 
 def requested(llm: Any, requests: list[dict[str, Any]], aborts: dict[str, int] | None = None) -> dict[str, Any]:
-    """Run requests; return by id the newest output that its client got, and what the proposer `recorder` was told.
+    """Run requests; return by id the newest output for its client, and the events that proposer `recorder` received.
 
     Args:
         requests: "id", "prompt" and "params" each.
@@ -50,13 +50,13 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def endings(records: list[dict[str, Any]]) -> dict[str, tuple[str, int | None]]:
-    """Return by request what proposers were told of its end."""
+    """Return by request the event of its end that proposers received."""
     ended = [record for record in records if record.get("kind") in ("FINISHED", "ABORTED")]
     return {record["request_id"]: (record["kind"], record["visible"]) for record in ended}
 
 
 def request_of(case: ends.Case) -> dict[str, Any]:
-    """Return a request whose drafts are right, and go on behind its end."""
+    """Return a request whose drafts are right and continue after its end."""
     params = {
         "max_tokens": case["most"],
         "min_tokens": case["least"],
@@ -69,7 +69,7 @@ def request_of(case: ends.Case) -> dict[str, Any]:
 
 
 def test_what_the_client_saw(zoo):
-    """Ends of every sort, with right drafts behind each: proposers have more of the text than they are to remember."""
+    """With ends of every sort and right drafts after each, proposers hold more of the text than they may remember."""
     cases = ends.cases()
     found = zoo.call(requested, requests=[request_of(case) for case in cases])
     ended, longer = endings(found["records"]), 0
@@ -90,7 +90,7 @@ def test_what_the_client_saw(zoo):
 
 
 def test_a_client_that_leaves(zoo):
-    """It saw no more than was emitted until then; with stop strings nobody knows whether it waited for one."""
+    """It saw at most the tokens emitted until then; with stop strings the number is unknown."""
     leaving = [case for case in ends.cases() if case["name"] in ("length 3", "never 3", "end of text 17")]
     requests = [request_of({**case, "most": ends.LONG, "ends": False}) for case in leaving]
     found = zoo.call(requested, requests=requests, aborts={case["name"]: 3 for case in leaving})

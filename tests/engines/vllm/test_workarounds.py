@@ -1,4 +1,4 @@
-"""What is mended of vLLM's V1 rejection sampling on a CPU: its functions, without an engine."""
+"""Workarounds for vLLM's V1 rejection sampling on a CPU: its functions, without an engine."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def counted(llm: Any, call: str = "generate", **arguments: Any) -> dict[str, Any
 
 
 def watched(llm: Any, requests: list[dict[str, Any]], aborts: dict[str, int] | None = None) -> dict[str, Any]:
-    """Run `inside.drive`, and note what `Drafting` is told and what it drafts.
+    """Run `inside.drive`, and record what `Drafting` receives and what it drafts.
 
     Returns:
         What `drive` returns, the counts of `snapshot` meanwhile, and further
@@ -82,10 +82,12 @@ class Watch:
             on_event(event)
 
         self._drafting.step, stage.on_event, stage.observe = noting_step, noting_on_event, noting_observe
+        self._observed, stage.has_observers = stage.has_observers, True  # so that the stage itself takes all steps
         return self
 
     def __exit__(self, *_: object) -> None:
         del self._drafting.step, self._drafting.stage.on_event, self._drafting.stage.observe
+        self._drafting.stage.has_observers = self._observed
 
     def _note(self, batch: Any, draft: Any, verdict: Any) -> None:
         columns = {

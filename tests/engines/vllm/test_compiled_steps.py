@@ -1,0 +1,76 @@
+"""V1's compiled steps: on the real engine they give the drafts and counts of the draft stage that they stand in for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.engines.vllm import inside
+from tests.engines.vllm.referee import prompts
+from tests.engines.vllm.watching import plain_name
+
+
+@pytest.fixture(scope="module")
+def ends(v1):
+    """Stop ids, one that ends each answer in its middle."""
+    answers = v1.call("inside.generate", prompts=[list(prompt) for prompt in prompts()[:6]])
+    return [answer["token_ids"][20] for answer in answers]
+
+
+def test_they_draft_and_count_as_the_stage_does(v1, ends):
+    """The same requests arrive and leave in both runs, each with a proposer that has learnt nothing."""
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"stop_token_ids": ends[1:2]},
+        {"max_tokens": 1},
+        {"ignore_eos": True},
+        {"extra_args": {"specplug": {"num_speculative_tokens": 1}}},
+        {"temperature": 0.8, "seed": 3},
+    ]
+    requests = [
+        {"id": f"r{number}", "prompt": list(prompt), "at": 3 * number, "params": {"max_tokens": 40, **kind}}
+        for number, (prompt, kind) in enumerate(zip(prompts()[:6], kinds, strict=True))
+    ]
+    compiled, plain = [v1.call(drafted, requested=requests, compiled=taken) for taken in (True, False)]
+    assert compiled.pop("taken") > 20
+    assert plain.pop("taken") == 0
+    assert compiled == plain
+    assert sum(len(ids) for step in compiled["drafts"] for ids in step.values()) > 50
+
+
+# -- inside the engine's process -------------------------------------------------------------------------------------
+
+
+def drafted(llm: Any, requested: list[dict[str, Any]], compiled: bool) -> dict[str, Any]:
+    """Run requests; return every step's drafts by request, what was counted, and how many steps were compiled."""
+
+    drafter = inside.runner(llm).drafter
+    drafting = drafter.drafting
+    stage, steps, propose = drafting.stage, drafter._steps._compiled, drafter.propose
+    handle = stage.runners[0].handle
+    context = drafting._context(llm.llm_engine.vllm_config)
+    found: list[dict[str, list[int]]] = []
+    taken = []
+
+    def noting(sampled: Any, *args: Any, **kwargs: Any) -> Any:
+        names = list(inside.runner(llm).input_batch.req_ids[: len(sampled)])
+        drafts = propose(sampled, *args, **kwargs)
+        found.append({plain_name(name): list(ids) for name, ids in zip(names, drafts, strict=True)})
+        return drafts
+
+    def counting(*args: Any) -> Any:
+        taken.append(1)
+        return type(steps).take(steps, *args)
+
+    known, handle.proposer = handle.proposer, type(handle.proposer)(context)
+    drafter.propose, steps.take, stage.has_observers = noting, counting, not compiled
+    before = stage.metrics.snapshot()
+    try:
+        outputs = inside.drive(llm, requested)["outputs"]
+    finally:
+        del drafter.propose, steps.take
+        handle.proposer, stage.has_observers = known, False
+    counts = (stage.metrics.snapshot() - before).as_dict()
+    ids = {name: output["token_ids"] for name, output in outputs.items()}
+    return {"drafts": found, "counts": counts, "outputs": ids, "taken": len(taken)}
