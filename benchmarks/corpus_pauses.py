@@ -197,7 +197,7 @@ def other_thread(steps: Steps, store: Path) -> Iterator[Callable[[], int]]:
 
 
 @contextmanager
-def nobody(steps: Steps, store: Path) -> Iterator[Callable[[], int]]:
+def idle(steps: Steps, store: Path) -> Iterator[Callable[[], int]]:
     """Change nothing."""
     yield lambda: 0
 
@@ -229,8 +229,8 @@ def run(options: argparse.Namespace, store: Path) -> tuple[list[dict[str, Any]],
     made = Store.create(store, Fingerprint("numbers", "0" * 32, VOCABULARY))
     made.add("held", [Document(str(number), ids) for number, ids in enumerate(stated)])
     steps, rows, wrong = Steps(store, stated), [], []
-    for arm in ("nobody", *options.arms):  # to compile, and to have every page in memory
-        stretch(steps, store, BUSY.get(arm, nobody), 2)
+    for arm in ("idle", *options.arms):  # to compile, and to have every page in memory
+        stretch(steps, store, BUSY.get(arm, idle), 2)
     gc.collect()
     gc.disable()
     for arm in options.arms:
@@ -238,7 +238,7 @@ def run(options: argparse.Namespace, store: Path) -> tuple[list[dict[str, Any]],
             note(f"{arm}: pair {pair + 1} of {options.pairs}")
             row: dict[str, Any] = {"arm": arm}
             for kind in ("quiet", "busy") if pair % 2 else ("busy", "quiet"):
-                row[kind] = stretch(steps, store, BUSY[arm] if kind == "busy" else nobody, options.seconds)
+                row[kind] = stretch(steps, store, BUSY[arm] if kind == "busy" else idle, options.seconds)
             rows.append(row)
             if not row["busy"]["changes"] or not row["busy"]["seen"]:
                 wrong.append(f"{arm}: {row['busy']['changes']} changes, seen {row['busy']['seen']} times")

@@ -10,8 +10,8 @@ SGLANG = "sglang"
 PLAN, PROPOSE, NODES, OBSERVE, REST = "plan", "propose", "nodes", "observe", "rest of ours"
 TARGET, VERIFY = "target", "verify"
 PARTS = (PLAN, PROPOSE, NODES, OBSERVE, REST, TARGET, VERIFY)
-"""The plan; views, proposers and trim; nodes and what is told to the target; what is learnt; the rest of the worker;
-and of SGLang's: the target's forward, and the walk over what it said."""
+"""specplug's parts: the plan; views, proposers and trim; draft nodes and the target's inputs; learning, the token table
+and the results; the rest of the worker.  SGLang's: the target's forward and its sampler; verification."""
 
 
 def install(scheduler: Any) -> Meter:
@@ -31,7 +31,12 @@ def install(scheduler: Any) -> Meter:
         (module, "nodes_of", NODES),
         (module, "prepare", NODES),
         (worker, "_verify_input", NODES),
-        (worker, "_observe", OBSERVE),
+        (worker.plain_steps, "prepare", NODES),
+        (worker.drafting, "observe", OBSERVE),
+        (worker.drafting, "verified", OBSERVE),
+        (worker.drafting.table, "append", OBSERVE),
+        (worker.drafting.table, "append_one", OBSERVE),
+        (worker.plain_steps, "completed", OBSERVE),
         (module, "relayed", OBSERVE),
         (worker, "_decode", REST),
         (worker.target_worker, "forward_batch_generation", TARGET),

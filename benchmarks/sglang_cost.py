@@ -1,14 +1,14 @@
-"""Benchmark of specplug's cost in an SGLang server at draft length 0, with one token per request and step, by part.
+"""Benchmark of specplug's cost in an SGLang server that drafts nothing, with one token per request and step, by part.
 
     make setup-sglang
     .venv-sglang/bin/python -m benchmarks.sglang_cost [--batches 1 8 32] [--json cost.json]
 
 Batches decode on the shipped model with overlap scheduling.  The host time inside specplug's worker is
-measured at every step by part (see `benchmarks.sglang_clock`), separately from SGLang's own time within it.  The ratio
-compares the times of whole answers of a fixed length with those of an engine without specplug and without speculation,
-in turn on the same machine, with a bootstrap interval; the run checks that both give the same tokens.  On a CPU,
-SGLang's attention over drafts is the tests' stand-in, which runs one request after another, while plain decoding uses a
-different attention: the part "target" of the ratio says nothing about a GPU, the other parts do.
+measured at every step by part (see `benchmarks.sglang_clock`), separately from SGLang's own time within it.  The ratios
+compare the times of whole answers of a fixed length with those of two other engines, all in turn on the same machine:
+one without speculation, and the floor, SGLang's smallest speculative algorithm, which drafts nothing either (see
+`benchmarks/plugins/specplug_floor.py`).  They are medians, with a bootstrap interval; the run checks that all give the
+same tokens.  The arm "the floor" compares the floor itself with no speculation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from benchmarks.peers import note
 PLUGINS = Path(__file__).parent / "plugins"
 PROMPT = 32  # tokens of each prompt
 
-ARMS: dict[str, dict[str, Any]] = {
+NONE, FLOOR = "no speculation", "the floor"
+
+ARMS: dict[str, dict[str, Any] | None] = {
+    FLOOR: None,
     "policy none": {"proposer": "silent", "policy": "none"},
     "mode off": {"proposer": "silent", "mode": "off"},
     "nothing found, on the device": {"proposer": "silent"},
@@ -65,26 +68,35 @@ def microseconds(scheduler: Any) -> dict[str, float]:
     return {part: meter.nanoseconds[part] / 1e3 / steps for part in PARTS}
 
 
-def measure(engine: Any, baseline: Any, batch: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return one row: times by part, and the ratio of answer times."""
-    pairs, parts, same = [], [], True
+def measure(engine: Any, others: dict[str, Any], batch: int, options: argparse.Namespace, ours: bool) -> dict[str, Any]:
+    """Return one row: times by part if the engine is `ours`, and ratios of answer times by name of the other engine."""
+    ratios: dict[str, list[float]] = {name: [] for name in others}
+    parts, same = [], True
     for number in range(options.rounds + 1):
         requested = {"batch": batch, "tokens": options.tokens, "seed": number}
-        engine.inside(begin)
-        order = (engine, baseline) if number % 2 else (baseline, engine)
-        found = {one: one.call(answers, **requested) for one in order}
+        if ours:
+            engine.inside(begin)
+        turn = [engine, *others.values()]
+        turn = turn[number % len(turn) :] + turn[: number % len(turn)]
+        found = {one: one.call(answers, **requested) for one in turn}
         if number:  # the first round warms up
-            parts.append(engine.inside(microseconds))
-            pairs.append(found[engine]["seconds"] / found[baseline]["seconds"])
-        same = same and found[engine]["token_ids"] == found[baseline]["token_ids"]
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(pairs, k=len(pairs))) for _ in range(2000))
+            parts += [engine.inside(microseconds)] if ours else []
+            for name, other in others.items():
+                ratios[name].append(found[engine]["seconds"] / found[other]["seconds"])
+        same = same and all(one["token_ids"] == found[engine]["token_ids"] for one in found.values())
     return {
         "batch": batch,
-        "parts": {part: statistics.median(one[part] for one in parts) for part in parts[0]},
-        "ratio": [statistics.median(pairs), medians[49], medians[1949]],
+        "parts": {part: statistics.median(one[part] for one in parts) for part in parts[0]} if ours else {},
+        "ratios": {name: interval(pairs) for name, pairs in ratios.items()},
         "identical": same,
     }
+
+
+def interval(pairs: list[float]) -> list[float]:
+    """Return the median and the ends of its 95 % bootstrap interval."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(pairs, k=len(pairs))) for _ in range(2000))
+    return [statistics.median(pairs), medians[49], medians[1949]]
 
 
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -94,23 +106,30 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
 
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as logs:
-        pool = Pool(Path(logs), most=2)
+        pool = Pool(Path(logs), most=3)
         try:
-            baseline = pool.tenant(Engine, "baseline", launch(options, None))
+            none = pool.tenant(Engine, "baseline", launch(options, None, None))
+            floor = pool.tenant(Engine, "floor", launch(options, "FLOOR", None))
             for name in options.arms:
                 note(f"{name}: starting")
-                engine = pool.tenant(Engine, name.replace(" ", "-").replace(",", ""), launch(options, ARMS[name]))
+                settings = ARMS[name]
+                engine, others = floor, {NONE: none}
+                if settings is not None:
+                    tenant = name.replace(" ", "-").replace(",", "")
+                    engine = pool.tenant(Engine, tenant, launch(options, "SPECPLUG", settings))
+                    others[FLOOR] = floor
                 for batch in options.batches:
                     note(f"{name}: batch {batch}")
-                    rows.append({"arm": name, **measure(engine, baseline, batch, options)})
-                engine.stop()
+                    rows.append({"arm": name, **measure(engine, others, batch, options, settings is not None)})
+                if settings is not None:
+                    engine.stop()
         finally:
             pool.close()
     return rows
 
 
-def launch(options: argparse.Namespace, settings: dict[str, Any] | None) -> Any:
-    """Return the configuration of a server with these settings, or of one without specplug."""
+def launch(options: argparse.Namespace, algorithm: str | None, settings: dict[str, Any] | None) -> Any:
+    """Return the configuration of a server with this algorithm, and with these settings of specplug."""
     from tests.engines.sglang.launch import configuration
 
     same: dict[str, Any] = {
@@ -118,10 +137,10 @@ def launch(options: argparse.Namespace, settings: dict[str, Any] | None) -> Any:
         "max_total_tokens": max(options.batches) * 512,
         "disable_radix_cache": True,
     }
-    if settings is None:
+    if algorithm is None:
         return configuration(**same)
-    stated = json.dumps({**settings, "faults": {"host_deadline_ms": None}})
-    found = configuration("SPECPLUG", environment={"SPECPLUG_CONFIG": stated}, **same)
+    stated = json.dumps({**(settings or {}), "faults": {"host_deadline_ms": None}})
+    found = configuration(algorithm, environment={"SPECPLUG_CONFIG": stated}, **same)
     paths = f"{found.always['PYTHONPATH']}:{PLUGINS}"
     return type(found)(found.arguments, {**found.environment, "PYTHONPATH": paths})
 
@@ -135,12 +154,20 @@ def report(rows: list[dict[str, Any]], title: str) -> None:
         (
             row["arm"],
             str(row["batch"]),
-            *(f"{row['parts'][part]:.0f}" for part in PARTS),
-            "{:.2f}  ({:.2f} to {:.2f})".format(*row["ratio"]) if row["identical"] else "outputs differ",
+            *(f"{row['parts'][part]:.0f}" if row["parts"] else "" for part in PARTS),
+            *(stated(row, name) for name in (NONE, FLOOR)),
         )
         for row in rows
     ]
-    print_table(title, ("arm", "batch", *(f"{part} us" for part in PARTS), "answer-time ratio"), cells)
+    ratios = (f"answer time over {NONE}", f"over {FLOOR}")
+    print_table(title, ("arm", "batch", *(f"{part} us" for part in PARTS), *ratios), cells)
+
+
+def stated(row: dict[str, Any], name: str) -> str:
+    """Return a cell with the ratio to another engine."""
+    if not row["identical"]:
+        return "outputs differ"
+    return "{:.3f}  ({:.3f} to {:.3f})".format(*row["ratios"][name]) if name in row["ratios"] else ""
 
 
 def main() -> None:

@@ -71,16 +71,16 @@ class SglangEngine:
     def stream(self, requests: Sequence[TextRequest]) -> Iterator[TextUpdate]:
         """Serve the requests in one batch and yield updates; closing the iterator aborts them all."""
         self._process.send("generate", [asdict(request) for request in requests])
-        what, update = self._process.hear()
+        what, update = self._process.receive()
         while what == "update":
             try:
                 yield TextUpdate(**update)
             except GeneratorExit:
                 self._process.send("stop")
                 while what == "update":
-                    what, _ = self._process.hear()
+                    what, _ = self._process.receive()
                 raise
-            what, update = self._process.hear()
+            what, update = self._process.receive()
 
     def describe(self) -> str:
         """Return model, dtype, device and engine in one line."""
@@ -103,7 +103,7 @@ class _Counts:
         from specplug.operator.exporter import snapshot_of
 
         self._process.send("status")
-        _, (status,) = self._process.hear()
+        _, (status,) = self._process.receive()
         (counts,) = (worker["metrics"] for worker in status["workers"] if worker["drafts"])
         return snapshot_of(counts, status["scheduler"]["faults"])
 
@@ -132,7 +132,7 @@ class _Process:
         os.close(handle)
         try:
             self.send("start", arguments)
-            _, self.ready = self.hear()
+            _, self.ready = self.receive()
         except BaseException:
             self.close()
             raise
@@ -144,7 +144,7 @@ class _Process:
         except OSError:
             raise self._ended() from None
 
-    def hear(self) -> tuple[str, Any]:
+    def receive(self) -> tuple[str, Any]:
         """Return the next message.
 
         Raises:

@@ -118,7 +118,7 @@ def _generate(engine: Any, requests: list[dict[str, Any]], connection: Connectio
         stream=True,
     )
     stopped = False
-    for update in _news(outputs, len(requests)):
+    for update in _new_parts(outputs, len(requests)):
         if stopped:
             continue  # drop updates while the aborted requests end
         connection.send(("update", update))
@@ -129,7 +129,7 @@ def _generate(engine: Any, requests: list[dict[str, Any]], connection: Connectio
     connection.send(("done", None))
 
 
-def _news(outputs: Iterator[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
+def _new_parts(outputs: Iterator[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
     """Yield the new part of each output; SGLang's outputs are cumulative."""
     texts, ids = [0] * count, [0] * count
     for output in outputs:

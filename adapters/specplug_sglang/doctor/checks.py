@@ -38,7 +38,7 @@ def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
         remedy = VERSIONS.remedy
         return [CheckResult("fail", "this line starts SGLang, which is not installed", remedy)] if launch else []
     if not launch:
-        return _standing(settings)
+        return _any_launch(settings)
     from specplug_sglang.startup import advice
 
     try:
@@ -65,7 +65,7 @@ def _version(version: str) -> CheckResult:
     return found
 
 
-def _standing(settings: Settings) -> list[CheckResult]:
+def _any_launch(settings: Settings) -> list[CheckResult]:
     """Return the results that hold for any launch line."""
     from specplug_sglang.startup import advice
 

@@ -79,9 +79,9 @@ async def set_mode(request: Request) -> dict[str, Any]:
     return {"engines": await _answer(status.order(request.app.state.specplug, order))}
 
 
-async def _answer(asking: Any) -> Any:
+async def _answer(pending: Any) -> Any:
     """Return the engines' answer; an engine's failure is a 500."""
     try:
-        return await asking
+        return await pending
     except EngineError as error:
         raise HTTPException(500, str(error)) from error

@@ -34,15 +34,15 @@ def metrics_made(result: Any, app: Any) -> None:
     collector = exporter()
     collector.watch(functools.partial(status.ask, manager))
     route = next(route for route in reversed(app.routes) if getattr(route, "path", None) == "/metrics")
-    route.app = _asking_first(route.app, collector)
+    route.app = _refreshing_first(route.app, collector)
 
 
-def _asking_first(app: Any, collector: Any) -> Any:
+def _refreshing_first(app: Any, collector: Any) -> Any:
     """Return an ASGI app that refreshes the engines' metrics before a scrape, in the event loop they answer in."""
 
     @functools.wraps(app)
-    async def asking_first(scope: Any, receive: Any, send: Any) -> None:
+    async def refreshing_first(scope: Any, receive: Any, send: Any) -> None:
         await collector.refresh()
         await app(scope, receive, send)
 
-    return asking_first
+    return refreshing_first

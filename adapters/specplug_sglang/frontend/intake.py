@@ -30,7 +30,7 @@ def install() -> None:
     _wrap(ServerArgs, "check_server_args", _with_intake)
 
 
-def open_doors() -> None:
+def install_request_hooks() -> None:
     """Patch SGLang's classes, once per process."""
     seams.require("api")
     clients.prepare()
@@ -65,7 +65,7 @@ def _with_intake(original: Callable[..., None]) -> Callable[..., None]:
     def check_server_args(self: Any) -> None:
         original(self)
         if is_requested(self):
-            open_doors()
+            install_request_hooks()
 
     return check_server_args
 
@@ -89,7 +89,7 @@ def _with_parser(original: Callable[..., None]) -> Callable[..., None]:
 
 def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `generate_request`: parse specplug's fields and add the HTTP client's digest before SGLang's own code."""
-    from specplug_sglang.frontend.parsing import says_something, with_client
+    from specplug_sglang.frontend.parsing import has_unparsed_fields, with_client
 
     @functools.wraps(original)
     def generate_request(self: Any, obj: Any, request: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +101,7 @@ def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
                 with_client(obj, client, self.preferred_sampling_params)
             return original(self, obj, request, *args, **kwargs)
 
-        if parser is None or not says_something(obj):
+        if parser is None or not has_unparsed_fields(obj):
             return begin()
         return _after_parsing(parser, obj, begin)
 
@@ -119,14 +119,14 @@ async def _after_parsing(parser: Any, obj: Any, begin: Callable[[], Any]) -> Asy
 
 
 def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
-    from specplug_sglang.frontend.parsing import says_something
+    from specplug_sglang.frontend.parsing import has_unparsed_fields
     from specplug_sglang.frontend.refusal import RefusedRequest
 
     @functools.wraps(original)
     async def serve_generate_request(obj: Any, request: Any) -> Any:
         module = sys.modules[_HTTP]
         parser = getattr(module.get_global_state().tokenizer_manager, PARSER, None)
-        if parser is not None and says_something(obj):
+        if parser is not None and has_unparsed_fields(obj):
             try:
                 await parser.parse(obj)
             except RefusedRequest as error:
@@ -172,5 +172,5 @@ def _arrived(information: dict[str, Any]) -> dict[str, Any]:
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    open_doors()
+    install_request_hooks()
     return information

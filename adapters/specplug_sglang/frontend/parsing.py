@@ -44,7 +44,7 @@ class Parser(parser.Parser):
         done: dict[int, dict[str, Any]] = {}
 
         async def changed(params: Any) -> Any:
-            if not _say_something(params):
+            if not _has_unparsed(params):
                 return params
             given = params[CUSTOM]
             if id(given) not in done:
@@ -63,7 +63,7 @@ class Parser(parser.Parser):
         Raises:
             RefusedRequest: their fields are invalid.
         """
-        return {**params, CUSTOM: self.parsed(params[CUSTOM])} if _say_something(params) else params
+        return {**params, CUSTOM: self.parsed(params[CUSTOM])} if _has_unparsed(params) else params
 
 
 def parser_of(manager: Any) -> Parser:
@@ -101,12 +101,12 @@ def with_client(obj: Any, client: str, preferred: Any) -> None:
             obj.sampling_params = marked(params or {})
 
 
-def says_something(obj: Any) -> bool:
+def has_unparsed_fields(obj: Any) -> bool:
     """Return whether a request has specplug fields that are not parsed yet."""
     params = getattr(obj, "sampling_params", None)
-    return any(map(_say_something, params)) if isinstance(params, list) else _say_something(params)
+    return any(map(_has_unparsed, params)) if isinstance(params, list) else _has_unparsed(params)
 
 
-def _say_something(params: Any) -> bool:
+def _has_unparsed(params: Any) -> bool:
     given = params.get(CUSTOM) if isinstance(params, dict) else None
     return isinstance(given, dict) and arguments.are_given(given)

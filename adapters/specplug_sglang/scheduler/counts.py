@@ -1,7 +1,8 @@
 """Draft counters for the status, read without a device sync while steps run.
 
-Counters live on the device.  They are copied to the host a few times a second, and a status request during a step gets
-the newest copy that has arrived.  When no step runs, the counters themselves are read.
+Steps without drafts are counted on the host (`SpecMetrics.record_on_host`).  The other counters live on the device.
+They are copied to the host a few times a second, and a status request during a step gets the newest copy that has
+arrived.  When no step runs, the counters themselves are read.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Counts:
         self._due = 0.0
 
     def step(self) -> None:
-        """Record that a step was queued on the current stream, and start a copy if one is due."""
+        """Record that a step with drafts was queued on the current stream, and start a copy if one is due."""
         if self._module is None:
             return
         self._arrive()
@@ -47,10 +48,13 @@ class Counts:
         self._last = self._event()
 
     def read(self) -> MetricsSnapshot:
-        """Return the counts after the last step if it has ended, else those of an earlier step."""
-        if self._last is None or self._last.query():
+        """Return the counts after the last step with drafts if it has ended, else those of an earlier one."""
+        if self._module is None:
             return self._metrics.snapshot()
         self._arrive()
+        if self._last is not None and self._last.query():  # read once: steps without drafts change nothing
+            self._newest = tuple(part.to("cpu", copy=True) for part in self._metrics.tensors())
+            self._last = self._coming = None
         return self._metrics.snapshot(self._newest)
 
     def _arrive(self) -> None:

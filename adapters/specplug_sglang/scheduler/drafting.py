@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 from time import perf_counter
 from typing import Any
 
@@ -18,13 +19,11 @@ from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.requests import wire
-from specplug.runtime.rows import RowFacts
 from specplug.runtime.slot_allocator import SlotAllocator
-from specplug.runtime.slots import SlotRows
 from specplug.runtime.step_planner import Bounds, Launched, StepPlanner
 from specplug.runtime.stops import StopDetector
 from specplug.settings.model import Settings
-from specplug.types.batch import EngineBatch, Residency
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, EngineEventKind, Event
 from specplug.types.verdict import Outcome
@@ -33,6 +32,7 @@ from specplug_sglang.requests import prompt_of, running_request, served_plainly
 from specplug_sglang.scheduler.arrivals import Arrivals
 from specplug_sglang.scheduler.counts import Counts
 from specplug_sglang.scheduler.grammar import Grammars
+from specplug_sglang.scheduler.rows import Rows
 from specplug_sglang.verification.table import TokenTable, on_device
 
 
@@ -50,6 +50,7 @@ class Drafting:
     Attributes:
         stage: the draft stage on rank 0; None on other ranks, which receive rank 0's drafts.
         drafts_trees: whether drafts have parents, the same on all ranks.
+        reads_lengths: whether the lengths of drafts are in host memory, so that reading them waits for nothing.
         counts: draft counters for the status, on rank 0; None on other ranks.
         step_planner: makes the plans.
         allocator: slots of the requests that the worker holds.
@@ -80,15 +81,19 @@ class Drafting:
         self.counts = None if self.stage is None else Counts(self.stage.metrics, _module_of(device))
         self.grammars = None if sink is None else Grammars(self.vocab_size, tokenizer, FaultGuard("grammar", sink=sink))
         self.drafts_trees = self.caps.trees and _any_drafts_trees(self.resolved.settings, device.type)
-        self.step_planner: StepPlanner[Any] = StepPlanner(self.resolved, context, _measure, self._bounds)
+        self.step_planner: StepPlanner[Any] = StepPlanner(
+            self.resolved, context, attrgetter("rid"), _measure, self._bounds
+        )
         self.allocator = SlotAllocator(slots, device, self._tell)
         self.table = TokenTable(slots, self.max_length, self.caps.max_draft_length + 1, device)
         self.arrivals = Arrivals(
             self.allocator, lambda req: running_request(req, self.max_length), self._write, self._forget
         )
         self.stops = StopDetector(slots, self.caps.max_draft_length, device)
-        self._rows: _Rows | None = None
-        self._launched: deque[tuple[Launched, tuple[str, ...], Tensor | None]] = deque()
+        self.reads_lengths = device.type == "cpu"
+        self._rows: Rows | None = None
+        self._unseen = False  # whether tokens were emitted that the stop detector has not seen
+        self._launched: deque[tuple[Launched, tuple[Any, ...], Tensor | None]] = deque()
         self._began, self._prefills = 0.0, False
         self._scheduler: weakref.ref[Any] | None = None
 
@@ -117,12 +122,17 @@ class Drafting:
         ended = perf_counter()
         if not self._launched:
             return
-        step, names, lengths = self._launched.popleft()
-        if len(names) != len(accepted):  # a step that the worker did not see
+        step, reqs, lengths = self._launched.popleft()
+        if len(reqs) != len(accepted):  # a step that the worker did not see
             self._launched.clear()
             return
-        verified = [0] * len(names) if lengths is None else lengths.tolist()
-        self.step_planner.finish(step, [*zip(names, verified, accepted, strict=True)], ended)
+        if lengths is None:
+            if self.stage is not None:
+                self.stage.metrics.record_on_host(len(reqs), sum(req.finished() for req in reqs))
+            self.step_planner.finish(step, (), ended)
+            return
+        names = [req.rid for req in reqs]
+        self.step_planner.finish(step, [*zip(names, lengths.tolist(), accepted, strict=True)], ended)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -131,76 +141,102 @@ class Drafting:
         self._prefills = True
         self.arrivals.admit(reqs)
 
+    def prefilled(self, rows: int) -> None:
+        """Count the first tokens of `rows` requests, which a prefill emitted."""
+        self._unseen = True
+        if self.stage is not None:
+            self.stage.metrics.record_on_host(rows)
+
     def plan(self, reqs: Sequence[Any]) -> int:
         """Plan a decode step and return its draft length, which covers the longest row."""
         self._began = perf_counter()
         if self._rows is None or not self._rows.hold(self.allocator, reqs):
             self.arrivals.admit(reqs)
+            self._rows = Rows(self.allocator, reqs, self.device)
         # With speculation SGLang never mixes prefill into a decode step.
         plan = self.step_planner.make(reqs, num_waiting=len(self._queue()), prefill_tokens=0)
-        draft_length = plan.draft_length
-        if plan.caps and draft_length:
-            widest = max((plan.draft_length_for(req.rid) for req in reqs), default=0)
-            draft_length = next((step for step in self.caps.captured_draft_lengths if step >= widest), widest)
-        return min(draft_length, plan.draft_length)
+        if not plan.caps or not plan.draft_length:
+            return plan.draft_length
+        return min(self._captured(max(plan.draft_length_for(req.rid) for req in reqs)), plan.draft_length)
 
-    def propose(self, batch: EngineBatch, reqs: Sequence[Any], draft_length: int) -> Draft:
-        """Draft, cut the drafts to the plan's budget and complete them by their grammars."""
-        assert self.stage is not None
-        plan = self.step_planner.plan
-        caps = self._caps_of(plan, reqs)
-        draft = self.stage.trim(batch, self.stage.propose(batch, draft_length, caps), plan)
-        assert self.grammars is not None
-        return self.grammars.of(batch, reqs, draft, caps, plan.token_budget)
-
-    def launched(self, reqs: Sequence[Any], draft: Draft) -> None:
-        """Queue a launched step until its results arrive, and start copying its draft lengths to the host."""
-        rows, draft_length = len(reqs), draft.draft_length
-        # A prefill queued before the step may still be running when the step begins, so the step is not timed.
-        step = self.step_planner.launch(
-            self._began, rows, rows * (draft_length + 1), draft_length, timed=not self._prefills
-        )
-        self._prefills = False
-        lengths = draft.lengths.to("cpu", non_blocking=True, copy=True) if draft_length else None
-        self._launched.append((step, tuple(req.rid for req in reqs), lengths))
-
-    def observe(self, batch: EngineBatch, outcome: Outcome) -> None:
-        """Report a verified step to the draft stage; `batch` is the state after it."""
-        if self.stage is not None and self.grammars is not None:
-            self.stage.observe(batch, self.grammars.annotated(outcome))
-            assert self.counts is not None
-            self.counts.step()
-
-    def view(self, reqs: Sequence[Any], slots: Tensor, lengths: Tensor, sampled: Tensor | None = None) -> EngineBatch:
-        """Describe a batch.
+    def propose(self, reqs: Sequence[Any], slots: Tensor, before: Tensor, draft_length: int) -> Draft | None:
+        """Draft, cut the drafts to the plan's budget and complete them by their grammars.
 
         Args:
             reqs: B requests.
             slots: [B] int64, their rows in SGLang's request pool.
-            lengths: [B], known tokens of each.
-            sampled: [B] bool, false for prefill chunks with more prompt to come; None if there are none.
+            before: [B] int64, cached tokens of each, which lack the newest.
+            draft_length: the most draft tokens of a row, above 0.
+
+        Returns:
+            Drafts of as many tokens, or where `reads_lengths` of the least number that the engine captured and that
+            holds them all.  None if nothing is drafted.
         """
-        if self._rows is None or not self._rows.hold(self.allocator, reqs):
-            self._rows = _Rows(self.allocator, reqs, self.device)
-        rows = self._rows
-        lengths = lengths.to(torch.int32)
-        return EngineBatch(
-            slots=slots,
-            generations=rows.table.generations,
-            rows=slots,
-            tokens=self.table.tokens,
-            lengths=lengths,
-            sampled=rows.all if sampled is None else sampled,
-            room=rows.table.ends - lengths,
-            temperature=rows.temperature,
-            grammar=rows.table.grammar,
-            vocab_size=self.vocab_size,
-            residency=Residency.HOST if self.device.type == "cpu" else Residency.DEVICE,
-            reset_slots=self.allocator.slots.take_resets(),
-            barriers=rows.facts.barriers,
-            request_ids=rows.facts.names,
-            requests=rows.facts.requests,
+        assert self.stage is not None
+        assert self.grammars is not None
+        batch, plan = self.view(slots, before + 1), self.step_planner.plan
+        caps = self._caps_of(plan, reqs)
+        draft = self.stage.propose(batch, draft_length, caps)
+        constrained = any(req.grammar is not None for req in reqs)
+        if self.reads_lengths and not constrained and not draft.lengths.any():
+            return None
+        draft = self.stage.trim(batch, draft, plan)
+        proposed = draft.lengths
+        if constrained:
+            draft = self.grammars.of(batch, reqs, draft, caps, plan.token_budget)
+        if not self.reads_lengths:
+            return draft
+        # What a grammar cut must be reported with a step of drafts, even if it cut everything.
+        longest = max(int(draft.lengths.max()), int(proposed.any()))
+        if not longest:
+            self.grammars.drop()
+            return None
+        return draft.view(draft.batch_size, min(self._captured(longest), draft_length))
+
+    def launched(self, reqs: Sequence[Any], draft: Draft | None) -> None:
+        """Queue a launched step until its results arrive, and start copying its draft lengths to the host.
+
+        Without drafts, the step's tokens are counted when its results arrive.
+        """
+        rows, draft_length = len(reqs), 0 if draft is None else draft.draft_length
+        # A prefill queued before the step may still be running when the step begins, so the step is not timed.
+        context = sum(map(_measure, reqs))
+        step = self.step_planner.launch(
+            self._began, rows, rows * (draft_length + 1), context, draft_length, timed=not self._prefills
         )
+        self._prefills = False
+        self._unseen = self._unseen or draft is None
+        lengths = None if draft is None else draft.lengths.to("cpu", non_blocking=True, copy=True)
+        self._launched.append((step, tuple(reqs), lengths))
+
+    def observe(self, reqs: Sequence[Any], slots: Tensor, before: Tensor, draft: Draft, accept_lens: Tensor) -> None:
+        """Report a step that verified drafts to the draft stage; the table has its tokens already.
+
+        Args:
+            reqs, slots, before: as in `propose`.
+            draft: the verified drafts.
+            accept_lens: [B], emitted tokens.
+        """
+        if self.stage is None or self.grammars is None or self.counts is None:
+            return
+        if self._unseen:  # the host knows all ends but those of the step before, which emitted one token per row
+            self._unseen = False
+            self.after_stop(self.view(slots, before + 1), torch.ones_like(slots, dtype=torch.int32))
+        emitted = accept_lens.to(torch.int32)
+        batch = self.view(slots, before + 1 + emitted)
+        outcome = Outcome(
+            verified=draft.lengths,
+            accepted=emitted - 1,
+            emitted=emitted,
+            after_stop=self.after_stop(batch, emitted),
+        )
+        self.stage.observe(batch, self.grammars.annotated(outcome))
+        self.counts.step()
+
+    def view(self, slots: Tensor, lengths: Tensor) -> EngineBatch:
+        """Describe the batch that was planned for, with `lengths` [B] known tokens; `slots` [B] as in `propose`."""
+        assert self._rows is not None
+        return self._rows.view(self.table.tokens, slots, lengths, self.vocab_size)
 
     def after_stop(self, batch: EngineBatch, emitted: Tensor) -> Tensor:
         """Return [B] int32: how many of the `emitted` [B] newest tokens come after a stop."""
@@ -211,6 +247,10 @@ class Drafting:
         """Release proposers, threads and files."""
         if self.stage is not None:
             self.stage.close()
+
+    def _captured(self, longest: int) -> int:
+        """Return the least draft length that the engine captured and that holds `longest` tokens."""
+        return next((length for length in self.caps.captured_draft_lengths if length >= longest), longest)
 
     def _caps_of(self, plan: Any, reqs: Sequence[Any]) -> Tensor | None:
         """Return the most draft tokens per row, [B] int32 on the device; None if no row is capped."""
@@ -240,21 +280,6 @@ class Drafting:
             self.stage.on_event(event)
 
 
-class _Rows:
-    """Row data of a batch, cached while the same requests hold the same slots."""
-
-    def __init__(self, allocator: SlotAllocator, reqs: Sequence[Any], device: torch.device) -> None:
-        self.facts = RowFacts(allocator, [req.rid for req in reqs])
-        self.table: SlotRows = allocator.slots.rows(on_device(self.facts.slots, torch.int64, device))
-        temperatures = [request.sampling.temperature for request in self.facts.requests]
-        self.temperature = on_device(temperatures, torch.float32, device)
-        self.all = torch.ones(len(temperatures), dtype=torch.bool, device=device)
-
-    def hold(self, allocator: SlotAllocator, reqs: Sequence[Any]) -> bool:
-        """Return whether these are still the rows of `reqs`."""
-        return self.facts.hold(allocator, [req.rid for req in reqs])
-
-
 def _any_drafts_trees(settings: Settings, device: str) -> bool:
     specs = (default_registry().get(ProposerSpec, name) for name in (settings.proposer, *settings.extra_proposers))
     return any(spec.caps_for(device).trees for spec in specs)
@@ -265,5 +290,5 @@ def _module_of(device: torch.device) -> Any:
     return None if device.type in ("cpu", "meta") else torch.get_device_module(device)
 
 
-def _measure(req: Any) -> tuple[str, int]:
-    return req.rid, len(req.origin_input_ids) + len(req.output_ids)
+def _measure(req: Any) -> int:
+    return len(req.origin_input_ids) + len(req.output_ids)

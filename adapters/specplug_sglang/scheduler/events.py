@@ -76,18 +76,18 @@ def _change(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: An
     try:
         return original(updater, *args, **kwargs)
     finally:
-        _tell_change(updater)
+        _notify_change(updater)
 
 
 def _end_update(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
     """Report new weights of an update without a load; `_change` has reported the loads of any other update."""
     result = original(updater, *args, **kwargs)
     if kwargs.get("run_post_load"):
-        _tell_change(updater)
+        _notify_change(updater)
     return result
 
 
-def _tell_change(updater: Any) -> None:
+def _notify_change(updater: Any) -> None:
     drafting = _runners.get(updater.get_model_runner()) if _runners and seams.available("events") else None
     if drafting is not None:
         drafting.on_engine_event("weights changed")

@@ -74,6 +74,10 @@ class Grammars(Completer):
         states = [self._state(req) for req in reqs]
         return self.complete(draft, states, batch.limits(draft.draft_length, caps), budget)
 
+    def drop(self) -> None:
+        """Forget the completed drafts of a step that verifies none."""
+        self._done = None
+
     def _state(self, req: Any) -> State | None:
         if req.grammar is None or not _goes_back(req.grammar):
             return None

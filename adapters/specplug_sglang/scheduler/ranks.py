@@ -7,6 +7,7 @@ decided on rank 0 only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -41,23 +42,47 @@ class Ranks:
         return int(message)
 
     def share(self, draft: Draft) -> Draft:
-        """Return rank 0's draft, broadcast on the device without a host sync.
+        """Return rank 0's draft, broadcast on the device without a host sync.  A no-op with one rank.
 
-        A no-op with one rank, and if the step drafts nothing: an empty draft is the same on all ranks.
+        The ranks know its size: see `agree`.
         """
-        if self._group is None or not draft.draft_length:
+        if self._group is None:
             return draft
-        parts = [draft.token_ids, draft.lengths[:, None]] + ([] if draft.parents is None else [draft.parents])
-        packed = torch.cat(parts, 1).contiguous()
+        packed = torch.cat(_columns(draft), 1).contiguous()
         self._group.broadcast(packed, src=0)
         return _unpacked(draft, packed)
 
+    def share_from_host(self, draft: Draft | None, blank: Callable[[int], Draft], most: int) -> Draft | None:
+        """Return rank 0's draft of any length, or None if it has none, broadcast between hosts as one message.
+
+        Args:
+            draft: rank 0's, in host memory; None on the other ranks.
+            blank: returns an empty draft of as many rows, of a given length.
+            most: the longest draft.
+        """
+        if self._group is None:
+            return draft
+        whole = _columns(blank(most))
+        message = torch.zeros(len(whole[0]), 1 + sum(column.shape[1] for column in whole), dtype=torch.int32)
+        if draft is not None:
+            columns = torch.cat(_columns(draft), 1)
+            message[:, 0], message[:, 1 : 1 + columns.shape[1]] = draft.draft_length, columns
+        torch.distributed.broadcast(message, src=self._group.ranks[0], group=self._group.cpu_group)
+        draft_length = int(message[0, 0])
+        return _unpacked(blank(draft_length), message[:, 1:]) if draft_length else None
+
+
+def _columns(draft: Draft) -> list[Tensor]:
+    """Return what ranks verify of a draft, [B, columns] each, int32."""
+    return [draft.token_ids, draft.lengths[:, None]] + ([] if draft.parents is None else [draft.parents])
+
 
 def _unpacked(draft: Draft, packed: Tensor) -> Draft:
+    """Return `draft` with the contents of the columns [B, at least as many]."""
     draft_length = draft.draft_length
     return replace(
         draft,
         token_ids=packed[:, :draft_length],
         lengths=packed[:, draft_length],
-        parents=None if draft.parents is None else packed[:, draft_length + 1 :],
+        parents=None if draft.parents is None else packed[:, draft_length + 1 : 2 * draft_length + 1],
     )

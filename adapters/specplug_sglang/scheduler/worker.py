@@ -1,12 +1,14 @@
 """SGLang's speculative worker, in the scheduler's process: all five phases of a step in one call.
 
-A decode step plans on the host, proposes and trims on the device, lets the target verify, and observes.  The host runs
-ahead of the device: it knows the requests, and results that are one step old.  Newly emitted tokens are only on the
-device, in the table that the next step's proposers read, so overlapped and synchronous steps run the same code.
+A decode step plans on the host, proposes and trims on the device, lets the target verify, and observes; without drafts
+it is a step of SGLang's own.  The host runs ahead of the device: it knows the requests, and results that are one step
+old.  Newly emitted tokens are only on the device, in the table that the next step's proposers read, so overlapped and
+synchronous steps run the same code.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,17 +20,17 @@ from torch import Tensor
 
 from specplug.errors import EngineError
 from specplug.types.draft import Draft
-from specplug.types.verdict import Outcome
 from specplug_sglang import seams
 from specplug_sglang.config import decided
 from specplug_sglang.scheduler import memory
 from specplug_sglang.scheduler.corpora import ExternalCorpora
 from specplug_sglang.scheduler.drafting import Drafting
+from specplug_sglang.scheduler.plain_step import PlainSteps, decodes_plainly
 from specplug_sglang.scheduler.ranks import Ranks
 from specplug_sglang.startup import advice
 from specplug_sglang.verification import attention, exact, seeded
 from specplug_sglang.verification.cache_room import make_room
-from specplug_sglang.verification.draft_lengths import DraftLengths
+from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
 from specplug_sglang.verification.table import on_device
 from specplug_sglang.verification.trees import Nodes, nodes_of
 from specplug_sglang.verification.verify_input import prepare, relayed, verify_input
@@ -45,6 +47,8 @@ class Worker(ExternalCorpora, BaseSpecWorker):
     Attributes:
         drafting: requests, plans and drafts.
         draft_lengths: attention backends and graphs that verify each draft length.
+        plain_steps: prefills, and steps without drafts.
+        decodes_plainly: whether steps without drafts run as SGLang's decoding.
     """
 
     adaptive_controller = None
@@ -70,6 +74,8 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         self._leave_room()
         self.speculative_num_draft_tokens = self.drafting.caps.max_draft_length + 1
         self.draft_lengths = DraftLengths(self.model_runner, self.speculative_num_draft_tokens)
+        self.decodes_plainly = decodes_plainly(self.model_runner.model_config, server_args)
+        self.plain_steps = PlainSteps(target_worker, self.drafting.table)
         self.load_first_corpus()
         if self.ranks.leads:
             advice.announce(server_args)
@@ -110,9 +116,12 @@ class Worker(ExternalCorpora, BaseSpecWorker):
 
     def init_cuda_graphs(self) -> None:
         """Build, and on a GPU capture, the draft lengths that plans may choose."""
-        self.draft_lengths.prepare(
-            tuple(draft_length + 1 for draft_length in self.drafting.caps.captured_draft_lengths)
-        )
+        lengths, captured = self.draft_lengths, self.drafting.caps.captured_draft_lengths
+        without = DECODING if self.decodes_plainly else 1
+        lengths.prepare(tuple(draft_length + 1 if draft_length else without for draft_length in captured))
+        # SGLang reports them with what its own graphs took.
+        self._additional_graph_memory_usage["target_verify"] = lengths.bytes_taken / (1 << 30)
+        self._additional_graph_time_usage["target_verify"] = lengths.seconds
         attention.check(self.model_runner.attn_backend, trees=self.drafting.caps.trees)
         self.model_runner.spec_algorithm.host_lengths = (
             attention.needs_host_lengths(self.spec_v2_attn_backends)
@@ -143,55 +152,59 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         return self._extend(batch, on_publish)
 
     def _extend(self, batch: Any, on_publish: Any) -> Any:
-        """Run a prefill on the target, then pass the prompts to the proposers."""
+        """Run a prefill on the target.  Proposers read prompts at the first step that drafts."""
         drafting, reqs = self.drafting, batch.reqs
         drafting.admit(reqs)
         result = self.target_worker.forward_batch_generation(batch)
-        first, ones = result.next_token_ids, torch.ones(len(reqs), dtype=torch.int32, device=self.device)
         if on_publish is not None:
-            on_publish(batch.seq_lens.clone())
-        if reqs:
-            self._read(batch, reqs, first, ones)
-        return GenerationBatchResult(
-            logits_output=result.logits_output,
-            next_token_ids=first,
-            can_run_cuda_graph=result.can_run_cuda_graph,
-            accept_lens=ones,
-            new_seq_lens=batch.seq_lens.clone(),
-            next_draft_input=relayed(first[:, None], ones, batch.seq_lens.clone()),
-            speculative_num_draft_tokens=self.speculative_num_draft_tokens,
-        )
-
-    def _read(self, batch: Any, reqs: list[Any], first: Tensor, ones: Tensor) -> None:
-        """Pass prompts, and the first token after each complete one, to the proposers."""
-        drafting, slots = self.drafting, batch.req_pool_indices
-        whole = [req.extend_end >= len(req.origin_input_ids) + len(req.output_ids) for req in reqs]
-        if all(whole):
-            sampled, emitted = None, ones
-            drafting.table.append(slots, batch.seq_lens, first[:, None])
-        else:
-            rows = on_device([row for row, is_whole in enumerate(whole) if is_whole], torch.int64, self.device)
-            sampled = torch.zeros(len(reqs), dtype=torch.bool, device=self.device).index_fill_(0, rows, True)
-            emitted = sampled.to(torch.int32)
-            drafting.table.append(slots[rows], batch.seq_lens[rows], first[rows][:, None])
-        if drafting.stage is None:
-            return
-        view = drafting.view(reqs, slots, batch.seq_lens + emitted, sampled)
-        nothing = torch.zeros_like(emitted)
-        after = drafting.after_stop(view, emitted)
-        drafting.observe(view, Outcome(verified=nothing, accepted=nothing, emitted=emitted, after_stop=after))
-        drafting.stage.propose(view, 0)
+            on_publish(batch.seq_lens)
+        tokens = result.next_token_ids.to(torch.int32)
+        whole = [
+            row for row, req in enumerate(reqs) if req.extend_end >= len(req.origin_input_ids) + len(req.output_ids)
+        ]
+        slots, lengths, first = batch.req_pool_indices, batch.seq_lens, tokens
+        if len(whole) < len(reqs):  # the others are chunks of prompts, whose next token is known
+            rows = on_device(whole, torch.int64, self.device)
+            slots, lengths, first = slots[rows], lengths[rows], tokens[rows]
+        drafting.table.append_one(slots, lengths, first)
+        drafting.prefilled(len(whole))
+        return self.plain_steps.completed(result, tokens, batch.seq_lens)
 
     def _decode(self, batch: Any, on_publish: Any) -> Any:
-        """Draft, verify and observe."""
+        """Draft and verify, or decode plainly if there is nothing to verify."""
+        draft = self._draft(batch)
+        if draft is None and self.decodes_plainly:
+            with self.draft_lengths.using(DECODING):
+                result = self.plain_steps.decode(batch)
+            if on_publish is not None:
+                on_publish(result.new_seq_lens)
+        else:
+            result = self._verify(batch, draft, on_publish)
+        self.drafting.launched(batch.reqs, draft)
+        return result
+
+    def _draft(self, batch: Any) -> Draft | None:
+        """Return drafts of B rows, the same on all ranks; None if nothing is drafted."""
+        drafting, ranks, reqs = self.drafting, self.ranks, batch.reqs
+        draft_length = drafting.plan(reqs)
+        if not drafting.reads_lengths:
+            draft_length = ranks.agree(draft_length)
+        draft = None
+        if ranks.leads and draft_length:
+            draft = drafting.propose(reqs, batch.req_pool_indices, batch.seq_lens, draft_length)
+        blank = partial(Draft.allocate, len(reqs), device=self.device, trees=drafting.drafts_trees)
+        if drafting.reads_lengths:
+            return ranks.share_from_host(draft, blank, drafting.caps.max_draft_length)
+        return ranks.share(draft or blank(draft_length)) if draft_length else None
+
+    def _verify(self, batch: Any, draft: Draft | None, on_publish: Any) -> Any:
+        """Let the target verify drafts, or without drafts the newest token of each row, and observe."""
         from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 
-        drafting, reqs, slots, before = self.drafting, batch.reqs, batch.req_pool_indices, batch.seq_lens
-        draft_length = self.ranks.agree(drafting.plan(reqs))
-        draft = self._draft(batch, draft_length)
-        last = drafting.table.tokens[slots, before].long()
-        nodes = nodes_of(draft, last)
-        n = draft_length + 1
+        drafting, slots, before = self.drafting, batch.req_pool_indices, batch.seq_lens
+        given = Draft.allocate(len(batch.reqs), 0, device=self.device) if draft is None else draft
+        nodes = nodes_of(given, drafting.table.tokens[slots, before].long())
+        n = given.draft_length + 1
         with self.draft_lengths.using(n):
             prepare(batch, self._verify_input(batch, nodes))
             tree = exact.grammar_tree(batch, nodes)
@@ -203,12 +216,13 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             # Called within `using`, because the backend that attended knows which recurrent state belongs to which row.
             commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
         emitted = predict[accept_index.long()]  # [B, n], undefined beyond a row's count
-        self._settle(batch, draft, accept_lens, accept_index, predict, logits)
+        self._settle(batch, given, accept_lens, accept_index, predict, logits)
         new_seq_lens = before + accept_lens
         if on_publish is not None:
             on_publish(new_seq_lens)
-        self._observe(batch, before, emitted, accept_lens, draft)
-        drafting.launched(reqs, draft)
+        drafting.table.append(slots, before + 1, emitted)
+        if draft is not None:
+            drafting.observe(batch.reqs, slots, before, draft, accept_lens)
         batch.forward_mode = ForwardMode.DECODE
         return GenerationBatchResult(
             logits_output=logits,
@@ -220,16 +234,6 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             speculative_num_draft_tokens=n,
             speculative_output_stride=n,
         )
-
-    def _draft(self, batch: Any, draft_length: int) -> Draft:
-        """Return drafts of B rows, at most `draft_length` tokens each, the same on all ranks."""
-        drafting, reqs = self.drafting, batch.reqs
-        if self.ranks.leads:
-            view = drafting.view(reqs, batch.req_pool_indices, batch.seq_lens + 1)
-            draft = drafting.propose(view, reqs, draft_length)
-        else:
-            draft = Draft.allocate(len(reqs), draft_length, device=self.device, trees=drafting.drafts_trees)
-        return self.ranks.share(draft)
 
     def _verify_input(self, batch: Any, nodes: Nodes) -> Any:
         drafting = self.drafting
@@ -249,21 +253,3 @@ class Worker(ExternalCorpora, BaseSpecWorker):
                 logits.hidden_states = logits.hidden_states[accept_index.flatten().long()]
         if batch.return_logprob:
             compute_spec_logprobs(batch, logits, predict, accept_index=accept_index)
-
-    def _observe(self, batch: Any, before: Tensor, emitted: Tensor, accept_lens: Tensor, draft: Draft) -> None:
-        """Append the emitted tokens to the table and report the outcome to the draft stage."""
-        drafting, slots = self.drafting, batch.req_pool_indices
-        drafting.table.append(slots, before + 1, emitted)
-        if drafting.stage is None:
-            return
-        counts = accept_lens.to(torch.int32)
-        view = drafting.view(batch.reqs, slots, before + 1 + counts)
-        drafting.observe(
-            view,
-            Outcome(
-                verified=draft.lengths,
-                accepted=counts - 1,
-                emitted=counts,
-                after_stop=drafting.after_stop(view, counts),
-            ),
-        )

@@ -31,7 +31,7 @@ _BATCHES = (
         "sglang.srt.managers.schedule_batch:ScheduleBatch",
         "worker",
         holds="forward_mode has_grammar input_ids out_cache_loc req_pool_indices req_to_token_pool reqs return_logprob "
-        "sampling_info seq_lens seq_lens_cpu spec_info",
+        "sampling_info seq_lens seq_lens_cpu seq_lens_sum spec_info",
     ),
     seam(
         "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo",
@@ -54,6 +54,8 @@ _BATCHES = (
         holds="accept_lens can_run_cuda_graph logits_output new_seq_lens next_draft_input next_token_ids "
         "speculative_num_draft_tokens speculative_output_stride",
     ),
+    seam("sglang.srt.managers.overlap_utils:FutureMap.stash", "worker", takes="future_indices payload"),
+    seam("sglang.srt.managers.overlap_utils:FutureMap._resolve_spec_extras", "worker", takes="batch"),
     seam(
         "sglang.srt.managers.overlap_utils:FutureMap.__init__",
         "worker",
@@ -66,7 +68,8 @@ _TARGET = (
     seam(
         "sglang.srt.speculative.base_spec_worker:BaseSpecWorker",
         "worker",
-        holds="__dict__ clear_cache_pool draft_worker spec_v2_attn_backends target_worker",
+        holds="__dict__ _additional_graph_memory_usage _additional_graph_time_usage clear_cache_pool draft_worker "
+        "spec_v2_attn_backends target_worker",
     ),
     seam(
         "sglang.srt.speculative.base_spec_worker:BaseSpecWorker.on_verify_complete_cpu",
@@ -106,7 +109,7 @@ _TARGET = (
     seam(
         "sglang.srt.layers.attention.hybrid_linear_attn_backend:HybridLinearAttnBackend",
         "worker",
-        holds="full_attn_backend",
+        holds="full_attn_backend linear_attn_backend",
     ),
     seam(
         "sglang.srt.model_executor.model_runner:ModelRunner._get_attention_backend",
@@ -120,11 +123,6 @@ _TARGET = (
         named="attn_backend speculative_num_draft_tokens speculative_num_steps",
     ),
     seam(
-        "sglang.srt.layers.attention.hybrid_linear_attn_backend:HybridLinearAttnBackend",
-        "worker",
-        holds="linear_attn_backend",
-    ),
-    seam(
         "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase",
         "worker",
         holds="accept_lens_pool",
@@ -135,6 +133,9 @@ _TARGET = (
         "worker",
         holds="context_len hf_config model_path vocab_size",
     ),
+    seam("sglang.srt.configs.model_config:ModelConfig", "worker", holds="model_is_mrope"),
+    seam("sglang.srt.arg_groups.model_override_base:mamba_extra_buffer_of", "worker", takes="cfg"),
+    seam("sglang.srt.speculative.spec_info:SpeculativeAlgorithm", "worker", holds="NONE"),
     seam("sglang.srt.runtime_context:get_context", "worker"),
     seam("sglang.srt.runtime_context:RuntimeContext.override", "worker", takes="source fields"),
     seam("sglang.srt.runtime_context:get_spec", "worker"),
@@ -227,7 +228,11 @@ _VERIFICATION = (
         takes="logits_output sampling_info return_logprob top_logprobs_nums token_ids_logprobs positions",
     ),
     seam("sglang.srt.layers.sampler:Sampler._preprocess_logits", "worker", takes="logits sampling_info"),
-    seam("sglang.srt.layers.logits_processor:LogitsProcessorOutput", "worker", holds="hidden_states next_token_logits"),
+    seam(
+        "sglang.srt.layers.logits_processor:LogitsProcessorOutput",
+        "worker",
+        holds="hidden_states next_token_logits next_token_logprobs",
+    ),
 )
 
 _EVENTS = (

@@ -47,10 +47,10 @@ class Algorithm(CustomSpecAlgo):
         For the n-gram SGLang always requests text lengths on the host, and so waits for every verification; here it
         does so only if `host_lengths` is set.
         """
-        from sglang.srt.managers.overlap_utils import FutureMap
+        from specplug_sglang.startup.relay import Relay
 
         needed = needs_cpu_seq_lens and self.host_lengths
-        return FutureMap(device, self, req_to_token_pool, needed, needs_confidence_relay)
+        return Relay(device, self, req_to_token_pool, needed, needs_confidence_relay)
 
     def handle_server_args(self, server_args: Any) -> None:
         """Refuse unsupported server arguments and fill in omitted ones.
@@ -106,7 +106,7 @@ def refuse_unsupported(server_args: Any) -> None:
             flag = "--" + name.replace("_", "-")
             raise _refusal(_WHY.get(name, "not supported with specplug"), f"{flag} {value}", f"{expected!r}")
     if os.environ.get(_RUST, "").lower() in ("1", "true", "yes"):
-        raise _refusal(_PAST_THE_DOORS, f"{_RUST}={os.environ[_RUST]}", "SGLang's own server in Python")
+        raise _refusal(_FIELDS_UNCHECKED, f"{_RUST}={os.environ[_RUST]}", "SGLang's own server in Python")
     simulated = envs.SGLANG_SIMULATE_ACC_LEN.get()
     if simulated > 0:
         raise _refusal("simulated acceptance emits other text", f"{_SIMULATED}={simulated}", f"{_SIMULATED} unset")
@@ -150,7 +150,7 @@ _REFUSED: dict[str, Any] = {
 _RUST = "SGLANG_RUST_SERVER"
 _SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
 _LOSSY = "SGLang's lossy acceptance changes the distribution of the text"
-_PAST_THE_DOORS = "requests would reach the scheduler without their fields being checked"
+_FIELDS_UNCHECKED = "requests would reach the scheduler without their fields being checked"
 
 _WHY = {
     "attn_dp_size": "attention with data parallelism is not supported",
@@ -163,8 +163,8 @@ _WHY = {
     "speculative_accept_threshold_acc": _LOSSY,
     "enable_two_batch_overlap": "SGLang cannot split specplug's verification batches in two",
     "enable_linear_replayssm_spec": "SGLang's ring of verified states needs the same draft length in every step",
-    "grpc_mode": _PAST_THE_DOORS,
-    "smg_grpc_mode": _PAST_THE_DOORS,
+    "grpc_mode": _FIELDS_UNCHECKED,
+    "smg_grpc_mode": _FIELDS_UNCHECKED,
 }
 
 

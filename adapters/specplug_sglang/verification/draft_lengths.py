@@ -1,19 +1,25 @@
 """Attention backends, and on a GPU captured graph runners, one per draft length.
 
 A backend fixes the number of verified tokens per request when it is built, so a step with shorter drafts needs another
-one; SGLang's adaptive speculation does the same.  Draft lengths are counted in nodes here, the root included.
+one; SGLang's adaptive speculation does the same.  Draft lengths are counted in nodes here, the root included; steps
+that decode without verification are counted as 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
+import torch
 from sglang.srt.runtime_context import get_context, get_spec
 
 from specplug.errors import EngineError
+
+DECODING = 0
+"""SGLang's own decoding, without nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +36,15 @@ class DraftLengths:
     Args:
         model_runner: the target's.
         widest: nodes per request that the engine's own backend was built for, the maximum.
+
+    Attributes:
+        seconds, bytes_taken: time and device memory that `prepare` took.
     """
 
     def __init__(self, model_runner: Any, widest: int) -> None:
         self._runner, self._widest = model_runner, widest
         self._built: dict[int, Machinery] = {}
+        self.seconds, self.bytes_taken = 0.0, 0
 
     def prepare(self, nodes: tuple[int, ...]) -> None:
         """Build draft lengths in advance, so that no request waits for it; longest first, as graphs share memory.
@@ -44,14 +54,11 @@ class DraftLengths:
         """
         refuse_fused_accept(self._runner.attn_backend)
         for n in sorted(nodes, reverse=True):
-            if n != self._widest and n not in self._built:
+            if n != self._widest and n not in self._built and (n != DECODING or self._captures):
+                began, free = perf_counter(), self._free()
                 self._built[n] = self._build(n)
-
-    def captured(self) -> list[int]:
-        """Return the draft lengths, in nodes, that run as captured graphs, ascending."""
-        graphs = {n: machinery.graphs for n, machinery in self._built.items()}
-        graphs[self._widest] = getattr(self._runner, "decode_cuda_graph_runner", None)
-        return sorted(n for n, runner in graphs.items() if runner is not None)
+                self.seconds += perf_counter() - began
+                self.bytes_taken += free - self._free()
 
     def backends(self) -> list[Any]:
         """Return the attention backends built so far, without the engine's own."""
@@ -59,8 +66,8 @@ class DraftLengths:
 
     @contextmanager
     def using(self, n: int) -> Iterator[None]:
-        """Make the target verify `n` nodes per request within the context."""
-        if n == self._widest:
+        """Make the target verify `n` nodes per request within the context, or decode for `DECODING`."""
+        if n == self._widest or (n == DECODING and not self._captures):
             yield
             return
         if n not in self._built:
@@ -73,8 +80,18 @@ class DraftLengths:
         finally:
             runner.attn_backend, runner.decode_cuda_graph_runner = default
 
+    @property
+    def _captures(self) -> bool:
+        """Whether the engine captures graphs; eagerly, its own backend decodes too."""
+        return getattr(self._runner, "decode_cuda_graph_runner", None) is not None
+
+    def _free(self) -> int:
+        """Return the free bytes of a GPU; 0 elsewhere, as nothing is captured there."""
+        device = torch.device(self._runner.device)
+        return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
+
     def _build(self, n: int) -> Machinery:
-        with _as_if_launched_with(n):
+        with _as_if_launched_with(n), _without_speculation(self._runner) if n == DECODING else nullcontext():
             fresh = self._runner.init_new_workspace
             try:
                 attention = self._runner._get_attention_backend(init_new_workspace=True)
@@ -87,6 +104,8 @@ class DraftLengths:
         default = getattr(self._runner, "decode_cuda_graph_runner", None)
         if default is None:
             return None
+        if n == DECODING:
+            return type(default)(self._runner, attn_backend=attention)
         return type(default)(
             self._runner, attn_backend=attention, speculative_num_steps=max(1, n - 1), speculative_num_draft_tokens=n
         )
@@ -112,15 +131,28 @@ def refuse_fused_accept(attention: Any) -> None:
 
 @contextmanager
 def _as_if_launched_with(n: int) -> Iterator[None]:
-    """Override the number of draft tokens in SGLang's settings while a backend is built."""
-    spec = get_spec()
-    default = {
-        "speculative_num_steps": spec.speculative_num_steps,
-        "speculative_num_draft_tokens": spec.speculative_num_draft_tokens,
+    """Override the number of draft tokens in SGLang's settings while a backend is built; `DECODING` removes it."""
+    changed: dict[str, Any] = {
+        "speculative_num_steps": max(1, n - 1) if n else None,
+        "speculative_num_draft_tokens": n or None,
     }
-    changed = {"speculative_num_steps": max(1, n - 1), "speculative_num_draft_tokens": n}
+    if n == DECODING:
+        changed |= {"speculative_algorithm": None, "speculative_eagle_topk": None}
+    default = {name: getattr(get_spec(), name) for name in changed}
     get_context().override("specplug.draft_length", **changed)
     try:
         yield
     finally:
         get_context().override("specplug.restore", **default)
+
+
+@contextmanager
+def _without_speculation(runner: Any) -> Iterator[None]:
+    """Hide the algorithm from a runner, whose graphs and backends are then those of decoding."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    algorithm, runner.spec_algorithm = runner.spec_algorithm, SpeculativeAlgorithm.NONE
+    try:
+        yield
+    finally:
+        runner.spec_algorithm = algorithm

@@ -30,11 +30,11 @@ class TokenTable:
         device: the table's device.
 
     Attributes:
-        tokens: [S, L + most_emitted] int32; undefined at and beyond a row's length.
+        tokens: [S, L + most_emitted + 1] int32; undefined at and beyond a row's length.
     """
 
     def __init__(self, slots: int, length: int, most_emitted: int, device: torch.device) -> None:
-        self.tokens = torch.zeros(slots, length + most_emitted, dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(slots, length + most_emitted + 1, dtype=torch.int32, device=device)
         self._places = torch.arange(most_emitted, device=device)
 
     def write(self, slot: int, text: npt.NDArray[np.int64]) -> None:
@@ -54,3 +54,10 @@ class TokenTable:
         """
         positions = lengths[:, None] + self._places[: emitted.shape[1]]
         self.tokens[slots[:, None], positions.clamp_(max=self.tokens.shape[1] - 1)] = emitted.to(self.tokens.dtype)
+
+    def append_one(self, slots: Tensor, lengths: Tensor, emitted: Tensor) -> None:
+        """Append one token per row, [B] int32, like `append` but in one operation.
+
+        A row that goes on beyond the longest text does so for a single step, for which the table has a column.
+        """
+        self.tokens[slots, lengths] = emitted

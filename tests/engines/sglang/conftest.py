@@ -59,5 +59,5 @@ def serve(pool: Pool) -> Callable[..., Server]:
 
 @pytest.fixture(scope="session")
 def baseline(engine: Callable[..., Engine]) -> Engine:
-    """No speculation."""
+    """SGLang without speculation."""
     return engine(name="baseline")

@@ -11,7 +11,7 @@ from sgl_kernel.speculative import reconstruct_indices_from_tree_mask
 
 @st.composite
 def forests(draw: st.DrawFn, most: int = 7) -> list[list[int]]:
-    """Draft trees of one size; of each node the parent, before it, or -1, as of the root and of filler."""
+    """Draft trees of one size: the parent of each node, which precedes it, or -1 for the root and for padding."""
     n = draw(st.integers(1, most))
     rows = draw(st.integers(1, 3))
     return [[-1, *(draw(st.integers(-1, node - 1)) for node in range(1, n))] for _ in range(rows)]

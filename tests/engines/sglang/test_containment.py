@@ -73,14 +73,14 @@ def counted(engine: Any, prompts: list[list[int]], rids: list[str]) -> dict[str,
 
 def begin(scheduler: Any) -> None:
     drafting = scheduler.draft_worker.drafting
-    scheduler._watched = drafting.stage.metrics.snapshot(), dict(drafting.step_planner.faults)
+    scheduler._watched = drafting.counts.read(), dict(drafting.step_planner.faults)
 
 
 def end(scheduler: Any) -> dict[str, Any]:
     drafting = scheduler.draft_worker.drafting
     metrics, faults = scheduler._watched
     new = {"/".join(key): count - faults.get(key, 0) for key, count in drafting.step_planner.faults.items()}
-    return {"policy": new, **(drafting.stage.metrics.snapshot() - metrics).as_dict()}
+    return {"policy": new, **(drafting.counts.read() - metrics).as_dict()}
 
 
 @pytest.mark.parametrize("call", ["propose", "ingest", "observe", "on_event"])
@@ -108,7 +108,7 @@ def test_every_request_gets_its_text(call, broken, truth):
 
 
 def break_policy(scheduler: Any, every: int) -> None:
-    """Let the policy raise at each n-th step; 0 mends it."""
+    """Let the policy raise at every n-th step; 0 stops that."""
     planner = scheduler.draft_worker.drafting.step_planner.stage._planner
     planner.__dict__.pop("plan", None)
     original, steps = planner.plan, []

@@ -140,7 +140,7 @@ def test_too_many_documents_are_cut(library):
     ],
 )
 def test_what_cannot_be_added(body, message, library, first):
-    """And what goes wrong costs nobody else anything."""
+    """A refused order does not affect other requests."""
     status, answer = add(library, **body)
     assert (status, answer["success"]) == (400, False)
     assert message in answer["message"]
@@ -172,7 +172,7 @@ def test_what_cannot_be_removed(name, message, library):
 
 
 def test_ids_of_the_tokenizer_are_those_of_prompts():
-    """What `size` counts is what proposers see in prompts, but for what begins a text."""
+    """`size` counts the tokens that proposers see in prompts, except the one that begins a text."""
     assert ids("a text")[-size("a text") :] == tokenizer().encode("a text", add_special_tokens=False)
 
 

@@ -69,7 +69,7 @@ CASES: dict[str, tuple[str, Configuration]] = {
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, Any]:
-    """What SGLang makes of each of `CASES`, asked in one process: importing SGLang takes most of the time."""
+    """SGLang's answer to each of `CASES`, from one process, because importing SGLang takes most of the time."""
     given = [(settings, config.flags()) for settings, config in CASES.values()]
     command = [sys.executable, "-c", REQUESTED, json.dumps(given)]
     variables = configuration().variables()

@@ -1,4 +1,4 @@
-"""What proposers learn of the engine: flushed caches, new weights, released memory; and pauses, that cost nothing."""
+"""Proposers receive engine events: flushed caches, new weights, released memory; pauses change nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def recording(engine: Callable[..., Engine]) -> Engine:
 
 
 def events_of(engine: Any, function: str, arguments: list[Any]) -> list[str]:
-    """Call a function of this module; return what proposers were told of the engine meanwhile."""
+    """Call a function of this module; return the engine events that proposers received meanwhile."""
     watching.call(engine, watching.begin)
     globals()[function](engine, *arguments)
     records = watching.call(engine, watching.end)["records"]
@@ -57,7 +57,7 @@ def load_tensors_without_a_session(engine: Any) -> None:
 
 
 def load_from_others(engine: Any) -> None:
-    """What a transfer between processes ends with; the transport needs GPUs."""
+    """Do the last part of a transfer between processes; the transport itself needs GPUs."""
     watching.call(engine, receive)
 
 

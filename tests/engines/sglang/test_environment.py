@@ -65,7 +65,7 @@ def imports_for_cpus() -> Iterator[tuple[str, str, str]]:
 
 
 def test_the_stand_in_has_every_kernel_that_sglang_imports():
-    """But those of models with linear attention, which the tests do not run."""
+    """Kernels of models with linear attention are excepted, as the tests do not run them."""
     found = list(imports_for_cpus())
     assert len(found) >= 10
     missing = [

@@ -1,4 +1,4 @@
-"""What SGLang's verification serves inexactly, specplug serves without drafts, and so as SGLang without speculation.
+"""Requests that SGLang's verification serves inexactly get no drafts, and so the output of plain decoding.
 
 In the same batches other requests are drafted for.  Each pair of engines gets its requests in one prefill: overlapped,
 SGLang itself counts penalties a token late, and otherwise by what was prefilled when.
@@ -165,18 +165,17 @@ DRAWN: dict[str, tuple[int, int]] = {}
 
 
 def count_drafts(scheduler: Any) -> None:
-    """Count, by request id, the steps that drafted for it and the tokens that were verified, until `counted`."""
+    """Count, by request id, its decoding steps and the tokens that were verified, until `counted`."""
     drafting = scheduler.draft_worker.drafting
 
-    def propose(batch: Any, reqs: Any, draft_length: int) -> Any:
-        draft = original(batch, reqs, draft_length)
-        for req, length in zip(reqs, draft.lengths.tolist(), strict=True):
+    def launched(reqs: Any, draft: Any) -> None:
+        for req, length in zip(reqs, [0] * len(reqs) if draft is None else draft.lengths.tolist(), strict=True):
             steps, tokens = DRAWN.get(req.rid, (0, 0))
             DRAWN[req.rid] = (steps + 1, tokens + length)
-        return draft
+        original(reqs, draft)
 
     DRAWN.clear()
-    original = trees.put(drafting, "propose", propose)
+    original = trees.put(drafting, "launched", launched)
 
 
 def counted(scheduler: Any) -> Counts:
@@ -223,7 +222,7 @@ def both(pair: tuple[Engine, Engine], requested: dict[str, Requested]) -> Answer
 
 
 def assert_same(expected: dict[str, Any], found: dict[str, Any]) -> None:
-    """Tokens, text, reasons to stop, and log probabilities and hidden states where they were asked for."""
+    """Tokens, text, reasons to stop, and any requested log probabilities and hidden states are equal."""
     for key in ("token_ids", "text", "finish_reason", "stop_reason"):
         assert found[key] == expected[key], key
     for key in [f"{of}_{kind}_logprobs" for of in ("input", "output") for kind in ("token", "top", "token_ids")]:
@@ -265,7 +264,7 @@ def test_others_in_the_batch_do(answered, under_grammars):
 
 
 def test_what_is_requested_for_is_done(answered, under_grammars):
-    """Both could agree on doing nothing."""
+    """Both engines could ignore the parameters, so their effects are checked."""
     found = {**under_grammars[1], **answered[1]}
     ordinary = {
         "frequency": "ordinary",
@@ -290,7 +289,7 @@ def test_what_is_requested_for_is_done(answered, under_grammars):
 
 @pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
 def test_sglangs_own_overlap_counts_penalties_late(engine):
-    """Without any speculation; so equality is asked for between engines of one kind."""
+    """Even without speculation kinds of engines differ, so engines of one kind are compared."""
     requested = {"frequency": PLAIN["frequency"]}
     tokens = [
         ask(engine(overlap=overlap, **SERVED, name="plain"), requested)["frequency"]["token_ids"]
@@ -304,7 +303,7 @@ def test_sglangs_own_overlap_counts_penalties_late(engine):
 
 @pytest.fixture(scope="session")
 def baseline_ngram(engine: Callable[..., Engine]) -> Engine:
-    """SGLang's n-gram, as it comes."""
+    """SGLang's own n-gram is unchanged."""
     return engine("NGRAM", topk=4, overlap=False, **SERVED, name="NGRAM")
 
 
@@ -325,7 +324,7 @@ PENALTY = 1.5
 
 
 def by_min_p() -> torch.Tensor:
-    """Return the toy's law [V, V] of tokens that are at least `MIN_P` as likely as the likeliest."""
+    """Return the toy's distribution [V, V] over tokens at least `MIN_P` times as likely as the likeliest."""
     return cut(toy.distribution(), lambda ranked: sum(prob >= MIN_P * ranked[0] for prob in ranked))
 
 
@@ -350,7 +349,7 @@ def test_min_p_has_its_distribution(toys):
 
 
 def test_min_p_beside_ordinary_requests(toys):
-    """Each by its own law, in the same steps."""
+    """Each request follows its own distribution, in shared steps."""
     distribution = {MIN_P: by_min_p(), 0.0: toy.distribution()}
     shared = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True}
     params = [{**shared, "min_p": min_p} for _ in range(128) for min_p in distribution]
@@ -363,7 +362,7 @@ def test_min_p_beside_ordinary_requests(toys):
 
 
 def test_logprobs_beside_min_p(toys):
-    """As SGLang tells them without speculation: of the law before min_p."""
+    """As without speculation, SGLang reports them for the distribution before min_p."""
     given = {"temperature": 1.0, "max_new_tokens": 8, "ignore_eos": True, "min_p": MIN_P}
     (answer,) = toys.call(inside.generate, prompts=[toy.PROMPT], params=given, return_logprob=True)
     before = [toy.PROMPT[-1], *answer["token_ids"]]
@@ -382,26 +381,27 @@ def test_sglangs_own_ngram_leaves_min_p_out(small):
 
 
 def test_a_draw_of_verification_is_found_out(toys):
-    """The mistake: what verification drew stays where min_p was asked for."""
+    """The mistake: tokens that verification drew are kept for requests with min_p."""
     toys.inside(draw_by_verification)
     try:
         p, *_ = sample(toys, 64, distribution=by_min_p(), min_p=MIN_P)
     finally:
-        assert toys.inside(trees.restore) == 1
+        assert toys.inside(trees.restore) == 2
     assert p < 1e-6
 
 
 def draw_by_verification(scheduler: Any) -> None:
     from specplug_sglang.verification import exact
 
+    trees.verify_always(scheduler)
     trees.put(exact, "sample_plainly", lambda *args: None)
 
 
 def penalised(engine: Engine, answers: int = 128) -> float:
-    """Return the p-value of answers under a frequency penalty, whose law depends on all that was emitted before.
+    """Return the p-value of answers under a frequency penalty, whose distribution depends on all earlier tokens.
 
-    Each token is turned into a number that is uniform under its own law: its place in the law's heap, on which
-    penalised tokens lie first.
+    Each token is turned into a number that is uniform under its own distribution: a random point of its interval in the
+    cumulated distribution, which has penalised tokens first.
     """
     requested = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True, "frequency_penalty": PENALTY}
     found = engine.call(inside.generate, prompts=[toy.PROMPT] * answers, params=requested)
@@ -412,9 +412,9 @@ def penalised(engine: Engine, answers: int = 128) -> float:
         for token in answer["token_ids"]:
             distribution = (toy.distribution()[before].log() - PENALTY * seen).softmax(-1)
             order = (-seen).argsort(stable=True)
-            heap = distribution[order].cumsum(-1)
+            cumulated = distribution[order].cumsum(-1)
             place = int((order == token).nonzero())
-            number = float(heap[place]) - draw.random() * float(distribution[token])
+            number = float(cumulated[place]) - draw.random() * float(distribution[token])
             places[min(int(16 * max(number, 0.0)), 15)] += 1
             before = token
             seen[token] += 1
@@ -425,12 +425,21 @@ def test_penalties_have_their_distribution(toys):
     assert penalised(toys) > 1e-4
 
 
+def test_penalties_have_their_distribution_under_verification(toys):
+    """As in a batch with drafts."""
+    toys.inside(trees.verify_always)
+    try:
+        assert penalised(toys) > 1e-4
+    finally:
+        assert toys.inside(trees.restore) == 1
+
+
 def test_penalties_applied_twice_are_found_out(toys):
     toys.inside(penalise_twice)
     try:
         p = penalised(toys, 64)
     finally:
-        assert toys.inside(trees.restore) == 1
+        assert toys.inside(trees.restore) == 2
     assert p < 1e-6
 
 
@@ -444,4 +453,5 @@ def penalise_twice(scheduler: Any) -> None:
             logits.next_token_logits.add_(penalties.repeat_interleave(n, 0))
         original(sampler, batch, logits, predict, n)
 
+    trees.verify_always(scheduler)
     original = trees.put(exact, "sample_plainly", sample_plainly)

@@ -57,7 +57,7 @@ def test_the_offline_example_drafts():
 
 @pytest.fixture(scope="module")
 def demo() -> tuple[dict[str, Any], str]:
-    """What the demo says of one task of each kind, and beside."""
+    """Run the demo with one task of each kind; return its JSON output and its standard error."""
     out, beside = run("sglang_demo.py", "--tasks", "1", "--json")
     return json.loads(out), beside
 

@@ -1,4 +1,4 @@
-"""What SGLang offers beside plain decoding, with drafts: the same answers as without them.
+"""SGLang's features beyond plain decoding give the same answers with drafts as without.
 
 All features go through each engine as one batch, so that they also share steps; the tests look at their own part.
 """
@@ -69,7 +69,7 @@ FEATURES: dict[str, Requested] = {
 
 @pytest.fixture(scope="session")
 def answered(pair: tuple[Engine, Engine]) -> Answered:
-    """All features' answers by name, of SGLang without speculation and of specplug, and what was drafted."""
+    """All features' answers by name, of SGLang without speculation and of specplug, and the counts of drafts."""
     return both(pair, FEATURES)
 
 
@@ -80,7 +80,7 @@ def test_as_without_speculation(name, answered):
 
 
 def test_with_drafts(answered):
-    """Wherever there is anything to draft for."""
+    """Drafts are made for every feature that allows them."""
     _, found, counts = answered
     short = {"one token", "two tokens", "stop string", "stop token", "stop string kept", "short prompt"}
     for name in FEATURES.keys() - short:
@@ -89,7 +89,7 @@ def test_with_drafts(answered):
 
 
 def test_the_features_do_what_they_say(answered):
-    """Both could agree on doing nothing."""
+    """Both engines could ignore the parameters, so their effects are checked."""
     _, found, _ = answered
     text = {name: answer["text"] for name, answer in found.items()}
     assert re.fullmatch("(x = [0-9]\n){4}y = 77", text["regex"])
@@ -108,7 +108,7 @@ def test_the_features_do_what_they_say(answered):
 
 
 def test_hidden_states(answered):
-    """Of each token that was emitted but the last, and of the prompt before."""
+    """They are returned for the prompt and for each emitted token except the last."""
     expected, found, _ = (each.get("hidden states") for each in answered)
     states = [answer["meta"]["hidden_states"] for answer in (expected, found)]
     assert flat(states[1]) == pytest.approx(flat(states[0]), abs=1e-3)
@@ -129,7 +129,7 @@ def inputs(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_several_answers(pair):
-    """With n above 1 all are the same here, and of all is said what was drafted."""
+    """With n above 1 all answers are equal here, and drafts are counted for each."""
     given = {"prompts": [EDIT, LOOP], "params": [{"n": 3}] * 2}
     expected, found = (engine.call(generate, **given) for engine in pair)
     assert len(found) == 6
@@ -168,7 +168,7 @@ def test_prefix_caching(pair):
 
 
 def test_answers_are_cached_for_what_follows(pair):
-    """What drafts brought is in the cache as if decoded one by one: a conversation goes on from it."""
+    """Accepted drafts are in the cache as if decoded one by one, so a conversation can continue from them."""
     assert all(engine.call(inside.flush) for engine in pair)
     (first,) = pair[1].call(generate, prompts=[LOOP], params=[{"ignore_eos": True}])
     then = {"prompts": [[*LOOP, *first["token_ids"], *ids("z = 3\n")]], "params": [{}], "return_logprob": True}
@@ -214,7 +214,7 @@ def test_pages(pair, paged):
 
 
 def test_lora_is_refused(engine):
-    """By SGLang, which takes adapters with speculative algorithms that it knows by name only."""
+    """SGLang refuses it: it allows adapters only with speculative algorithms that it knows by name."""
     adapted = engine("SPECPLUG", enable_lora=True, max_lora_rank=8, lora_target_modules=["q_proj"], name="adapted")
     with pytest.raises(Raised, match=r"LoRA is only compatible with .* not SPECPLUG"):
         adapted.running()

@@ -28,7 +28,7 @@ Steps = list[dict[str, Any]]
 
 @functools.cache
 def compact() -> str:
-    """Return the schema as SGLang's engine would compile it, were it told to allow no whitespace."""
+    """Return the schema as SGLang's engine compiles it when no whitespace is allowed."""
     import xgrammar
 
     return str(xgrammar.Grammar.from_json_schema(schema(), any_whitespace=False))
@@ -109,7 +109,7 @@ def offer(scheduler: Any, token: int) -> None:
 
 
 def counts(scheduler: Any) -> dict[str, dict[str, int]]:
-    sources = scheduler.draft_worker.drafting.stage.metrics.snapshot().as_dict()["by_source"]
+    sources = scheduler.draft_worker.drafting.counts.read().as_dict()["by_source"]
     return {name: {key: count for key, count in own.items() if type(count) is int} for name, own in sources.items()}
 
 
@@ -128,7 +128,7 @@ def pair(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> tuple
 
 @pytest.fixture(scope="session")
 def expected(pair: tuple[Engine, Engine]) -> dict[str, dict[str, Any]]:
-    """Without speculation."""
+    """The answers without speculation."""
     return ask(pair[0], requested())
 
 
@@ -201,7 +201,7 @@ def test_they_save_steps(name, completed, left_out, expected):
 
 @pytest.mark.parametrize("name", CONSTRAINED)
 def test_only_legal_tokens_are_verified(name, completed, misled):
-    """By a matcher of this process, which follows each text and its draft anew."""
+    """A matcher of this process checks that; it follows each text and its draft from the start."""
     after, offered = matcher(REGEX if name == "regex" else None), 0
     for steps in (completed[1], misled[1]):
         for step in of(steps, name):
@@ -240,7 +240,7 @@ def test_penalised_requests_get_none_of_it(completed):
 
 
 def test_a_grammar_that_raises_costs_its_drafts(pair, expected):
-    """And is counted; the engine goes on with its own handling."""
+    """The fault is counted, and the engine continues with its own handling."""
     answers, steps, _ = watched(pair[1], raising)
     for name in NAMES:
         assert_same(expected[name], answers[name])
@@ -256,14 +256,14 @@ def raising(scheduler: Any) -> None:
 
 
 def faults(scheduler: Any) -> dict[str, Any]:
-    return scheduler.draft_worker.drafting.stage.metrics.snapshot().as_dict()["faults"]
+    return scheduler.draft_worker.drafting.counts.read().as_dict()["faults"]
 
 
 # -- states, in the scheduler's process -------------------------------------------------------------------------------
 
 
 def state_of(regex: str | None, text: list[int]) -> State:
-    """What the adapter makes of SGLang's own grammar object, behind a text."""
+    """Return the adapter's state of SGLang's own grammar object after a text."""
     from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 
     after = matcher(regex)
@@ -279,7 +279,7 @@ def test_states_say_what_the_matcher_says(regex, pair):
 
 
 def follow_texts(scheduler: Any, regex: str | None) -> int:
-    """Along a random legal text: what is legal, forced and followed is what trying each token anew says."""
+    """Along a random legal text, the legal, forced and followed tokens equal those found by trying each token."""
     stream, plain, vocabulary = random.Random(3), matcher(regex), len(tokenizer())
     text: list[int] = []
     for _ in range(24):

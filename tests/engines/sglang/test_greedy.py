@@ -1,6 +1,6 @@
-"""Greedy output of stock SGLang is the plain model's, without speculation and with its own n-gram's trees.
+"""Greedy output of unmodified SGLang is the plain model's, without speculation and with its own n-gram's trees.
 
-And if it were not, these tests would see it: each mistake that an adapter can make in a tree is made once.
+Planted mistakes, one for each that an adapter can make in a tree, show that these tests would find a difference.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def assert_differs(truth: Answers, answers: Answers) -> None:
 
 
 def branches(seen: list[dict[str, Any]]) -> bool:
-    """Whether a node had several children; those with token 0 do not count, by which SGLang fills up trees."""
+    """Return whether a node had several children; SGLang pads trees with token 0, which does not count."""
     for step in seen:
         for tokens, parents in zip(step["tokens"], step["parents"], strict=True):
             hung = [parent for token, parent in zip(tokens, parents, strict=True) if parent >= 0 and token]
@@ -126,7 +126,7 @@ def test_right_drafts_in_trees(decoys, tree_engine, truth):
 
 
 def test_masks_of_the_whole_text(tree_engine, truth):
-    """As on GPUs; see `trees.hide_begin` for a wrong one."""
+    """Masks are as on GPUs; `trees.hide_begin` plants a wrong one."""
     with planted(tree_engine, trees.draft, trees.whole_masks, **right_drafts(truth, decoys=True)):
         assert_greedy(PROMPTS, truth, ask(tree_engine))
 
@@ -140,12 +140,12 @@ def test_a_mistake_in_a_tree_is_seen(mistake, tree_engine, truth):
 
 
 def test_a_step_of_another_draft_length_is_seen(engine, truth):
-    """What FlashAttention would read past: its width is the one that it was built for."""
-    mortal = engine("NGRAM", topk=4, overlap=False, max_running_requests=2, name="mortal")
-    mortal.inside(trees.narrow, draft_length=5)
-    mortal.inside(trees.draft, **right_drafts(truth, decoys=False))
+    """FlashAttention reads the draft length that it was built for, so any other would read out of bounds."""
+    separate = engine("NGRAM", topk=4, overlap=False, max_running_requests=2, name="separate")
+    separate.inside(trees.narrow, draft_length=5)
+    separate.inside(trees.draft, **right_drafts(truth, decoys=False))
     with pytest.raises(HostDied, match="built to verify 9 tokens per request, not 5"):
-        ask(mortal)
+        ask(separate)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_in_chains_these_are_no_mistakes(mistake, chain_engine, truth):
 
 
 def test_a_tree_in_an_engine_started_for_chains_is_seen(chain_engine, truth):
-    """What FlashAttention would do with it: it looks at masks only when `speculative_eagle_topk` is above 1."""
+    """Like FlashAttention, the backend reads masks only when `speculative_eagle_topk` is above 1."""
     with planted(chain_engine, trees.draft, **right_drafts(truth, decoys=True)):
         assert_differs(truth, ask(chain_engine))
 

@@ -105,7 +105,7 @@ def without_a_key(engine: Any) -> None:
             assert shown(http) == {"load": 1}
             assert order(http, specplug_mode=0) == order(http, specplug_num_speculative_tokens=0) == 403
             assert (manager.orders, manager.corpora) == ([], [])
-            assert order(http, pp_max_micro_batch_size=4) == 200, "what is SGLang's own it keeps to whom it wants"
+            assert order(http, pp_max_micro_batch_size=4) == 200, "SGLang's own routes keep their own access rules"
             assert manager.orders.pop() == {"pp_max_micro_batch_size": 4}
         http = client()
         assert codes(http, CORPORA) == [200] * 3

@@ -33,16 +33,16 @@ def test_sglangs_own_calls_to_the_scheduler_still_work(baseline):
 
 @pytest.mark.parametrize("where", ["call", "inside"])
 def test_an_engine_that_ends_is_noticed_and_started_anew(where, engine):
-    mortal = engine(max_running_requests=2, name="mortal")
+    separate = engine(max_running_requests=2, name="separate")
     with pytest.raises(HostDied, match="has ended"):
-        getattr(mortal, where)(end)
-    assert mortal.call(process) > 0
+        getattr(separate, where)(end)
+    assert separate.call(process) > 0
 
 
 def test_an_engine_that_hangs_is_noticed(engine):
-    mortal = engine(max_running_requests=2, name="mortal")
+    separate = engine(max_running_requests=2, name="separate")
     with pytest.raises(HostDied, match="in time"):
-        mortal.call(hang, timeout=1.0)
+        separate.call(hang, timeout=1.0)
 
 
 def test_an_engine_that_cannot_start_says_why(engine):
@@ -56,8 +56,8 @@ def test_an_engine_that_cannot_start_says_why(engine):
 @pytest.mark.parametrize("overlap", [False, True], ids=["sync", "overlap"])
 def test_a_small_cache_retracts(algorithm, overlap, engine, baseline):
     """Answers of requests that start anew in the middle are the same."""
-    hopeful = {"schedule_conservativeness": 0.1, "max_total_tokens": 320, "context_length": 256}
-    small = engine(algorithm, topk=4, overlap=overlap, **hopeful, name="small")
+    overcommitted = {"schedule_conservativeness": 0.1, "max_total_tokens": 320, "context_length": 256}
+    small = engine(algorithm, topk=4, overlap=overlap, **overcommitted, name="small")
     crowd = [PROMPT] * 4 + ["import os\nimport sys\n"] * 2
     params = {"max_new_tokens": 120}  # without "ignore_eos", with which SGLang lets in no more than it has room for
     answers, alone = (each.call(inside.generate, prompts=crowd, params=params) for each in (small, baseline))
@@ -66,21 +66,21 @@ def test_a_small_cache_retracts(algorithm, overlap, engine, baseline):
 
 
 def test_an_engine_starts_on_a_machine_with_3_gb_left(baseline):
-    """It is measured before and after a model is loaded, while other engines start: 800 MB are left the second time."""
+    """Memory is measured before and after a model is loaded; other engines start, so 800 MB are left at last."""
     needed = baseline.inside(cached_tokens)
     assert 0 < needed <= 16384  # which the tiny model fits into a few MB
     assert baseline.inside(cached_tokens, before=3.0, after=0.8) == needed
 
 
 def test_without_the_stand_ins_sglang_does_not_run(engine):
-    """So that it is those that the other tests run on; and nothing is skipped then."""
+    """The other tests therefore run on the stand-ins, and none is skipped."""
     bare = engine(environment={"PYTHONPATH": ""}, name="bare")
     with pytest.raises((Raised, HostDied)):
         bare.call(process)
 
 
 def test_a_server_answers_as_an_engine_does(serve, baseline):
-    """With speculation, so that the plug-in works in processes that are started as users start them."""
+    """The server speculates, so the plug-in works in processes that are started as users start them."""
     server = serve("NGRAM", topk=4, enable_metrics=True, name="server")
     given = {"model": server.model, "prompt": ids(PROMPT), "temperature": 0.0, "max_tokens": 40}
     for _ in range(2):  # the second time it has learnt the answer

@@ -1,4 +1,4 @@
-"""What requests say to specplug is checked before the scheduler sees them.
+"""specplug's request fields are checked before the scheduler receives the request.
 
 What comes over HTTP is tested in `test_server`.
 """
@@ -78,7 +78,7 @@ def received(scheduler: Any) -> list[dict[str, Any]]:
 
 
 def refusals(engine: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
-    """Tell how a request is refused, plain and streamed, and what is left of it."""
+    """Return how a request is refused, plain and streamed, and what remains of it."""
     found = []
     for stream in (False, True):
         try:
@@ -93,7 +93,7 @@ def refusals(engine: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def parses(engine: Any, sampling_params: Any, prompts: int = 1) -> dict[str, Any]:
-    """Tell how often fields are parsed for one call, and whether what the caller gave stays as it is."""
+    """Return how often fields are parsed for one call, and whether the caller's parameters are unchanged."""
     from specplug_sglang.frontend.parsing import Parser
 
     count, before, original = [], repr(sampling_params), Parser.parsed
@@ -132,7 +132,7 @@ def streams(engine: Any, given: dict[str, Any]) -> list[int]:
 
 
 def while_parsing(engine: Any, sizes: list[int]) -> dict[str, Any]:
-    """Send requests with references of so many lines at once; tell which were parsed on the event loop's thread."""
+    """Send requests with references of so many lines at once; return which were parsed on the event loop's thread."""
     import threading
 
     from specplug_sglang.frontend.parsing import Parser
@@ -159,7 +159,7 @@ def while_parsing(engine: Any, sizes: list[int]) -> dict[str, Any]:
 
 
 def transported(engine: Any, size: int) -> dict[str, Any]:
-    """Send fields with a reference of `size` ids through each of SGLang's transports; tell what is decoded behind."""
+    """Send fields with a reference of `size` ids through each of SGLang's transports; return what is decoded."""
     import pickle
 
     from msgspec import structs
@@ -203,7 +203,7 @@ def forbidding(engine: Any, custom: dict[str, Any]) -> list[int]:
 
 @contextlib.contextmanager
 def listening(engine: Engine) -> Iterator[list[dict[str, Any]]]:
-    """What arrives in the scheduler while this is open, once it is closed."""
+    """Yield a list that holds, once the context is closed, what arrived in the scheduler meanwhile."""
     found: list[dict[str, Any]] = []
     engine.inside(listen)
     try:
@@ -360,8 +360,8 @@ def test_large_texts_are_parsed_beside_the_event_loop_and_small_ones_on_it(zoo):
     assert found == {"on the loop": {"4000": False, "1": True}, "answers": 2}
 
 
-def test_a_server_without_specplug_has_no_doors(baseline):
-    """It carries what it is given, ours included, and parses nothing."""
+def test_a_server_without_specplug_has_no_hooks(baseline):
+    """The server passes all fields on, specplug's included, and parses none."""
     with listening(baseline) as found:
         baseline.call(
             inside.generate,
@@ -385,7 +385,7 @@ def patched(engine: Any) -> list[str]:
 
 
 def test_requests_without_a_body_keep_their_fields():
-    """Those of SGLang's gRPC bridge, where OpenAI's `prediction` is lost."""
+    """These are requests of SGLang's gRPC bridge, where OpenAI's `prediction` is lost."""
     from types import SimpleNamespace
 
     from specplug_sglang.frontend import intake

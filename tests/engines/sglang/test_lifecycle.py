@@ -1,4 +1,4 @@
-"""Requests come, are aborted, make room and come back: what proposers hear and see of it, and what the client gets."""
+"""Requests start, are aborted, preempted and resumed: the events and texts of proposers, and the client's output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tight(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> Engi
 
 
 def requested_for(name: str, places: Sequence[int], most: int = 40) -> Records:
-    """Return requests for some of the prompts, with ids that tell tests apart."""
+    """Return requests for some of the prompts, with ids that differ between tests."""
     return [{"id": f"{name} {place}", "prompt": PROMPTS[place], "params": {"max_new_tokens": most}} for place in places]
 
 
@@ -38,7 +38,7 @@ def assert_right(found: dict[str, Any], name: str, places: Sequence[int], most: 
 
 
 def assert_sound(found: dict[str, Any]) -> None:
-    """Every row is the newest tenant of its slot, every token is handed out once per generation, nothing is left."""
+    """Each row is the newest occupant of its slot, each token is ingested once per generation, and nothing is left."""
     assert found["wrong"] == []
     assert not any(found["left"].values()), found["left"]
     assert not found["counts"]["faults"]
@@ -91,7 +91,7 @@ def accepted_after_resuming(found: dict[str, Any], name: str) -> int:
 
 
 def test_slots_change_hands(tight):
-    """More requests than an engine runs at once; some end with their prompt's step."""
+    """There are more requests than an engine runs at once, and some end with their prompt's step."""
     places = [*range(0, 20, 2)]
     requested = [*requested_for("hands", places), *requested_for("one", [1, 5, 9], 1)]
     found = tight.call(watching.recorded, requests=requested)
@@ -107,7 +107,7 @@ def test_slots_change_hands(tight):
 
 
 def test_full_memory(tight):
-    """Who makes room comes back, is drafted for, and says the same."""
+    """Retracted requests resume, get drafts again, and have the same answers."""
     tight.inside(watching.gather, count=len(UNENDING))
     found = tight.call(watching.recorded, requests=requested_for("full", UNENDING, LONG))
     assert_right(found, "full", UNENDING, LONG)
@@ -120,7 +120,7 @@ def test_full_memory(tight):
 
 
 def test_often_retracted(tight):
-    """Whoever is youngest makes room every few steps, with what is under way, and others take its slot."""
+    """The youngest request is retracted every few steps, with a step in flight, and others take its slot."""
     places = (*UNENDING, 8, 21, 12, 14, 16, 20)
     tight.inside(watching.retract_often, every=5)
     try:
@@ -151,7 +151,7 @@ def test_aborted(tight):
 
 
 def note_plans(scheduler: Any) -> None:
-    """Begin to note what the policy is told."""
+    """Begin to record what the policy receives."""
     step_planner = scheduler.draft_worker.drafting.step_planner
     original, scheduler._reported = step_planner.stage.plan, []
 
@@ -195,7 +195,7 @@ def test_all_aborted(tight):
 
 
 def test_the_same_id_again(tight):
-    """Whoever comes later is another request, also with an old name."""
+    """A later request is a new one, even if it reuses an id."""
     texts = []
     for place in (3, 8, 3):
         requested = [{"id": "again", "prompt": PROMPTS[place]}]
@@ -207,7 +207,7 @@ def test_the_same_id_again(tight):
 
 
 def test_prompts_in_pieces(tight):
-    """Long prompts are read in pieces while others are drafted for."""
+    """Long prompts are read in pieces while others are drafted for; proposers get them whole."""
     long = [PROMPTS[0] + PROMPTS[1], PROMPTS[5] + PROMPTS[2]]
     requested = requested_for("piece", [7, 15])
     requested += [
@@ -217,18 +217,18 @@ def test_prompts_in_pieces(tight):
     assert_right(found, "piece", [7, 15])
     truth = [greedy(tuple(prompt)) for prompt in long]
     assert_greedy(long, truth, [found["outputs"][f"long {index}"] for index in range(2)])
-    rows = [
-        (name, sampled)
+    lengths = [
+        length
         for record in found["records"]
         if record["call"] == "ingest"
-        for name, sampled in zip(record["request_ids"], record["sampled"], strict=True)
+        for name, _, _, length, new in rows_of(record)
+        if name == "long 0" and new == length
     ]
-    assert ("long 0", False) in rows
-    assert ("long 0", True) in rows
+    assert lengths == [len(long[0]) + 1]  # the whole prompt and the first token, at the first step that drafts
 
 
 def test_grammars_end_in_the_middle(tight):
-    """With grammars SGLang takes in a step's results before the next one: who has ended is still in it."""
+    """With grammars SGLang processes a step's results before the next one, which still contains ended requests."""
     pattern = "(ab|a,)*[0-9]{%d}"
     requested = [
         {**request, "params": {"regex": pattern % (2 + index), "max_new_tokens": 30}}

@@ -31,7 +31,7 @@ except Sized as sized:
 
 
 def test_declared_bytes_are_taken_off_what_the_caches_are_sized_by():
-    """In the engine's own function that asks for them, in a process with SGLang's stand-ins."""
+    """The engine's own function requests them, in a process with SGLang's stand-ins."""
     environment = {**os.environ, "PYTHONPATH": str(SGLANG_CPU)}
     done = subprocess.run(
         [sys.executable, "-c", SIZING], env=environment, capture_output=True, text=True, timeout=300, check=False

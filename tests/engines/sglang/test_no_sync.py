@@ -1,7 +1,7 @@
-"""A step of decoding neither reads back from the device nor copies to it, as long as nobody comes or goes.
+"""A step of decoding neither reads back from the device nor copies to it, as long as no request starts or ends.
 
 Shown on the meta device, whose tensors have no values to read and which nothing on the CPU may mix with: everything of
-specplug's that runs between the scheduler's call and the target's forward, and behind it.
+specplug's that runs between the scheduler's call and the target's forward, and after it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SETTINGS = json.dumps(
 
 
 @pytest.mark.parametrize("topk", [1, 4], ids=["chains", "trees"])
-@pytest.mark.parametrize("draft_length", [DRAFT_LENGTH, 0])
+@pytest.mark.parametrize("draft_length", [DRAFT_LENGTH, 2])
 def test_it_runs_where_tensors_have_no_values(engine, topk, draft_length):
     watched = engine(
         "SPECPLUG", topk=topk, draft_length=DRAFT_LENGTH, environment={"SPECPLUG_CONFIG": SETTINGS}, name="no-sync"
@@ -55,7 +55,6 @@ def test_lengths_come_to_the_host_where_attention_reads_them_only(engine, topk):
 
 def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
     """Draft, prepare and observe for three requests on the meta device, the second time under watch."""
-    from specplug.types.verdict import Outcome
     from specplug_sglang.scheduler.drafting import Drafting
     from specplug_sglang.verification.trees import nodes_of, whole_mask
     from specplug_sglang.verification.verify_input import relayed
@@ -69,10 +68,12 @@ def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
     mask = 0
     for mode in (OneDevice(META, []), watch := OneDevice(META, found)):
         drafting.plan(reqs)
-        view = drafting.view(reqs, slots, before + 1)
+        drafting.view(slots, before + 1)
+        drafting.prefilled(3)  # so that the newest token is looked at, too
         with mode:
-            view = drafting.view(reqs, slots, before + 1)
-            draft = drafting.propose(view, reqs, draft_length)
+            draft = drafting.propose(reqs, slots, before, draft_length)
+            assert draft is not None, "as long as planned, found or not"
+            assert draft.draft_length == draft_length
             assert (draft.parents is not None) == drafting.drafts_trees  # which other ranks go by
             if drafting.caps.trees:  # of a shape that nobody can know here
                 draft = replace(draft, parents=empty(3, draft_length))
@@ -81,11 +82,7 @@ def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
                 mask = whole_mask(nodes.sees, before, 60 // (draft_length + 1)).numel()
             emitted, counts = empty(3, draft_length + 1), empty(3)
             drafting.table.append(slots, before + 1, emitted)
-            extended = drafting.view(reqs, slots, before + 1 + counts)
-            after = drafting.after_stop(extended, counts)
-            drafting.observe(
-                extended, Outcome(verified=draft.lengths, accepted=counts - 1, emitted=counts, after_stop=after)
-            )
+            drafting.observe(reqs, slots, before, draft, counts)
             relayed(emitted, counts, before + counts)
     assert drafting.stage is not None
     faults = {name: dict(kinds) for name, kinds in drafting.stage.metrics._faults.items()}

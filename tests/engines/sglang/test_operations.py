@@ -1,4 +1,4 @@
-"""What operators see and change while SGLang runs; see `OperationsSuite`."""
+"""Operators' status, control and metrics while SGLang runs; see `OperationsSuite`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.engines.suites.operations import (
     TEXT,
     OperationsSuite,
     ask,
-    assert_every_process_speaks_for_every_engine,
+    assert_every_process_exports_every_engine,
     complete,
 )
 
@@ -75,7 +75,7 @@ class TestOperations(OperationsSuite):
         assert state["pp_max_micro_batch_size"] == 4
 
     def test_orders_and_questions_reach_an_engine_that_is_at_work(self, server):
-        """A stream that began without drafts goes on with them; its text is that of one that had none."""
+        """A stream that began without drafts continues with them, and its text is that of one without drafts."""
         body = {"model": MODEL, "prompt": TEXT, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
         self.order(server, mode="off")
         whole = complete(server, **body)["choices"][0]["text"]
@@ -146,7 +146,7 @@ def test_every_tokenizer_process_speaks_for_every_engine(serve):
         tokenizer_worker_num=2,
         dp_size=2,
     )
-    assert_every_process_speaks_for_every_engine(several, "sglang:num_running_reqs")
+    assert_every_process_exports_every_engine(several, "sglang:num_running_reqs")
 
 
 # -- offline -----------------------------------------------------------------------------------------------------------

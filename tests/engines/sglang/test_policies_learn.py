@@ -1,4 +1,4 @@
-"""A policy of somebody else's that learns, with both halves in SGLang's worker, and what it is told."""
+"""A third party's policy that learns, with both halves in SGLang's worker, receives each step's outcome."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def note_lengths(scheduler: Any) -> None:
     original, scheduler._lengths = drafting.launched, []
 
     def launched(reqs: Any, draft: Any) -> None:
-        scheduler._lengths.append(int(draft.lengths.sum()))
+        scheduler._lengths.append(0 if draft is None else int(draft.lengths.sum()))
         original(reqs, draft)
 
     drafting.launched = launched
@@ -44,7 +44,7 @@ def learnt(scheduler: Any) -> dict[str, Any]:
         "costs": [asdict(cost) for cost in planner.costs],
         "prices": planner.prices,
         "price": float(trimmer.price),
-        "counts": drafting.stage.metrics.snapshot().as_dict(),
+        "counts": drafting.counts.read().as_dict(),
         "faults": len(drafting.step_planner.faults),
         "decided": trimmer.counts.tolist(),
         "lengths": scheduler._lengths,

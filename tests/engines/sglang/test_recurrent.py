@@ -153,7 +153,7 @@ def test_a_state_that_is_not_taken_back_is_seen(drafted):
 
 
 def keep_states(scheduler: Any) -> None:
-    """The mistake: the state stays the one behind all drafts."""
+    """The mistake: the state after all drafts is kept."""
     import sglang.srt.speculative.spec_utils as module
 
     trees.put(module, "commit_mamba_states_after_verify", lambda *args: None)

@@ -1,6 +1,6 @@
-"""What keeps specplug from serving ends the start, with one message that says what, and what to do about it.
+"""Anything that keeps specplug from serving ends the start, with one message that has the cause and the remedy.
 
-SGLang swallows what plug-ins raise, and would tell of an unknown algorithm.
+SGLang swallows plug-ins' exceptions, and would report an unknown algorithm instead.
 """
 
 from __future__ import annotations

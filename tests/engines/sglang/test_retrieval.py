@@ -37,7 +37,7 @@ def settings(proposer: str, **corpora: Any) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the store is that the engine makes."""
+    """The folder of the store that the engine creates."""
     return tmp_path_factory.mktemp("corpora") / "store"
 
 
@@ -91,7 +91,7 @@ def listed(engine: Any) -> dict[str, int]:
 
 
 def reported(engine: Any) -> dict[str, Any]:
-    """Return what the worker tells: accepted drafts by source, faults, and what the proposer says."""
+    """Return the worker's report: accepted drafts by source, faults, and the proposer's status."""
     from specplug_sglang import status
 
     worker = status.read(engine)[0]["workers"][0]
@@ -170,7 +170,7 @@ def test_what_is_added_is_drafted_until_it_is_removed(which, request):
     assert engine.call(added, corpus_id="answers", documents=texts)["tokens"] == size(*texts)
     assert engine.call(listed)["answers"] == size(*texts)
     assert drafted(engine) > max(plain, 20)
-    if which == "stored":  # in trees own text stands behind the first token, too
+    if which == "stored":  # in trees own text stands after the first token, too
         assert accepted(engine, "corpus") > before
     assert engine.call(reported)["details"]["tenants"][""]["answers"] == size(*texts)
     assert engine.call(removed, name="answers")["success"]
@@ -280,7 +280,7 @@ def of_each(engine: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_several_engines_share_a_store(engine, tmp_path):
-    """Both make the store, are told to add and to remove, and find it done."""
+    """Both engines create the store, receive orders to add and to remove, and find them executed."""
     store, expected = str(tmp_path / "store"), {"answers": size(answered())}
     environment = {**settings("retrieval", store=store), "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
     two = engine("SPECPLUG", dp_size=2, environment=environment, name="retrieval, two engines")

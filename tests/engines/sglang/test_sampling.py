@@ -1,6 +1,6 @@
-"""Sampled output of SGLang's own n-gram has the target's law at temperature 1, with the test plug-in's sampling.
+"""Sampled output of SGLang's own n-gram has the target's distribution, with the test plug-in's sampling.
 
-See `tests.engines.toy` for the law.  Mistakes in verification are planted, and seen.
+The temperature is 1; see `tests.engines.toy` for the distribution.  Planted mistakes in verification are found.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def sample(
 
 
 def cut(distribution: torch.Tensor, kept: Callable[[list[float]], int]) -> torch.Tensor:
-    """Return a law [V, V] of which each row keeps its largest entries, as many as said of them sorted."""
+    """Return a distribution [V, V] with each row's largest entries, as many as `kept` returns for the sorted row."""
     rows = []
     for row in distribution.tolist():
         ranked = sorted(row, reverse=True)
@@ -75,7 +75,7 @@ def test_trees_are_verified_by_the_distribution(overlap, small):
 
 @pytest.mark.parametrize("algorithm", [None, "NGRAM"])
 def test_top_k_and_top_p(algorithm, small):
-    """The law of what is kept; a token that is not would give p = 0."""
+    """Answers follow the distribution over kept tokens; any other token gives p = 0."""
     engine = small(algorithm, sampling=algorithm is not None, overlap=False)
     by_k = cut(toy.distribution(), lambda ranked: 5)
     assert sample(engine, distribution=by_k, top_k=5)[0] > 1e-4
@@ -85,7 +85,7 @@ def test_top_k_and_top_p(algorithm, small):
 
 @pytest.mark.parametrize("mistake", [trees.sharpen, trees.accept_lightly])
 def test_a_mistake_is_found_out(mistake, small):
-    """By the same test at half the size."""
+    """The same test at half the size detects it."""
     engine = small("NGRAM", sampling=True, overlap=False)
     engine.inside(mistake)
     try:
@@ -97,7 +97,7 @@ def test_a_mistake_is_found_out(mistake, small):
 
 
 def test_without_the_plug_in_verification_takes_the_likeliest(small):
-    """Which is why it is there: SGLang on a CPU would not be tested at any temperature."""
+    """This is why the plug-in exists: without it SGLang on a CPU could be tested at no temperature."""
     p, _, accepted = sample(small("NGRAM", overlap=False), ANSWERS // 4)
     assert accepted > 0
     assert p < 1e-6

@@ -42,7 +42,7 @@ def test_every_seam_holds_in_other_versions_sources(version):
 
 
 def test_the_version_before_them_lacks_some():
-    """So that it is not left out for nothing."""
+    """The newest unsupported version lacks seams, so it is excluded for a reason."""
     root = sources_of("sglang", OLDER)
     assert version_in(root / "sglang") == OLDER
     assert moved_in(root, VERSIONS.parse(OLDER), SEAMS)
@@ -79,7 +79,7 @@ def test_a_moved_seam_stops_with_its_name_the_version_found_and_those_supported(
 
 
 def test_what_serves_comfort_alone_is_off_with_one_warning_where_it_has_moved(baseline):
-    first, second = baseline.call(move_comfort)
+    first, second = baseline.call(rename_optional_seam)
     assert "WeightUpdater.end_weight_update is gone" in first
     assert first.endswith(f"The server runs; off: {OPTIONAL['events']}")
     assert second.endswith(f"The server runs; off: {OPTIONAL['metrics']}")
@@ -130,8 +130,8 @@ def move_one(engine):
         seams.require("worker")
 
 
-def move_comfort(engine):
-    """Return what is warned of when what only comfort needs has moved; whatever else is looked at goes on."""
+def rename_optional_seam(engine):
+    """Return the warnings when seams of optional features have moved; all other checks pass."""
     import sglang.srt.utils.common as common
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
@@ -145,7 +145,7 @@ def move_comfort(engine):
         patch.delattr(common, "add_prometheus_middleware")
         patch.setattr(events, "_runners", {None: None})
         for _ in range(2):
-            events._tell_change(weights)
+            events._notify_change(weights)
             exporter.metrics_made(None, SimpleNamespace(state=SimpleNamespace(specplug="a manager")))
         for where in set(get_args(Where)) - OPTIONAL.keys():
             seams.require(where)
@@ -153,7 +153,7 @@ def move_comfort(engine):
 
 
 def pretend(engine, version):
-    """Return what is warned of when SGLang says it is another version."""
+    """Return the warnings when SGLang reports another version."""
     import sglang.version
 
     from specplug_sglang import seams

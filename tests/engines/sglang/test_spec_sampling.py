@@ -1,6 +1,6 @@
-"""Sampled output with specplug has the target's law at temperature 1: chains and trees, by the test plug-in's sampling.
+"""Sampled output with specplug has the target's distribution, for chains and trees, with the test plug-in's sampling.
 
-See `tests.engines.toy` for the law.  Mistakes in verification are planted, and seen.
+The temperature is 1; see `tests.engines.toy` for the distribution.  Planted mistakes in verification are found.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """What is verified, and how.  Tests of one kind run together, so that engines start once."""
+    """The kind of draft and its scheduling.  Tests of one kind run together, so that engines start once."""
     return str(request.param)
 
 
 def likely(kind: str) -> list[list[int]]:
-    """Return what is drafted behind each token: the likeliest one, or in trees the three likeliest, one of them twice.
+    """Return the drafts after each token: the likeliest one, or in trees the three likeliest, one of them twice.
 
-    Those are the tokens whose acceptance decides the law.
+    Those are the tokens whose acceptance decides the distribution.
     """
     ranked = toy.distribution().argsort(dim=-1, descending=True).tolist()
     return [[row[0]] if kind.startswith("chains") else [row[1], row[0], row[1], row[2]] for row in ranked]
@@ -109,7 +109,7 @@ def test_another_draft_length_at_every_step(ours):
 
 
 def test_top_k_and_top_p(ours):
-    """The law of what is kept; a token that is not would give p = 0."""
+    """Answers follow the distribution over kept tokens; any other token gives p = 0."""
     by_k = cut(toy.distribution(), lambda ranked: 5)
     assert sample(ours, distribution=by_k, top_k=5)[0] > 1e-4
     by_p = cut(toy.distribution(), lambda ranked: next(n for n in range(17) if sum(ranked[:n]) >= 0.8))
@@ -117,7 +117,7 @@ def test_top_k_and_top_p(ours):
 
 
 def test_greedy_requests_beside_sampled_ones(ours):
-    """Each by its own law."""
+    """Each request follows its own distribution."""
     lengths = {"max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True}
     params = [{**lengths, "temperature": float(index % 2)} for index in range(2 * ANSWERS)]
     found = ours.call(inside.generate, prompts=[toy.PROMPT] * len(params), params=params)
@@ -131,7 +131,7 @@ def test_greedy_requests_beside_sampled_ones(ours):
 
 @pytest.mark.parametrize("mistake", [trees.sharpen, trees.accept_lightly])
 def test_a_mistake_is_found_out(mistake, ours):
-    """By the same test at half the size."""
+    """The same test at half the size detects it."""
     ours.inside(mistake)
     try:
         p, _, accepted = sample(ours, ANSWERS // 2)
@@ -142,7 +142,7 @@ def test_a_mistake_is_found_out(mistake, ours):
 
 
 def test_the_judge_knows_the_distribution():
-    """What a law is held against is far from uniform and far from certain, where a draft would decide nothing."""
+    """The expected distribution is far from uniform and from certain, where drafts would decide nothing."""
     likeliest = toy.distribution().amax(-1)
     assert 0.15 < float(likeliest.min()) < float(likeliest.max()) < 0.95
     assert torch.allclose(toy.distribution().sum(-1), torch.ones(toy.VOCAB, dtype=torch.float64))

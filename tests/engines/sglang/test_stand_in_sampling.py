@@ -1,4 +1,4 @@
-"""The test plug-in's sampling in verification against exact laws."""
+"""The test plug-in's sampling in verification against exact distributions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_top_k_and_top_p(weights, k, p):
 def distribution_of(
     parents: list[int], tokens: list[int], probs: torch.Tensor, depth: int
 ) -> dict[tuple[int, ...], float]:
-    """Return the law of what verification emits, by a grid of its random numbers that is fine enough to be exact."""
+    """Return the distribution of verification's output, exactly, over a grid of its random numbers."""
     made = linked([parents])
     del made["positions"]
     n, distribution = len(tokens), {}
@@ -73,7 +73,7 @@ QUARTERS = [weights for weights in itertools.product(range(5), repeat=3) if sum(
     st.data(),
 )
 def test_sampled_verification_keeps_the_distribution(parents, data):
-    """The chance of each first token, and of each second one behind it, is the target's own."""
+    """The probability of each first token, and of each second one given it, is the target's own."""
     n = len(parents)
     tokens = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
     probs = torch.tensor(data.draw(st.lists(st.sampled_from(QUARTERS), min_size=n, max_size=n))) / 4

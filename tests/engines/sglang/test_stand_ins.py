@@ -64,7 +64,7 @@ def test_greedy_verification_of_trees(forest, data):
 
 @given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 6)), min_size=1, max_size=4), st.randoms())
 def test_slots_of_positions(ranges, random):
-    """What is written for some positions is read back for them, and nothing else changes."""
+    """Values that are written for some positions are read back for them, and nothing else changes."""
     rows = random.sample(range(6), len(ranges))
     starts, ends = ([start for start, _ in ranges], [start + length for start, length in ranges])
     total = sum(length for _, length in ranges)
@@ -93,7 +93,7 @@ def test_slots_of_accepted_drafts(accepted):
 
 @given(st.data())
 def test_rows_of_the_cache_move_at_once(data):
-    """Also where what is read is written as well; each buffer by its own row size."""
+    """Sources and destinations may overlap, and each buffer has its own row size."""
     buffers = [torch.randn(8, 2, 3), torch.randn(8, 5, dtype=torch.float64)]
     count = data.draw(st.integers(0, 8))
     targets, sources = (data.draw(st.permutations(range(8)))[:count] for _ in range(2))
@@ -194,7 +194,7 @@ def test_masks_are_trees_only_in_engines_started_for_trees(forest, lengths):
 
 @given(forests(), st.lists(st.integers(0, 9), min_size=3, max_size=3), st.integers(0, 6))
 def test_windows_slide_along_texts(forest, lengths, window):
-    """Not along nodes: two siblings see as far back."""
+    """Windows do not slide along nodes: two siblings see equally far back."""
     rows, n = len(forest), len(forest[0])
     masks = masks_of(mask_of(forest).flatten(), lengths[:rows], n, 4)
     for parents, before, mask in zip(forest, lengths, masks, strict=False):

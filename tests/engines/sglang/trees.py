@@ -37,7 +37,7 @@ def restore(scheduler: Any) -> int:
 
 
 def is_ours(scheduler: Any) -> bool:
-    """Whether specplug drafts and verifies."""
+    """Return whether specplug drafts and verifies."""
     return hasattr(scheduler.draft_worker, "drafting")
 
 
@@ -60,6 +60,27 @@ def watch(scheduler: Any) -> None:
 
     SEEN.clear()
     original = put(module, "eagle_sample", sample)
+    if is_ours(scheduler):
+        watch_plain_steps(scheduler)
+
+
+def watch_plain_steps(scheduler: Any) -> None:
+    """Note steps without drafts, whose only node is the newest token."""
+    worker = scheduler.draft_worker
+
+    def decode(batch: Any) -> Any:
+        last = worker.drafting.table.tokens[batch.req_pool_indices, batch.seq_lens].tolist()
+        result = original(batch)
+        rows = {"parents": [[-1] for _ in last], "kept": [1 for _ in last]}
+        SEEN.append({"tokens": [[token] for token in last], **rows, "requests": [req.rid for req in batch.reqs]})
+        return result
+
+    original = put(worker.plain_steps, "decode", decode)
+
+
+def verify_always(scheduler: Any) -> None:
+    """No mistake: steps without drafts verify the newest token, as where SGLang's own decoding cannot run."""
+    put(scheduler.draft_worker, "decodes_plainly", False)
 
 
 def parents_of(child: list[int], sibling: list[int]) -> list[int]:
@@ -152,7 +173,7 @@ def count_in_rows(scheduler: Any) -> None:
 
 
 def whole_masks(scheduler: Any, hide: int = 0) -> None:
-    """No mistake: masks that cover the text before the drafts too, as SGLang's n-gram builds them on GPUs.
+    """This is no mistake: masks cover the text before the drafts too, as SGLang's n-gram builds them on GPUs.
 
     Args:
         hide: tokens at the text's begin that drafts do not see; any is the mistake.
@@ -191,7 +212,7 @@ def after_preparing(scheduler: Any, change: Callable[[Any, int], None]) -> None:
 
 
 def sharpen(scheduler: Any) -> None:
-    """The mistake: verification samples at another temperature than the one asked for."""
+    """The mistake: verification samples at another temperature than the requested one."""
     import sglang.srt.speculative.eagle_utils as module
 
     def softmax(logits: Any, temperatures: Any) -> Any:
@@ -201,7 +222,7 @@ def sharpen(scheduler: Any) -> None:
 
 
 def accept_lightly(scheduler: Any) -> None:
-    """The mistake: drafts are accepted twice as readily as the target says."""
+    """The mistake: drafts are accepted with twice the target's probability."""
     import sglang.srt.speculative.eagle_utils as module
 
     def coins(**given: Any) -> Any:
@@ -212,19 +233,19 @@ def accept_lightly(scheduler: Any) -> None:
 
 
 def plan(scheduler: Any, draft_lengths: list[int]) -> None:
-    """Let the policy, which has to be `ladder`, plan other widths."""
+    """Let the policy, which has to be `ladder`, plan other draft lengths."""
     planner = scheduler.draft_worker.drafting.step_planner.stage._planner
     put(planner, "_options", planner._options.model_copy(update={"draft_lengths": tuple(draft_lengths)}))
 
 
 def counts(scheduler: Any) -> dict[str, Any]:
     """Return what was counted so far: "total", "by_source", "faults"."""
-    found: dict[str, Any] = scheduler.draft_worker.drafting.stage.metrics.snapshot().as_dict()
+    found: dict[str, Any] = scheduler.draft_worker.drafting.counts.read().as_dict()
     return found
 
 
 def link_padding(scheduler: Any) -> None:
-    """The mistake: the nodes that fill up a row hang below its last draft, one behind the other."""
+    """The mistake: the nodes that fill up a row hang below its last draft, one after the other."""
 
     def change(batch: Any, n: int) -> None:
         child, sibling = batch.spec_info.retrieve_next_token, batch.spec_info.retrieve_next_sibling
@@ -237,7 +258,7 @@ def link_padding(scheduler: Any) -> None:
 
 
 def keep_backend(scheduler: Any) -> None:
-    """The mistake: every width is verified by what was built for the widest."""
+    """The mistake: every draft length is verified by what was built for the widest."""
     put(scheduler.draft_worker.draft_lengths, "using", lambda n: nullcontext())
 
 
@@ -251,7 +272,7 @@ def misplace(scheduler: Any) -> None:
 
 
 def mask_as_on_gpus(scheduler: Any) -> None:
-    """No mistake: the worker's own masks of the whole text, whose size it takes from lengths that the host knows."""
+    """This is no mistake: the worker builds masks of the whole text, sized by lengths that the host knows."""
     import specplug_sglang.verification.verify_input as module
     from specplug_sglang.verification.trees import chain_sees, whole_mask
 

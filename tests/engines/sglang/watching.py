@@ -98,8 +98,8 @@ class _Drive:
 
 
 def recorded(engine: Any, requests: list[dict[str, Any]], **arguments: Any) -> dict[str, Any]:
-    """Do as `drive` under "outputs"; under "records" what proposers were told, under "left" what they hold at the end,
-    under "counts" what was counted meanwhile, and under "wrong" the (id, length) of texts that are not the answer's.
+    """Do as `drive` under "outputs"; under "records" the events that proposers received, under "left" what they hold at
+    the end, under "counts" the counts of this call, and under "wrong" the (id, length) of wrong texts.
     """
     call(engine, begin)
     outputs = drive(engine, requests, **arguments)
@@ -125,7 +125,7 @@ def call(engine: Any, function: Any) -> Any:
 
 
 def wrong_texts(records: list[dict[str, Any]], finals: dict[str, list[int]]) -> list[tuple[str, int]]:
-    """Return the rows whose text was not what the client got; behind its end there may be more."""
+    """Return the rows whose text was not what the client got; after its end there may be more."""
     wrong = []
     for record in records:
         if record["call"] == "ingest" and not record["is_dummy"]:
@@ -142,18 +142,18 @@ def wrong_texts(records: list[dict[str, Any]], finals: dict[str, list[int]]) -> 
 def begin(scheduler: Any) -> None:
     from specplug_testkit.recorder import RECORDS
 
-    stage = scheduler.draft_worker.drafting.stage
-    _catch_up(stage)
+    drafting = scheduler.draft_worker.drafting
+    _catch_up(drafting.stage)
     RECORDS.clear()
-    scheduler._watched = stage.metrics.snapshot()
+    scheduler._watched = drafting.counts.read()
 
 
 def end(scheduler: Any) -> dict[str, Any]:
     from specplug_testkit.recorder import RECORDS
 
-    stage = scheduler.draft_worker.drafting.stage
-    _catch_up(stage)
-    counts = (stage.metrics.snapshot() - scheduler._watched).as_dict()
+    drafting = scheduler.draft_worker.drafting
+    _catch_up(drafting.stage)
+    counts = (drafting.counts.read() - scheduler._watched).as_dict()
     return {"records": list(RECORDS), "counts": counts}
 
 
@@ -172,7 +172,7 @@ def left_over(scheduler: Any) -> dict[str, int]:
 
 
 def _catch_up(stage: Any) -> None:
-    """Wait for what host proposers have still to hear."""
+    """Wait until host proposers have received all pending events."""
     from concurrent.futures import wait
 
     for handle in [runner.handle for runner in stage.runners]:

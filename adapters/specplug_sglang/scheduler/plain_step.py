@@ -1,0 +1,85 @@
+"""Steps without drafts: SGLang's own decoding, on its captured graphs, with its own sampler.
+
+So penalties, min_p, seeds, grammars and log probabilities are SGLang's.  What is left to do is what SGLang's scheduler
+expects of a speculative worker: it reserves cache for drafts beforehand and learns text lengths from the results.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.arg_groups.model_override_base import mamba_extra_buffer_of
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative.ngram_info import NgramVerifyInput
+from torch import Tensor
+
+from specplug_sglang.config import decided
+from specplug_sglang.verification.table import TokenTable
+
+
+class PlainSteps:
+    """Runs steps that emit one token per request.
+
+    Args:
+        target_worker: SGLang's worker of the target model.
+        table: the texts of all requests.
+    """
+
+    def __init__(self, target_worker: Any, table: TokenTable) -> None:
+        self._target, self._table = target_worker, table
+        slots, device = table.tokens.shape[0], table.tokens.device
+        self._ones = torch.ones(slots, dtype=torch.int32, device=device)
+        self._ones_on_host = torch.ones(slots, dtype=torch.int32)
+
+    def decode(self, batch: Any) -> Any:
+        """Decode one token per request; returns SGLang's result."""
+        self.prepare(batch)
+        result = self._target.forward_batch_generation(batch)
+        if not batch.sampling_info.is_all_greedy:  # rank 0's proposers may have drawn from the generators that sample
+            get_parallel().tp_group.broadcast(result.next_token_ids, src=0)
+        logits = result.logits_output
+        if batch.return_logprob:  # by request and token, as in results of verification
+            logits.next_token_logprobs = logits.next_token_logprobs[:, None]
+        tokens = result.next_token_ids.to(torch.int32)
+        self._table.append_one(batch.req_pool_indices, batch.seq_lens, tokens)
+        return self.completed(result, tokens, batch.seq_lens)
+
+    def prepare(self, batch: Any) -> None:
+        """Turn a batch of speculation into one without, including the newest tokens; SGLang restores it afterwards."""
+        slots, before = batch.req_pool_indices, batch.seq_lens
+        batch.input_ids = self._table.tokens[slots, before].long()
+        batch.out_cache_loc = batch.req_to_token_pool.req_to_token[slots, before].long()
+        batch.seq_lens = before + 1
+        if batch.seq_lens_cpu is not None:
+            batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+        batch.seq_lens_sum = None  # SGLang sums them again if the host knows them
+        batch.spec_info = None
+
+    def completed(self, result: Any, tokens: Tensor, new_seq_lens: Tensor) -> Any:
+        """Complete SGLang's result of a step without speculation.
+
+        Args:
+            result: of a prefill or of decoding.
+            tokens: [B] int32, the emitted tokens.
+            new_seq_lens: [B] int64, cached tokens after the step.
+        """
+        rows = len(tokens)
+        result.accept_lens = self._ones_on_host[:rows]
+        result.new_seq_lens = new_seq_lens
+        result.next_draft_input = NgramVerifyInput(
+            draft_token_num=1, new_seq_lens=new_seq_lens, accept_tokens=tokens, accept_lens=self._ones[:rows]
+        )
+        result.speculative_num_draft_tokens = result.speculative_output_stride = 1
+        return result
+
+
+def decodes_plainly(model_config: Any, server_args: Any) -> bool:
+    """Return whether a speculative worker's batches have all that SGLang's own decoding needs.
+
+    Where they have not, steps without drafts verify the newest token alone.  Rotary positions in three dimensions are
+    computed from text lengths on the host, which overlapped speculation does not have.  States of recurrent layers are
+    kept for the prefix cache in slots that SGLang's scheduler chooses in one way for verification, in another way
+    for decoding.
+    """
+    return not (model_config.model_is_mrope or mamba_extra_buffer_of(decided(server_args)))
