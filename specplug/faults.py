@@ -52,20 +52,20 @@ class FaultGuard:
         self._cooldown_steps = cooldown_steps
         self._sink = sink
         self._in_a_row = 0
-        self._sits_out = 0
+        self._cooldown_left = 0
         self._on_trial = False
         self._logged: set[str] = set()
 
     @property
     def is_off(self) -> bool:
         """True while the plug-in is switched off."""
-        return self._sits_out > 0
+        return self._cooldown_left > 0
 
     def admits_step(self) -> bool:
         """Return whether the plug-in may run in this step.  Call once per engine step: it counts the cool-down."""
         if not self.is_off:
             return True
-        self._sits_out -= 1
+        self._cooldown_left -= 1
         return False
 
     def step(self, action: Callable[[], None]) -> bool:
@@ -96,7 +96,7 @@ class FaultGuard:
 
     def revive(self) -> None:
         """Switch the plug-in on again and reset its fault count."""
-        self._sits_out = self._in_a_row = 0
+        self._cooldown_left = self._in_a_row = 0
         self._on_trial = False
 
     def _fault(self, kind: str, what: str, error: BaseException | None = None) -> None:
@@ -106,7 +106,7 @@ class FaultGuard:
         self._in_a_row += 1
         if self._in_a_row >= self._max_consecutive:  # a fault on trial counts too, as only a success resets it
             self._on_trial = True
-            self._sits_out = self._cooldown_steps
+            self._cooldown_left = self._cooldown_steps
             self._note("switched off", f"switched off for {self._cooldown_steps} steps after repeated faults")
 
     def _note(self, kind: str, what: str, error: BaseException | None = None) -> None:

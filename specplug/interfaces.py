@@ -94,8 +94,9 @@ class Proposer(abc.ABC):
 
     The contract, which `specplug.testing.ProposerContract` tests:
 
-    - `ingest` runs at every real step, even when nothing may be drafted; `propose` runs only when the draft length is
-      above 0.  Neither runs at dummy steps.
+    - `ingest` runs at every step with a draft length above 0, even for rows for which nothing may be drafted, and then
+      `propose` runs.  The tokens of other steps arrive with the next call; `ingest` may also be called alone.  Neither
+      runs at dummy steps.
     - Per-request state is indexed by slot and becomes invalid when the slot's generation changes.
     - After a preemption, `BatchView.tokens` is authoritative.
     - The batch is read-only, and entries of `tokens` at or beyond a row's length are undefined.

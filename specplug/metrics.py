@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import add
 from typing import Any
 
 import torch
@@ -189,6 +190,7 @@ class SpecMetrics:
         self._place = torch.arange(max_draft_length, device=device)
         self._rows = torch.zeros(len(self._names), len(_ROW_COUNTS), dtype=torch.int64, device=device)
         self._tokens = torch.zeros(len(self._names), max_draft_length, _FATES, dtype=torch.int64, device=device)
+        self._host_counts = [0] * len(_ROW_COUNTS)  # by `record_on_host`
         self._faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def record(self, source: Tensor, verdict: Verdict) -> None:
@@ -216,6 +218,14 @@ class SpecMetrics:
         """Count a step of B rows without drafts, like `record` but in fewer operations."""
         self._rows[-1].add_(_row_counts(verdict, 0).sum(1))
 
+    def record_on_host(self, num_rows: int, after_stop: int = 0) -> None:
+        """Count rows that emitted one token each in a step without drafts, without using the device (host).
+
+        Engines that know these numbers on the host call this in place of `record`; `after_stop` of the tokens came
+        after a stop.
+        """
+        self._host_counts = [*map(add, self._host_counts, (num_rows, num_rows, after_stop))]
+
     def _record_tokens(self, bucket: Tensor, verdict: Verdict, tested: Tensor) -> None:
         """Count every draft position once: by `bucket` [B, N], position, and the stage that it reached."""
         left = verdict.proposed - verdict.cut_by_grammar
@@ -242,7 +252,8 @@ class SpecMetrics:
 
         Without a copy the counters are read back, which on a GPU waits for the steps that are queued.
         """
-        rows, tokens = (counts.cpu() for counts in copied or self.tensors())
+        rows, tokens = (counts.to("cpu", copy=True) for counts in copied or self.tensors())
+        rows[-1] += torch.tensor(self._host_counts)
         came = tokens.flip(2).cumsum(2).flip(2)  # reached at least this stage
         by_source = {}
         for name, of_rows, at in zip(self._names, rows.tolist(), came.transpose(1, 2).tolist(), strict=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -276,25 +276,21 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_count, value))
+def _is_level(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1
 
 
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-def _are_levels(value: Any) -> bool:
-    return isinstance(value, list) and all(type(level) in (int, float) and 0 <= level <= 1 for level in value)
+def _list_of(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_right, value))
 
 
 _CHECKS = (
     ("request", _is_text, "a string"),
     ("step", _is_count, "a count"),
     ("base_len", _is_count, "a count"),
-    ("ids", _are_ids, "a list of token ids"),
-    ("confidence", _are_levels, "a list of probabilities"),
-    ("source", _are_texts, "a list of strings"),
+    ("ids", _list_of(_is_count), "a list of token ids"),
+    ("confidence", _list_of(_is_level), "a list of probabilities"),
+    ("source", _list_of(_is_text), "a list of strings"),
     ("verified", _is_count, "a count"),
     ("accepted", _is_count, "a count"),
     ("reason", REASONS.__contains__, f"one of {', '.join(REASONS)}"),

@@ -50,7 +50,7 @@ class TakesProbs(ReferenceVerifier):
 
 
 class Always(Planner):
-    """Plans one width, or fails."""
+    """Plans one draft length, or fails."""
 
     def __init__(self, context: PluginContext) -> None:
         self._draft_length = context.caps.max_draft_length

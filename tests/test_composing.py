@@ -195,9 +195,9 @@ def test_a_part_that_is_switched_off_catches_up(made):
     assert [handed[0, 0] for handed in it.parts["first"].handed] == [[0, 1, 2], [3], [4], [5], [6]]
 
 
-def test_at_draft_length_zero_the_parts_only_ingest(made):
+def test_the_parts_can_ingest_without_drafting(made):
     it = made()
-    it.draft(3, draft_length=0)
+    it.stage.ingest(make_batch([range(3)] * 3, vocab_size=16, reset_slots=(0, 1, 2)))
     assert [len(part.handed) for part in it.parts.values()] == [1, 1]
     assert not any(part.limits for part in it.parts.values())
 
@@ -238,7 +238,7 @@ def test_a_context_of_ones_own_has_no_parts():
 
 
 def test_nothing_is_read_back():
-    """On the meta device tensors hold no values: whatever needs one raises."""
+    """Tensors on the meta device hold no values, so code that needs one raises."""
     draft, other = (Draft.allocate(2, DRAFT_LENGTH, device="meta") for _ in range(2))
     splice(draft, other)
     assert draft.lengths.dtype is torch.int32

@@ -1,4 +1,4 @@
-"""What exists is documented, and what is documented exists: commands, hooks, settings and request fields."""
+"""Commands, hooks, settings and request fields are documented, and the documented ones exist."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ PAGES = sorted(page.name for page in DOCS.glob("*.md"))
 
 @pytest.mark.parametrize("page", PAGES)
 def test_settings_in_commands_are_valid(page: str):
-    """Those that a shell quotes: inline in `SPECPLUG_CONFIG`, and in the engine's own flag."""
+    """This checks settings that a shell quotes: in `SPECPLUG_CONFIG`, and in the engine's own flag."""
     text = (DOCS / page).read_text(encoding="utf-8")
     for inline in re.findall(r"SPECPLUG_CONFIG='([^']*)'", text):
         load_settings(env={"SPECPLUG_CONFIG": inline})

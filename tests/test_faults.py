@@ -173,7 +173,7 @@ def test_a_cool_down_of_one_step_is_one_step():
 
 
 def test_only_the_main_work_ends_a_run_of_faults(guard):
-    """An observe that works says nothing about a propose that does not."""
+    """A successful observe does not reset the faults of a failing propose."""
     guard.step(breaks)
     guard.call(works)
     guard.step(breaks)

@@ -18,7 +18,7 @@ from specplug.types.request import Request
 
 
 class Says(HostProposer):
-    """Answers what it is told to, and notes what it was asked."""
+    """Returns the answers that it was given, and records its arguments."""
 
     sources = ("first", "second")
 

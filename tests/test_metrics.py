@@ -29,7 +29,7 @@ class NoReadBack(TorchDispatchMode):
 
 
 def step(rows: list[dict], device: str = "cpu") -> tuple[torch.Tensor, Verdict]:
-    """One step's sources, one for a row or one for each token, and its verdict; what a row leaves out is 0."""
+    """One step's sources, one for a row or one for each token, and its verdict; omitted values are 0."""
 
     def column(name):
         return torch.tensor([row.get(name, 0) for row in rows], dtype=torch.int32).to(device)
@@ -69,7 +69,7 @@ class TestCounts:
         assert (of_both.target_steps, of_both.emitted, of_both.after_stop) == (2, 6, 5)
 
     def test_one_step(self):
-        own, references, nobody = recorded(STEP).snapshot().by_source.values()
+        own, references, unknown = recorded(STEP).snapshot().by_source.values()
         assert own == SourceCounts(
             target_steps=2,
             proposed=7,
@@ -90,16 +90,16 @@ class TestCounts:
         assert own.tau == 5 / 2
         assert (references.rejected, references.never_verified, references.cut_by_grammar) == (1, 0, 2)
         assert (references.emitted, references.after_stop) == (4, 2)
-        assert (nobody.target_steps, nobody.emitted, nobody.proposed) == (1, 1, 0)
+        assert (unknown.target_steps, unknown.emitted, unknown.proposed) == (1, 1, 0)
 
     def test_a_draft_of_several_sources_is_counted_token_by_token(self):
         spliced = {"source": (1, 1, 0, 0), "proposed": 4, "verified": 4, "accepted": 2, "emitted": 3}
-        own, references, nobody = recorded([spliced]).snapshot().by_source.values()
+        own, references, unknown = recorded([spliced]).snapshot().by_source.values()
         assert (references.proposed, references.verified, references.tested, references.accepted) == (2, 2, 2, 2)
         assert (own.proposed, own.verified, own.tested, own.accepted) == (2, 2, 1, 0)
         assert (own.verified_at, own.tested_at, references.accepted_at) == ((0, 0, 1, 1), (0, 0, 1, 0), (1, 1, 0, 0))
         assert (references.target_steps, references.emitted) == (1, 3)  # its tokens come first
-        assert (own.target_steps, own.emitted, nobody.proposed) == (0, 0, 0)
+        assert (own.target_steps, own.emitted, unknown.proposed) == (0, 0, 0)
 
     def test_total_counts_plain_rows_too(self):
         total = recorded(STEP).snapshot().total
@@ -214,7 +214,7 @@ class TestRecording:
         assert metrics.snapshot().total.target_steps == 5
 
     def test_needs_no_values(self):
-        """On the meta device tensors hold no values: whatever needs one raises."""
+        """Tensors on the meta device hold no values, so code that needs one raises."""
         metrics = SpecMetrics(SOURCES, DRAFT_LENGTH, device="meta")
         metrics.record(*step(STEP, device="meta"))
         with pytest.raises((NotImplementedError, RuntimeError)):

@@ -1,4 +1,4 @@
-"""What is in the repository is what is installed: folders, wheel and entry points agree, and the wheel works alone."""
+"""The wheel holds what the repository has, its entry points agree with the folders, and it works alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the retrieval example needs no engine for: the retriever, the questions, who is sent what, and the table."""
+"""The retrieval example's parts that need no engine: retriever, questions, requests and table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's promises: its example prints what it says, its links lead somewhere, its plug-in is the tested one."""
+"""The README's example prints the output shown, its links exist, and its plug-in is the tested one."""
 
 from __future__ import annotations
 

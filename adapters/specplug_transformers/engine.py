@@ -195,7 +195,7 @@ class Engine:
         outputs = []
         for state in decoding:
             outputs.append(RequestOutput.of(state))
-            state.forget_news()
+            state.clear_new_output()
             if state.finish_reason is not None:
                 self._release(state, Lifecycle.FINISHED)
         return outputs
@@ -220,7 +220,7 @@ class Engine:
             state.row, state.computed = len(self._running), 0
             self._runner.clear(state.row)
             self._running.append(state)
-            self._tell(Lifecycle.RESUMED if state.was_running else Lifecycle.STARTED, state)
+            self._notify(Lifecycle.RESUMED if state.was_running else Lifecycle.STARTED, state)
             state.was_running = True
 
     def _release(self, state: RequestState, kind: Lifecycle) -> None:
@@ -229,7 +229,7 @@ class Engine:
 
     def _vacate(self, state: RequestState, kind: Lifecycle) -> None:
         """Free the slot and the cache row; the last row moves into the gap, so that rows in use stay contiguous."""
-        self._tell(kind, state)
+        self._notify(kind, state)
         self._table.give_back(state.slot)
         last = self._running.pop()
         if last is not state:
@@ -240,6 +240,6 @@ class Engine:
         state.computed = 0
         self._decoder.forget_batch()
 
-    def _tell(self, kind: Lifecycle, state: RequestState) -> None:
+    def _notify(self, kind: Lifecycle, state: RequestState) -> None:
         visible = state.visible if kind in (Lifecycle.FINISHED, Lifecycle.ABORTED) else None
         self._drafts.on_event(RequestEvent(kind, state.request, state.slot, state.generation, visible))

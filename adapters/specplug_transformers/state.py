@@ -100,7 +100,7 @@ class RequestState:
         cap = self.request.options.cap
         return draft_length if cap is None else min(draft_length, cap)
 
-    def forget_news(self) -> None:
+    def clear_new_output(self) -> None:
         """Clear the new output after it has been returned to the caller."""
         self.new_tokens, self.new_text = [], ""
 

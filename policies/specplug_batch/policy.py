@@ -26,16 +26,15 @@ class BatchPlanner(Planner):
         self._options: BatchOptions = context.options or BatchOptions()
         self._roofline = Roofline.of(self._options)
         self._caps = context.caps
-        self._draft_lengths: dict[int, int] = {}  # by batch size; there are few, and each step needs one
+        self._plans: dict[int, StepPlan] = {}  # by batch size; there are few, and each step needs one
 
     def plan(self, stats: HostStats) -> StepPlan:
-        """Return the draft length and budget, with the caps that requests have set."""
+        """Return the draft length and budget."""
         batch_size = self._options.batch_size or max(1, len(stats.requests))
-        draft_length = self._draft_lengths.get(batch_size)
-        if draft_length is None:
-            draft_length = self._draft_lengths[batch_size] = self._draft_length(batch_size)
-        caps = {r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < draft_length}
-        return StepPlan(draft_length, self._budget(batch_size), caps)
+        plan = self._plans.get(batch_size)
+        if plan is None:
+            plan = self._plans[batch_size] = StepPlan(self._draft_length(batch_size), self._budget(batch_size))
+        return plan
 
     def _budget(self, batch_size: int) -> int | None:
         """Return the batch's most draft tokens: the setting, or the free tokens if only a budget bounds the step."""

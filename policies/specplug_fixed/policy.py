@@ -17,23 +17,21 @@ class ConstantGamma(Planner):
 
     def __init__(self, context: PluginContext) -> None:
         options: FixedOptions = context.options or FixedOptions()
-        widest = context.caps.max_draft_length
-        gamma = widest if options.gamma is None else options.gamma
-        if gamma > widest:
+        longest = context.caps.max_draft_length
+        gamma = longest if options.gamma is None else options.gamma
+        if gamma > longest:
             raise SettingsError.build(
                 "gamma is too large",
                 who="policy 'fixed'",
                 found=gamma,
-                expected=f"at most num_speculative_tokens, {widest}",
+                expected=f"at most num_speculative_tokens, {longest}",
                 remedy="Raise num_speculative_tokens or lower gamma",
             )
-        self._draft_length = context.caps.fit_draft_length(gamma)
-        self._token_budget = options.token_budget
+        self._plan = StepPlan(context.caps.fit_draft_length(gamma), options.token_budget)
 
     def plan(self, stats: HostStats) -> StepPlan:
-        """Return the constant draft length, with the caps that requests have set."""
-        caps = {r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < self._draft_length}
-        return StepPlan(self._draft_length, self._token_budget, caps)
+        """Return the constant draft length and budget."""
+        return self._plan
 
 
 class NoSpeculation(Planner):

@@ -48,12 +48,12 @@ class Retrieval(LookupProposer):
 
     def ingest(self, batch: BatchView) -> None:
         """Ingest new tokens and learn from them; load the corpus index of a changed store."""
-        self._restock()
+        self._load_changes()
         super().ingest(batch)
 
     def begin(self, slot: int, request: Request, owner: str | None) -> None:
         """Begin a request's text in a slot; documents that it names follow its own references."""
-        self._restock()  # otherwise a new tenant of the store is not known yet
+        self._load_changes()  # otherwise a new tenant of the store is not known yet
         tenant, options = request.tenant or SHARED, request.options
         named = [self.watcher.document(tenant, name, corpus) for name, corpus in options.documents]
         references = [reference.token_ids for reference in request.references]
@@ -85,7 +85,7 @@ class Retrieval(LookupProposer):
         self.watcher.close()
         super().close()
 
-    def _restock(self) -> None:
+    def _load_changes(self) -> None:
         changed = self.watcher.changed(self.lookup.corpus_index)
         if changed is not None:
             self.lookup.load(changed)

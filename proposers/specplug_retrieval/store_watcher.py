@@ -19,7 +19,7 @@ from specplug.corpus.building import Builder
 from specplug.corpus.documents import Document
 from specplug.corpus.store import Store
 from specplug.corpus.view import LiveSegment, Snapshot, View
-from specplug.corpus.writing import breathe
+from specplug.corpus.writing import yield_gil
 from specplug.interfaces import PluginContext
 from specplug.match.cpu.corpus_index import CorpusIndex, IndexSegment
 from specplug.settings.model import CorporaSettings
@@ -180,7 +180,7 @@ class StoreWatcher:
     def _document(self, name: str, ids: Tokens) -> Document:
         if self._prefixes is None:
             return Document(name, ids)
-        breathe()  # reading takes half a millisecond, mostly with the GIL held
+        yield_gil()  # reading takes half a millisecond, mostly with the GIL held
         return Document(name, ids, self._prefixes.of(ids))
 
     def _opened(self) -> Store:

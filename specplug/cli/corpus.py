@@ -263,8 +263,8 @@ def verify(store: Root, as_json: AsJson = False) -> None:
     from specplug.corpus.store import Store
 
     found = Store.open(store)
-    with counting(quiet=as_json) as tell:
-        problems = found.verify(lambda done, of: tell(f"{done} of {of} segments"))
+    with counting(quiet=as_json) as update:
+        problems = found.verify(lambda done, of: update(f"{done} of {of} segments"))
     if as_json:
         print_json({"ok": not problems, "problems": [problem._asdict() for problem in problems]})
     elif problems:

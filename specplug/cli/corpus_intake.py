@@ -164,14 +164,14 @@ def take_in(root: Path, tokenizer: str | None, intake: Intake, *, create: bool, 
     how = replace(intake.reading, fields=fields)
     outcome = IntakeResult(str(root), intake.tenant, loaded.fingerprint.name, sync=intake.sync)
     started = time.perf_counter()
-    with counting(quiet=quiet) as tell:
-        _check_readable([source for sources in corpora.values() for source in sources], how, tell)
+    with counting(quiet=quiet) as update:
+        _check_readable([source for sources in corpora.values() for source in sources], how, update)
         store = Store.create(root, loaded.fingerprint) if store is None else store
         for corpus, sources in corpora.items():
             contents = chain.from_iterable(read(source, how, outcome.skipped) for source in sources)
             documents = _timed(documents_from(contents, loaded.encode_many), outcome)
             about: dict[str, Any] = {"tenant": intake.tenant, "max_tokens": intake.max_tokens}
-            about["progress"] = partial(_tell, tell, corpus)
+            about["progress"] = partial(_show_progress, update, corpus)
             done: Added | Synced
             if intake.sync:
                 done = store.sync(corpus, documents, **about)
@@ -185,7 +185,7 @@ def take_in(root: Path, tokenizer: str | None, intake: Intake, *, create: bool, 
     return outcome
 
 
-def _check_readable(sources: Sequence[str], how: Reading, tell: Callable[[str], None]) -> None:
+def _check_readable(sources: Sequence[str], how: Reading, update: Callable[[str], None]) -> None:
     """Read all sources once before anything is built, so that all problems are reported together.
 
     Standard input can be read only once, so its first bad line ends the build.
@@ -196,7 +196,7 @@ def _check_readable(sources: Sequence[str], how: Reading, tell: Callable[[str], 
     for source in sources:
         if source != STDIN:
             for number, _ in enumerate(read(source, replace(how, skip_bad=True), bad), 1):
-                tell(f"looking at {source}: {number:,} documents")
+                update(f"looking at {source}: {number:,} documents")
     if bad.bad:
         more = [f"... and {bad.bad - _MOST_BAD:,} more"] if bad.bad > _MOST_BAD else []
         raise CorpusError(
@@ -209,8 +209,8 @@ def _figure(value: float) -> str:
     return f"{value:.2f}" if isinstance(value, float) else f"{value:,}"
 
 
-def _tell(tell: Callable[[str], None], corpus: str, documents: int, tokens: int) -> None:
-    tell(f"{corpus}: {documents:,} documents, {tokens:,} tokens")
+def _show_progress(update: Callable[[str], None], corpus: str, documents: int, tokens: int) -> None:
+    update(f"{corpus}: {documents:,} documents, {tokens:,} tokens")
 
 
 def _timed(documents: Iterator[Any], outcome: IntakeResult) -> Iterator[Any]:
@@ -231,10 +231,10 @@ def counting(*, quiet: bool) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=out, disable=quiet or not out.is_terminal, transient=True) as bar:
         task, last = bar.add_task("reading", total=None), 0.0
 
-        def tell(line: str) -> None:
+        def update(line: str) -> None:
             nonlocal last
             if (now := time.perf_counter()) - last > _SHOWN_EVERY:
                 last = now
                 bar.update(task, description=printable(line))
 
-        yield tell
+        yield update

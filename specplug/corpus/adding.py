@@ -113,15 +113,15 @@ class Addition:
                 continue
             if self._is_there(document.name, texts):
                 self._there += 1
-                self._tell()
+                self._report_progress()
                 continue
             self._documents += 1
             self._tokens += len(texts[0])
             self._check_size(held)
-            self._tell()
+            self._report_progress()
             yield Item(self._corpus, document.name.encode(), texts)
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self._progress is not None:
             self._progress(self._documents + self._there, self._tokens)
 

@@ -12,13 +12,13 @@ from specplug.corpus.documents import Document, Tokens
 from specplug.corpus.layout import COMPARED, NO_TEXT
 from specplug.corpus.manifest import Part
 from specplug.corpus.names import MAX_DOCUMENT_NAME, check_name, name_hash, shortened
-from specplug.corpus.writing import breathe, pieces
+from specplug.corpus.writing import pieces, yield_gil
 from specplug.errors import CorpusError
 
 Sections = dict[str, npt.NDArray[np.generic]]
 
 _BARRIER = np.full(1, NO_TEXT, np.int32).tobytes()
-_BREATHS = 1 << 16  # tokens, or work that takes as long
+_WORK_PER_YIELD = 1 << 16  # tokens, or work that takes as long
 
 
 def checked(document: Document, vocab_size: int) -> list[Tokens]:
@@ -69,7 +69,7 @@ class Builder:
         self._text, self._names = bytearray(_BARRIER), bytearray()
         self._starts, self._lengths, self._name_ends = array("q", [1]), array("q"), array("q")
         self._hashes, self._corpus_of = array("Q"), array("i")
-        self._until_breath = _BREATHS
+        self._until_yield = _WORK_PER_YIELD
 
     def __len__(self) -> int:
         """Return the number of documents so far."""
@@ -85,7 +85,7 @@ class Builder:
         """
         for text in texts:
             for piece in pieces(text):
-                self._breathe(len(piece) // 4)
+                self._yield_gil(len(piece) // 4)
                 self._text += piece
             self._text += _BARRIER
             self.size += len(text) + 1
@@ -95,7 +95,7 @@ class Builder:
         self._name_ends.append(len(self._names))
         self._hashes.append(name_hash(name))
         self._corpus_of.append(self._of(corpus, len(texts[0])))
-        self._breathe(_BREATHS // 64)
+        self._yield_gil(_WORK_PER_YIELD // 64)
 
     def parts(self) -> tuple[Part, ...]:
         """Return the number of documents and tokens of each corpus."""
@@ -130,8 +130,8 @@ class Builder:
         self._counts[index][1] += tokens
         return index
 
-    def _breathe(self, cost: int) -> None:
-        self._until_breath -= cost
-        if self._until_breath < 0:
-            self._until_breath = _BREATHS
-            breathe()
+    def _yield_gil(self, cost: int) -> None:
+        self._until_yield -= cost
+        if self._until_yield < 0:
+            self._until_yield = _WORK_PER_YIELD
+            yield_gil()

@@ -32,13 +32,13 @@ class Present:
         self._corpus = corpus
         entries = [entry for entry in manifest.entries if any(part.corpus == corpus for part in entry.live)]
         self._segments: dict[str, Segment] = {entry.file: tenant.segment(entry) for entry in entries}
-        self._lived = {entry.file: self._lives(entry) for entry in entries}
-        self._left = {file: lives.copy() for file, lives in self._lived.items()}
+        self._live_at_first = {entry.file: self._live_documents(entry) for entry in entries}
+        self._left = {file: lives.copy() for file, lives in self._live_at_first.items()}
 
     @property
     def tokens(self) -> int:
         """Tokens of the bodies of all documents that were live when this object was built."""
-        return sum(int(self._segments[file].lengths[lives].sum()) for file, lives in self._lived.items())
+        return sum(int(self._segments[file].lengths[lives].sum()) for file, lives in self._live_at_first.items())
 
     def take(self, name: str, texts: Sequence[Tokens]) -> bool:
         """Take a document with this name and these texts if there is one left; return whether there was.
@@ -60,7 +60,7 @@ class Present:
     def has(self, name: str) -> bool:
         """Return whether a document of this name was live when this object was built."""
         return any(
-            self._lived[file][index]
+            self._live_at_first[file][index]
             for file, segment in self._segments.items()
             for index in segment.find(name, self._corpus)
         )
@@ -86,7 +86,7 @@ class Present:
         for entry in manifest.entries:
             if entry.file in named:
                 segment, left = self._segments[entry.file], self._left[entry.file]
-                if not np.array_equal(self._lives(entry), self._lived[entry.file]):
+                if not np.array_equal(self._live_documents(entry), self._live_at_first[entry.file]):
                     raise self._changed()
                 dead = entry.dead(segment.corpora, segment.corpus_of)
                 mask = left if dead is None else left | (dead != 0)
@@ -98,7 +98,7 @@ class Present:
             entries.append(entry)
         return [entry for entry in entries if entry.live]
 
-    def _lives(self, entry: Entry) -> Flags:
+    def _live_documents(self, entry: Entry) -> Flags:
         """Return [d] bool, true for live documents of the corpus."""
         segment = self._segments[entry.file]
         own: Flags = segment.corpus_of == segment.corpora.index(self._corpus)

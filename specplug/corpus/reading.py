@@ -7,7 +7,7 @@ from specplug.corpus.manifest import Entry, Manifest
 from specplug.corpus.removing import unknown_corpus, unknown_document
 from specplug.corpus.status import Problem
 from specplug.corpus.tenant import Tenant
-from specplug.corpus.verifying import check_sections, promises_broken
+from specplug.corpus.verifying import broken_invariants, check_sections
 from specplug.errors import CorpusError, SpecplugError
 
 
@@ -31,7 +31,7 @@ def problems_with(tenant: Tenant, entry: Entry) -> list[Problem]:
     try:
         segment = tenant.segment(entry)
         check_sections(segment)
-        broken = promises_broken(segment, tenant.tokenizer.vocab_size)
+        broken = broken_invariants(segment, tenant.tokenizer.vocab_size)
         if not broken and not _counted(entry, tenant):
             broken = ["not as many documents and tokens as its manifest says"]
     except SpecplugError as error:

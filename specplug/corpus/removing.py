@@ -11,7 +11,7 @@ from specplug.corpus.names import hint, shortened
 from specplug.corpus.segment import Segment
 from specplug.corpus.status import Removed
 from specplug.corpus.tenant import Tenant
-from specplug.corpus.writing import breathe
+from specplug.corpus.writing import yield_gil
 from specplug.errors import CorpusError, SpecplugError
 
 
@@ -88,7 +88,7 @@ def _without_documents(
     dead = np.zeros(len(segment), np.uint8) if dead is None else dead
     for at, name in enumerate(names):
         if not at % 64:
-            breathe()
+            yield_gil()
         which = [index for index in segment.find(name, corpus) if not dead[index]]
         if which:
             missing.pop(name, None)
@@ -98,8 +98,8 @@ def _without_documents(
 
 def _commit(tenant: Tenant, before: Manifest, entries: Sequence[Entry]) -> Removed:
     tenant.commit(before, [entry for entry in entries if entry.live])
-    lived, lives = (
+    held, lives = (
         [sum(counts) for counts in zip(*(part[1:] for entry in some for part in entry.live), strict=True)] or [0, 0]
         for some in (before.entries, entries)
     )
-    return Removed(lived[0] - lives[0], lived[1] - lives[1])
+    return Removed(held[0] - lives[0], held[1] - lives[1])

@@ -154,7 +154,7 @@ class Segment:
         sections = parsed(_SECTIONS, content, self.path, SEGMENT_FORMAT)
         self._map(mmap.mmap(handle, 0, access=mmap.ACCESS_READ), start, sections)
         self._describe(metadata, tokenizer)
-        if fault := self._misfit():
+        if fault := self._wrong_size():
             raise torn(self.path, SEGMENT_FORMAT, fault)
 
     def _map(self, mapped: mmap.mmap, start: int, sections: Mapping[str, _Section]) -> None:
@@ -188,7 +188,7 @@ class Segment:
                 expected=f"{tokenizer.name!r} ({tokenizer.digest})",
             )
 
-    def _misfit(self) -> str | None:
+    def _wrong_size(self) -> str | None:
         """Return an inconsistency of the arrays' sizes that is visible without reading them; None if there is none."""
         d, n = self.lengths.size, self.text.size
         sizes = [self.starts.size - 1, self.name_ends.size, self.name_hashes.size, self.corpus_of.size]
@@ -200,9 +200,9 @@ class Segment:
             return f"a text from {self.text[0]} to {self.text[-1]}"
         if (self.starts[0], self.starts[-1], self.name_ends[-1]) != (1, n, self.names.size):
             return "documents that do not fill the text"
-        return self._misled()
+        return self._wrong_number()
 
-    def _misled(self) -> str | None:
+    def _wrong_number(self) -> str | None:
         """Return a description of per-document numbers that point outside the file; None if there are none.
 
         Other numbers are clamped where they are used.  Reads all of each document's numbers, about 36 bytes, and no

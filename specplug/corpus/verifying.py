@@ -11,7 +11,7 @@ import numpy.typing as npt
 from specplug.corpus.layout import COMPARED, NO_TEXT, SECTIONS
 from specplug.corpus.names import name_hash
 from specplug.corpus.segment import Segment
-from specplug.corpus.writing import breathe, checksum
+from specplug.corpus.writing import checksum, yield_gil
 from specplug.errors import CorpusError
 
 _PIECE = 1 << 17  # items checked at a time
@@ -33,7 +33,7 @@ def check_sections(segment: Segment) -> None:
             )
 
 
-def promises_broken(segment: Segment, vocab_size: int) -> list[str]:
+def broken_invariants(segment: Segment, vocab_size: int) -> list[str]:
     """Return the violated invariants of `layout.SECTIONS`, beyond those that opening a segment checks.
 
     Args:
@@ -72,7 +72,7 @@ def _names_hold(segment: Segment) -> bool:
         if at and (segment.name_hashes[at - 1], order[at - 1]) >= (wanted, index):
             return False
         if not at % 256:
-            breathe()
+            yield_gil()
     return True
 
 

@@ -24,7 +24,7 @@ Bytes: TypeAlias = Any
 PIECE = 1 << 20  # bytes
 
 
-def breathe() -> None:
+def yield_gil() -> None:
     """Release the GIL for other threads: a Python loop otherwise releases it only every 5 ms."""
     time.sleep(0)
 

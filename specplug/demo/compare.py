@@ -91,8 +91,8 @@ def run_pairs(
             fast, slow = _serve(speculative, task, max_tokens), _serve(plain, task, max_tokens)
         else:
             slow, fast = _serve(plain, task, max_tokens), _serve(speculative, task, max_tokens)
-        news = (speculative.metrics.snapshot() - before).total
-        pairs.append(Pair(task, slow, fast, news.proposed, news.accepted))
+        counts = (speculative.metrics.snapshot() - before).total
+        pairs.append(Pair(task, slow, fast, counts.proposed, counts.accepted))
         done(task)
     return pairs
 

@@ -129,7 +129,7 @@ class _Engines:
     async def refresh(self, patience: float) -> None:
         """Request statuses for the next scrape in the event loop; wait up to `patience` seconds for them."""
         self._requested_early = True
-        await asyncio.wait([asyncio.wrap_future(self._asking())], timeout=patience)
+        await asyncio.wait([asyncio.wrap_future(self._requested())], timeout=patience)
 
     def newest(self, patience: float) -> list[_Report]:
         """Request statuses and return them, or the previous ones if they take longer than `patience` seconds.
@@ -140,16 +140,16 @@ class _Engines:
             return []
         if _in_loop():
             if not self._requested_early:
-                self._asking()
+                self._requested()
             self._requested_early = False
             return self._reports
         try:
-            self._asking().result(patience)
+            self._requested().result(patience)
         except TimeoutError:
             logger.debug("/metrics: the engines have not answered within %s s", patience)
         return self._reports
 
-    def _asking(self) -> Future[None]:
+    def _requested(self) -> Future[None]:
         """Return the pending status request, or start one."""
         with self._lock:
             if self._question is None or self._question.done():
@@ -184,8 +184,8 @@ def _add(families: dict[str, Metric], report: _Report) -> None:
         snapshot = snapshot_of(worker["metrics"], status["scheduler"]["faults"])
         for family in SpecCollector(lambda snapshot=snapshot: snapshot).collect():  # type: ignore[misc]
             families[family.name].samples += [_labelled(sample, engine) for sample in family.samples]
-    state, widest = status["scheduler"]["control"], status["max_draft_length"]
-    ceiling = widest if state["ceiling"] is None else min(state["ceiling"], widest)
+    state, longest = status["scheduler"]["control"], status["max_draft_length"]
+    ceiling = longest if state["ceiling"] is None else min(state["ceiling"], longest)
     values = {"mode": state["mode"] == "on", "ceiling": ceiling, "age": time.monotonic() - report.at}
     for key, gauge in _gauges().items():
         gauge.add_metric([engine["engine"]], float(values[key]))

@@ -79,7 +79,7 @@ class ReplayEngine:
         registry = registry or default_registry()
         self._settings = load_settings(setup.as_settings(), flags_origin="specplug replay", registry=registry).settings
         self._setup, self._repeats, self._corpora = setup, repeats, corpora
-        self._registry = _Dressed(registry, self._dress)
+        self._registry = _WrappingRegistry(registry, self._wrap)
         self._context = PluginContext(
             EngineCaps(max_draft_length=setup.gamma, trees=setup.trees, decision_lag=setup.lag),
             vocab_size=vocab_size,
@@ -150,7 +150,7 @@ class ReplayEngine:
         references = tuple(Reference(ids, f"document {index}") for index, ids in enumerate(given) if ids.size)
         request = Request(request_id, prompt_length=int(prompt.size), max_tokens=PLENTY, references=references)
         occupant = self._slots.take(slot, request)
-        self._tell(Lifecycle.STARTED, occupant)
+        self._notify(Lifecycle.STARTED, occupant)
         self._slots.append(occupant, prompt)
         self.seconds += perf_counter() - began
 
@@ -162,8 +162,8 @@ class ReplayEngine:
         """End a request.  The proposer sees its last tokens first, as in engines that draft after every step."""
         began = perf_counter()
         occupant = self._slots.at(slot)
-        self._stage.propose(self._slots.alone(occupant), 0)
-        self._tell(Lifecycle.FINISHED, occupant, visible=occupant.length)
+        self._stage.ingest(self._slots.alone(occupant))
+        self._notify(Lifecycle.FINISHED, occupant, visible=occupant.length)
         self._slots.leave(occupant)
         self.seconds += perf_counter() - began
 
@@ -226,18 +226,18 @@ class ReplayEngine:
         caps = [plan.draft_length_for(occupant.request.request_id) for occupant in self._slots.taken]
         return torch.tensor(caps, dtype=torch.int32).clamp_(max=plan.draft_length if most is None else most)
 
-    def _tell(self, kind: Lifecycle, occupant: Occupant, visible: int | None = None) -> None:
+    def _notify(self, kind: Lifecycle, occupant: Occupant, visible: int | None = None) -> None:
         self._stage.on_event(RequestEvent(kind, occupant.request, occupant.slot, occupant.generation, visible))
 
-    def _dress(self, spec: PluginSpec) -> PluginSpec:
+    def _wrap(self, spec: PluginSpec) -> PluginSpec:
         """Return a plug-in's spec with the wrappers that a replay adds."""
         if isinstance(spec, PolicySpec) and (self._repeats > 1 or self._setup.lag):
-            return replace(spec, trimmer=lambda context: self._dressed(spec.build_trimmer(context)))
+            return replace(spec, trimmer=lambda context: self._wrapped(spec.build_trimmer(context)))
         if isinstance(spec, ProposerSpec) and self._setup.lag and spec.caps_for("cpu").learns:
             return replace(spec, factory=lambda context: LateVerdicts(spec.build(context), self._setup.lag))
         return spec
 
-    def _dressed(self, trimmer: Trimmer) -> Trimmer:
+    def _wrapped(self, trimmer: Trimmer) -> Trimmer:
         if self._setup.lag:
             trimmer = LateTrimmer(trimmer, self._setup.lag)
         if self._repeats > 1:
@@ -245,17 +245,17 @@ class ReplayEngine:
         return trimmer
 
 
-class _Dressed(Registry):
+class _WrappingRegistry(Registry):
     """A registry that wraps the specs that it returns."""
 
-    def __init__(self, inner: Registry, dress: Callable[[PluginSpec], PluginSpec]) -> None:
+    def __init__(self, inner: Registry, wrap: Callable[[PluginSpec], PluginSpec]) -> None:
         super().__init__()
-        self._inner, self._dress_up = inner, dress
+        self._inner, self._wrap_spec = inner, wrap
 
     def get(self, spec_type: type[S], name: str) -> S:
-        dressed = self._dress_up(self._inner.get(spec_type, name))
-        assert isinstance(dressed, spec_type)
-        return dressed
+        wrapped = self._wrap_spec(self._inner.get(spec_type, name))
+        assert isinstance(wrapped, spec_type)
+        return wrapped
 
 
 def _offers(draft: Draft) -> list[Offer]:

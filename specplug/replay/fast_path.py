@@ -71,13 +71,20 @@ class FastPathStage:
         """Do as `DraftStage.propose` does."""
         sheet = self._sheet(batch, draft_length)
         sheet.empty(self._columns(batch)[1], caps)
-        if not self._take_step(batch, sheet if draft_length else None) and draft_length:
+        if not draft_length:
+            return self._stage.for_engine(sheet.draft)
+        if not self._take_step(batch, sheet):
             del self._sheets[batch.batch_size, draft_length]  # the proposer may have resized its view
             sheet = self._sheet(batch, draft_length)
             sheet.empty(self._columns(batch)[1], caps)
-        if draft_length:
-            sheet.sanitize(batch.vocab_size, len(self._stage.sources))
+        sheet.sanitize(batch.vocab_size, len(self._stage.sources))
         return self._stage.for_engine(sheet.draft)
+
+    @torch.inference_mode()
+    def ingest(self, batch: EngineBatch) -> None:
+        """Do as `DraftStage.ingest` does."""
+        self._columns(batch)
+        self._take_step(batch, None)
 
     @torch.inference_mode()
     def trim(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:

@@ -59,16 +59,16 @@ def _option_mistakes(name: str, raw: Mapping[str, Any], registry: Registry) -> I
     key = f"options.{name}"
     entries = [entry.spec for kind in KINDS.values() for entry in registry.entries(kind).values()]
     named = [spec for spec in entries if spec.name == name]
-    takers = [spec for spec in named if spec.options is not None]
+    configurable = [spec for spec in named if spec.options is not None]
     if not named:
         remedy = suggest(name, {spec.name for spec in entries})
         yield Mistake(key, f"options for an unknown plug-in {name!r}", shown(raw), remedy=remedy)
-    elif not takers and raw:
+    elif not configurable and raw:
         yield Mistake(key, f"{named[0].kind} {name!r} has no options", shown(raw), remedy=f"Remove {key!r}")
-    elif len(takers) > 1:
-        kinds = " and ".join(spec.kind for spec in takers)
+    elif len(configurable) > 1:
+        kinds = " and ".join(spec.kind for spec in configurable)
         yield Mistake(key, f"{name!r} is the name of a {kinds}, both with options", remedy="Rename one of them")
-    for spec in takers[:1]:
+    for spec in configurable[:1]:
         try:
             yield from _parse(spec, raw)[1]
         except PluginError as error:

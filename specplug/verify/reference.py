@@ -176,8 +176,8 @@ def _draw(weights: Tensor, numbers: Tensor) -> Tensor:
     cumulated = torch.where(possible, weights.cumsum(-1), 0.0)
     total = cumulated.amax(-1)
     # Rounding must not reach the total, and must not select a token without weight.
-    goal = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
-    return (cumulated > goal[:, None]).to(torch.int8).argmax(-1)
+    threshold = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
+    return (cumulated > threshold[:, None]).to(torch.int8).argmax(-1)
 
 
 def _join(drafted: Tensor, num_accepted: Tensor, next_token: Tensor) -> Verification:

@@ -1,4 +1,4 @@
-"""What `specplug doctor` says about SGLang, where there is none, and what it advises on a launch.  Needs no SGLang."""
+"""`specplug doctor`'s report on SGLang where it is not installed, and its advice on a launch.  Needs no SGLang."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ TEXT = np.arange(10, dtype=np.int32)
 
 
 class Holder:
-    """Holds corpora; raises what it is told to."""
+    """Holds corpora; raises the exception that it was given."""
 
     def __init__(self, **errors: BaseException) -> None:
         self.held: dict[str, list[Any]] = {}
@@ -170,7 +170,7 @@ def engines(corpus_index: dict[str, list[Any]], *own: Holder) -> list[ServedCorp
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_what_engines_share_is_changed_by_one_of_them(order):
-    """SGLang tells all of them, in any order; each answers as if it had done it."""
+    """SGLang sends an order to all engines, in any sequence; each answers as if it had executed it."""
     corpus_index: dict[str, list[Any]] = {}
     own = Holder(), Holder()
     both = engines(corpus_index, *own)
@@ -210,8 +210,8 @@ def test_specplugs_limit_counts_unless_sglangs_is_set(monkeypatch):
         assert (most, expected[1] in remedy) == (expected[0], True)
 
 
-class Telling:
-    """Tells what it is told to."""
+class Reporting:
+    """Reports the status that it was given."""
 
     def __init__(self, stated: Any) -> None:
         self.stated = stated
@@ -224,10 +224,10 @@ class Telling:
 
 def test_what_proposers_tell(caplog):
     proposers = {
-        "b": Telling(ValueError("no")),
-        "c": Telling(SystemExit(1)),
+        "b": Reporting(ValueError("no")),
+        "c": Reporting(SystemExit(1)),
         "silent": object(),
-        "a": Telling({"x": 1}),
+        "a": Reporting({"x": 1}),
     }
     assert reported_details(proposers) == {
         "b": {"error": "ValueError: no"}, "c": {"error": "SystemExit: 1"}, "a": {"x": 1}
@@ -273,7 +273,7 @@ def test_texts_pass_from_process_to_process(one_host, texts, most):
 
 
 def test_a_long_text_passes_in_a_file_that_is_gone_then(tmp_path, monkeypatch):
-    """What is unpacked between two steps is a name."""
+    """Between two steps only a file's name is unpacked."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ids = np.arange(100_000, dtype=np.int32)
     with handed_over(ids, one_host=True) as chunks:

@@ -6,7 +6,7 @@ import ast
 from typing import get_args
 
 from specplug_sglang.seams.table import OPTIONAL, RUN, SEAMS, VERSIONS, Where
-from tests.seams.tools import ROOT, Adapter, says_twice, used
+from tests.seams.tools import ROOT, Adapter, duplicates, used
 
 OURS = """
 _specplug _specplug_intake _specplug_front specplug specplug_operators
@@ -15,7 +15,7 @@ PYTHONS = """
 aclose acquire loop release run_until_complete util value
 """
 NUMPYS = "writeable"
-TORCHS = "current_stream is_available query synchronize"
+TORCHS = "current_stream is_available mem_get_info query synchronize"
 FASTAPIS = "add_api_route headers json path raw refresh routes scope state"
 OTHERS = "model_dump model_json_schema"  # of pydantic
 TOKENIZERS = "additional_stop_token_ids eos_token_id"
@@ -41,7 +41,7 @@ def test_parts_that_are_optional_exist_and_are_stated_to_be_off():
 
 
 def test_no_row_says_nothing_twice():
-    assert not says_twice(SEAMS)
+    assert not duplicates(SEAMS)
 
 
 def test_every_import_from_sglang_is_in_the_table():

@@ -1,4 +1,4 @@
-"""An operator's orders in numbers, as SGLang carries them; and whose status is told."""
+"""An operator's orders as the numbers that SGLang carries, and the workers whose status is reported."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_engine_that_cannot_tell_is_an_error(state, what):
 
 
 class Queue:
-    """Stands in for PyTorch's module of a device: events are over when the test says so, and nobody may wait."""
+    """Stands in for PyTorch's module of a device: the test decides when events are over, and waiting raises."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -100,7 +100,7 @@ class Queue:
 
 @pytest.fixture
 def drafts(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What drafts on a device, as far as the status looks at it; `drafts.step()` counts a step of one token."""
+    """A stand-in for `Drafting` on a device, as far as the status reads it; `drafts.step()` counts one token."""
     metrics, queue, now = SpecMetrics(("ngram",), 4), Queue(), [0.0]
     counts = Counts(metrics, queue, lambda: now[0])
 
@@ -118,7 +118,7 @@ def drafts(monkeypatch: pytest.MonkeyPatch) -> Any:
         scheduler = SimpleNamespace(draft_worker=SimpleNamespace(drafting=drafting), device_module=queue)
         return status.worker_status(scheduler)["metrics"]["total"]["emitted"]
 
-    return SimpleNamespace(step=step, emitted=emitted, queue=queue, now=now)
+    return SimpleNamespace(step=step, emitted=emitted, queue=queue, now=now, counts=counts, metrics=metrics)
 
 
 def test_a_status_waits_for_no_step(drafts):
@@ -132,6 +132,19 @@ def test_a_status_waits_for_no_step(drafts):
     assert drafts.emitted() == 1
     drafts.queue.catch_up()
     assert drafts.emitted() == 3
+
+
+def test_steps_without_drafts_are_counted_on_the_host(drafts):
+    """At once, whatever runs, and nothing is read from the device for them a second time."""
+    drafts.step()
+    drafts.metrics.record_on_host(3, after_stop=1)
+    assert drafts.emitted() == 3
+    drafts.queue.catch_up()
+    assert drafts.emitted() == 4
+    drafts.metrics.record_on_host(2)
+    total = drafts.counts.read().total
+    assert (total.target_steps, total.emitted, total.after_stop) == (6, 6, 1)
+    assert drafts.counts.read().by_source["none"].emitted == 6
 
 
 def test_counts_are_copied_a_few_times_a_second(drafts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +35,7 @@ MOST, VOCAB = 7, 5
 
 @st.composite
 def drafts(draw: st.DrawFn, trees: bool) -> tuple[Draft, torch.Tensor]:
-    """Drafts of any lengths, poisoned behind them, with few tokens so that siblings are often equal; last tokens."""
+    """Draw a draft, poisoned after its rows' ends, of so few tokens that siblings are often equal; and last tokens."""
     draft_length, rows = draw(st.integers(0, MOST)), draw(st.integers(1, 3))
     draft = Draft.allocate(rows, draft_length, trees=trees)
     draft.token_ids.fill_(POISON)
@@ -58,9 +59,9 @@ def grids(rows: int, columns: int, low: int, high: int) -> st.SearchStrategy[lis
 
 
 def parents_in(draft: Draft, row: int) -> list[int]:
-    """Return of each node of a row, the root included, the node above it; -1 for what hangs nowhere.
+    """Return the parent of each node of a row, the root included; -1 for nodes without one.
 
-    That is the root, filler, and whatever has the token of a sibling before it.
+    Those are the root, padding, and nodes whose token an earlier sibling has.
     """
     tokens, above = draft.token_ids[row].tolist(), [-1]
     for node in range(draft.draft_length):
@@ -133,7 +134,7 @@ def test_a_tree_without_branches_is_the_chain(data):
     for name in ("tokens", "depth", "child", "sibling"):
         assert torch.equal(getattr(one, name), getattr(other, name))
     full = chain_sees(chain.batch_size, chain.draft_length + 1, last.device)
-    for row, length in enumerate(chain.lengths.tolist()):  # what filler sees is nobody's business
+    for row, length in enumerate(chain.lengths.tolist()):  # what padding sees is nobody's business
         assert torch.equal(full[row, : length + 1], other.sees[row, : length + 1])
 
 
@@ -148,7 +149,7 @@ def test_whole_masks_are_those_of_plain_loops(data):
 
 
 def test_masks_take_little_more_than_a_byte_a_cell():
-    """256 rows of 9 nodes behind 8k tokens each are 19 MB of mask."""
+    """The mask of 256 rows of 9 nodes, each after 8k tokens, has 19 MB."""
     rows, n, length = 256, 9, 8192
     meta = torch.device("meta")
     sees, lengths = torch.ones(rows, n, n, dtype=torch.bool, device=meta), torch.ones(rows, device=meta).long()
@@ -195,10 +196,10 @@ def test_trees_need_a_backend_that_reads_masks():
     for attention in (backend("FlashAttentionBackend"), backend("Unheard", verify_mask=verify_mask(True))):
         assert reads_mask(attention, trees=True)
         check(attention, trees=True)
-    deaf = backend("FlashMLABackend", verify_mask=verify_mask(False))
-    check(deaf, trees=False)
+    ignores_masks = backend("FlashMLABackend", verify_mask=verify_mask(False))
+    check(ignores_masks, trees=False)
     with pytest.raises(EngineError, match="verifies chains only; found FlashMLABackend"):
-        check(deaf, trees=True)
+        check(ignores_masks, trees=True)
 
 
 @given(data=st.data())
@@ -212,9 +213,9 @@ def test_masks_whose_size_only_the_device_knows_have_room_at_the_end(data):
     known = SimpleNamespace(reqs=reqs, seq_lens=torch.tensor(lengths), seq_lens_cpu=torch.tensor(lengths))
     bound = SimpleNamespace(reqs=reqs, seq_lens=torch.tensor(lengths), seq_lens_cpu=None)
     exact = whole_mask(sees, known.seq_lens, most_cached(known, 8))
-    roomy = whole_mask(sees, bound.seq_lens, most_cached(bound, 8))
-    assert exact.numel() == n * sum(lengths) + rows * n * n <= roomy.numel() <= rows * n * (8 + n)
-    assert torch.equal(roomy[: exact.numel()], exact)
+    larger = whole_mask(sees, bound.seq_lens, most_cached(bound, 8))
+    assert exact.numel() == n * sum(lengths) + rows * n * n <= larger.numel() <= rows * n * (8 + n)
+    assert torch.equal(larger[: exact.numel()], exact)
 
 
 class Allocated(TorchDispatchMode):
@@ -242,8 +243,8 @@ def test_drafts_arrive_on_other_ranks_as_they_were_sent(data):
 
     empty = Draft.allocate(draft.batch_size, draft.draft_length, trees=draft.parents is not None)
     mine = Ranks(Group()).share(draft)
-    assert len(sent) == (1 if draft.draft_length else 0)  # nothing is sent where nothing was drafted
-    for found in (mine, _unpacked(empty, sent[0]) if sent else empty):
+    assert len(sent) == 1
+    for found in (mine, _unpacked(empty, sent[0])):
         found.validate()
         assert torch.equal(found.token_ids, draft.token_ids)
         assert torch.equal(found.lengths, draft.lengths)
@@ -251,11 +252,41 @@ def test_drafts_arrive_on_other_ranks_as_they_were_sent(data):
         assert draft.parents is None or torch.equal(found.parents, draft.parents)
 
 
+@given(data=st.data())
+def test_drafts_on_hosts_arrive_in_one_message_whatever_their_length(data):
+    """Other ranks know neither the length nor whether there is a draft at all."""
+    trees = data.draw(st.booleans())
+    draft, _ = data.draw(drafts(trees=trees))
+    most = draft.draft_length + data.draw(st.integers(0, 3))
+    sent = draft if draft.draft_length and data.draw(st.booleans()) else None
+    messages: list[torch.Tensor] = []
+
+    def broadcast(message: torch.Tensor, src: int, group: str) -> None:
+        assert (src, group) == (7, "hosts")
+        messages.append(message.clone()) if ranks.leads else message.copy_(messages[0])
+
+    for rank in range(2):
+        ranks = Ranks(SimpleNamespace(world_size=2, rank_in_group=rank, ranks=[7, 8], cpu_group="hosts"))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(torch.distributed, "broadcast", broadcast)
+            blank = partial(Draft.allocate, draft.batch_size, trees=trees)
+            found = ranks.share_from_host(sent if ranks.leads else None, blank, most)
+        assert (found is None) is (sent is None)
+        if found is not None:
+            found.validate()
+            assert torch.equal(found.token_ids, draft.token_ids)
+            assert torch.equal(found.lengths, draft.lengths)
+            assert draft.parents is None or torch.equal(found.parents, draft.parents)
+    assert len(messages) == 1
+
+
 def test_with_one_rank_drafts_stay_where_they_are():
     ranks = Ranks(SimpleNamespace(world_size=1, rank_in_group=0))
     draft = Draft.allocate(2, 3)
     assert ranks.leads
     assert ranks.share(draft) is draft
+    assert ranks.share_from_host(draft, partial(Draft.allocate, 2), 3) is draft
+    assert ranks.share_from_host(None, partial(Draft.allocate, 2), 3) is None
     assert ranks.agree(5) == 5
 
 
@@ -264,7 +295,7 @@ def test_with_one_rank_drafts_stay_where_they_are():
 
 @given(data=st.data())
 def test_a_table_holds_what_was_written(data):
-    """At any lengths, beside what other slots hold.  Behind the longest text anything may be lost."""
+    """Masks are right at any lengths, whatever other slots hold.  Entries after the longest text may be overwritten."""
     slots, longest, most = 4, 6, 3
     table = TokenTable(slots, longest, most, torch.device("cpu"))
     table.tokens.fill_(POISON)
@@ -395,7 +426,7 @@ def images(*offsets: list[tuple[int, int]] | None) -> SimpleNamespace:
 
 
 def test_barriers_are_what_is_no_text():
-    """SGLang's offsets name the last place of an image, barriers the one behind it."""
+    """SGLang's offsets end with an image's last position, barriers with the one after it."""
     found = running_request(req(multimodal_inputs=images([(0, 0)], [(1, 2)])), 100)
     assert found.barriers == ((0, 1, "multimodal"), (1, 3, "multimodal"))
     assert found.request.multimodal
@@ -416,7 +447,7 @@ def test_the_text_of_a_request():
     assert prompt_of(req()).dtype == np.int64
 
 
-# Widths.
+# Draft lengths.
 
 
 @pytest.mark.parametrize("draft_length", [0, 1, 5, 8, 32, 40])

@@ -1,4 +1,4 @@
-"""What `specplug doctor` says about vLLM, where there is none, and what it advises on a launch.  Needs no vLLM."""
+"""`specplug doctor`'s report on vLLM where it is not installed, and its advice on a launch.  Needs no vLLM."""
 
 from __future__ import annotations
 

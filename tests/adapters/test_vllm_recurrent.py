@@ -1,4 +1,4 @@
-"""Which models with recurrent state are refused on vLLM."""
+"""Models with recurrent state that vLLM's adapter refuses."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 from specplug_vllm import seams
 from specplug_vllm.seams.table import OPTIONAL, SEAMS, Where
-from tests.seams.tools import ROOT, Adapter, says_twice, used
+from tests.seams.tools import ROOT, Adapter, duplicates, used
 
 OURS = """
 _specplug _specplug_intake _specplug_original specplug_control specplug_corpora specplug_engine specplug_keys
@@ -59,7 +59,7 @@ def test_every_part_of_the_adapter_has_seams_and_optional_ones_say_what_is_off()
 
 
 def test_no_row_says_nothing_twice():
-    assert not says_twice(SEAMS)
+    assert not duplicates(SEAMS)
 
 
 def test_every_import_from_vllm_is_in_the_table():

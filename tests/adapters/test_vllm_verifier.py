@@ -1,4 +1,4 @@
-"""How vLLM's runners lay out what is to be verified, against a plain loop over rows; and what decides for whom."""
+"""The layout of drafts in vLLM's runners equals a plain loop over rows, and each row gets its own verifier."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def distributions(batch: Sequence[Row], seed: int) -> tuple[list[Tensor], list[T
 
 
 def expected(row: Row, target: Tensor, **distribution: Any) -> list[int]:
-    """What the reference emits for a row by itself."""
+    """Return the reference verifier's output for a single row."""
     valid = next((place for place, token in enumerate(row.draft) if token < 0), len(row.draft))
     draft = Draft.allocate(1, len(row.draft))
     draft.set_row(0, row.draft[:valid], 0.5)
@@ -180,7 +180,7 @@ def decide_v2(
     temperature, seeds = torch.full((MOST,), torch.nan), torch.full((MOST,), -1)
     for slot, row, distribution in zip(slots.tolist(), batch, drafts, strict=True):
         by_slot[slot, : len(row.draft)] = distribution
-        by_slot[slot, len(row.draft) :] = 0.0  # filler
+        by_slot[slot, len(row.draft) :] = 0.0  # padding
         temperature[slot], seeds[slot] = row.temperature, row.seed
     counts = torch.tensor([len(row.draft) + 1 for row in batch])
     decision = verifier_v2.Decision(server, drafting)
@@ -277,7 +277,7 @@ def test_what_cannot_be_verified_rightly_is_refused() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("states_distribution", [False, True])
 def test_v2_reads_nothing_back(temperature: float, states_distribution: bool) -> None:
-    """Tensors on "meta" hold no values: whoever looks at one raises."""
+    """Tensors on "meta" hold no values, so code that reads one raises."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")

@@ -13,7 +13,7 @@ COUNTS = {"target_steps": 0, "proposed": 0, "accepted": 0, "emitted": 0, "after_
 
 
 class FakeServer:
-    """What the server does and has seen.
+    """A server with configured behaviour that records its requests.
 
     Attributes:
         mode: of speculation; with "on" each step emits `per_step` tokens.

@@ -27,7 +27,7 @@ def invoke(*arguments: object, **more):
 
 
 def done(*arguments: object, **more):
-    """Return what a command says as JSON."""
+    """Return a command's JSON output."""
     result = invoke(*arguments, "--json", **more)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -150,7 +150,7 @@ def test_sync_of_nothing_does_not_empty_a_corpus(store, docs):
 
 @pytest.mark.parametrize("command", ["build", "add", "sync"])
 def test_all_that_cannot_be_read_is_listed_before_anything_is_made(tmp_path, docs, command):
-    """Also what stands in the last of several sources: the corpora before it are not built."""
+    """Unreadable items of the last source are listed too, and no earlier corpus is built."""
     other, lines, root = tmp_path / "other", tmp_path / "lines.jsonl", tmp_path / "store"
     other.mkdir()
     (other / "good.txt").write_text("good")
@@ -170,7 +170,7 @@ def test_all_that_cannot_be_read_is_listed_before_anything_is_made(tmp_path, doc
 
 
 def test_the_readmes_store_serves_requests_that_name_no_tenant(tmp_path, monkeypatch):
-    """Its commands are run as they stand, but for the model."""
+    """The page's commands run unchanged, except for the model."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     commands = [line.split("#")[0].split()[2:] for line in readme.splitlines() if line.startswith("specplug corpus ")]
     assert [command[0] for command in commands] == ["build", "sync"]

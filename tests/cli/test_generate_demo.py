@@ -19,7 +19,7 @@ PROMPT = "<|code|>import os\nimport sys\n\ndef main():\n    return os.path.join(
 
 @pytest.fixture(autouse=True)
 def no_deadline(monkeypatch):
-    """What is drafted must not depend on how busy the machine is."""
+    """Drafts must not depend on the machine's load."""
     monkeypatch.setenv("SPECPLUG_CONFIG", '{"faults": {"host_deadline_ms": null}}')
 
 

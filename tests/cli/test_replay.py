@@ -56,7 +56,7 @@ def copying(tmp_path):
 
 @pytest.fixture
 def peer(tmp_path, monkeypatch):
-    """A foreign object that always drafts what stands behind the last token's previous occurrence."""
+    """An external object that always drafts the tokens after the last token's previous occurrence."""
     (tmp_path / "small_peer.py").write_text(
         "class Peer:\n"
         "    stateless = True\n"

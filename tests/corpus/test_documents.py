@@ -99,8 +99,8 @@ def test_an_opening_ends_some_tokens_after_it_is_in_step():
     assert prefix[1:].tolist() == own[1 : 1 + IN_STEP]  # " The" is one token, as "The" is
 
 
-def test_what_is_in_step_from_the_first_token_is_no_opening():
-    """Behind a new line, "The" is the same token: what stands before it tells nothing."""
+def test_what_is_in_step_from_the_first_token_has_no_prefix():
+    """After a new line "The" is the same token, so the text has no re-tokenized prefix for that case."""
     text = "The cat"
     assert tokens("\n" + text)[-2:] == tokens(text)[-2:]
     assert len(tokenized("d", text, tokens).prefixes) == 1

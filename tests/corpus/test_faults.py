@@ -1,4 +1,4 @@
-"""Whatever breaks at whatever moment: what was committed stays, and nothing is half there."""
+"""A failure at any moment keeps what was committed and leaves nothing half written."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_torn_manifest_costs_its_tenant_only(tmp_path):
 
 
 def test_a_lost_manifest_is_not_taken_for_an_empty_tenant(tmp_path):
-    """Else the next writer would delete all that the tenant has."""
+    """Otherwise the next writer would delete all of the tenant's data."""
     store = new_store(tmp_path)
     store.add("c", some_documents(0))
     (file,) = segment_files(tmp_path)
@@ -205,7 +205,7 @@ def test_a_lost_manifest_is_not_taken_for_an_empty_tenant(tmp_path):
 
 
 def test_a_manifest_that_names_another_file_is_refused(tmp_path):
-    """Also with a checksum that holds: nothing outside the folder is ever opened, or deleted."""
+    """Even with a valid checksum, no file outside the folder is opened or deleted."""
     from specplug.corpus.manifest import commit
 
     store = new_store(tmp_path)

@@ -122,7 +122,7 @@ def test_the_store_itself_may_be_named_by_a_link(store, tmp_path):
 
 @pytest.mark.parametrize("name", [MANIFEST_FILE, LOCK_FILE, "segment", STORE_FILE])
 def test_a_pipe_holds_nobody_up(store, bad, name):
-    """In a process of its own: one that waits for a pipe's other end waits for ever."""
+    """This runs in its own process, because waiting for a pipe's other end never ends."""
     path = {"segment": segment_files(store.root.parent)[0], STORE_FILE: store.root / STORE_FILE}.get(name, bad / name)
     path.unlink()
     os.mkfifo(path)
@@ -164,7 +164,7 @@ def test_a_store_is_its_owners_alone(tmp_path, umask):
 
 
 def test_a_group_may_share_a_store(tmp_path):
-    """As far as it may use the folder; others never."""
+    """Members may use it as far as they may use the folder; others may not."""
     root = tmp_path / "store"
     root.mkdir()
     root.chmod(0o2777)

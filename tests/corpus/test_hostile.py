@@ -63,7 +63,7 @@ def serves(store: Store) -> bool:
     return not (problems or seen.problems)
 
 
-def nothing_else_suffers(store: Store) -> bool:
+def rest_is_intact(store: Store) -> bool:
     """Do as `serves`; then ask all that can be asked of "bad", which is answered or refused."""
     whole = serves(store)
     for ask in (
@@ -117,7 +117,7 @@ def test_a_hostile_manifest_costs_its_tenant_only(tmp_path):
             shutil.copytree(kept.root, root)
         data = changed(manifest, path, value)
         hostile.write_bytes(data)
-        whole = nothing_else_suffers(Store.open(root))
+        whole = rest_is_intact(Store.open(root))
         assert whole is ((path[-1], value) in allowed), (path, value)
         if hostile.read_bytes() != data:  # some change was possible
             shutil.rmtree(root)
@@ -160,7 +160,7 @@ def hostile_arrays(array: np.ndarray) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_hostile_segment_costs_itself_only(tmp_path, section):
-    """Also with a removal, which makes every process look at the documents."""
+    """The same holds after a removal, which makes every process read the documents."""
     kept, folder = store_of_two(tmp_path)
     manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
     (file,) = [each["file"] for each in manifest["segments"] if each["dead_documents"]]
@@ -176,7 +176,7 @@ def test_a_hostile_segment_costs_itself_only(tmp_path, section):
             continue
         store = Store.open(root)
         assert len(View(root, TOKENIZER).snapshot.tenants["bad"]) >= 1  # the other segment
-        assert not nothing_else_suffers(store)
+        assert not rest_is_intact(store)
         shutil.rmtree(root)
 
 

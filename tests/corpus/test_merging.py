@@ -1,4 +1,4 @@
-"""Merging changes which files there are, never what is in the store; and any sequence of changes does what it says."""
+"""Merging changes the files, never the contents of a store, and any sequence of changes has its documented effect."""
 
 from __future__ import annotations
 

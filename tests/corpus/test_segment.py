@@ -15,7 +15,7 @@ from specplug.corpus import segment as segment_module
 from specplug.corpus.building import Builder, checked
 from specplug.corpus.layout import NO_TEXT, SECTIONS, SEGMENT_FORMAT
 from specplug.corpus.segment import Segment, write_segment
-from specplug.corpus.verifying import check_sections, promises_broken
+from specplug.corpus.verifying import broken_invariants, check_sections
 from specplug.corpus.writing import PIECE
 from specplug.errors import CorpusError
 from specplug.match.cpu import texts
@@ -65,7 +65,7 @@ def test_what_is_written_is_read(path):
     assert (segment.find("a"), segment.find("b"), segment.find("c")) == ([0, 2], [1], [])
     assert (segment.find("a", "x"), segment.find("a", "y"), segment.find("b", "z")) == ([0, 2], [], [])
     assert segment.places.tolist() == plain_places(segment.text.tolist())
-    assert promises_broken(segment, 100) == []
+    assert broken_invariants(segment, 100) == []
     for name in SECTIONS:
         with pytest.raises(ValueError, match="read-only"):
             getattr(segment, name)[0] = 0
@@ -81,7 +81,7 @@ def test_any_documents_are_kept_and_found(tmp_path_factory, seed, count, size):
     assert [segment.document(i).tolist() for i in range(count)] == [d.token_ids.tolist() for d in documents]
     assert [segment.find(d.name) for d in documents] == [[i] for i in range(count)]
     assert segment.places.tolist() == plain_places(segment.text.tolist())
-    assert promises_broken(segment, TOKENIZER.vocab_size) == []
+    assert broken_invariants(segment, TOKENIZER.vocab_size) == []
     check_sections(segment)
 
 
@@ -101,7 +101,7 @@ def test_safetensors_reads_it(path):
 def test_one_document_of_one_token(path):
     segment = write(path, [document("a", [1])])
     assert segment.places.size == 0
-    assert promises_broken(segment, 100) == []
+    assert broken_invariants(segment, 100) == []
 
 
 def test_no_text_is_what_the_match_index_takes_for_it():
@@ -222,7 +222,7 @@ def test_broken_promises_are_found(path, monkeypatch, section, at, value, broken
         sections[section][at] = value
     write_segment(path, sections, builder.corpora, TOKENIZER)
     try:
-        found = promises_broken(Segment(path), TOKENIZER.vocab_size)
+        found = broken_invariants(Segment(path), TOKENIZER.vocab_size)
     except CorpusError as error:  # what leads out of the file is seen at once
         found = [str(error)]
     assert any(broken in what for what in found)
@@ -233,7 +233,7 @@ def test_keys_are_compared_no_further_than_stated(path):
     same = [1, 2] * 60
     segment = write(path, [document("a", [9, *same, 3]), document("b", [8, *same, 4])])
     assert segment.places.tolist() == plain_places(segment.text.tolist())
-    assert promises_broken(segment, 100) == []
+    assert broken_invariants(segment, 100) == []
 
 
 def test_opening_reads_the_header_and_takes_no_memory(path, monkeypatch):

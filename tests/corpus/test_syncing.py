@@ -100,7 +100,7 @@ def test_any_documents_may_follow_any_others(tmp_path, seed):
 
 
 def test_readers_see_the_old_documents_or_the_new_ones(tmp_path, store, monkeypatch):
-    """At each rename, and while documents are read; one manifest is put in place."""
+    """This holds at each rename and while documents are read, as one manifest is replaced."""
     seen, manifests, replace = View(store.root, TOKENIZER), [], os.replace
 
     def looked() -> list[tuple[str, list[int]]]:

@@ -82,7 +82,7 @@ def plain_places(text: list[int]) -> list[int]:
 
 
 def overwrite(path: Path, data: bytes) -> None:
-    """Damage a file of a store, which may be read-only; only one that nobody has mapped."""
+    """Damage a file of a store, which may be read-only; the file must not be mapped."""
     path.chmod(0o600)
     path.write_bytes(data)
 

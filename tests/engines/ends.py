@@ -1,4 +1,4 @@
-"""All ways in which a request ends, and the amount of its text that a client then saw."""
+"""Requests that end in each possible way, and the length of the text that the client saw."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def decoded(ids: Sequence[int]) -> str:
 
 @functools.cache
 def answer(place: int) -> list[int]:
-    """Return what the plain model says to a prompt, `LONG` tokens, its end and what comes behind it included."""
+    """Return the plain model's answer to a prompt, `LONG` tokens, including its end and the tokens after it."""
     prompt = torch.tensor([prompts()[place]])
     with torch.inference_mode():
         text = model().generate(prompt, do_sample=False, max_new_tokens=LONG, eos_token_id=None)

@@ -20,7 +20,7 @@ T = TypeVar("T", bound="Tenant")
 
 
 class Tenant:
-    """What takes a place in the pool: a process that starts when first used, and again after it was ended."""
+    """A process that has a place in the pool; it starts at its first use, and again after it was ended."""
 
     def __init__(self, pool: Pool, name: str, configuration: Configuration) -> None:
         self.name, self.configuration = name, configuration
@@ -105,7 +105,7 @@ class Pool:
         """Spent on starting them."""
 
     def tenant(self, kind: type[T], name: str, configuration: Configuration) -> T:
-        """Return the tenant of a configuration, the same one whenever it is asked for."""
+        """Return the tenant of a configuration, the same one at every call."""
         found = self._tenants.setdefault(kind.__name__ + configuration.key, kind(self, name, configuration))
         assert isinstance(found, kind)
         return found

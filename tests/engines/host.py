@@ -27,7 +27,7 @@ PACKET = 1 << 18
 
 
 class RaisingReported(Exception):
-    """Stands for an exception in another process; its one argument is what the tests are told."""
+    """Stands for an exception in another process; its one argument is the message that the tests get."""
 
 
 def main(modules: Sequence[str], build: Callable[[dict[str, Any]], Any]) -> None:
@@ -94,7 +94,7 @@ def serve(channel: socket.socket, build: Callable[[dict[str, Any]], Any]) -> Non
 
 
 def message_of(action: Callable[[], Any]) -> dict[str, Any]:
-    """Return the result of an action, which has to be JSON, or what it raised, as the tests are told."""
+    """Return the result of an action, which has to be JSON, or the message of the exception that it raised."""
     try:
         message = {"result": action()}
         json.dumps(message)

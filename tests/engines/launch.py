@@ -57,7 +57,7 @@ class Configuration:
 
     @property
     def has_children(self) -> bool:
-        """Whether the host starts processes of its own, which take a moment to end."""
+        """Return whether the host starts processes of its own, which take a moment to end."""
         return False
 
     def variables(self) -> dict[str, str]:

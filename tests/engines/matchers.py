@@ -41,13 +41,13 @@ def matcher(regex: str | None = None, **how: Any) -> Any:
 
 
 def allows(after: Any, text: Sequence[int]) -> bool:
-    """Whether a matcher accepts a text from the start on."""
+    """Return whether a matcher accepts a text from the start."""
     after.reset()
     return all(after.accept_token(token) for token in text)
 
 
 def legal(after: Any, text: Sequence[int]) -> set[int]:
-    """Return the tokens that may come behind a text: the plain way, which follows the text anew and tries each."""
+    """Return the tokens that may follow a text; the reference follows the whole text again and tries each token."""
     found = set()
     assert allows(after, text)
     for token in range(len(tokenizer())):

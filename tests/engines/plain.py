@@ -33,7 +33,7 @@ def model() -> Any:
 
 
 def forward(context: Sequence[int]) -> torch.Tensor:
-    """Return the logits [V] behind a context, of a plain forward in float32."""
+    """Return the logits [V] that a plain forward in float32 gives after a context."""
     with torch.inference_mode():
         return model()(input_ids=torch.tensor([list(context)])).logits[0, -1].float()
 

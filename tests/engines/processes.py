@@ -20,7 +20,7 @@ START_SECONDS = 300.0
 
 
 class Raised(Exception):
-    """What a call raised inside the host: `type` and `text` of the exception, its `trace` in the message."""
+    """An exception raised by a call inside the host: `type` and `text` of the exception, its `trace` in the message."""
 
     def __init__(self, type: str, text: str, trace: str) -> None:
         super().__init__(f"{type}: {text}\n{trace}")
@@ -143,7 +143,7 @@ def tail(log: Path, lines: int = 40) -> str:
 def end_session(leader: int, is_alive: Callable[[], bool], patience: float) -> None:
     """End a process that leads a session, and whatever it has left behind.
 
-    It may take `patience` seconds to end by itself, and as long again when it is told to.
+    It may take `patience` seconds to end by itself, and as long again after a signal.
     """
     if not _ended(is_alive, patience):
         _signal(leader, signal.SIGTERM)

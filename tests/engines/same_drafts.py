@@ -61,17 +61,17 @@ def answer(prompt: Sequence[int]) -> list[int]:
 
 
 def assert_answers(answers: Mapping[str, Sequence[int]]) -> None:
-    """Hold an engine's answers, to as many of `requested` as were asked for, against the plain model's."""
+    """Compare an engine's answers to the first of `requested` with the plain model's."""
     assert {name: list(ids) for name, ids in answers.items()} == {
         name: answer(prompt) for name, prompt in requested(len(answers)).items()
     }
 
 
 def assert_drafts(rows: Sequence[TraceRow], count: int | None = None, *, before_first: bool = False) -> None:
-    """Hold the trace of an engine that gave these answers against the proposer alone, and other engines' traces.
+    """Compare the trace of an engine that gave these answers with the proposer alone, and with other engines' traces.
 
     Args:
-        rows: the trace of as many of `requested` as were asked for; all of them, to compare with other engines.
+        rows: the trace of the first of `requested`; of all of them, to compare with other engines.
         count: how many that is.
         before_first: whether the engine drafts for the first token of an answer, too.
     """
@@ -85,7 +85,7 @@ def assert_drafts(rows: Sequence[TraceRow], count: int | None = None, *, before_
 def drafts(rows: Sequence[TraceRow]) -> dict[str, list[Drafted]]:
     """Return a trace's drafts by request, in order.
 
-    What is accepted in the step that ends a request is not told: engines count differently what lies behind the end.
+    Acceptance in a request's last step is left out: engines count the tokens after the end differently.
     """
     found: dict[str, list[Drafted]] = {}
     for row in rows:
@@ -101,7 +101,7 @@ def expected(prompt: tuple[int, ...], before_first: bool) -> list[Drafted]:
     text = [*prompt, *answer(prompt)]
     base_len, steps = len(prompt) + (not before_first), []
     while base_len < len(text):
-        room = len(prompt) + MAX_TOKENS - base_len - 1  # the token behind the draft needs a place, too
+        room = len(prompt) + MAX_TOKENS - base_len - 1  # the token after the draft needs a place, too
         ids, confidence = plainly(tuple(text[:base_len]), min(DRAFT_LENGTH, room))
         accepted = common(ids, text[base_len:])
         ends = base_len + accepted + 1 > len(text)
@@ -158,12 +158,12 @@ def registry() -> Registry:
 def traced(stage: Any, path: str) -> Iterator[None]:
     """Let a stage that runs without a trace write one meanwhile."""
     with TraceWriter(path) as trace:
-        stage._trace, tells = trace, stage._tells
-        stage._tells = True
+        stage._trace, reports = trace, stage.has_observers
+        stage.has_observers = True
         try:
             yield
         finally:
-            stage._trace, stage._tells = None, tells
+            stage._trace, stage.has_observers = None, reports
 
 
 @contextmanager

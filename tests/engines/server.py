@@ -57,7 +57,7 @@ class ServerProcess:
 
 
 class Server(Tenant):
-    """A server of one configuration; it starts when first asked for something."""
+    """A server of one configuration; it starts at its first use."""
 
     model = MODEL
 

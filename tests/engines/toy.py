@@ -1,7 +1,7 @@
 """A model whose sampled output has an exactly known distribution, for tests that compare an engine's counts with it.
 
-It has 16 tokens, and the law of each depends on the token before it only, as its attention is switched off.  So every
-two tokens of an answer are a sample of a known law, given the token before them.
+It has 16 tokens, and the distribution of each depends only on the token before it, as its attention is off.  So every
+two tokens of an answer are a sample of a known distribution, given the token before them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAIRS = 16  # per answer
 
 @functools.cache
 def model() -> Any:
-    """One layer without attention, and with a law that is far from uniform and far from certain."""
+    """One layer without attention, and with a distribution that is far from uniform and far from certain."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(11)
@@ -43,7 +43,7 @@ def model() -> Any:
 
 @functools.cache
 def distribution() -> torch.Tensor:
-    """Return [V, V] float64: the law of the token behind each token."""
+    """Return [V, V] float64: the distribution of the token after each token."""
     with torch.inference_mode():
         after = [model()(input_ids=torch.tensor([[*PROMPT, token]])).logits[0, -1] for token in range(VOCAB)]
     return torch.stack(after).double().softmax(-1)
@@ -58,8 +58,8 @@ def p_value(answers: Sequence[Sequence[int]], expected_distribution: torch.Tenso
     """Return the p-value of the pairs' counts, by a G-test.
 
     Args:
-        answers: token ids behind `PROMPT`, `2 * PAIRS` of them each, sampled at temperature 1.
-        expected_distribution: [V, V] float64, another law than the model's.
+        answers: token ids after `PROMPT`, `2 * PAIRS` of them each, sampled at temperature 1.
+        expected_distribution: [V, V] float64, another distribution than the model's.
     """
     expected_distribution = distribution() if expected_distribution is None else expected_distribution
     texts = torch.tensor([[PROMPT[-1], *answer] for answer in answers])

@@ -77,7 +77,7 @@ class Masked(MaskState):
 @settings(deadline=None, max_examples=200)
 @given(grammars, st.lists(tokens, max_size=6), st.integers(0, 8))
 def test_following(allowed, drafted, more):
-    """What is kept is the longest legal part, and what is added is all that can come."""
+    """The longest legal part is kept, and all forced tokens are added."""
     room = len(drafted) + more
     state = Masked(allowed, TEXT)
     found = follow(state, drafted, room)
@@ -251,7 +251,7 @@ def test_rows_with_a_grammar_state_no_distribution(distribution):
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.tuples(*[st.integers(0, 4)] * 5), min_size=1, max_size=5))
 def test_reported_apart(rows):
-    """The proposer's share and the grammar's add up to what the engine says, and proposers see none of the latter."""
+    """The proposer's and the grammar's counts add up to the engine's, and proposers do not see the grammar's."""
     proposed, cut, forced, verified, accepted = (torch.tensor(column).int() for column in zip(*rows, strict=True))
     cut = torch.minimum(cut, proposed)
     verified = torch.minimum(verified, proposed - cut + forced)
@@ -365,7 +365,7 @@ class Texts(Masked):
 
 
 def test_the_canonical_tokens_of_a_jump_forward_string():
-    """Where only one token can come it is certain."""
+    """A token is certain if no other can follow."""
     found = follow(Texts("abcd"), [], 8)
     assert [Letters.PIECES[i] for i in found.added] == ["ab", "cd"]
     assert found.confidence == [LIKELY, LIKELY]
@@ -378,14 +378,14 @@ def test_no_more_than_there_is_room_for():
 
 
 def test_the_last_token_may_go_on_behind_forced_text():
-    """Of "ab" both texts are certain, but what is cut there may be "bc" in one of them."""
+    """Both texts certainly contain "ab", but one of them may be tokenized with "bc"."""
     found = follow(Texts("abcd", "abda"), [0], 8)
     assert (found.kept, found.added) == (1, [])
     assert follow(Texts("acbd", "acba"), [], 8).added == [0, 2, 1]
 
 
 def test_the_tail_is_cut_with_the_text():
-    """Behind "a" the text "b" alone is usually no token of its own, but "a" is there already."""
+    """The forced "b" is one token here, although the text "ab" would usually be tokenized otherwise."""
     cut = JumpForwardTokenizer(Letters())
     assert cut("cd", [0]) == (6,)
     assert cut("b", [0]) == (1,)

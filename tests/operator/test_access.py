@@ -1,4 +1,4 @@
-"""The operator's routes answer to the operator's key or, without one, to this machine, and to nobody else."""
+"""The operator's routes answer to the operator's key or, without one, to this machine, and refuse everyone else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_without_a_key_nobody_else_is(host: str) -> None:
 
 
 def test_a_peer_without_an_address_is_nobody_we_know() -> None:
-    """As over a Unix socket, whose other end may be a proxy."""
+    """Such a peer may be a proxy at the other end of a Unix socket."""
     refused = Operators(environment={}).refusal(scope(None))
     assert refused is not None
     assert "an unknown address" in refused.message

@@ -20,7 +20,7 @@ from specplug.settings.model import ControlSettings
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -216,7 +216,7 @@ def test_deep_nesting_is_refused(depth):
 
 
 class LastWord(RuleBasedStateMachine):
-    """Whatever order changes come in, the ceiling is what the last of them says."""
+    """In any order of changes, the last one decides the ceiling."""
 
     folder: Path
 
@@ -229,10 +229,10 @@ class LastWord(RuleBasedStateMachine):
         self.limit: int | None = None
         self.there = False
 
-    @rule(mode=st.sampled_from([None, "on", "off"]), limit=st.none() | st.integers(0, 256), says_limit=st.booleans())
-    def order(self, mode, limit, says_limit):
-        self.server.set(**({"mode": mode} if mode else {}), **({"num_speculative_tokens": limit} if says_limit else {}))
-        self.mode, self.limit = mode or self.mode, limit if says_limit else self.limit
+    @rule(mode=st.sampled_from([None, "on", "off"]), limit=st.none() | st.integers(0, 256), with_limit=st.booleans())
+    def order(self, mode, limit, with_limit):
+        self.server.set(**({"mode": mode} if mode else {}), **({"num_speculative_tokens": limit} if with_limit else {}))
+        self.mode, self.limit = mode or self.mode, limit if with_limit else self.limit
 
     @rule(order=st.builds(Order, mode=st.sampled_from([None, "on", "off"]), num_speculative_tokens=st.integers(0, 256)))
     def replace_file(self, order):
@@ -253,7 +253,7 @@ class LastWord(RuleBasedStateMachine):
             self.mode, self.limit, self.there = self.initial, None, False
 
     @invariant()
-    def says_what_was_stated_last(self):
+    def reports_the_last_order(self):
         if hasattr(self, "server"):
             assert self.server.ceiling() == (0 if self.mode == "off" else self.limit)
 

@@ -71,7 +71,7 @@ def refusal(status: int, does: Any, *args: Any, **stated: Any) -> str:
 
 
 def files(root: Path) -> set[str]:
-    """Return what is in the store, but for locks."""
+    """Return the store's files, except locks."""
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and path.name != "lock"}
 
 
@@ -214,12 +214,12 @@ def test_a_store_of_another_tokenizer_is_refused_naming_both(admin, root):
 
 
 def test_several_servers_add_at_once(root):
-    """Each has a desk of its own; all of the corpora are there in the end."""
-    desks = [CorpusAdmin(CorporaSettings(store=str(root)), Letters()) for _ in range(3)]
+    """Each thread uses its own service; in the end all corpora are there."""
+    services = [CorpusAdmin(CorporaSettings(store=str(root)), Letters()) for _ in range(3)]
     with ThreadPoolExecutor(3) as threads:
-        jobs = [threads.submit(add, desks[i % 3], name=f"c{i}", documents=["abc"] * (i + 1)) for i in range(12)]
+        jobs = [threads.submit(add, services[i % 3], name=f"c{i}", documents=["abc"] * (i + 1)) for i in range(12)]
         assert [job.result()["tokens"] for job in jobs] == [3 * (i + 1) for i in range(12)]
-    assert listed(desks[0]) == {"": {f"c{i}": 3 * (i + 1) for i in range(12)}}
+    assert listed(services[0]) == {"": {f"c{i}": 3 * (i + 1) for i in range(12)}}
 
 
 def test_the_event_loop_serves_on_while_a_corpus_is_added(admin, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a scrape of an engine server's /metrics shows of engines that answer, answer late, fail or are gone."""
+"""A scrape of /metrics with engines that answer, answer late, fail or are gone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWN = {"source": "own text"}
 
 
 class Engines:
-    """Stands in for engines; says what it is told to say, in the event loop that it is asked in.
+    """Stands in for engines; returns the statuses that it was given, in the caller's event loop.
 
     Attributes:
         stated: by engine, its status; an exception is raised.
@@ -42,7 +42,7 @@ class Engines:
 
 
 def status(engine: int = 0, steps: int = 1, ceiling: int | None = None, faults: Any = None) -> dict[str, Any]:
-    """Return what an engine says of itself, as far as a scrape reads it."""
+    """Return an engine's status, as far as a scrape reads it."""
     metrics = recorded(*[STEP] * steps)
     metrics.fault("ngram", "late")
     return {
@@ -76,7 +76,7 @@ Watch = Callable[..., tuple[Engines, CollectorRegistry]]
 
 @pytest.fixture
 def watch(loop, monkeypatch) -> Watch:
-    """Export engines that say what is given; scrapes wait 20 s for them, or as long as told."""
+    """Export engines with the given statuses; scrapes wait `patience` seconds for them."""
 
     def start(*stated: Any, patience: float = 20.0) -> tuple[Engines, CollectorRegistry]:
         monkeypatch.setattr(exporter, "PATIENCE", patience)
@@ -169,7 +169,7 @@ def test_a_failure_is_reported_once_and_costs_freshness_only(watch, caplog):
 
 
 def test_in_the_event_loop_a_scrape_shows_the_answer_before(watch, loop):
-    """There nobody could wait: the answer comes by the same loop."""
+    """Waiting there would block the loop that the answer needs."""
     engines, registry = watch(status(steps=1))
 
     async def scrape() -> float | None:

@@ -1,4 +1,4 @@
-"""Launch lines: read as a shell would, told apart by engine, and answered by another process."""
+"""Launch lines are read as a shell would, assigned to an engine, and answered by another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus sees, and that docs/metrics.md says so."""
+"""Prometheus sees the metrics that docs/metrics.md lists."""
 
 from __future__ import annotations
 

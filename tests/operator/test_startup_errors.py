@@ -1,4 +1,4 @@
-"""Errors of specplug's that end a process: one message, no traceback, unless it is asked for."""
+"""Errors of specplug's that end a process: one message, without a traceback unless it is requested."""
 
 from __future__ import annotations
 

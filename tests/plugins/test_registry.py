@@ -1,4 +1,4 @@
-"""The registry: how plug-ins are found, and that a broken one hurts nobody else."""
+"""The registry: how plug-ins are found, and that a broken one does not affect the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy `batch`: widths that can pay, and the draft tokens that do, held to a plain reference."""
+"""The policy `batch`: draft lengths that can pay, and the draft tokens that do, held to a plain reference."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def context(caps: EngineCaps, options: dict[str, object]) -> PluginContext:
     return PluginContext(caps, options=spec().options_model()(**options))  # type: ignore[misc]
 
 
-def plan(count: int, caps: EngineCaps | None = None, own: int | None = None, **options: object):
+def plan(count: int, caps: EngineCaps | None = None, **options: object):
     planner = spec().build(context(caps or EngineCaps(64), options))
     assert isinstance(planner, Planner)
-    requests = tuple(RequestStats(f"r{i}", length=10, room=100, cap=own) for i in range(count))
+    requests = tuple(RequestStats(f"r{i}", length=10, room=100) for i in range(count))
     return planner.plan(HostStats(step=0, requests=requests))
 
 
@@ -92,10 +92,6 @@ class TestPlans:
         assert plan(1, batch_size=512).draft_length == 0
         assert plan(300, saturation=1000).draft_length == 16
         assert (plan(1).token_budget, plan(1, token_budget=5).token_budget) == (None, 5)
-
-    def test_requests_caps_are_respected(self):
-        assert dict(plan(2, own=3).caps) == {"r0": 3, "r1": 3}
-        assert dict(plan(2, own=32).caps) == {}
 
     @given(st.integers(1, 2000), st.integers(1, 600))
     @settings(max_examples=50, deadline=None)

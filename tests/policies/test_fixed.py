@@ -45,19 +45,6 @@ def test_gamma_is_fitted_to_captured_draft_lengths(change: DraftLengthChange, ex
     assert planner("fixed", caps, gamma=6).plan(stats()).draft_length == expected
 
 
-def test_requests_caps_are_respected() -> None:
-    plan = planner("fixed", EngineCaps(4)).plan(stats(None, 0, 2, 4, 9))
-    assert dict(plan.caps) == {"r1": 0, "r2": 2}
-    assert [plan.draft_length_for(f"r{i}") for i in range(5)] == [4, 0, 2, 4, 4]
-
-
-def test_plans_do_not_share_caps() -> None:
-    fixed = planner("fixed", EngineCaps(4))
-    first = fixed.plan(stats(1))
-    assert dict(fixed.plan(stats(None)).caps) == {}
-    assert dict(first.caps) == {"r0": 1}
-
-
 def test_gamma_beyond_the_server_is_an_error() -> None:
     with pytest.raises(SettingsError, match=r"policy 'fixed': .*found 9; expected at most num_speculative_tokens, 8"):
         planner("fixed", EngineCaps(8), gamma=9)

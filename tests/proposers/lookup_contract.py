@@ -35,9 +35,9 @@ class LookupContract(ProposerContract):
 
     proposer: type[LookupProposer]
 
-    def test_ingests_at_draft_length_zero(self) -> None:
+    def test_ingests_without_drafting(self) -> None:
         self.spec = self._unlearning()
-        super().test_ingests_at_draft_length_zero()
+        super().test_ingests_without_drafting()
 
     def test_starts_over_with_a_whole_text(self) -> None:
         self.spec = self._unlearning()

@@ -58,7 +58,7 @@ def source(driver: Driver, draft: RowDraft) -> str | None:
 
 
 def remembers(driver: Driver, **fields: Any) -> bool:
-    """Whether the next request, having said `BEGIN`, is drafted what the first one said next."""
+    """Return whether the next request's draft after `BEGIN` is the first request's continuation."""
     draft = ask(driver, **fields)
     assert draft.token_ids in ((), tuple(STATED[3 : 3 + len(draft.token_ids)])), "nobody has said anything else"
     assert source(driver, draft) == (MEMORY if draft.token_ids else None)

@@ -181,7 +181,7 @@ def test_confidence_rises_with_what_was_right_and_falls_with_what_was_not() -> N
 
 
 def test_a_copy_goes_on_behind_an_edit() -> None:
-    """With min_n 0 a text is followed past a token that it never had; with more it waits for a match."""
+    """With min_n 0 a copy continues after a token that the source never had; with more it waits for a match."""
     copied = list(range(10, 30))
     text = [*copied, *copied[:8], 50]  # 50 stands in the place of copied[8]
     drafts = []
@@ -214,7 +214,8 @@ def test_options_are_checked(model: type[BaseModel], wrong: dict[str, int]) -> N
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"min_survival": 1.5}, {"memory_tokens": -1}, {"memory_scope": "tenant"}, {"max_n": 2000}]
+    "wrong",
+    [{"min_survival": 1.5}, {"memory_tokens": -1}, {"memory_scope": "tenant"}, {"max_n": 2000}, {"threads": 65}],
 )
 def test_options_of_the_lookup_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=next(iter(wrong))):

@@ -1,4 +1,4 @@
-"""Who reads the n-gram proposer's response memory; and drafts depend neither on the order of rows nor on the rank."""
+"""Isolation of the n-gram proposer's response memory; drafts depend neither on the order of rows nor on the rank."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_seed_alone_or_a_temperature_alone_does_no_harm(make: Make, sampling: 
 
 
 def test_seeded_requests_draft_as_if_nothing_had_been_served_and_teach_nothing(make: Make) -> None:
-    """Else their drafts, and with them their texts, would depend on who was served before."""
+    """Otherwise their drafts, and with them their texts, would depend on earlier requests."""
 
     def drafts(driver: Driver, **fields: Any) -> list[RowDraft]:
         driver.start("mine", [1, 2, 3, 4, 1, 2], isolation_key="us", **fields)
@@ -118,7 +118,7 @@ def test_requests_without_a_key_share_with_each_other_only(make: Make) -> None:
 
 
 def test_many_owners_with_the_same_texts_do_not_meet(make: Make) -> None:
-    """All begin alike and go on differently, in turns."""
+    """All begin alike and continue differently, in turns."""
     driver, owners = make(), range(20)
     for turn in range(3):
         for owner in owners:
@@ -135,7 +135,7 @@ SECRET = list(range(100, 120))
 @pytest.mark.parametrize("min_n", [0, 1])
 @pytest.mark.parametrize("length", range(4, 13))
 def test_a_copy_that_diverges_does_not_stray_into_somebody_elses_response(make: Make, min_n: int, length: int) -> None:
-    """Where a response was followed last is tried again behind a divergence, but not beyond that response's end."""
+    """Where a response was followed last is tried again after a divergence, but not beyond that response's end."""
     driver = make(min_n=min_n)
     serve(driver, list(range(11, 11 + length)))
     for number in range(3):

@@ -111,7 +111,7 @@ def test_nothing_is_remembered_where_nobody_knows_what_was_seen(make: Make) -> N
 
 @pytest.mark.parametrize("kind", [Lifecycle.UPDATED, Lifecycle.RESUMED])
 def test_a_request_that_begins_anew_is_what_it_says_then(make: Make, kind: Lifecycle) -> None:
-    """What stood in its slot before is not part of its response."""
+    """Its slot's earlier contents are not part of its response."""
     driver = make()
     driver.start("first", [*PROMPT, *STATED], isolation_key="us")
     driver.step(4)
@@ -182,7 +182,7 @@ def test_a_late_end_of_a_slots_last_request_is_nothing_to_the_next(make: Make) -
     driver.leave("old", None)
     driver.start("new", PROMPT, isolation_key="us")
     driver.step(4)
-    driver._tell(Lifecycle.FINISHED, occupant, len(PROMPT) + 2)
+    driver._notify(Lifecycle.FINISHED, occupant, len(PROMPT) + 2)
     driver.extend("new", STATED)
     driver.step(4)
     driver.leave("new")
@@ -214,7 +214,7 @@ def test_nothing_is_drafted_across_the_end_of_a_reference(make: Make) -> None:
 
 @pytest.mark.parametrize("size", [300, 1000])
 def test_references_beyond_all_bounds_are_cut(make: Make, size: int) -> None:
-    """They may take as much as the longest context; drafts of the text itself go on."""
+    """They may take as much as the longest context; drafts from the text itself continue."""
     driver = make(max_length=256)
     long = [20 + (place * place) % 53 for place in range(size)]
     driver.start("first", [*PROMPT, *long[1:5]], references=[long, STATED])

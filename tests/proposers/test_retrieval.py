@@ -1,4 +1,4 @@
-"""The retrieval proposers: n-gram drafts where there are no corpora, and what corpora, wherever they come from, add."""
+"""The retrieval proposers: n-gram drafts without corpora, and what corpora from any source add."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_a_store_is_made_where_none_is(tmp_path: Path) -> None:
 
 
 def test_several_processes_may_make_a_store_at_once(tmp_path: Path) -> None:
-    """One of them has made the folder, and not yet what makes it a store."""
+    """One of them has made the folder, but not yet the files of a store."""
     (tmp_path / "store").mkdir()
     there = NEVER.model_copy(update={"store": str(tmp_path / "store")})
     with Server(there, tokenizer=Letters()) as server:

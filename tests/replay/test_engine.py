@@ -126,7 +126,7 @@ def test_lagging_plans_are_those_of_earlier_steps(lag):
 
     planted(Planted(note), [item([1], [1] * 6)], policy=policy, setup={"gamma": 16, "lag": lag})
     assert [stats.step for stats in policy.stats] == list(range(6))
-    assert limits == [max(0, step - lag) for step in range(6) if step > lag]  # at width 0 nothing is asked
+    assert limits == [max(0, step - lag) for step in range(6) if step > lag]  # at draft length 0 proposers do not run
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
@@ -163,7 +163,7 @@ def test_one_in_flight_is_one_after_another(items, policy):
 @given(ITEMS, st.integers(2, 4))
 @settings(max_examples=15, deadline=None)
 def test_requests_in_flight_do_not_disturb_each_other(items, batch):
-    """Where a proposer keeps nothing across requests, a batch counts what its requests do alone."""
+    """If a proposer keeps no state across requests, a batch's counts are those of its requests alone."""
     together = replay_interleaved(items, STATELESS, batch=batch, vocab_size=VOCAB).counts
     assert together.histogram == replay(items, STATELESS, mode="cold", vocab_size=VOCAB).counts.histogram
     assert sum(n * count for (n, _, _), count in together.batches.items()) == together.steps
@@ -237,7 +237,7 @@ def test_a_trimmer_may_cut_without_a_budget():
 )
 @settings(max_examples=20, deadline=None)
 def test_one_request_stands_for_a_batch_of_equal_ones(text, batch, budget, policy):
-    """What the told request verifies is what the first of B real ones does."""
+    """The measured request verifies what the first of B real ones does."""
     few = {"saturation": 9, "token_budget": budget}
     options = {"ngram": {"min_n": 1}, "fixed": {"token_budget": budget}, "batch": few}
     setup = Setup(gamma=4, policy=policy, options=options)
@@ -296,7 +296,7 @@ def test_calibration_is_of_what_was_decided():
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("fast_path", [False, True])
 def test_a_policy_of_somebody_elses_learns(monkeypatch, fast_path, batch, lag):
-    """Both halves hear what became of drafts, in as many rows as they are told; the trim half `lag` steps late."""
+    """Both halves receive the drafts' outcomes, in as many rows as configured, the trim half `lag` steps late."""
     found = Registry.discover()
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "plugins"))
     found.add(importlib.import_module("specplug_testkit.plugin"), Owner("testkit", "specplug-testkit", "0"))

@@ -13,7 +13,7 @@ from tests.replay.tools import ITEMS, harness, item
 
 
 class Remembers:
-    """Drafts what followed the newest token in what it has been told, other requests' finished texts last."""
+    """Drafts what followed the newest token in the texts that it received, searching other finished texts last."""
 
     def __init__(self, gamma: int, mode: str) -> None:
         self.calls: list[tuple[str, object]] = []

@@ -42,7 +42,7 @@ class Unruly(Planted):
 
     def propose(self, batch, limits, draft):
         self._step += 1
-        ids, level, source, deed = self._script[self._step % len(self._script)]
+        ids, level, source, action = self._script[self._step % len(self._script)]
         self.log.append(["propose", limits.tolist(), draft.base_len.tolist(), *map(plain, fields(draft))])
         for row in range(batch.batch_size):
             count = min(len(ids), draft.draft_length)
@@ -53,9 +53,9 @@ class Unruly(Planted):
                 if self._trees and draft.parents is not None:
                     draft.parents[row, place] = (ids[place] + row) % (place + 2) - 1
             draft.lengths[row] = len(ids)
-        if deed == "raise":
+        if action == "raise":
             raise ZeroDivisionError
-        if deed == "resize":
+        if action == "resize":
             draft.token_ids.resize_(1, 1)
 
     def observe(self, batch, draft, verdict):

@@ -90,7 +90,7 @@ def test_one_request_at_a_time():
 
 
 class _Branches(Planted):
-    """Drafts a tree of two branches: 1 or 2, and behind 2 a 3."""
+    """Drafts a tree of two branches: 1 or 2, and after 2 a 3."""
 
     def propose(self, batch, limits, draft):
         for row, limit in enumerate(limits.tolist()):

@@ -28,7 +28,7 @@ def result(*rows: tuple[int, int, int, int], confidence: float | None = None, **
 
 
 def report(in_flight: int | None = None) -> Report:
-    """Two workloads, a proposer told two batch sizes and a peer that runs once for both."""
+    """Two workloads, a proposer with two batch sizes, and a peer that runs once for both."""
     found = []
     for run in plan_runs([OURS, PEER], ["serving"], [1, 128], gamma=4, in_flight=in_flight):
         if run.contender is PEER:

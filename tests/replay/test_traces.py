@@ -1,4 +1,4 @@
-"""The shipped traces, their sources and notices; and what the documentation says of traces and replay."""
+"""The shipped traces, their sources and notices; and the documentation's statements on traces and replay."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Planted(Proposer):
     """Drafts what a function returns for a row: (batch, row, limit) -> ids, each with confidence 0.5.
 
     Attributes:
-        events: all that were told.
+        events: all that were received.
         texts: by (slot, generation), the tokens ingested.
         observed: per call, what it was given.
     """
@@ -111,7 +111,7 @@ class Planted(Proposer):
 
 
 class PlantedPolicy(Planner, Trimmer):
-    """Both halves of a policy that notes what it is told, and plans what a function says."""
+    """Both halves of a policy that records what it receives, and plans what a function returns."""
 
     def __init__(self, plan: Callable[[HostStats], StepPlan]) -> None:
         self._plan = plan
@@ -130,7 +130,7 @@ class PlantedPolicy(Planner, Trimmer):
 def registry(
     proposer: Callable[[PluginContext], Proposer] | None = None, policy: PlantedPolicy | None = None, **caps: Any
 ) -> Registry:
-    """Return the installed plug-ins with `planted` ones besides."""
+    """Return the installed plug-ins and the `planted` ones."""
     found = Registry.discover()
 
     @specplug.hookimpl

@@ -1,4 +1,4 @@
-"""How a request spells specplug's fields, and how its texts are cut for the tokenizer."""
+"""The spellings of specplug's request fields, and the splitting of texts for the tokenizer."""
 
 from __future__ import annotations
 

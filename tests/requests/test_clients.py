@@ -1,4 +1,4 @@
-"""Clients are told apart by digests of their API keys, which tell nothing of the keys."""
+"""Clients are identified by digests of their API keys, which do not reveal the keys."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ REQUESTED = st.tuples(st.none() | TEXTS, ENGINES, LORAS, CLIENTS)
 
 
 def meant(tenant, engine, lora_id, client=None):
-    """Return what tells requests apart: everything that is known of whose they are, with the adapter."""
+    """Return everything that identifies a request's owner, including the LoRA adapter."""
     own = tuple(part or None for part in engine) if any(engine) else None
     brings = tenant is not None or lora_id is not None or client or own
     return (tenant, own, lora_id, client or None) if brings else ("nobody",)

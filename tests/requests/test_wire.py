@@ -85,7 +85,7 @@ def test_without_the_wire_form_there_are_the_defaults(extra_args):
 
 
 def test_a_client_cannot_send_the_wire_form():
-    """What comes as JSON is never taken for parsed fields: its sizes and ids have not been checked."""
+    """JSON is never accepted as parsed fields, as its sizes and ids have not been checked."""
     encoded = wire.encode(RequestOptions(), (Reference.of([1]),), None)
     sent = json.loads(json.dumps({wire.WIRE_KEY: encoded}, default=lambda value: value.decode()))
     assert not wire.is_encoded(sent)

@@ -1,4 +1,4 @@
-"""How seams are compared with an engine, imported or as sources, and which versions an adapter supports."""
+"""Comparison of seams with an engine, imported or as sources, and the versions that an adapter supports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from specplug.seams.seam import Seam
 from specplug.seams.seam import seam as a_seam
 from specplug.seams.sources import Sources, moved_in
 from specplug.seams.support import UNKNOWN, Range, Support
-from tests.seams.tools import Adapter, says_twice
+from tests.seams.tools import Adapter, duplicates
 
 ENGINE = {
     "__init__.py": "from .parts import *\n",
@@ -408,6 +408,6 @@ def test_what_an_adapter_uses_and_its_table_lacks_is_named(tmp_path, dropped, la
 
 
 def test_a_row_that_says_what_another_one_says_is_named():
-    assert says_twice(LISTED) == []
-    assert says_twice([*LISTED, a_seam("engine.parts:Row", "worker", holds="private")])
-    assert says_twice([a_seam("engine.parts:Row")])
+    assert duplicates(LISTED) == []
+    assert duplicates([*LISTED, a_seam("engine.parts:Row", "worker", holds="private")])
+    assert duplicates([a_seam("engine.parts:Row")])

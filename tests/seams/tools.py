@@ -21,8 +21,8 @@ from specplug.seams.seam import Seam
 ROOT = Path(__file__).parents[2]
 
 
-def says_twice(seams: Sequence[Seam]) -> list[str]:
-    """Return the rows that nobody uses or that say what another one says for the same part of the adapter."""
+def duplicates(seams: Sequence[Seam]) -> list[str]:
+    """Return the rows that no part of the adapter uses, or that repeat another row for the same part."""
     stated: dict[tuple[str, str], Seam] = {}
     found = [f"{seam} is used by nobody" for seam in seams if not seam.where]
     for seam in seams:
@@ -58,11 +58,11 @@ class Adapter:
         return {str(path.relative_to(self.folder)): ast.parse(path.read_text()) for path in files}
 
     def is_engines(self, module: str) -> bool:
-        """Whether a module is the engine's."""
+        """Return whether a module is the engine's."""
         return module.partition(".")[0] == self.engine
 
     def covered(self, module: str, name: str) -> bool:
-        """Whether a row is about a module's name, or a part of it."""
+        """Return whether a row is about a module's name, or a part of it."""
         owner, _, last = name.rpartition(".")
         return any(
             name == "" or f"{seam.name}.".startswith(f"{name}.") or (seam.name == owner and last in seam.holds)
@@ -71,7 +71,7 @@ class Adapter:
         )
 
     def covers_path(self, path: str) -> bool:
-        """Whether a row is about what a dotted path names: a module, or something in one."""
+        """Return whether a row is about a dotted path: a module, or a name in one."""
         parts = path.split(".")
         return any(self.covered(".".join(parts[:n]), ".".join(parts[n:])) for n in range(1, len(parts) + 1))
 
@@ -180,7 +180,7 @@ class Adapter:
 
 
 def inherits_ours_alone(cls: ast.ClassDef, tree: ast.Module) -> bool:
-    """Whether all bases of a class come from specplug."""
+    """Return whether all bases of a class come from specplug."""
     ours = {
         alias.asname or alias.name
         for node in ast.walk(tree)

@@ -1,4 +1,4 @@
-"""Settings: layers, origins, and mistakes that are all told at once."""
+"""Settings: layers, origins, and mistakes, which are all reported at once."""
 
 from __future__ import annotations
 

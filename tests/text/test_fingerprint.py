@@ -1,4 +1,4 @@
-"""A tokenizer is known by what it does, whoever wraps it."""
+"""A tokenizer's fingerprint depends on its behaviour, not on its wrapper."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def one() -> dict[str, torch.Tensor]:
 
 
 class StopsAt(StoppingCriteria):
-    """Stops behind one token."""
+    """Stops after one token."""
 
     def __init__(self, token: int) -> None:
         self._token = token

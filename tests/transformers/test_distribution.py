@@ -1,4 +1,4 @@
-"""Sampled output has the target's law, on a real model: exact probabilities against observed counts."""
+"""Sampled output has the target's distribution, on a real model: exact probabilities against observed counts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAMPLES = 2048
 
 @functools.cache
 def tiny_model() -> Any:
-    """One layer of width 16, with a law that is far from uniform and far from certain."""
+    """One layer with hidden size 16, and a distribution that is far from uniform and far from certain."""
     torch.manual_seed(11)
     config = LlamaConfig(
         vocab_size=16,
@@ -44,7 +44,7 @@ def tiny_model() -> Any:
 
 @functools.cache
 def distribution_after(output: tuple[int, ...]) -> tuple[tuple[int, ...], Tensor]:
-    """The kept tokens behind prompt and output, most likely first, and their probabilities, from a plain forward."""
+    """Return the kept tokens after prompt and output, most likely first, and their probabilities by a plain forward."""
     with torch.no_grad():
         logits = tiny_model()(input_ids=torch.tensor([PROMPT + output])).logits[0, -1].double()
     top = logits.topk(TOP_K)
@@ -92,7 +92,7 @@ class Unlikely(Ranked):
 
 
 class Drawn(Ranked):
-    """Draws its drafts from a law of its own, and says which."""
+    """Draws its drafts from its own distribution, and fills that in."""
 
     weights = (0.1, 0.2, 0.3, 0.4)
 
@@ -120,7 +120,7 @@ PROPOSERS = {
 
 
 def p_value(proposer: str, *, seeded: bool, verifier: str = "reference", first_seed: int = 0) -> float:
-    """Sample `SAMPLES` outputs and return the p-value of the G-test against the exact law."""
+    """Sample `SAMPLES` outputs and return the p-value of the G-test against the exact distribution."""
     engine = Engine(
         tiny_model(),
         settings={"proposer": proposer, "policy": "fixed", "verifier": verifier, "num_speculative_tokens": TOKENS - 1},
@@ -169,7 +169,7 @@ def test_the_distribution_is_the_targets(proposer, seeded):
     ],
 )
 def test_a_lossy_verifier_is_found_out(mutant, proposer):
-    """The same test at the same size: a law that is off must not pass."""
+    """The same test at the same size rejects a wrong distribution."""
     assert p_value(proposer, seeded=True, verifier=mutant) < 1e-6
 
 

@@ -124,7 +124,7 @@ def test_traced_under_a_name_of_their_own(make_engine, tmp_path):
 
 
 def test_a_grammar_that_ends_is_not_requested_further(make_engine):
-    """A form that is nothing but forced."""
+    """A form whose tokens are all forced."""
     answer = [40, 41, 42, EOS]
 
     def only(_batch: int, ids: torch.Tensor) -> list[int]:
@@ -155,7 +155,7 @@ FREE = [10, 11, 12, 13]
 
 
 class Drawn(Proposer):
-    """Draws from a law that it states, half of which no grammar here allows."""
+    """Draws from a distribution that it fills in, half of which no grammar here allows."""
 
     def __init__(self, context: PluginContext) -> None:
         self._vocab, self._stream = context.vocab_size, torch.Generator().manual_seed(5)
@@ -179,7 +179,7 @@ DRAWN = ProposerSpec(name="drawn", factory=Drawn, summary="a toy", caps=Proposer
 
 @pytest.mark.parametrize(("proposer", "first"), [("garbage", [40]), ("drawn", [])])
 def test_sampled_output_keeps_its_distribution(proposer, first, llama):
-    """Two free tokens, with a forced one between them, at temperature 1, against the plain model's own law."""
+    """Two free tokens around a forced one follow the plain model's own distribution at temperature 1."""
     prompt, count = PROMPTS[0], 600
 
     def allowed(_batch: int, ids: torch.Tensor) -> list[int]:

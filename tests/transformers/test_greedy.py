@@ -26,7 +26,7 @@ def answers(name: str, attention: str) -> tuple[object, list[list[int]]]:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", BUILDERS)
 def test_every_model_gives_its_own_answers(name, attention, make_engine):
-    """More requests than rows, prompts longer than a prefill chunk, texts longer than a sliding window."""
+    """The test has more requests than rows, prompts longer than a prefill chunk, texts longer than a sliding window."""
     model, expected = answers(name, attention)
     options = {"ngram": {"min_n": 1}}
     engine = make_engine(model, proposer="ngram", options=options, max_num_seqs=3, prefill_chunk=7)
@@ -96,7 +96,7 @@ def test_a_token_budget_trims_the_batch(make_engine):
 
 
 def test_up_to_the_last_position(make_engine):
-    """Drafts and padding reach behind the context limit; the text stops at it."""
+    """Drafts and padding reach beyond the context limit; the text stops at it."""
     model = cached_model("gpt2")  # learned positions: one too many is an index error
     expected = [greedy(model, prompt, 24 - len(prompt), eos_token_id=None) for prompt in ([5, 6] * 10, [9])]
     engine = make_engine(model, max_length=24, num_speculative_tokens=8)

@@ -1,4 +1,4 @@
-"""Requests with a seed and a temperature repeat themselves, and keep their law, though responses are remembered."""
+"""Requests with a seed and a temperature repeat their output and keep its distribution, though responses are stored."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_shared_memory_would_change_texts(make_engine):
 
 
 def p_value() -> float:
-    """Ask for `SAMPLES` seeds twice each; return the p-value of the second answers under the target's law.
+    """Ask for `SAMPLES` seeds twice each; return the p-value of the second answers under the target's distribution.
 
     Each seed has a tenant of its own, so that the only remembered answer that it could see is its own first one.
     """

@@ -1,4 +1,4 @@
-"""Which models are served, which are refused, and how the cache keeps its rows apart."""
+"""Models that are served, models that are refused, and the isolation of the cache's rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_models_that_cannot_be_served_are_refused(kind, config, words):
 
 
 def test_models_that_look_ahead_are_found_out():
-    """Nothing in a BERT's declarations says that without `is_decoder` it attends to later tokens."""
+    """A BERT without `is_decoder` attends to later tokens, which its declarations do not show."""
     torch.manual_seed(3)
     shape = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = BertConfig(**shape, intermediate_size=16, initializer_range=0.5)
@@ -94,7 +94,7 @@ def test_the_longest_context():
 
 
 def test_a_rotary_embedding_that_depends_on_the_longest_row(make_engine):
-    """With dynamic scaling a draft behind the trained length would change every token's law."""
+    """With dynamic scaling a draft beyond the trained length would change every token's distribution."""
     torch.manual_seed(7)
     config = LlamaConfig(**{**cached_model("llama").config.to_dict(), "max_position_embeddings": 32})
     config.rope_parameters = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
@@ -151,7 +151,7 @@ def test_what_overflowed_for_one_request_is_gone_for_the_next(make_engine):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", BUILDERS)
 def test_ragged_rows_give_the_logits_of_plain_forwards(name, attention):
-    """Rows in any order, each from a position of its own, with padding behind the shorter ones."""
+    """Rows come in any order, each from its own position, with padding after the shorter ones."""
     model = cached_model(name, attention)
     texts = [prompt * 3 for prompt in prompts(3, seed=9)]
     runner = ModelRunner(model)

@@ -114,7 +114,7 @@ def test_penalties_by_hand(make_engine, llama):
 
 
 def test_a_grammar_is_requested_about_allowed_texts_only(make_engine, llama):
-    """Garbage drafts break the grammar; nobody may ask it what comes behind them."""
+    """Garbage drafts violate the grammar, which must not be queried after them."""
     prompt = PROMPTS[2]
     grammar.prompt_length = len(prompt)
     expected = greedy(llama, prompt, MAX_TOKENS, prefix_allowed_tokens_fn=grammar)
@@ -135,7 +135,7 @@ def test_plug_ins_hear_of_a_grammar(make_engine):
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_greedy_over_what_sampling_filters_leave(name, make_engine, llama):
-    """At a temperature of almost 0 the filters leave the most likely token, whichever they are."""
+    """At a temperature of almost 0 any filters leave the most likely token."""
     params = SAMPLED[name]
     penalty = {key: value for key, value in params.items() if "penalty" in key}
     engine = make_engine(mode="off")

@@ -1,4 +1,4 @@
-"""What a request may ask for, and how it is told that it may not.  The engine serves on after every mistake."""
+"""Valid fields of a request, and the refusals of invalid ones, after which the engine keeps serving."""
 
 from __future__ import annotations
 

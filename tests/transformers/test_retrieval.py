@@ -50,7 +50,7 @@ def document(ids: list[int], name: str = "answer") -> Document:
 
 
 def counted(engine: Engine, **stated: Any) -> tuple[list[int], int, dict[str, int]]:
-    """Ask the prompt; return the answer, its steps, and what was accepted by source.  Nothing is remembered."""
+    """Ask the prompt; return the answer, its steps, and the accepted tokens by source.  No response is stored."""
     before = engine.metrics.snapshot()
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     [output] = engine.generate([GenerateRequest(prompt=PROMPT, params=params, specplug={"store": False, **stated})])
@@ -75,7 +75,7 @@ def test_a_tenants_corpora_are_drafted_from_by_its_own_requests_only(make, store
 
 
 def test_documents_and_corpora_are_named_by_requests(make, store, answer):
-    """What a named document says is no longer said by corpora alone."""
+    """Tokens of a named document are no longer attributed to corpora."""
     store.add("mixed", [document(answer, "mine.txt"), document([7, 8, 9], "other.txt")])
     store.add("aside", [document([50, 51, 52])])
     engine = make()

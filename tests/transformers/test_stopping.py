@@ -1,4 +1,4 @@
-"""How requests end, and the text that is handed out until then."""
+"""Ends of requests, and the text that is returned before them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_half_a_character_at_the_end_is_shown_as_such(say):
 
 @pytest.mark.parametrize("draft_length", [0, 8])
 def test_a_stop_string_of_half_a_character_at_the_end_cuts(say, draft_length):
-    """Only the end of the output tells that the character will not be whole."""
+    """Only the end of the output shows that the character stays incomplete."""
     outputs = say(TEXT, draft_length=draft_length, max_tokens=len(spell("Gr")) + 1, stop=["r\ufffd"])
     assert "".join(output.new_text for output in outputs) == outputs[-1].text == "G"
     assert outputs[-1].finish_reason == "stop"
@@ -177,7 +177,7 @@ def test_the_context_is_a_limit(make_engine):
 
 
 def test_tokens_behind_a_stop_are_counted_and_dropped(make_engine):
-    """The stop is in the middle of an accepted block: what lies behind it was emitted by the target, for nobody."""
+    """The stop is in the middle of an accepted block: no client sees the tokens that the target emitted after it."""
     answer = [10, 11, 12, 13, 14, 15, 16, 17]
     engine = make_engine(proposer="oracle", extra_proposers=["recorder"], num_speculative_tokens=6)
     Oracle.answers = {"mine": answer}

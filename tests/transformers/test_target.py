@@ -1,4 +1,4 @@
-"""What plug-ins are told of the model that they draft for."""
+"""Plug-ins receive the model that they draft for."""
 
 from __future__ import annotations
 

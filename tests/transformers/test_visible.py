@@ -1,4 +1,4 @@
-"""Proposers are told how much of a text the client saw, however a request ends; and who may share what."""
+"""Proposers receive how much of a text the client saw, however a request ends, and which requests may share state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATED = [*spell(TEXT), EOS, *spell("never ")]
 
 @pytest.fixture
 def say(make_engine):
-    """Let the model say `STATED`, all of it drafted; return the last output, and what was told of the request's end."""
+    """Let the model answer `STATED`, all of it drafted; return the last output, and the event of the request's end."""
 
     def run(*, leave_after: int | None = None, **params: Any) -> tuple[RequestOutput, RequestEvent]:
         engine = make_engine(
@@ -41,7 +41,7 @@ def say(make_engine):
 
 @pytest.mark.parametrize("stop", ["naïve", "京!", "½", "G", " end. ", "n", "\U0001f642 e"])
 def test_a_stop_string_was_not_seen(say, stop):
-    """Each token is a byte: what was seen are the bytes in front of the string, and no half characters."""
+    """Each token is a byte: the client saw the bytes before the string, without half characters."""
     output, last = say(stop=["not said", stop])
     assert output.text == TEXT[: TEXT.index(stop)]
     assert (last.kind, last.visible) == (FINISHED, len(PROMPT) + len(spell(output.text)))

@@ -120,7 +120,7 @@ class Garbage(Proposer):
 
 
 class Oracle(HostProposer):
-    """Drafts what `answers` says comes behind the prompt, by request id."""
+    """Drafts the answer that `answers` has for the request id."""
 
     answers: ClassVar[dict[str, list[int]]] = {}
 
@@ -159,7 +159,7 @@ class RowWriter(Proposer):
 
 
 class Recorder(Garbage):
-    """Notes everything that it is told."""
+    """Records everything that it receives."""
 
     newest: ClassVar[Recorder]
 
@@ -188,7 +188,7 @@ class Recorder(Garbage):
 
 
 class Listening(Planner):
-    """A planner that keeps what it was told, and plans the full width."""
+    """A planner that records what it received, and plans the full draft length."""
 
     received: ClassVar[list[HostStats]] = []
 

@@ -1,4 +1,4 @@
-"""The shortcut for greedy batches equals the reference, which computes laws."""
+"""The shortcut for greedy batches equals the reference, which computes distributions."""
 
 from dataclasses import replace
 
@@ -63,7 +63,7 @@ def test_equals_the_general_path(step, flat):
 
 @pytest.mark.parametrize("name", ["accepts always", "off-by-one bonus", "dropped validity mask"])
 def test_mutants_do_not_hide_behind_it(name):
-    """A planted mistake that shows on greedy rows shows although the host says that all of them are."""
+    """A planted mistake on greedy rows is found although the host reports that all rows are greedy."""
     draft = Draft.allocate(1, 3)
     draft.set_row(0, [1, 2], 0.5)
     draft.token_ids[0, 2] = 3 if name == "dropped validity mask" else NO_TOKEN

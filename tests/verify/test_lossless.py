@@ -1,6 +1,6 @@
 """The reference verifier is lossless, by exact enumeration, and the planted wrong verifiers are not.
 
-The law of the next N + 1 tokens, over every outcome of the verifier's random numbers and every draft, equals the
+The distribution of the next N + 1 tokens, over all outcomes of the verifier's random numbers and all drafts, equals the
 target's to 1e-6; see specplug.testing.output_distribution.
 """
 
@@ -165,14 +165,14 @@ def test_mutants_fail(name, setting):
 
 
 def test_mutants_keep_the_sum():
-    """Their laws are wrong, not incomplete: what convicts them is no malformed output."""
+    """Their distributions are wrong but complete: they are not rejected for malformed output."""
     for name, mutant in LOSSY_MUTANTS.items():
         for case in CONTROLS[APPLIES[name][0]]:
             assert emitted_distribution(mutant(), case).sum().item() == pytest.approx(1.0, abs=1e-9)
 
 
 def test_drafts_drawn_from_another_distribution_than_declared_fail():
-    """The proposer's half of the bargain: the drafts' own law is the declared one, or the output's is wrong."""
+    """Drafts must follow the declared distribution; otherwise the output's distribution is wrong."""
 
     class Misdeclared(ReferenceVerifier):
         def verify(self, draft, target, sampling, uniforms):
@@ -205,7 +205,7 @@ def test_enumeration_by_hand():
 
 @pytest.mark.parametrize("name", [None, *LOSSY_MUTANTS])
 def test_enumeration_agrees_with_simulation(name, monkeypatch):
-    """Random points of the cube instead of the cells' middles: the mutants' laws are exact as well."""
+    """With random points instead of the cells' middles, the mutants' distributions are exact as well."""
     verifier = ReferenceVerifier() if name is None else LOSSY_MUTANTS[name]()
     cases = [CONTROLS[setting][0] for setting in APPLIES.get(name, CONTROLS)]
     exact = [emitted_distribution(verifier, case) for case in cases]

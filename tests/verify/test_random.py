@@ -55,7 +55,7 @@ def test_the_largest_number_is_below_one():
 
 
 def test_a_number_depends_on_seed_and_position_only():
-    """Any way of cutting a request into steps, at any width and in any company, sees the same numbers."""
+    """A request gets the same random numbers for any division into steps, draft length and batch."""
     whole = uniforms(5 * ONE, 100 * ONE, 8)
     later = uniforms(torch.tensor([9, 5]), torch.tensor([0, 103]), 3)
     assert torch.equal(later.accept[1], whole.accept[0, 3:6])

@@ -90,7 +90,7 @@ def test_equal_distributions_always_accept():
 
 
 def test_an_empty_residual_still_gives_a_possible_token():
-    """A draft law that claims more than the target everywhere leaves nothing over, and then p stands in."""
+    """If the draft distribution exceeds the target everywhere, the residual is empty and p replaces it."""
     logits = torch.tensor([[0.0, -torch.inf, -torch.inf]]).expand(2, 3)
     wrong = torch.tensor([[1.0, 0.0, 0.0]])
     assert one_row([1], logits, [0.5], [LAST, 0.0], probs=wrong).token_ids.tolist() == [[0, -1]]

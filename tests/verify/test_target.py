@@ -1,4 +1,4 @@
-"""The sampling law equals that of the Hugging Face warpers, row by row, ties included."""
+"""The sampling distribution equals that of the Hugging Face warpers, row by row, ties included."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ FEW = settings(max_examples=150, deadline=None)
 
 
 def warped(logits, temperature, top_k, top_p, min_p):
-    """The law of one row as `model.generate` makes it."""
+    """Return one row's distribution as `model.generate` computes it."""
     warpers = [TemperatureLogitsWarper(temperature)]
     warpers += [TopKLogitsWarper(top_k)] if top_k else []
     warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []

@@ -84,7 +84,7 @@ class TestSpliced(ProposerContract):
 
 
 class TestHealthyBetweenFaults(ProposerContract):
-    """What is broken on purpose is sound apart from that."""
+    """Deliberately broken proposers pass the rest of the contract."""
 
     spec = spec_of("raises-device")
     options = {"count": 0}  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""What operators see and change while a server runs, on every engine: inherit `OperationsSuite` and name the engine."""
+"""Operators' status, control and metrics on every engine: inherit `OperationsSuite` and name the engine."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ class OperationsSuite:
         assert set(body["properties"]) == {"mode", "num_speculative_tokens"}
 
 
-def assert_every_process_speaks_for_every_engine(several: Server, gauge: str) -> None:
+def assert_every_process_exports_every_engine(several: Server, gauge: str) -> None:
     """Orders and scrapes reach both engines of a server of two, whichever of its processes answers."""
     for _ in range(4):
         complete(several)

@@ -1,4 +1,4 @@
-"""What every engine's server does with specplug, called as users call it: inherit `ServerSuite` and name the engine."""
+"""Tests of every engine's server with specplug, called as users call it: inherit `ServerSuite` and name the engine."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class ServerSuite:
         ]
 
     def assert_refused(self, server: Server, fields: dict[str, Any], message: str, stream: bool) -> None:
-        """Every endpoint answers with a 400 that says why."""
+        """Every endpoint answers with a 400 that names the reason."""
         for path, body in self.bodies(fields, stream):
             code, text = raw(server, path, body)
             assert code == 400, text

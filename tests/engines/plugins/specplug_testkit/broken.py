@@ -19,7 +19,7 @@ MESSAGE = "raised as told"
 
 
 class Planted(RuntimeError):
-    """What the test plug-ins raise."""
+    """The exception that the test plug-ins raise."""
 
 
 class RaisesOnDevice(Bigram):
@@ -84,7 +84,7 @@ class GarbageOnDevice(Bigram):
         elif kind == "source":
             draft.source.fill_(99)
         elif kind == "padding":
-            draft.token_ids.fill_(1)  # behind the lengths, too
+            draft.token_ids.fill_(1)  # after the lengths, too
 
 
 class GarbageOnHost(GarbageOnDevice):

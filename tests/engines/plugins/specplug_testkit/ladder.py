@@ -8,18 +8,18 @@ from specplug_testkit.options import LadderOptions
 
 
 class Ladder(Planner):
-    """Plans the given widths in turn, and caps requests in the order in which they appear."""
+    """Plans the given draft lengths in turn, and caps requests in the order in which they appear."""
 
     def __init__(self, context: PluginContext) -> None:
         self._options: LadderOptions = context.options or LadderOptions()
-        self._widest = context.caps.max_draft_length
+        self._longest = context.caps.max_draft_length
         self._step = 0
         self._order: dict[str, int] = {}
         self.planned: list[int] = []
 
     def plan(self, stats: HostStats) -> StepPlan:
         options = self._options
-        draft_length = min(options.draft_lengths[self._step % len(options.draft_lengths)], self._widest)
+        draft_length = min(options.draft_lengths[self._step % len(options.draft_lengths)], self._longest)
         self._step += 1
         self.planned.append(draft_length)
         caps: dict[str, int] = {}

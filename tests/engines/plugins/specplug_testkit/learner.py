@@ -43,9 +43,7 @@ class LearningPlanner(Planner):
             if survival < price:
                 break
             draft_length += 1
-        draft_length = self._caps.fit_draft_length(max(1, draft_length))
-        caps = {r.request_id: r.cap for r in stats.requests if r.cap is not None and r.cap < draft_length}
-        return StepPlan(draft_length, caps=caps, price=price)
+        return StepPlan(self._caps.fit_draft_length(max(1, draft_length)), price=price)
 
     def observe(self, report: StepReport) -> None:
         self.reports.append(report)

@@ -33,13 +33,13 @@ class ThicketOptions(Options):
 
 
 class BranchesOptions(Options):
-    """Which tokens are drafted behind each."""
+    """The tokens that are drafted after each token."""
 
     after: tuple[tuple[int, ...], ...] = Field(default=(), description="by token: drafts behind it, first to last")
 
 
 class DrawnOptions(Options):
-    """The law that tokens are drawn from: softmax(logits / temperature) over `tokens`."""
+    """The distribution that tokens are drawn from: softmax(logits / temperature) over `tokens`."""
 
     tokens: tuple[int, ...] = Field(default=(), description="ids to draw from; empty: the whole vocabulary")
     spread: float = Field(default=0.0, ge=0, description="how far the logits lie apart; 0 is the uniform law")
@@ -55,7 +55,7 @@ class TinyModelOptions(Options):
 
 
 class SplicedOptions(Options):
-    """What to splice."""
+    """The proposers to splice."""
 
     parts: tuple[str, ...] = Field(
         default=("ngram", "bigram"), description="the proposers, the first one's drafts first"
@@ -63,7 +63,7 @@ class SplicedOptions(Options):
 
 
 class RaisesOptions(Options):
-    """When to raise."""
+    """The steps at which to raise."""
 
     call: Call = Field(default="propose", description="in which call")
     first: int = Field(default=0, ge=0, description="calls that go well before the first that raises")
@@ -73,20 +73,20 @@ class RaisesOptions(Options):
 
 
 class GarbageOptions(Options):
-    """What is wrong with the drafts, in turn, one per step; "none" steps are fine."""
+    """The faults of the drafts, in turn, one per step; "none" is a valid draft."""
 
     kinds: tuple[Kind | Literal["none"], ...] = ("range", "negative", "nan", "length", "source", "padding")
 
 
 class SlowOptions(Options):
-    """How long a step takes."""
+    """The duration of a step."""
 
     seconds: float = Field(default=0.2, ge=0)
     every: int = Field(default=1, ge=1, description="only each n-th step is slow")
 
 
 class LadderOptions(Options):
-    """What is planned, in turn."""
+    """The plans, in turn."""
 
     draft_lengths: tuple[int, ...] = Field(
         default=(0, 1, 2, 4, 8), min_length=1, description="one per step, cut to the widest"
@@ -96,6 +96,6 @@ class LadderOptions(Options):
 
 
 class LearnerOptions(Options):
-    """What is taken for granted."""
+    """The assumptions of the policy."""
 
     share: float = Field(default=0.1, ge=0, description="what verifying a token costs, as a share of a step")

@@ -32,7 +32,7 @@ class _Trees(Proposer):
         self.context = context
 
     def tree(self, text: list[int], limit: int, request: Request | None) -> Tree:
-        """Return at most `limit` nodes behind a text."""
+        """Return at most `limit` nodes after a text."""
         raise NotImplementedError
 
     def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
@@ -44,7 +44,7 @@ class _Trees(Proposer):
 
 
 class Thicket(_Trees):
-    """Drafts the answer's next tokens, each behind siblings that are wrong, so what is right does not lie in a row.
+    """Drafts the answer's next tokens, each after wrong siblings, so that the right nodes are not adjacent.
 
     The answer is the request's first reference, which holds it alone.
     """
@@ -82,9 +82,9 @@ class Thicket(_Trees):
 
 
 class Branches(_Trees):
-    """Drafts, behind each token, the tokens that its options name for it; level by level, as many as there is room for.
+    """Drafts after each token the tokens that its options name, level by level, until there is no more room.
 
-    With one token behind each that is a chain.
+    If each token has one such token, the draft is a chain.
     """
 
     def __init__(self, context: PluginContext) -> None:

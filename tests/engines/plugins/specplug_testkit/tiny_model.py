@@ -25,9 +25,9 @@ def memory(context: PluginContext) -> int:
 
 
 class TinyModel(Proposer):
-    """Draws each token behind the one before it, greedy rows the likeliest; by the target's embeddings where given.
+    """Draws each token given the one before it, in greedy rows the likeliest; uses the target's embeddings if given.
 
-    Its tables are the scores of each token of the draft vocabulary behind each, [Vd, Vd]; behind other tokens all are
+    Its tables score each token of the draft vocabulary after each, [Vd, Vd]; after other tokens all are
     equally likely.
     """
 

@@ -88,12 +88,12 @@ def scan_step(
     dst_state_batch_indices: Tensor,
     **kwargs: Any,
 ) -> None:
-    """Advance each row's state from the one behind its last accepted token; keep one behind every token.
+    """Advance each row's state from the one after its last accepted token; keep one after every token.
 
     Args:
         baseline: vLLM's kernel, which advances states by one token.
         state: [S, H, P, N] by block.
-        state_batch_indices: [B, 1 + K] blocks; column i holds the state behind token i of the step before.
+        state_batch_indices: [B, 1 + K] blocks; column i holds the state after token i of the step before.
         num_accepted_tokens: [B], the bonus included.
         cu_seqlens: [B + 1].
     """

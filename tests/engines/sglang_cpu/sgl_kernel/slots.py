@@ -1,4 +1,4 @@
-"""Which slots of the KV cache hold which positions of which request.
+"""The mapping of requests' positions to slots of the KV cache.
 
 `req_to_token` is [requests, pool_len] int32: the slot of each position of each request.  Requests are named by their
 row in it, `req_pool_indices` [bs]; of each, positions `start_offset[b]` up to `end_offset[b]` [bs] are meant.

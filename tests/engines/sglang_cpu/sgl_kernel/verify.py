@@ -27,7 +27,7 @@ def verify_tree_greedy_cpu(
         accept_index: [bs, depth] int32, filled with -1; becomes the places of the accepted nodes, root first.
         accept_token_num: [bs] int32; becomes how many drafts were accepted.
         candidates: [bs, n] int64, see above, as are `retrive_index`, `retrive_next_token`, `retrive_next_sibling`.
-        target_predict: [bs, n] int64, the target's choice behind each node.
+        target_predict: [bs, n] int64, the target's choice after each node.
     """
     tokens, places, choices = candidates.tolist(), retrive_index.tolist(), target_predict.flatten().tolist()
     child, sibling = retrive_next_token.tolist(), retrive_next_sibling.tolist()

@@ -1,4 +1,4 @@
-"""Attention of drafts that are verified, which SGLang's backend in plain torch has not.
+"""Attention of drafts in verification, which SGLang's backend in plain torch lacks.
 
 It goes by no more than what backends on GPUs go by.  FlashAttention keeps two settings from when it is built: with
 ``speculative_eagle_topk`` up to 1 it takes drafts for chains and looks at no mask; and it verifies
@@ -88,7 +88,7 @@ def masks_of(custom_mask: Tensor, seq_lens: list[int], n: int, topk: int | None)
 
 
 def within(mask: Tensor, window: int) -> Tensor:
-    """Return a mask [n, length before the drafts + n] without what lies more than `window` tokens behind a draft.
+    """Return a mask [n, length before the drafts + n] without tokens more than `window` positions before a draft.
 
     A draft's place in its text is the number of tokens above it, whatever its place among the nodes.
     """

@@ -1,7 +1,7 @@
 """Short convolutions, whose states SGLang keeps per request and rolls back after verification, in plain torch.
 
-A state is a convolution's last K - 1 inputs, [channels, K - 1].  Verification writes the state behind each of its n
-tokens into a window of n states; the one behind the last accepted token is what SGLang copies back.
+A state is a convolution's last K - 1 inputs, [channels, K - 1].  Verification writes the state after each of its n
+tokens into a window of n states; the one after the last accepted token is what SGLang copies back.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ def extend(
     intermediate_state_indices: Tensor | None = None,
     **others: Any,
 ) -> Tensor:
-    """Convolve one token, or n of them, behind the states of B requests.
+    """Convolve one token, or n of them, after the states of B requests.
 
     Args:
         x: [B, channels], or [B, channels, n].
-        conv_state: [slots, channels, K - 1]; becomes the state behind all n tokens.
+        conv_state: [slots, channels, K - 1]; becomes the state after all n tokens.
         weight: [channels, K].
         bias: [channels].
         activation: None, as LFM2 has it.
         conv_state_indices: [B], each request's slot.
-        intermediate_conv_window: [rows, most tokens, channels, K - 1]; becomes the state behind each token.
+        intermediate_conv_window: [rows, most tokens, channels, K - 1]; becomes the state after each token.
         intermediate_state_indices: [B], each request's row in it.
     """
     _refuse(activation)
@@ -104,7 +104,7 @@ def take_back(
     step_indices_raw: Tensor,
     src_indices_raw: Tensor | None = None,
 ) -> None:
-    """Copy, of each request, the state behind its last accepted token into its slot.
+    """Copy, of each request, the state after its last accepted token into its slot.
 
     Args:
         dst: [layers, slots, channels, K - 1].

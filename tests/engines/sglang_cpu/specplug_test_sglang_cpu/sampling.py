@@ -27,7 +27,7 @@ def install() -> None:
 
 
 def softmax(logits: Tensor, temperatures: Tensor) -> Tensor:
-    """Return the law [rows, V] float32 of logits [rows, V] at temperatures [rows, 1]."""
+    """Return the distribution [rows, V] float32 of logits [rows, V] at temperatures [rows, 1]."""
     return (logits.float() / temperatures).softmax(-1)
 
 
@@ -68,8 +68,8 @@ def sample_tree(
 
     Args:
         uniform_samples: [bs, n] float32, one number per node that has children.
-        uniform_samples_for_final_sampling: [bs] float32, one for the token behind the last accepted node.
-        target_probs: [bs, n, V] float32, the target's law behind each node.
+        uniform_samples_for_final_sampling: [bs] float32, one for the token after the last accepted node.
+        target_probs: [bs, n, V] float32, the target's distribution after each node.
         draft_probs, deterministic: not used.
         threshold_single, threshold_acc: SGLang's lossy acceptance, which has to be off, 1.0.
     """
@@ -102,5 +102,5 @@ def sample_tree(
 
 def draw(weights: Tensor, coin: float) -> int:
     """Return a token of weights [V], which need not sum to 1, for a number in [0, 1)."""
-    heap = weights.double().cumsum(-1)
-    return min(int(torch.searchsorted(heap, coin * heap[-1], right=True)), int(weights.nonzero().max()))
+    cumulated = weights.double().cumsum(-1)
+    return min(int(torch.searchsorted(cumulated, coin * cumulated[-1], right=True)), int(weights.nonzero().max()))

@@ -13,7 +13,7 @@ __version__ = "3.9.0"
 
 
 class Thing:
-    """What a class of Triton's is here: takes any arguments, does nothing."""
+    """A stand-in for a class of Triton's that takes any arguments and does nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What Triton's interpreter lacks for vLLM's kernels, and async scheduling on a CPU: a general plug-in of vLLM's.
+"""Additions to Triton's interpreter for vLLM's kernels, and async scheduling on a CPU, as a vLLM plug-in.
 
 Effective in every process of an engine; see the entry points beside this package.
 """
@@ -13,7 +13,7 @@ ASYNC = "SPECPLUG_TEST_ASYNC"
 
 
 def register() -> None:
-    """Mend, once per process."""
+    """Apply the fixes, once per process."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         fix_masks()
         fix_log1p()
