@@ -21,6 +21,7 @@ from specplug.errors import ContractError
 from specplug.types.batch import BatchView
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
+from specplug.types.host_step import HostStep
 from specplug.types.plan import HostStats, StepPlan, StepReport
 from specplug.types.request import Event
 from specplug.types.trim import TrimLimits
@@ -150,6 +151,31 @@ class Proposer(abc.ABC):
 
     def close(self) -> None:  # noqa: B027 - optional
         """Release threads, files and memory."""
+
+
+@runtime_checkable
+class HasHostStep(Protocol):
+    """The interface of proposers that declare `ProposerCaps.host_step`: their step is also a C function.
+
+    On a GPU, the engine's stream then calls this function instead of `step`, so that nothing waits for the device.  The
+    function runs beside `on_event`, `begin_text` and `update`, which run on one thread of their own, but a slot belongs
+    to only one of them: to the function from the end of `begin_text` until an event of the slot is delivered.
+    """
+
+    def host_step(self) -> HostStep:
+        """Return the C function; called once, after `warmup`."""
+
+    def begin_text(self, slot: int, tokens: npt.NDArray[np.int32]) -> None:
+        """Ingest the text of a request that has just begun in a slot: [n] int32, with -1 for tokens that are not text.
+
+        It runs after the request's event, even if that has raised an exception.
+        """
+
+    def is_outdated(self) -> bool:
+        """Return, at once, whether `update` has something to do; asked at each step, on the engine's thread."""
+
+    def update(self) -> None:
+        """Bring what slots share up to date, such as corpora."""
 
 
 @runtime_checkable

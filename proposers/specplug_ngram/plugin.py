@@ -18,7 +18,7 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             factory="specplug_ngram.proposer:Ngram",
             summary="drafts what followed earlier matches, in the text, its references and remembered responses",
             options="specplug.match.options:LookupSettings",
-            caps=ProposerCaps(needs_host=True, inline=True, incremental=True),
+            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True),
         )
     )
     register(
@@ -27,7 +27,7 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             factory="specplug_ngram.proposer:Ngram",
             summary="the same, several continuations as one tree, for engines that verify trees",
             options="specplug.match.options:LookupSettings",
-            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, trees=True),
+            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True, trees=True),
         )
     )
     register(

@@ -19,7 +19,7 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             summary="drafts as ngram does, and from corpora that the server holds",
             options="specplug.match.options:LookupSettings",
             sections=("corpora",),
-            caps=ProposerCaps(needs_host=True, inline=True, incremental=True),
+            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True),
         )
     )
     register(
@@ -29,6 +29,6 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             summary="the same, several continuations as one tree, for engines that verify trees",
             options="specplug.match.options:LookupSettings",
             sections=("corpora",),
-            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, trees=True),
+            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True, trees=True),
         )
     )

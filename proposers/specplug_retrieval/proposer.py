@@ -46,6 +46,14 @@ class Retrieval(LookupProposer):
         super().warmup()
         self.watcher.open()
 
+    def is_outdated(self) -> bool:
+        """Return whether the store has changed."""
+        return self.watcher.changed(self.lookup.corpus_index) is not None
+
+    def update(self) -> None:
+        """Load the corpus index of a changed store."""
+        self._load_changes()
+
     def ingest(self, batch: BatchView) -> None:
         """Ingest new tokens and learn from them; load the corpus index of a changed store."""
         self._load_changes()

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from specplug.interfaces import PluginContext, Proposer
 from specplug.match.cpu.lookup import Lookup, LookupOptions
-from specplug.match.cpu.texts import NO_TEXT
+from specplug.match.cpu.texts import NO_TEXT, Tokens
 from specplug.match.options import LookupSettings
 from specplug.types.batch import BatchView
 from specplug.types.draft import Draft
+from specplug.types.host_step import HostStep
 from specplug.types.request import BEGINS, EngineEvent, Event, Lifecycle, Request, RequestEvent
 
 _FORGETS = ("cache flushed", "weights changed")
@@ -49,7 +50,7 @@ class LookupProposer(Proposer):
             threads=settings.threads or default_threads(context.caps.tensor_parallel_size),
         )
         self._is_shared = settings.memory_scope == "server"
-        self._trees = context.caps.trees
+        self._trees, self._max_length = context.caps.trees, context.max_length
         draft_length, capacity = max(1, context.caps.max_draft_length), 2 * max(1, context.max_length)
         self.lookup = Lookup(context.max_slots, capacity, draft_length, options, trees=self._trees)
         self._occupants: dict[int, _Occupant] = {}
@@ -83,11 +84,29 @@ class LookupProposer(Proposer):
         self.lookup.propose_tensors(slots, limits * ~seeded, draft, trees=self._trees)
         self.lookup.propose_tensors(slots, limits * seeded, draft, trees=self._trees, unlearnt=True)
 
+    def host_step(self) -> HostStep:
+        """Return the step as a C function; see `specplug.interfaces.HasHostStep`."""
+        self.lookup.start_threads()
+        return HostStep(self.lookup.host_step.function(), self.lookup.host_step.address)
+
+    def begin_text(self, slot: int, tokens: Tokens) -> None:
+        """Ingest the text of a request that has just begun."""
+        occupant = self._occupants.get(slot)
+        most = 0 if occupant is None else occupant.request.prompt_length + occupant.request.max_tokens
+        self.lookup.begin(slot, tokens, max(len(tokens), min(most, self._max_length)))
+
+    def is_outdated(self) -> bool:
+        """Return False: nothing changes from outside."""
+        return False
+
+    def update(self) -> None:
+        """Do nothing."""
+
     def on_event(self, event: Event) -> None:
         """Begin texts, and store responses."""
         if isinstance(event, EngineEvent):
             if event.kind in _FORGETS:
-                self.lookup.responses.clear()
+                self.lookup.clear_responses()
             return
         if event.kind in BEGINS:
             self._begin(event)
@@ -100,6 +119,7 @@ class LookupProposer(Proposer):
         self._vacate(slot)
         if _is_seeded(request):
             self._seeded[slot] = event.generation
+            self.lookup.host_step.seeded[slot] = 1
         owner = self._owner(request)
         self.begin(slot, request, owner)
         self._occupants[slot] = _Occupant(event.generation, request, owner)
@@ -108,6 +128,7 @@ class LookupProposer(Proposer):
         """Clear a slot: its text, its references, and its access to responses and corpora."""
         self._occupants.pop(slot, None)
         self._seeded.pop(slot, None)
+        self.lookup.host_step.seeded[slot] = 0
         self.lookup.start(slot)
 
     def begin(self, slot: int, request: Request, owner: str | None) -> None:

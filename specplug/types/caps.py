@@ -121,6 +121,8 @@ class ProposerCaps:
             (in `observe`, the tokens just emitted), so snapshots hold no others (see `BatchView.first`).  A row whose
             `num_new` equals its length starts over and replaces earlier state.  If the proposer raises, its next step
             resends every row in full.
+        host_step: for inline proposers: they implement `specplug.interfaces.HasHostStep`, so that a GPU's stream can
+            run their steps.
         distribution: the draft distribution that the proposer fills in.
         trees: the proposer may set `Draft.parents`.
         learns: the proposer wants `observe` calls.
@@ -129,6 +131,7 @@ class ProposerCaps:
     needs_host: bool = False
     inline: bool = False
     incremental: bool = False
+    host_step: bool = False
     distribution: Distribution = Distribution.ONE_HOT
     trees: bool = False
     learns: bool = False

@@ -22,6 +22,16 @@ def compiled(function: Function) -> Function:
     return cast("Function", kernel)
 
 
+def c_function(signature: str) -> Callable[[Function], Any]:
+    """Return a decorator that compiles a C function, or loads it from the cache; its `address` is the function's."""
+
+    def compile_it(function: Function) -> Any:
+        with _own_cache(Path(function.__code__.co_filename).parent):
+            return numba.cfunc(signature, cache=True, error_model="numpy")(function)
+
+    return compile_it
+
+
 def inlined(function: Function) -> Function:
     """Decorate a part of kernels that is compiled into each of its callers and never alone.
 

@@ -1,77 +1,69 @@
-"""Entries for C code: `ingest` and `propose` of `addresses` for threads that Python does not know, such as a driver's.
+"""Calls of compiled kernels by address, from C code on threads that Python does not know, such as a driver's.
 
-Numba's wrapper of a C callback takes the GIL to report an exception, so its code is only free of the GIL if numba can
-see that nothing raises.  It cannot see that through calls of large kernels.  These entries return the kernel's status
-instead of passing its exception on, which leaves nothing to report; no kernel below them raises anything.
+Kernels are called in numba's own calling convention, which returns a status.  Numba's wrappers of kernels are left out:
+they take the GIL, if only to report an exception.  A call by address also spares compiling a kernel once more into each
+of its callers.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
-from numba import carray, typeof  # type: ignore[attr-defined]
-from numba.core import types
+from llvmlite import ir
+from numba import typeof
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from specplug.match.cpu.addresses import ingest, propose
 from specplug.match.cpu.compiled import compiled
-from specplug.match.cpu.pointers import int64_at
-from specplug.match.cpu.records import BorrowedType
-
-ENTRY_ARGUMENTS = 10
-"""Numbers that an entry takes: the address of a state, then the arguments of `ingest_at` or `propose_at`."""
 
 
-@cache
-def _state_type() -> Any:
-    from specplug.match.cpu.lookup import Lookup, LookupOptions
+def _call(_typing: Any, _function: Any, _record: Any, numbers: Any) -> Any:
+    count = len(numbers)
 
-    return typeof(Lookup(1, 2, 1, LookupOptions(response_tokens=0), trees=False).state)  # type: ignore[no-untyped-call]
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer, number = cgutils.voidptr_t, ir.IntType(64)
+        form = ir.FunctionType(ir.IntType(32), [pointer.as_pointer()] * 2 + [pointer] + [number] * count)
+        function, record, numbers = arguments
+        unused = [cgutils.alloca_once(builder, pointer) for _ in range(2)]  # type: ignore[no-untyped-call]
+        further = cgutils.unpack_tuple(builder, numbers)  # type: ignore[no-untyped-call]
+        return builder.call(
+            builder.inttoptr(function, form.as_pointer()),
+            [*unused, builder.inttoptr(record, pointer), *further],
+        )
 
-
-def _state_at(_typing: Any, _address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return BorrowedType(_state_type())(types.int64), generate  # type: ignore[no-untyped-call]
-
-
-_state: Any = intrinsic(_state_at)
-
-
-@compiled
-def _ingest(arguments: int) -> None:
-    n = carray(int64_at(arguments), ENTRY_ARGUMENTS)
-    ingest(_state(n[0]), n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9])
+    taken = types.UniTuple(types.int64, count) if count else types.Tuple(())  # type: ignore[no-untyped-call]
+    return types.int32(types.int64, types.int64, taken), generate
 
 
-@compiled
-def _propose(arguments: int) -> None:
-    n = carray(int64_at(arguments), ENTRY_ARGUMENTS)
-    propose(_state(n[0]), n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9])
+call_kernel: Any = intrinsic(_call)
+"""Inside kernels, `call_kernel(function, record, numbers)` runs the kernel at the address `function` on a record.
 
-
-def _status_of(kernel: Any) -> Any:
-    """Return an intrinsic that calls a kernel, which takes an int64, and returns its status."""
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def entry(_typing: Any, _arguments: Any) -> Any:
-        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            kernel.compile((types.int64,))
-            built = kernel.overloads[types.int64,]
-            context.active_code_library.add_linking_library(built.library)
-            status, _ = context.call_internal_no_propagate(builder, built.fndesc, built.signature, arguments)
-            return builder.sext(status.code, context.get_value_type(types.int64))
-
-        return types.int64(types.int64), generate
-
-    return entry
-
-
-ingest_entry, propose_entry = _status_of(_ingest), _status_of(_propose)
-"""Inside C callbacks, `ingest_entry(address)` runs `ingest_at` on the `ENTRY_ARGUMENTS` int64 numbers at an address.
-
-It returns 0, or another number if a kernel raised an exception after all, which is dropped.  `propose_entry` is alike.
-`Lookup.state_address` gives the first number.
+`kernel_address` and `handle_of` give the first two arguments, and a kernel may take another number than a record's.
+`numbers` is a tuple of the kernel's further arguments, int64.  The call returns 0, or another number if the kernel
+raised an exception, which is dropped; no kernel that is called so raises any.
 """
+
+
+def kernel_address(kernel: Any, *arguments: Any) -> int:
+    """Return the address of the code of a kernel that takes arguments like these, records or integers."""
+    signature = tuple(map(typeof, arguments))
+    kernel.compile(signature)
+    built = kernel.overloads[signature]
+    return int(built.library.get_pointer_to_function(built.fndesc.llvm_func_name))
+
+
+def _handle(_typing: Any, record: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=arguments[0])  # type: ignore[no-untyped-call]
+        return builder.ptrtoint(value.meminfo, context.get_value_type(signature.return_type))
+
+    return types.int64(record), generate  # type: ignore[no-untyped-call]
+
+
+_handle_of: Any = intrinsic(_handle)
+
+
+@compiled
+def handle_of(record: Any) -> int:
+    """Return the number by which `call_kernel` takes a record, which its owner keeps alive."""
+    return _handle_of(record)  # type: ignore[no-any-return]

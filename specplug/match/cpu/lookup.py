@@ -13,6 +13,7 @@ from specplug.errors import ContractError
 from specplug.match.cpu.addresses import address, ingest_at, propose_at
 from specplug.match.cpu.corpus_index import MOST_NAMED, CorpusIndex, IndexSegment, Numbers
 from specplug.match.cpu.evidence import Tables
+from specplug.match.cpu.host_step import HostStepMemory
 from specplug.match.cpu.parallel import MOST_THREADS
 from specplug.match.cpu.records import Record
 from specplug.match.cpu.responses import Responses
@@ -60,6 +61,9 @@ class Lookup:
     All methods take and fill numpy arrays on the CPU.  Drafts depend only on the texts and their history, not on the
     order of rows.  Two threads must not call it at once; the kernels release the GIL.  Methods that take tensors share
     large batches with the threads of a `ThreadPool`, which start with the first such batch and end with `close`.
+
+    `host_step` is the exception: its C function may run beside `start`, `begin`, `remember`, `load` and `clear`, if
+    these are called for slots that are in no batch of the function.
     """
 
     def __init__(
@@ -74,7 +78,8 @@ class Lookup:
         self._draft_length, self._considered, self._trees = draft_length, considered, trees
         self.pool = ThreadPool(options.threads)
         self._workspaces = [self._workspace()]
-        self._numbers = Numbers()
+        self._aside = self._workspace(), ThreadPool(1)
+        self._numbers, self.host_step = Numbers(), HostStepMemory(max_slots, self.rows.drafted_for)
         self.load({})
 
     def _workspace(self) -> tuple[Record, Record, Record]:
@@ -90,30 +95,40 @@ class Lookup:
         """Replace the segments to draft from; call it between two steps.  No text is copied."""
         corpus_index = corpus_index if isinstance(corpus_index, CorpusIndex) else self.corpus_index_of(corpus_index)
         states = self._states_with(self.tables, corpus_index), self._states_with(self._default, corpus_index)
-        self.rows.leave_corpus_index()
-        self.corpus_index, (self._states, self._unlearnt) = corpus_index, states
+        with self.host_step.exclusive():
+            self.rows.leave_corpus_index()
+            self.corpus_index = corpus_index
+            self._use(*states)
+
+    def _use(self, states: list[State], unlearnt: list[State]) -> None:
+        self._states, self._unlearnt = states, unlearnt
+        self.host_step.use(states[0], unlearnt[0])
 
     def _states_with(self, tables: Tables, corpus_index: CorpusIndex) -> list[State]:
         """Return a state for each thread; they differ in their workspaces."""
-        options, addresses = self._options, np.zeros(MOST_THREADS, np.int64)
-        states = [
-            State(  # type: ignore[no-untyped-call]
-                texts, self.responses.record, corpus_index.view(), self.rows.record, tables.record, workspace, tree,
-                self._starts, options.cap, options.shortest, float(options.least), self.pool.record, addresses,
-            )
-            for texts, workspace, tree in self._workspaces
-        ]  # fmt: skip
+        addresses = np.zeros(MOST_THREADS, np.int64)
+        states = [self._state(it, self.pool, tables, corpus_index, addresses) for it in self._workspaces]
         addresses[: len(states)] = [address(state) for state in states]
         return states
+
+    def _state(
+        self,
+        own: tuple[Record, Record, Record],
+        pool: ThreadPool,
+        tables: Tables,
+        corpus_index: CorpusIndex,
+        addresses: npt.NDArray[np.int64],
+    ) -> State:
+        options, (texts, workspace, tree) = self._options, own
+        return State(  # type: ignore[no-untyped-call]
+            texts, self.responses.record, corpus_index.view(), self.rows.record, tables.record, workspace, tree,
+            self._starts, options.cap, options.shortest, float(options.least), pool.record, addresses,
+        )  # fmt: skip
 
     @property
     def state(self) -> State:
         """The state that kernels take."""
         return self._states[0]
-
-    def state_address(self, *, unlearnt: bool = False) -> int:
-        """Return the address of the state for `entries`; `load` and `start_threads` replace it."""
-        return int(address((self._unlearnt if unlearnt else self._states)[0]))
 
     def start_threads(self) -> None:
         """Start the threads, with a workspace each, if there are to be any; otherwise the first large batch does."""
@@ -121,9 +136,11 @@ class Lookup:
             return
         more = self.pool.threads - len(self._workspaces)
         self._workspaces += [self._workspace() for _ in range(more)]
-        self._states = self._states_with(self.tables, self.corpus_index)
-        self._unlearnt = self._states_with(self._default, self.corpus_index)
-        self.pool.start(self._states[0])
+        states = self._states_with(self.tables, self.corpus_index)
+        unlearnt = self._states_with(self._default, self.corpus_index)
+        with self.host_step.exclusive():
+            self._use(states, unlearnt)
+        self.pool.start(states[0])
 
     def close(self) -> None:
         """End the threads; without them the lookup still works."""
@@ -259,10 +276,32 @@ class Lookup:
             0 if parents is None else parents.data_ptr(),
         )
 
+    def begin(self, slot: int, tokens: Tokens, most: int) -> None:
+        """Ingest the first tokens of a text that has been started; it will have at most `most`.
+
+        The text's trees get their final size now, so that no later step has to rebuild them.
+        """
+        start = int(self._starts[slot])
+        self.texts.reserve(slot, start + most)
+        if not len(tokens):
+            return
+        workspace, pool = self._aside
+        own = self._state(workspace, pool, self._default, self.corpus_index, np.zeros(MOST_THREADS, np.int64))
+        slots, rows = np.array([slot]), np.zeros(1, np.int64)
+        table, count = np.ascontiguousarray(tokens, np.int32), np.array([len(tokens)], np.int32)
+        lengths = count.ctypes.data
+        ingest_at(own, 1, slots.ctypes.data, table.ctypes.data, 1, table.size, rows.ctypes.data, 0, lengths, lengths)
+
     def remember(self, slot: int, owner: str, begin: int, end: int) -> None:
         """Store tokens `begin` to `end` of a slot's own text as a response of `owner`."""
         text, start = self.texts.text[slot], int(self._starts[slot])
         end = min(end, int(self.texts.lengths[slot]) - start)
         if self._options.response_tokens and end - begin > 1:
             context = text[start + max(0, begin - self._options.response_context) : start + begin]
-            self.responses.add(self.responses.owner(owner), context, text[start + begin : start + end])
+            response, number = text[start + begin : start + end], self.responses.owner(owner)
+            self.responses.add(number, context, response, self.host_step.exclusive)
+
+    def clear_responses(self) -> None:
+        """Remove all responses."""
+        with self.host_step.exclusive():
+            self.responses.clear()

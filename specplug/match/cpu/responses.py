@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,9 @@ from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT, Tokens
 
 MOST_PLACES = 2**30
 """Places are int32, so a memory is cleared after this many tokens."""
+
+PIECE = 64
+"""Tokens that are added at a time, in some tens of microseconds."""
 
 FEW_OWNERS = 1 << 12
 """Number of owner names that are kept even if they own nothing."""
@@ -88,18 +93,30 @@ class Responses:
         self._owners = {key: number for key, number in self._owners.items() if number in owning}
         self._most_owners = max(FEW_OWNERS, 2 * len(self._owners))
 
-    def add(self, owner: int, context: Tokens, response: Tokens) -> None:
-        """Store a response.
+    def add(
+        self,
+        owner: int,
+        context: Tokens,
+        response: Tokens,
+        exclusive: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Store a response, in pieces.
 
         Args:
             owner: its owner.
             context: [n] int32, the text before it, which is matched but never drafted.
             response: [m] int32; if it is longer than half the memory, only its end is kept.
+            exclusive: a context that keeps readers away; each piece is stored in one of its own.
         """
         response = response[-(self.capacity // 2) :]
-        if self._ends[0] + self.capacity > MOST_PLACES:
-            self.clear()
-        add(self.record, owner, np.concatenate((context[-self._cap :], response)), len(response), self._cap)
+        text = np.concatenate((context[-self._cap :], response))
+        with exclusive():
+            if self._ends[0] + self.capacity > MOST_PLACES:
+                self.clear()
+            stop = append(self.record, owner, text, len(response))
+        for first in range(stop - len(response) + 1, stop, PIECE):
+            with exclusive():
+                plant(self.record, first, min(first + PIECE, stop), stop, self._cap)
 
     def clear(self) -> None:
         """Remove everything."""
@@ -108,8 +125,11 @@ class Responses:
 
 
 @compiled
-def add(memory: Any, owner: int, tokens: Any, fresh: int, cap: int) -> None:
-    """Append one text of `tokens` [n] int32, of which the last `fresh` may be drafted."""
+def append(memory: Any, owner: int, tokens: Any, fresh: int) -> int:
+    """Append one text of `tokens` [n] int32, of which the last `fresh` may be drafted; return its end.
+
+    It is found from where `plant` adds its places.
+    """
     mask = memory.text.size - 1
     start = (memory.ends[0] // GRANULE + 1) * GRANULE  # at least one NO_TEXT token separates two texts
     stop = start + tokens.size
@@ -121,9 +141,15 @@ def add(memory: Any, owner: int, tokens: Any, fresh: int, cap: int) -> None:
         memory.owners[granule & (memory.owners.size - 1)] = owner
     memory.text[stop & mask] = NO_TEXT
     memory.ends[0] = stop
-    oldest = max(stop + 1 - memory.text.size, 0)
     allow_visits(memory.budget, fresh)
-    for place in range(stop - fresh + 1, stop):
+    return stop  # type: ignore[no-any-return]
+
+
+@compiled
+def plant(memory: Any, first: int, last: int, stop: int, cap: int) -> None:
+    """Add the places from `first` up to `last`, exclusive, of a text that ends at `stop`."""
+    mask, oldest = memory.text.size - 1, max(stop + 1 - memory.text.size, 0)
+    for place in range(first, last):
         insert(
             memory.text,
             mask,

@@ -102,6 +102,10 @@ class Texts:
             )
         extend(self.record, slot, new, self.cap)
 
+    def reserve(self, slot: int, length: int) -> None:
+        """Give a slot the trees that a text of `length` tokens needs, so that growing to it never rebuilds them."""
+        reserve(self.record, slot, min(length, self.capacity), self.cap)
+
     def truncate(self, slot: int, length: int) -> None:
         """Remove the newest tokens so that `length` remain.  Takes as long as adding those again."""
         if length < int(self.lengths[slot]):
@@ -134,6 +138,18 @@ def extend(texts: Any, slot: int, tokens: Any, cap: int) -> None:
         replant(texts, slot, cap)
     else:
         _plant(texts, slot, start + 1, cap)
+
+
+@compiled
+def reserve(texts: Any, slot: int, length: int, cap: int) -> None:
+    """Give a slot the trees that a text of `length` tokens needs."""
+    needed = texts.trees[slot]
+    while length > _PLACES_PER_TREE * needed and needed < texts.heads.shape[1]:
+        needed *= 2
+    if needed > texts.trees[slot]:
+        texts.heads[slot, : texts.trees[slot]] = 0
+        texts.trees[slot] = needed
+        _plant(texts, slot, 1, cap)
 
 
 @compiled

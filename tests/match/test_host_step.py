@@ -1,0 +1,218 @@
+"""Host steps of lookups: they run on threads that Python does not know, without the GIL, and cannot raise."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+import torch
+from numba.core import types
+
+from specplug.match.cpu import addresses, host_step
+from specplug.match.cpu.lookup import Lookup, LookupOptions
+from specplug.pipeline.cpu import host_function
+from specplug.types.draft import Draft
+from specplug.types.host_step import BUSY, OK, StepArgument
+from tests.match.driver import POISON
+from tests.match.test_threads import CAPACITY, SLOTS, bits, memory, players
+
+PYTHON = ("PyGILState", "numba_gil", "numba_unpickle", "PyErr", "PyObject", "Py_", "NRT_Allocate", "NRT_MemInfo_alloc")
+"""Names, or prefixes of names, of functions that take the GIL, report exceptions, or allocate."""
+
+RAISES = "picklebuf"
+"""Part of the name of the constant that a raise statement of numba refers to."""
+
+NUMBERS = (types.int64,) * 9
+
+
+def code_of(function: Any, *signature: Any) -> str:
+    """Return the code of a kernel, compiled anew, without numba's wrappers, which Python and ctypes call."""
+    kernel = numba.njit(nogil=True, error_model="numpy")(function)
+    kernel.compile(signature)
+    code = kernel.overloads[signature].library.get_llvm_str()
+    functions = re.findall(r"^define [^\n]*\{\n.*?^\}", code, re.MULTILINE | re.DOTALL)
+    return "\n".join(it for it in functions if not re.match(r"define [^(]*@\"?(_ZN7cpython|cpython|cfunc)", it))
+
+
+def lookup() -> Lookup:
+    return Lookup(1, 2, 1, LookupOptions(response_tokens=0), trees=False)
+
+
+def raises_if(negative: int) -> int:
+    """Raise an exception, as no kernel does."""
+    if negative < 0:
+        raise ValueError("negative")
+    return negative
+
+
+def allocates(count: int) -> Any:
+    """Return a new array, as no kernel does."""
+    return np.zeros(count)
+
+
+def test_code_that_raises_or_allocates_is_recognised():
+    assert RAISES in code_of(raises_if, types.int64)
+    assert "NRT_MemInfo_alloc" in code_of(allocates, types.int64)
+
+
+@pytest.mark.parametrize("kernel", [addresses.ingest_at, addresses.propose_at], ids=["ingest", "propose"])
+def test_a_kernel_has_no_way_to_python(kernel):
+    code = code_of(kernel.py_func, numba.typeof(lookup().state), *NUMBERS)
+    assert len(code) > 100_000  # all that it calls is there
+    assert [word for word in (*PYTHON, RAISES) if word in code] == []
+
+
+@pytest.mark.parametrize("entry", [host_step._entry, host_function._enter], ids=["of a lookup", "of a draft stage"])
+def test_a_c_function_has_no_way_to_python(entry):
+    """The wrapper that C code calls would take the GIL if anything in it could raise."""
+    code = numba.cfunc("int32(int64)" if entry is host_step._entry else "void(int64)", error_model="numpy")(entry)
+    found = re.findall(r"^(?:declare|define) [^\n]*?@\"?([\w.]+)", code.inspect_llvm(), re.MULTILINE)
+    assert [word for word in (*PYTHON, RAISES) for name in found if word in name] == []
+
+
+def arguments(lookup: Lookup, table: torch.Tensor, columns: list[torch.Tensor], draft: Draft) -> Any:
+    """Return the arguments of a step; `columns`: slots, lengths, new tokens, and limits."""
+    slots, lengths, num_new, limits = columns
+    numbers = np.zeros(len(StepArgument), np.int64)
+    for which, tensor in {
+        StepArgument.SLOTS: slots,
+        StepArgument.TABLE: table,
+        StepArgument.TABLE_ROWS: slots,
+        StepArgument.LENGTHS: lengths,
+        StepArgument.NUM_NEW: num_new,
+        StepArgument.LIMITS: limits,
+        StepArgument.IDS: draft.token_ids,
+        StepArgument.CONFIDENCE: draft.confidence,
+        StepArgument.DRAFT_LENGTHS: draft.lengths,
+        StepArgument.SOURCES: draft.source,
+    }.items():
+        numbers[which] = tensor.data_ptr()
+    numbers[[StepArgument.DATA, StepArgument.BATCH_SIZE]] = lookup.host_step.address, len(slots)
+    numbers[[StepArgument.NUM_ROWS, StepArgument.STRIDE]] = table.shape
+    numbers[StepArgument.DRAFT_STRIDE] = draft.token_ids.stride(0)
+    numbers[StepArgument.PARENTS] = 0 if draft.parents is None else draft.parents.data_ptr()
+    return numbers
+
+
+class Step:
+    """The first step of requests with random texts, for a lookup as the proposer calls it, and for a host step."""
+
+    def __init__(self, threads: int, *, trees: bool) -> None:
+        talk, (self.plain, other) = players(1, threads, trees=trees)
+        self.lookup = other.lookup
+        new = [talk.lines() for _ in range(SLOTS)]
+        lengths = [length + len(tokens) for length, tokens in zip(talk.length, new, strict=True)]
+        self.new, self.lengths = new, lengths
+        self.draft = Draft.allocate(SLOTS, 4, trees=trees)
+        for tensor in (self.draft.token_ids, self.draft.source, self.draft.confidence, self.draft.parents):
+            if tensor is not None:
+                tensor.fill_(POISON)
+        self._held = [
+            torch.arange(SLOTS),
+            *(torch.tensor(it, dtype=torch.int32) for it in (lengths, list(map(len, new)))),
+        ]
+        self._held.append(torch.full((SLOTS,), 4, dtype=torch.int32))
+        self._table = torch.full((SLOTS, CAPACITY), POISON, dtype=torch.int32)
+        for row, (tokens, length) in enumerate(zip(new, lengths, strict=True)):
+            self._table[row, length - len(tokens) : length] = torch.tensor(tokens, dtype=torch.int32)
+        self.lookup.start_threads()
+        self.function = self.lookup.host_step.function()
+        self.arguments = arguments(self.lookup, self._table, self._held, self.draft)
+
+    def expected(self) -> list[bytes]:
+        """Return the draft of the plain lookup, which takes the step."""
+        return bits(self.plain.step(list(range(SLOTS)), self.new, self.lengths, [4] * SLOTS))
+
+
+@pytest.mark.parametrize("trees", [False, True])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_foreign_thread_drafts_while_python_holds_the_gil(threads: int, trees: bool) -> None:
+    step = Step(threads, trees=trees)
+    want = step.expected()
+    assert call_without_python(step.function, step.arguments) == OK
+    assert bits(step.draft) == want
+    assert memory(step.lookup) == memory(step.plain.lookup)
+
+
+def call_without_python(function: int, numbers: Any) -> int:
+    """Call a function on a thread of its own, and keep the GIL until it has ended; return what it returned."""
+    library = ctypes.PyDLL(None)  # whose functions keep the GIL, unlike those of CDLL
+    thread, result = ctypes.c_void_p(), ctypes.c_void_p()
+    start = (ctypes.byref(thread), None, ctypes.c_void_p(function), ctypes.c_void_p(numbers.ctypes.data))
+    assert library.pthread_create(*start) == 0
+    assert library.pthread_join(thread, ctypes.byref(result)) == 0
+    return (result.value or 0) & 0xFFFFFFFF
+
+
+def call(step: Step) -> int:
+    function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)(step.function)
+    return int(function(step.arguments.ctypes.data))
+
+
+def test_a_step_that_finds_shared_memory_taken_does_nothing():
+    step = Step(1, trees=False)
+    before = memory(step.lookup), bits(step.draft)
+    with step.lookup.host_step.exclusive():
+        assert call(step) == BUSY
+        assert (memory(step.lookup), bits(step.draft)) == before
+    want = step.expected()
+    assert call(step) == OK
+    assert bits(step.draft) == want
+
+
+def test_shared_memory_is_taken_by_one_thread_at_a_time():
+    """Threads that take it in turns, while steps run, never hold it together."""
+    step, inside, most = Step(1, trees=False), 0, 0
+
+    def hold() -> None:
+        nonlocal inside, most
+        for _ in range(200):
+            with step.lookup.host_step.exclusive():
+                inside += 1
+                most = max(most, inside)
+                inside -= 1
+
+    threads = [threading.Thread(target=hold) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    statuses = {call(step) for _ in range(500)}
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert statuses <= {OK, BUSY}
+    assert call(step) == OK  # nobody has it any longer
+
+
+def test_seeded_slots_neither_use_nor_change_what_was_learnt():
+    step = Step(1, trees=False)
+    step.plain.lookup.rows.drafted_for[1] = -1
+    step.plain.step(list(range(SLOTS)), step.new, step.lengths, [0] * SLOTS)
+    limits = [4] * SLOTS
+    want = step.plain.propose(list(range(SLOTS)), [0 if slot == 1 else 4 for slot in range(SLOTS)])
+    other = step.plain.propose(list(range(SLOTS)), [4 if slot == 1 else 0 for slot in range(SLOTS)], unlearnt=True)
+    step.lookup.host_step.seeded[1] = 1
+    assert call(step) == OK
+    for slot in range(SLOTS):
+        expected = other if slot == 1 else want
+        count = int(expected.lengths[slot])
+        assert int(step.draft.lengths[slot]) == count
+        assert torch.equal(step.draft.token_ids[slot, :count], expected.token_ids[slot, :count])
+        assert torch.equal(step.draft.confidence[slot, :count], expected.confidence[slot, :count])
+    assert len(limits) == SLOTS
+
+
+def test_a_text_that_has_begun_is_as_one_that_a_step_ingested():
+    """The trees' number, which a text gets in advance, changes no match."""
+    talk, (plain, other) = players(1, 1)
+    for slot in range(SLOTS):
+        for player in (plain, other):
+            player.lookup.start(slot, owner="")
+        tokens = talk.lines()
+        plain.step([slot], [tokens], [len(tokens)], [0])
+        other.lookup.begin(slot, np.array(tokens, np.int32), CAPACITY // 2)
+        assert bits(plain.propose([slot], [4])) == bits(other.propose([slot], [4]))
