@@ -153,11 +153,18 @@ class DraftStage:
 
     def cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
         """Cut the drafts like `trim`, but do not store them."""
+        if not self.cuts(draft.batch_size, draft.draft_length, plan):
+            return draft
         places = draft.batch_size * draft.draft_length
         budget = places if plan.token_budget is None else min(max(0, plan.token_budget), places)
-        if budget < places or (places and (plan.price > 0 or self._cuts_without_budget(draft))):
-            return self._cut(draft, TrimLimits.build(budget, batch.sampled, plan.price), batch.vocab_size)
-        return draft
+        return self._cut(draft, TrimLimits.build(budget, batch.sampled, plan.price), batch.vocab_size)
+
+    def cuts(self, batch_size: int, draft_length: int, plan: StepPlan) -> bool:
+        """Return whether drafts of at most `draft_length` tokens are passed to the policy's trim half."""
+        places = batch_size * draft_length
+        if plan.token_budget is not None and plan.token_budget < places:
+            return True
+        return places > 0 and (plan.price > 0 or self._cuts_without_budget(batch_size, draft_length))
 
     @torch.inference_mode()
     def observe(self, batch: EngineBatch, outcome: Outcome) -> Verdict:
@@ -222,12 +229,12 @@ class DraftStage:
         runner.ingest(batch)
         return runner.empty(batch, draft_length)
 
-    def _cuts_without_budget(self, draft: Draft) -> bool:
+    def _cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
         """Return the policy's answer, or True if it raises, so that its trim half decides."""
         answers: list[bool] = []
 
         def ask() -> None:
-            answers.append(bool(self._trimmer.cuts_without_budget(draft.batch_size, draft.draft_length)))
+            answers.append(bool(self._trimmer.cuts_without_budget(batch_size, draft_length)))
 
         return not self._trimmer_guard.call(ask) or answers[0]
 

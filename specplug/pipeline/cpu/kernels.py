@@ -40,7 +40,7 @@ _OTHERS = (
 )
 define(Memory, MemoryType, [*Columns._fields, *_OTHERS])
 
-_GENERATION, _END, _CAP, _GRAMMAR, _STOPS = 0, 1, 2, 3, 5
+GENERATION, CAP, _END, _GRAMMAR, _STOPS = 0, 2, 1, 3, 5
 _HEAD = 3
 
 
@@ -57,15 +57,15 @@ def begin(memory: Any, tokens: Any, batch_size: int, draft_length: int) -> None:
     for row in range(batch_size):
         slot, length, emitted = memory.slots[row], memory.lengths[row], memory.emitted[row]
         facts = memory.table[slot]
-        _judge(memory, tokens, row, slot, facts)
-        _describe(memory, row, facts)
-        generation = facts[_GENERATION]
+        judge(memory, tokens, row, slot, facts)
+        describe_row(memory, row, facts)
+        generation = facts[GENERATION]
         known = memory.ingested[slot] if memory.ingested_by[slot] == generation else 0
         memory.known[row], memory.num_new[row] = known, max(length - known, 0)
         memory.ingested[slot], memory.ingested_by[slot] = length, generation
-        most = min(memory.room[row] - 1, min(facts[_CAP], memory.caps[row]), draft_length)
+        most = min(memory.room[row] - 1, min(facts[CAP], memory.caps[row]), draft_length)
         memory.limits[row] = max(most, 0) if emitted > 0 else 0
-        _empty(memory, row, 0, draft_length)
+        empty(memory, row, 0, draft_length)
         memory.draft_lengths[row], memory.base_len[row] = 0, length
 
 
@@ -73,29 +73,30 @@ def begin(memory: Any, tokens: Any, batch_size: int, draft_length: int) -> None:
 def describe(memory: Any, batch_size: int) -> None:
     """Fill in the columns that `EngineBatch` needs."""
     for row in range(batch_size):
-        _describe(memory, row, memory.table[memory.slots[row]])
+        describe_row(memory, row, memory.table[memory.slots[row]])
 
 
 @compiled
-def _describe(memory: Any, row: int, facts: Any) -> None:
-    memory.generations[row], memory.room[row] = facts[_GENERATION], facts[_END] - memory.lengths[row]
+def describe_row(memory: Any, row: int, facts: Any) -> None:
+    """Fill in the columns of one row that `EngineBatch` needs."""
+    memory.generations[row], memory.room[row] = facts[GENERATION], facts[_END] - memory.lengths[row]
     memory.sampled[row], memory.grammar[row] = memory.emitted[row] > 0, facts[_GRAMMAR] != 0
 
 
 @compiled
-def _empty(memory: Any, row: int, first: int, draft_length: int) -> None:
+def empty(memory: Any, row: int, first: int, draft_length: int) -> None:
     """Empty a row of the draft buffer from its token `first` on."""
     for k in range(first, draft_length):
         memory.ids[row, k], memory.confidence[row, k], memory.sources[row, k] = NO_TOKEN, 0.0, -1
 
 
 @compiled
-def _judge(memory: Any, tokens: Any, row: int, slot: int, facts: Any) -> None:
+def judge(memory: Any, tokens: Any, row: int, slot: int, facts: Any) -> None:
     """Join a row's outcome with its slot's draft and count both, like `Verdict.build` and `SpecMetrics.record`."""
     head, emitted = memory.heads[slot], memory.emitted[row]
     after = _after_stop(memory, tokens, row, slot, facts)
     drafted = 0
-    if head[0] == facts[_GENERATION] and head[1] == memory.lengths[row] - emitted:
+    if head[0] == facts[GENERATION] and head[1] == memory.lengths[row] - emitted:
         drafted = head[2]
     plain = memory.row_counts.shape[0] - 1
     counts = memory.row_counts[_counter(head[_HEAD], plain) if drafted > 0 else plain]
@@ -122,7 +123,7 @@ def _counter(source: int, plain: int) -> int:
 def _after_stop(memory: Any, tokens: Any, row: int, slot: int, facts: Any) -> int:
     """Return how many of a row's emitted tokens come after a stop; see `specplug.runtime.stops`."""
     length, emitted = memory.lengths[row], memory.emitted[row]
-    text, generation, end = tokens[memory.table_rows[row]], facts[_GENERATION], facts[_END]
+    text, generation, end = tokens[memory.table_rows[row]], facts[GENERATION], facts[_END]
     has_ended, after = memory.stopped[slot] == generation, 0
     for place in range(length - emitted, length):
         after += has_ended
@@ -160,7 +161,7 @@ def sanitize(memory: Any, batch_size: int, draft_length: int, num_sources: int) 
             memory.confidence[row, k] = min(confidence, np.float32(1.0))
             if memory.sources[row, k] < 0 or memory.sources[row, k] >= num_sources:
                 memory.sources[row, k] = -1
-        _empty(memory, row, count, draft_length)
+        empty(memory, row, count, draft_length)
         memory.draft_lengths[row] = count
 
 

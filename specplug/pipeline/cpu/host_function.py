@@ -1,0 +1,225 @@
+"""The draft stage's step as a host function of an engine's stream: bookkeeping of `kernels` around a C step.
+
+What it reads has come by `pack` (see `specplug.pipeline.stream`) or was written before the launch; what it alone writes
+is the texts, the counters and the drafts in flight, in the order of the stream.  Nothing waits for it but the stream.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from specplug.match.cpu.atomics import call_at, fetch_add, load, store
+from specplug.match.cpu.compiled import c_function, compiled
+from specplug.match.cpu.entries import call_kernel, handle_of, kernel_address
+from specplug.match.cpu.pointers import int64_at
+from specplug.match.cpu.records import Record, RecordType, borrowed, define
+from specplug.pipeline.cpu.kernels import (
+    CAP,
+    GENERATION,
+    describe_row,
+    empty,
+    judge,
+    keep,
+    malformed,
+    sanitize,
+)
+from specplug.types.host_step import OK, StepArgument
+
+MOST_NEW = 64
+"""Most tokens of a row that one step ingests.  A row with more catches up in several steps, and then drafts again."""
+
+MALFORMED = -1
+"""Status of a step whose proposer wrote an impossible length or an id outside the vocabulary."""
+
+BATCH_SIZE, DRAFT_LENGTH, VOCAB_SIZE, NUM_SOURCES, FUNCTION, DATA, ADMITS, KEEPS, STATUS = range(9)
+"""Indices of a step's numbers: B, K, V, the number of sources, the C step and its data, 0 to leave the proposer out, 0
+if the caller stores the drafts, and the status, which the function writes."""
+
+NUMBERS = 9
+
+# Numba takes plain integers for constants, but not the members of an enumeration.
+_DATA, _BATCH_SIZE, _SLOTS, _TABLE, _NUM_ROWS, _STRIDE, _TABLE_ROWS, _LENGTHS = map(int, list(StepArgument)[:8])
+_NUM_NEW, _LIMITS, _IDS, _CONFIDENCE, _DRAFT_STRIDE, _DRAFT_LENGTHS, _SOURCES, _PARENTS = map(
+    int, list(StepArgument)[8:]
+)
+
+
+class Shared(NamedTuple):
+    """What all steps share, of S slots and texts of at most L tokens; only the host function writes to it.
+
+    Attributes:
+        texts: [S, L] int32, the token table.  The beginning of each text is written by whoever ingests it.
+        text_lengths: [S] int32, tokens in it, of the generations in `text_generations` [S] int64.
+        stopped: [S] int64, the generation of each slot that has stopped.
+        completed: [1] int64, the number of steps that have ended.
+    """
+
+    texts: npt.NDArray[np.int32]
+    text_lengths: npt.NDArray[np.int32]
+    text_generations: npt.NDArray[np.int64]
+    stopped: npt.NDArray[np.int64]
+    completed: npt.NDArray[np.int64]
+
+    @classmethod
+    def allocate(cls, max_slots: int, max_length: int) -> Shared:
+        """Return memory without texts; pages are used as texts grow."""
+        generations, stopped = np.zeros((2, max_slots), np.int64)
+        texts, lengths = np.zeros((max_slots, max_length), np.int32), np.zeros(max_slots, np.int32)
+        return cls(texts, lengths, generations, stopped, np.zeros(1, np.int64))
+
+
+class StepType(RecordType):
+    """See `Step`."""
+
+
+class Step(Record):
+    """One step in flight; the constructor takes the attributes in this order.
+
+    R is the most rows, S the slots, L the longest text, W the window of newest tokens.
+
+    Attributes:
+        memory: the record `Memory` of this step's columns and draft buffers.
+        numbers: [`NUMBERS`] int64.
+        arguments: [`StepArgument`] int64, the proposer's.
+        engine_rows: [R] int64, by draft: the engine's row.
+        first_lengths: [R] int32, by draft: tokens of the text when its request began.
+        packed_lengths, packed_emitted, packed_verified: [R] int32, by the engine's row.
+        newest: [R, W] int32, by the engine's row.
+        upto: [R] int32, by draft: tokens that the proposer has after the step.
+        texts, text_lengths, text_generations, completed: see `Shared`.
+    """
+
+
+define(
+    Step,
+    StepType,
+    ["memory", "numbers", "arguments", "engine_rows", "first_lengths", "packed_lengths", "packed_emitted",
+     "packed_verified", "newest", "upto", "texts", "text_lengths", "text_generations", "completed"],
+)  # fmt: skip
+
+
+@compiled
+def run(record: Any) -> None:
+    """Take the step."""
+    step = borrowed(record)
+    memory, numbers = step.memory, step.numbers
+    for row in range(numbers[BATCH_SIZE]):
+        slot = memory.slots[row]
+        facts = memory.table[slot]
+        is_whole = _receive(step, row, slot, facts[GENERATION])
+        judge(memory, step.texts, row, slot, facts)
+        describe_row(memory, row, facts)
+        _prepare(step, row, slot, facts, is_whole)
+    numbers[STATUS] = _draft(step)
+    if numbers[KEEPS]:
+        keep(memory, numbers[BATCH_SIZE])
+    fetch_add(step.completed, 0, 1)
+
+
+@compiled
+def _receive(step: Any, row: int, slot: int, generation: int) -> bool:
+    """Append a row's newest tokens to its text; return whether none is missing between them."""
+    memory, source, window = step.memory, step.engine_rows[row], step.newest.shape[1]
+    length = step.packed_lengths[source]
+    memory.lengths[row], memory.emitted[row] = length, step.packed_emitted[source]
+    memory.verified[row] = step.packed_verified[source]
+    if step.text_generations[slot] != generation:
+        step.text_generations[slot], step.text_lengths[slot] = generation, step.first_lengths[row]
+    start = step.text_lengths[slot]
+    if length - window > start or length > step.texts.shape[1]:
+        return False
+    for place in range(start, length):
+        step.texts[slot, place] = step.newest[source, window - length + place]
+    step.text_lengths[slot] = max(start, length)
+    return True
+
+
+@compiled
+def _prepare(step: Any, row: int, slot: int, facts: Any, is_whole: bool) -> None:
+    """Compute the tokens that a row's proposer ingests, and the most that it drafts.
+
+    A slot whose generation is not yet in `ingested_by` belongs to the thread that ingests its first text.
+    """
+    memory, length, draft_length = step.memory, step.memory.lengths[row], step.numbers[DRAFT_LENGTH]
+    empty(memory, row, 0, draft_length)
+    memory.draft_lengths[row], memory.base_len[row] = 0, length
+    memory.num_new[row], memory.limits[row], step.upto[row] = 0, 0, 0
+    if not is_whole or load(memory.ingested_by, slot) != facts[GENERATION]:
+        return
+    known = memory.ingested[slot]
+    memory.num_new[row] = min(max(length - known, 0), MOST_NEW)
+    step.upto[row] = known + memory.num_new[row]
+    if memory.emitted[row] > 0 and step.upto[row] == length:
+        most = min(memory.room[row] - 1, min(facts[CAP], memory.caps[row]), draft_length)
+        memory.limits[row] = max(most, 0)
+
+
+@compiled
+def _draft(step: Any) -> int:
+    """Let the proposer ingest and draft, and sanitize its drafts; return its status."""
+    memory, n = step.memory, step.numbers
+    batch_size, draft_length = n[BATCH_SIZE], n[DRAFT_LENGTH]
+    status = OK
+    if n[ADMITS]:
+        _state_arguments(step)
+        status = call_at(n[FUNCTION], step.arguments.ctypes.data)
+        if status == OK:
+            for row in range(batch_size):
+                if step.upto[row] > 0:
+                    memory.ingested[memory.slots[row]] = step.upto[row]
+            if malformed(memory, batch_size, draft_length, n[VOCAB_SIZE]) >= 0:
+                status = MALFORMED
+    if status != OK:
+        memory.draft_lengths[:batch_size] = 0
+    sanitize(memory, batch_size, draft_length, n[NUM_SOURCES])
+    return status
+
+
+@compiled
+def _state_arguments(step: Any) -> None:
+    memory, n, arguments = step.memory, step.numbers, step.arguments
+    arguments[_DATA], arguments[_BATCH_SIZE] = n[DATA], n[BATCH_SIZE]
+    arguments[_SLOTS], arguments[_TABLE_ROWS] = memory.slots.ctypes.data, memory.table_rows.ctypes.data
+    arguments[_TABLE], arguments[_NUM_ROWS] = step.texts.ctypes.data, step.texts.shape[0]
+    arguments[_STRIDE] = step.texts.shape[1]
+    arguments[_LENGTHS], arguments[_NUM_NEW] = step.upto.ctypes.data, memory.num_new.ctypes.data
+    arguments[_LIMITS], arguments[_DRAFT_LENGTHS] = memory.limits.ctypes.data, memory.draft_lengths.ctypes.data
+    arguments[_IDS], arguments[_CONFIDENCE] = memory.ids.ctypes.data, memory.confidence.ctypes.data
+    arguments[_SOURCES], arguments[_DRAFT_STRIDE] = memory.sources.ctypes.data, memory.ids.shape[1]
+    arguments[_PARENTS] = 0
+
+
+def _enter(argument: int) -> None:
+    """Run the kernel whose address and record are at an address.
+
+    Numba must see that nothing here raises, or the C function could take the GIL.
+    """
+    numbers = int64_at(argument)
+    call_kernel(numbers[0], numbers[1], ())
+
+
+def host_function() -> int:
+    """Return the address of `void f(void *)`, which runs `run` on the step that `argument_of` describes."""
+    return int(_compiled_entry().address)
+
+
+@cache
+def _compiled_entry() -> Any:
+    """Return the C function, which lives as long as the process."""
+    return c_function("void(int64)")(_enter)
+
+
+def argument_of(step: Step) -> npt.NDArray[np.int64]:
+    """Return the memory whose address the host function takes, for a step that its owner keeps alive like it."""
+    return np.array([kernel_address(run, step), handle_of(step)], np.int64)
+
+
+@compiled
+def hand_over(ingested: Any, ingested_by: Any, slot: int, length: int, generation: int) -> None:
+    """Give a slot, of whose text the proposer has `length` tokens, to the steps."""
+    ingested[slot] = length
+    store(ingested_by, slot, generation)

@@ -1,0 +1,179 @@
+"""Launch of compiled host functions in the order of an engine's stream.
+
+On a GPU the driver calls the function from a thread of its own (`cuLaunchHostFunc`).  This is the default because no
+core spins while the device computes.  The stream stands still until the function returns and nothing can contain a
+function that hangs, so whoever launches one bounds its work per step.  A thread that polls pinned memory, between
+`cuStreamWriteValue32` and `cuStreamWaitValue32`, would start sooner but keep a core busy: it would be another
+`HostFunctionStream`, and nothing else would change.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+
+import torch
+
+from specplug.errors import EngineError
+
+HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+"""The type of host functions, `void f(void *argument)`; ctypes releases the GIL while one runs."""
+
+
+class Mark(ABC):
+    """A point in a stream."""
+
+    @property
+    @abstractmethod
+    def reached(self) -> bool:
+        """True once all work before the mark has ended; never waits."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until the mark is reached."""
+
+
+class HostFunctionStream(ABC):
+    """A stream that runs compiled functions on the host, in order with the engine's kernels."""
+
+    @abstractmethod
+    def launch(self, function: int, argument: int) -> None:
+        """Enqueue a call of a host function; never wait for it.
+
+        The function may run on any thread.  It must be compiled code that takes no GIL, makes no CUDA call and does a
+        bounded amount of work: a Python callback could wait for a GIL whose holder waits for the stream.
+
+        Args:
+            function: the address of a C function `void f(void *)`.
+            argument: the address that it is called with; what is there must live until a mark after the call is
+                reached.
+        """
+
+    @abstractmethod
+    def mark(self) -> Mark:
+        """Return a mark after all work that is enqueued so far."""
+
+
+class InlineStream(HostFunctionStream):
+    """The stream of a CPU, where all earlier work has ended: `launch` calls the function at once, without the GIL."""
+
+    def launch(self, function: int, argument: int) -> None:
+        """Call the function; it has returned when this returns."""
+        HOST_FUNCTION(function)(argument)
+
+    def mark(self) -> Mark:
+        """Return a mark that is reached."""
+        return _Reached()
+
+
+class _Reached(Mark):
+    """A mark without work before it."""
+
+    @property
+    def reached(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+class CudaStream(HostFunctionStream):
+    """The current CUDA stream of the calling thread's current device, looked up at every call.
+
+    Raises:
+        EngineError: the CUDA driver cannot be loaded or refuses a launch, or a CUDA graph is being captured.
+    """
+
+    def __init__(self) -> None:
+        self._driver = load_driver()
+
+    def launch(self, function: int, argument: int) -> None:
+        """Enqueue a call by the driver; see `HostFunctionStream.launch`."""
+        _refuse_capture("a host function cannot be launched")
+        stream = torch.cuda.current_stream().cuda_stream
+        result = self._driver.cuLaunchHostFunc(stream, function, argument)
+        if result != 0:
+            raise EngineError.build(
+                "the CUDA driver refused to launch a host function",
+                who="cuLaunchHostFunc",
+                found=error_name(self._driver, result),
+                expected="CUDA_SUCCESS",
+            )
+
+    def mark(self) -> Mark:
+        """Record an event in the stream."""
+        _refuse_capture("a mark cannot be recorded")
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return _EventMark(event)
+
+
+class _EventMark(Mark):
+    """A mark that is a recorded CUDA event."""
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    @property
+    def reached(self) -> bool:
+        # CUDA forbids queries of events during a capture: one would invalidate the engine's graph.
+        return not torch.cuda.is_current_stream_capturing() and self._event.query()  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        _refuse_capture("nothing can wait for a mark")
+        self._event.synchronize()
+
+
+def stream_for(device: torch.device) -> HostFunctionStream:
+    """Return the stream of a device's kernels.
+
+    Raises:
+        EngineError: there is none for devices of this type, or the CUDA driver cannot be loaded.
+    """
+    if device.type == "cpu":
+        return InlineStream()
+    if device.type == "cuda":
+        return CudaStream()
+    raise EngineError.build(
+        "host functions cannot be launched on this device", found=device.type, expected="cpu or cuda"
+    )
+
+
+def load_driver() -> ctypes.CDLL:
+    """Return the CUDA driver's library with the types of the functions that are used here.
+
+    Raises:
+        EngineError: it cannot be loaded.
+    """
+    try:
+        driver = open_library("libcuda.so.1")
+    except OSError as error:
+        raise EngineError.build(
+            "the CUDA driver cannot be loaded", found=error, remedy="Install the NVIDIA driver, or run on a CPU."
+        ) from error
+    driver.cuLaunchHostFunc.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    driver.cuLaunchHostFunc.restype = ctypes.c_int
+    driver.cuGetErrorName.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
+    driver.cuGetErrorName.restype = ctypes.c_int
+    return driver
+
+
+def open_library(name: str) -> ctypes.CDLL:
+    """Return a shared library; tests replace this function."""
+    return ctypes.CDLL(name)
+
+
+def error_name(driver: ctypes.CDLL, result: int) -> str:
+    """Return the name of a CUresult, such as CUDA_ERROR_INVALID_HANDLE, and its number."""
+    name = ctypes.c_char_p()
+    known = driver.cuGetErrorName(result, ctypes.byref(name)) == 0 and name.value
+    return f"{known.decode()} ({result})" if known else f"CUresult {result}"
+
+
+def _refuse_capture(what: str) -> None:
+    """Raise during a capture: each replay of the graph would use the argument of the captured step."""
+    if torch.cuda.is_current_stream_capturing():
+        raise EngineError.build(
+            f"{what} while a CUDA graph is being captured",
+            remedy="Run the draft step outside the engine's graphs.",
+        )

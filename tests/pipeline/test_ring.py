@@ -1,0 +1,229 @@
+"""A ring hands out an object again only after the mark of its last use, whenever the stream runs."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import carray, cfunc
+
+from specplug.errors import ContractError
+from specplug.pipeline.stream.launch import HostFunctionStream, InlineStream, Mark
+from specplug.pipeline.stream.ring import Ring
+from tests.pipeline.fake_stream import FakeStream
+
+POISON = -1
+SIZE = 64
+BY_HOST, BY_PACK, BY_FUNCTION = range(3)
+
+
+@cfunc("void(voidptr)")
+def combine(address):
+    """Write what a step's function makes of what the host and the pack kernel wrote."""
+    rows = carray(address, (3, SIZE), np.int64)
+    for place in range(SIZE):
+        rows[BY_FUNCTION, place] = 1000 * rows[BY_HOST, place] + rows[BY_PACK, place]
+
+
+class Buffers:
+    """The memory of a step: [3, SIZE] int64, written by the host, by a kernel and by a host function."""
+
+    def __init__(self) -> None:
+        self.rows = np.full((3, SIZE), POISON)
+        self.step = POISON
+
+
+class Steps:
+    """Steps in a stream, as the draft stage makes them, each with a pattern of its own.
+
+    Attributes:
+        results: step and [SIZE] figures of the host function, as the unpack kernel read them.
+        finished: the steps that the ring finished, in order.
+    """
+
+    def __init__(self, stream: HostFunctionStream, enqueue, marks: HostFunctionStream | None = None) -> None:
+        self._stream, self._enqueue, self._marks = stream, enqueue, marks or stream
+        self.results: list[tuple[int, list[int]]] = []
+        self.finished: list[int] = []
+        self.in_flight: list[tuple[Buffers, Mark]] = []
+        self.ring = Ring(Buffers, lambda buffers: self.finished.append(buffers.step))
+        self.count = 0
+
+    def step(self) -> None:
+        """Enqueue a step: the host writes at once, and all else runs when the stream gets there."""
+        buffers, step = self.ring.take(), self.count
+        self.count += 1
+        buffers.rows[:] = POISON
+        buffers.rows[BY_HOST], buffers.step = step, step
+        self._enqueue(lambda: buffers.rows[BY_PACK].fill(step))
+        self._stream.launch(combine.address, buffers.rows.ctypes.data)
+        self._enqueue(lambda: self.results.append((step, buffers.rows[BY_FUNCTION].tolist())))
+        mark = self._marks.mark()
+        self.ring.give_back(buffers, mark)
+        self.in_flight.append((buffers, mark))
+
+    def expected(self) -> list[tuple[int, list[int]]]:
+        return [(step, [1001 * step] * SIZE) for step in range(self.count)]
+
+
+RUN = st.integers(1, 7)  # pieces of work; three make a step
+ACTIONS = st.lists(st.one_of(st.just("step"), st.just("collect"), RUN), max_size=40)
+
+
+@given(actions=ACTIONS)
+def test_buffers_are_not_used_again_before_their_mark_in_any_interleaving(actions):
+    with FakeStream() as stream:
+        steps = Steps(stream, stream.enqueue)
+        most = 0
+        for action in actions:
+            if action == "step":
+                unfinished = [buffers for buffers, mark in steps.in_flight if not mark.reached]
+                steps.step()
+                assert all(steps.in_flight[-1][0] is not buffers for buffers in unfinished)
+                most = max(most, len(unfinished) + 1)
+            elif action == "collect":
+                steps.ring.collect()
+                assert steps.finished == list(range(sum(mark.reached for _, mark in steps.in_flight)))
+            else:
+                stream.run(action)
+        assert len(steps.ring) == most, "one per step in flight"
+        steps.ring.wait()
+    assert steps.results == steps.expected()
+    assert steps.finished == list(range(steps.count))
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 50))
+def test_buffers_are_not_used_again_before_their_mark_on_a_random_schedule(seed, count):
+    with FakeStream(seed) as stream:
+        steps = Steps(stream, stream.enqueue)
+        for _ in range(count):
+            steps.step()
+        steps.ring.wait()
+    assert steps.results == steps.expected()
+    assert steps.finished == list(range(count))
+
+
+def test_the_same_steps_go_wrong_with_marks_that_are_reached_too_early():
+    with FakeStream() as stream:
+        steps = Steps(stream, stream.enqueue, marks=InlineStream())
+        steps.step()
+        steps.step()
+        stream.drain()
+    assert steps.results != steps.expected()
+
+
+def test_on_a_cpu_one_object_serves_all_steps():
+    steps = Steps(InlineStream(), lambda work: work())
+    for _ in range(5):
+        steps.step()
+    assert len(steps.ring) == 1
+    assert steps.results == steps.expected()
+    assert steps.finished == list(range(4)), "the last one is finished by the next look"
+    steps.ring.collect()
+    assert steps.finished == list(range(5))
+
+
+def test_one_object_is_made_per_step_in_flight_and_taking_one_never_waits():
+    with FakeStream() as stream:
+        steps = Steps(stream, stream.enqueue)
+        for _ in range(4):
+            steps.step()
+        assert len(steps.ring) == 4
+        assert stream.waiting == 12, "nothing has run"
+        stream.drain()
+        for _ in range(3):
+            steps.step()
+            stream.drain()
+        assert len(steps.ring) == 4
+
+
+def test_an_object_is_finished_before_it_is_taken_again():
+    status: list[tuple[int, int]] = []
+    with FakeStream() as stream:
+        ring = Ring(Buffers, lambda buffers: status.append((buffers.step, int(buffers.rows[BY_FUNCTION, 0]))))
+        for step in range(6):
+            buffers = ring.take()
+            buffers.step = step
+            buffers.rows[BY_HOST], buffers.rows[BY_PACK] = step, 7
+            stream.launch(combine.address, buffers.rows.ctypes.data)
+            ring.give_back(buffers, stream.mark())
+            if step % 2:
+                stream.drain()
+        ring.collect()
+    assert status == [(step, 1000 * step + 7) for step in range(6)]
+
+
+def test_an_object_that_is_not_given_back_is_not_used_again_and_lives_on():
+    ring = Ring(Buffers)
+    address = ring.take().rows.ctypes.data  # dropped, as by a step that raised
+    gc.collect()
+    others = [ring.take() for _ in range(3)]
+    assert all(buffers.rows.ctypes.data != address for buffers in others)
+    assert len(ring) == 4
+
+
+def test_objects_live_as_long_as_the_ring():
+    ring = Ring(Buffers)
+    taken = [ring.take() for _ in range(3)]
+    alive = [weakref.ref(buffers) for buffers in taken]
+    with FakeStream() as stream:
+        stream.enqueue(print)
+        for buffers in taken[:2]:
+            ring.give_back(buffers, stream.mark())
+        del taken, buffers
+        gc.collect()
+        assert all(it() is not None for it in alive)
+        stream.close(run=False)
+    del ring
+    gc.collect()
+    assert all(it() is None for it in alive)
+
+
+def test_only_a_taken_object_is_given_back_and_only_once():
+    ring, mark = Ring(Buffers), InlineStream().mark()
+    with pytest.raises(ContractError, match="not taken"):
+        ring.give_back(Buffers(), mark)
+    buffers = ring.take()
+    ring.give_back(buffers, mark)
+    with pytest.raises(ContractError, match="not taken"):
+        ring.give_back(buffers, mark)
+
+
+def test_an_error_of_finish_is_raised_and_the_object_is_free_again():
+    def fail(_: Buffers) -> None:
+        raise ValueError("status")
+
+    ring, mark = Ring(Buffers, fail), InlineStream().mark()
+    buffers = ring.take()
+    ring.give_back(buffers, mark)
+    with pytest.raises(ValueError, match="status"):
+        ring.take()
+    assert ring.take() is buffers
+
+
+def test_waiting_finishes_all_steps_in_flight():
+    with FakeStream() as stream:
+        steps = Steps(stream, stream.enqueue)
+        steps.step()
+        steps.step()
+        steps.ring.wait()
+        assert steps.finished == [0, 1]
+        assert stream.waiting == 0
+    assert steps.results == steps.expected()
+
+
+def test_a_stream_closed_with_steps_in_flight_leaves_their_objects_in_use():
+    stream = FakeStream()
+    steps = Steps(stream, stream.enqueue)
+    steps.step()
+    stream.close(run=False)
+    [(buffers, _)] = steps.in_flight
+    assert steps.ring.take() is not buffers
+    assert not steps.finished
+    with pytest.raises(RuntimeError, match="before this work ran"):
+        steps.ring.wait()

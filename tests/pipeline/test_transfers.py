@@ -1,0 +1,108 @@
+"""Packing and unpacking a step: the reference against loops over rows, the buffers, and the choice by device."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specplug.errors import EngineError
+from specplug.pipeline.stream import reference
+from specplug.pipeline.stream.buffers import StepBuffers
+from specplug.pipeline.stream.transfers import transfers_for
+from tests.pipeline.transfers import POISON, Step, random_step
+
+KERNELS = "specplug.pipeline.stream.kernels"
+
+STEPS = st.randoms(use_true_random=False).map(random_step)
+
+
+def packed(step: Step) -> list[list[object]]:
+    """Return what `pack` writes, by a loop over rows."""
+    rows, window = len(step.buffers.lengths), step.buffers.window
+    lengths, emitted, verified = ([POISON] * rows for _ in range(3))
+    newest = [[POISON] * window for _ in range(rows)]
+    for row in range(step.batch_size):
+        slot = int(step.idx_mapping[row])
+        text = step.all_token_ids[slot, : int(step.total_len[slot])].tolist()
+        tail = text[-window:]
+        newest[row][window - len(tail) :] = tail
+        lengths[row], emitted[row], verified[row] = len(text), int(step.num_sampled[row]), 0
+        if emitted[row]:
+            verified[row] = emitted[row] - 1 + int(step.num_rejected[row])
+    return [lengths, emitted, verified, newest]
+
+
+def unpacked(step: Step) -> list[list[object]]:
+    """Return what `unpack` writes, by a loop over rows."""
+    most, levels = step.buffers.ids.shape[1], step.buffers.confidence.tolist()
+    out = [[POISON] * len(line) for line in step.wide_out]
+    confidence = [[float(POISON)] * len(line) for line in step.wide_confidence]
+    for row in range(step.batch_size):
+        draft, last = int(step.buffers.draft_rows[row]), int(step.last_sampled[step.idx_mapping[row]])
+        length = 0 if draft < 0 else min(int(step.buffers.draft_lengths[draft]), step.draft_length)
+        for place in range(most):
+            is_drafted = place < length
+            out[row][place] = int(step.buffers.ids[draft, place]) if is_drafted else last
+            confidence[row][place] = levels[draft][place] if is_drafted else 0.0
+    return [out, confidence]
+
+
+@given(STEPS)
+def test_the_reference_packs_what_a_loop_packs(step):
+    assert step.outcome(step.pack, reference) == packed(step)
+
+
+@given(STEPS)
+def test_the_reference_unpacks_what_a_loop_unpacks(step):
+    assert step.outcome(step.unpack, reference) == unpacked(step)
+
+
+def test_buffers_have_one_entry_per_row_and_draft_token():
+    buffers = StepBuffers.allocate(3, 5, 6, pinned=False)
+    assert buffers.draft_rows.tolist() == [-1] * 3
+    assert buffers.ids.shape == buffers.confidence.shape == (3, 5)
+    assert buffers.window == buffers.newest.shape[1] == 8
+
+
+def test_the_window_only_grows():
+    buffers = StepBuffers.allocate(2, 1, 4, pinned=False)
+    newest = buffers.newest
+    buffers.fit_window(3)
+    buffers.fit_window(4)
+    assert buffers.newest is newest
+    buffers.fit_window(5)
+    assert buffers.window == 8
+    assert buffers.newest.shape == (2, 8)
+
+
+def test_a_cpu_without_an_interpreter_has_the_reference(monkeypatch):
+    monkeypatch.setitem(sys.modules, KERNELS, None)
+    assert transfers_for(torch.device("cpu")) is reference
+    assert_chosen(monkeypatch, "cpu", interpreted=False, reference=True)
+
+
+def test_a_gpu_and_an_interpreter_have_the_kernels(monkeypatch):
+    assert_chosen(monkeypatch, "cpu", interpreted=True, reference=False)
+    assert_chosen(monkeypatch, "cuda", interpreted=False, reference=False)
+
+
+def assert_chosen(monkeypatch: pytest.MonkeyPatch, device: str, *, interpreted: bool, reference: bool) -> None:
+    """Check the choice where Triton is installed."""
+    from specplug.pipeline import stream
+
+    kernels = ModuleType(KERNELS)
+    kernels.INTERPRETED = interpreted
+    monkeypatch.setitem(sys.modules, KERNELS, kernels)
+    monkeypatch.setattr(stream, "kernels", kernels, raising=False)
+    assert (transfers_for(torch.device(device)) is not kernels) == reference
+
+
+def test_a_gpu_without_triton_is_refused_with_a_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, KERNELS, None)
+    with pytest.raises(EngineError, match=r"no Triton for cuda:1.*expected Triton.*pip install triton"):
+        transfers_for(torch.device("cuda:1"))

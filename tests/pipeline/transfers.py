@@ -1,0 +1,121 @@
+"""Steps in an engine's stream at random, with everything poisoned that no transfer may read, and their outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from random import Random
+
+import torch
+from torch import Tensor
+
+from specplug.pipeline.stream.buffers import StepBuffers
+from specplug.pipeline.stream.transfers import Transfers
+
+POISON = 1 << 30
+"""As an index it is out of range everywhere, and as a number it is no token and no count of a step."""
+
+LIMIT = 300
+"""Most tokens of a text."""
+
+
+@dataclass
+class Step:
+    """Arguments of both transfers.  `wide_out` and `wide_confidence` are what the engine's tensors are views of."""
+
+    buffers: StepBuffers
+    batch_size: int
+    draft_length: int
+    idx_mapping: Tensor
+    total_len: Tensor
+    all_token_ids: Tensor
+    num_sampled: Tensor
+    num_rejected: Tensor
+    last_sampled: Tensor
+    wide_out: Tensor
+    wide_confidence: Tensor
+
+    def on(self, device: torch.device) -> Step:
+        """Return a copy whose tensors are on a GPU, and whose buffers are in pinned memory."""
+        copies = {it.name: getattr(self.buffers, it.name).pin_memory() for it in fields(self.buffers)[:-1]}
+        buffers, own = StepBuffers(**copies, pinned=True), {it.name: getattr(self, it.name) for it in fields(self)}
+        tensors = {name: value.to(device) for name, value in own.items() if isinstance(value, Tensor)}
+        return replace(self, **tensors, buffers=buffers)
+
+    def pack(self, transfers: Transfers) -> list[Tensor]:
+        """Pack, and return all that may have been written."""
+        transfers.pack(
+            *(self.buffers, self.batch_size, self.idx_mapping, self.total_len, self.all_token_ids),
+            *(self.num_sampled, self.num_rejected),
+        )
+        self._wait()
+        buffers = self.buffers
+        return [it.clone() for it in (buffers.lengths, buffers.emitted, buffers.verified, buffers.newest)]
+
+    def unpack(self, transfers: Transfers) -> list[Tensor]:
+        """Unpack, and return all that may have been written."""
+        most = self.buffers.ids.shape[1]
+        transfers.unpack(
+            *(self.buffers, self.batch_size, self.draft_length, self.idx_mapping, self.last_sampled),
+            *(self.wide_out[:, :most], self.wide_confidence[:, :most]),
+        )
+        self._wait()
+        return [self.wide_out.clone(), self.wide_confidence.clone()]
+
+    def _wait(self) -> None:
+        if self.wide_out.is_cuda:
+            torch.cuda.synchronize()
+
+    def poison(self) -> None:
+        """Poison everything that a transfer writes."""
+        buffers = self.buffers
+        for tensor in (buffers.lengths, buffers.emitted, buffers.verified, buffers.newest, self.wide_out):
+            tensor.fill_(POISON)
+        self.wide_confidence.fill_(POISON)
+
+    def outcome(self, method: Callable[[Transfers], list[Tensor]], transfers: Transfers) -> list[list[object]]:
+        """Return what a transfer writes into poisoned memory."""
+        self.poison()
+        return [tensor.tolist() for tensor in method(transfers)]
+
+
+def numbers(start: int, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    """Return a tensor in which no two entries are equal."""
+    return torch.arange(start, start + torch.Size(shape).numel(), dtype=dtype).view(shape)
+
+
+def random_step(random: Random) -> Step:
+    """Return a step: rows in any order of slots, rows without drafts, and draft lengths that are out of range, too."""
+    most_rows, most, slots = random.randint(1, 4), random.randint(1, 6), random.randint(4, 6)
+    size, draft_length = random.randint(0, most_rows), random.randint(0, most)
+    places = random.randint(size, most_rows)  # engines' per-row tensors may end with the batch
+
+    def column(least: int, largest: int, length: int = places) -> Tensor:
+        found = [random.randint(least, largest) for _ in range(size)]
+        return torch.tensor(found + [POISON] * (length - size), dtype=torch.int32)
+
+    buffers = StepBuffers.allocate(most_rows, most, random.choice([0, 1, 3, 8, 130]), pinned=False)
+    buffers.draft_rows.copy_(column(-1, most_rows - 1, length=most_rows))
+    buffers.ids.copy_(numbers(10_000, most_rows, most))
+    buffers.confidence.copy_(numbers(1, most_rows, most) / 100)
+    for draft in range(most_rows):
+        buffers.draft_lengths[draft] = length = random.randint(-2, most + 2)
+        buffers.confidence[draft, max(length, 0) :] = float("nan")
+
+    order = list(range(slots))
+    random.shuffle(order)
+    last = numbers(20_000, slots, dtype=torch.int64)
+    dtype = random.choice([torch.int32, torch.int64])
+    return Step(
+        buffers,
+        size,
+        draft_length,
+        torch.tensor([*order[:size], *[POISON] * (places - size)], dtype=dtype),
+        torch.tensor([random.randint(0, random.choice([9, LIMIT])) for _ in range(slots)], dtype=torch.int32),
+        numbers(30_000, slots, LIMIT),
+        column(0, most + 1),
+        column(0, most),
+        random.choice([last, last[:, None]]),
+        torch.empty(places, most + random.randint(0, 2), dtype=torch.int64),
+        torch.empty(places, most + random.randint(0, 2)),
+    )
