@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specplug.types.request import Request
 
 MAX_STOP_IDS = 8
 """Stop ids tracked per request on the device; a stop on any further id is detected one step late."""
+
+
+Span = tuple[int, int, str]
+"""Start, end and kind of tokens that are not text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +24,11 @@ class RunningRequest:
         end: maximum length of prompt and output together, in tokens.
         stop_ids: the first `MAX_STOP_IDS` token ids that end it.
         barriers: (start, stop, kind) of spans that are not text.
+        tokens: the prompt, and the output so far of a request that resumes, if the engine has them on the host.
     """
 
     request: Request
     end: int
     stop_ids: tuple[int, ...]
-    barriers: tuple[tuple[int, int, str], ...] = ()
+    barriers: tuple[Span, ...] = ()
+    tokens: Sequence[int] = ()

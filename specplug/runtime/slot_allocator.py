@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -67,11 +68,11 @@ class SlotAllocator:
         """Give a new request no slot and report no events for it; it is in no batch until it finishes."""
         self.ignored.add(request_id)
 
-    def resume(self, request_id: str) -> None:
-        """Assign a slot to a preempted request."""
+    def resume(self, request_id: str, tokens: Sequence[int] = ()) -> None:
+        """Assign a slot to a preempted request; `tokens`: see `RunningRequest`."""
         occupant = self._waiting.pop(request_id, None)
         if occupant is not None:
-            self._settle(Lifecycle.RESUMED, occupant)
+            self._settle(Lifecycle.RESUMED, replace(occupant, tokens=tokens))
 
     def preempt(self, request_id: str) -> None:
         """Free the slot of a request that may resume later."""

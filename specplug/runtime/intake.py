@@ -1,0 +1,131 @@
+"""Intake: events of requests, and their first texts, for a proposer whose steps run in a stream.
+
+A proposer handles events on a thread of its own here, so that a long prompt delays neither the engine nor its stream.
+A slot is handed to the steps, whole, once its text is ingested; until then its rows draft nothing, which is no fault.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from specplug.interfaces import HasHostStep
+from specplug.pipeline.cpu.host_function import hand_over
+from specplug.pipeline.handles import InlineHandle
+from specplug.pipeline.runner import ProposerRunner
+from specplug.pipeline.worker import Worker
+from specplug.runtime.running_request import Span
+from specplug.runtime.slots import SlotTable
+from specplug.types.request import BEGINS, Event, RequestEvent
+
+Tokens = npt.NDArray[np.int32]
+
+NO_TEXT = -1
+"""Id of tokens that are not text."""
+
+_POLL = 1e-4
+"""Seconds between two looks at the steps that have ended."""
+
+
+class Intake(InlineHandle):
+    """The handle of a proposer whose steps run in a stream: it delivers events, and errors of earlier ones.
+
+    Args:
+        runner: the runner of the proposer, whose handle it replaces.
+        slots: the table of slots, on the CPU.
+        texts: [S, L] int32, the token table; the first text of each request is written here.
+        completed: [1] int64, the number of steps that have ended.
+        on_thread: deliver events on a thread; otherwise on the caller's, at once, which needs steps that run inline.
+
+    Attributes:
+        launched: the number of steps that were launched, set by their owner.
+        first_lengths: [S] int32, tokens of the first text of each slot's request.
+    """
+
+    def __init__(
+        self,
+        runner: ProposerRunner,
+        slots: SlotTable,
+        texts: Tokens,
+        completed: npt.NDArray[np.int64],
+        *,
+        on_thread: bool,
+    ) -> None:
+        handle = runner.handle
+        super().__init__(handle.spec, handle.proposer, handle.caps)
+        self.launched, self.first_lengths = 0, np.zeros(len(texts), np.int32)
+        self._slots, self._texts, self._completed = slots, texts, completed
+        self._ingested, self._ingested_by = runner.ingested.numpy(), runner.generations.numpy()
+        self._worker = Worker(f"specplug-{handle.spec.name}") if on_thread else None
+        self._jobs: deque[Future[None]] = deque()
+        self._closed = False
+
+    def on_event(self, event: Event) -> None:
+        """Deliver an event, after the steps that were launched before it."""
+        if not isinstance(event, RequestEvent):
+            self._submit(partial(self.proposer.on_event, event))
+        elif event.kind in BEGINS:
+            occupant = self._slots.occupants[event.slot]
+            tokens = list(occupant.tokens)  # an engine may lend its own list, to which it appends
+            length = self.first_lengths[event.slot] = max(len(tokens), event.request.prompt_length)
+            self._submit(partial(self._begin, event, tokens, int(length), occupant.barriers))
+            self._slots.occupants[event.slot] = replace(occupant, tokens=())  # not needed again
+        else:
+            self._submit(partial(self.proposer.on_event, event))
+
+    def update(self) -> None:
+        """Let the proposer bring what slots share up to date, if it is outdated."""
+        if self._as_stepping().is_outdated():
+            self._submit(self._as_stepping().update)
+
+    def check_ready(self) -> None:
+        """Raise the first error of the deliveries that have ended."""
+        while self._jobs and self._jobs[0].done():
+            self._jobs.popleft().result()
+
+    def settle(self) -> None:
+        """Wait until all events so far are delivered."""
+        for job in list(self._jobs):
+            job.exception()
+
+    def close(self) -> None:
+        """Release the proposer; the steps must have ended."""
+        self._closed = True
+        if self._worker is not None:
+            self._worker.stop()
+            self.settle()
+        super().close()
+
+    def _as_stepping(self) -> HasHostStep:
+        assert isinstance(self.proposer, HasHostStep)
+        return self.proposer
+
+    def _submit(self, job: Callable[[], None]) -> None:
+        if self._worker is None:
+            job()
+        else:
+            self._jobs.append(self._worker.submit(partial(self._after_steps, self.launched, job)))
+
+    def _after_steps(self, launched: int, job: Callable[[], None]) -> None:
+        while self._completed[0] < launched and not self._closed:
+            time.sleep(_POLL)
+        job()
+
+    def _begin(self, event: RequestEvent, tokens: list[int], length: int, barriers: tuple[Span, ...]) -> None:
+        """Begin a request's text, also if the proposer cannot handle the request's event."""
+        try:
+            self.proposer.on_event(event)
+        finally:
+            text = self._texts[event.slot, :length]
+            text[: len(tokens)], text[len(tokens) :] = tokens, NO_TEXT  # no tokens: prompt embeddings
+            for start, stop, _ in barriers:
+                text[start:stop] = NO_TEXT
+            self._as_stepping().begin_text(event.slot, text)
+            hand_over(self._ingested, self._ingested_by, event.slot, length, event.generation)

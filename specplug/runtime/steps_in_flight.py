@@ -1,0 +1,162 @@
+"""StepInFlight: the memory of one step in a stream, from its launch until the drafts have been unpacked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from specplug.pipeline.cpu import host_function as host
+from specplug.pipeline.cpu import kernels
+from specplug.pipeline.cpu.columns import Columns
+from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.stream.buffers import StepBuffers
+from specplug.runtime.rows import RowFacts
+from specplug.runtime.slots import NO_CAP, SlotTable
+from specplug.types.batch import EngineBatch
+from specplug.types.draft import Draft
+from specplug.types.host_step import FAILED, HostStep, StepArgument
+
+
+class StepInFlight:
+    """Arrays that the host, the kernels and the host function of one step share.
+
+    Args:
+        stage: the draft stage, on the CPU.
+        slots: the table of slots, on the CPU.
+        shared: what all steps share.
+        vocab_size: V.
+        pinned: whether a GPU reads and writes the buffers.
+
+    Attributes:
+        buffers: what kernels read and write.
+        batch_size: B, the rows that may draft.
+        argument: memory whose address the host function takes.
+    """
+
+    def __init__(
+        self, stage: DraftStage, slots: SlotTable, shared: host.Shared, vocab_size: int, *, pinned: bool
+    ) -> None:
+        runner = stage.runners[0]
+        max_slots, draft_length = runner.buffer.token_ids.shape
+        self.buffers = StepBuffers.allocate(max_slots, draft_length, draft_length + 1, pinned=pinned)
+        self.batch_size, self._shared = 0, shared
+        self._columns, self._table = Columns.allocate(max_slots), np.zeros_like(slots.table.numpy())
+        self._columns.caps[:] = NO_CAP
+        self._sources = np.zeros((max_slots, draft_length), np.int32)
+        self._base_len = np.zeros(max_slots, np.int32)
+        self._engine_rows, self._upto = np.zeros(max_slots, np.int64), np.zeros(max_slots, np.int32)
+        self._first_lengths = np.zeros(max_slots, np.int32)
+        self._numbers, self._arguments = np.zeros(host.NUMBERS, np.int64), np.zeros(len(StepArgument), np.int64)
+        self._numbers[[host.VOCAB_SIZE, host.NUM_SOURCES]] = vocab_size, len(stage.sources)
+        drafts = (self.buffers.ids.numpy(), self.buffers.confidence.numpy(), self._sources)
+        tensors = (runner.ingested, runner.generations, stage.in_flight.heads, *stage.metrics.tensors())
+        self._memory = kernels.Memory(  # type: ignore[no-untyped-call]
+            *self._columns,
+            self._table,
+            shared.stopped,
+            *[tensor.numpy() for tensor in tensors],
+            *drafts,
+            self.buffers.draft_lengths.numpy(),
+            self._base_len,
+        )
+        self._facts: RowFacts | None = None
+        self._has_caps = False
+        self._record()
+
+    @property
+    def status(self) -> int:
+        """What the host function said: `OK`, `BUSY`, `FAILED` or `MALFORMED`."""
+        return int(self._numbers[host.STATUS])
+
+    def fit_window(self, window: int) -> None:
+        """Make room for at least `window` new tokens a row."""
+        if window > self.buffers.window:
+            self.buffers.fit_window(window)
+            self._record()
+
+    def describe(
+        self,
+        facts: RowFacts,
+        rows: int,
+        slots: SlotTable,
+        first_lengths: npt.NDArray[np.int32],
+        caps: Mapping[str, int],
+    ) -> None:
+        """Write down the rows that may draft.
+
+        The facts of their slots are copied: slots may have other occupants before the step runs.
+
+        Args:
+            facts: the rows that may draft.
+            rows: all rows of the engine.
+            slots: the table of slots.
+            first_lengths: [S] int32, tokens of each request's first text.
+            caps: most draft tokens, by request.
+        """
+        if self._facts is not facts:
+            self._facts, self.batch_size = facts, len(facts.names)
+            kept = np.arange(rows) if facts.kept is None else np.array(facts.kept, np.int64)
+            columns, size, own = self._columns, self.batch_size, np.array(facts.slots, np.int64)
+            columns.slots[:size] = columns.table_rows[:size] = own
+            columns.temperature[:size] = [request.sampling.temperature for request in facts.requests]
+            self._table[own], self._first_lengths[:size] = slots.table.numpy()[own], first_lengths[own]
+            self._engine_rows[:size] = kept
+            draft_rows = self.buffers.draft_rows.numpy()
+            draft_rows[:rows] = -1
+            draft_rows[kept] = np.arange(size)
+        if caps or self._has_caps:
+            self._columns.caps[:] = NO_CAP  # also of rows that this batch does not have
+            self._columns.caps[: self.batch_size] = [caps.get(name, NO_CAP) for name in facts.names]
+            self._has_caps = bool(caps)
+
+    def instruct(self, step: HostStep, draft_length: int, *, admits: bool, keeps: bool) -> None:
+        """Say what the host function is to do.
+
+        Args:
+            step: the proposer's step.
+            draft_length: the longest draft.
+            admits: whether the proposer takes part.
+            keeps: whether to store the drafts until their verdict.
+        """
+        self._numbers[[host.BATCH_SIZE, host.DRAFT_LENGTH]] = self.batch_size, draft_length
+        self._numbers[host.FUNCTION :] = step.function, step.data, admits, keeps, FAILED  # until it has run
+
+    def batch(self, vocab_size: int) -> EngineBatch:
+        """Return the rows that may draft, once the step has run."""
+        return self._columns.batch(self.batch_size, torch.from_numpy(self._shared.texts), vocab_size)
+
+    def draft(self, like: Draft, draft_length: int) -> Draft:
+        """Return the drafts of K = `draft_length` tokens, once the step has run; they share the step's memory."""
+        buffers = self.buffers
+        held = replace(
+            like,
+            token_ids=buffers.ids,
+            confidence=buffers.confidence,
+            lengths=buffers.draft_lengths,
+            source=torch.from_numpy(self._sources),
+            base_len=torch.from_numpy(self._base_len),
+        )
+        return held.view(self.batch_size, draft_length)
+
+    def _record(self) -> None:
+        """Hand all addresses to the host function."""
+        buffers, shared = self.buffers, self._shared
+        packed = (buffers.lengths, buffers.emitted, buffers.verified, buffers.newest)
+        self._step = host.Step(  # type: ignore[no-untyped-call]
+            self._memory,
+            self._numbers,
+            self._arguments,
+            self._engine_rows,
+            self._first_lengths,
+            *[tensor.numpy() for tensor in packed],
+            self._upto,
+            shared.texts,
+            shared.text_lengths,
+            shared.text_generations,
+            shared.completed,
+        )
+        self.argument = host.argument_of(self._step)

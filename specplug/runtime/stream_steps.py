@@ -1,0 +1,228 @@
+"""StreamSteps: steps of a draft stage whose proposer is on the host, in the stream of an engine on a GPU.
+
+A step is three launches: `pack`, a host function and `unpack`; see `specplug.pipeline.stream`.  Nothing waits for them.
+On a CPU the host function is called at once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from specplug.errors import ContractError
+from specplug.interfaces import HasHostStep
+from specplug.pipeline.cpu import host_function as host
+from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.stream.launch import HostFunctionStream, stream_for
+from specplug.pipeline.stream.ring import Ring
+from specplug.pipeline.stream.transfers import Transfers, transfers_for
+from specplug.runtime.intake import Intake
+from specplug.runtime.rows import RowFacts
+from specplug.runtime.slots import SlotTable
+from specplug.runtime.steps_in_flight import StepInFlight
+from specplug.types.caps import Distribution
+from specplug.types.host_step import BUSY, OK
+from specplug.types.plan import StepPlan
+
+AT_START = 2
+"""Steps whose memory is allocated at start-up, as many as engines have in flight: pinning memory can stall a GPU."""
+
+MOST_MISSED = 1024
+"""Most tokens of a row that steps without drafts may leave to a later step."""
+
+
+class EngineRows(NamedTuple):
+    """An engine's tensors of one step, on its device: B rows, S slots.
+
+    Attributes:
+        idx_mapping: [B] int32, the slot of each row.
+        total_len: [S] int32, tokens so far.
+        all_token_ids: [S, L] int32.
+        num_sampled, num_rejected: [B] int32, tokens that the step emitted, and draft tokens that it rejected.
+        last_sampled: [S] or [S, 1] int64, each slot's newest token, which pads its draft.
+        out: [B, K] int64, to be filled with draft ids.
+        confidence: [B, K] float32, to be filled; 0 for padding.
+    """
+
+    idx_mapping: Tensor
+    total_len: Tensor
+    all_token_ids: Tensor
+    num_sampled: Tensor
+    num_rejected: Tensor
+    last_sampled: Tensor
+    out: Tensor
+    confidence: Tensor
+
+
+class StreamSteps:
+    """Takes the steps of a draft stage in an engine's stream.
+
+    Args:
+        stage: a stage on the CPU for which `applies` is true; from now on it is used through this object only.
+        slots: the table of slots, on the CPU.
+        max_length: L, the most tokens of a request.
+        vocab_size: V.
+        device: the engine's device.
+        stream, transfers: what a step is launched with; by default what fits the device.
+        on_thread: take requests in on a thread, as is due unless the stream is a CPU's.
+
+    Attributes:
+        intake: receives the stage's events.
+        busy: the number of steps whose proposer was busy with a request's beginning or end, and did not draft.
+    """
+
+    def __init__(
+        self,
+        stage: DraftStage,
+        slots: SlotTable,
+        max_length: int,
+        vocab_size: int,
+        device: torch.device,
+        *,
+        stream: HostFunctionStream | None = None,
+        transfers: Transfers | None = None,
+        on_thread: bool | None = None,
+    ) -> None:
+        self._stage, self._slots, self._runner = stage, slots, stage.runners[0]
+        self._pinned, self._vocab_size = device.type == "cuda", vocab_size
+        self._stream, self._transfers = stream or stream_for(device), transfers or transfers_for(device)
+        max_slots, self._draft_length = self._runner.buffer.token_ids.shape
+        self._shared = host.Shared.allocate(max_slots, max_length)
+        on_thread = device.type != "cpu" if on_thread is None else on_thread
+        self.intake = Intake(self._runner, slots, self._shared.texts, self._shared.completed, on_thread=on_thread)
+        self._runner.handle = self.intake
+        proposer = self._runner.handle.proposer
+        assert isinstance(proposer, HasHostStep)
+        self._step = proposer.host_step()
+        self._ring = Ring(self._new_step, self._finish)
+        self._function, self.busy = host.host_function(), 0
+        self._missed = np.zeros(max_slots, np.int64)  # by slot, tokens of steps that were not launched
+        self._rows: tuple[RowFacts, npt.NDArray[np.int64]] | None = None
+        self._warm_up(device)
+
+    @staticmethod
+    def applies(stage: DraftStage) -> bool:
+        """Return whether the steps of a stage can be taken so: one proposer with a host step, nothing that observes."""
+        (first, *others) = stage.runners
+        return (
+            isinstance(first.handle.proposer, HasHostStep)
+            and not others
+            and first.buffer.parents is None
+            and not stage.has_observers
+            and stage.distribution is Distribution.ONE_HOT
+        )
+
+    def skip(self, facts: RowFacts) -> bool:
+        """Note a step without drafts, each of whose rows emits at most one token; return whether it may be left out.
+
+        Nothing is launched for most such steps.  Now and then one must be taken like any other, with a draft length of
+        0, because a step's memory has room for so many new tokens only.
+        """
+        own = self._slots_of(facts)
+        if int(self._missed[own].max(initial=0)) >= MOST_MISSED:
+            return False
+        self._missed[own] += 1
+        return True
+
+    def take(self, facts: RowFacts, engine: EngineRows, plan: StepPlan) -> None:
+        """Report the verified step of a batch, and draft for its next one.
+
+        Args:
+            facts: the rows that may draft; pass the same object while the same requests hold the same slots.
+            engine: the engine's rows.
+            plan: the plan for the drafts.
+        """
+        step, rows = self._ring.take(), engine.idx_mapping.shape[0]
+        self._slots.flush()
+        self._slots.take_resets()
+        step.describe(facts, rows, self._slots, self.intake.first_lengths, plan.caps)
+        own = self._slots_of(facts)
+        step.fit_window(self._draft_length + 1 + int(self._missed[own].max(initial=0)))
+        self._missed[own] = 0
+        self.intake.update()
+        cuts = self._stage.cuts(step.batch_size, plan.draft_length, plan)
+        admits = plan.draft_length > 0 and self._runner.is_ready(())
+        step.instruct(self._step, plan.draft_length, admits=admits, keeps=not cuts)
+        self._transfers.pack(
+            step.buffers,
+            rows,
+            engine.idx_mapping,
+            engine.total_len,
+            engine.all_token_ids,
+            engine.num_sampled,
+            engine.num_rejected,
+        )
+        self._stream.launch(self._function, step.argument.ctypes.data)
+        self.intake.launched += 1
+        if cuts:
+            self._cut(step, plan)
+        self._transfers.unpack(
+            step.buffers,
+            rows,
+            plan.draft_length,
+            engine.idx_mapping,
+            engine.last_sampled,
+            engine.out,
+            engine.confidence,
+        )
+        self._ring.give_back(step, self._stream.mark())
+        self._stage.in_flight.is_empty = False
+
+    def settle(self) -> None:
+        """Wait until all steps and events have ended; for tests, and before the end."""
+        self._ring.wait()
+        self.intake.settle()
+
+    def close(self) -> None:
+        """Wait until all steps have ended, and release the stage."""
+        self._ring.wait()
+        self._stage.close()
+
+    def _warm_up(self, device: torch.device) -> None:
+        """Compile all kernels, or load them from their caches, and allocate the memory of the first steps."""
+        numbers, wide = (torch.zeros(1, 1, dtype=it, device=device) for it in (torch.int32, torch.int64))
+        steps = [self._ring.take() for _ in range(AT_START)]
+        for step in steps:
+            rows = numbers[0]
+            self._transfers.pack(step.buffers, 0, rows, rows, numbers, rows, rows)
+            out, confidence = wide.expand(1, self._draft_length), numbers.float().expand(1, self._draft_length)
+            self._transfers.unpack(step.buffers, 0, 0, rows, wide, out.contiguous(), confidence.contiguous())
+            self._ring.give_back(step, self._stream.mark())
+
+    def _slots_of(self, facts: RowFacts) -> npt.NDArray[np.int64]:
+        """Return the slots of rows, [B]."""
+        if self._rows is None or self._rows[0] is not facts:
+            self._rows = facts, np.array(facts.slots, np.int64)
+        return self._rows[1]
+
+    def _new_step(self) -> StepInFlight:
+        return StepInFlight(self._stage, self._slots, self._shared, self._vocab_size, pinned=self._pinned)
+
+    def _cut(self, step: StepInFlight, plan: StepPlan) -> None:
+        """Wait for the drafts and let the policy cut them: its trim half is Python."""
+        self._stream.mark().wait()
+        batch, draft = step.batch(self._vocab_size), step.draft(self._runner.buffer, plan.draft_length)
+        cut = self._stage.cut(batch, draft, plan)
+        self._stage.in_flight.put(batch, cut, step.batch_size)
+        if cut is not draft:
+            draft.copy_(cut)
+
+    def _finish(self, step: StepInFlight) -> None:
+        """Report the status of a step that has ended to the circuit breaker."""
+        status = step.status
+        if status == BUSY:
+            self.busy += 1
+        else:
+            self._runner.guard.step(partial(_raise_if_failed, status))
+
+
+def _raise_if_failed(status: int) -> None:
+    if status == host.MALFORMED:
+        raise ContractError.build("malformed draft", expected="ids in the vocabulary, lengths within the limits")
+    if status != OK:
+        raise RuntimeError(f"its host step returned {status}")

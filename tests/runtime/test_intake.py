@@ -1,0 +1,182 @@
+"""Requests are taken in beside the steps: after those that were launched before, and without costing anybody else."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from specplug.pipeline.cpu import host_function
+from specplug.runtime import stream_steps
+from specplug.types.plan import StepPlan
+from tests.pipeline.fake_stream import FakeStream
+from tests.runtime.stream_engine import DRAFT_LENGTH, Engine
+
+PLAN = StepPlan(DRAFT_LENGTH)
+TEXT = [0, 1, 2, 3, 0, 1]
+NOTHING = torch.zeros(1, DRAFT_LENGTH)
+
+
+@pytest.fixture
+def stream():
+    """A stream that runs its work on demand."""
+    with FakeStream() as stream:
+        yield stream
+
+
+@pytest.fixture
+def late(stream):
+    """An engine whose steps run in it."""
+    engine = Engine(streamed=True, stream=stream)
+    stream.drain()
+    yield engine
+    stream.drain()
+    engine.close()
+
+
+def step(engine: Engine, *names: str, token: int = 2) -> torch.Tensor:
+    """Let each request emit a token; return the confidences of their drafts, perhaps filled later."""
+    for name in names:
+        engine.emit(name, [token])
+    return engine.step([(name, 1, 0) for name in names], PLAN)[1]
+
+
+def test_a_request_is_taken_in_after_the_steps_before_it(stream, late):
+    late.start("old", 0, TEXT)
+    late.steps.intake.settle()
+    first = step(late, "old")
+    step(late, "old", token=3)
+    late.finish("old", 8)
+    late.start("new", 0, [3, 3, 3, 3])
+    second = step(late, "new", token=3)
+    stream.run(5)  # up to the second step's host function
+    late.steps.intake.settle()
+    lookup = late.stage.proposers["ngram"].lookup
+    assert lookup.texts.text[0, :4].tolist() == [3, 3, 3, 3]
+    assert lookup.responses.num_tokens > 0
+    stream.drain()
+    assert first[0, 0] > 0  # its slot's text was still there
+    assert second[0, 0] > 0
+
+
+def test_a_row_whose_text_is_not_ingested_yet_drafts_nothing_and_is_no_fault(stream, late, monkeypatch):
+    proposer, ready = late.stage.proposers["ngram"], threading.Event()
+    begin = proposer.begin_text
+
+    def slow(slot: int, tokens: np.ndarray) -> None:
+        if slot == 1:
+            ready.wait()
+        begin(slot, tokens)
+
+    monkeypatch.setattr(proposer, "begin_text", slow)
+    late.start("quick", 0, TEXT)
+    late.start("slow", 1, TEXT)
+    while late.stage.runners[0].generations[0] < 1:
+        pass
+    early = step(late, "quick", "slow")
+    stream.drain()
+    assert early[0, 0] > 0
+    assert torch.equal(early[1:], NOTHING)
+    ready.set()
+    late.steps.intake.settle()
+    later = step(late, "quick", "slow", token=3)
+    stream.drain()
+    assert (later[:, 0] > 0).all()
+    assert late.stage.runners[0].ingested.tolist()[:2] == [8, 8]  # with what was emitted meanwhile
+    assert late.stage.metrics.snapshot().faults == {}
+
+
+@pytest.mark.parametrize("method", ["on_event", "begin_text"])
+def test_a_request_that_cannot_be_taken_in_costs_no_other_one(stream, late, monkeypatch, method):
+    """A text whose event raised is ingested all the same; one that cannot be ingested is never drafted from."""
+    proposer = late.stage.proposers["ngram"]
+    right = getattr(proposer, method)
+
+    def wrong(first, *others):
+        if first == 1 or getattr(first, "slot", None) == 1:
+            raise ZeroDivisionError("planted")
+        right(first, *others)
+
+    monkeypatch.setattr(proposer, method, wrong)
+    late.start("right", 0, TEXT)
+    late.start("wrong", 1, TEXT)
+    late.steps.intake.settle()
+    step(late, "right", "wrong")  # the fault is counted, and costs all drafts of a step
+    drafted = step(late, "right", "wrong", token=3)
+    stream.drain()
+    assert drafted[0, 0] > 0
+    assert (drafted[1, 0] > 0) == (method == "on_event")
+    assert late.stage.metrics.snapshot().faults == {"ngram": {"raised": 1}}
+
+
+def test_a_step_that_finds_the_proposer_busy_drafts_nothing_and_loses_nothing(stream, late):
+    late.start("r", 0, TEXT)
+    late.steps.intake.settle()
+    with late.stage.proposers["ngram"].lookup.host_step.exclusive():
+        busy = step(late, "r")
+        stream.drain()
+    assert torch.equal(busy, NOTHING)
+    drafted = step(late, "r", token=3)
+    stream.drain()
+    assert drafted[0, 0] > 0
+    late.steps.settle()
+    assert late.steps.busy == 1
+    assert late.stage.metrics.snapshot().faults == {}
+
+
+def test_a_malformed_draft_is_a_fault_and_is_dropped():
+    engine = Engine(streamed=True)
+    engine.start("r", 0, TEXT)
+    for it in engine.steps._ring._objects:
+        it._numbers[host_function.VOCAB_SIZE] = 1  # all other ids are outside
+    for _ in range(4):
+        assert torch.equal(step(engine, "r"), NOTHING)
+    faults = engine.stage.metrics.snapshot().faults["ngram"]
+    assert faults["malformed"] == 3
+    assert faults["switched off"] == 1
+    engine.close()
+
+
+def test_a_row_with_many_new_tokens_catches_up_over_several_steps():
+    """The work of one step is bounded, so that no row makes the engine's stream wait for long."""
+    engine = Engine(streamed=True)
+    engine.start("r", 0, TEXT)
+    for token in [2, 3, 0, 1] * 25:
+        engine.emit("r", [token])
+        engine.idle(["r"], 1)
+    ingested = engine.stage.runners[0].ingested
+    assert ingested[0] == len(TEXT)
+    drafts = [step(engine, "r", token=token) for token in (2, 3)]
+    assert ingested[0] == len(TEXT) + 102
+    assert torch.equal(drafts[0], NOTHING)
+    assert drafts[1][0, 0] > 0
+    engine.close()
+
+
+def test_tokens_of_skipped_steps_never_outgrow_a_steps_memory(monkeypatch):
+    monkeypatch.setattr(stream_steps, "MOST_MISSED", 4)
+    engine = Engine(streamed=True)
+    engine.start("r", 0, TEXT)
+    for token in [2, 3, 0, 1] * 5:
+        engine.emit("r", [token])
+        engine.idle(["r"], 1)
+    assert engine.steps._shared.text_lengths[0] >= len(TEXT) + 15
+    drafted = step(engine, "r")
+    assert drafted[0, 0] > 0
+    assert engine.stage.metrics.snapshot().total.emitted == 21
+    assert {it.buffers.window for it in engine.steps._ring._objects} <= {4, 8}
+    engine.close()
+
+
+def test_a_close_waits_for_the_steps_and_ends_the_thread(stream):
+    engine = Engine(streamed=True, stream=stream)
+    engine.start("r", 0, TEXT)
+    engine.steps.intake.settle()
+    drafted = step(engine, "r")
+    engine.finish("r", 7)
+    engine.close()
+    assert drafted[0, 0] > 0
+    assert stream.waiting == 0
+    assert not [it for it in threading.enumerate() if it.name == "specplug-ngram" and it.is_alive() and not it.daemon]
