@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ class Tenant:
         self.name, self.configuration = name, configuration
         self._pool = pool
         self.process: Any = None  # with `log`, a path, and `close`
+        self.files: set[str] = set()  # of the tests that have used it
         self._failure: Exception | None = None
 
     def launch(self, log: Path) -> Any:
@@ -111,15 +113,23 @@ class Pool:
         return found
 
     def running(self, tenant: Tenant) -> Any:
-        """Return the tenant's process, started if need be; the one that was idle for longest makes room for it."""
+        """Return the tenant's process, started if need be.
+
+        Room for it makes one that this file of tests has not used, better one of a single file than of several, and of
+        those the one that was idle for longest.
+        """
+        file = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
         self._alive = [other for other in self._alive if other is not tenant and other.process is not None]
         if tenant.process is None:
             while len(self._alive) >= self._most:
-                self._alive.pop(0).stop()
+                leaving = min(self._alive, key=lambda other: (file in other.files, len(other.files) > 1))
+                self._alive.remove(leaving)
+                leaving.stop()
             self.started.append(tenant)
             began = time.monotonic()
             tenant.start(self._logs / f"{len(self.started):02d}-{tenant.name}.log")
             self.seconds += time.monotonic() - began
+        tenant.files.add(file)
         self._alive.append(tenant)
         return tenant.process
 

@@ -36,7 +36,7 @@ _WORKER = (
         "vllm.v1.core.sched.output:NewRequestData",
         "v1",
         "v2",
-        holds="lora_request mm_features prompt_embeds prompt_token_ids req_id sampling_params",
+        holds="lora_request mm_features prefill_token_ids prompt_embeds prompt_token_ids req_id sampling_params",
     ),
     seam(
         "vllm.sampling_params:SamplingParams",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from specplug.types.request import EngineEvent, EngineEventKind
 from specplug.types.verdict import Outcome
 from specplug_vllm import step_metadata
 from specplug_vllm.config import engine_caps, resolved, runner_of, target_model
-from specplug_vllm.worker.requests import running_request
+from specplug_vllm.worker.requests import running_request, tokens_of
 
 
 class Drafting:
@@ -92,7 +92,7 @@ class Drafting:
         A request that emits at most one token never drafts, so its prompt is not added.
         """
         if self.allocator.is_waiting(new.req_id):
-            self.allocator.resume(new.req_id)
+            self.allocator.resume(new.req_id, tokens_of(new))
             return
         occupant = running_request(new, self.max_length, cache_salt)
         drafts = occupant.end - occupant.request.prompt_length > 1
@@ -142,6 +142,11 @@ class Drafting:
         if self.device.type == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
+
+    def close_by(self, close: Callable[[], None]) -> None:
+        """Let `close` release the draft stage, instead of the stage's own method."""
+        self._closing.detach()
+        self._closing = weakref.finalize(self, close)
 
     def close(self) -> None:
         """Release proposers, threads and files, once; also called at the end of the process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from specplug.requests import wire
@@ -39,7 +40,13 @@ def running_request(new: Any, max_model_len: int, cache_salt: str | None = None)
         grammar=params.structured_outputs is not None,
         multimodal=bool(spans),
     )
-    return RunningRequest(request, min(prompt_length + max_tokens, max_model_len), _stop_ids(params), spans)
+    end = min(prompt_length + max_tokens, max_model_len)
+    return RunningRequest(request, end, _stop_ids(params), spans, tokens_of(new))
+
+
+def tokens_of(new: Any) -> Sequence[int]:
+    """Return the prompt, and the output so far, of a request that starts or resumes on V2; nothing on V1."""
+    return new.prefill_token_ids or ()
 
 
 def _prompt_length(new: Any) -> int:

@@ -15,6 +15,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import SlotRows
+from specplug.runtime.stream_steps import EngineRows, StreamSteps
 from specplug.types.batch import EngineBatch, Residency
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
@@ -28,6 +29,7 @@ from specplug_vllm.worker import (
     memory,
     ranks,
     status,
+    v2_steps,
     verifier,
     verifier_v2,
     workarounds,
@@ -59,7 +61,11 @@ class Speculator(BaseSpeculator):
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         self._states = req_states
         self._ranks = ranks.ranks()
-        self.drafting = Drafting(vllm_config, device, rank=0) if self._ranks.leads else None
+        self.verifier = verifier.build(vllm_config, device)
+        self.drafting: Drafting | None = None
+        self._steps: StreamSteps | None = None
+        if self._ranks.leads:
+            self.drafting, self._steps = v2_steps.build(vllm_config, device, has_verifier=self.verifier is not None)
         slots, draft_length = (
             vllm_config.scheduler_config.max_num_seqs,
             vllm_config.speculative_config.num_speculative_tokens,
@@ -71,7 +77,6 @@ class Speculator(BaseSpeculator):
         self.draft_logits: Tensor | None = None
         self._facts: RowFacts | None = None
         self._kept: Tensor | None = None  # rows of the requests that may draft; None if all may
-        self.verifier = verifier.build(vllm_config, device)
         self._attached = self._is_warmup = self._is_idle = False
         self._verified: Mapping[str, Sequence[int]] = {}
         if self.drafting is not None:
@@ -136,14 +141,33 @@ class Speculator(BaseSpeculator):
         out = self._out[: input_batch.num_reqs]  # vLLM writes into it, so specplug never reads it back
         if dummy_run or self._is_warmup:
             return out
-        if self._is_idle:
-            if self.drafting is not None:
-                self.drafting.count(input_batch.req_ids, _emits(input_batch))
+        if self._is_idle and self._skips(input_batch):
             return out
-        if self.drafting is not None:
+        if self.drafting is not None and self._steps is not None:
+            engine = self._rows(input_batch.idx_mapping, num_sampled, num_rejected, last_sampled, out)
+            self._steps.take(self._facts_of(self.drafting, input_batch.req_ids), engine, self.drafting.plan)
+        elif self.drafting is not None:
             self._draft(self.drafting, input_batch, num_sampled, num_rejected, last_sampled, temperature, out)
-        self._ranks.broadcast(self._sent[: input_batch.num_reqs])
+        if not self._is_idle:  # other ranks skip all such steps
+            self._ranks.broadcast(self._sent[: input_batch.num_reqs])
         return out
+
+    def _skips(self, input_batch: Any) -> bool:
+        """Count a step that neither verifies nor makes drafts, on the host; return False if it must be taken anyway."""
+        if self.drafting is None:
+            return True
+        if self._steps is not None and not self._steps.skip(self._facts_of(self.drafting, input_batch.req_ids)):
+            return False
+        self.drafting.count(input_batch.req_ids, _emits(input_batch))
+        return True
+
+    def _rows(
+        self, slots: Tensor, num_sampled: Tensor, num_rejected: Tensor, last_sampled: Tensor, out: Tensor
+    ) -> EngineRows:
+        """Wrap the runner's tensors for steps in the stream."""
+        states, confidence = self._states, self.draft_token_confidence_probs[: out.shape[0]]
+        lengths, tokens = states.total_len.gpu, states.all_token_ids.gpu
+        return EngineRows(slots, lengths, tokens, num_sampled, num_rejected, last_sampled, out, confidence)
 
     def _draft(
         self,

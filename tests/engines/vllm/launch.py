@@ -45,11 +45,14 @@ class Configuration(launch.Configuration):
         **launch.ALWAYS,
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_HOST_IP": "127.0.0.1",
+        # Eager engines, too, compile vLLM's own parts of logprobs and of adaptive verification, for up to a minute.
+        "TORCHDYNAMO_DISABLE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(ROOT / ".cache" / "vllm"),
     }
     late = (
         *launch.Configuration.late,
+        "VLLM_ALLOW_INSECURE_SERIALIZATION",
         "VLLM_ENABLE_V1_MULTIPROCESSING",
         "VLLM_PLUGINS",
         "SPECPLUG_TEST_ASYNC",

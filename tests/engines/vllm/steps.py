@@ -12,7 +12,7 @@ from typing import Any
 from tests.engines.engines import Engine
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import assert_greedy
-from tests.engines.vllm.watching import drafting, plain_name
+from tests.engines.vllm.watching import drafting, plain_name, stage_takes_steps
 
 
 def recorded(
@@ -114,7 +114,8 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True, boundaries:
         worker.begin_step = begin_step_without_trim
     runner.rejection_sampler.enable_adaptive_verification = boundaries
     try:
-        found = recorded(llm, requests)
+        with stage_takes_steps(llm):
+            found = recorded(llm, requests)
     finally:
         runner.rejection_sampler.enable_adaptive_verification = True
         del manager.reallocate_drafts, worker.stage.observe

@@ -67,7 +67,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def started(serve: Callable[..., Server], root: Path) -> Server:
-    return serve("v1", settings(root), name="library", endpoints=True, api_key=KEY)
+    return serve("v1", settings(root), name="library", endpoints=True, api_key=KEY, in_process=True)
 
 
 @pytest.fixture

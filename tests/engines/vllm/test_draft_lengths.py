@@ -118,7 +118,7 @@ def test_capped_requests_cost_no_step_its_full_graph(captured, baseline_v2, monk
 
 def recorded_and_watched(llm, requests):
     """Do as `steps.recorded`, and return under "rows" what `watching.Watch` noted."""
-    with watching.Watch(watching.drafting(llm)) as watch:
+    with watching.Watch(llm) as watch:
         found = steps.recorded(llm, requests)
     return {**found, "rows": watch.rows}
 

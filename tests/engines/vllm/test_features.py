@@ -14,9 +14,9 @@ import pytest
 
 from tests.engines.engines import Engine, Raised
 from tests.engines.vllm import inside, watching
-from tests.engines.vllm.referee import RUNNERS, forward, ids, kind, prompts
+from tests.engines.vllm.referee import RUNNERS, baseline, forward, ids, kind, prompts
 
-__all__ = ["kind"]
+__all__ = ["baseline", "kind"]
 
 NGRAM = {"proposer": "ngram", "policy": "fixed", "options": {"ngram": {"min_n": 1}}}
 CHUNK = 64  # tokens of one step: longer prompts are prefilled in chunks, between other requests' drafts
@@ -82,12 +82,6 @@ def counted(llm: Any, requested: list[tuple[Any, dict[str, Any]]]) -> dict[str, 
     before = stage.metrics.snapshot()
     result = ask(llm, requested)
     return {"result": result, **(stage.metrics.snapshot() - before).as_dict()}
-
-
-@pytest.fixture(scope="session")
-def baseline(kind: str, engine: Callable[..., Engine]) -> Engine:
-    runner = RUNNERS[kind]["runner"]
-    return engine(runner, name=f"baseline {runner}, chunks", installed=False, max_num_batched_tokens=CHUNK)
 
 
 @pytest.fixture(scope="session")

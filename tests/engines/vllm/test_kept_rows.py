@@ -44,7 +44,7 @@ def speculator(names: list[str], ignored: set[str]) -> tuple[Speculator, list[tu
             drafting.allocator.start(RunningRequest(Request(name, 2, max_tokens=9), end=11, stop_ids=()))
     found = object.__new__(Speculator)
     found.drafting, found.draft_logits, found._facts, found._kept = drafting, None, None, None
-    found._is_warmup = found._is_idle = False
+    found._is_warmup, found._is_idle, found._steps = False, False, None
     found._ranks = SimpleNamespace(broadcast=lambda tensor: None)
     found._sent, found._out, found.draft_token_confidence_probs = buffers(SLOTS, DRAFT_LENGTH, CPU, together=False)
     found._states = SimpleNamespace(

@@ -237,7 +237,7 @@ def warmed_up(llm: Any) -> dict[str, Any]:
 
     runner.scheduler_config.max_num_seqs = 2  # in Triton's interpreter
     try:
-        with watching.Watch(drafting) as watch:
+        with watching.Watch(llm) as watch:
             warmup_kernels(runner, execute_model, worker.sample_tokens)
     finally:
         runner.scheduler_config.max_num_seqs = most

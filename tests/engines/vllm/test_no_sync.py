@@ -34,7 +34,6 @@ SETUPS: dict[str, dict[str, Any]] = {
     "cut": {
         "specplug": {"proposer": "bigram", **BUDGETED},
         "speculative_config": ADAPTIVE,
-        "environment": {"TORCHDYNAMO_DISABLE": "1"},
     },
 }
 
@@ -70,6 +69,17 @@ def test_a_step_that_drafts_nothing_launches_nothing(setup):
     assert (found["launches"], found["proposed"]) == (0, 0)
     assert found["emitted"] == found["rows"] == 3 * TOKENS
     assert setup.call(steady_steps, requested=requested)["proposed"] > 10
+
+
+@pytest.mark.parametrize("proposer", ["ngram", "retrieval"])
+def test_a_step_of_a_proposer_on_the_host_is_three_launches(engine, proposer):
+    """These are pack, the host function and unpack; nothing else would run on the device, and nothing waits for it."""
+    v2 = engine("v2", specplug={"proposer": proposer}, draft_length=4, asynchronous=True, name="host-step")
+    found = v2.call(streamed_steps, requested=[list(prompt) for prompt in prompts()[:3]])
+    assert found["steps"] > 5
+    assert found["launched"] == ["pack", "host function", "unpack"] * found["steps"]
+    assert (found["found"], found["launches"]) == ([], 0)
+    assert found["proposed"] > 10
 
 
 @pytest.mark.parametrize(
@@ -117,7 +127,7 @@ def on_meta(llm: Any) -> dict[str, Any]:
     params = inside.sampling({"stop_token_ids": [5, 7]})
     for name in names:
         new = {"mm_features": [], "prompt_embeds": None, "lora_request": None, "sampling_params": params}
-        drafting.start(SimpleNamespace(req_id=name, prompt_token_ids=[1, 2, 3], **new), None)
+        drafting.start(SimpleNamespace(req_id=name, prompt_token_ids=[1, 2, 3], prefill_token_ids=None, **new), None)
     stated = SimpleNamespace(num_spec_tokens_to_schedule=draft_length, scheduled_spec_decode_tokens={})
     step_metadata.attach(stated, step_metadata.StepMetadata(StepPlan(draft_length, 3)))
     found: list[str] = []
@@ -171,6 +181,54 @@ def steady_steps(llm: Any, requested: list[list[int]]) -> dict[str, Any]:
         "proposed": counts.proposed,
         "rows": counts.target_steps,
         "emitted": counts.emitted,
+    }
+
+
+def streamed_steps(llm: Any, requested: list[list[int]]) -> dict[str, Any]:
+    """Generate, and watch steady steps that are taken in the stream; what is launched there is noted, not watched."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    steps, launched = inside.runner(llm).speculator._steps, []
+    transfers, stream = steps._transfers, steps._stream
+
+    def noted(name: str, launch: Any) -> Any:
+        def call(*args: Any) -> None:
+            launched.append(name)
+            with _disable_current_modes():
+                launch(*args)
+
+        return call
+
+    steps._transfers = SimpleNamespace(pack=noted("pack", transfers.pack), unpack=noted("unpack", transfers.unpack))
+    steps._stream = SimpleNamespace(launch=noted("host function", stream.launch), mark=stream.mark)
+    take, watched = steps.take, []
+
+    def taking(facts: Any, *args: Any) -> None:
+        watched.append(facts is seen[-1] if seen else False)
+        seen.append(facts)
+        if not watched[-1]:
+            launched_before = len(launched)
+            take(facts, *args)
+            del launched[launched_before:]
+            return
+        with watch:
+            take(facts, *args)
+
+    watch, seen = Watch(), []
+    steps.take = taking
+    before = steps._stage.metrics.snapshot()
+    try:
+        inside.generate(llm, requested, {"max_tokens": TOKENS, "ignore_eos": True})
+    finally:
+        del steps.take
+        steps._transfers, steps._stream = transfers, stream
+    counts = (steps._stage.metrics.snapshot() - before).total
+    return {
+        "steps": sum(watched),
+        "launched": launched,
+        "found": watch.found,
+        "launches": watch.launches,
+        "proposed": counts.proposed,
     }
 
 

@@ -41,6 +41,7 @@ def server(serve: Callable[..., Server], control_file: Path) -> Server:
         name="operated",
         api_key=KEY,
         per_request_spec_decode_metrics="detailed",
+        in_process=True,
     )
 
 

@@ -17,12 +17,14 @@ FAULTS = {"faults": {"max_consecutive": 2, "cooldown_steps": 4}}
 @pytest.fixture(scope="module")
 def server(serve: Callable[..., Server]) -> Server:
     # Room for whole prompts: on a CPU V1 without specplug, too, ends at a seeded request whose prompt comes in pieces.
-    return serve("v1", {**SETTINGS, **FAULTS}, name="mixed", endpoints=True, max_num_batched_tokens=2048)
+    compiling = {"TORCHDYNAMO_DISABLE": None}  # what vLLM compiles for users
+    settings = {**SETTINGS, **FAULTS}
+    return serve("v1", settings, name="mixed", endpoints=True, max_num_batched_tokens=2048, environment=compiling)
 
 
 @pytest.fixture(scope="module")
 def baseline(serve: Callable[..., Server]) -> Server:
-    return serve("v1", name="baseline server", installed=False)
+    return serve("v1", name="baseline server", installed=False, in_process=True)
 
 
 class TestServer(ServerSuite):
@@ -44,6 +46,7 @@ class TestServer(ServerSuite):
     regex: ClassVar[dict[str, Any]] = {"structured_outputs": {"regex": REGEX}}
 
 
+@pytest.mark.slow  # routes are the same for V1, and test_tensor_parallel has V2 in processes of its own
 def test_v2_serves_over_http(serve):
     served, suite = serve("v2", {"proposer": "ngram"}, name="v2 server", endpoints=True), TestServer()
     suite.answers(served, [{**suite.request(number), "temperature": 0, "seed": None} for number in (0, 1, 2, 5)])

@@ -137,7 +137,7 @@ def session(llm: Any, parts: list[list[int]], max_tokens: int, look: bool) -> di
     tasks = engine.get_supported_tasks()
     first: EngineCoreRequest | None = None
     turns: list[list[int]] = []
-    watch = watching.Watch(watching.drafting(llm)) if look else None
+    watch = watching.Watch(llm) if look else None
     if watch is not None:
         watch.__enter__()
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tests.engines.vllm.inside import drive, generate, metrics, runner
@@ -39,7 +41,7 @@ def watched(llm: Any, requests: list[dict[str, Any]], aborts: dict[str, int] | N
         "rows": by request id, per step "length", "emitted", "sampled", "proposed", "after_stop", "slot", "generation";
         "wrong": (request id, length) of rows whose tokens are not those of the request's final text.
     """
-    with Watch(drafting(llm)) as watch:
+    with Watch(llm) as watch:
         found = counted(llm, "drive", requests=requests, aborts=aborts)
     result = found.pop("result")
     given = {request["id"]: request["prompt"] for request in requests}
@@ -52,11 +54,27 @@ def watched(llm: Any, requests: list[dict[str, Any]], aborts: dict[str, int] | N
     return {**result, **found, "events": watch.events, "rows": watch.rows, "wrong": wrong}
 
 
-class Watch:
-    """Notes what passes through one `Drafting` while the context lasts."""
+@contextmanager
+def stage_takes_steps(llm: Any) -> Iterator[None]:
+    """Let the draft stage itself take all steps, whose calls can be noted, instead of compiled functions."""
+    stage, speculator = drafting(llm).stage, getattr(runner(llm), "speculator", None)
+    observed, steps = stage.has_observers, getattr(speculator, "_steps", None)
+    stage.has_observers = True
+    if steps is not None:
+        speculator._steps = None
+    try:
+        yield
+    finally:
+        stage.has_observers = observed
+        if steps is not None:
+            speculator._steps = steps
 
-    def __init__(self, drafting: Any) -> None:
-        self._drafting = drafting
+
+class Watch:
+    """Notes what passes through an engine's `Drafting` while the context lasts."""
+
+    def __init__(self, llm: Any) -> None:
+        self._drafting, self._all_steps = drafting(llm), stage_takes_steps(llm)
         self.events: list[tuple[str, str, int, int]] = []
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self.texts: list[tuple[str, list[int]]] = []
@@ -81,13 +99,13 @@ class Watch:
                 self.events.append((event.kind.value, name, event.slot, event.generation))
             on_event(event)
 
+        self._all_steps.__enter__()
         self._drafting.step, stage.on_event, stage.observe = noting_step, noting_on_event, noting_observe
-        self._observed, stage.has_observers = stage.has_observers, True  # so that the stage itself takes all steps
         return self
 
     def __exit__(self, *_: object) -> None:
         del self._drafting.step, self._drafting.stage.on_event, self._drafting.stage.observe
-        self._drafting.stage.has_observers = self._observed
+        self._all_steps.__exit__(None, None, None)
 
     def _note(self, batch: Any, draft: Any, verdict: Any) -> None:
         columns = {

@@ -1,0 +1,40 @@
+"""Choice of how V2's speculator drafts: by the draft stage on the engine's device, or on the host in its stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import ProposerSpec
+from specplug.runtime.stream_steps import StreamSteps
+from specplug_vllm.config import resolved
+from specplug_vllm.worker.drafting import Drafting
+
+
+def build(vllm_config: Any, device: torch.device, *, has_verifier: bool) -> tuple[Drafting, StreamSteps | None]:
+    """Return the drafting of rank 0, and its steps in the stream; None if the draft stage takes them on the device.
+
+    In a stream, all state of the draft stage is in host memory.  A verifier of specplug's (`has_verifier`) reads the
+    slots' facts on the device, so the stage stays there.
+    """
+    if not has_verifier and _may_stream(vllm_config, device):
+        drafting = Drafting(vllm_config, torch.device("cpu"), rank=0)
+        if StreamSteps.applies(drafting.stage):
+            steps = StreamSteps(drafting.stage, drafting.slots, drafting.max_length, drafting.vocab_size, device)
+            drafting.close_by(steps.close)
+            return drafting, steps
+        if device.type == "cpu":
+            return drafting, None
+        drafting.close()
+    return Drafting(vllm_config, device, rank=0), None
+
+
+def _may_stream(vllm_config: Any, device: torch.device) -> bool:
+    """Return whether the only proposer has a host step."""
+    found = resolved(vllm_config)
+    if found is None or found.settings.extra_proposers or device.type not in ("cpu", "cuda"):
+        return False
+    spec = default_registry().get(ProposerSpec, found.settings.proposer)
+    return spec.caps_for(device.type).host_step

@@ -1,0 +1,28 @@
+"""Modules of Triton kernels in the tests' own process, with Triton's interpreter or without it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import pytest
+
+
+@contextmanager
+def imported_anew(name: str, *, interpreted: bool) -> Iterator[ModuleType]:
+    """Import a module anew, so that the interpreter runs its kernels or does not; within the context it is the module.
+
+    Triton decides where a kernel is defined what will run it.  The kernels may call no function that Triton itself
+    defines as a kernel, such as `tl.sum`, because Triton may have been imported without the interpreter.
+    """
+    package, _, last = name.rpartition(".")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1" if interpreted else "0")
+        default = ModuleType(name)
+        patch.setattr(importlib.import_module(package), last, default, raising=False)
+        patch.setitem(sys.modules, name, default)
+        del sys.modules[name]
+        yield importlib.import_module(name)

@@ -1,0 +1,97 @@
+"""The kernels of a step in an engine's stream: equal to their reference in Triton's interpreter, compiled for GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.pipeline.stream import reference
+from specplug.pipeline.stream.buffers import StepBuffers
+from specplug.pipeline.stream.transfers import transfers_for
+from tests.engines.gpu_compiler import Launch, compiled
+from tests.engines.interpreted import imported_anew
+from tests.pipeline.transfers import random_step
+
+NAME = "specplug.pipeline.stream.kernels"
+
+CPU = torch.device("cpu")
+
+STEPS = st.randoms(use_true_random=False).map(random_step)
+
+PACK = {
+    **dict.fromkeys(("total_len", "all_token_ids", "num_sampled", "num_rejected"), "*i32"),
+    **dict.fromkeys(("lengths", "emitted", "verified", "newest"), "*i32"),
+    **dict.fromkeys(("tokens_stride", "window"), "i32"),
+}
+UNPACK = {
+    **dict.fromkeys(("draft_rows", "draft_lengths", "ids"), "*i32"),
+    **dict.fromkeys(("last_sampled", "out"), "*i64"),
+    **dict.fromkeys(("levels", "confidence"), "*fp32"),
+    **dict.fromkeys(("draft_length", "columns_count", "ids_stride", "last_stride"), "i32"),
+    **dict.fromkeys(("out_stride", "confidence_stride"), "i32"),
+}
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    with imported_anew(NAME, interpreted=True) as module:
+        yield module
+
+
+@given(step=STEPS)
+@settings(max_examples=60)
+def test_the_kernel_packs_what_the_reference_packs(kernels, step):
+    assert step.outcome(step.pack, kernels) == step.outcome(step.pack, reference)
+
+
+@given(step=STEPS)
+@settings(max_examples=60)
+def test_the_kernel_unpacks_what_the_reference_unpacks(kernels, step):
+    assert step.outcome(step.unpack, kernels) == step.outcome(step.unpack, reference)
+
+
+def test_slots_beyond_the_range_of_int32_are_found(kernels, tmp_path):
+    """The token table is a sparse file of 8 GiB, of which one page is written."""
+    slots, most = 3, (1 << 30) + 8
+    tokens = torch.from_file(str(tmp_path / "tokens"), shared=True, size=slots * most, dtype=torch.int32)
+    tokens = tokens.view(slots, most)
+    tokens[2, :3] = torch.tensor([5, 6, 7])
+    assert tokens[2].storage_offset() > 1 << 31
+    buffers = StepBuffers.allocate(1, 1, 2, pinned=False)
+    total_len, one = torch.tensor([0, 0, 3], dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    kernels.pack(buffers, 1, torch.tensor([2], dtype=torch.int32), total_len, tokens, one, one)
+    assert buffers.newest.tolist() == [[6, 7]]
+
+
+def test_a_cpu_has_the_kernels_only_in_the_interpreter():
+    with imported_anew(NAME, interpreted=True) as kernels:
+        assert transfers_for(CPU) is kernels
+    with imported_anew(NAME, interpreted=False) as kernels:
+        assert transfers_for(CPU) is reference
+        assert transfers_for(torch.device("cuda")) is kernels
+
+
+def test_no_argument_is_specialised_for():
+    """A step never waits for a compiler because a view begins elsewhere or a number is 1 or a multiple of 16."""
+    with imported_anew(NAME, interpreted=False) as kernels:
+        parameters = [*kernels.pack_kernel.params, *kernels.unpack_kernel.params]
+    for parameter in parameters:
+        is_pointer = not parameter.name.endswith(("_stride", "_count", "window", "draft_length"))
+        fixed = parameter.do_not_specialize_on_alignment if is_pointer else parameter.do_not_specialize
+        assert fixed or parameter.name == "BLOCK", parameter.name
+
+
+def test_the_kernels_compile_for_gpus(tmp_path: Path):
+    launches = [
+        Launch(f"{NAME}:{name}", types | {"idx_mapping": slots}, {"BLOCK": block}, num_warps=1)
+        for name, types, block in (("pack_kernel", PACK, 128), ("unpack_kernel", UNPACK, 8))
+        for slots in ("*i32", "*i64")
+    ]
+    for launch, found in zip(launches, compiled(launches, tmp_path), strict=True):
+        assert ".target sm_90" in found.ptx
+        assert f".entry {launch.kernel.partition(':')[2]}(" in found.ptx
+        assert found.cubin_bytes > 0
