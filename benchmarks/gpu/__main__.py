@@ -1,0 +1,129 @@
+"""Correctness and time of drafting in the stream of a GPU, in one command.
+
+    python3 -m benchmarks.gpu [--device cuda] [--minutes 8] [--json gpu.json]
+
+It installs what is missing from wheels in a folder, compares kernels, steps and verification on the GPU with the CPU,
+and then measures; see benchmarks/gpu/README.md.  `--device cpu` runs the same on a CPU with small sizes, to see that it
+runs; its times mean nothing.  A part that raises is reported, and the next one runs.  The exit code is 0 only if all
+that was compared is equal and nothing raised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.packages import WHEELS, make_importable
+
+PARTS = ("correctness", "drafting", "bubble")
+DRY: dict[str, Any] = {"batches": [1, 3], "contexts": [64], "threads": [1, 2], "rounds": 2, "steps": 3, "cases": 20}
+FULL: dict[str, Any] = {
+    "batches": [1, 8, 32, 64, 128, 256, 512],
+    "contexts": [1024, 8192, 32768, 131072],
+    "threads": [1, 4],
+    "rounds": 5,
+    "steps": 20,
+    "cases": 400,
+}
+DRY_TOKENS, MOST_TOKENS = 5000, 6_000_000
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run all parts, print the tables, and write the report; return the exit code."""
+    options = _parse(arguments)
+    installed = make_importable(options.wheels)
+    return _run(options, installed)
+
+
+def _run(options: argparse.Namespace, installed: list[str]) -> int:
+    from benchmarks.gpu.device import open_device
+    from benchmarks.gpu.report import show
+
+    began, deadline = time.monotonic(), time.monotonic() + 60 * options.minutes
+    device = open_device(options.device)
+    if options.hang:  # a stream that stands still would wait forever: print all stacks, and end
+        faulthandler.dump_traceback_later(60 * (options.minutes + options.hang), exit=True)
+    report: dict[str, Any] = {"machine": machine(device), "installed": installed, "wrong": []}
+    report["options"] = {name: str(value) for name, value in vars(options).items()}
+    print(json.dumps(report["machine"], indent=2), flush=True)
+    for name, part in _parts(options, device, deadline).items():
+        print(f"{name}, {time.monotonic() - began:.0f} s after the start", flush=True)
+        try:
+            report[name] = part()
+        except Exception as error:
+            traceback.print_exc()
+            report[name] = {"raised": traceback.format_exc(), "wrong": [f"raised {type(error).__name__}: {error}"]}
+        report["wrong"] += [f"{name}: {stated}" for stated in report[name]["wrong"]]
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if options.hang:
+        faulthandler.cancel_dump_traceback_later()
+    show({name: part for name, part in report.items() if not (isinstance(part, dict) and "raised" in part)})
+    print(f"{device.name}; {time.monotonic() - began:.0f} s; everything is in {options.json}")
+    return 1 if report["wrong"] else 0
+
+
+def _parts(options: argparse.Namespace, device: Any, deadline: float) -> dict[str, Callable[[], dict[str, Any]]]:
+    from benchmarks.gpu import bubble, correctness, drafting
+    from benchmarks.gpu.decoding import corpus
+
+    tokens = corpus(DRY_TOKENS if options.device == "cpu" else MOST_TOKENS)
+    gamma, rounds, steps = options.draft_length, options.rounds, options.steps
+    alone = drafting.Sizes(options.batches, options.contexts, options.threads, gamma, rounds, steps)
+    # For whole steps, one context and a third of the batch sizes are enough.
+    context = sorted(options.contexts)[min(1, len(options.contexts) - 1)]
+    cases = [(rows, context) for rows in options.batches[::3]]
+    whole = bubble.Sizes(cases, max(options.threads), gamma, options.model_ms, rounds, 2 * steps)
+    reserved = 0.25 * 60 * options.minutes  # for whole steps, which come last
+    every: dict[str, Callable[[], dict[str, Any]]] = {
+        "correctness": lambda: correctness.check(device.device, options.cases),
+        "drafting": lambda: drafting.measure(device, tokens, alone, deadline - reserved),
+        "bubble": lambda: bubble.measure(device, tokens, whole, deadline),
+    }
+    return {name: every[name] for name in options.parts}
+
+
+def machine(device: Any) -> dict[str, Any]:
+    """Return the device, the processor, and the versions of what runs."""
+    import torch
+
+    from benchmarks.machine import machine as of_host
+    from benchmarks.machine import versions
+
+    used = versions("torch", "triton", "numpy", "numba", "llvmlite", "pydantic", "pluggy", "specplug")
+    software = {"python": platform.python_version(), "cuda": torch.version.cuda, **used}
+    return {"device": device.name, **of_host(), "software": software}
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python3 -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu is a dry run (default: cuda)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
+    parser.add_argument("--minutes", type=float, default=8, help="no measurement begins after these (default: 8)")
+    parser.add_argument("--hang", type=float, default=1.5, help="minutes after these to give up; 0: never")
+    parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="the report's file (default: gpu.json)")
+    parser.add_argument("--wheels", type=Path, default=WHEELS, help="folder of wheels (default: %(default)s)")
+    parser.add_argument("--draft-length", type=int, default=7, help="gamma (default: 7)")
+    parser.add_argument("--model-ms", type=float, default=5, help="milliseconds of a model's step (default: 5)")
+    for name in ("batches", "contexts", "threads"):
+        parser.add_argument(f"--{name}", type=int, nargs="+", help=f"default: {FULL[name]}")
+    for name in ("rounds", "steps", "cases"):
+        parser.add_argument(f"--{name}", type=int, help=f"default: {FULL[name]}")
+    options = parser.parse_args(arguments)
+    for name, value in (DRY if options.device == "cpu" else FULL).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Checks that a device computes what a CPU computes: kernels, whole steps, and the reference verifier.
+
+Each check returns the number of cases that it compared, and what differed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import scan
+from specplug.pipeline.stream import reference
+from specplug.pipeline.stream.transfers import transfers_for
+from specplug.types.draft import Draft
+from specplug.types.verification import SamplingBatch, TargetLogits
+from specplug.verify.random import uniforms
+from specplug.verify.reference import ReferenceVerifier
+from tests.pipeline.transfers import random_step
+from tests.runtime.stream_engine import Engine, run
+
+CPU = torch.device("cpu")
+Found = tuple[int, list[str]]
+
+
+def check(device: torch.device, cases: int, seed: int = 0) -> dict[str, Any]:
+    """Run all checks; return the cases of each, and what differed.
+
+    Args:
+        device: to compare with the CPU.
+        cases: of each check; a case is one call or one step.
+        seed: of all random cases.
+    """
+    compared: dict[str, int] = {}
+    wrong: list[str] = []
+    for name, function in CHECKS.items():
+        print(f"  {name}", flush=True)
+        compared[name], differing = function(device, cases, Random(seed))
+        wrong += [f"{name}: {stated}" for stated in differing[:3]]
+    return {"compared": compared, "wrong": wrong}
+
+
+def transfers(device: torch.device, cases: int, random: Random) -> Found:
+    """Compare `pack` and `unpack` of the device with the reference, in poisoned memory."""
+    wrong = []
+    for number in range(cases):
+        step = random_step(random)
+        there = step.on(device) if device.type == "cuda" else step
+        for method in ("pack", "unpack"):
+            expected = step.outcome(getattr(step, method), reference)
+            if there.outcome(getattr(there, method), transfers_for(device)) != expected:
+                wrong.append(f"case {number}: {method} differs from the reference")
+    return cases, wrong
+
+
+def steps(device: torch.device, cases: int, random: Random) -> Found:
+    """Compare steps in the device's stream, of requests that come and go, with steps inline on the CPU."""
+    wrong, compared, seed = [], 0, random.random()
+    while compared < cases:
+        engines = [Engine(streamed=True), Engine(streamed=True, device=device)]
+        found = run(Random(f"{seed} {compared}"), engines, steps=60)
+        for engine in engines:
+            assert engine.steps is not None
+            engine.steps.settle()
+        for number, (expected, there) in enumerate(found):
+            same = [torch.equal(a, b.cpu()) for a, b in zip(expected, there, strict=True)]
+            if not all(same):
+                wrong.append(f"step {compared + number}: ids equal: {same[0]}, confidences equal: {same[1]}")
+        counts = [engine.stage.metrics.snapshot() for engine in engines]
+        if counts[0] != counts[1]:
+            wrong.append(f"steps {compared} to {compared + len(found) - 1}: counts of accepted tokens or faults differ")
+        compared += len(found)
+        for engine in engines:
+            if engine.steps is not None and engine.steps.busy:
+                wrong.append(f"{engine.steps.busy} steps found the proposer busy")
+            engine.close()
+    return compared, wrong
+
+
+def scans(device: torch.device, cases: int, random: Random) -> Found:
+    """Compare the scan that drafting is timed beside with its reference."""
+    wrong, compared = [], 0
+    for number in range(cases):
+        slots, most, gamma = random.randint(1, 4), random.choice([6, 40, 5000]), random.randint(1, 7)
+        texts = torch.tensor([[random.randrange(3) for _ in range(most)] for _ in range(slots)], dtype=torch.int32)
+        lengths = torch.tensor([random.randint(1, most) for _ in range(slots)], dtype=torch.int32)
+        rows = torch.tensor(random.sample(range(slots), slots), dtype=torch.int32)
+        expected = torch.zeros(slots, gamma, dtype=torch.int64)
+        scan.draft(rows, lengths, texts, expected)
+        found = torch.zeros_like(expected, device=device)
+        scan.Scan(slots, device).draft(rows.to(device), lengths.to(device), texts.to(device), found)
+        if not torch.equal(found.cpu(), expected):
+            wrong.append(f"case {number}: the scan differs from its reference")
+        compared += 1
+    return compared, wrong
+
+
+def verification(device: torch.device, cases: int, random: Random) -> Found:
+    """Compare random numbers bit by bit, and the reference verifier's tokens, sampled and greedy."""
+    generator = torch.Generator().manual_seed(random.randrange(1 << 31))
+    wrong = []
+    for number in range(cases):
+        rows, gamma, vocab = random.randint(1, 8), random.randint(1, 7), random.choice([5, 1000, 32000])
+        seeds = torch.tensor([random.getrandbits(64) - (1 << 63) for _ in range(rows)])
+        places = torch.randint(0, 1 << 20, (rows,), generator=generator)
+        draft = Draft.allocate(rows, gamma)
+        draft.token_ids.copy_(torch.randint(0, vocab, (rows, gamma), generator=generator))
+        draft.lengths.copy_(torch.randint(0, gamma + 1, (rows,), generator=generator))
+        logits = 3 * torch.randn(rows, gamma + 1, vocab, generator=generator)
+        logits.scatter_(2, draft.token_ids.long()[..., None], 8.0)  # so that drafts are accepted often enough
+        temperature = torch.tensor([random.choice([0.0, 0.7, 1.0]) for _ in range(rows)])
+        top_p = torch.tensor([random.choice([1.0, 0.9]) for _ in range(rows)])
+        outcomes = []
+        for where in (CPU, device):
+            drawn = uniforms(seeds.to(where), places.to(where), gamma)
+            target = TargetLogits.dense(logits.to(where))
+            sampling = SamplingBatch(temperature.to(where), top_p=top_p.to(where), all_greedy=number % 5 == 0)
+            own = Draft.allocate(rows, gamma, device=where)
+            own.copy_(draft)
+            verified = ReferenceVerifier().verify(own, target, sampling, drawn)
+            outcomes.append([it.cpu() for it in (drawn.accept, drawn.draw, verified.token_ids, verified.num_accepted)])
+        same = [torch.equal(a, b) for a, b in zip(*outcomes, strict=True)]
+        if not all(same):
+            wrong.append(f"case {number}: equal are accept, draw, tokens, accepted: {same}")
+    return cases, wrong
+
+
+CHECKS: dict[str, Callable[[torch.device, int, Random], Found]] = {
+    "pack and unpack": transfers,
+    "steps in the stream": steps,
+    "scan": scans,
+    "random numbers and verification": verification,
+}

@@ -1,0 +1,215 @@
+"""Batches that decode a known text, and the arms that draft for them.
+
+A batch's token table holds all of each text from the beginning; only the lengths grow.  After each step, tensor
+operations on the device compare the drafts with the text and advance each row by its accepted tokens and one more, so
+that no step needs the host, as in an engine that schedules its steps early.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sysconfig
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.gpu.scan import Scan
+from specplug.assembly import build_draft_stage
+from specplug.interfaces import PluginContext
+from specplug.pipeline.stream.buffers import StepBuffers
+from specplug.pipeline.stream.launch import stream_for
+from specplug.pipeline.stream.transfers import transfers_for
+from specplug.plugins.registry import default_registry
+from specplug.runtime.rows import RowFacts
+from specplug.runtime.running_request import RunningRequest
+from specplug.runtime.slot_allocator import SlotAllocator
+from specplug.runtime.stream_steps import EngineRows, StreamSteps
+from specplug.settings.model import Settings
+from specplug.types.caps import EngineCaps
+from specplug.types.plan import StepPlan
+from specplug.types.request import Request
+
+Tokens = npt.NDArray[np.int32]
+
+PIECE = re.compile(r"\w+|\s+|[^\w\s]")
+
+HOST_BYTES_PER_TOKEN = 24
+"""Host memory of a text's token in one arm: the token table, the n-gram index and the prompt."""
+
+
+def corpus(most: int) -> Tokens:
+    """Return at most this many tokens of the sources of Python's library; words, spaces and signs are tokens."""
+    found: list[int] = []
+    ids: dict[str, int] = {}
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
+        if len(found) >= most:
+            break
+        if "site-packages" not in path.parts and "dist-packages" not in path.parts:
+            pieces = PIECE.findall(path.read_text(encoding="utf-8", errors="replace"))
+            found += [ids.setdefault(piece, len(ids)) for piece in pieces]
+    return np.array(found[:most], np.int32)
+
+
+class Batch:
+    """B texts on the host and on the device; each row begins `context` tokens into its text.
+
+    Attributes:
+        texts: [B, L] int32 on the host; texts overlap where the corpus is short.
+        table: the same on the device.
+        slots: [B] int32, the slot of each row of the engine, on the device.
+        vocab_size: V.
+    """
+
+    def __init__(
+        self, tokens: Tokens, rows: int, context: int, draft_length: int, steps: int, device: torch.device
+    ) -> None:
+        self.rows, self.context, self.draft_length, self.device = rows, context, draft_length, device
+        length = context + (steps + 2) * (draft_length + 1)
+        starts = np.arange(rows) * max(1, tokens.size // rows)
+        self.texts = np.stack([tokens.take(np.arange(start, start + length), mode="wrap") for start in starts])
+        self.table = torch.from_numpy(self.texts).to(device)
+        self.order = list(range(rows - 1, -1, -1))
+        self.slots = torch.tensor(self.order, dtype=torch.int32, device=device)
+        self.vocab_size = int(tokens.max()) + 1
+
+    @staticmethod
+    def bytes_needed(rows: int, context: int) -> tuple[int, int]:
+        """Return bytes on the host for each arm that drafts there, and on the device for all arms."""
+        return rows * context * HOST_BYTES_PER_TOKEN, rows * context * 4
+
+
+class Arm(ABC):
+    """One way to draft for a batch, with the engine's tensors for it.
+
+    Attributes:
+        name: as the report shows it.
+        out: [B, K] int64, the drafts, by the engine's rows.
+        lengths: [B] int32, tokens of each slot.
+        emitted: [1] int64, tokens that all rows emitted.
+        steps: the number of steps.
+    """
+
+    def __init__(self, name: str, batch: Batch) -> None:
+        rows, gamma, device = batch.rows, batch.draft_length, batch.device
+        self.name, self.batch, self.steps = name, batch, 0
+        self.out = torch.full((rows, gamma), -1, dtype=torch.int64, device=device)
+        self.confidence = torch.zeros(rows, gamma, device=device)
+        self.lengths = torch.full((rows,), batch.context, dtype=torch.int32, device=device)
+        self.last = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+        self.num_sampled, self.num_rejected = torch.zeros(2, rows, dtype=torch.int32, device=device)
+        self.emitted = torch.zeros(1, dtype=torch.int64, device=device)
+        self._slots, self._columns = batch.slots.long(), torch.arange(gamma, device=device)
+
+    def advance(self) -> None:
+        """Verify the drafts on the device: accept what the text holds, and emit that and one token more."""
+        slots, table = self._slots, self.batch.table
+        positions = self.lengths[slots].long()[:, None] + self._columns
+        accepted = (self.out == table[slots[:, None], positions]).long().cumprod(1).sum(1)
+        self.num_sampled.copy_(accepted + 1)
+        self.num_rejected.copy_(self.batch.draft_length - accepted)
+        self.lengths[slots] += self.num_sampled
+        self.last[slots, 0] = table[slots, self.lengths[slots].long() - 1].long()
+        self.emitted += (accepted + 1).sum()
+        self.steps += 1
+
+    @abstractmethod
+    def draft(self) -> None:
+        """Fill `out`; never wait for the device."""
+
+
+class Plain(Arm):
+    """No drafts: a token a step."""
+
+    def draft(self) -> None:
+        """Do nothing: no token of a text is -1."""
+
+
+class Scanned(Arm):
+    """Drafts by a scan of the texts on the device; see `benchmarks.gpu.scan`."""
+
+    def __init__(self, name: str, batch: Batch) -> None:
+        super().__init__(name, batch)
+        self._scan = Scan(batch.rows, batch.device)
+
+    def draft(self) -> None:
+        """Scan."""
+        self._scan.draft(self.batch.slots, self.lengths, self.batch.table, self.out)
+
+
+class Empty(Arm):
+    """Both transfers around a host function that does nothing, `free(NULL)`: the least that a step in a stream takes.
+
+    It has the buffers of one step only, so the device must be waited for after each step.
+    """
+
+    def __init__(self, name: str, batch: Batch) -> None:
+        super().__init__(name, batch)
+        rows, gamma, device = batch.rows, batch.draft_length, batch.device
+        self._buffers = StepBuffers.allocate(rows, gamma, gamma + 1, pinned=device.type == "cuda")
+        self._transfers, self._stream = transfers_for(device), stream_for(device)
+        self._function = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p).value or 0
+
+    def draft(self) -> None:
+        """Launch a step, which fills `out` with each row's last token."""
+        batch, rows = self.batch, self.batch.rows
+        found = batch.slots, self.lengths, batch.table, self.num_sampled, self.num_rejected
+        self._transfers.pack(self._buffers, rows, *found)
+        self._stream.launch(self._function, 0)
+        outputs = batch.slots, self.last, self.out, self.confidence
+        self._transfers.unpack(self._buffers, rows, batch.draft_length, *outputs)
+
+
+class Streamed(Arm):
+    """Drafts of a shipped proposer, by a host function in the device's stream.
+
+    Args:
+        threads: of the proposer; 0 is its own choice.
+        proposer: its name.
+    """
+
+    def __init__(self, name: str, batch: Batch, *, threads: int, proposer: str = "ngram") -> None:
+        super().__init__(name, batch)
+        length, cpu = batch.texts.shape[1], torch.device("cpu")
+        caps = EngineCaps(batch.draft_length)
+        context = PluginContext(caps, vocab_size=batch.vocab_size, max_slots=batch.rows, max_length=length, device=cpu)
+        settings = Settings(proposer=proposer, policy="fixed", options={proposer: {"threads": threads}})
+        stage = build_draft_stage(settings, default_registry(), context)
+        self._stage = stage
+        slot_of = {f"r{slot}": slot for slot in range(batch.rows)}
+        allocator = SlotAllocator(batch.rows, cpu, lambda event: stage.on_event(event))
+        allocator.engine_slot = slot_of.__getitem__
+        self.stream = StreamSteps(stage, allocator.slots, length, batch.vocab_size, batch.device)
+        for request, slot in slot_of.items():
+            prompt = batch.texts[slot, : batch.context]
+            described = Request(request, batch.context, length - batch.context)
+            allocator.start(RunningRequest(described, length, (), tokens=prompt))  # type: ignore[arg-type]
+        self._facts = RowFacts(allocator, [f"r{slot}" for slot in batch.order])
+        self._plan = StepPlan(batch.draft_length)
+        self._engine = EngineRows(
+            *(batch.slots, self.lengths, batch.table, self.num_sampled, self.num_rejected, self.last, self.out),
+            self.confidence,
+        )
+
+    def ready(self) -> None:
+        """Wait until all prompts are ingested."""
+        self.stream.intake.settle()
+
+    def draft(self) -> None:
+        """Launch a step."""
+        self.stream.take(self._facts, self._engine, self._plan)
+
+    def faults(self) -> list[str]:
+        """Return what went wrong in the steps so far, once they have ended."""
+        self.stream.settle()
+        self.stream.intake.check_ready()
+        found = [f"{self.name}: {self.stream.busy} steps found the proposer busy"] if self.stream.busy else []
+        faults = {name: dict(kinds) for name, kinds in self._stage.metrics.snapshot().faults.items() if kinds}
+        return found + [f"{self.name}: faults {faults}"] * bool(faults)
+
+    def close(self) -> None:
+        """Wait for the steps, and release the stage."""
+        self.stream.close()

@@ -1,0 +1,95 @@
+"""Report of `benchmarks.gpu`: tables of what was measured, and what failed or was left out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.gpu.bubble import WITHOUT
+from benchmarks.gpu.drafting import SCAN
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print the report; ratios only if all that the run compared was equal."""
+    is_right = not report["wrong"]
+    if (found := report.get("correctness")) is not None:
+        counts = ", ".join(f"{name} {count}" for name, count in found["compared"].items())
+        print(f"\nCorrectness, cases compared with the CPU: {counts}.")
+    if report.get("drafting", {}).get("cases"):
+        _show_drafting(report["drafting"]["cases"], is_right)
+    if report.get("bubble", {}).get("cases"):
+        _show_bubble(report["bubble"], is_right)
+    for part in ("drafting", "bubble"):
+        for line in report.get(part, {}).get("left_out", ()):
+            print(f"left out, {part}: {line}")
+    for line in report["wrong"]:
+        print(f"WRONG: {line}")
+    print("Everything that was compared is equal." if is_right else "Because of these faults no ratio is shown.")
+
+
+def _show_drafting(cases: Sequence[dict[str, Any]], is_right: bool) -> None:
+    names = list(cases[0]["arms"])
+    others = [name for name in names if name != SCAN]
+    shapes = [[str(case["batch"]), str(case["context"])] for case in cases]
+    arms = [case["arms"] for case in cases]
+    cells = [
+        [_spread(of[name]["device_us"]) for name in names]
+        + [_ratio(of[SCAN]["device_us"], of[name]["device_us"], is_right) for name in others]
+        for of in arms
+    ]
+    header = ["batch", "context", *names, *(f"{SCAN} / {name}" for name in others)]
+    _table("Drafting: microseconds of the device", header, _joined(shapes, cells))
+    cells = [
+        [_spread(of[name]["host_us"]) for name in names]
+        + [f"{of[name]['tokens_per_step']:.2f}" for name in names]
+        + ["/".join(str(of[name]["device_waited"]) for name in names)]
+        for of in arms
+    ]
+    header = ["batch", "context", *names, *(f"{name}: tokens" for name in names), "device waited"]
+    _table("Drafting: microseconds of the host, and tokens per request and step", header, _joined(shapes, cells))
+    print(
+        "One step, from before its first launch to after its last: the median step of each round, then the median over "
+        "the rounds (least to most).\n'device waited' counts steps of each arm whose device time is left out, because "
+        "the host had not launched all of the step in time."
+    )
+
+
+def _joined(left: Sequence[list[str]], right: Sequence[list[str]]) -> list[list[str]]:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def _show_bubble(found: dict[str, Any], is_right: bool) -> None:
+    names = list(found["cases"][0]["ms_per_step"])
+    others = [name for name in names if name != WITHOUT]
+    header = ["batch", "context", *(f"{name}: ms" for name in names), *(f"{name} / {WITHOUT}" for name in others)]
+    rows = []
+    for case in found["cases"]:
+        times = case["ms_per_step"]
+        rows.append(
+            [str(case["batch"]), str(case["context"])]
+            + [_spread(times[name], 3) for name in names]
+            + [_ratio(times[name], times[WITHOUT], is_right, 4) for name in others]
+        )
+    _table(f"Whole steps, with a model's step of {found['model_ms']:g} ms", header, rows)
+    print("Wall time per step of each round, median over the rounds (least to most); ratios round by round.")
+
+
+def _spread(values: Sequence[float | None], places: int = 1) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "none valid"
+    return f"{statistics.median(known):.{places}f} ({min(known):.{places}f} to {max(known):.{places}f})"
+
+
+def _ratio(above: Sequence[float | None], below: Sequence[float | None], is_right: bool, places: int = 2) -> str:
+    if not is_right:
+        return "not shown"
+    return _spread([a / b for a, b in zip(above, below, strict=True) if a is not None and b], places)
+
+
+def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    sizes = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    print(f"\n{title}")
+    for line in (header, *rows):
+        print("  ".join(cell.rjust(size) for cell, size in zip(line, sizes, strict=True)))

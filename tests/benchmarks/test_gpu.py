@@ -1,0 +1,66 @@
+"""The benchmark for GPUs, as a dry run on the CPU: the same code, with references instead of kernels."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.scan import LONGEST, SHORTEST, draft
+
+
+def test_a_dry_run_compares_and_measures_everything(tmp_path, capsys):
+    path = tmp_path / "report.json"
+    sizes = ["--cases", "8", "--batches", "3", "--steps", "2", "--hang", "0"]
+    assert main(["--device", "cpu", "--json", str(path), *sizes]) == 0
+    report, shown = json.loads(path.read_text()), capsys.readouterr().out
+    assert report["wrong"] == []
+    assert min(report["correctness"]["compared"].values()) >= 8
+    (case,) = report["drafting"]["cases"]
+    assert case["arms"].keys() == {"host, 1 thread", "host, 2 threads", "empty function", "scan"}
+    for arm in case["arms"].values():
+        assert len(arm["device_us"]) == len(arm["host_us"]) == 2
+        assert arm["device_waited"] == 0
+        assert arm["tokens_per_step"] >= 1
+    (case,) = report["bubble"]["cases"]
+    assert case["tokens_per_step"]["no drafts"] == 1
+    assert case["tokens_per_step"]["host, 2 threads"] > 1
+    assert "Everything that was compared is equal." in shown
+    assert "CPU (dry run)" in shown
+
+
+def test_no_ratio_is_shown_of_a_wrong_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("benchmarks.gpu.drafting.unlike_reference", lambda _: ["planted"])
+    path = tmp_path / "report.json"
+    sizes = ["--parts", "drafting", "--batches", "1", "--threads", "1", "--steps", "1", "--hang", "0"]
+    assert main(["--device", "cpu", "--json", str(path), *sizes]) == 1
+    shown = capsys.readouterr().out
+    assert "WRONG: drafting: batch 1, context 64: planted" in shown
+    assert "not shown" in shown
+
+
+def test_a_part_that_raises_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("benchmarks.gpu.correctness.check", lambda *_: 1 / 0)
+    path = tmp_path / "report.json"
+    sizes = ["--parts", "correctness", "drafting", "--batches", "1", "--threads", "1", "--steps", "1", "--hang", "0"]
+    assert main(["--device", "cpu", "--json", str(path), *sizes]) == 1
+    report = json.loads(path.read_text())
+    assert report["wrong"] == ["correctness: raised ZeroDivisionError: division by zero"]
+    assert len(report["drafting"]["cases"]) == 1
+
+
+def test_a_scan_takes_the_longest_match_and_among_these_the_last():
+    assert (SHORTEST, LONGEST) == (2, 5)
+    assert drafted([1, 2, 3, 9, 2, 3, 8, 1, 2, 3]) == [9, 2, 3, 8]
+    assert drafted([1, 2, 7, 1, 2, 8, 1, 2]) == [8, 1, 2, 2]
+    assert drafted([1, 1, 1]) == [1, 1, 1, 1]
+    assert drafted([1, 2, 3, 4, 3]) == [3, 3, 3, 3]
+    assert drafted([5]) == [5, 5, 5, 5]
+
+
+def drafted(text: list[int]) -> list[int]:
+    out = torch.zeros(1, 4, dtype=torch.int64)
+    texts, one = torch.tensor([text], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    draft(one, torch.tensor([len(text)], dtype=torch.int32), texts, out)
+    return out[0].tolist()
