@@ -41,7 +41,7 @@ def match_kernel(
         text = texts + slot * texts_stride
         ends = start + tl.arange(0, BLOCK)
         is_equal = ends < length - 1
-        counts = tl.zeros([BLOCK], dtype=tl.int64)
+        counts = tl.full([BLOCK], 0, tl.int64)
         for distance in tl.static_range(LONGEST):
             wanted = tl.load(text + length - 1 - distance, mask=length - 1 - distance >= 0, other=-1)
             mask = is_equal & (ends >= distance)
