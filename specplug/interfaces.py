@@ -172,7 +172,7 @@ class HasHostStep(Protocol):
         """
 
     def is_outdated(self) -> bool:
-        """Return, at once, whether `update` has something to do; asked at each step, on the engine's thread."""
+        """Return, without waiting, whether `update` has work to do; called at each step, on the engine's thread."""
 
     def update(self) -> None:
         """Bring what slots share up to date, such as corpora."""

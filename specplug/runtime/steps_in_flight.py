@@ -69,7 +69,7 @@ class StepInFlight:
 
     @property
     def status(self) -> int:
-        """What the host function said: `OK`, `BUSY`, `FAILED` or `MALFORMED`."""
+        """The status that the host function stored: `OK`, `BUSY`, `FAILED` or `MALFORMED`."""
         return int(self._numbers[host.STATUS])
 
     def fit_window(self, window: int) -> None:

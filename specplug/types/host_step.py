@@ -9,7 +9,7 @@ from typing import NamedTuple
 class StepArgument(enum.IntEnum):
     """Indices of a step's arguments, int64 numbers; B rows with drafts of at most N tokens.
 
-    The arrays are in host memory, contiguous if not said otherwise, and live until the call returns.  Their contents
+    The arrays are in host memory, contiguous unless noted otherwise, and live until the call returns.  Their contents
     are those of `BatchView`, the limits of `Proposer.propose`, and `Draft`, which arrives empty.
     """
 

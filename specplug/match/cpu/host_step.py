@@ -36,7 +36,7 @@ _NUM_NEW, _MOST, _IDS, _CONFIDENCE, _DRAFT_STRIDE, _DRAFT_LENGTHS, _SOURCES, _PA
 
 
 class HostStepMemory:
-    """What the C function of one lookup reads besides its arguments.
+    """The memory that the C function of one lookup reads in addition to its arguments.
 
     Args:
         max_slots: S.
@@ -60,7 +60,7 @@ class HostStepMemory:
         self._states: tuple[Any, Any] | None = None
 
     def use(self, learnt: Any, unlearnt: Any) -> None:
-        """Let the function use these states, if it was asked for; see `Lookup`.  The flag must be held."""
+        """Let the function use these states, see `Lookup`.  The caller holds the flag."""
         self._states = learnt, unlearnt
         self._numbers[[_STATE, _UNLEARNT]] = handle_of(learnt), handle_of(unlearnt)
 
