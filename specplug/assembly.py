@@ -180,6 +180,16 @@ def _handle(
     return handle
 
 
+def may_stream(settings: Settings, registry: Registry, device: torch.device) -> bool:
+    """Return whether steps may be taken in an engine's stream: the only proposer is on the host and has a host step.
+
+    See `specplug.runtime.stream_steps`; whether they can be is seen once the draft stage is built on the CPU.
+    """
+    if settings.extra_proposers or device.type not in ("cpu", "cuda"):
+        return False
+    return registry.get(ProposerSpec, settings.proposer).caps_for(device.type).host_step
+
+
 @contextmanager
 def _starting(spec: PluginSpec) -> Iterator[None]:
     """Convert an exception in a plug-in's code at start-up to an error that names the plug-in and the failing line.

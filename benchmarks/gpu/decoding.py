@@ -22,12 +22,13 @@ from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
 from specplug.pipeline.stream.buffers import StepBuffers
 from specplug.pipeline.stream.launch import stream_for
+from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.pipeline.stream.transfers import transfers_for
 from specplug.plugins.registry import default_registry
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.running_request import RunningRequest
 from specplug.runtime.slot_allocator import SlotAllocator
-from specplug.runtime.stream_steps import EngineRows, StreamSteps
+from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import StepPlan
@@ -156,11 +157,11 @@ class Empty(Arm):
     def draft(self) -> None:
         """Launch a step, which fills `out` with each row's last token."""
         batch, rows = self.batch, self.batch.rows
-        found = batch.slots, self.lengths, batch.table, self.num_sampled, self.num_rejected
-        self._transfers.pack(self._buffers, rows, *found)
+        found = EngineRows(batch.slots, self.lengths, batch.table, self.num_sampled, self.num_rejected)
+        self._transfers.pack(self._buffers, rows, found)
         self._stream.launch(self._function, 0)
-        outputs = batch.slots, self.last, self.out, self.confidence
-        self._transfers.unpack(self._buffers, rows, batch.draft_length, *outputs)
+        outputs = DraftOutputs(self.out, self.confidence)
+        self._transfers.unpack(self._buffers, rows, batch.draft_length, outputs)
 
 
 class Streamed(Arm):
@@ -186,13 +187,11 @@ class Streamed(Arm):
         for request, slot in slot_of.items():
             prompt = batch.texts[slot, : batch.context]
             described = Request(request, batch.context, length - batch.context)
-            allocator.start(RunningRequest(described, length, (), tokens=prompt))  # type: ignore[arg-type]
+            allocator.start(RunningRequest(described, length, (), tokens=prompt))
         self._facts = RowFacts(allocator, [f"r{slot}" for slot in batch.order])
         self._plan = StepPlan(batch.draft_length)
-        self._engine = EngineRows(
-            *(batch.slots, self.lengths, batch.table, self.num_sampled, self.num_rejected, self.last, self.out),
-            self.confidence,
-        )
+        self._engine = EngineRows(batch.slots, self.lengths, batch.table, self.num_sampled, self.num_rejected)
+        self._outputs = DraftOutputs(self.out, self.confidence)
 
     def ready(self) -> None:
         """Wait until all prompts are ingested."""
@@ -200,7 +199,7 @@ class Streamed(Arm):
 
     def draft(self) -> None:
         """Launch a step."""
-        self.stream.take(self._facts, self._engine, self._plan)
+        self.stream.take(self._facts, self._engine, self._plan, self._outputs)
 
     def faults(self) -> list[str]:
         """Return what went wrong in the steps so far, once they have ended."""

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from specplug.faults import FaultGuard
 from specplug.grammar.follow import GrammarState, follow
-from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft, chain_parents
 from specplug.types.verdict import Forced, Outcome, Verdict
@@ -99,8 +98,13 @@ class Completer:
 
     def annotated(self, outcome: Outcome) -> Outcome:
         """Annotate the engine's report on the newest step; a second call returns it unchanged."""
-        done, self._done = self._done, None
+        done = self.take()
         return outcome if done is None else done.annotated(outcome)
+
+    def take(self) -> Completed | None:
+        """Return the newest completed drafts, once; None if nothing was completed."""
+        done, self._done = self._done, None
+        return done
 
     def _complete(self, draft: Draft, states: Sequence[GrammarState | None], room: Tensor, budget: int | None) -> None:
         self._done = complete(draft, states, room.tolist(), budget)
@@ -187,11 +191,11 @@ def _appended(draft: Draft, forced: Forced) -> Draft:
     )
 
 
-def separated(batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> tuple[Draft, Verdict, Tensor]:
+def separated(lengths: Tensor, outcome: Outcome, verdict: Verdict) -> tuple[Draft, Verdict, Tensor]:
     """Separate the grammars' tokens and their verdict from those of the proposers.
 
     Args:
-        batch: the batch after verification.
+        lengths: [B] int32, tokens of each text after verification.
         outcome: its outcome, with `forced`.
         verdict: the verdict on the proposers' drafts, which precede the grammars' tokens.
 
@@ -202,20 +206,20 @@ def separated(batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> tuple[D
     forced = outcome.forced
     assert forced is not None
     before, none = verdict.proposed - verdict.cut_by_grammar, torch.zeros_like(verdict.proposed)
-    lengths = torch.where(outcome.discarded(), none, forced.lengths)
-    verified = (outcome.verified - before).clamp(min=0).minimum(lengths)
+    added = torch.where(outcome.discarded(), none, forced.lengths)
+    verified = (outcome.verified - before).clamp(min=0).minimum(added)
     reached = (outcome.accepted >= before) & (verified > 0)
-    places = torch.arange(forced.token_ids.shape[1], device=lengths.device)
+    places = torch.arange(forced.token_ids.shape[1], device=added.device)
     draft = Draft(
         token_ids=forced.token_ids,
-        lengths=lengths,
+        lengths=added,
         confidence=forced.confidence,
-        source=torch.where(places < lengths[:, None], 0, -1).int(),
-        base_len=batch.lengths - outcome.emitted + before,
+        source=torch.where(places < added[:, None], 0, -1).int(),
+        base_len=lengths - outcome.emitted + before,
         sources=(SOURCE,),
     )
     fate = Verdict(
-        proposed=lengths,
+        proposed=added,
         verified=verified,
         accepted=(outcome.accepted - before).clamp(min=0).minimum(verified),
         cut_by_grammar=none,

@@ -61,10 +61,10 @@ class DraftStage:
         trace: TraceWriter | None = None,
     ) -> None:
         self._trimmer, self._trimmer_guard = trimmer, trimmer_guard
-        self._caps = caps
         self.metrics, self._trace = metrics, trace
         self._trace_guard = FaultGuard("trace", sink=metrics.fault)  # a full disk must not end the engine
         self._buffers = DraftBuffers(handles, caps, max_slots, vocab_size, device)
+        self.takes_trees = caps.trees
         trees = caps.trees and any(handle.caps.trees for handle in handles)
         self.in_flight = InFlight(max_slots, caps.max_draft_length, device, trees=trees)
         self.runners = tuple(map(ProposerRunner, handles, guards, self._buffers.parts))
@@ -140,7 +140,7 @@ class DraftStage:
 
     def for_engine(self, draft: Draft) -> Draft:
         """Convert a draft to a form that the engine takes: a chain, unless the engine takes trees."""
-        return draft if self._caps.trees else draft.as_chain()
+        return draft if self.takes_trees else draft.as_chain()
 
     @torch.inference_mode()
     def trim(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
@@ -201,7 +201,7 @@ class DraftStage:
 
     def _tell_of_grammars(self, batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> None:
         """Count and trace the tokens that grammars drafted; proposers do not see them."""
-        draft, fate, reached = separated(batch, outcome, verdict)
+        draft, fate, reached = separated(batch.lengths, outcome, verdict)
         self.metrics.record_added(SOURCE, fate, reached)
         if self._trace is not None and self._trace_guard.admits_step():
             draft = replace(draft, lengths=draft.lengths * reached)

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from copy import copy
 from dataclasses import replace
 from functools import partial
 
@@ -21,11 +22,9 @@ from specplug.pipeline.cpu.host_function import hand_over
 from specplug.pipeline.handles import InlineHandle
 from specplug.pipeline.runner import ProposerRunner
 from specplug.pipeline.worker import Worker
-from specplug.runtime.running_request import Span
+from specplug.runtime.running_request import Span, Tokens
 from specplug.runtime.slots import SlotTable
 from specplug.types.request import BEGINS, Event, RequestEvent
-
-Tokens = npt.NDArray[np.int32]
 
 NO_TEXT = -1
 """Id of tokens that are not text."""
@@ -53,7 +52,7 @@ class Intake(InlineHandle):
         self,
         runner: ProposerRunner,
         slots: SlotTable,
-        texts: Tokens,
+        texts: npt.NDArray[np.int32],
         completed: npt.NDArray[np.int64],
         *,
         on_thread: bool,
@@ -73,7 +72,7 @@ class Intake(InlineHandle):
             self._submit(partial(self.proposer.on_event, event))
         elif event.kind in BEGINS:
             occupant = self._slots.occupants[event.slot]
-            tokens = list(occupant.tokens)  # an engine may lend its own list, to which it appends
+            tokens = copy(occupant.tokens)  # an engine may lend its own list, to which it appends
             length = self.first_lengths[event.slot] = max(len(tokens), event.request.prompt_length)
             self._submit(partial(self._begin, event, tokens, int(length), occupant.barriers))
             self._slots.occupants[event.slot] = replace(occupant, tokens=())  # not needed again
@@ -118,7 +117,7 @@ class Intake(InlineHandle):
             time.sleep(_POLL)
         job()
 
-    def _begin(self, event: RequestEvent, tokens: list[int], length: int, barriers: tuple[Span, ...]) -> None:
+    def _begin(self, event: RequestEvent, tokens: Tokens, length: int, barriers: tuple[Span, ...]) -> None:
         """Begin a request's text, also if the proposer cannot handle the request's event."""
         try:
             self.proposer.on_event(event)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from specplug.types.request import Request
+
+Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 MAX_STOP_IDS = 8
 """Stop ids tracked per request on the device; a stop on any further id is detected one step late."""
@@ -31,4 +37,4 @@ class RunningRequest:
     end: int
     stop_ids: tuple[int, ...]
     barriers: tuple[Span, ...] = ()
-    tokens: Sequence[int] = ()
+    tokens: Tokens = ()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
-from specplug.runtime.running_request import RunningRequest
+from specplug.runtime.running_request import RunningRequest, Tokens
 from specplug.runtime.slots import SlotTable
 from specplug.types.request import Lifecycle, Request, RequestEvent
 
@@ -68,7 +68,7 @@ class SlotAllocator:
         """Give a new request no slot and report no events for it; it is in no batch until it finishes."""
         self.ignored.add(request_id)
 
-    def resume(self, request_id: str, tokens: Sequence[int] = ()) -> None:
+    def resume(self, request_id: str, tokens: Tokens = ()) -> None:
         """Assign a slot to a preempted request; `tokens`: see `RunningRequest`."""
         occupant = self._waiting.pop(request_id, None)
         if occupant is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +33,7 @@ class StepInFlight:
 
     Attributes:
         buffers: what kernels read and write.
+        num_rows: all rows of the engine.
         batch_size: B, the rows that may draft.
         argument: memory whose address the host function takes.
     """
@@ -42,8 +43,11 @@ class StepInFlight:
     ) -> None:
         runner = stage.runners[0]
         max_slots, draft_length = runner.buffer.token_ids.shape
-        self.buffers = StepBuffers.allocate(max_slots, draft_length, draft_length + 1, pinned=pinned)
-        self.batch_size, self._shared = 0, shared
+        self.buffers = StepBuffers.allocate(
+            max_slots, draft_length, draft_length + 1, pinned=pinned, trees=runner.buffer.parents is not None
+        )
+        self.num_rows = self.batch_size = 0
+        self._shared = shared
         self._columns, self._table = Columns.allocate(max_slots), np.zeros_like(slots.table.numpy())
         self._columns.caps[:] = NO_CAP
         self._sources = np.zeros((max_slots, draft_length), np.int32)
@@ -52,6 +56,7 @@ class StepInFlight:
         self._first_lengths = np.zeros(max_slots, np.int32)
         self._numbers, self._arguments = np.zeros(host.NUMBERS, np.int64), np.zeros(len(StepArgument), np.int64)
         self._numbers[[host.VOCAB_SIZE, host.NUM_SOURCES]] = vocab_size, len(stage.sources)
+        parents = self.buffers.parents
         drafts = (self.buffers.ids.numpy(), self.buffers.confidence.numpy(), self._sources)
         tensors = (runner.ingested, runner.generations, stage.in_flight.heads, *stage.metrics.tensors())
         self._memory = kernels.Memory(  # type: ignore[no-untyped-call]
@@ -60,17 +65,23 @@ class StepInFlight:
             shared.stopped,
             *[tensor.numpy() for tensor in tensors],
             *drafts,
+            kernels.NO_PARENTS if parents is None else parents.numpy(),
             self.buffers.draft_lengths.numpy(),
             self._base_len,
         )
         self._facts: RowFacts | None = None
-        self._has_caps = False
+        self._has_caps = self._has_cuts = False
         self._record()
 
     @property
     def status(self) -> int:
         """The status that the host function stored: `OK`, `BUSY`, `FAILED` or `MALFORMED`."""
         return int(self._numbers[host.STATUS])
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest draft, once the step has run."""
+        return int(self.buffers.draft_lengths.numpy()[: self.batch_size].max(initial=0))
 
     def fit_window(self, window: int) -> None:
         """Make room for at least `window` new tokens a row."""
@@ -98,7 +109,7 @@ class StepInFlight:
             caps: most draft tokens, by request.
         """
         if self._facts is not facts:
-            self._facts, self.batch_size = facts, len(facts.names)
+            self._facts, self.batch_size, self.num_rows = facts, len(facts.names), rows
             kept = np.arange(rows) if facts.kept is None else np.array(facts.kept, np.int64)
             columns, size, own = self._columns, self.batch_size, np.array(facts.slots, np.int64)
             columns.slots[:size] = columns.table_rows[:size] = own
@@ -113,17 +124,25 @@ class StepInFlight:
             self._columns.caps[: self.batch_size] = [caps.get(name, NO_CAP) for name in facts.names]
             self._has_caps = bool(caps)
 
-    def instruct(self, step: HostStep, draft_length: int, *, admits: bool, keeps: bool) -> None:
+    def cut_by_grammar(self, cut: Sequence[int]) -> None:
+        """Write down how many tokens grammars removed from each row's verified draft; none if `cut` is empty."""
+        if cut or self._has_cuts:
+            self._columns.cut_by_grammar[:] = 0
+            self._columns.cut_by_grammar[: len(cut)] = cut
+            self._has_cuts = bool(cut)
+
+    def instruct(self, step: HostStep, draft_length: int, *, reports: bool, admits: bool, keeps: bool) -> None:
         """Say what the host function is to do.
 
         Args:
             step: the proposer's step.
             draft_length: the longest draft.
+            reports: whether to count what the step emitted, and its verdict.
             admits: whether the proposer takes part.
             keeps: whether to store the drafts until their verdict.
         """
         self._numbers[[host.BATCH_SIZE, host.DRAFT_LENGTH]] = self.batch_size, draft_length
-        self._numbers[host.FUNCTION :] = step.function, step.data, admits, keeps, FAILED  # until it has run
+        self._numbers[host.FUNCTION :] = step.function, step.data, reports, admits, keeps, FAILED  # until it has run
 
     def batch(self, vocab_size: int) -> EngineBatch:
         """Return the rows that may draft, once the step has run."""
@@ -138,6 +157,7 @@ class StepInFlight:
             confidence=buffers.confidence,
             lengths=buffers.draft_lengths,
             source=torch.from_numpy(self._sources),
+            parents=buffers.parents,
             base_len=torch.from_numpy(self._base_len),
         )
         return held.view(self.batch_size, draft_length)

@@ -6,13 +6,12 @@ On a CPU the host function is called at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.interfaces import HasHostStep
@@ -20,12 +19,15 @@ from specplug.pipeline.cpu import host_function as host
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.launch import HostFunctionStream, stream_for
 from specplug.pipeline.stream.ring import Ring
+from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.pipeline.stream.transfers import Transfers, transfers_for
 from specplug.runtime.intake import Intake
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import SlotTable
 from specplug.runtime.steps_in_flight import StepInFlight
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
+from specplug.types.draft import Draft
 from specplug.types.host_step import BUSY, OK
 from specplug.types.plan import StepPlan
 
@@ -34,29 +36,6 @@ AT_START = 2
 
 MOST_MISSED = 1024
 """Most tokens of a row that steps without drafts may leave to a later step."""
-
-
-class EngineRows(NamedTuple):
-    """An engine's tensors of one step, on its device: B rows, S slots.
-
-    Attributes:
-        idx_mapping: [B] int32, the slot of each row.
-        total_len: [S] int32, tokens so far.
-        all_token_ids: [S, L] int32.
-        num_sampled, num_rejected: [B] int32, tokens that the step emitted, and draft tokens that it rejected.
-        last_sampled: [S] or [S, 1] int64, each slot's newest token, which pads its draft.
-        out: [B, K] int64, to be filled with draft ids.
-        confidence: [B, K] float32, to be filled; 0 for padding.
-    """
-
-    idx_mapping: Tensor
-    total_len: Tensor
-    all_token_ids: Tensor
-    num_sampled: Tensor
-    num_rejected: Tensor
-    last_sampled: Tensor
-    out: Tensor
-    confidence: Tensor
 
 
 class StreamSteps:
@@ -101,6 +80,7 @@ class StreamSteps:
         self._step = proposer.host_step()
         self._ring = Ring(self._new_step, self._finish)
         self._function, self.busy = host.host_function(), 0
+        self._has_parents = self._runner.buffer.parents is not None
         self._missed = np.zeros(max_slots, np.int64)  # by slot, tokens of steps that were not launched
         self._rows: tuple[RowFacts, npt.NDArray[np.int64]] | None = None
         self._warm_up(device)
@@ -112,7 +92,7 @@ class StreamSteps:
         return (
             isinstance(first.handle.proposer, HasHostStep)
             and not others
-            and first.buffer.parents is None
+            and (first.buffer.parents is None or stage.takes_trees)
             and not stage.has_observers
             and stage.distribution is Distribution.ONE_HOT
         )
@@ -129,49 +109,75 @@ class StreamSteps:
         self._missed[own] += 1
         return True
 
-    def take(self, facts: RowFacts, engine: EngineRows, plan: StepPlan) -> None:
+    def take(self, facts: RowFacts, engine: EngineRows, plan: StepPlan, outputs: DraftOutputs) -> None:
         """Report the verified step of a batch, and draft for its next one.
 
         Args:
             facts: the rows that may draft; pass the same object while the same requests hold the same slots.
             engine: the engine's rows.
             plan: the plan for the drafts.
+            outputs: where the drafts go, [B, K].
+        """
+        self.unpack(self.launch(facts, engine, plan), plan.draft_length, outputs)
+
+    def launch(
+        self,
+        facts: RowFacts,
+        engine: EngineRows,
+        plan: StepPlan,
+        *,
+        reports: bool = True,
+        cut_by_grammar: Sequence[int] = (),
+    ) -> StepInFlight:
+        """Start a step of `take`, which ends with `unpack` or `drop`.
+
+        Args:
+            facts, engine, plan: as in `take`.
+            reports: whether to count what the rows emitted, and the verdict on their drafts; otherwise the caller has
+                counted one token of each row.
+            cut_by_grammar: by row, the tokens that grammars removed from the verified drafts; none if it is empty.
         """
         step, rows = self._ring.take(), engine.idx_mapping.shape[0]
         self._slots.flush()
         self._slots.take_resets()
         step.describe(facts, rows, self._slots, self.intake.first_lengths, plan.caps)
+        step.cut_by_grammar(cut_by_grammar)
         own = self._slots_of(facts)
         step.fit_window(self._draft_length + 1 + int(self._missed[own].max(initial=0)))
         self._missed[own] = 0
         self.intake.update()
         cuts = self._stage.cuts(step.batch_size, plan.draft_length, plan)
         admits = plan.draft_length > 0 and self._runner.is_ready(())
-        step.instruct(self._step, plan.draft_length, admits=admits, keeps=not cuts)
-        self._transfers.pack(
-            step.buffers,
-            rows,
-            engine.idx_mapping,
-            engine.total_len,
-            engine.all_token_ids,
-            engine.num_sampled,
-            engine.num_rejected,
-        )
+        step.instruct(self._step, plan.draft_length, reports=reports, admits=admits, keeps=not cuts)
+        self._transfers.pack(step.buffers, rows, engine)
         self._stream.launch(self._function, step.argument.ctypes.data)
         self.intake.launched += 1
         if cuts:
             self._cut(step, plan)
-        self._transfers.unpack(
-            step.buffers,
-            rows,
-            plan.draft_length,
-            engine.idx_mapping,
-            engine.last_sampled,
-            engine.out,
-            engine.confidence,
-        )
-        self._ring.give_back(step, self._stream.mark())
         self._stage.in_flight.is_empty = False
+        return step
+
+    def drafts(self, step: StepInFlight, draft_length: int) -> tuple[EngineBatch, Draft]:
+        """Wait for a step's drafts of at most K = `draft_length` tokens; return them and their batch, on the CPU.
+
+        They share the step's memory, so that `unpack` hands on what is written to them.
+        """
+        self._stream.mark().wait()
+        return step.batch(self._vocab_size), step.draft(self._runner.buffer, draft_length)
+
+    def longest(self, step: StepInFlight) -> int:
+        """Wait for a step's drafts; return the tokens of the longest."""
+        self._stream.mark().wait()
+        return step.longest
+
+    def unpack(self, step: StepInFlight, draft_length: int, outputs: DraftOutputs) -> None:
+        """End a step: hand its drafts of at most K = `draft_length` tokens to the engine."""
+        self._transfers.unpack(step.buffers, step.num_rows, draft_length, outputs)
+        self.drop(step)
+
+    def drop(self, step: StepInFlight) -> None:
+        """End a step without its drafts."""
+        self._ring.give_back(step, self._stream.mark())
 
     def settle(self) -> None:
         """Wait until all steps and events have ended; for tests, and before the end."""
@@ -185,14 +191,14 @@ class StreamSteps:
 
     def _warm_up(self, device: torch.device) -> None:
         """Compile all kernels, or load them from their caches, and allocate the memory of the first steps."""
-        numbers, wide = (torch.zeros(1, 1, dtype=it, device=device) for it in (torch.int32, torch.int64))
+        numbers = torch.zeros(1, self._draft_length, dtype=torch.int32, device=device)
+        rows = EngineRows(numbers[0], numbers[0], numbers, numbers[0], numbers[0])
+        outputs = DraftOutputs(numbers.long(), numbers.float(), numbers[0], numbers if self._has_parents else None)
         steps = [self._ring.take() for _ in range(AT_START)]
         for step in steps:
-            rows = numbers[0]
-            self._transfers.pack(step.buffers, 0, rows, rows, numbers, rows, rows)
-            out, confidence = wide.expand(1, self._draft_length), numbers.float().expand(1, self._draft_length)
-            self._transfers.unpack(step.buffers, 0, 0, rows, wide, out.contiguous(), confidence.contiguous())
-            self._ring.give_back(step, self._stream.mark())
+            self._transfers.pack(step.buffers, 0, rows)
+            self._transfers.unpack(step.buffers, 0, 0, outputs)
+            self.drop(step)
 
     def _slots_of(self, facts: RowFacts) -> npt.NDArray[np.int64]:
         """Return the slots of rows, [B]."""
@@ -205,8 +211,7 @@ class StreamSteps:
 
     def _cut(self, step: StepInFlight, plan: StepPlan) -> None:
         """Wait for the drafts and let the policy cut them: its trim half is Python."""
-        self._stream.mark().wait()
-        batch, draft = step.batch(self._vocab_size), step.draft(self._runner.buffer, plan.draft_length)
+        batch, draft = self.drafts(step, plan.draft_length)
         cut = self._stage.cut(batch, draft, plan)
         self._stage.in_flight.put(batch, cut, step.batch_size)
         if cut is not draft:

@@ -14,7 +14,7 @@ from specplug.errors import EngineError
 from specplug.pipeline.stream import reference
 from specplug.pipeline.stream.buffers import StepBuffers
 from specplug.pipeline.stream.transfers import transfers_for
-from tests.pipeline.transfers import POISON, Step, random_step
+from tests.pipeline.transfers import NEWEST, POISON, Step, numbers, random_step
 
 KERNELS = "specplug.pipeline.stream.kernels"
 
@@ -25,10 +25,11 @@ def packed(step: Step) -> list[list[object]]:
     """Return what `pack` writes, by a loop over rows."""
     rows, window = len(step.buffers.lengths), step.buffers.window
     lengths, emitted, verified = ([POISON] * rows for _ in range(3))
-    newest = [[POISON] * window for _ in range(rows)]
+    newest: list[list[object]] = numbers(NEWEST, rows, window).tolist()
     for row in range(step.batch_size):
         slot = int(step.idx_mapping[row])
-        text = step.all_token_ids[slot, : int(step.total_len[slot])].tolist()
+        length = int(step.total_len[row if step.lengths_by_row else slot]) + step.lacking
+        text = step.all_token_ids[slot, :length].tolist()
         tail = text[-window:]
         newest[row][window - len(tail) :] = tail
         lengths[row], emitted[row], verified[row] = len(text), int(step.num_sampled[row]), 0
@@ -39,17 +40,23 @@ def packed(step: Step) -> list[list[object]]:
 
 def unpacked(step: Step) -> list[list[object]]:
     """Return what `unpack` writes, by a loop over rows."""
-    most, levels = step.buffers.ids.shape[1], step.buffers.confidence.tolist()
+    most, levels = step.wide_out.shape[1] - 2, step.buffers.confidence.tolist()
     out = [[POISON] * len(line) for line in step.wide_out]
+    lengths, parents = [POISON] * len(step.out_lengths), [[POISON] * len(line) for line in step.out_parents]
     confidence = [[float(POISON)] * len(line) for line in step.wide_confidence]
     for row in range(step.batch_size):
-        draft, last = int(step.buffers.draft_rows[row]), int(step.last_sampled[step.idx_mapping[row]])
-        length = 0 if draft < 0 else min(int(step.buffers.draft_lengths[draft]), step.draft_length)
+        draft, last = int(step.buffers.draft_rows[row]), int(step.buffers.newest[row, -1])
+        length = 0 if draft < 0 else min(int(step.buffers.draft_lengths[draft]), step.draft_length, most)
+        if step.states_all:
+            lengths[row] = max(length, 0)
         for place in range(most):
             is_drafted = place < length
             out[row][place] = int(step.buffers.ids[draft, place]) if is_drafted else last
-            confidence[row][place] = levels[draft][place] if is_drafted else 0.0
-    return [out, confidence]
+            if step.states_all:
+                confidence[row][place] = levels[draft][place] if is_drafted else 0.0
+            if step.states_all and step.buffers.parents is not None:
+                parents[row][place] = int(step.buffers.parents[draft, place]) if is_drafted else place - 1
+    return [out, confidence, lengths, parents]
 
 
 @given(STEPS)

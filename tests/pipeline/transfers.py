@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 
 from specplug.pipeline.stream.buffers import StepBuffers
+from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.pipeline.stream.transfers import Transfers
 
 POISON = 1 << 30
 """As an index it is out of range everywhere, and as a number it is no token and no count of a step."""
+
+NEWEST = 50_000
+"""The first of the ids that the window of newest tokens holds before `pack`."""
 
 LIMIT = 300
 """Most tokens of a text."""
@@ -21,7 +25,11 @@ LIMIT = 300
 
 @dataclass
 class Step:
-    """Arguments of both transfers.  `wide_out` and `wide_confidence` are what the engine's tensors are views of."""
+    """Arguments of both transfers.
+
+    `wide_out` and `wide_confidence` are what the engine's tensors are views of; without `states_all`, the engine takes
+    ids only.
+    """
 
     buffers: StepBuffers
     batch_size: int
@@ -31,36 +39,44 @@ class Step:
     all_token_ids: Tensor
     num_sampled: Tensor
     num_rejected: Tensor
-    last_sampled: Tensor
+    lengths_by_row: bool
+    lacking: int
     wide_out: Tensor
     wide_confidence: Tensor
+    out_lengths: Tensor
+    out_parents: Tensor
+    states_all: bool
 
     def on(self, device: torch.device) -> Step:
         """Return a copy whose tensors are on a GPU, and whose buffers are in pinned memory."""
-        copies = {it.name: getattr(self.buffers, it.name).pin_memory() for it in fields(self.buffers)[:-1]}
+        held = {it.name: getattr(self.buffers, it.name) for it in fields(self.buffers)[:-1]}
+        copies = {name: None if tensor is None else tensor.pin_memory() for name, tensor in held.items()}
         buffers, own = StepBuffers(**copies, pinned=True), {it.name: getattr(self, it.name) for it in fields(self)}
         tensors = {name: value.to(device) for name, value in own.items() if isinstance(value, Tensor)}
         return replace(self, **tensors, buffers=buffers)
 
     def pack(self, transfers: Transfers) -> list[Tensor]:
         """Pack, and return all that may have been written."""
-        transfers.pack(
-            *(self.buffers, self.batch_size, self.idx_mapping, self.total_len, self.all_token_ids),
-            *(self.num_sampled, self.num_rejected),
+        rows = EngineRows(
+            *(self.idx_mapping, self.total_len, self.all_token_ids, self.num_sampled, self.num_rejected),
+            lengths_by_row=self.lengths_by_row,
+            lacking=self.lacking,
         )
+        transfers.pack(self.buffers, self.batch_size, rows)
         self._wait()
         buffers = self.buffers
         return [it.clone() for it in (buffers.lengths, buffers.emitted, buffers.verified, buffers.newest)]
 
     def unpack(self, transfers: Transfers) -> list[Tensor]:
         """Unpack, and return all that may have been written."""
-        most = self.buffers.ids.shape[1]
-        transfers.unpack(
-            *(self.buffers, self.batch_size, self.draft_length, self.idx_mapping, self.last_sampled),
-            *(self.wide_out[:, :most], self.wide_confidence[:, :most]),
-        )
+        most = self.wide_out.shape[1] - 2
+        outputs = DraftOutputs(self.wide_out[:, :most])
+        if self.states_all:
+            parents = None if self.buffers.parents is None else self.out_parents[:, :most]
+            outputs = DraftOutputs(outputs.ids, self.wide_confidence[:, :most], self.out_lengths, parents)
+        transfers.unpack(self.buffers, self.batch_size, self.draft_length, outputs)
         self._wait()
-        return [self.wide_out.clone(), self.wide_confidence.clone()]
+        return [it.clone() for it in (self.wide_out, self.wide_confidence, self.out_lengths, self.out_parents)]
 
     def _wait(self) -> None:
         if self.wide_out.is_cuda:
@@ -69,7 +85,9 @@ class Step:
     def poison(self) -> None:
         """Poison everything that a transfer writes."""
         buffers = self.buffers
-        for tensor in (buffers.lengths, buffers.emitted, buffers.verified, buffers.newest, self.wide_out):
+        for tensor in (buffers.lengths, buffers.emitted, buffers.verified, self.wide_out):
+            tensor.fill_(POISON)
+        for tensor in (self.out_lengths, self.out_parents):
             tensor.fill_(POISON)
         self.wide_confidence.fill_(POISON)
 
@@ -94,28 +112,36 @@ def random_step(random: Random) -> Step:
         found = [random.randint(least, largest) for _ in range(size)]
         return torch.tensor(found + [POISON] * (length - size), dtype=torch.int32)
 
-    buffers = StepBuffers.allocate(most_rows, most, random.choice([0, 1, 3, 8, 130]), pinned=False)
+    trees, by_row = random.random() < 0.5, random.random() < 0.5
+    buffers = StepBuffers.allocate(most_rows, most, random.choice([0, 1, 3, 8, 130]), pinned=False, trees=trees)
     buffers.draft_rows.copy_(column(-1, most_rows - 1, length=most_rows))
     buffers.ids.copy_(numbers(10_000, most_rows, most))
     buffers.confidence.copy_(numbers(1, most_rows, most) / 100)
+    buffers.newest.copy_(numbers(NEWEST, *buffers.newest.shape))
+    if buffers.parents is not None:
+        buffers.parents.copy_(numbers(60_000, most_rows, most))
     for draft in range(most_rows):
         buffers.draft_lengths[draft] = length = random.randint(-2, most + 2)
         buffers.confidence[draft, max(length, 0) :] = float("nan")
 
-    order = list(range(slots))
+    order, columns = list(range(slots)), random.randint(1, most)
     random.shuffle(order)
-    last = numbers(20_000, slots, dtype=torch.int64)
+    lengths = [random.randint(0, random.choice([9, LIMIT - 1])) for _ in range(slots)]
     dtype = random.choice([torch.int32, torch.int64])
     return Step(
         buffers,
         size,
         draft_length,
         torch.tensor([*order[:size], *[POISON] * (places - size)], dtype=dtype),
-        torch.tensor([random.randint(0, random.choice([9, LIMIT])) for _ in range(slots)], dtype=torch.int32),
+        torch.tensor(lengths[:size] + [POISON] * (places - size) if by_row else lengths, dtype=dtype),
         numbers(30_000, slots, LIMIT),
         column(0, most + 1),
         column(0, most),
-        random.choice([last, last[:, None]]),
-        torch.empty(places, most + random.randint(0, 2), dtype=torch.int64),
-        torch.empty(places, most + random.randint(0, 2)),
+        by_row,
+        random.randint(0, 1),
+        torch.empty(places, columns + 2, dtype=random.choice([torch.int32, torch.int64])),
+        torch.empty(places, columns + random.randint(0, 2)),
+        torch.empty(places, dtype=torch.int32),
+        torch.empty(places, columns + random.randint(0, 2), dtype=torch.int32),
+        random.random() < 0.7,
     )

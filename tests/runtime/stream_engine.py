@@ -10,12 +10,13 @@ import torch
 from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
 from specplug.pipeline.stream import reference
+from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.running_request import RunningRequest
 from specplug.runtime.slot_allocator import SlotAllocator
 from specplug.runtime.stops import StopDetector
-from specplug.runtime.stream_steps import EngineRows, StreamSteps
+from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
@@ -38,13 +39,14 @@ class Late:
     def __init__(self, stream: FakeStream) -> None:
         self._stream = stream
 
-    def pack(self, buffers: Any, batch_size: int, *tensors: Any) -> None:
-        copies = [tensor.clone() for tensor in tensors]
-        self._stream.enqueue(lambda: reference.pack(buffers, batch_size, *copies))
+    def pack(self, buffers: Any, batch_size: int, rows: EngineRows) -> None:
+        copies = rows._replace(
+            **{name: value.clone() for name, value in rows._asdict().items() if isinstance(value, torch.Tensor)}
+        )
+        self._stream.enqueue(lambda: reference.pack(buffers, batch_size, copies))
 
-    def unpack(self, buffers: Any, batch_size: int, draft_length: int, slots: Any, last: Any, *outputs: Any) -> None:
-        copies = slots.clone(), last.clone()
-        self._stream.enqueue(lambda: reference.unpack(buffers, batch_size, draft_length, *copies, *outputs))
+    def unpack(self, buffers: Any, batch_size: int, draft_length: int, outputs: DraftOutputs) -> None:
+        self._stream.enqueue(lambda: reference.unpack(buffers, batch_size, draft_length, outputs))
 
 
 class Engine:
@@ -133,8 +135,8 @@ class Engine:
         confidence = torch.full((size, DRAFT_LENGTH), -9.0, device=self.device)
         facts = self._facts_of(names)
         if self.steps is not None:
-            engine = EngineRows(slots, self.lengths, self.texts, emitted, rejected, self.last, out, confidence)
-            self.steps.take(facts, engine, plan)
+            engine = EngineRows(slots, self.lengths, self.texts, emitted, rejected)
+            self.steps.take(facts, engine, plan, DraftOutputs(out, confidence))
             return out, confidence
         out[:], confidence[:] = self.last[slots.long()].expand(size, DRAFT_LENGTH), 0
         if facts.names:

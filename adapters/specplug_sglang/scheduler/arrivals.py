@@ -9,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from specplug.runtime.running_request import RunningRequest
 from specplug.runtime.slot_allocator import SlotAllocator
+from specplug_sglang.requests import prompt_of
 from specplug_sglang.scheduler.endings import visible_tokens
+
+Text = npt.NDArray[np.int64]
 
 
 class Arrivals:
@@ -19,8 +25,8 @@ class Arrivals:
 
     Args:
         allocator: notified of starts, resumptions, preemptions and ends; its slots are rows of SGLang's request pool.
-        describe: converts a `Req` to a `RunningRequest`.
-        write: called with a `Req` and its slot whenever it gets a slot, to write its text.
+        describe: converts a `Req` with its text to a `RunningRequest`.
+        write: called with the slot and the text of a `Req` whenever it gets a slot.
         forget: called with the id of every request that has ended, with or without a slot.
 
     Attributes:
@@ -30,8 +36,8 @@ class Arrivals:
     def __init__(
         self,
         allocator: SlotAllocator,
-        describe: Callable[[Any], RunningRequest],
-        write: Callable[[Any, int], None],
+        describe: Callable[[Any, Text], RunningRequest],
+        write: Callable[[int, Text], None],
         forget: Callable[[str], None],
     ) -> None:
         self._slots, self._describe, self._write, self._forget = allocator, describe, write, forget
@@ -87,11 +93,13 @@ class Arrivals:
         self._forget(rid)
 
     def _settle(self, req: Any) -> None:
+        text = prompt_of(req)
+        described = self._describe(req, text)
         if self._slots.is_waiting(req.rid):
-            self._slots.resume(req.rid)
+            self._slots.resume(req.rid, described.tokens)
         else:
-            self._slots.start(self._describe(req))
-        self._write(req, self._slots.slot_of(req.rid))
+            self._slots.start(described)
+        self._write(self._slots.slot_of(req.rid), text)
 
     def _slot(self, rid: str) -> int:
         return int(self._held[rid][0].kv.req_pool_idx)

@@ -5,35 +5,56 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specplug.assembly import build_draft_stage
+from specplug.assembly import build_draft_stage, may_stream
 from specplug.faults import FaultGuard
+from specplug.grammar.drafts import Completed
 from specplug.interfaces import PluginContext, TargetModel
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.requests import wire
+from specplug.runtime.running_request import RunningRequest
 from specplug.runtime.slot_allocator import SlotAllocator
 from specplug.runtime.step_planner import Bounds, Launched, StepPlanner
-from specplug.runtime.stops import StopDetector
+from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
-from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
-from specplug.types.request import EngineEvent, EngineEventKind, Event
-from specplug.types.verdict import Outcome
+from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent
 from specplug_sglang.config import engine_caps, resolved
-from specplug_sglang.requests import prompt_of, running_request, served_plainly
+from specplug_sglang.requests import running_request, served_plainly
 from specplug_sglang.scheduler.arrivals import Arrivals
-from specplug_sglang.scheduler.counts import Counts
+from specplug_sglang.scheduler.drafts import Decoding, Drafts, least_captured
 from specplug_sglang.scheduler.grammar import Grammars
 from specplug_sglang.scheduler.rows import Rows
-from specplug_sglang.verification.table import TokenTable, on_device
+from specplug_sglang.scheduler.stage_drafts import StageDrafts
+from specplug_sglang.scheduler.stream_drafts import StreamDrafts
+from specplug_sglang.verification.table import TokenTable
+
+
+class _Launched(NamedTuple):
+    """A launched step whose results have not arrived.
+
+    Attributes:
+        step: what the planner knows of it.
+        reqs: its requests.
+        lengths: [B] int32 on the host, tokens of the verified drafts; None without drafts.
+        completed: what grammars made of the drafts, if it is still to be counted.
+    """
+
+    step: Launched
+    reqs: tuple[Any, ...]
+    lengths: Tensor | None
+    completed: Completed | None
 
 
 class Drafting:
@@ -48,10 +69,10 @@ class Drafting:
         tokenizer: the target's, or None.
 
     Attributes:
-        stage: the draft stage on rank 0; None on other ranks, which receive rank 0's drafts.
+        drafts: how rank 0 drafts; None on other ranks.
+        grammars: completes rank 0's drafts; None on other ranks.
         drafts_trees: whether drafts have parents, the same on all ranks.
         reads_lengths: whether the lengths of drafts are in host memory, so that reading them waits for nothing.
-        counts: draft counters for the status, on rank 0; None on other ranks.
         step_planner: makes the plans.
         allocator: slots of the requests that the worker holds.
         table: token ids of these requests.
@@ -73,29 +94,47 @@ class Drafting:
             seed=self.resolved.settings.seed,
             target=TargetModel(model_config.model_path, model_config.hf_config, tokenizer),
         )
-        leads = rank == 0
-        self.stage: DraftStage | None = (
-            build_draft_stage(self.resolved.settings, default_registry(), context, grammars=True) if leads else None
-        )
-        sink = None if self.stage is None else self.stage.metrics.fault
-        self.counts = None if self.stage is None else Counts(self.stage.metrics, _module_of(device))
-        self.grammars = None if sink is None else Grammars(self.vocab_size, tokenizer, FaultGuard("grammar", sink=sink))
         self.drafts_trees = self.caps.trees and _any_drafts_trees(self.resolved.settings, device.type)
         self.step_planner: StepPlanner[Any] = StepPlanner(
             self.resolved, context, attrgetter("rid"), _measure, self._bounds
         )
-        self.allocator = SlotAllocator(slots, device, self._tell)
         self.table = TokenTable(slots, self.max_length, self.caps.max_draft_length + 1, device)
-        self.arrivals = Arrivals(
-            self.allocator, lambda req: running_request(req, self.max_length), self._write, self._forget
-        )
-        self.stops = StopDetector(slots, self.caps.max_draft_length, device)
         self.reads_lengths = device.type == "cpu"
+        self.drafts: Drafts | None = None
+        self.grammars: Grammars | None = None
+        self.allocator = SlotAllocator(slots, device, self._tell)
+        if rank == 0:
+            self._build(context, tokenizer)
+        self.arrivals = Arrivals(self.allocator, self._describe, self.table.write, self._forget)
         self._rows: Rows | None = None
-        self._unseen = False  # whether tokens were emitted that the stop detector has not seen
-        self._launched: deque[tuple[Launched, tuple[Any, ...], Tensor | None]] = deque()
+        self._launched: deque[_Launched] = deque()
         self._began, self._prefills = 0.0, False
         self._scheduler: weakref.ref[Any] | None = None
+
+    def _build(self, context: PluginContext, tokenizer: Any) -> None:
+        """Build what rank 0 drafts with: a stage whose steps are taken in the engine's stream, or by the stage."""
+        settings, device = self.resolved.settings, context.device
+        host = torch.device("cpu")
+        streams = may_stream(settings, default_registry(), device)
+        if streams:
+            context = replace(context, device=host)
+        stage = build_draft_stage(settings, default_registry(), context, grammars=True)
+        if streams and not StreamSteps.applies(stage) and device != host:
+            stage.close()
+            stage = build_draft_stage(settings, default_registry(), replace(context, device=device), grammars=True)
+        guard = FaultGuard("grammar", sink=stage.metrics.fault)
+        self.grammars = Grammars(self.vocab_size, tokenizer, guard)
+        if streams and StreamSteps.applies(stage):
+            self.allocator = SlotAllocator(context.max_slots, host, self._tell)
+            steps = StreamSteps(stage, self.allocator.slots, self.max_length, self.vocab_size, device)
+            self.drafts = StreamDrafts(stage, steps, self.table, self.grammars, self.caps)
+        else:
+            self.drafts = StageDrafts(stage, self.table, self.grammars, self.caps, self.vocab_size)
+
+    @property
+    def stage(self) -> DraftStage | None:
+        """The draft stage on rank 0; None on other ranks, which receive rank 0's drafts."""
+        return None if self.drafts is None else self.drafts.stage
 
     # -- requests and the engine ---------------------------------------------------------------------------------
 
@@ -122,7 +161,7 @@ class Drafting:
         ended = perf_counter()
         if not self._launched:
             return
-        step, reqs, lengths = self._launched.popleft()
+        step, reqs, lengths, completed = self._launched.popleft()
         if len(reqs) != len(accepted):  # a step that the worker did not see
             self._launched.clear()
             return
@@ -131,6 +170,8 @@ class Drafting:
                 self.stage.metrics.record_on_host(len(reqs), sum(req.finished() for req in reqs))
             self.step_planner.finish(step, (), ended)
             return
+        if completed is not None and self.drafts is not None:
+            self.drafts.count_grammars(completed, lengths, accepted)
         names = [req.rid for req in reqs]
         self.step_planner.finish(step, [*zip(names, lengths.tolist(), accepted, strict=True)], ended)
 
@@ -143,9 +184,9 @@ class Drafting:
 
     def prefilled(self, rows: int) -> None:
         """Count the first tokens of `rows` requests, which a prefill emitted."""
-        self._unseen = True
-        if self.stage is not None:
-            self.stage.metrics.record_on_host(rows)
+        if self.drafts is not None:
+            self.drafts.emits_one()
+            self.drafts.stage.metrics.record_on_host(rows)
 
     def plan(self, reqs: Sequence[Any]) -> int:
         """Plan a decode step and return its draft length, which covers the longest row."""
@@ -157,7 +198,7 @@ class Drafting:
         plan = self.step_planner.make(reqs, num_waiting=len(self._queue()), prefill_tokens=0)
         if not plan.caps or not plan.draft_length:
             return plan.draft_length
-        return min(self._captured(max(plan.draft_length_for(req.rid) for req in reqs)), plan.draft_length)
+        return min(least_captured(self.caps, max(plan.draft_length_for(req.rid) for req in reqs)), plan.draft_length)
 
     def propose(self, reqs: Sequence[Any], slots: Tensor, before: Tensor, draft_length: int) -> Draft | None:
         """Draft, cut the drafts to the plan's budget and complete them by their grammars.
@@ -172,26 +213,13 @@ class Drafting:
             Drafts of as many tokens, or where `reads_lengths` of the least number that the engine captured and that
             holds them all.  None if nothing is drafted.
         """
-        assert self.stage is not None
-        assert self.grammars is not None
-        batch, plan = self.view(slots, before + 1), self.step_planner.plan
-        caps = self._caps_of(plan, reqs)
-        draft = self.stage.propose(batch, draft_length, caps)
-        constrained = any(req.grammar is not None for req in reqs)
-        if self.reads_lengths and not constrained and not draft.lengths.any():
-            return None
-        draft = self.stage.trim(batch, draft, plan)
-        proposed = draft.lengths
-        if constrained:
-            draft = self.grammars.of(batch, reqs, draft, caps, plan.token_budget)
-        if not self.reads_lengths:
-            return draft
-        # What a grammar cut must be reported with a step of drafts, even if it cut everything.
-        longest = max(int(draft.lengths.max()), int(proposed.any()))
-        if not longest:
-            self.grammars.drop()
-            return None
-        return draft.view(draft.batch_size, min(self._captured(longest), draft_length))
+        assert self.drafts is not None
+        return self.drafts.propose(self._decoding(reqs, slots, before), draft_length, self.step_planner.plan)
+
+    def idle(self, reqs: Sequence[Any], slots: Tensor, before: Tensor) -> None:
+        """Prepare for a step that does not draft; arguments as in `propose`."""
+        if self.drafts is not None:
+            self.drafts.idle(self._decoding(reqs, slots, before))
 
     def launched(self, reqs: Sequence[Any], draft: Draft | None) -> None:
         """Queue a launched step until its results arrive, and start copying its draft lengths to the host.
@@ -205,9 +233,13 @@ class Drafting:
             self._began, rows, rows * (draft_length + 1), context, draft_length, timed=not self._prefills
         )
         self._prefills = False
-        self._unseen = self._unseen or draft is None
         lengths = None if draft is None else draft.lengths.to("cpu", non_blocking=True, copy=True)
-        self._launched.append((step, tuple(reqs), lengths))
+        completed = None
+        if self.drafts is not None:
+            completed, self.drafts.completed = self.drafts.completed, None
+            if draft is None:
+                self.drafts.emits_one()
+        self._launched.append(_Launched(step, tuple(reqs), lengths, completed))
 
     def observe(self, reqs: Sequence[Any], slots: Tensor, before: Tensor, draft: Draft, accept_lens: Tensor) -> None:
         """Report a step that verified drafts to the draft stage; the table has its tokens already.
@@ -217,46 +249,17 @@ class Drafting:
             draft: the verified drafts.
             accept_lens: [B], emitted tokens.
         """
-        if self.stage is None or self.grammars is None or self.counts is None:
-            return
-        if self._unseen:  # the host knows all ends but those of the step before, which emitted one token per row
-            self._unseen = False
-            self.after_stop(self.view(slots, before + 1), torch.ones_like(slots, dtype=torch.int32))
-        emitted = accept_lens.to(torch.int32)
-        batch = self.view(slots, before + 1 + emitted)
-        outcome = Outcome(
-            verified=draft.lengths,
-            accepted=emitted - 1,
-            emitted=emitted,
-            after_stop=self.after_stop(batch, emitted),
-        )
-        self.stage.observe(batch, self.grammars.annotated(outcome))
-        self.counts.step()
-
-    def view(self, slots: Tensor, lengths: Tensor) -> EngineBatch:
-        """Describe the batch that was planned for, with `lengths` [B] known tokens; `slots` [B] as in `propose`."""
-        assert self._rows is not None
-        return self._rows.view(self.table.tokens, slots, lengths, self.vocab_size)
-
-    def after_stop(self, batch: EngineBatch, emitted: Tensor) -> Tensor:
-        """Return [B] int32: how many of the `emitted` [B] newest tokens come after a stop."""
-        assert self._rows is not None
-        return self.stops.after(batch.tokens, batch.rows, batch.slots, batch.lengths, emitted, self._rows.table)
+        if self.drafts is not None:
+            self.drafts.observe(self._decoding(reqs, slots, before), draft, accept_lens)
 
     def close(self) -> None:
         """Release proposers, threads and files."""
-        if self.stage is not None:
-            self.stage.close()
+        if self.drafts is not None:
+            self.drafts.close()
 
-    def _captured(self, longest: int) -> int:
-        """Return the least draft length that the engine captured and that holds `longest` tokens."""
-        return next((length for length in self.caps.captured_draft_lengths if length >= longest), longest)
-
-    def _caps_of(self, plan: Any, reqs: Sequence[Any]) -> Tensor | None:
-        """Return the most draft tokens per row, [B] int32 on the device; None if no row is capped."""
-        if not plan.caps:
-            return None
-        return on_device([plan.draft_length_for(req.rid) for req in reqs], torch.int32, self.device)
+    def _decoding(self, reqs: Sequence[Any], slots: Tensor, before: Tensor) -> Decoding:
+        assert self._rows is not None
+        return Decoding(reqs, self._rows, slots, before)
 
     def _bounds(self, req: Any) -> Bounds:
         params = req.sampling_params
@@ -264,8 +267,10 @@ class Drafting:
         cap = 0 if served_plainly(req) is not None else wire.decode(params.custom_params)[0].cap
         return Bounds(min(len(req.origin_input_ids) + most, self.max_length), cap)
 
-    def _write(self, req: Any, slot: int) -> None:
-        self.table.write(slot, prompt_of(req))
+    def _describe(self, req: Any, text: npt.NDArray[np.int64]) -> RunningRequest:
+        """Convert a `Req`, with its `text` [n] if steps in a stream take it in."""
+        described = running_request(req, self.max_length)
+        return replace(described, tokens=text) if isinstance(self.drafts, StreamDrafts) else described
 
     def _forget(self, rid: str) -> None:
         self.step_planner.forget([rid])
@@ -276,18 +281,15 @@ class Drafting:
         return () if scheduler is None else scheduler.waiting_queue
 
     def _tell(self, event: Event) -> None:
-        if self.stage is not None:
-            self.stage.on_event(event)
+        if self.drafts is not None:
+            if isinstance(event, RequestEvent) and event.kind not in BEGINS:
+                self.drafts.flush()
+            self.drafts.stage.on_event(event)
 
 
 def _any_drafts_trees(settings: Settings, device: str) -> bool:
     specs = (default_registry().get(ProposerSpec, name) for name in (settings.proposer, *settings.extra_proposers))
     return any(spec.caps_for(device).trees for spec in specs)
-
-
-def _module_of(device: torch.device) -> Any:
-    """Return PyTorch's module of a device with queued execution; None if the device has no queue."""
-    return None if device.type in ("cpu", "meta") else torch.get_device_module(device)
 
 
 def _measure(req: Any) -> int:

@@ -189,9 +189,11 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         draft_length = drafting.plan(reqs)
         if not drafting.reads_lengths:
             draft_length = ranks.agree(draft_length)
-        draft = None
+        draft, rows = None, (reqs, batch.req_pool_indices, batch.seq_lens)
         if ranks.leads and draft_length:
-            draft = drafting.propose(reqs, batch.req_pool_indices, batch.seq_lens, draft_length)
+            draft = drafting.propose(*rows, draft_length)
+        elif ranks.leads:
+            drafting.idle(*rows)
         blank = partial(Draft.allocate, len(reqs), device=self.device, trees=drafting.drafts_trees)
         if drafting.reads_lengths:
             return ranks.share_from_host(draft, blank, drafting.caps.max_draft_length)

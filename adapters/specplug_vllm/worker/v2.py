@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
+from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import SlotRows
-from specplug.runtime.stream_steps import EngineRows, StreamSteps
+from specplug.runtime.stream_steps import StreamSteps
 from specplug.types.batch import EngineBatch, Residency
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
@@ -144,8 +145,9 @@ class Speculator(BaseSpeculator):
         if self._is_idle and self._skips(input_batch):
             return out
         if self.drafting is not None and self._steps is not None:
-            engine = self._rows(input_batch.idx_mapping, num_sampled, num_rejected, last_sampled, out)
-            self._steps.take(self._facts_of(self.drafting, input_batch.req_ids), engine, self.drafting.plan)
+            rows = self._rows(input_batch.idx_mapping, num_sampled, num_rejected)
+            outputs = DraftOutputs(out, self.draft_token_confidence_probs[: out.shape[0]])
+            self._steps.take(self._facts_of(self.drafting, input_batch.req_ids), rows, self.drafting.plan, outputs)
         elif self.drafting is not None:
             self._draft(self.drafting, input_batch, num_sampled, num_rejected, last_sampled, temperature, out)
         if not self._is_idle:  # other ranks skip all such steps
@@ -161,13 +163,10 @@ class Speculator(BaseSpeculator):
         self.drafting.count(input_batch.req_ids, _emits(input_batch))
         return True
 
-    def _rows(
-        self, slots: Tensor, num_sampled: Tensor, num_rejected: Tensor, last_sampled: Tensor, out: Tensor
-    ) -> EngineRows:
+    def _rows(self, slots: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> EngineRows:
         """Wrap the runner's tensors for steps in the stream."""
-        states, confidence = self._states, self.draft_token_confidence_probs[: out.shape[0]]
-        lengths, tokens = states.total_len.gpu, states.all_token_ids.gpu
-        return EngineRows(slots, lengths, tokens, num_sampled, num_rejected, last_sampled, out, confidence)
+        states = self._states
+        return EngineRows(slots, states.total_len.gpu, states.all_token_ids.gpu, num_sampled, num_rejected)
 
     def _draft(
         self,

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from specplug.assembly import may_stream
 from specplug.plugins.registry import default_registry
-from specplug.plugins.specs import ProposerSpec
 from specplug.runtime.stream_steps import StreamSteps
 from specplug_vllm.config import resolved
 from specplug_vllm.worker.drafting import Drafting
@@ -32,9 +32,5 @@ def build(vllm_config: Any, device: torch.device, *, has_verifier: bool) -> tupl
 
 
 def _may_stream(vllm_config: Any, device: torch.device) -> bool:
-    """Return whether the only proposer has a host step."""
     found = resolved(vllm_config)
-    if found is None or found.settings.extra_proposers or device.type not in ("cpu", "cuda"):
-        return False
-    spec = default_registry().get(ProposerSpec, found.settings.proposer)
-    return spec.caps_for(device.type).host_step
+    return found is not None and may_stream(found.settings, default_registry(), device)

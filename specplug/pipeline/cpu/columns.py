@@ -22,6 +22,7 @@ class Columns(NamedTuple):
         slots, table_rows: int64, set by the engine: each row's slot, and its row of the token table.
         lengths, emitted, verified: int32, set by the engine: tokens so far, tokens that the step emitted, and draft
             tokens that it verified.
+        cut_by_grammar: int32, set by the engine: tokens that a grammar removed from the verified draft.
         caps: int32, set by the engine: most draft tokens of each row.
         temperature: float32, set by the engine.
         generations, room, sampled, grammar: see `EngineBatch`; set by `kernels.begin`, like all that follow.
@@ -34,6 +35,7 @@ class Columns(NamedTuple):
     lengths: Int32s
     emitted: Int32s
     verified: Int32s
+    cut_by_grammar: Int32s
     caps: Int32s
     temperature: npt.NDArray[np.float32]
     generations: Int64s

@@ -21,6 +21,7 @@ from specplug.pipeline.cpu.kernels import (
     CAP,
     GENERATION,
     describe_row,
+    detect_stop,
     empty,
     judge,
     keep,
@@ -35,11 +36,11 @@ MOST_NEW = 64
 MALFORMED = -1
 """Status of a step whose proposer wrote an impossible length or an id outside the vocabulary."""
 
-BATCH_SIZE, DRAFT_LENGTH, VOCAB_SIZE, NUM_SOURCES, FUNCTION, DATA, ADMITS, KEEPS, STATUS = range(9)
-"""Indices of a step's numbers: B, K, V, the number of sources, the C step and its data, 0 to leave the proposer out, 0
-if the caller stores the drafts, and the status, which the function writes."""
+BATCH_SIZE, DRAFT_LENGTH, VOCAB_SIZE, NUM_SOURCES, FUNCTION, DATA, REPORTS, ADMITS, KEEPS, STATUS = range(10)
+"""Indices of a step's numbers: B, K, V, the number of sources, the C step and its data, 0 if others count what was
+emitted, 0 to leave the proposer out, 0 if the caller stores the drafts, and the status, which the function writes."""
 
-NUMBERS = 9
+NUMBERS = 10
 
 # Numba takes plain integers for constants, but not the members of an enumeration.
 _DATA, _BATCH_SIZE, _SLOTS, _TABLE, _NUM_ROWS, _STRIDE, _TABLE_ROWS, _LENGTHS = map(int, list(StepArgument)[:8])
@@ -111,7 +112,10 @@ def run(record: Any) -> None:
         slot = memory.slots[row]
         facts = memory.table[slot]
         is_whole = _receive(step, row, slot, facts[GENERATION])
-        judge(memory, step.texts, row, slot, facts)
+        if numbers[REPORTS]:
+            judge(memory, step.texts, row, slot, facts)
+        else:
+            detect_stop(memory, step.texts, row, slot, facts)
         describe_row(memory, row, facts)
         _prepare(step, row, slot, facts, is_whole)
     numbers[STATUS] = _draft(step)
@@ -190,7 +194,7 @@ def _state_arguments(step: Any) -> None:
     arguments[_LIMITS], arguments[_DRAFT_LENGTHS] = memory.limits.ctypes.data, memory.draft_lengths.ctypes.data
     arguments[_IDS], arguments[_CONFIDENCE] = memory.ids.ctypes.data, memory.confidence.ctypes.data
     arguments[_SOURCES], arguments[_DRAFT_STRIDE] = memory.sources.ctypes.data, memory.ids.shape[1]
-    arguments[_PARENTS] = 0
+    arguments[_PARENTS] = memory.parents.ctypes.data if memory.parents.size else 0
 
 
 def _enter(argument: int) -> None:

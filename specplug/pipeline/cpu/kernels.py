@@ -30,15 +30,18 @@ class Memory(Record):
         ingested_by: [S] int64, the generation that these tokens belong to.
         heads: [S, 3 + N] int64, the drafts that wait for their verdict; see `InFlight`.
         row_counts, token_counts: [C + 1, 3] and [C + 1, N, 6] int64, the counters of `SpecMetrics`.
-        ids, confidence, sources, draft_lengths, base_len: the draft buffer, [S, N] or [S].
+        ids, confidence, sources, parents, draft_lengths, base_len: the draft buffer, [S, N] or [S]; `NO_PARENTS` for
+            chains.
     """
 
 
 _OTHERS = (
     *("table", "stopped", "ingested", "ingested_by", "heads", "row_counts", "token_counts"),
-    *("ids", "confidence", "sources", "draft_lengths", "base_len"),
+    *("ids", "confidence", "sources", "parents", "draft_lengths", "base_len"),
 )
 define(Memory, MemoryType, [*Columns._fields, *_OTHERS])
+
+NO_PARENTS = np.zeros((0, 0), np.int32)
 
 GENERATION, CAP, _END, _GRAMMAR, _STOPS = 0, 2, 1, 3, 5
 _HEAD = 3
@@ -88,13 +91,15 @@ def empty(memory: Any, row: int, first: int, draft_length: int) -> None:
     """Empty a row of the draft buffer from its token `first` on."""
     for k in range(first, draft_length):
         memory.ids[row, k], memory.confidence[row, k], memory.sources[row, k] = NO_TOKEN, 0.0, -1
+        if memory.parents.size:
+            memory.parents[row, k] = k - 1
 
 
 @compiled
 def judge(memory: Any, tokens: Any, row: int, slot: int, facts: Any) -> None:
     """Join a row's outcome with its slot's draft and count both, like `Verdict.build` and `SpecMetrics.record`."""
     head, emitted = memory.heads[slot], memory.emitted[row]
-    after = _after_stop(memory, tokens, row, slot, facts)
+    after = detect_stop(memory, tokens, row, slot, facts)
     drafted = 0
     if head[0] == facts[GENERATION] and head[1] == memory.lengths[row] - emitted:
         drafted = head[2]
@@ -104,11 +109,12 @@ def judge(memory: Any, tokens: Any, row: int, slot: int, facts: Any) -> None:
     counts[1] += emitted
     counts[2] += after
     proposed = 0 if emitted > 0 and after >= emitted else drafted
-    verified = min(memory.verified[row] if emitted > 0 else 0, proposed)
+    left = proposed - min(memory.cut_by_grammar[row], proposed)
+    verified = min(memory.verified[row] if emitted > 0 else 0, left)
     accepted = min(max(emitted - 1, 0), verified)
     tested = min(accepted + 1, verified)
     for k in range(drafted):
-        stage = 2 * (k < proposed) + (k < verified) + (k < tested) + (k < accepted)
+        stage = (k < proposed) + (k < left) + (k < verified) + (k < tested) + (k < accepted)
         memory.token_counts[_counter(head[_HEAD + k], plain), k, stage] += 1
     head[:] = -1
 
@@ -120,7 +126,7 @@ def _counter(source: int, plain: int) -> int:
 
 
 @compiled
-def _after_stop(memory: Any, tokens: Any, row: int, slot: int, facts: Any) -> int:
+def detect_stop(memory: Any, tokens: Any, row: int, slot: int, facts: Any) -> int:
     """Return how many of a row's emitted tokens come after a stop; see `specplug.runtime.stops`."""
     length, emitted = memory.lengths[row], memory.emitted[row]
     text, generation, end = tokens[memory.table_rows[row]], facts[GENERATION], facts[_END]
@@ -138,13 +144,15 @@ def _after_stop(memory: Any, tokens: Any, row: int, slot: int, facts: Any) -> in
 
 @compiled
 def malformed(memory: Any, batch_size: int, draft_length: int, vocab_size: int) -> int:
-    """Return the first row with an impossible length or an id outside the vocabulary in its draft; -1 for none."""
+    """Return the first row whose draft has an impossible length, id or parent; -1 for none."""
     for row in range(batch_size):
         count = memory.draft_lengths[row]
         if count < 0 or count > draft_length:
             return row
         for k in range(count):
             if memory.ids[row, k] < 0 or memory.ids[row, k] >= vocab_size:
+                return row
+            if memory.parents.size and not -1 <= memory.parents[row, k] < k:
                 return row
     return -1
 

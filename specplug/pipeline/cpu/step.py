@@ -53,9 +53,11 @@ class CpuStep:
         self.columns = Columns.allocate(buffer.batch_size)
         counts = stage.metrics.tensors()
         tensors = (table, stopped, self._runner.ingested, self._runner.generations, stage.in_flight.heads, *counts)
-        drafts = (buffer.token_ids, buffer.confidence, buffer.source, buffer.lengths, buffer.base_len)
-        arrays = [tensor.numpy() for tensor in (*tensors, *drafts)]
-        self._memory = kernels.Memory(*self.columns, *arrays)  # type: ignore[no-untyped-call]
+        arrays = [tensor.numpy() for tensor in (*tensors, buffer.token_ids, buffer.confidence, buffer.source)]
+        lengths = buffer.lengths.numpy(), buffer.base_len.numpy()
+        self._memory = kernels.Memory(  # type: ignore[no-untyped-call]
+            *self.columns, *arrays, kernels.NO_PARENTS, *lengths
+        )
         self._views: tuple[EngineBatch, int, _Views] | None = None
 
     def warm_up(self) -> None:

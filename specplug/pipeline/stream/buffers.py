@@ -24,7 +24,8 @@ class StepBuffers:
             before a text's start keep their old values.
         ids: [R, K] int32, set by the host function, like `confidence` and `draft_lengths`, by draft: token ids.
         confidence: [R, K] float32.
-        draft_lengths: [R] int32, tokens of each draft; entries of the other two after these are undefined.
+        draft_lengths: [R] int32, tokens of each draft; entries of the others after these are undefined.
+        parents: [R, K] int32, by draft, like `ids`; None if drafts are chains.
         pinned: whether the memory is pinned.
     """
 
@@ -36,10 +37,13 @@ class StepBuffers:
     ids: Tensor
     confidence: Tensor
     draft_lengths: Tensor
+    parents: Tensor | None
     pinned: bool
 
     @classmethod
-    def allocate(cls, max_rows: int, draft_length: int, window: int, *, pinned: bool) -> StepBuffers:
+    def allocate(
+        cls, max_rows: int, draft_length: int, window: int, *, pinned: bool, trees: bool = False
+    ) -> StepBuffers:
         """Return buffers for at most R rows and K draft tokens, in which no row drafts.
 
         Args:
@@ -47,6 +51,7 @@ class StepBuffers:
             draft_length: K.
             window: least number of newest tokens; W is the next power of two.
             pinned: allocate pinned memory, which needs a GPU.
+            trees: whether drafts have parents.
         """
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -61,6 +66,7 @@ class StepBuffers:
             ids=zeros(max_rows, draft_length),
             confidence=zeros(max_rows, draft_length, dtype=torch.float32),
             draft_lengths=zeros(max_rows),
+            parents=zeros(max_rows, draft_length) if trees else None,
             pinned=pinned,
         )
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton import knobs
 
 from specplug.pipeline.stream.buffers import StepBuffers
+from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 
 INTERPRETED: bool = knobs.runtime.interpret is True
 """Whether Triton's interpreter runs these kernels, on any device: Triton decides this where a kernel is defined."""
@@ -24,7 +24,7 @@ _TOKENS = 128
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["window", "tokens_stride"],
+    do_not_specialize=["window", "tokens_stride", "lacking_count"],
     do_not_specialize_on_alignment=[
         *("idx_mapping", "total_len", "all_token_ids", "num_sampled", "num_rejected"),
         *("lengths", "emitted", "verified", "newest"),
@@ -33,6 +33,7 @@ _TOKENS = 128
 def pack_kernel(  # type: ignore[no-untyped-def]
     idx_mapping,
     total_len,
+    lacking_count,
     all_token_ids,
     tokens_stride,
     num_sampled,
@@ -42,14 +43,15 @@ def pack_kernel(  # type: ignore[no-untyped-def]
     verified,
     newest,
     window,
+    BY_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Pack one row; the arguments are those of `pack` and the fields of its buffers."""
+    """Pack one row; the arguments are the fields of `EngineRows` and of the buffers."""
     row = tl.program_id(0)
     slot = tl.load(idx_mapping + row).to(tl.int64)
     sampled = tl.load(num_sampled + row)
     rejected = tl.load(num_rejected + row)
-    length = tl.load(total_len + slot)
+    length = tl.load(total_len + (row if BY_ROW else slot)).to(tl.int32) + lacking_count
     tl.store(lengths + row, length)
     tl.store(emitted + row, sampled)
     tl.store(verified + row, tl.where(sampled > 0, sampled - 1 + rejected, 0))
@@ -63,99 +65,103 @@ def pack_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["draft_length", "columns_count", "ids_stride", "last_stride", "out_stride", "confidence_stride"],
+    do_not_specialize=[
+        *("draft_length", "columns_count", "window"),
+        *("buffers_stride", "out_stride", "confidence_stride", "parents_stride"),
+    ],
     do_not_specialize_on_alignment=[
-        *("draft_rows", "draft_lengths", "ids", "levels"),
-        *("idx_mapping", "last_sampled", "out", "confidence"),
+        *("draft_rows", "draft_lengths", "newest", "ids", "levels", "links"),
+        *("out", "confidence", "lengths", "parents"),
     ],
 )
 def unpack_kernel(  # type: ignore[no-untyped-def]
     draft_rows,
     draft_lengths,
+    newest,
+    window,
     ids,
     levels,
-    ids_stride,
+    links,
+    buffers_stride,
     draft_length,
-    idx_mapping,
-    last_sampled,
-    last_stride,
     out,
     out_stride,
     confidence,
     confidence_stride,
+    lengths,
+    parents,
+    parents_stride,
     columns_count,
     BLOCK: tl.constexpr,
 ):
-    """Unpack one row; the arguments are those of `unpack` and its buffers, whose confidence is `levels`."""
+    """Unpack one row; the arguments are the buffers, whose confidence and parents are `levels` and `links`, and the
+    fields of `DraftOutputs`, of which all but `out` may be None.
+    """
     row = tl.program_id(0).to(tl.int64)
     draft = tl.load(draft_rows + row)
-    slot = tl.load(idx_mapping + row).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     # All of a draft that the step can use is loaded, so that these loads need not wait for the draft's length.
-    limit = tl.where(draft >= 0, draft_length, 0)
-    length = tl.load(draft_lengths + draft, mask=draft >= 0, other=0)
-    tokens = tl.load(ids + draft * ids_stride + columns, mask=columns < limit, other=0)
-    level = tl.load(levels + draft * ids_stride + columns, mask=columns < limit, other=0.0)
-    last = tl.load(last_sampled + slot * last_stride)
+    limit = tl.where(draft >= 0, tl.minimum(draft_length, columns_count), 0)
+    can_be = columns < limit
+    at = draft * buffers_stride + columns
+    length = tl.minimum(tl.maximum(tl.load(draft_lengths + draft, mask=draft >= 0, other=0), 0), limit)
+    tokens = tl.load(ids + at, mask=can_be, other=0)
+    last = tl.load(newest + row * window + window - 1)
 
-    is_drafted = columns < tl.minimum(length, limit)
+    is_drafted = columns < length
     mask = columns < columns_count
     tl.store(out + row * out_stride + columns, tl.where(is_drafted, tokens, last), mask=mask)
-    tl.store(confidence + row * confidence_stride + columns, tl.where(is_drafted, level, 0.0), mask=mask)
+    if confidence is not None:
+        level = tl.load(levels + at, mask=can_be, other=0.0)
+        tl.store(confidence + row * confidence_stride + columns, tl.where(is_drafted, level, 0.0), mask=mask)
+    if lengths is not None:
+        tl.store(lengths + row, length)
+    if parents is not None:
+        link = tl.load(links + at, mask=can_be, other=0)
+        tl.store(parents + row * parents_stride + columns, tl.where(is_drafted, link, columns - 1), mask=mask)
 
 
-def pack(
-    buffers: StepBuffers,
-    batch_size: int,
-    idx_mapping: Tensor,
-    total_len: Tensor,
-    all_token_ids: Tensor,
-    num_sampled: Tensor,
-    num_rejected: Tensor,
-) -> None:
+def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
     """Launch the kernel that writes what the step found into `buffers`, like `reference.pack`."""
     pack_kernel[(batch_size,)](
-        idx_mapping,
-        total_len,
-        all_token_ids,
-        all_token_ids.stride(0),
-        num_sampled,
-        num_rejected,
+        rows.idx_mapping,
+        rows.total_len,
+        rows.lacking,
+        rows.all_token_ids,
+        rows.all_token_ids.stride(0),
+        rows.num_sampled,
+        rows.num_rejected,
         buffers.lengths,
         buffers.emitted,
         buffers.verified,
         buffers.newest,
         buffers.window,
+        BY_ROW=rows.lengths_by_row,
         BLOCK=_TOKENS,
         num_warps=1,
     )
 
 
-def unpack(
-    buffers: StepBuffers,
-    batch_size: int,
-    draft_length: int,
-    idx_mapping: Tensor,
-    last_sampled: Tensor,
-    out: Tensor,
-    confidence: Tensor,
-) -> None:
+def unpack(buffers: StepBuffers, batch_size: int, draft_length: int, outputs: DraftOutputs) -> None:
     """Launch the kernel that writes the drafts in `buffers` into the engine's tensors, like `reference.unpack`."""
     unpack_kernel[(batch_size,)](
         buffers.draft_rows,
         buffers.draft_lengths,
+        buffers.newest,
+        buffers.window,
         buffers.ids,
         buffers.confidence,
+        buffers.parents,
         buffers.ids.stride(0),
         draft_length,
-        idx_mapping,
-        last_sampled,
-        last_sampled.stride(0),
-        out,
-        out.stride(0),
-        confidence,
-        confidence.stride(0),
-        out.shape[1],
-        BLOCK=triton.next_power_of_2(out.shape[1]),
+        outputs.ids,
+        outputs.ids.stride(0),
+        outputs.confidence,
+        0 if outputs.confidence is None else outputs.confidence.stride(0),
+        outputs.lengths,
+        outputs.parents,
+        0 if outputs.parents is None else outputs.parents.stride(0),
+        outputs.ids.shape[1],
+        BLOCK=triton.next_power_of_2(buffers.ids.shape[1]),
         num_warps=1,
     )

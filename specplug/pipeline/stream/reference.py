@@ -3,67 +3,51 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from specplug.pipeline.stream.buffers import StepBuffers
+from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 
 
-def pack(
-    buffers: StepBuffers,
-    batch_size: int,
-    idx_mapping: Tensor,
-    total_len: Tensor,
-    all_token_ids: Tensor,
-    num_sampled: Tensor,
-    num_rejected: Tensor,
-) -> None:
+def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
     """Write `lengths`, `emitted`, `verified` and `newest` of the first B rows.
 
     Args:
         buffers: the step's buffers, with a window of W tokens.
         batch_size: B.  Entries of per-row tensors after the first B are neither read nor written.
-        idx_mapping: [>= B] int32 or int64, the slot of each row.
-        total_len: [S] int32, tokens of each slot.
-        all_token_ids: [S, L] int32, tokens of each slot.
-        num_sampled: [>= B] int32, tokens that the step emitted for each row; 0 for a row within its prompt.
-        num_rejected: [>= B] int32, draft tokens of each row that the step rejected.
+        rows: the engine's rows.
     """
-    slots = idx_mapping[:batch_size].long()
-    lengths, sampled, rejected = total_len[slots], num_sampled[:batch_size], num_rejected[:batch_size]
+    slots, sampled = rows.idx_mapping[:batch_size].long(), rows.num_sampled[:batch_size]
+    lengths = (rows.total_len[:batch_size] if rows.lengths_by_row else rows.total_len[slots]) + rows.lacking
     buffers.lengths[:batch_size] = lengths
     buffers.emitted[:batch_size] = sampled
-    buffers.verified[:batch_size] = torch.where(sampled > 0, sampled - 1 + rejected, 0)
+    buffers.verified[:batch_size] = torch.where(sampled > 0, sampled - 1 + rows.num_rejected[:batch_size], 0)
 
     positions = lengths.long()[:, None] + torch.arange(-buffers.window, 0)
-    tokens = all_token_ids[slots[:, None], positions.clamp(min=0)]
+    tokens = rows.all_token_ids[slots[:, None], positions.clamp(min=0)]
     newest = buffers.newest[:batch_size]
     newest.copy_(torch.where(positions >= 0, tokens, newest))
 
 
-def unpack(
-    buffers: StepBuffers,
-    batch_size: int,
-    draft_length: int,
-    idx_mapping: Tensor,
-    last_sampled: Tensor,
-    out: Tensor,
-    confidence: Tensor,
-) -> None:
-    """Write the drafts of the first B rows of the engine, padded with each row's last token and confidence 0.
+def unpack(buffers: StepBuffers, batch_size: int, draft_length: int, outputs: DraftOutputs) -> None:
+    """Write the drafts of the first B rows of the engine, padded with each row's newest token and confidence 0.
 
     Args:
         buffers: the step's buffers, for drafts of at most K tokens.
         batch_size: B.  Entries of per-row tensors after the first B are neither read nor written.
         draft_length: most draft tokens of this step, at most K; `draft_lengths` are clamped to it.
-        idx_mapping: [>= B] int32 or int64, the slot of each row.
-        last_sampled: [S] or [S, 1] int64, the last token of each slot.
-        out: [>= B, K] int64, set to the draft tokens; rows may be further apart than K.
-        confidence: [>= B, K] float32, set to the drafts' confidence; rows may be further apart than K.
+        outputs: the engine's tensors, of K columns or fewer.
     """
-    drafts = buffers.draft_rows[:batch_size].long()
+    drafts, columns = buffers.draft_rows[:batch_size].long(), outputs.ids.shape[1]
     sources = drafts.clamp(min=0)
-    lengths = torch.where(drafts >= 0, buffers.draft_lengths[sources], 0).clamp(0, draft_length)
-    is_drafted = torch.arange(out.shape[1]) < lengths[:, None]
-    last = last_sampled[idx_mapping[:batch_size].long()].view(batch_size, 1)
-    out[:batch_size] = torch.where(is_drafted, buffers.ids[sources], last)
-    confidence[:batch_size] = torch.where(is_drafted, buffers.confidence[sources], 0.0)
+    lengths = torch.where(drafts >= 0, buffers.draft_lengths[sources], 0).clamp(0, min(draft_length, columns))
+    is_drafted = torch.arange(columns) < lengths[:, None]
+    newest = buffers.newest[:batch_size, -1:].to(outputs.ids.dtype)
+    outputs.ids[:batch_size] = torch.where(is_drafted, buffers.ids[sources, :columns], newest)
+    if outputs.confidence is not None:
+        outputs.confidence[:batch_size] = torch.where(is_drafted, buffers.confidence[sources, :columns], 0.0)
+    if outputs.lengths is not None:
+        outputs.lengths[:batch_size] = lengths
+    if outputs.parents is not None:
+        assert buffers.parents is not None, "only buffers of trees have parents"
+        parents = buffers.parents[sources, :columns]
+        outputs.parents[:batch_size] = torch.where(is_drafted, parents, torch.arange(-1, columns - 1))

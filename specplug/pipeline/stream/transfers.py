@@ -5,39 +5,21 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from specplug.errors import EngineError
 from specplug.pipeline.stream import reference
 from specplug.pipeline.stream.buffers import StepBuffers
+from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 
 
 class Transfers(Protocol):
     """A module with both transfers; see `specplug.pipeline.stream.reference` for their arguments."""
 
-    def pack(
-        self,
-        buffers: StepBuffers,
-        batch_size: int,
-        idx_mapping: Tensor,
-        total_len: Tensor,
-        all_token_ids: Tensor,
-        num_sampled: Tensor,
-        num_rejected: Tensor,
-    ) -> None:
+    def pack(self, buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
         """Write the rows' new tokens and counts into `buffers`."""
 
-    def unpack(
-        self,
-        buffers: StepBuffers,
-        batch_size: int,
-        draft_length: int,
-        idx_mapping: Tensor,
-        last_sampled: Tensor,
-        out: Tensor,
-        confidence: Tensor,
-    ) -> None:
-        """Write the drafts in `buffers` into the engine's `out` and `confidence`."""
+    def unpack(self, buffers: StepBuffers, batch_size: int, draft_length: int, outputs: DraftOutputs) -> None:
+        """Write the drafts in `buffers` into the engine's tensors."""
 
 
 def transfers_for(device: torch.device) -> Transfers:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from specplug.pipeline.stream import reference
 from specplug.pipeline.stream.buffers import StepBuffers
+from specplug.pipeline.stream.tensors import EngineRows
 from specplug.pipeline.stream.transfers import transfers_for
 from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
@@ -23,17 +24,19 @@ CPU = torch.device("cpu")
 STEPS = st.randoms(use_true_random=False).map(random_step)
 
 PACK = {
-    **dict.fromkeys(("total_len", "all_token_ids", "num_sampled", "num_rejected"), "*i32"),
+    **dict.fromkeys(("all_token_ids", "num_sampled", "num_rejected"), "*i32"),
     **dict.fromkeys(("lengths", "emitted", "verified", "newest"), "*i32"),
-    **dict.fromkeys(("tokens_stride", "window"), "i32"),
+    **dict.fromkeys(("tokens_stride", "window", "lacking_count"), "i32"),
 }
 UNPACK = {
-    **dict.fromkeys(("draft_rows", "draft_lengths", "ids"), "*i32"),
-    **dict.fromkeys(("last_sampled", "out"), "*i64"),
+    **dict.fromkeys(("draft_rows", "draft_lengths", "newest", "ids"), "*i32"),
     **dict.fromkeys(("levels", "confidence"), "*fp32"),
-    **dict.fromkeys(("draft_length", "columns_count", "ids_stride", "last_stride"), "i32"),
-    **dict.fromkeys(("out_stride", "confidence_stride"), "i32"),
+    **dict.fromkeys(("links", "lengths", "parents"), "*i32"),
+    **dict.fromkeys(("draft_length", "columns_count", "window", "buffers_stride"), "i32"),
+    **dict.fromkeys(("out_stride", "confidence_stride", "parents_stride"), "i32"),
 }
+SGLANG = ("confidence", "links", "parents")
+"""What SGLang has none of, for chains."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +66,7 @@ def test_slots_beyond_the_range_of_int32_are_found(kernels, tmp_path):
     assert tokens[2].storage_offset() > 1 << 31
     buffers = StepBuffers.allocate(1, 1, 2, pinned=False)
     total_len, one = torch.tensor([0, 0, 3], dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-    kernels.pack(buffers, 1, torch.tensor([2], dtype=torch.int32), total_len, tokens, one, one)
+    kernels.pack(buffers, 1, EngineRows(torch.tensor([2], dtype=torch.int32), total_len, tokens, one, one))
     assert buffers.newest.tolist() == [[6, 7]]
 
 
@@ -82,15 +85,17 @@ def test_no_argument_is_specialised_for():
     for parameter in parameters:
         is_pointer = not parameter.name.endswith(("_stride", "_count", "window", "draft_length"))
         fixed = parameter.do_not_specialize_on_alignment if is_pointer else parameter.do_not_specialize
-        assert fixed or parameter.name == "BLOCK", parameter.name
+        assert fixed or parameter.is_constexpr, parameter.name
 
 
 def test_the_kernels_compile_for_gpus(tmp_path: Path):
-    launches = [
-        Launch(f"{NAME}:{name}", types | {"idx_mapping": slots}, {"BLOCK": block}, num_warps=1)
-        for name, types, block in (("pack_kernel", PACK, 128), ("unpack_kernel", UNPACK, 8))
-        for slots in ("*i32", "*i64")
-    ]
+    launches = []
+    for dtype, by_row in (("*i32", False), ("*i64", True)):
+        types = PACK | {"idx_mapping": dtype, "total_len": dtype}
+        launches.append(Launch(f"{NAME}:pack_kernel", types, {"BY_ROW": by_row, "BLOCK": 128}, num_warps=1))
+    for dtype, missing in (("*i32", ()), ("*i64", ("links", "lengths", "parents")), ("*i32", SGLANG)):
+        types = {name: kind for name, kind in (UNPACK | {"out": dtype}).items() if name not in missing}
+        launches.append(Launch(f"{NAME}:unpack_kernel", types, {"BLOCK": 8} | dict.fromkeys(missing), num_warps=1))
     for launch, found in zip(launches, compiled(launches, tmp_path), strict=True):
         assert ".target sm_90" in found.ptx
         assert f".entry {launch.kernel.partition(':')[2]}(" in found.ptx

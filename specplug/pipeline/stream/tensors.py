@@ -1,0 +1,45 @@
+"""EngineRows and DraftOutputs: an engine's own tensors, which `pack` reads and `unpack` writes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class EngineRows(NamedTuple):
+    """What an engine's step found, on its device: B rows or more, S slots.
+
+    Attributes:
+        idx_mapping: [>= B] int32 or int64, the slot of each row.
+        total_len: tokens so far, int32 or int64: [S] by slot, or [>= B] by row.
+        all_token_ids: [S, L] int32, by slot.
+        num_sampled: [>= B] int32, tokens that the step emitted for each row; 0 for a row within its prompt.
+        num_rejected: [>= B] int32, draft tokens of each row that the step rejected.
+        lengths_by_row: whether `total_len` is by row.
+        lacking: tokens of each row that `total_len` does not count.
+    """
+
+    idx_mapping: Tensor
+    total_len: Tensor
+    all_token_ids: Tensor
+    num_sampled: Tensor
+    num_rejected: Tensor
+    lengths_by_row: bool = False
+    lacking: int = 0
+
+
+class DraftOutputs(NamedTuple):
+    """Where the drafts of B rows or more go, on the engine's device; rows may be further apart than K.
+
+    Attributes:
+        ids: [>= B, K] int32 or int64, padded with each row's newest token.
+        confidence: [>= B, K] float32, 0 for padding; None if the engine does not need it.
+        lengths: [>= B] int32; None as above.
+        parents: [>= B, K] int32, those of a chain for padding; None for chains.
+    """
+
+    ids: Tensor
+    confidence: Tensor | None = None
+    lengths: Tensor | None = None
+    parents: Tensor | None = None
