@@ -24,28 +24,10 @@ from specplug.types.draft import Draft
 from specplug.types.host_step import HostStep
 from specplug.types.plan import HostStats, StepPlan, StepReport
 from specplug.types.request import Event
+from specplug.types.target import TargetModel
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Verdict
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TargetModel:
-    """The model that verifies drafts, as far as the adapter knows it; unknown attributes are None.
-
-    Attributes:
-        path: the directory or the repository id that the engine loaded it from.
-        config: its Hugging Face configuration.  For a multimodal model this is the configuration of the whole model;
-            `config.get_text_config()` returns that of the language model.
-        tokenizer: its tokenizer, with the interface of a Hugging Face tokenizer.
-        input_embeddings: [V, D], the weights themselves, not a copy: never write to them.  None unless the process
-            that drafts holds all of them on the batches' device when proposers are built.
-    """
-
-    path: str | None = None
-    config: Any = None
-    tokenizer: Any = None
-    input_embeddings: Tensor | None = None
 
 
 def _no_part(name: str) -> Any:
@@ -234,6 +216,13 @@ class Planner(abc.ABC):
 
     def observe(self, report: StepReport) -> None:  # noqa: B027 - optional
         """Learn from a finished step; called once per planned step, in order (host)."""
+
+    def longest_draft(self, batch_size: int) -> int | None:
+        """Return the most draft tokens per row that a plan for B requests ever has; None, the default, if any number.
+
+        Engines capture CUDA graphs, and allocate memory, for such drafts only.  Called at start-up.
+        """
+        return None
 
     @property
     def learns(self) -> bool:

@@ -36,6 +36,10 @@ class BatchPlanner(Planner):
             plan = self._plans[batch_size] = StepPlan(self._draft_length(batch_size), self._budget(batch_size))
         return plan
 
+    def longest_draft(self, batch_size: int) -> int:
+        """Return the draft length at this batch size, the only one planned."""
+        return self._draft_length(self._options.batch_size or batch_size)
+
     def _budget(self, batch_size: int) -> int | None:
         """Return the batch's most draft tokens: the setting, or the free tokens if only a budget bounds the step."""
         stated = self._options.token_budget

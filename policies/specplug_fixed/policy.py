@@ -33,6 +33,10 @@ class ConstantGamma(Planner):
         """Return the constant draft length and budget."""
         return self._plan
 
+    def longest_draft(self, batch_size: int) -> int:
+        """Return the constant draft length."""
+        return self._plan.draft_length
+
 
 class NoSpeculation(Planner):
     """Plans plain decoding at every step."""
@@ -43,3 +47,7 @@ class NoSpeculation(Planner):
     def plan(self, stats: HostStats) -> StepPlan:
         """Return a draft length of 0."""
         return NO_SPECULATION
+
+    def longest_draft(self, batch_size: int) -> int:
+        """Return 0."""
+        return 0

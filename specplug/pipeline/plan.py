@@ -30,6 +30,17 @@ class PlanStage:
             self._guard.step(lambda: plans.append(self._fitted(self._planner.plan(stats))))
         return plans[-1]
 
+    def longest_draft(self, batch_size: int) -> int:
+        """Return the most draft tokens per row that plans for B requests have, as far as the planner knows."""
+        found: list[int] = []
+
+        def ask() -> None:
+            longest = self._planner.longest_draft(batch_size)
+            found.append(self._caps.max_draft_length if longest is None else index(longest))
+
+        most = self._caps.max_draft_length
+        return min(found[0], most) if self._guard.call(ask) else most
+
     @property
     def learns(self) -> bool:
         """True if the planner wants reports."""

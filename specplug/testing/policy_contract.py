@@ -45,6 +45,19 @@ class PolicyContract(PolicyHarness):
                 )
                 assert price >= 0, f"{self.who}: price {price!r} on {name}; expected a number >= 0"
 
+    def test_plans_no_longer_drafts_than_stated(self) -> None:
+        """No plan for B requests is longer than `longest_draft(B)`, for which engines capture graphs."""
+        for name, caps in self.engines.items():
+            planner = self.planner(caps)
+            for step, batch_size in enumerate((1, 2, 3, 7, 8, 33, 256)):
+                most, found = (
+                    planner.longest_draft(batch_size),
+                    planner.plan(stats_of(batch_size, step=step)).draft_length,
+                )
+                assert most is None or found <= most, (
+                    f"{self.who}: draft length {found} for {batch_size} requests on {name}; expected at most {most}"
+                )
+
     def test_does_not_wait(self) -> None:
         """After its first call, `plan` neither sleeps nor opens files or connections nor starts processes."""
         for caps in self.engines.values():

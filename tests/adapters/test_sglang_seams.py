@@ -19,6 +19,8 @@ TORCHS = "current_stream is_available mem_get_info query synchronize"
 FASTAPIS = "add_api_route headers json path raw refresh routes scope state"
 OTHERS = "model_dump model_json_schema"  # of pydantic
 TOKENIZERS = "additional_stop_token_ids eos_token_id"
+TRITONS = "arange constexpr full interpret jit knobs load next_power_of_2 program_id runtime store where"
+SETTINGS = "graph"  # a group of SGLang's settings, which holds `CudaGraphConfig`; groups are made at run time
 CONFIGS = "architectures"  # of transformers
 
 ADAPTER = Adapter(
@@ -26,7 +28,9 @@ ADAPTER = Adapter(
     folder=ROOT / "adapters" / "specplug_sglang",
     seams=SEAMS,
     groups=frozenset({"sglang.srt.plugins"}),
-    elsewhere=frozenset(" ".join([OURS, PYTHONS, NUMPYS, TORCHS, FASTAPIS, OTHERS, TOKENIZERS, CONFIGS]).split()),
+    elsewhere=frozenset(
+        " ".join([OURS, PYTHONS, NUMPYS, TORCHS, FASTAPIS, OTHERS, TOKENIZERS, TRITONS, SETTINGS, CONFIGS]).split()
+    ),
 )
 
 

@@ -87,13 +87,13 @@ def first(nodes: list[int]) -> int:
 @given(data=st.data())
 def test_nodes_are_those_of_plain_loops(trees, data):
     draft, last = data.draw(drafts(trees))
-    nodes = nodes_of(draft, last)
+    nodes = nodes_of(draft, last, torch.zeros_like(last))
     n = draft.draft_length + 1
     for row in range(draft.batch_size):
         parents, length = parents_in(draft, row), int(draft.lengths[row])
         drafted = draft.token_ids[row, :length].tolist()
         assert nodes.tokens[row].tolist() == [int(last[row]), *drafted, *[int(last[row])] * (n - 1 - length)]
-        assert nodes.depth[row].tolist() == [len(path_of(parents, node)) - 1 for node in range(n)]
+        assert nodes.positions[row].tolist() == [len(path_of(parents, node)) - 1 for node in range(n)]
         children = [[child for child in range(n) if parents[child] == node] for node in range(n)]
         assert nodes.child[row].tolist() == [first(below) for below in children]
         beside = [[other for other in range(node + 1, n) if parents[other] == parents[node] >= 0] for node in range(n)]
@@ -107,7 +107,7 @@ def test_nodes_are_those_of_plain_loops(trees, data):
 @given(data=st.data())
 def test_a_walk_meets_no_padding_and_no_token_twice(data):
     draft, last = data.draw(drafts(trees=data.draw(st.booleans())))
-    nodes = nodes_of(draft, last)
+    nodes = nodes_of(draft, last, torch.zeros_like(last))
     for row in range(draft.batch_size):
         met, ends = [], [0]
         while ends:
@@ -130,8 +130,8 @@ def test_a_tree_without_branches_is_the_chain(data):
     tree = Draft.allocate(chain.batch_size, chain.draft_length, trees=True)
     tree.token_ids.copy_(chain.token_ids)
     tree.lengths.copy_(chain.lengths)
-    one, other = nodes_of(chain, last), nodes_of(tree, last)
-    for name in ("tokens", "depth", "child", "sibling"):
+    one, other = (nodes_of(it, last, torch.zeros_like(last)) for it in (chain, tree))
+    for name in ("tokens", "positions", "child", "sibling"):
         assert torch.equal(getattr(one, name), getattr(other, name))
     full = chain_sees(chain.batch_size, chain.draft_length + 1, last.device)
     for row, length in enumerate(chain.lengths.tolist()):  # what padding sees is nobody's business

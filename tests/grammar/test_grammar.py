@@ -259,7 +259,7 @@ def test_reported_apart(rows):
     added = Forced.build([[5] * int(n) for n in forced], [[1.0] * int(n) for n in forced], 4)
     outcome = Outcome(verified, accepted, accepted + 1, cut_by_grammar=cut, forced=added)
     verdict = Verdict.build(proposed, outcome)
-    draft, fate, reached = separated(batch_of(len(rows)), outcome, verdict)
+    draft, fate, reached = separated(batch_of(len(rows)).lengths, outcome, verdict)
     draft.validate()
     assert torch.equal(verdict.verified + fate.verified, verified)
     assert torch.equal(verdict.accepted + fate.accepted, accepted)

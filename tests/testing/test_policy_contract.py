@@ -113,6 +113,14 @@ class NegativeBudget(Plans):
         return replace(super().plan(stats), token_budget=256 - len(stats.requests))
 
 
+class LongerThanStated(Plans):
+    def draft_length(self, stats: HostStats) -> int:
+        return 4
+
+    def longest_draft(self, batch_size: int) -> int:
+        return 4 if batch_size < 8 else 3
+
+
 class NegativePrice(Plans):
     def plan(self, stats: HostStats) -> StepPlan:
         return replace(super().plan(stats), price=-1.0)
@@ -262,6 +270,7 @@ PLANTED = [
     (Fractional, "test_plans_within_the_engines_limits", (), r"length 4\.0"),
     (NegativeBudget, "test_plans_within_the_engines_limits", (), "token_budget -256"),
     (NegativePrice, "test_plans_within_the_engines_limits", (), r"price -1\.0"),
+    (LongerThanStated, "test_plans_no_longer_drafts_than_stated", (), "draft length 4 for 8 requests"),
     (Sleeps, "test_does_not_wait", (), "time.sleep"),
     (ReadsAFile, "test_does_not_wait", (), "open"),
     (DependsOnTheInstance, "test_plans_alike_for_equal_figures", (), "plan differently"),

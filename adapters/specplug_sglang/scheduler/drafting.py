@@ -15,8 +15,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specplug.assembly import build_draft_stage, may_stream
-from specplug.faults import FaultGuard
 from specplug.grammar.drafts import Completed
 from specplug.interfaces import PluginContext, TargetModel
 from specplug.pipeline.draft import DraftStage
@@ -26,17 +24,17 @@ from specplug.requests import wire
 from specplug.runtime.running_request import RunningRequest
 from specplug.runtime.slot_allocator import SlotAllocator
 from specplug.runtime.step_planner import Bounds, Launched, StepPlanner
-from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
 from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent
 from specplug_sglang.config import engine_caps, resolved
 from specplug_sglang.requests import running_request, served_plainly
 from specplug_sglang.scheduler.arrivals import Arrivals
+from specplug_sglang.scheduler.build import build
+from specplug_sglang.scheduler.counts import Counts
 from specplug_sglang.scheduler.drafts import Decoding, Drafts, least_captured
 from specplug_sglang.scheduler.grammar import Grammars
 from specplug_sglang.scheduler.rows import Rows
-from specplug_sglang.scheduler.stage_drafts import StageDrafts
 from specplug_sglang.scheduler.stream_drafts import StreamDrafts
 from specplug_sglang.verification.table import TokenTable
 
@@ -70,7 +68,6 @@ class Drafting:
 
     Attributes:
         drafts: how rank 0 drafts; None on other ranks.
-        grammars: completes rank 0's drafts; None on other ranks.
         drafts_trees: whether drafts have parents, the same on all ranks.
         reads_lengths: whether the lengths of drafts are in host memory, so that reading them waits for nothing.
         step_planner: makes the plans.
@@ -101,40 +98,30 @@ class Drafting:
         self.table = TokenTable(slots, self.max_length, self.caps.max_draft_length + 1, device)
         self.reads_lengths = device.type == "cpu"
         self.drafts: Drafts | None = None
-        self.grammars: Grammars | None = None
-        self.allocator = SlotAllocator(slots, device, self._tell)
         if rank == 0:
-            self._build(context, tokenizer)
+            self.drafts, self.allocator = build(self.resolved.settings, context, self.table, tokenizer, self._tell)
+        else:
+            self.allocator = SlotAllocator(slots, device, self._tell)
         self.arrivals = Arrivals(self.allocator, self._describe, self.table.write, self._forget)
         self._rows: Rows | None = None
         self._launched: deque[_Launched] = deque()
         self._began, self._prefills = 0.0, False
         self._scheduler: weakref.ref[Any] | None = None
 
-    def _build(self, context: PluginContext, tokenizer: Any) -> None:
-        """Build what rank 0 drafts with: a stage whose steps are taken in the engine's stream, or by the stage."""
-        settings, device = self.resolved.settings, context.device
-        host = torch.device("cpu")
-        streams = may_stream(settings, default_registry(), device)
-        if streams:
-            context = replace(context, device=host)
-        stage = build_draft_stage(settings, default_registry(), context, grammars=True)
-        if streams and not StreamSteps.applies(stage) and device != host:
-            stage.close()
-            stage = build_draft_stage(settings, default_registry(), replace(context, device=device), grammars=True)
-        guard = FaultGuard("grammar", sink=stage.metrics.fault)
-        self.grammars = Grammars(self.vocab_size, tokenizer, guard)
-        if streams and StreamSteps.applies(stage):
-            self.allocator = SlotAllocator(context.max_slots, host, self._tell)
-            steps = StreamSteps(stage, self.allocator.slots, self.max_length, self.vocab_size, device)
-            self.drafts = StreamDrafts(stage, steps, self.table, self.grammars, self.caps)
-        else:
-            self.drafts = StageDrafts(stage, self.table, self.grammars, self.caps, self.vocab_size)
-
     @property
     def stage(self) -> DraftStage | None:
         """The draft stage on rank 0; None on other ranks, which receive rank 0's drafts."""
         return None if self.drafts is None else self.drafts.stage
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """What completes rank 0's drafts; None on other ranks."""
+        return None if self.drafts is None else self.drafts.grammars
+
+    @property
+    def counts(self) -> Counts | None:
+        """Draft counters for the status, on rank 0; None on other ranks."""
+        return None if self.drafts is None else self.drafts.counts
 
     # -- requests and the engine ---------------------------------------------------------------------------------
 

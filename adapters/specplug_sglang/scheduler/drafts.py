@@ -15,6 +15,7 @@ from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug_sglang.scheduler.counts import Counts
+from specplug_sglang.scheduler.grammar import Grammars
 from specplug_sglang.scheduler.rows import Rows
 
 
@@ -39,11 +40,13 @@ class Drafts(ABC):
 
     Attributes:
         stage: the draft stage.
+        grammars: completes the drafts.
         counts: its counters, for the status.
         completed: what grammars have made of the newest verified drafts; None if they are counted already.
     """
 
     stage: DraftStage
+    grammars: Grammars
     counts: Counts
     completed: Completed | None = None
 

@@ -32,7 +32,7 @@ class StageDrafts(Drafts):
     def __init__(
         self, stage: DraftStage, table: TokenTable, grammars: Grammars, caps: EngineCaps, vocab_size: int
     ) -> None:
-        self.stage, self._table, self._grammars, self._caps = stage, table, grammars, caps
+        self.stage, self._table, self.grammars, self._caps = stage, table, grammars, caps
         self._device, self._vocab_size = table.tokens.device, vocab_size
         self.counts = Counts(stage.metrics, module_of(self._device))
         self._stops = StopDetector(table.tokens.shape[0], caps.max_draft_length, self._device)
@@ -49,13 +49,13 @@ class StageDrafts(Drafts):
         draft = self.stage.trim(view, draft, plan)
         proposed = draft.lengths
         if constrained:
-            draft = self._grammars.of(view, reqs, draft, most, plan.token_budget)
+            draft = self.grammars.of(view, reqs, draft, most, plan.token_budget)
         if not reads_lengths:
             return draft
         # What a grammar cut must be reported with a step of drafts, even if it cut everything.
         longest = max(int(draft.lengths.max()), int(proposed.any()))
         if not longest:
-            self._grammars.drop()
+            self.grammars.drop()
             return None
         return draft.view(draft.batch_size, min(least_captured(self._caps, longest), draft_length))
 
@@ -72,7 +72,7 @@ class StageDrafts(Drafts):
             emitted=emitted,
             after_stop=self._after_stop(batch, lengths, emitted),
         )
-        self.stage.observe(self._view(batch, lengths), self._grammars.annotated(outcome))
+        self.stage.observe(self._view(batch, lengths), self.grammars.annotated(outcome))
         self.counts.step()
 
     def emits_one(self) -> None:

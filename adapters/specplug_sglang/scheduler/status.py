@@ -64,14 +64,14 @@ def worker_status(scheduler: Any) -> dict[str, Any]:
     """Return the worker's status: its rank and, on the rank that drafts (0), its counts and faults."""
     drafting = scheduler.draft_worker.drafting
     status: dict[str, Any] = {"rank": drafting.rank, "drafts": drafting.stage is not None}
-    if drafting.drafts is not None:
+    if drafting.stage is not None:
         settings = drafting.resolved.settings
         status |= {
             "device": str(drafting.device),
             "proposers": [settings.proposer, *settings.extra_proposers],
             "sources": list(drafting.stage.sources),
             "details": reported_details(drafting.stage.proposers),
-            "metrics": drafting.drafts.counts.read().as_dict(),
+            "metrics": drafting.counts.read().as_dict(),
         }
     return status
 

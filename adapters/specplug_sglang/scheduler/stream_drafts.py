@@ -64,7 +64,7 @@ class StreamDrafts(Drafts):
     def __init__(
         self, stage: DraftStage, steps: StreamSteps, table: TokenTable, grammars: Grammars, caps: EngineCaps
     ) -> None:
-        self.stage, self._steps, self._table, self._grammars, self._caps = stage, steps, table, grammars, caps
+        self.stage, self._steps, self._table, self.grammars, self._caps = stage, steps, table, grammars, caps
         self.counts = Counts(stage.metrics, None)
         max_slots, device = table.tokens.shape[0], table.tokens.device
         self._reads_lengths, self._module = device.type == "cpu", module_of(device)
@@ -94,7 +94,7 @@ class StreamDrafts(Drafts):
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
         """See `Drafts.observe`."""
-        self.completed = self._grammars.take()
+        self.completed = self.grammars.take()
         cut = () if self.completed is None else self.completed.cut
         stream = None if self._module is None else self._module.current_stream()
         self._verified = _Verified(batch.rows.facts, batch.slots, batch.before, accept_lens, cut, stream)
@@ -156,11 +156,11 @@ class StreamDrafts(Drafts):
         caps = caps_of(plan, batch.reqs)
         most = None if caps is None else torch.tensor(caps, dtype=torch.int32)
         proposed = bool(draft.lengths.any())
-        draft.copy_(self._grammars.of(view, batch.reqs, draft, most, plan.token_budget))
+        draft.copy_(self.grammars.of(view, batch.reqs, draft, most, plan.token_budget))
         # What a grammar cut must be reported with a step of drafts, even if it cut everything.
         longest = max(int(draft.lengths.max()), int(proposed))
         if not longest:
-            self._grammars.drop()
+            self.grammars.drop()
         return longest
 
     def _in(self, stream: Any) -> AbstractContextManager[Any]:

@@ -30,9 +30,10 @@ from specplug_sglang.scheduler.ranks import Ranks
 from specplug_sglang.startup import advice
 from specplug_sglang.verification import attention, exact, seeded
 from specplug_sglang.verification.cache_room import make_room
-from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
+from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths, largest_batches
+from specplug_sglang.verification.plain import operations_for
 from specplug_sglang.verification.table import on_device
-from specplug_sglang.verification.trees import Nodes, nodes_of
+from specplug_sglang.verification.trees import Nodes
 from specplug_sglang.verification.verify_input import prepare, relayed, verify_input
 
 
@@ -71,6 +72,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             rank=self.ranks.rank,
             tokenizer=getattr(target_worker, "tokenizer", None),
         )
+        self._operations = operations_for(self.drafting.table)
         self._leave_room()
         self.speculative_num_draft_tokens = self.drafting.caps.max_draft_length + 1
         self.draft_lengths = DraftLengths(self.model_runner, self.speculative_num_draft_tokens)
@@ -116,9 +118,11 @@ class Worker(ExternalCorpora, BaseSpecWorker):
 
     def init_cuda_graphs(self) -> None:
         """Build, and on a GPU capture, the draft lengths that plans may choose."""
-        lengths, captured = self.draft_lengths, self.drafting.caps.captured_draft_lengths
+        lengths, drafting = self.draft_lengths, self.drafting
+        most, stage = drafting.table.tokens.shape[0], drafting.step_planner.stage
+        largest = largest_batches(drafting.caps.captured_draft_lengths, stage.longest_draft, most)
         without = DECODING if self.decodes_plainly else 1
-        lengths.prepare(tuple(draft_length + 1 if draft_length else without for draft_length in captured))
+        lengths.prepare({length + 1 if length else without: batch for length, batch in largest.items() if batch})
         # SGLang reports them with what its own graphs took.
         self._additional_graph_memory_usage["target_verify"] = lengths.bytes_taken / (1 << 30)
         self._additional_graph_time_usage["target_verify"] = lengths.seconds
@@ -205,7 +209,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
 
         drafting, slots, before = self.drafting, batch.req_pool_indices, batch.seq_lens
         given = Draft.allocate(len(batch.reqs), 0, device=self.device) if draft is None else draft
-        nodes = nodes_of(given, drafting.table.tokens[slots, before].long())
+        nodes = self._operations.nodes(given, drafting.table, slots, before)
         n = given.draft_length + 1
         with self.draft_lengths.using(n):
             prepare(batch, self._verify_input(batch, nodes))
@@ -217,22 +221,20 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             exact.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
             # Called within `using`, because the backend that attended knows which recurrent state belongs to which row.
             commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
-        emitted = predict[accept_index.long()]  # [B, n], undefined beyond a row's count
         self._settle(batch, given, accept_lens, accept_index, predict, logits)
-        new_seq_lens = before + accept_lens
+        accepted = self._operations.append(drafting.table, slots, before, predict, accept_index, accept_lens)
         if on_publish is not None:
-            on_publish(new_seq_lens)
-        drafting.table.append(slots, before + 1, emitted)
+            on_publish(accepted.new_seq_lens)
         if draft is not None:
             drafting.observe(batch.reqs, slots, before, draft, accept_lens)
         batch.forward_mode = ForwardMode.DECODE
         return GenerationBatchResult(
             logits_output=logits,
-            next_token_ids=emitted.flatten(),
+            next_token_ids=accepted.emitted.flatten(),
             can_run_cuda_graph=result.can_run_cuda_graph,
             accept_lens=accept_lens,
-            new_seq_lens=new_seq_lens,
-            next_draft_input=relayed(emitted, accept_lens, new_seq_lens),
+            new_seq_lens=accepted.new_seq_lens,
+            next_draft_input=relayed(accepted, accept_lens),
             speculative_num_draft_tokens=n,
             speculative_output_stride=n,
         )

@@ -7,14 +7,14 @@ that decode without verification are counted as 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
-from sglang.srt.runtime_context import get_context, get_spec
+from sglang.srt.runtime_context import get_context, get_exec, get_spec
 
 from specplug.errors import EngineError
 
@@ -46,8 +46,11 @@ class DraftLengths:
         self._built: dict[int, Machinery] = {}
         self.seconds, self.bytes_taken = 0.0, 0
 
-    def prepare(self, nodes: tuple[int, ...]) -> None:
+    def prepare(self, nodes: Mapping[int, int]) -> None:
         """Build draft lengths in advance, so that no request waits for it; longest first, as graphs share memory.
+
+        Args:
+            nodes: the largest batch to capture, by nodes per request.
 
         Raises:
             EngineError: the model's attention keeps state that only steps of a fixed draft length can read.
@@ -56,7 +59,8 @@ class DraftLengths:
         for n in sorted(nodes, reverse=True):
             if n != self._widest and n not in self._built and (n != DECODING or self._captures):
                 began, free = perf_counter(), self._free()
-                self._built[n] = self._build(n)
+                with _as_if_batches_ended_at(nodes[n]):
+                    self._built[n] = self._build(n)
                 self.seconds += perf_counter() - began
                 self.bytes_taken += free - self._free()
 
@@ -144,6 +148,44 @@ def _as_if_launched_with(n: int) -> Iterator[None]:
         yield
     finally:
         get_context().override("specplug.restore", **default)
+
+
+@contextmanager
+def _as_if_batches_ended_at(largest: int) -> Iterator[None]:
+    """Override the batch sizes that SGLang captures, so that none is larger than `largest` needs."""
+    config = get_exec().graph.cuda_graph_config
+    if config is None:
+        yield
+        return
+    default = config.decode.bs
+    try:
+        config.decode.bs = needed_batches(default, largest)
+        yield
+    finally:
+        config.decode.bs = default
+
+
+def largest_batches(lengths: Iterable[int], longest_draft: Callable[[int], int], most: int) -> dict[int, int]:
+    """Return, by draft length, the most requests that such drafts are captured for; 0 if no plan has such drafts.
+
+    A step's drafts may be shorter than planned, by limits of operators and requests, but never longer.
+
+    Args:
+        lengths: draft lengths.
+        longest_draft: returns the longest draft that plans for so many requests have.
+        most: the most requests of a step.
+    """
+    longest = {size: longest_draft(size) for size in range(1, most + 1)}
+    return {length: max((size for size in longest if length <= longest[size]), default=0) for length in lengths}
+
+
+def needed_batches(captured: Sequence[int] | None, largest: int) -> list[int] | None:
+    """Return the captured batch sizes up to the least that holds `largest` requests; at least one."""
+    if not captured:
+        return None
+    sizes = sorted(captured)
+    end = next((place for place, size in enumerate(sizes) if size >= largest), len(sizes))
+    return sizes[: end + 1]
 
 
 @contextmanager

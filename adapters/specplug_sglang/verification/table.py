@@ -31,10 +31,12 @@ class TokenTable:
 
     Attributes:
         tokens: [S, L + most_emitted + 1] int32; undefined at and beyond a row's length.
+        most_emitted: as above.
     """
 
     def __init__(self, slots: int, length: int, most_emitted: int, device: torch.device) -> None:
         self.tokens = torch.zeros(slots, length + most_emitted + 1, dtype=torch.int32, device=device)
+        self.most_emitted = most_emitted
         self._places = torch.arange(most_emitted, device=device)
 
     def write(self, slot: int, text: npt.NDArray[np.int64]) -> None:

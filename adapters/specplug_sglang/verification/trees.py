@@ -21,7 +21,7 @@ class Nodes:
 
     Attributes:
         tokens: [B, n] int64; padding holds the root's token.
-        depth: [B, n] int64, distance from the root; 0 for the root and for nodes without a parent.
+        positions: [B, n] int64, positions in the text; the root's for nodes without a parent.
         child: [B, n] int64, first child of each node, -1 for none.
         sibling: [B, n] int64, next node with the same parent, -1 for none.
         sees: [B, n, n] bool, the ancestors of each node, itself included; None for chains, where they are all earlier
@@ -29,18 +29,19 @@ class Nodes:
     """
 
     tokens: Tensor
-    depth: Tensor
+    positions: Tensor
     child: Tensor
     sibling: Tensor
     sees: Tensor | None
 
 
-def nodes_of(draft: Draft, last: Tensor) -> Nodes:
+def nodes_of(draft: Draft, last: Tensor, before: Tensor) -> Nodes:
     """Build the nodes of a draft, with the root before each row.
 
     Args:
         draft: B rows of at most N = n - 1 tokens, chains or trees.
         last: [B] int64, the last token of each text.
+        before: [B] int64, its position.
     """
     inside = draft.mask()
     tokens = torch.cat([last[:, None], torch.where(inside, draft.token_ids.long(), last[:, None])], 1)
@@ -48,10 +49,12 @@ def nodes_of(draft: Draft, last: Tensor) -> Nodes:
     if draft.parents is None:
         below = place < draft.lengths[:, None]  # True if the draft continues after this node
         depth = torch.where(place <= draft.lengths[:, None], place, 0)
-        return Nodes(tokens, depth, torch.where(below, place + 1, -1), torch.full_like(tokens, -1), None)
+        return Nodes(
+            tokens, before[:, None] + depth, torch.where(below, place + 1, -1), torch.full_like(tokens, -1), None
+        )
     hung = place[1:] if draft.draft_length else place[:0]
     parents = torch.where(inside, draft.parents.long() + 1, -1)  # [B, N], parents of nodes 1 to N; -1 for padding
-    return _tree(tokens, torch.where(_repeats(tokens[:, 1:], parents), -1, parents), hung, place)
+    return _tree(tokens, torch.where(_repeats(tokens[:, 1:], parents), -1, parents), hung, place, before)
 
 
 def _repeats(tokens: Tensor, parents: Tensor) -> Tensor:
@@ -60,8 +63,8 @@ def _repeats(tokens: Tensor, parents: Tensor) -> Tensor:
     return alike.tril(-1).any(2)
 
 
-def _tree(tokens: Tensor, parents: Tensor, hung: Tensor, place: Tensor) -> Nodes:
-    """Compute links, depths and ancestors from the parents [B, N] of nodes `hung` [N]; `place` [n] are all nodes."""
+def _tree(tokens: Tensor, parents: Tensor, hung: Tensor, place: Tensor, before: Tensor) -> Nodes:
+    """Compute links, positions and ancestors from the parents [B, N] of nodes `hung` [N]; `place` [n] are all nodes."""
     none = place.shape[0]
     is_child = parents[:, None, :] == place[:, None]  # [B, n, N]: node `hung[j]` is a child of node i
     child = torch.where(is_child, hung, none).amin(2) if hung.numel() else torch.full_like(tokens, none)
@@ -71,8 +74,8 @@ def _tree(tokens: Tensor, parents: Tensor, hung: Tensor, place: Tensor) -> Nodes
     if hung.numel():
         sibling[:, 1:] = torch.where(later, hung, none).amin(2)
     sees = _reached(is_child)
-    depth = sees.sum(2) - 1
-    return Nodes(tokens, depth, _or_none(child, none), _or_none(sibling, none), sees)
+    positions = before[:, None] + sees.sum(2) - 1
+    return Nodes(tokens, positions, _or_none(child, none), _or_none(sibling, none), sees)
 
 
 def _reached(is_child: Tensor) -> Tensor:

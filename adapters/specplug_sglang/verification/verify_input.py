@@ -10,6 +10,7 @@ from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from torch import Tensor
 
 from specplug_sglang.verification.attention import mask_of
+from specplug_sglang.verification.plain import Accepted
 from specplug_sglang.verification.trees import Nodes
 
 
@@ -27,7 +28,7 @@ def verify_input(batch: Any, nodes: Nodes, attention: Any, *, trees: bool, max_l
     return NgramVerifyInput(
         draft_token=nodes.tokens.flatten(),
         custom_mask=mask_of(batch, nodes, attention, trees=trees, max_length=max_length),
-        positions=(batch.seq_lens[:, None] + nodes.depth).flatten(),
+        positions=nodes.positions.flatten(),
         retrieve_index=torch.arange(rows * n, device=nodes.tokens.device).view(rows, n),
         retrieve_next_token=nodes.child,
         retrieve_next_sibling=nodes.sibling,
@@ -36,13 +37,12 @@ def verify_input(batch: Any, nodes: Nodes, attention: Any, *, trees: bool, max_l
     )
 
 
-def relayed(accept_tokens: Tensor, accept_lens: Tensor, new_seq_lens: Tensor) -> NgramVerifyInput:
+def relayed(accepted: Accepted, accept_lens: Tensor) -> NgramVerifyInput:
     """Build the input that carries a step's results to the next one, which needs only the last token of each row."""
-    last = accept_tokens.gather(1, (accept_lens - 1)[:, None].long())
     return NgramVerifyInput(
         draft_token_num=1,
-        new_seq_lens=new_seq_lens,
-        accept_tokens=last.flatten().to(torch.int32),
+        new_seq_lens=accepted.new_seq_lens,
+        accept_tokens=accepted.last,
         accept_lens=accept_lens,
     )
 

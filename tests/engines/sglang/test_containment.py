@@ -73,14 +73,14 @@ def counted(engine: Any, prompts: list[list[int]], rids: list[str]) -> dict[str,
 
 def begin(scheduler: Any) -> None:
     drafting = scheduler.draft_worker.drafting
-    scheduler._watched = drafting.drafts.counts.read(), dict(drafting.step_planner.faults)
+    scheduler._watched = drafting.counts.read(), dict(drafting.step_planner.faults)
 
 
 def end(scheduler: Any) -> dict[str, Any]:
     drafting = scheduler.draft_worker.drafting
     metrics, faults = scheduler._watched
     new = {"/".join(key): count - faults.get(key, 0) for key, count in drafting.step_planner.faults.items()}
-    return {"policy": new, **(drafting.drafts.counts.read() - metrics).as_dict()}
+    return {"policy": new, **(drafting.counts.read() - metrics).as_dict()}
 
 
 @pytest.mark.parametrize("call", ["propose", "ingest", "observe", "on_event"])

@@ -109,7 +109,7 @@ def offer(scheduler: Any, token: int) -> None:
 
 
 def counts(scheduler: Any) -> dict[str, dict[str, int]]:
-    sources = scheduler.draft_worker.drafting.drafts.counts.read().as_dict()["by_source"]
+    sources = scheduler.draft_worker.drafting.counts.read().as_dict()["by_source"]
     return {name: {key: count for key, count in own.items() if type(count) is int} for name, own in sources.items()}
 
 
@@ -256,7 +256,7 @@ def raising(scheduler: Any) -> None:
 
 
 def faults(scheduler: Any) -> dict[str, Any]:
-    return scheduler.draft_worker.drafting.drafts.counts.read().as_dict()["faults"]
+    return scheduler.draft_worker.drafting.counts.read().as_dict()["faults"]
 
 
 # -- states, in the scheduler's process -------------------------------------------------------------------------------

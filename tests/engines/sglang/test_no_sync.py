@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.engines.one_device import OneDevice
+from tests.pipeline.test_no_sync import Watch
 
 META = torch.device("meta")
 DRAFT_LENGTH = 4
@@ -50,13 +52,37 @@ def test_lengths_come_to_the_host_where_attention_reads_them_only(engine, topk):
     assert watched.inside(host_lengths) == {"engine": False, "read": True, "unread": False}
 
 
+@pytest.mark.parametrize("proposer", ["ngram", "retrieval"])
+def test_a_step_of_a_proposer_on_the_host_is_few_launches(engine, proposer):
+    """Everything before the target's forward counts, SGLang's preparation of the batch as well."""
+    settings = json.dumps({"proposer": proposer, "policy": "fixed"})
+    watched = engine(
+        "SPECPLUG", topk=1, draft_length=DRAFT_LENGTH, environment={"SPECPLUG_CONFIG": settings}, name="host-step"
+    )
+    watched.inside(watch_steps)
+    prompts = [[5, 6, 7, 8] * 6 + [9], [11, 12, 13] * 8]
+    watched.call("inside.generate", prompts=prompts, params={"max_new_tokens": 40, "ignore_eos": True})
+    steps = watched.inside(watched_steps)
+    drafting = [step for step in steps if step["verified"]]
+    plain = [step for step in steps if not step["verified"]]
+    assert len(drafting) > 3
+    for step in steps:
+        assert step["found"] == [], step
+    for step in drafting[1:]:
+        assert step["launched"] == ["pack", "host function", "unpack", "nodes"]
+        assert len(step["launched"]) + len(step["operations"]) <= 12, step
+    for step in plain:
+        assert len(step["launched"]) + len(step["operations"]) <= 12, step
+
+
 # -- inside the scheduler's process ----------------------------------------------------------------------------------
 
 
 def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
     """Draft, prepare and observe for three requests on the meta device, the second time under watch."""
     from specplug_sglang.scheduler.drafting import Drafting
-    from specplug_sglang.verification.trees import nodes_of, whole_mask
+    from specplug_sglang.verification import plain
+    from specplug_sglang.verification.trees import whole_mask
     from specplug_sglang.verification.verify_input import relayed
 
     config = scheduler.model_config
@@ -68,7 +94,7 @@ def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
     mask = 0
     for mode in (OneDevice(META, []), watch := OneDevice(META, found)):
         drafting.plan(reqs)
-        drafting.view(slots, before + 1)
+        drafting._rows.view(drafting.table.tokens, slots, before, 9)  # copies what a step that drafts needs
         drafting.prefilled(3)  # so that the newest token is looked at, too
         with mode:
             draft = drafting.propose(reqs, slots, before, draft_length)
@@ -77,13 +103,13 @@ def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
             assert (draft.parents is not None) == drafting.drafts_trees  # which other ranks go by
             if drafting.caps.trees:  # of a shape that nobody can know here
                 draft = replace(draft, parents=empty(3, draft_length))
-            nodes = nodes_of(draft, drafting.table.tokens[slots, before].long())
+            nodes = plain.nodes(draft, drafting.table, slots, before)
             if nodes.sees is not None:
                 mask = whole_mask(nodes.sees, before, 60 // (draft_length + 1)).numel()
-            emitted, counts = empty(3, draft_length + 1), empty(3)
-            drafting.table.append(slots, before + 1, emitted)
+            predict, index, counts = empty(3 * (draft_length + 1)), empty(3, draft_length + 1), empty(3)
+            accepted = plain.append(drafting.table, slots, before, predict, index, counts)
             drafting.observe(reqs, slots, before, draft, counts)
-            relayed(emitted, counts, before + counts)
+            relayed(accepted, counts)
     assert drafting.stage is not None
     faults = {name: dict(kinds) for name, kinds in drafting.stage.metrics._faults.items()}
     return {"mixed": found, "faults": faults, "operations": watch.count, "mask": mask}
@@ -138,3 +164,70 @@ def request(rid: str, slot: int) -> Any:
         kv=SimpleNamespace(req_pool_idx=slot),
         finished=lambda: False,
     )
+
+
+STEPS: list[dict[str, Any]] = []
+
+
+class Operations(Watch):
+    """Notes, besides what `Watch` does, the names of operations that a GPU would run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self.launches
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.launches > before and not func.is_view:
+            self.names.append(func.__name__.split(".")[0])
+        return result
+
+
+def watch_steps(scheduler: Any) -> None:
+    """Note, for each step whose requests are those of the step before, what runs before the target's forward."""
+    worker = scheduler.draft_worker
+    steps, operations, target = worker.drafting.drafts._steps, worker._operations, worker.target_worker
+    launched: list[str] = []
+    STEPS.clear()
+
+    def noted(name: str, launch: Any) -> Any:
+        def call(*args: Any) -> Any:
+            launched.append(name)
+            with _disable_current_modes():
+                return launch(*args)
+
+        return call
+
+    transfers, stream = steps._transfers, steps._stream
+    steps._transfers = SimpleNamespace(pack=noted("pack", transfers.pack), unpack=noted("unpack", transfers.unpack))
+    steps._stream = SimpleNamespace(launch=noted("host function", stream.launch), mark=stream.mark)
+    worker._operations = SimpleNamespace(nodes=noted("nodes", operations.nodes), append=operations.append)
+    decode, forward, last = worker._decode, target.forward_batch_generation, [()]
+
+    def decoding(batch: Any, on_publish: Any) -> Any:
+        names = tuple(req.rid for req in batch.reqs)
+        steady, last[0] = names == last[0], names
+        launched.clear()
+        watch = Operations()
+
+        def forwarding(*args: Any, **kwargs: Any) -> Any:
+            if steady:
+                verified = batch.spec_info is not None and batch.forward_mode.is_target_verify()
+                noted = {"verified": verified, "launched": list(launched)}
+                STEPS.append({**noted, "operations": list(watch.names), "found": list(watch.found)})
+            with _disable_current_modes():
+                return forward(*args, **kwargs)
+
+        target.forward_batch_generation = forwarding
+        try:
+            with watch:
+                return decode(batch, on_publish)
+        finally:
+            target.forward_batch_generation = forward
+
+    worker._decode = decoding
+
+
+def watched_steps(scheduler: Any) -> list[dict[str, Any]]:
+    return list(STEPS)

@@ -293,6 +293,7 @@ def test_graphs_of_decoding_are_built_as_without_speculation(laddered):
         "algorithm": "NONE",
         "settings": [None, None, None, None],
         "given": ["attn_backend"],
+        "captured": [1, 2, 4],
         "its own backend": True,
         "its own graphs": True,
         "restored": True,
@@ -302,7 +303,7 @@ def test_graphs_of_decoding_are_built_as_without_speculation(laddered):
 
 def build_decoding(scheduler: Any) -> dict[str, Any]:
     """Build decoding for an engine that captures graphs, and step into it."""
-    from sglang.srt.runtime_context import get_spec
+    from sglang.srt.runtime_context import get_exec, get_spec
 
     from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
 
@@ -317,21 +318,26 @@ def build_decoding(scheduler: Any) -> dict[str, Any]:
         def __init__(self, model_runner: Any, **given: Any) -> None:
             found["algorithm"] = model_runner.spec_algorithm.name
             found["settings"], found["given"] = settings(), list(given)
+            found["captured"] = config.decode.bs
             self.backend = given["attn_backend"]
 
-    engines_own = object.__new__(Graphs)
+    engines_own, config = object.__new__(Graphs), get_exec().graph.cuda_graph_config
+    default, config.decode.bs = config.decode.bs, [1, 2, 4, 8]
     before = settings(), runner.spec_algorithm, runner.attn_backend
     trees.put(runner, "decode_cuda_graph_runner", engines_own)
     try:
         lengths = DraftLengths(runner, worker.speculative_num_draft_tokens)
-        lengths.prepare((DECODING, worker.speculative_num_draft_tokens))
+        lengths.prepare({DECODING: 3, worker.speculative_num_draft_tokens: 8})
         with lengths.using(DECODING):
             graphs = runner.decode_cuda_graph_runner
             found["its own graphs"] = graphs is not engines_own
             found["its own backend"] = runner.attn_backend is graphs.backend is not before[2]
         now = settings(), runner.spec_algorithm, runner.attn_backend
-        found["restored"] = now == before and runner.decode_cuda_graph_runner is engines_own
+        found["restored"] = (
+            now == before and config.decode.bs == [1, 2, 4, 8] and runner.decode_cuda_graph_runner is engines_own
+        )
         found["counted"] = lengths.seconds > 0 and lengths.backends() == [graphs.backend]
     finally:
         trees.restore(scheduler)
+        config.decode.bs = default
     return found

@@ -44,7 +44,7 @@ def learnt(scheduler: Any) -> dict[str, Any]:
         "costs": [asdict(cost) for cost in planner.costs],
         "prices": planner.prices,
         "price": float(trimmer.price),
-        "counts": drafting.drafts.counts.read().as_dict(),
+        "counts": drafting.counts.read().as_dict(),
         "faults": len(drafting.step_planner.faults),
         "decided": trimmer.counts.tolist(),
         "lengths": scheduler._lengths,

@@ -240,7 +240,7 @@ def plan(scheduler: Any, draft_lengths: list[int]) -> None:
 
 def counts(scheduler: Any) -> dict[str, Any]:
     """Return what was counted so far: "total", "by_source", "faults"."""
-    found: dict[str, Any] = scheduler.draft_worker.drafting.drafts.counts.read().as_dict()
+    found: dict[str, Any] = scheduler.draft_worker.drafting.counts.read().as_dict()
     return found
 
 

@@ -145,7 +145,7 @@ def begin(scheduler: Any) -> None:
     drafting = scheduler.draft_worker.drafting
     _catch_up(drafting.stage)
     RECORDS.clear()
-    scheduler._watched = drafting.drafts.counts.read()
+    scheduler._watched = drafting.counts.read()
 
 
 def end(scheduler: Any) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def end(scheduler: Any) -> dict[str, Any]:
 
     drafting = scheduler.draft_worker.drafting
     _catch_up(drafting.stage)
-    counts = (drafting.drafts.counts.read() - scheduler._watched).as_dict()
+    counts = (drafting.counts.read() - scheduler._watched).as_dict()
     return {"records": list(RECORDS), "counts": counts}
 
 

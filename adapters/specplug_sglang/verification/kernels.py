@@ -1,0 +1,154 @@
+"""Triton kernels of a step that verifies chains, one program per row; `plain` documents and defines them.
+
+As in `specplug.pipeline.stream.kernels`, no argument that changes from step to step is specialised for, and a launch of
+0 rows compiles a kernel and runs nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton import knobs
+
+from specplug.types.draft import Draft
+from specplug_sglang.verification import plain
+from specplug_sglang.verification.plain import Accepted
+from specplug_sglang.verification.table import TokenTable
+from specplug_sglang.verification.trees import Nodes
+
+INTERPRETED: bool = knobs.runtime.interpret is True
+"""Whether Triton's interpreter runs these kernels, on any device: Triton decides this where a kernel is defined."""
+
+
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["ids_stride", "table_stride", "n_count"],
+    do_not_specialize_on_alignment=[
+        *("ids", "lengths", "table", "slots", "before"),
+        *("tokens", "positions", "child", "sibling"),
+    ],
+)
+def nodes_kernel(  # type: ignore[no-untyped-def]
+    ids,
+    ids_stride,
+    lengths,
+    table,
+    table_stride,
+    slots,
+    before,
+    tokens,
+    positions,
+    child,
+    sibling,
+    n_count,
+    BLOCK: tl.constexpr,
+):
+    """Write the nodes of one row's chain, n of them."""
+    row = tl.program_id(0).to(tl.int64)
+    cached = tl.load(before + row)
+    length = tl.load(lengths + row)
+    last = tl.load(table + tl.load(slots + row) * table_stride + cached).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    mask = place < n_count
+    is_drafted = (place > 0) & (place <= length) & mask
+    token = tl.load(ids + row * ids_stride + place - 1, mask=is_drafted, other=0).to(tl.int64)
+    at = row * n_count + place
+    tl.store(tokens + at, tl.where(is_drafted, token, last), mask=mask)
+    tl.store(positions + at, cached + tl.where(place <= length, place, 0), mask=mask)
+    tl.store(child + at, tl.where(place < length, place + 1, -1), mask=mask)
+    tl.store(sibling + at, tl.full([BLOCK], -1, tl.int64), mask=mask)
+
+
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["table_stride", "table_columns_count", "n_count"],
+    do_not_specialize_on_alignment=[
+        *("predict", "accept_index", "accept_lens", "table", "slots", "before"),
+        *("emitted", "new_seq_lens", "last"),
+    ],
+)
+def append_kernel(  # type: ignore[no-untyped-def]
+    predict,
+    accept_index,
+    accept_lens,
+    table,
+    table_stride,
+    table_columns_count,
+    slots,
+    before,
+    emitted,
+    new_seq_lens,
+    last,
+    n_count,
+    BLOCK: tl.constexpr,
+):
+    """Append one row's emitted tokens."""
+    row = tl.program_id(0).to(tl.int64)
+    cached, count = tl.load(before + row), tl.load(accept_lens + row)
+    slot = tl.load(slots + row).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    index = tl.load(accept_index + row * n_count + place, mask=place < n_count, other=-1)
+    token = tl.load(predict + index, mask=(place < count) & (index >= 0), other=0)
+    tl.store(emitted + row * n_count + place, token, mask=place < n_count)
+    position = cached + 1 + place
+    is_kept = (place < count) & (position < table_columns_count)
+    tl.store(table + slot * table_stride + position, token, mask=is_kept)
+    tl.store(new_seq_lens + row, cached + count)
+    tl.store(last + row, tl.load(predict + tl.load(accept_index + row * n_count + count - 1)))
+
+
+def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nodes:
+    """Return the nodes of a draft like `plain.nodes`; those of a chain by one kernel."""
+    if draft.parents is not None:
+        return plain.nodes(draft, table, slots, before)
+    n = draft.draft_length + 1
+    shape = len(slots), n
+    tokens, positions, child, sibling = (torch.empty(shape, dtype=torch.int64, device=slots.device) for _ in range(4))
+    nodes_kernel[(len(slots),)](
+        draft.token_ids,
+        draft.token_ids.stride(0),
+        draft.lengths,
+        table.tokens,
+        table.tokens.stride(0),
+        slots,
+        before,
+        tokens,
+        positions,
+        child,
+        sibling,
+        n,
+        BLOCK=_block(table),
+        num_warps=1,
+    )
+    return Nodes(tokens, positions, child, sibling, None)
+
+
+def append(
+    table: TokenTable, slots: Tensor, before: Tensor, predict: Tensor, accept_index: Tensor, accept_lens: Tensor
+) -> Accepted:
+    """Append what verification accepted, by one kernel, like `plain.append`; emitted tokens beyond a count are 0."""
+    rows, n = accept_index.shape
+    emitted = torch.empty(rows, n, dtype=predict.dtype, device=predict.device)
+    new_seq_lens, last = torch.empty_like(before), torch.empty(rows, dtype=torch.int32, device=predict.device)
+    append_kernel[(rows,)](
+        predict,
+        accept_index,
+        accept_lens,
+        table.tokens,
+        table.tokens.stride(0),
+        table.tokens.shape[1],
+        slots,
+        before,
+        emitted,
+        new_seq_lens,
+        last,
+        n,
+        BLOCK=_block(table),
+        num_warps=1,
+    )
+    return Accepted(emitted, new_seq_lens, last)
+
+
+def _block(table: TokenTable) -> int:
+    """Return the least power of two that holds the nodes of any step, so that no step compiles a kernel again."""
+    return int(triton.next_power_of_2(table.most_emitted))

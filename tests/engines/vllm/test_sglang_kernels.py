@@ -1,0 +1,129 @@
+"""SGLang's steps that verify chains: kernels equal to tensor operations in Triton's interpreter, compiled for GPUs.
+
+They need Triton and nothing of SGLang, and of the engines' environments on a CPU only vLLM's has Triton.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.types.draft import Draft
+from specplug_sglang.verification import plain
+from specplug_sglang.verification.table import TokenTable
+from tests.engines.gpu_compiler import Launch, compiled
+from tests.engines.interpreted import imported_anew
+
+NAME = "specplug_sglang.verification.kernels"
+CPU = torch.device("cpu")
+SLOTS, LENGTH, MOST = 6, 20, 5
+
+WIDE = ("slots", "before", "tokens", "positions", "child", "sibling", "new_seq_lens")
+STRIDES = ("ids_stride", "table_stride", "table_columns_count", "n_count")
+NODES = ("ids", "ids_stride", "lengths", "table", "table_stride", *WIDE[:6], "n_count")
+APPEND = (
+    *("predict", "accept_index", "accept_lens", "table", "table_stride", "table_columns_count", "slots", "before"),
+    *("emitted", "new_seq_lens", "last", "n_count"),
+)
+
+RANDOMS = st.randoms(use_true_random=False)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    with imported_anew(NAME, interpreted=True) as module:
+        yield module
+
+
+def filled(random: Random) -> TokenTable:
+    table = TokenTable(SLOTS, LENGTH, MOST + 1, CPU)
+    table.tokens.copy_(
+        torch.arange(random.randint(0, 9), 9 + table.tokens.numel())[: table.tokens.numel()].view_as(table.tokens)
+    )
+    return table
+
+
+def batch(random: Random) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the slots and the cached tokens of some rows."""
+    slots = random.sample(range(SLOTS), random.randint(0, SLOTS))
+    return torch.tensor(slots, dtype=torch.int64), torch.tensor([random.randint(0, LENGTH - 1) for _ in slots]).long()
+
+
+@given(random=RANDOMS)
+@settings(max_examples=40)
+def test_the_nodes_of_chains_are_the_same(kernels, random):
+    table, (slots, before) = filled(random), batch(random)
+    draft = Draft.allocate(SLOTS, MOST, device=CPU).view(len(slots), random.randint(0, MOST))
+    for row in range(len(slots)):
+        draft.set_row(row, [random.randint(100, 200) for _ in range(random.randint(0, draft.draft_length))], 0.5)
+    found, expected = (it.nodes(draft, table, slots, before) for it in (kernels, plain))
+    for name in ("tokens", "positions", "child", "sibling"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert found.sees is expected.sees is None
+
+
+def test_trees_take_tensor_operations(kernels):
+    table, slots = filled(Random(0)), torch.tensor([2])
+    draft = Draft.allocate(1, 3, device=CPU, trees=True)
+    draft.set_row(0, [7, 8, 9], 0.5)
+    draft.parents[0] = torch.tensor([-1, -1, 0])
+    found = kernels.nodes(draft, table, slots, slots)
+    assert found.sees is not None
+    assert found.child.tolist() == [[1, 3, -1, -1]]
+
+
+@given(random=RANDOMS)
+@settings(max_examples=40)
+def test_the_same_tokens_are_appended(kernels, random):
+    slots, before = batch(random)
+    rows, n = len(slots), random.randint(1, MOST + 1)
+    counts = torch.tensor([random.randint(1, n) for _ in range(rows)], dtype=random.choice([torch.int32, torch.int64]))
+    predict = torch.randint(0, 99, (rows * n,), generator=torch.Generator().manual_seed(rows), dtype=torch.int32)
+    index = torch.full((rows, n), -1, dtype=torch.int32)
+    for row, count in enumerate(counts.tolist()):
+        index[row, :count] = torch.tensor(sorted(random.sample(range(row * n, row * n + n), count)))
+    seed, tables, found = random.random(), [], []
+    for operations in (kernels, plain):
+        tables.append(filled(Random(seed)))
+        found.append(operations.append(tables[-1], slots, before, predict, index, counts))
+    (one, other) = found
+    assert torch.equal(one.new_seq_lens, other.new_seq_lens)
+    assert torch.equal(one.last, other.last)
+    assert one.last.dtype == other.last.dtype == torch.int32
+    for row, count in enumerate(counts.tolist()):
+        assert torch.equal(one.emitted[row, :count], other.emitted[row, :count])
+        end = min(int(before[row]) + 1 + count, LENGTH)
+        assert torch.equal(tables[0].tokens[slots[row], :end], tables[1].tokens[slots[row], :end])
+
+
+def test_a_cpu_takes_tensor_operations():
+    assert plain.operations_for(filled(Random(0))) is plain
+
+
+def test_no_argument_is_specialised_for():
+    with imported_anew(NAME, interpreted=False) as kernels:
+        parameters = [*kernels.nodes_kernel.params, *kernels.append_kernel.params]
+    for parameter in parameters:
+        is_number = parameter.name in STRIDES
+        fixed = parameter.do_not_specialize if is_number else parameter.do_not_specialize_on_alignment
+        assert fixed or parameter.is_constexpr, parameter.name
+
+
+def test_the_kernels_compile_for_gpus(tmp_path: Path):
+    def types(names: tuple[str, ...]) -> dict[str, str]:
+        return {name: "i32" if name in STRIDES else "*i64" if name in WIDE else "*i32" for name in names}
+
+    launches = [
+        Launch(f"{NAME}:nodes_kernel", types(NODES), {"BLOCK": 16}, num_warps=1),
+        Launch(f"{NAME}:append_kernel", types(APPEND), {"BLOCK": 16}, num_warps=1),
+        Launch(f"{NAME}:append_kernel", types(APPEND) | {"accept_lens": "*i64"}, {"BLOCK": 16}, num_warps=1),
+    ]
+    for launch, found in zip(launches, compiled(launches, tmp_path), strict=True):
+        assert ".target sm_90" in found.ptx
+        assert f".entry {launch.kernel.partition(':')[2]}(" in found.ptx
+        assert found.cubin_bytes > 0
