@@ -29,8 +29,6 @@ from specplug_sglang.scheduler.rows import Rows
 from specplug_sglang.scheduler.stage_drafts import StageDrafts
 from specplug_sglang.scheduler.stream_drafts import StreamDrafts
 from specplug_sglang.verification.table import TokenTable
-from tests.pipeline.fake_stream import FakeStream
-from tests.runtime.stream_engine import Late
 
 CPU = torch.device("cpu")
 SLOTS, LENGTH, VOCAB, DRAFT_LENGTH, STOP = 4, 160, 5, 4, 4
@@ -39,7 +37,7 @@ SLOTS, LENGTH, VOCAB, DRAFT_LENGTH, STOP = 4, 160, 5, 4, 4
 class Engine:
     """Requests in slots, their texts, and one way of drafting for them."""
 
-    def __init__(self, proposer: str, *, streamed: bool, stream: FakeStream | None = None) -> None:
+    def __init__(self, proposer: str, *, streamed: bool) -> None:
         trees = proposer.endswith("tree")
         caps = EngineCaps(DRAFT_LENGTH, ragged=Ragged.PADDED, trees=trees)
         context = PluginContext(caps, vocab_size=VOCAB, max_slots=SLOTS, max_length=LENGTH, device=CPU)
@@ -49,9 +47,6 @@ class Engine:
         if streamed:
             self.drafts, self.allocator = build(wanted, context, self.table, None, self._tell)
             assert isinstance(self.drafts, StreamDrafts)
-            if stream is not None:
-                steps = self.drafts._steps
-                steps._stream, steps._transfers = stream, Late(stream)
         else:
             stage = build_draft_stage(wanted, default_registry(), context, grammars=True)
             grammars = Grammars(VOCAB, None, FaultGuard("grammar", sink=stage.metrics.fault))
@@ -197,13 +192,3 @@ def test_drafts_and_counts_are_those_of_the_stage(proposer, random, steps):
     run(random, engines, steps)
     expected, found = [engine.close() for engine in engines]
     assert found == expected
-
-
-@settings(max_examples=30, deadline=None)
-@given(random=st.randoms(use_true_random=False), steps=st.integers(1, 20), seed=st.integers(0, 1000))
-def test_a_late_stream_changes_nothing(random, steps, seed):
-    with FakeStream(seed) as stream:
-        engines = [Engine("ngram", streamed=False), Engine("ngram", streamed=True, stream=stream)]
-        run(random, engines, steps)
-        expected, found = [engine.close() for engine in engines]
-        assert found == expected

@@ -32,10 +32,11 @@ from specplug_sglang.requests import running_request, served_plainly
 from specplug_sglang.scheduler.arrivals import Arrivals
 from specplug_sglang.scheduler.build import build
 from specplug_sglang.scheduler.counts import Counts
-from specplug_sglang.scheduler.drafts import Decoding, Drafts, least_captured
+from specplug_sglang.scheduler.drafts import Decoding, Drafts
 from specplug_sglang.scheduler.grammar import Grammars
 from specplug_sglang.scheduler.rows import Rows
 from specplug_sglang.scheduler.stream_drafts import StreamDrafts
+from specplug_sglang.verification.captured import least_captured
 from specplug_sglang.verification.table import TokenTable
 
 

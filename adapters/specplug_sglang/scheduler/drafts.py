@@ -11,7 +11,6 @@ from torch import Tensor
 
 from specplug.grammar.drafts import Completed
 from specplug.pipeline.draft import DraftStage
-from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug_sglang.scheduler.counts import Counts
@@ -95,11 +94,6 @@ class Drafts(ABC):
     def close(self) -> None:
         """Release proposers, threads and files."""
         self.stage.close()
-
-
-def least_captured(caps: EngineCaps, longest: int) -> int:
-    """Return the least draft length that the engine captured and that holds `longest` tokens."""
-    return next((length for length in caps.captured_draft_lengths if length >= longest), longest)
 
 
 def caps_of(plan: StepPlan, reqs: Sequence[Any]) -> list[int] | None:

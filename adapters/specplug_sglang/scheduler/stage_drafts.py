@@ -13,8 +13,9 @@ from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.verdict import Outcome
 from specplug_sglang.scheduler.counts import Counts
-from specplug_sglang.scheduler.drafts import Decoding, Drafts, caps_of, least_captured, module_of
+from specplug_sglang.scheduler.drafts import Decoding, Drafts, caps_of, module_of
 from specplug_sglang.scheduler.grammar import Grammars
+from specplug_sglang.verification.captured import least_captured
 from specplug_sglang.verification.table import TokenTable, on_device
 
 

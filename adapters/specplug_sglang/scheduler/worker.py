@@ -30,7 +30,8 @@ from specplug_sglang.scheduler.ranks import Ranks
 from specplug_sglang.startup import advice
 from specplug_sglang.verification import attention, exact, seeded
 from specplug_sglang.verification.cache_room import make_room
-from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths, largest_batches
+from specplug_sglang.verification.captured import largest_batches
+from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
 from specplug_sglang.verification.plain import operations_for
 from specplug_sglang.verification.table import on_device
 from specplug_sglang.verification.trees import Nodes

@@ -7,7 +7,7 @@ that decode without verification are counted as 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
@@ -17,6 +17,7 @@ import torch
 from sglang.srt.runtime_context import get_context, get_exec, get_spec
 
 from specplug.errors import EngineError
+from specplug_sglang.verification.captured import needed_batches
 
 DECODING = 0
 """SGLang's own decoding, without nodes."""
@@ -163,29 +164,6 @@ def _as_if_batches_ended_at(largest: int) -> Iterator[None]:
         yield
     finally:
         config.decode.bs = default
-
-
-def largest_batches(lengths: Iterable[int], longest_draft: Callable[[int], int], most: int) -> dict[int, int]:
-    """Return, by draft length, the most requests that such drafts are captured for; 0 if no plan has such drafts.
-
-    A step's drafts may be shorter than planned, by limits of operators and requests, but never longer.
-
-    Args:
-        lengths: draft lengths.
-        longest_draft: returns the longest draft that plans for so many requests have.
-        most: the most requests of a step.
-    """
-    longest = {size: longest_draft(size) for size in range(1, most + 1)}
-    return {length: max((size for size in longest if length <= longest[size]), default=0) for length in lengths}
-
-
-def needed_batches(captured: Sequence[int] | None, largest: int) -> list[int] | None:
-    """Return the captured batch sizes up to the least that holds `largest` requests; at least one."""
-    if not captured:
-        return None
-    sizes = sorted(captured)
-    end = next((place for place, size in enumerate(sizes) if size >= largest), len(sizes))
-    return sizes[: end + 1]
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specplug_sglang.verification.draft_lengths import largest_batches, needed_batches
+from specplug.types.caps import DraftLengthChange, EngineCaps
+from specplug_sglang.verification.captured import largest_batches, least_captured, needed_batches
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,9 @@ def test_each_draft_length_has_its_largest_batch():
 
 def test_a_policy_that_states_nothing_drafts_so_long_for_any_batch():
     assert largest_batches((0, 8), lambda batch_size: 8, 7) == {0: 7, 8: 7}
+
+
+def test_a_step_takes_the_least_captured_length_that_holds_its_drafts():
+    caps = EngineCaps(8, captured_draft_lengths=(0, 1, 4, 8), draft_length_change=DraftLengthChange.CAPTURED)
+    assert [least_captured(caps, longest) for longest in (0, 1, 2, 4, 5, 8)] == [0, 1, 4, 4, 8, 8]
+    assert least_captured(EngineCaps(8), 3) == 3
