@@ -12,6 +12,7 @@ import torch
 from specplug.pipeline.cpu import host_function as host
 from specplug.pipeline.cpu import kernels
 from specplug.pipeline.cpu.columns import Columns
+from specplug.pipeline.cpu.trimming import StepCut
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.buffers import StepBuffers
 from specplug.runtime.rows import RowFacts
@@ -34,6 +35,7 @@ class StepInFlight:
     Attributes:
         buffers: what kernels read and write.
         batch_size: B, the rows that may draft.
+        cut: the cut of its drafts.
         argument: memory whose address the host function takes.
     """
 
@@ -63,6 +65,7 @@ class StepInFlight:
             self.buffers.draft_lengths.numpy(),
             self._base_len,
         )
+        self.cut = StepCut(stage, (max_slots, draft_length))
         self._facts: RowFacts | None = None
         self._has_caps = False
         self._record()
@@ -158,5 +161,6 @@ class StepInFlight:
             shared.text_lengths,
             shared.text_generations,
             shared.completed,
+            self.cut.record,
         )
         self.argument = host.argument_of(self._step)
