@@ -171,10 +171,9 @@ class DraftStage:
 
     @cached_property
     def host_trim(self) -> HostStep | None:
-        """The trim half as a C function, for a stage on the CPU; None if it has none that does what its `trim` does."""
-        trimmer, found = self._trimmer, list[HostStep]()
-        if isinstance(trimmer, HasHostTrim) and not _overrides(trimmer, "trim", "host_trim"):
-            self.trimmer_guard.call(lambda: found.append(trimmer.host_trim()))
+        """The trim half as a C function, for a stage on the CPU; None if it has none."""
+        found: list[HostStep | None] = []
+        self.trimmer_guard.call(lambda: found.append(host_trim_of(self._trimmer)))
         return found[0] if found else None
 
     @torch.inference_mode()
@@ -265,10 +264,12 @@ class DraftStage:
         return draft
 
 
-def _overrides(plugin: object, method: str, other: str) -> bool:
-    """Return whether a subclass of the one that defines the method `other` overrides `method` alone."""
-    first = next(kind for kind in type(plugin).__mro__ if {method, other} & vars(kind).keys())
-    return other not in vars(first)
+def host_trim_of(trimmer: Trimmer) -> HostStep | None:
+    """Return a trim half's `host_trim`; None if it has none, or inherits it from a class whose `trim` it overrides."""
+    if not isinstance(trimmer, HasHostTrim):
+        return None
+    newest = next(kind for kind in type(trimmer).__mro__ if {"trim", "host_trim"} & vars(kind).keys())
+    return trimmer.host_trim() if "host_trim" in vars(newest) else None
 
 
 def _check_shape(trimmed: Draft, draft: Draft) -> None:

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specplug.testing.host_trims import kept_by
 from specplug.types.caps import EngineCaps, Ragged
 from tests.policies.test_batch import PADDED, trimmer
-from tests.trim.tools import bits, kept_by, random_case
+from tests.trim.tools import bits, random_case
 
 
 def options(random: Random) -> dict[str, object]:
@@ -34,5 +35,5 @@ def test_tokens_and_figures_are_those_of_the_plain_form(caps, random, trees):
     for _ in range(random.randint(1, 5)):
         case = random_case(random, trees=trees)
         expected = plain.trim(case.draft, case.limits)
-        assert bits(case.draft.keep(kept_by(step, case))) == bits(expected)
+        assert bits(case.draft.keep(kept_by(step, case.draft, case.limits))) == bits(expected)
         assert torch.equal(fast._sums, plain._sums)

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba.core import types
 
+from specplug.testing.host_trims import kept_by
 from specplug.trim import SurvivalTrimmer, admission, rank_tokens
 from specplug.trim.admission import UNITS, Own
 from specplug.types.draft import Draft
 from specplug_batch.admission import admit_gain
 from tests.match.test_host_step import PYTHON, RAISES, code_of
-from tests.trim.tools import Case, bits, kept_by, random_case
+from tests.trim.tools import Case, bits, random_case
 
 RANDOM = st.randoms(use_true_random=False)
 
@@ -35,7 +36,7 @@ def test_the_tokens_are_those_of_the_ranking(trimmer, trees, random):
     case = random_case(random, trees=trees)
     survival, rank = rank_tokens(case.draft)
     expected = case.draft.mask() & (rank < case.limits.token_budget) & (survival >= case.limits.price)
-    found = kept_by(step, case)
+    found = kept_by(step, case.draft, case.limits)
     assert torch.equal(found, expected)
     assert bits(case.draft.keep(found)) == bits(plain.trim(case.draft, case.limits))
     own = plain._admission.numbers
@@ -52,7 +53,7 @@ def test_large_batches(trimmer, batch_size, draft_length):
     draft.confidence[:] = torch.rand(batch_size, draft_length, generator=generator) ** 0.1
     for budget in (0, 1, 999, batch_size * draft_length):
         case = Case(draft, budget, 0.01, torch.ones(batch_size, dtype=torch.bool))
-        assert bits(draft.keep(kept_by(step, case))) == bits(plain.trim(draft, case.limits))
+        assert bits(draft.keep(kept_by(step, case.draft, case.limits))) == bits(plain.trim(draft, case.limits))
 
 
 @settings(max_examples=200, deadline=None)

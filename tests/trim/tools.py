@@ -1,21 +1,17 @@
-"""Random drafts and limits for trim halves, and calls of their C functions."""
+"""Random drafts and limits for trim halves."""
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from random import Random
 
-import numpy as np
 import torch
 
 from specplug.types.draft import Draft
-from specplug.types.host_step import OK, HostStep, TrimArgument
 from specplug.types.paths import ROOT
 from specplug.types.trim import TrimLimits
 
 EXTREMES = (0.0, -0.0, 1.0, 0.5, 1e-40)
-C_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
 
 
 @dataclass(frozen=True)
@@ -51,31 +47,6 @@ def random_case(random: Random, *, trees: bool, least: int = 0, most: int = 7) -
     budget = random.choice([0, random.randint(0, rows * draft_length), rows * draft_length])
     price = random.choice([0.0, 0.0, random.choice(levels[3:]), 0.25, 1.0, 1.5])
     return Case(buffer.view(rows, draft_length), budget, price, torch.tensor(decoding, dtype=torch.bool))
-
-
-def kept_by(step: HostStep, case: Case) -> torch.Tensor:
-    """Return the mask [B, N] that a C function gives; the memory that it is handed is poisoned."""
-    draft, shape = case.draft, tuple(case.draft.token_ids.shape)
-    workspace, kept = np.full(shape, np.nan, np.float32), np.full(shape, 7, np.uint8)
-    numbers = np.full(len(TrimArgument), -7, np.int64)
-    for which, number in {
-        TrimArgument.DATA: step.data,
-        TrimArgument.BATCH_SIZE: shape[0],
-        TrimArgument.DRAFT_LENGTH: shape[1],
-        TrimArgument.TOKEN_BUDGET: case.budget,
-        TrimArgument.DECODING: case.decoding.data_ptr(),
-        TrimArgument.CONFIDENCE: draft.confidence.data_ptr(),
-        TrimArgument.PARENTS: 0 if draft.parents is None else draft.parents.data_ptr(),
-        TrimArgument.DRAFT_STRIDE: draft.confidence.stride(0),
-        TrimArgument.DRAFT_LENGTHS: draft.lengths.data_ptr(),
-        TrimArgument.WORKSPACE: workspace.ctypes.data,
-        TrimArgument.KEPT: kept.ctypes.data,
-    }.items():
-        numbers[which] = number
-    numbers.view(np.float32)[2 * TrimArgument.PRICE] = case.price
-    assert C_FUNCTION(step.function)(numbers.ctypes.data) == OK
-    assert set(np.unique(kept)) <= {0, 1}
-    return torch.from_numpy(kept).bool()
 
 
 def bits(draft: Draft) -> list[bytes]:
