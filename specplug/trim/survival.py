@@ -25,9 +25,8 @@ class SurvivalTrimmer(Trimmer):
 
     def __init__(self, context: PluginContext | None = None) -> None:
         """Compile the kernel of the context's device, if it is a GPU."""
-        device = torch.device("cpu") if context is None else context.device
-        if device.type == "cuda" and (kernels := _kernels_for(device)) is not None:
-            kernels.trim(Draft.allocate(0, 1, device=device), TrimLimits.build(0, torch.zeros(0, device=device).bool()))
+        if context is not None and context.device.type == "cuda" and (kernels := _kernels_for(context.device)):
+            kernels.warm_up(context.device)
 
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
         """Return `draft` cut to the budget and the price; an equal draft if neither cuts anything.

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specplug.interfaces import PluginContext
 from specplug.trim import SurvivalTrimmer, survival
-from specplug.types.caps import Distribution
+from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.trim import TrimLimits
 from tests.engines.gpu_compiler import Launch, compiled
@@ -61,6 +62,15 @@ def test_the_trimmer_uses_the_kernel_for_chains_alone(kernels, monkeypatch):
         SurvivalTrimmer().trim(Draft.allocate(rows, draft_length, trees=trees), limits)
     assert [tuple(draft.token_ids.shape) for draft in used] == [(2, 3)]
     assert used[0].parents is None
+
+
+def test_it_is_compiled_when_a_trimmer_for_a_gpu_is_built(kernels, monkeypatch):
+    kernels.warm_up(torch.device("cpu"))
+    built = []
+    monkeypatch.setattr(kernels, "warm_up", built.append)
+    for name in ("cpu", "cuda", "meta"):
+        SurvivalTrimmer(PluginContext(EngineCaps(3), device=torch.device(name)))
+    assert built == [torch.device("cuda")]
 
 
 def test_without_the_interpreter_a_cpu_has_no_kernel():
