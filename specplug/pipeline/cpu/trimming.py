@@ -108,18 +108,24 @@ class StepCut:
     Args:
         stage: the draft stage, on the CPU.
         shape: S and N, the most rows and tokens.
+        parents: [S, N] int32, those of the drafts; None for chains.
 
     Attributes:
         record: the memory, for `trim`.
     """
 
-    def __init__(self, stage: DraftStage, shape: tuple[int, int]) -> None:
+    def __init__(self, stage: DraftStage, shape: tuple[int, int], parents: npt.NDArray[np.int32] | None = None) -> None:
         self._stage, self._step = stage, stage.host_trim
         self._numbers, self._arguments = np.zeros(3, np.int64), np.zeros(len(TrimArgument), np.int64)
         workspace, kept = np.zeros(shape, np.float32), np.zeros(shape, np.uint8)
-        parents: npt.NDArray[np.int32] = np.zeros((0, 0), np.int32)
+        places, no_parents = np.zeros(shape[1], np.int32), np.zeros((0, 0), np.int32)
         self.record = Cut(  # type: ignore[no-untyped-call]
-            self._numbers, self._arguments, workspace, kept, np.zeros(shape[1], np.int32), parents
+            self._numbers,
+            self._arguments,
+            workspace,
+            kept,
+            places,
+            no_parents if parents is None else parents,
         )
 
     def state(self, plan: StepPlan, batch_size: int) -> bool:
