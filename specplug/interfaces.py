@@ -261,6 +261,19 @@ class Trimmer(abc.ABC):
         return False
 
 
+@runtime_checkable
+class HasHostTrim(Protocol):
+    """An optional interface of trim halves whose `trim` is also a C function, for drafts in host memory.
+
+    A step then needs neither Python nor a wait to be trimmed.  The function keeps the same tokens as `trim` and learns
+    the same; calls of either never overlap.  A class that overrides `trim` overrides `host_trim` too, or its C function
+    is not used.
+    """
+
+    def host_trim(self) -> HostStep:
+        """Return the C function; called at most once.  `TrimArgument` lists its arguments."""
+
+
 class Verifier(abc.ABC):
     """The acceptance algorithm: decides which draft tokens are kept and which token follows them.
 

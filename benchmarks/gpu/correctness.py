@@ -14,12 +14,15 @@ import torch
 from benchmarks.gpu import scan
 from specplug.pipeline.stream import reference
 from specplug.pipeline.stream.transfers import transfers_for
+from specplug.trim import SurvivalTrimmer
 from specplug.types.draft import Draft
+from specplug.types.trim import TrimLimits
 from specplug.types.verification import SamplingBatch, TargetLogits
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
 from tests.pipeline.transfers import random_step
 from tests.runtime.stream_engine import Engine, run
+from tests.trim.tools import bits, random_case
 
 CPU = torch.device("cpu")
 Found = tuple[int, list[str]]
@@ -97,6 +100,21 @@ def scans(device: torch.device, cases: int, random: Random) -> Found:
     return compared, wrong
 
 
+def trims(device: torch.device, cases: int, random: Random) -> Found:
+    """Compare the drafts that the trim half keeps on the device with those that it keeps on the CPU."""
+    wrong, trimmer = [], SurvivalTrimmer()
+    for number in range(cases):
+        case = random_case(random, trees=False, most=random.choice([7, 40]))
+        there = Draft.allocate(*case.draft.token_ids.shape, device=device)
+        there.copy_(case.draft)
+        found = trimmer.trim(there, TrimLimits.build(case.budget, case.decoding.to(device), case.price))
+        here = Draft.allocate(*case.draft.token_ids.shape)
+        here.copy_(found)
+        if bits(here) != bits(trimmer.trim(case.draft, case.limits)):
+            wrong.append(f"case {number}: the device keeps other tokens")
+    return cases, wrong
+
+
 def verification(device: torch.device, cases: int, random: Random) -> Found:
     """Compare random numbers bit by bit, and the reference verifier's tokens, sampled and greedy."""
     generator = torch.Generator().manual_seed(random.randrange(1 << 31))
@@ -131,5 +149,6 @@ CHECKS: dict[str, Callable[[torch.device, int, Random], Found]] = {
     "pack and unpack": transfers,
     "steps in the stream": steps,
     "scan": scans,
+    "trimmed drafts": trims,
     "random numbers and verification": verification,
 }

@@ -9,6 +9,7 @@ from specplug.interfaces import PluginContext, Trimmer
 from specplug.trim import rank_tokens
 from specplug.types.caps import Ragged
 from specplug.types.draft import Draft
+from specplug.types.host_step import HostStep
 from specplug.types.trim import TrimLimits
 from specplug_batch.options import BatchOptions
 
@@ -17,6 +18,9 @@ CLASSES = 16
 
 TRUST = 8.0
 """Number of steps without gain with which the average starts."""
+
+UNIT = 2.0**40
+"""Survival probabilities are summed as multiples of its inverse, so that no order of the tokens matters."""
 
 
 class GainTrimmer(Trimmer):
@@ -50,35 +54,40 @@ class GainTrimmer(Trimmer):
         if not draft.batch_size or not draft.draft_length:
             return draft
         rows = limits.decoding.sum().clamp_(min=1).float()
-        batch = self._options.batch_size
-        weight = torch.ones_like(rows) if batch is None else batch / rows
+        batch = rows if self._options.batch_size is None else torch.full_like(rows, self._options.batch_size)
+        weight = batch / rows
         sums = self._sums[min(draft.batch_size.bit_length(), CLASSES) - 1]
         survival, rank = rank_tokens(draft)
-        pays = survival * weight > self._price(rank, rows, weight, sums)
+        pays = survival > self._price(rank, batch, weight, sums)
         admitted = draft.mask() & pays & (rank < limits.token_budget) & (survival >= limits.price)
-        self._learn(torch.where(admitted, survival, 0.0), rank, admitted.sum(), rows, weight, sums)
+        expected = (torch.where(admitted, survival, 0.0) * UNIT).long().sum().float() / UNIT
+        cost = self._cost((rows + admitted.sum()) * weight) / self._cost(batch)
+        sums.mul_(self._decay).add_(torch.stack((1.0 + expected / rows, cost)))
         return draft.keep(admitted)
 
-    def _price(self, rank: Tensor, rows: Tensor, weight: Tensor, sums: Tensor) -> Tensor:
+    def host_trim(self) -> HostStep:
+        """Return `trim` as a C function; see `specplug.interfaces.HasHostTrim`."""
+        from specplug_batch.admission import GainAdmission  # numba's start takes time that other devices need not spend
+
+        self._admission = GainAdmission(self._options, self._decay, self._sums.numpy(), is_free=self._is_free)
+        return self._admission.host_step()  # kept, because the function uses its memory
+
+    def _price(self, rank: Tensor, batch: Tensor, weight: Tensor, sums: Tensor) -> Tensor:
         """Return [B, N]: the tokens that each token's marginal time, after those ranked before it, yields elsewhere.
 
         The price is exactly monotone in the rank, so the tokens that pay are a prefix of the order of admission.
+
+        Args:
+            rank: [B, N] int64.
+            batch: 0-d float32, the requests that decode, of which each row represents `weight`, 0-d float32.
+            sums: [2], of the batch's class.
         """
-        saturation = self._options.saturation
         if self._is_free:
             return torch.zeros_like(rank, dtype=torch.float32)
-        batch_size = rows * weight
-        plain_rate = batch_size / self._cost(batch_size)
-        rate = plain_rate * (sums[0] / sums[1]).clamp(min=1.0) * (1.0 + self._options.margin)
-        over = ((rows + (rank + 1)) * weight - saturation).clamp(min=0.0)
-        return torch.minimum(over, weight) * (rate / saturation)
-
-    def _learn(self, survival: Tensor, rank: Tensor, count: Tensor, rows: Tensor, weight: Tensor, sums: Tensor) -> None:
-        """Add a step that admits tokens of `survival` [B, N], 0 elsewhere, to the sums [2]."""
-        in_order = torch.empty_like(survival.reshape(-1)).scatter_(0, rank.reshape(-1), survival.reshape(-1))
-        tokens = 1.0 + in_order.sum() / rows  # summed in order of admission, so that the order of rows does not matter
-        cost = self._cost((rows + count) * weight) / self._cost(rows * weight)
-        sums.mul_(self._decay).add_(torch.stack((tokens, cost)))
+        rate = batch / self._cost(batch) * (sums[0] / sums[1]).clamp(min=1.0) * (1.0 + self._options.margin)
+        free = (self._options.saturation - batch) / weight
+        return (rank + 1 - free).clamp(0.0, 1.0) * (rate / self._options.saturation)
 
     def _cost(self, num_tokens: Tensor) -> Tensor:
+        """Return the cost of a step, as `Roofline.cost` does."""
         return (num_tokens / self._options.saturation).clamp(min=1.0) + self._options.overhead

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from specplug.errors import ContractError
 from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE, separated
-from specplug.interfaces import Proposer, Trimmer
+from specplug.interfaces import HasHostTrim, Proposer, Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.buffers import DraftBuffers
 from specplug.pipeline.choices import Choices
@@ -25,6 +25,7 @@ from specplug.trace import TraceWriter, rows_from
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
+from specplug.types.host_step import HostStep
 from specplug.types.plan import StepPlan
 from specplug.types.request import Event
 from specplug.types.trim import TrimLimits
@@ -60,7 +61,8 @@ class DraftStage:
         metrics: SpecMetrics,
         trace: TraceWriter | None = None,
     ) -> None:
-        self._trimmer, self._trimmer_guard = trimmer, trimmer_guard
+        self._trimmer, self.trimmer_guard = trimmer, trimmer_guard
+        """The circuit breaker of the trim half."""
         self.metrics, self._trace = metrics, trace
         self._trace_guard = FaultGuard("trace", sink=metrics.fault)  # a full disk must not end the engine
         self._buffers = DraftBuffers(handles, caps, max_slots, vocab_size, device)
@@ -153,10 +155,11 @@ class DraftStage:
 
     def cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
         """Cut the drafts like `trim`, but do not store them."""
-        if not self.cuts(draft.batch_size, draft.draft_length, plan):
-            return draft
-        places = draft.batch_size * draft.draft_length
-        budget = places if plan.token_budget is None else min(max(0, plan.token_budget), places)
+        return self.trimmed(batch, draft, plan) if self.cuts(draft.batch_size, draft.draft_length, plan) else draft
+
+    def trimmed(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
+        """Return what the policy's trim half keeps of the drafts of a step that `cuts`."""
+        budget = plan.budget_of(draft.batch_size * draft.draft_length)
         return self._cut(draft, TrimLimits.build(budget, batch.sampled, plan.price), batch.vocab_size)
 
     def cuts(self, batch_size: int, draft_length: int, plan: StepPlan) -> bool:
@@ -165,6 +168,13 @@ class DraftStage:
         if plan.token_budget is not None and plan.token_budget < places:
             return True
         return places > 0 and (plan.price > 0 or self._cuts_without_budget(batch_size, draft_length))
+
+    @cached_property
+    def host_trim(self) -> HostStep | None:
+        """The trim half as a C function, for a stage on the CPU; None if it has none."""
+        found: list[HostStep | None] = []
+        self.trimmer_guard.call(lambda: found.append(host_trim_of(self._trimmer)))
+        return found[0] if found else None
 
     @torch.inference_mode()
     def observe(self, batch: EngineBatch, outcome: Outcome) -> Verdict:
@@ -195,9 +205,9 @@ class DraftStage:
             self._trace_guard.step(partial(_write, self._trace, self._steps, batch, draft, verdict))
         for runner, start in zip(self.runners, self._buffers.starts, strict=False):
             runner.observe(batch, draft, start, verdict)
-        if self._trimmer.learns and not self._trimmer_guard.is_off:
+        if self._trimmer.learns and not self.trimmer_guard.is_off:
             handed = batch.handed(verdict.emitted, batch.reset_slots)
-            self._trimmer_guard.call(partial(self._trimmer.observe, handed, draft, verdict))
+            self.trimmer_guard.call(partial(self._trimmer.observe, handed, draft, verdict))
 
     def _tell_of_grammars(self, batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> None:
         """Count and trace the tokens that grammars drafted; proposers do not see them."""
@@ -236,7 +246,7 @@ class DraftStage:
         def ask() -> None:
             answers.append(bool(self._trimmer.cuts_without_budget(batch_size, draft_length)))
 
-        return not self._trimmer_guard.call(ask) or answers[0]
+        return not self.trimmer_guard.call(ask) or answers[0]
 
     def _cut(self, draft: Draft, limits: TrimLimits, vocab_size: int) -> Draft:
         """Let the policy trim, and contain its faults.  If it fails, all drafts are dropped, so the budget holds."""
@@ -248,10 +258,18 @@ class DraftStage:
             sanitize(trimmed, draft.lengths, vocab_size)
             cut.append(trimmed)
 
-        if self._trimmer_guard.admits_step() and self._trimmer_guard.step(trim):
+        if self.trimmer_guard.admits_step() and self.trimmer_guard.step(trim):
             return cut[0].as_one_hot()  # the trimmer may have selected tokens by value
         draft.clear()
         return draft
+
+
+def host_trim_of(trimmer: Trimmer) -> HostStep | None:
+    """Return a trim half's `host_trim`; None if it has none, or inherits it from a class whose `trim` it overrides."""
+    if not isinstance(trimmer, HasHostTrim):
+        return None
+    newest = next(kind for kind in type(trimmer).__mro__ if {"trim", "host_trim"} & vars(kind).keys())
+    return trimmer.host_trim() if "host_trim" in vars(newest) else None
 
 
 def _check_shape(trimmed: Draft, draft: Draft) -> None:

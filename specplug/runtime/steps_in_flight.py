@@ -12,6 +12,7 @@ import torch
 from specplug.pipeline.cpu import host_function as host
 from specplug.pipeline.cpu import kernels
 from specplug.pipeline.cpu.columns import Columns
+from specplug.pipeline.cpu.trimming import StepCut
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.buffers import StepBuffers
 from specplug.runtime.rows import RowFacts
@@ -35,6 +36,7 @@ class StepInFlight:
         buffers: what kernels read and write.
         num_rows: all rows of the engine.
         batch_size: B, the rows that may draft.
+        cut: the cut of its drafts.
         argument: memory whose address the host function takes.
     """
 
@@ -56,7 +58,7 @@ class StepInFlight:
         self._first_lengths = np.zeros(max_slots, np.int32)
         self._numbers, self._arguments = np.zeros(host.NUMBERS, np.int64), np.zeros(len(StepArgument), np.int64)
         self._numbers[[host.VOCAB_SIZE, host.NUM_SOURCES]] = vocab_size, len(stage.sources)
-        parents = self.buffers.parents
+        parents = None if self.buffers.parents is None else self.buffers.parents.numpy()
         drafts = (self.buffers.ids.numpy(), self.buffers.confidence.numpy(), self._sources)
         tensors = (runner.ingested, runner.generations, stage.in_flight.heads, *stage.metrics.tensors())
         self._memory = kernels.Memory(  # type: ignore[no-untyped-call]
@@ -65,10 +67,11 @@ class StepInFlight:
             shared.stopped,
             *[tensor.numpy() for tensor in tensors],
             *drafts,
-            kernels.NO_PARENTS if parents is None else parents.numpy(),
+            kernels.NO_PARENTS if parents is None else parents,
             self.buffers.draft_lengths.numpy(),
             self._base_len,
         )
+        self.cut = StepCut(stage, (max_slots, draft_length))
         self._facts: RowFacts | None = None
         self._has_caps = self._has_cuts = False
         self._record()
@@ -178,5 +181,6 @@ class StepInFlight:
             shared.text_lengths,
             shared.text_generations,
             shared.completed,
+            self.cut.record,
         )
         self.argument = host.argument_of(self._step)

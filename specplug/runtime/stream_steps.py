@@ -146,13 +146,13 @@ class StreamSteps:
         step.fit_window(self._draft_length + 1 + int(self._missed[own].max(initial=0)))
         self._missed[own] = 0
         self.intake.update()
-        cuts = self._stage.cuts(step.batch_size, plan.draft_length, plan)
+        waits = not step.cut.state(plan, step.batch_size)
         admits = plan.draft_length > 0 and self._runner.is_ready(())
-        step.instruct(self._step, plan.draft_length, reports=reports, admits=admits, keeps=not cuts)
+        step.instruct(self._step, plan.draft_length, reports=reports, admits=admits, keeps=not waits)
         self._transfers.pack(step.buffers, rows, engine)
         self._stream.launch(self._function, step.argument.ctypes.data)
         self.intake.launched += 1
-        if cuts:
+        if waits:
             self._cut(step, plan)
         self._stage.in_flight.is_empty = False
         return step
@@ -210,15 +210,16 @@ class StreamSteps:
         return StepInFlight(self._stage, self._slots, self._shared, self._vocab_size, pinned=self._pinned)
 
     def _cut(self, step: StepInFlight, plan: StepPlan) -> None:
-        """Wait for the drafts and let the policy cut them: its trim half is Python."""
+        """Wait for the drafts and let the stage cut them: its trim half is Python."""
         batch, draft = self.drafts(step, plan.draft_length)
-        cut = self._stage.cut(batch, draft, plan)
+        cut = self._stage.trimmed(batch, draft, plan)
         self._stage.in_flight.put(batch, cut, step.batch_size)
         if cut is not draft:
             draft.copy_(cut)
 
     def _finish(self, step: StepInFlight) -> None:
-        """Report the status of a step that has ended to the circuit breaker."""
+        """Report the status of a step that has ended to the circuit breakers."""
+        step.cut.report()
         status = step.status
         if status == BUSY:
             self.busy += 1

@@ -1,4 +1,7 @@
-"""HostStep: a proposer's step as a C function, which an engine's stream calls without Python and without waiting."""
+"""HostStep: a proposer's step, or a policy's trim half, as a C function, which needs neither Python nor a wait.
+
+An engine's stream calls both.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,41 @@ class StepArgument(enum.IntEnum):
     """Address of [B, N] int32, or 0 for chains."""
 
 
+class TrimArgument(enum.IntEnum):
+    """Indices of a trim half's arguments, int64 numbers; B rows with drafts of at most N tokens.
+
+    The arrays are in host memory, contiguous unless noted otherwise, and live until the call returns.
+    """
+
+    DATA = 0
+    """`HostStep.data`."""
+    BATCH_SIZE = 1
+    """B."""
+    DRAFT_LENGTH = 2
+    """N."""
+    TOKEN_BUDGET = 3
+    """`TrimLimits.token_budget`."""
+    PRICE = 4
+    """`TrimLimits.price`, a float32 at the address of this number."""
+    DECODING = 5
+    """Address of [B] bool, `TrimLimits.decoding`."""
+    CONFIDENCE = 6
+    """Address of [B, N] float32, whose rows are `DRAFT_STRIDE` elements apart, like those of `PARENTS`."""
+    PARENTS = 7
+    """Address of [B, N] int32, or 0 for chains."""
+    DRAFT_STRIDE = 8
+    DRAFT_LENGTHS = 9
+    """Address of [B] int32."""
+    WORKSPACE = 10
+    """Address of [B, N] float32, memory for the function's own use."""
+    KEPT = 11
+    """Address of [B, N] bool; the function sets each entry, true for tokens to keep, like the mask of `Draft.keep`."""
+
+
 OK, BUSY, FAILED = 0, 1, 2
 """What a step returns: done; busy, nothing was ingested or drafted; failed, all drafts of the step are dropped.
 
-A busy step is not a fault: the next one receives the tokens again.
+A busy step is not a fault: the next one receives the tokens again.  A trim half is never busy.
 """
 
 
@@ -57,9 +91,9 @@ class HostStep(NamedTuple):
 
     Attributes:
         function: address of `int step(int64_t arguments)`, where `arguments` is the address of the numbers that
-            `StepArgument` lists.  It runs on a thread of the driver: it takes no GIL, calls nothing of CUDA, raises no
-            exception, waits for nobody and bounds its work.
-        data: a number of the proposer's choice.
+            `StepArgument` lists, or for a trim half `TrimArgument`.  It runs on a thread of the driver: it takes no
+            GIL, calls nothing of CUDA, raises no exception, waits for nobody and bounds its work.
+        data: a number of the plug-in's choice.
     """
 
     function: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,9 @@ ROOT = -1
 
 
 def along_paths(certain: Tensor, parents: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Multiply confidences along each node's path from the context.
+    """Multiply confidences along each node's path from the context, one after another.
+
+    The order is part of the result: a parallel product rounds differently, and may rise along a chain.
 
     Args:
         certain: [B, N] float32, confidences, 0 where there is no draft token.
@@ -20,8 +24,10 @@ def along_paths(certain: Tensor, parents: Tensor | None) -> tuple[Tensor, Tensor
         [B, N], the probability that the token is reached and accepted; and [B, N], its sum along the path, which is
         the expected number of accepted tokens of the path that ends there.
     """
+    if not certain.shape[1]:
+        return certain, certain
     if parents is None:
-        survival = certain.cumprod(1)
+        survival = torch.stack([*accumulate(certain.unbind(1), torch.mul)], 1)
         return survival, survival.cumsum(1)
     survival, gain = certain.clone(), torch.zeros_like(certain)
     for node in range(certain.shape[1]):

@@ -129,5 +129,9 @@ class StepPlan:
         """Return the most draft tokens that this plan allows the request."""
         return min(self.draft_length, self.caps.get(request_id, self.draft_length))
 
+    def budget_of(self, places: int) -> int:
+        """Return the token budget of a batch whose drafts have so many places."""
+        return places if self.token_budget is None else min(max(0, self.token_budget), places)
+
 
 NO_SPECULATION = StepPlan(draft_length=0)

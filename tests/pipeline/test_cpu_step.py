@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.faults import FaultGuard
-from specplug.interfaces import Proposer, Trimmer
+from specplug.interfaces import PluginContext, Proposer, Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.cpu.step import CpuStep
 from specplug.pipeline.draft import DraftStage
@@ -26,6 +26,8 @@ from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import Request, RequestOptions
 from specplug.types.verdict import Outcome
+from specplug_batch.options import BatchOptions
+from specplug_batch.trim import GainTrimmer
 
 CPU = torch.device("cpu")
 SLOTS, LENGTH, VOCAB, DRAFT_LENGTH = 4, 40, 8, 3
@@ -133,11 +135,37 @@ class Engine:
         return shown(self.stage.trim(batch, self.stage.propose(batch, plan.draft_length, facts.caps), plan))
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.data(), SCRIPT, st.booleans(), st.booleans())
-def test_steps_equal_those_of_the_stage(data, script, mixed, trims):
+class Shortens(CutsAlways):
+    """Has no C function of its own, and must not be given the one that it inherits."""
+
+    def trim(self, draft, limits):
+        return super().trim(draft.keep(torch.arange(draft.draft_length) < 1), limits)
+
+
+class Raises(CutsAlways):
+    """Fails at every other call."""
+
+    fails = False
+
+    def trim(self, draft, limits):
+        self.fails = not self.fails
+        if self.fails:
+            raise ZeroDivisionError("planted")
+        return super().trim(draft, limits)
+
+
+def gain() -> Trimmer:
+    return GainTrimmer(PluginContext(EngineCaps(DRAFT_LENGTH), options=BatchOptions(saturation=5, horizon=3)))
+
+
+TRIMMERS = st.sampled_from([SurvivalTrimmer, CutsAlways, Shortens, Raises, gain])
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.data(), SCRIPT, st.booleans(), TRIMMERS)
+def test_steps_equal_those_of_the_stage(data, script, mixed, trimmer):
     """Both engines run the same schedule; one takes all of its steps, or any of them, in compiled functions."""
-    plain, fast = [Engine(script, (CutsAlways if trims else SurvivalTrimmer)()) for _ in range(2)]
+    plain, fast = [Engine(script, trimmer()) for _ in range(2)]
     lengths: dict[str, int] = {}
     for number in range(data.draw(st.integers(1, 12))):
         if len(lengths) < SLOTS and data.draw(st.booleans()):
@@ -170,3 +198,5 @@ def test_steps_equal_those_of_the_stage(data, script, mixed, trims):
         assert fast.metrics.snapshot() == plain.metrics.snapshot()
     assert np.array_equal(fast.stops.stopped, plain.stops.stopped)
     assert torch.equal(fast.stage.runners[0].ingested, plain.stage.runners[0].ingested)
+    if trimmer is gain:
+        assert torch.equal(fast.stage._trimmer._sums, plain.stage._trimmer._sums)

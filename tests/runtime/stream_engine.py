@@ -56,6 +56,7 @@ class Engine:
         streamed: take steps in a stream; otherwise the stage takes them.
         stream: runs them late; None runs them inline.
         proposer: its name.
+        policy: its name, with its settings in `options`.
         device: of the texts.
     """
 
@@ -65,12 +66,14 @@ class Engine:
         streamed: bool,
         stream: FakeStream | None = None,
         proposer: str = "ngram",
+        policy: str = "fixed",
+        options: dict[str, Any] | None = None,
         device: torch.device = CPU,
     ) -> None:
         context = PluginContext(
             EngineCaps(DRAFT_LENGTH), vocab_size=VOCAB, max_slots=SLOTS, max_length=LENGTH, device=CPU
         )
-        settings = Settings(proposer=proposer, policy="fixed")
+        settings = Settings(proposer=proposer, policy=policy, options={policy: options or {}})
         self.stage = build_draft_stage(settings, default_registry(), context)
         self.allocator = SlotAllocator(SLOTS, CPU, lambda event: self.stage.on_event(event))
         self.slot_of: dict[str, int] = {}
@@ -83,9 +86,13 @@ class Engine:
         self._facts: RowFacts | None = None
         self.steps: StreamSteps | None = None
         if streamed:
-            assert StreamSteps.applies(self.stage)
-            given = {} if stream is None else {"stream": stream, "transfers": Late(stream), "on_thread": True}
-            self.steps = StreamSteps(self.stage, self.allocator.slots, LENGTH, VOCAB, device, **given)
+            self.stream_with(stream)
+
+    def stream_with(self, stream: FakeStream | None) -> None:
+        """Take steps in a stream from now on, inline for None."""
+        assert StreamSteps.applies(self.stage)
+        given = {} if stream is None else {"stream": stream, "transfers": Late(stream), "on_thread": True}
+        self.steps = StreamSteps(self.stage, self.allocator.slots, LENGTH, VOCAB, self.device, **given)
 
     def start(self, name: str, slot: int, prompt: list[int], *, ignored: bool = False, **of_request: Any) -> None:
         """Give a request a slot, whose text begins with its prompt."""

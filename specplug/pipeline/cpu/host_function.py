@@ -28,6 +28,7 @@ from specplug.pipeline.cpu.kernels import (
     malformed,
     sanitize,
 )
+from specplug.pipeline.cpu.trimming import trim
 from specplug.types.host_step import OK, StepArgument
 
 MOST_NEW = 64
@@ -92,6 +93,7 @@ class Step(Record):
         newest: [R, W] int32, by the engine's row.
         upto: [R] int32, by draft: tokens that the proposer has after the step.
         texts, text_lengths, text_generations, completed: see `Shared`.
+        cut: the record `Cut` of this step.
     """
 
 
@@ -99,7 +101,7 @@ define(
     Step,
     StepType,
     ["memory", "numbers", "arguments", "engine_rows", "first_lengths", "packed_lengths", "packed_emitted",
-     "packed_verified", "newest", "upto", "texts", "text_lengths", "text_generations", "completed"],
+     "packed_verified", "newest", "upto", "texts", "text_lengths", "text_generations", "completed", "cut"],
 )  # fmt: skip
 
 
@@ -119,6 +121,7 @@ def run(record: Any) -> None:
         describe_row(memory, row, facts)
         _prepare(step, row, slot, facts, is_whole)
     numbers[STATUS] = _draft(step)
+    trim(memory, step.cut, numbers[BATCH_SIZE], numbers[DRAFT_LENGTH])
     if numbers[KEEPS]:
         keep(memory, numbers[BATCH_SIZE])
     fetch_add(step.completed, 0, 1)

@@ -12,6 +12,7 @@ from torch import Tensor
 from specplug.errors import ContractError
 from specplug.pipeline.cpu import kernels
 from specplug.pipeline.cpu.columns import Columns
+from specplug.pipeline.cpu.trimming import StepCut, trim
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.handles import InlineHandle
 from specplug.types.batch import BatchView, EngineBatch
@@ -58,6 +59,7 @@ class CpuStep:
         self._memory = kernels.Memory(  # type: ignore[no-untyped-call]
             *self.columns, *arrays, kernels.NO_PARENTS, *lengths
         )
+        self._cut = StepCut(stage, (buffer.batch_size, buffer.draft_length))
         self._views: tuple[EngineBatch, int, _Views] | None = None
 
     def warm_up(self) -> None:
@@ -66,6 +68,7 @@ class CpuStep:
         kernels.begin(self._memory, np.zeros((1, 1), np.int32), 0, 0)
         kernels.malformed(self._memory, 0, 0, 0)
         kernels.sanitize(self._memory, 0, 0, 0)
+        trim(self._memory, self._cut.record, 0, 0)
         kernels.keep(self._memory, 0)
 
     @property
@@ -101,13 +104,16 @@ class CpuStep:
             views = self._views_of(batch, draft_length)
             self._runner.buffer.lengths[:size].zero_()
         kernels.sanitize(self._memory, size, draft_length, len(self._stage.sources))
-        draft = self._stage.cut(batch, views.draft, plan)
-        if draft is views.draft:
-            kernels.keep(self._memory, size)
-            self._stage.in_flight.is_empty = False
-        else:
+        if not self._cut.state(plan, size):
+            draft = self._stage.trimmed(batch, views.draft, plan)
             self._stage.in_flight.put(batch, draft, size)
-        return draft
+            return draft
+        if self._cut.cuts:
+            trim(self._memory, self._cut.record, size, draft_length)
+            self._cut.report()
+        kernels.keep(self._memory, size)
+        self._stage.in_flight.is_empty = False
+        return views.draft
 
     def _propose(self, batch: EngineBatch, views: _Views) -> bool:
         """Run the proposer with its faults contained; return whether it succeeded."""

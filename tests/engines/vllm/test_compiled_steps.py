@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import prompts
@@ -18,8 +19,13 @@ def ends(v1):
     return [answer["token_ids"][20] for answer in answers]
 
 
-def test_they_draft_and_count_as_the_stage_does(v1, ends):
-    """The same requests arrive and leave in both runs, each with a proposer that has learnt nothing."""
+CUTTING = {"proposer": "ngram", "policy": "batch", "options": {"batch": {"saturation": 12, "horizon": 9}}}
+
+
+@pytest.mark.parametrize("cuts", [False, True], ids=["whole drafts", "cut drafts"])
+def test_they_draft_and_count_as_the_stage_does(v1, engine, ends, cuts):
+    """The same requests arrive and leave in both runs, each with plug-ins that have learnt nothing."""
+    serving = engine("v1", CUTTING, name="cutting") if cuts else v1
     kinds: list[dict[str, Any]] = [
         {},
         {"stop_token_ids": ends[1:2]},
@@ -32,9 +38,11 @@ def test_they_draft_and_count_as_the_stage_does(v1, ends):
         {"id": f"r{number}", "prompt": list(prompt), "at": 3 * number, "params": {"max_tokens": 40, **kind}}
         for number, (prompt, kind) in enumerate(zip(prompts()[:6], kinds, strict=True))
     ]
-    compiled, plain = [v1.call(drafted, requested=requests, compiled=taken) for taken in (True, False)]
+    compiled, plain = [serving.call(drafted, requested=requests, compiled=taken) for taken in (True, False)]
     assert compiled.pop("taken") > 20
     assert plain.pop("taken") == 0
+    assert compiled.pop("trimmed") == 0
+    assert (plain.pop("trimmed") > 20) == cuts
     assert compiled == plain
     assert sum(len(ids) for step in compiled["drafts"] for ids in step.values()) > 50
 
@@ -43,7 +51,10 @@ def test_they_draft_and_count_as_the_stage_does(v1, ends):
 
 
 def drafted(llm: Any, requested: list[dict[str, Any]], compiled: bool) -> dict[str, Any]:
-    """Run requests; return every step's drafts by request, what was counted, and how many steps were compiled."""
+    """Run requests; return every step's drafts by request, what was counted and what the trim half learnt.
+
+    `taken` is the number of compiled steps, `trimmed` that of the steps whose drafts the stage cut.
+    """
 
     drafter = inside.runner(llm).drafter
     drafting = drafter.drafting
@@ -51,7 +62,8 @@ def drafted(llm: Any, requested: list[dict[str, Any]], compiled: bool) -> dict[s
     handle = stage.runners[0].handle
     context = drafting._context(llm.llm_engine.vllm_config)
     found: list[dict[str, list[int]]] = []
-    taken = []
+    taken, trimmed = [], []
+    learnt = getattr(stage._trimmer, "_sums", torch.zeros(1)).fill_(8.0)
 
     def noting(sampled: Any, *args: Any, **kwargs: Any) -> Any:
         names = list(inside.runner(llm).input_batch.req_ids[: len(sampled)])
@@ -63,14 +75,20 @@ def drafted(llm: Any, requested: list[dict[str, Any]], compiled: bool) -> dict[s
         taken.append(1)
         return type(steps).take(steps, *args)
 
+    def trimming(*args: Any) -> Any:
+        trimmed.append(1)
+        return type(stage).trimmed(stage, *args)
+
     known, handle.proposer = handle.proposer, type(handle.proposer)(context)
-    drafter.propose, steps.take, stage.has_observers = noting, counting, not compiled
+    drafter.propose, steps.take, stage.trimmed = noting, counting, trimming
+    stage.has_observers = not compiled
     before = stage.metrics.snapshot()
     try:
         outputs = inside.drive(llm, requested)["outputs"]
     finally:
-        del drafter.propose, steps.take
+        del drafter.propose, steps.take, stage.trimmed
         handle.proposer, stage.has_observers = known, False
     counts = (stage.metrics.snapshot() - before).as_dict()
     ids = {name: output["token_ids"] for name, output in outputs.items()}
-    return {"drafts": found, "counts": counts, "outputs": ids, "taken": len(taken)}
+    numbers = {"taken": len(taken), "trimmed": len(trimmed)}
+    return {"drafts": found, "counts": counts, "outputs": ids, "learnt": learnt.tolist(), **numbers}

@@ -1,0 +1,148 @@
+"""A policy's trim half in compiled steps: it is called as a C function, and the drafts are cut to what it keeps.
+
+Whatever the function writes, drafts only get shorter: a token whose parent is not kept is dropped, and kept tokens move
+forward in their order.  If the function fails, all drafts are dropped, so the budget holds.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numba import carray  # type: ignore[attr-defined]
+
+from specplug.match.cpu.atomics import call_at
+from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.pointers import uint8_at
+from specplug.match.cpu.records import Record, RecordType, define
+from specplug.pipeline.cpu.kernels import empty
+from specplug.pipeline.draft import DraftStage
+from specplug.types.host_step import FAILED, OK, TrimArgument
+from specplug.types.paths import ROOT
+from specplug.types.plan import StepPlan
+
+ACTION, FUNCTION, STATUS = range(3)
+"""Indices of a cut's numbers: what to do, the C function, and its status, which the kernel writes."""
+
+LEAVE, TRIM, DROP = range(3)
+"""Actions: leave the drafts, trim them, or drop them because the trim half is switched off."""
+
+# Numba takes plain integers for constants, but not the members of an enumeration.
+_BATCH_SIZE, _DRAFT_LENGTH = map(int, list(TrimArgument)[1:3])
+_DECODING, _CONFIDENCE, _PARENTS, _STRIDE, _LENGTHS, _WORKSPACE, _KEPT = map(int, list(TrimArgument)[5:])
+
+
+class CutType(RecordType):
+    """See `Cut`."""
+
+
+class Cut(Record):
+    """The memory of one step's cut; the constructor takes the attributes in this order.
+
+    Attributes:
+        numbers: [3] int64.
+        arguments: [`TrimArgument`] int64, the trim half's.
+        workspace: [S, N] float32, for its own use.
+        kept: [S, N] uint8, of which a step of B rows and K tokens uses the first B * K: 1 for tokens to keep.
+        places: [N] int32, where a row's nodes have moved.
+    """
+
+
+define(Cut, CutType, ["numbers", "arguments", "workspace", "kept", "places"])
+
+
+@compiled
+def trim(memory: Any, cut: Any, batch_size: int, draft_length: int) -> None:
+    """Cut the drafts in `memory`, B rows of at most K tokens, as the cut's numbers say."""
+    action = cut.numbers[ACTION]
+    if action == LEAVE:
+        return
+    status = FAILED
+    if action == TRIM:
+        _state_arguments(memory, cut, batch_size, draft_length)
+        status = call_at(cut.numbers[FUNCTION], cut.arguments.ctypes.data)
+    cut.numbers[STATUS] = status
+    kept = carray(uint8_at(cut.kept.ctypes.data), (batch_size, draft_length))
+    for row in range(batch_size):
+        count = _keep(memory, cut, row, kept) if status == OK else 0
+        empty(memory, row, count, draft_length)
+        memory.draft_lengths[row] = count
+        for place in range(count, draft_length if memory.parents.size > 0 else 0):
+            memory.parents[row, place] = ROOT
+
+
+@compiled
+def _state_arguments(memory: Any, cut: Any, batch_size: int, draft_length: int) -> None:
+    arguments = cut.arguments
+    arguments[_BATCH_SIZE], arguments[_DRAFT_LENGTH] = batch_size, draft_length
+    arguments[_DECODING], arguments[_CONFIDENCE] = memory.sampled.ctypes.data, memory.confidence.ctypes.data
+    arguments[_PARENTS] = memory.parents.ctypes.data if memory.parents.size > 0 else 0
+    arguments[_STRIDE], arguments[_LENGTHS] = memory.ids.shape[1], memory.draft_lengths.ctypes.data
+    arguments[_WORKSPACE], arguments[_KEPT] = cut.workspace.ctypes.data, cut.kept.ctypes.data
+
+
+@compiled
+def _keep(memory: Any, cut: Any, row: int, kept: Any) -> int:
+    """Move a row's kept tokens to its front and return their number, like `Draft.keep`."""
+    count, parents = 0, memory.parents
+    for place in range(memory.draft_lengths[row]):
+        parent = parents[row, place] if parents.size > 0 else place - 1
+        if kept[row, place] == 0 or parent >= place or (parent >= 0 and kept[row, parent] == 0):
+            kept[row, place] = 0
+            continue
+        if parents.size > 0:
+            parents[row, count] = cut.places[parent] if parent >= 0 else ROOT
+        memory.ids[row, count], memory.confidence[row, count] = memory.ids[row, place], memory.confidence[row, place]
+        memory.sources[row, count] = memory.sources[row, place]
+        cut.places[place] = count
+        count += 1
+    return count
+
+
+class StepCut:
+    """The cut of one step's drafts by a stage's trim half as a C function, `DraftStage.host_trim`.
+
+    Args:
+        stage: the draft stage, on the CPU.
+        shape: S and N, the most rows and tokens.
+
+    Attributes:
+        record: the memory, for `trim`.
+    """
+
+    def __init__(self, stage: DraftStage, shape: tuple[int, int]) -> None:
+        self._stage, self._step = stage, stage.host_trim
+        self._numbers, self._arguments = np.zeros(3, np.int64), np.zeros(len(TrimArgument), np.int64)
+        workspace, kept = np.zeros(shape, np.float32), np.zeros(shape, np.uint8)
+        places = np.zeros(shape[1], np.int32)
+        self.record = Cut(self._numbers, self._arguments, workspace, kept, places)  # type: ignore[no-untyped-call]
+
+    def state(self, plan: StepPlan, batch_size: int) -> bool:
+        """State what `trim` is to do in a step of B rows; return false if only the stage itself can cut its drafts."""
+        self._numbers[ACTION] = LEAVE
+        if not self._stage.cuts(batch_size, plan.draft_length, plan):
+            return True
+        step = self._step
+        if step is None:
+            return False
+        self._numbers[:] = TRIM if self._stage.trimmer_guard.admits_step() else DROP, step.function, FAILED
+        budget = plan.budget_of(batch_size * plan.draft_length)
+        self._arguments[[TrimArgument.DATA, TrimArgument.TOKEN_BUDGET]] = step.data, budget
+        self._arguments.view(np.float32)[2 * TrimArgument.PRICE] = plan.price
+        return True
+
+    @property
+    def cuts(self) -> bool:
+        """True if the newest step cuts its drafts here."""
+        return bool(self._numbers[ACTION] != LEAVE)
+
+    def report(self) -> None:
+        """Report the status of a cut that has ended to the trim half's circuit breaker."""
+        if self._numbers[ACTION] == TRIM:
+            self._stage.trimmer_guard.step(partial(_raise_if_failed, int(self._numbers[STATUS])))
+
+
+def _raise_if_failed(status: int) -> None:
+    if status != OK:
+        raise RuntimeError(f"its host trim returned {status}")

@@ -1,0 +1,10 @@
+"""The order in which draft tokens are admitted, and SurvivalTrimmer, the trim half that most policies share.
+
+`ranking` is the plain form of the order, for any device.  `admission` is the same for batches in host memory, compiled
+by numba, and `kernels` for chains on a GPU, in Triton: both search for a threshold and sort nothing.
+"""
+
+from specplug.trim.ranking import rank_tokens
+from specplug.trim.survival import SurvivalTrimmer
+
+__all__ = ["SurvivalTrimmer", "rank_tokens"]

@@ -1,0 +1,111 @@
+"""The kernel of SurvivalTrimmer: equal to its reference in Triton's interpreter, compiled for GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.interfaces import PluginContext
+from specplug.trim import SurvivalTrimmer, survival
+from specplug.types.caps import Distribution, EngineCaps
+from specplug.types.draft import Draft
+from specplug.types.trim import TrimLimits
+from tests.engines.gpu_compiler import Launch, compiled
+from tests.engines.interpreted import imported_anew
+from tests.trim.tools import bits, random_case
+
+NAME = "specplug.trim.kernels"
+
+TYPES = {
+    **dict.fromkeys(("ids", "sources", "lengths", "out_ids", "out_sources", "out_lengths"), "*i32"),
+    **dict.fromkeys(("confidence", "price", "out_confidence"), "*fp32"),
+    **dict.fromkeys(("ids_stride", "confidence_stride", "sources_stride", "out_stride"), "i32"),
+    **dict.fromkeys(("batch_size", "draft_length"), "i32"),
+    "token_budget": "*i64",
+}
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    with imported_anew(NAME, interpreted=True) as module:
+        yield module
+
+
+def reference(draft: Draft, limits: TrimLimits) -> Draft:
+    """Return what the operations on tensors keep."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(survival, "_kernels_for", lambda device: None)
+        return SurvivalTrimmer().trim(draft, limits)
+
+
+@given(random=st.randoms(use_true_random=False))
+@settings(max_examples=50, deadline=None)
+def test_the_kernel_keeps_what_the_reference_keeps(kernels, random):
+    case = random_case(random, trees=False)
+    expected = reference(case.draft, case.limits)
+    before = bits(case.draft)
+    found = kernels.trim(case.draft, case.limits)
+    found.validate()
+    assert bits(found) == bits(expected)
+    assert bits(case.draft) == before
+
+
+def test_the_trimmer_uses_the_kernel_for_chains_alone(kernels, monkeypatch):
+    used = []
+    monkeypatch.setattr(kernels, "trim", lambda draft, limits: used.append(draft) or draft)
+    for rows, draft_length, trees in ((2, 3, False), (2, 3, True), (1025, 3, False), (2, 1025, False)):
+        limits = TrimLimits.build(1, torch.ones(rows, dtype=torch.bool))
+        SurvivalTrimmer().trim(Draft.allocate(rows, draft_length, trees=trees), limits)
+    assert [tuple(draft.token_ids.shape) for draft in used] == [(2, 3)]
+    assert used[0].parents is None
+
+
+def test_it_is_compiled_when_a_trimmer_for_a_gpu_is_built(kernels, monkeypatch):
+    kernels.warm_up(torch.device("cpu"))
+    built = []
+    monkeypatch.setattr(kernels, "warm_up", built.append)
+    for name in ("cpu", "cuda", "meta"):
+        SurvivalTrimmer(PluginContext(EngineCaps(3), device=torch.device(name)))
+    assert built == [torch.device("cuda")]
+
+
+def test_without_the_interpreter_a_cpu_has_no_kernel():
+    with imported_anew(NAME, interpreted=False) as module:
+        assert survival._kernels_for(torch.device("cpu")) is None
+        assert survival._kernels_for(torch.device("cuda")) is module
+        assert survival._kernels_for(torch.device("meta")) is None
+
+
+def test_a_budget_may_be_any_number(kernels):
+    draft = Draft.allocate(2, 3)
+    draft.lengths[:] = torch.tensor([3, 1])
+    limits = TrimLimits.build(1 << 40, torch.ones(2, dtype=torch.bool))
+    assert kernels.trim(draft, limits).lengths.tolist() == [3, 1]
+
+
+def test_what_it_keeps_is_one_hot(kernels):
+    draft = Draft.allocate(2, 3, distribution=Distribution.PROBS, vocab_size=4)
+    found = kernels.trim(draft, TrimLimits.build(9, torch.ones(2, dtype=torch.bool)))
+    assert found.distribution is Distribution.ONE_HOT
+    assert found.draft_probs is None
+
+
+def test_no_argument_is_specialised_for():
+    with imported_anew(NAME, interpreted=False) as module:
+        parameters = module.trim_kernel.params
+    for parameter in parameters:
+        is_pointer = TYPES.get(parameter.name, "").startswith("*")
+        fixed = parameter.do_not_specialize_on_alignment if is_pointer else parameter.do_not_specialize
+        assert fixed or parameter.name == "BLOCK", parameter.name
+
+
+def test_the_kernel_compiles_for_gpus(tmp_path: Path):
+    [found] = compiled([Launch(f"{NAME}:trim_kernel", TYPES, {"BLOCK": 1024}, num_warps=8)], tmp_path)
+    assert ".target sm_90" in found.ptx
+    assert ".entry trim_kernel(" in found.ptx
+    assert found.cubin_bytes > 0
+    assert "mul.ftz" not in found.ptx

@@ -1,0 +1,113 @@
+"""Cuts in compiled steps: they give what `Draft.keep` gives, and drafts only get shorter, whatever is to be kept."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numba
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import carray
+
+from specplug.match.cpu.pointers import int64_at, uint8_at
+from specplug.pipeline.cpu import kernels, trimming
+from specplug.pipeline.cpu.columns import Columns
+from specplug.types.draft import Draft
+from specplug.types.host_step import FAILED, OK, TrimArgument
+from specplug.types.paths import ROOT
+from tests.trim.tools import bits, random_case
+
+KEPT, DATA, SIZE = int(TrimArgument.KEPT), int(TrimArgument.DATA), 4096
+
+
+@numba.cfunc("int32(int64)")
+def planted(arguments):
+    """Return the first number at `DATA`, and write the bytes after it as the mask."""
+    n = carray(int64_at(arguments), KEPT + 1)
+    plan = carray(int64_at(n[DATA]), 2)
+    mask, kept = carray(uint8_at(n[DATA] + 16), plan[1]), carray(uint8_at(n[KEPT]), plan[1])
+    for place in range(plan[1]):
+        kept[place] = mask[place]
+    return plan[0]
+
+
+def cut(draft: Draft, mask: torch.Tensor, status: int = OK, action: int = trimming.TRIM) -> Draft:
+    """Return what is left of a copy of a draft where a C function writes a mask [B, N] of bytes."""
+    rows, draft_length = draft.token_ids.shape
+    capacity = rows + 1, draft_length + 3
+    columns = Columns.allocate(capacity[0])
+    ids, sources, parents = (np.full(capacity, -9, np.int32) for _ in range(3))
+    confidence, lengths = np.zeros(capacity, np.float32), np.zeros(capacity[0], np.int32)
+    ids[:rows, :draft_length], sources[:rows, :draft_length] = draft.token_ids, draft.source
+    confidence[:rows, :draft_length], lengths[:rows] = draft.confidence, draft.lengths
+    if draft.parents is None:
+        parents = kernels.NO_PARENTS
+    else:
+        parents[:rows, :draft_length] = draft.parents
+    unused = np.zeros((1, 1), np.int64)
+    memory = kernels.Memory(
+        *columns, unused, unused[0], columns.known, unused[0], unused, unused, unused.reshape(1, 1, 1),
+        ids, confidence, sources, parents, lengths, np.zeros(capacity[0], np.int32),
+    )  # fmt: skip
+    plan = np.frombuffer(np.array([status, mask.numel()], np.int64).tobytes() + mask.numpy().tobytes(), np.uint8)
+    numbers, arguments = np.array([action, planted.address, -7]), np.zeros(len(TrimArgument), np.int64)
+    arguments[DATA] = plan.ctypes.data
+    workspace, kept = np.zeros(capacity, np.float32), np.full(capacity, 9, np.uint8)
+    record = trimming.Cut(numbers, arguments, workspace, kept, np.zeros(capacity[1], np.int32))
+    trimming.trim(memory, record, rows, draft_length)
+    assert action == trimming.LEAVE or numbers[2] == (status if action == trimming.TRIM else FAILED)
+    held = Draft(
+        *(torch.from_numpy(it) for it in (ids, lengths, confidence, sources, np.zeros(capacity[0], np.int32))),
+        parents=None if draft.parents is None else torch.from_numpy(parents),
+    )
+    return held.view(rows, draft_length)
+
+
+def closed(random: Random, draft: Draft) -> torch.Tensor:
+    """Return a random mask that holds every kept node's ancestors."""
+    mask = torch.zeros(draft.token_ids.shape, dtype=torch.bool)
+    for row, count in enumerate(draft.lengths.tolist()):
+        for place in range(count):
+            parent = place - 1 if draft.parents is None else int(draft.parents[row, place])
+            mask[row, place] = random.random() < 0.7 and (parent == ROOT or bool(mask[row, parent]))
+    return mask
+
+
+@settings(max_examples=200, deadline=None)
+@given(random=st.randoms(use_true_random=False), trees=st.booleans())
+def test_the_tokens_are_those_of_keep(random, trees):
+    draft = random_case(random, trees=trees, least=1).draft
+    mask = closed(random, draft)
+    assert bits(cut(draft, mask)) == bits(draft.keep(mask))
+
+
+@settings(max_examples=200, deadline=None)
+@given(random=st.randoms(use_true_random=False), trees=st.booleans())
+def test_a_mask_without_sense_gives_a_draft_with_some_of_the_tokens(random, trees):
+    draft = random_case(random, trees=trees, least=1).draft
+    mask = torch.tensor([random.choice([0, 1, 1, 7, 255]) for _ in range(draft.token_ids.numel())], dtype=torch.uint8)
+    mask = mask.view(draft.token_ids.shape)
+    found = cut(draft, mask)
+    meant = mask != 0
+    for row, count in enumerate(draft.lengths.tolist()):
+        for place in range(count):  # in order, so that parents come first
+            parent = place - 1 if draft.parents is None else int(draft.parents[row, place])
+            meant[row, place] &= parent == ROOT or bool(meant[row, parent])
+    assert bits(found) == bits(draft.keep(meant))
+
+
+@pytest.mark.parametrize(("status", "action"), [(FAILED, trimming.TRIM), (1, trimming.TRIM), (OK, trimming.DROP)])
+def test_failed_cuts_and_cuts_that_are_switched_off_drop_everything(status, action):
+    draft = random_case(Random(1), trees=True, least=1).draft
+    assert int(draft.lengths.sum()) > 0
+    left = cut(draft, torch.ones(draft.token_ids.shape, dtype=torch.uint8), status, action)
+    draft.clear()
+    assert bits(left)[:4] == bits(draft)[:4]
+
+
+def test_without_a_cut_nothing_changes():
+    draft = random_case(Random(1), trees=True, least=1).draft
+    assert bits(cut(draft, torch.zeros(draft.token_ids.shape), OK, trimming.LEAVE)) == bits(draft)

@@ -1,0 +1,82 @@
+"""The compiled admission keeps the tokens that the sorted ranking admits, to the last tie."""
+
+from __future__ import annotations
+
+import re
+
+import numba
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba.core import types
+
+from specplug.testing.host_trims import kept_by
+from specplug.trim import SurvivalTrimmer, admission, rank_tokens
+from specplug.trim.admission import UNITS, Own
+from specplug.types.draft import Draft
+from specplug_batch.admission import admit_gain
+from tests.match.test_host_step import PYTHON, RAISES, code_of
+from tests.trim.tools import Case, bits, random_case
+
+RANDOM = st.randoms(use_true_random=False)
+
+
+@pytest.fixture(scope="module")
+def trimmer():
+    built = SurvivalTrimmer()
+    return built, built.host_trim()
+
+
+@pytest.mark.parametrize("trees", [False, True])
+@settings(max_examples=400, deadline=None)
+@given(random=RANDOM)
+def test_the_tokens_are_those_of_the_ranking(trimmer, trees, random):
+    plain, step = trimmer
+    case = random_case(random, trees=trees)
+    survival, rank = rank_tokens(case.draft)
+    expected = case.draft.mask() & (rank < case.limits.token_budget) & (survival >= case.limits.price)
+    found = kept_by(step, case.draft, case.limits)
+    assert torch.equal(found, expected)
+    assert bits(case.draft.keep(found)) == bits(plain.trim(case.draft, case.limits))
+    own = plain._admission.numbers
+    assert own[Own.COUNT] == int(expected.sum())
+    assert own[Own.SURVIVAL] == int((survival * 2.0**UNITS).long()[expected].sum())
+
+
+@pytest.mark.parametrize(("batch_size", "draft_length"), [(600, 8), (64, 70), (3, 300)])
+def test_large_batches(trimmer, batch_size, draft_length):
+    plain, step = trimmer
+    generator = torch.Generator().manual_seed(batch_size)
+    draft = Draft.allocate(batch_size, draft_length)
+    draft.lengths[:] = torch.randint(0, draft_length + 1, (batch_size,), generator=generator)
+    draft.confidence[:] = torch.rand(batch_size, draft_length, generator=generator) ** 0.1
+    for budget in (0, 1, 999, batch_size * draft_length):
+        case = Case(draft, budget, 0.01, torch.ones(batch_size, dtype=torch.bool))
+        assert bits(draft.keep(kept_by(step, case.draft, case.limits))) == bits(plain.trim(draft, case.limits))
+
+
+@settings(max_examples=200, deadline=None)
+@given(random=RANDOM)
+def test_survival_is_multiplied_from_left_to_right_and_never_rises(random):
+    draft = random_case(random, trees=False).draft
+    survival = draft.survival()
+    for row, count in enumerate(draft.lengths.tolist()):
+        reached = torch.ones(())
+        for place in range(count):
+            reached = reached * draft.confidence[row, place]
+            assert survival[row, place] == reached
+    assert bool((survival[:, 1:] <= survival[:, :-1]).all())
+
+
+@pytest.mark.parametrize("kernel", [admission.admit, admit_gain], ids=["survival", "gain"])
+def test_a_kernel_has_no_way_to_python(kernel):
+    code = code_of(kernel.py_func, types.int64, types.int64)
+    assert len(code) > 1_000
+    assert [word for word in (*PYTHON, RAISES) if word in code] == []
+
+
+def test_the_c_function_has_no_way_to_python():
+    code = numba.cfunc("int32(int64)", error_model="numpy")(admission._entry)
+    found = re.findall(r"^(?:declare|define) [^\n]*?@\"?([\w.]+)", code.inspect_llvm(), re.MULTILINE)
+    assert [word for word in (*PYTHON, RAISES) for name in found if word in name] == []

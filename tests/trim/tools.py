@@ -1,0 +1,55 @@
+"""Random drafts and limits for trim halves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+import torch
+
+from specplug.types.draft import Draft
+from specplug.types.paths import ROOT
+from specplug.types.trim import TrimLimits
+
+EXTREMES = (0.0, -0.0, 1.0, 0.5, 1e-40)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A draft of at most N tokens, in a buffer that has more columns, and its limits."""
+
+    draft: Draft
+    budget: int
+    price: float
+    decoding: torch.Tensor
+
+    @property
+    def limits(self) -> TrimLimits:
+        """Return the limits as tensors."""
+        return TrimLimits.build(self.budget, self.decoding, self.price)
+
+
+def random_case(random: Random, *, trees: bool, least: int = 0, most: int = 7) -> Case:
+    """Return a draft of `least` to `most` rows, in which ties are common, some rows empty and some not decoding."""
+    rows, draft_length = random.randint(least, most), random.randint(1, most)
+    levels = [*EXTREMES, *(random.random() for _ in range(random.randint(1, 9)))]
+    buffer = Draft.allocate(rows + 1, draft_length + 2, trees=trees, sources=("a", "b"))
+    decoding = [random.random() < 0.8 for _ in range(rows)]
+    for row in range(rows):
+        count = random.randint(0, draft_length) if decoding[row] else 0
+        buffer.set_row(
+            row,
+            [random.randrange(1000) for _ in range(count)],
+            [random.choice(levels) for _ in range(count)],
+            source=[random.randrange(2) for _ in range(count)],
+            parents=[random.randint(ROOT, place - 1) for place in range(count)] if trees else None,
+        )
+    budget = random.choice([0, random.randint(0, rows * draft_length), rows * draft_length])
+    price = random.choice([0.0, 0.0, random.choice(levels[3:]), 0.25, 1.0, 1.5])
+    return Case(buffer.view(rows, draft_length), budget, price, torch.tensor(decoding, dtype=torch.bool))
+
+
+def bits(draft: Draft) -> list[bytes]:
+    """Return the contents of a draft."""
+    tensors = (draft.token_ids, draft.confidence, draft.source, draft.lengths, draft.base_len, draft.parents)
+    return [tensor.contiguous().numpy().tobytes() for tensor in tensors if tensor is not None]
