@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.gpu.decoding import Arm, Batch, Plain, Scanned, Streamed, Tokens
 from benchmarks.gpu.device import Device
-from benchmarks.gpu.drafting import SCAN, threads_name, unequal, unlike_reference
+from benchmarks.gpu.drafting import POLLED, SCAN, threads_name, unequal, unlike_reference
 
 WITHOUT = "no drafts"
 IN_ADVANCE = 2
@@ -70,6 +70,9 @@ def _case(
     streamed = [Streamed(it, batch, threads=sizes.threads) for it in (name, f"{name}, waiting")]
     scanned = Scanned(SCAN, batch)
     arms: list[Arm] = [Plain(WITHOUT, batch), streamed[0], scanned]
+    if device.device.type == "cuda":
+        streamed.append(Streamed(POLLED, batch, threads=sizes.threads, polled=True))
+        arms.append(streamed[-1])
     try:
         for arm in streamed:
             arm.ready()

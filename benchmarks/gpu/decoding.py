@@ -22,6 +22,7 @@ from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
 from specplug.pipeline.stream.buffers import StepBuffers
 from specplug.pipeline.stream.launch import stream_for
+from specplug.pipeline.stream.polling import PollingStream
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.pipeline.stream.transfers import transfers_for
 from specplug.plugins.registry import default_registry
@@ -170,9 +171,10 @@ class Streamed(Arm):
     Args:
         threads: of the proposer; 0 is its own choice.
         proposer: its name.
+        polled: let a thread that polls call the host function; by default the driver does.
     """
 
-    def __init__(self, name: str, batch: Batch, *, threads: int, proposer: str = "ngram") -> None:
+    def __init__(self, name: str, batch: Batch, *, threads: int, proposer: str = "ngram", polled: bool = False) -> None:
         super().__init__(name, batch)
         length, cpu = batch.texts.shape[1], torch.device("cpu")
         caps = EngineCaps(batch.draft_length)
@@ -183,7 +185,8 @@ class Streamed(Arm):
         slot_of = {f"r{slot}": slot for slot in range(batch.rows)}
         allocator = SlotAllocator(batch.rows, cpu, lambda event: stage.on_event(event))
         allocator.engine_slot = slot_of.__getitem__
-        self.stream = StreamSteps(stage, allocator.slots, length, batch.vocab_size, batch.device)
+        stream = PollingStream() if polled else None
+        self.stream = StreamSteps(stage, allocator.slots, length, batch.vocab_size, batch.device, stream=stream)
         for request, slot in slot_of.items():
             prompt = batch.texts[slot, : batch.context]
             described = Request(request, batch.context, length - batch.context)

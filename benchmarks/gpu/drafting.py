@@ -25,6 +25,7 @@ from benchmarks.gpu.device import Device, Timing
 from benchmarks.gpu.scan import latest_match
 
 SCAN, EMPTY = "scan", "empty function"
+POLLED = "host, called by a thread that polls"
 WARM_UP, CHECKED_ROWS = 4, 8
 
 
@@ -59,7 +60,7 @@ def measure(device: Device, tokens: Tokens, sizes: Sizes, deadline: float) -> di
     for rows, context in sizes.cases():
         where = f"batch {rows}, context {context}"
         seconds = cases[-1]["seconds"] * rows * context / (cases[-1]["batch"] * cases[-1]["context"]) if cases else 0
-        if reason := _reason(device, rows, context, len(sizes.threads), deadline - seconds):
+        if reason := _reason(device, rows, context, len(sizes.threads) + 1, deadline - seconds):
             left_out.append(f"{where}: {reason}")
             continue
         began = time.monotonic()
@@ -99,6 +100,8 @@ def _case(device: Device, tokens: Tokens, sizes: Sizes, rows: int, context: int)
     batch = Batch(tokens, rows, context, sizes.draft_length, WARM_UP + sizes.rounds * sizes.steps, device.device)
     began = time.monotonic()
     streamed = [Streamed(threads_name(count), batch, threads=count) for count in sizes.threads]
+    if device.device.type == "cuda":
+        streamed.append(Streamed(POLLED, batch, threads=sizes.threads[-1], polled=True))
     scanned = Scanned(SCAN, batch)
     arms: list[Arm] = [*streamed, Empty(EMPTY, batch), scanned]
     try:

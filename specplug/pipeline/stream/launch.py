@@ -2,9 +2,8 @@
 
 On a GPU the driver calls the function from a thread of its own (`cuLaunchHostFunc`).  This is the default because no
 core spins while the device computes.  The stream stands still until the function returns and nothing can contain a
-function that hangs, so whoever launches one bounds its work per step.  A thread that polls pinned memory, between
-`cuStreamWriteValue32` and `cuStreamWaitValue32`, would start sooner but keep a core busy: it would be another
-`HostFunctionStream`, and nothing else would change.
+function that hangs, so whoever launches one bounds its work per step.  `specplug.pipeline.stream.polling` is the
+alternative.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class CudaStream(HostFunctionStream):
 
     def launch(self, function: int, argument: int) -> None:
         """Enqueue a call by the driver; see `HostFunctionStream.launch`."""
-        _refuse_capture("a host function cannot be launched")
+        refuse_capture("a host function cannot be launched")
         stream = torch.cuda.current_stream().cuda_stream
         result = self._driver.cuLaunchHostFunc(stream, function, argument)
         if result != 0:
@@ -102,7 +101,7 @@ class CudaStream(HostFunctionStream):
 
     def mark(self) -> Mark:
         """Record an event in the stream."""
-        _refuse_capture("a mark cannot be recorded")
+        refuse_capture("a mark cannot be recorded")
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record()
         return _EventMark(event)
@@ -120,7 +119,7 @@ class _EventMark(Mark):
         return not torch.cuda.is_current_stream_capturing() and self._event.query()  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        _refuse_capture("nothing can wait for a mark")
+        refuse_capture("nothing can wait for a mark")
         self._event.synchronize()
 
 
@@ -170,7 +169,7 @@ def error_name(driver: ctypes.CDLL, result: int) -> str:
     return f"{known.decode()} ({result})" if known else f"CUresult {result}"
 
 
-def _refuse_capture(what: str) -> None:
+def refuse_capture(what: str) -> None:
     """Raise during a capture: each replay of the graph would use the argument of the captured step."""
     if torch.cuda.is_current_stream_capturing():
         raise EngineError.build(
