@@ -59,6 +59,8 @@ class Intake(InlineHandle):
     ) -> None:
         handle = runner.handle
         super().__init__(handle.spec, handle.proposer, handle.caps)
+        assert isinstance(self.proposer, HasHostStep)
+        self._stepping: HasHostStep = self.proposer  # found out once: checking against a protocol is slow
         self.launched, self.first_lengths = 0, np.zeros(len(texts), np.int32)
         self._slots, self._texts, self._completed = slots, texts, completed
         self._ingested, self._ingested_by = runner.ingested.numpy(), runner.generations.numpy()
@@ -81,8 +83,8 @@ class Intake(InlineHandle):
 
     def update(self) -> None:
         """Let the proposer bring what slots share up to date, if it is outdated."""
-        if self._as_stepping().is_outdated():
-            self._submit(self._as_stepping().update)
+        if self._stepping.is_outdated():
+            self._submit(self._stepping.update)
 
     def check_ready(self) -> None:
         """Raise the first error of the deliveries that have ended."""
@@ -101,10 +103,6 @@ class Intake(InlineHandle):
             self._worker.stop()
             self.settle()
         super().close()
-
-    def _as_stepping(self) -> HasHostStep:
-        assert isinstance(self.proposer, HasHostStep)
-        return self.proposer
 
     def _submit(self, job: Callable[[], None]) -> None:
         if self._worker is None:
@@ -126,5 +124,5 @@ class Intake(InlineHandle):
             text[: len(tokens)], text[len(tokens) :] = tokens, NO_TEXT  # no tokens: prompt embeddings
             for start, stop, _ in barriers:
                 text[start:stop] = NO_TEXT
-            self._as_stepping().begin_text(event.slot, text)
+            self._stepping.begin_text(event.slot, text)
             hand_over(self._ingested, self._ingested_by, event.slot, length, event.generation)
