@@ -63,28 +63,28 @@ class Proposer:
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, *_: Any, **__: Any
     ) -> list[list[int]]:
-        """Return each row's draft ids.
+        """Return each row's draft ids; of a step without drafts an empty list, whose rows vLLM then leaves as they are.
 
         Args:
             sampled_token_ids: per row, the tokens that the step emitted; empty for prefill chunks.
             num_tokens_no_spec: [R] ints, tokens per row, sampled ones included.
             token_ids_cpu: [R, L] int32, the runner's token table, by row.
         """
-        found: list[list[int]] = [[] for _ in sampled_token_ids]
         if self.drafting is None or self._steps is None or self._runner is None:
-            return found
-        names = self._runner.input_batch.req_ids[: len(found)]
+            return []
+        names = self._runner.input_batch.req_ids[: len(sampled_token_ids)]
         if self.drafting.is_idle:
-            self.drafting.count(names, map(bool, sampled_token_ids))
-            return found
+            self.drafting.count(names, sampled_token_ids)
+            return []
         with torch.inference_mode():
             facts = self._steps.rows(names, token_ids_cpu)
             if not facts.names:
-                return found
+                return []
             draft = self._steps.draft(sampled_token_ids, num_tokens_no_spec)
             self._state_distribution(draft, facts.names)
         if facts.kept is None:
             return as_lists(draft)
+        found: list[list[int]] = [[] for _ in sampled_token_ids]
         for row, ids in zip(facts.kept, as_lists(draft), strict=True):
             found[row] = ids
         return found
