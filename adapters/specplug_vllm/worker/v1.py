@@ -102,10 +102,11 @@ class Proposer:
 
 def as_lists(draft: Draft) -> list[list[int]]:
     """Return each row's draft ids as a list."""
-    lengths = draft.lengths.numpy().tolist()
-    if not any(lengths):
-        return [[] for _ in lengths]
-    return [ids[:length] for ids, length in zip(draft.token_ids.numpy().tolist(), lengths, strict=True)]
+    lengths, rows = draft.lengths.numpy(), draft.token_ids.numpy().tolist()
+    full = draft.draft_length
+    if lengths.min(initial=full) == full:  # most drafts are as long as they may be
+        return rows  # type: ignore[no-any-return]
+    return [ids if length == full else ids[:length] for ids, length in zip(rows, lengths.tolist(), strict=True)]
 
 
 def _hook_runner() -> None:
