@@ -208,7 +208,13 @@ class Planner(abc.ABC):
     """The plan half of a policy: maps host figures to the next step's plan.  Shares no memory with the trim half.
 
     `specplug.testing.PolicyContract` tests the contract of both halves.
+
+    Attributes:
+        is_constant: true if `plan` returns the same plan whatever the figures.  Then it need not be called at every
+            step, and where it plans no drafts the figures are not even computed.
     """
+
+    is_constant: bool = False
 
     @abc.abstractmethod
     def plan(self, stats: HostStats) -> StepPlan:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from operator import add
 from typing import Any
 
 import torch
@@ -190,7 +189,7 @@ class SpecMetrics:
         self._place = torch.arange(max_draft_length, device=device)
         self._rows = torch.zeros(len(self._names), len(_ROW_COUNTS), dtype=torch.int64, device=device)
         self._tokens = torch.zeros(len(self._names), max_draft_length, _FATES, dtype=torch.int64, device=device)
-        self._host_counts = [0] * len(_ROW_COUNTS)  # by `record_on_host`
+        self._host_counts = 0, 0, 0  # `_ROW_COUNTS` by `record_on_host`
         self._faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def record(self, source: Tensor, verdict: Verdict) -> None:
@@ -224,7 +223,8 @@ class SpecMetrics:
         Engines that know these numbers on the host call this in place of `record`; `after_stop` of the tokens came
         after a stop.
         """
-        self._host_counts = [*map(add, self._host_counts, (num_rows, num_rows, after_stop))]
+        rows, emitted, after = self._host_counts
+        self._host_counts = rows + num_rows, emitted + num_rows, after + after_stop
 
     def _record_tokens(self, bucket: Tensor, verdict: Verdict, tested: Tensor) -> None:
         """Count every draft position once: by `bucket` [B, N], position, and the stage that it reached."""

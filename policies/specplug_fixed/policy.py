@@ -15,6 +15,8 @@ class ConstantGamma(Planner):
         SettingsError: `gamma` is more than the server's num_speculative_tokens, for which memory is reserved.
     """
 
+    is_constant = True
+
     def __init__(self, context: PluginContext) -> None:
         options: FixedOptions = context.options or FixedOptions()
         longest = context.caps.max_draft_length
@@ -40,6 +42,8 @@ class ConstantGamma(Planner):
 
 class NoSpeculation(Planner):
     """Plans plain decoding at every step."""
+
+    is_constant = True
 
     def __init__(self, context: PluginContext) -> None:
         """Ignore `context`, which every planner is built with."""

@@ -18,7 +18,7 @@ class PlanStage:
 
     def __init__(self, planner: Planner, caps: EngineCaps, guard: FaultGuard, *, ceiling: int | None = None) -> None:
         self._planner, self._caps, self._guard = planner, caps, guard
-        self._learns = planner.learns
+        self._learns, self._is_constant = planner.learns, planner.is_constant
         self._newest: tuple[StepPlan, int | None, StepPlan] | None = None  # a plan, the ceiling, and the fitted plan
         self.ceiling = ceiling
         """The operator's limit on the draft length, changeable while serving; 0 stops drafting, None is no limit."""
@@ -42,9 +42,20 @@ class PlanStage:
         return min(found[0], most) if self._guard.call(ask) else most
 
     @property
+    def settled(self) -> StepPlan | None:
+        """The plan of every step under the present ceiling, as `plan` returned it; None if `plan` must be called."""
+        known = self._newest
+        return known[2] if self._is_constant and known is not None and known[1] == self.ceiling else None
+
+    @property
     def learns(self) -> bool:
         """True if the planner wants reports."""
         return self._learns
+
+    @property
+    def reads_costs(self) -> bool:
+        """True if the planner may read what steps cost."""
+        return self._learns or not self._is_constant
 
     def observe(self, report: StepReport) -> None:
         """Pass a step's report to the planner if it learns."""

@@ -78,6 +78,8 @@ class SlotTable:
 
     def take_resets(self) -> tuple[int, ...]:
         """Return the slots that began a new generation since the last call."""
+        if not self._reset:
+            return ()
         reset = tuple(sorted(self._reset))
         self._reset.clear()
         return reset

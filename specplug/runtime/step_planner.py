@@ -91,6 +91,7 @@ class StepPlanner(Generic[R]):
         faults: counts per plug-in and kind, as in `SpecMetrics`.
         plan: the newest plan.
         steps: number of steps planned.
+        reads_costs: whether steps must be passed to `launch` and `finish`.
         last_step: cost of the newest step whose time is known; None at first.
     """
 
@@ -108,6 +109,7 @@ class StepPlanner(Generic[R]):
         self.control = Control(found.settings)
         self.plan = NO_SPECULATION
         self.steps = 0
+        self.reads_costs = self.stage.reads_costs
         self.last_step: StepCost | None = None
         self._planned = 0  # number of requests
         self._ended = 0.0
@@ -116,17 +118,25 @@ class StepPlanner(Generic[R]):
         self._capped: dict[str, int] = {}
 
     def make(self, running: Sequence[R], num_waiting: int, prefill_tokens: int) -> StepPlan:
-        """Plan the next step's drafts; `running` holds the engine's own requests."""
-        self.stage.ceiling = self.control.ceiling()
+        """Plan the next step's drafts; `running` holds the engine's own requests.
+
+        Where a constant plan has no drafts, nothing is done for the single requests.
+        """
+        self.stage.ceiling, self._planned = self.control.ceiling(), len(running)
+        plan = self.stage.settled
+        if plan is None or plan.draft_length:
+            plan = self._planned_anew(running, num_waiting, prefill_tokens)
+        self.plan = plan
+        self.steps += 1
+        return plan
+
+    def _planned_anew(self, running: Sequence[R], num_waiting: int, prefill_tokens: int) -> StepPlan:
         for request in running:
             if self._identify(request) not in self._tallies:
                 self._admit(request)
         figures = _Figures(running, self._figures)
         stats = HostStats(self.steps, figures, num_waiting, prefill_tokens, self.last_step)
-        self._planned = len(running)
-        self.plan = self._enforced(self.stage.plan(stats), self._planned)
-        self.steps += 1
-        return self.plan
+        return self._enforced(self.stage.plan(stats), self._planned)
 
     def launch(
         self, began: float, requests: int, tokens: int, context_tokens: int, draft_length: int, *, timed: bool = True

@@ -76,6 +76,14 @@ class PolicyContract(PolicyHarness):
             one, other = self.plans(caps), self.plans(caps, rank=1)
             assert one == other, f"{self.who}: two instances plan differently on {name}; found {other}, expected {one}"
 
+    def test_a_constant_plan_is_constant(self) -> None:
+        """A planner with `is_constant` makes the same plan whatever the figures."""
+        for name, caps in self.engines.items():
+            if not self.planner(caps).is_constant:
+                pytest.skip("its plan half is not constant")
+            plans = self.plans(caps)
+            assert all(plan == plans[0] for plan in plans), f"{self.who}: `is_constant`, but on {name} plans {plans}"
+
     def test_learns_from_reports(self) -> None:
         """Reports are accepted, also for steps without requests, drafts or a known time; plans stay valid."""
         for caps in self.engines.values():

@@ -98,9 +98,9 @@ class TestThePlanHalf:
 
     @pytest.mark.parametrize("price", [-0.1, float("nan"), "dear"])
     def test_a_price_is_a_number_of_tokens(self, price):
-        planner = SimpleNamespace(plan=lambda stats: StepPlan(2, price=price), learns=False)
+        planner = SimpleNamespace(plan=lambda stats: StepPlan(2, price=price), learns=False, is_constant=False)
         assert self.stage(planner).plan(HostStats(0, ())) == StepPlan(0)
-        assert self.stage(SimpleNamespace(plan=lambda _: StepPlan(2, price=0.5), learns=False)).plan(
+        assert self.stage(SimpleNamespace(plan=lambda _: StepPlan(2, price=0.5), learns=False, is_constant=False)).plan(
             HostStats(0, ())
         ) == StepPlan(2, price=0.5)
 

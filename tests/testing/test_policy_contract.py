@@ -103,6 +103,13 @@ class TooWide(Plans):
         return 16
 
 
+class Inconstant(Plans):
+    is_constant = True
+
+    def draft_length(self, stats: HostStats) -> int:
+        return self.context.caps.fit_draft_length(len(stats.requests))
+
+
 class Fractional(Plans):
     observe = Planner.observe
 
@@ -283,6 +290,7 @@ PLANTED = [
     (Sleeps, "test_does_not_wait", (), "time.sleep"),
     (ReadsAFile, "test_does_not_wait", (), "open"),
     (DependsOnTheInstance, "test_plans_alike_for_equal_figures", (), "plan differently"),
+    (Inconstant, "test_a_constant_plan_is_constant", (), "`is_constant`, but on"),
     (DividesByRequests, "test_learns_from_reports", (), "division by zero"),
     (NeedsATime, "test_learns_from_reports", (), "seconds"),
     (OtherTokens, "test_keeps_what_was_drafted", (False,), "expected tokens and confidences"),

@@ -25,19 +25,22 @@ class Endings:
 
     Args:
         model_config: vLLM's.  A server without a tokenizer has no stop strings.
+
+    Attributes:
+        newest: the endings since the last call of `take`, by request id.
     """
 
     def __init__(self, model_config: Any) -> None:
         self._tokenizer = None if model_config.skip_tokenizer_init else cached_tokenizer_from_config(model_config)
-        self._newest: dict[str, Ending] = {}
+        self.newest: dict[str, Ending] = {}
 
     def note(self, request: Any) -> None:
         """Record how a `Request` ended."""
-        self._newest[request.request_id] = self._ending(request)
+        self.newest[request.request_id] = self._ending(request)
 
     def take(self) -> dict[str, Ending]:
         """Return the endings since the last call, by request id."""
-        taken, self._newest = self._newest, {}
+        taken, self.newest = self.newest, {}
         return taken
 
     def _ending(self, request: Any) -> Ending:

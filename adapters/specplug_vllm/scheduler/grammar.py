@@ -61,6 +61,7 @@ class Grammars:
 
     Attributes:
         adds: whether tokens are added: only on V1 with one-hot drafts, as added tokens have no draft distribution.
+        constrained: effects of grammars on the drafts that wait to be scheduled, by request id.
     """
 
     def __init__(self, vllm_config: Any, step_planner: StepPlanner[Any]) -> None:
@@ -71,7 +72,7 @@ class Grammars:
         self._longest = int(vllm_config.model_config.max_model_len)
         self._guard = FaultGuard(SOURCE, sink=lambda name, kind: step_planner.faults.update([(name, kind)]))
         self._canonical: JumpForwardTokenizer | None = None
-        self._constrained: dict[str, Constrained] = {}
+        self.constrained: dict[str, Constrained] = {}
 
     def complete(self, scheduler: Any, drafts: Any) -> None:
         """Extend the drafts of a step, which vLLM has cut, in the scheduler's requests.
@@ -80,28 +81,26 @@ class Grammars:
             scheduler: vLLM's, with "requests" and "structured_output_manager".
             drafts: the worker's `DraftTokenIds`, uncut.
         """
-        if not self._is_v1 or not (self._step_planner.plan.draft_length or self._constrained):
+        if not self._is_v1 or not (self._step_planner.plan.draft_length or self.constrained):
             return
         offered = dict(zip(drafts.req_ids, drafts.draft_token_ids, strict=False))
         rows = [scheduler.requests.get(name) for name in offered]
         constrained = [row for row in rows if row is not None and _is_constrained(row)]
-        self._constrained = {name: counts for name, counts in self._constrained.items() if name in scheduler.requests}
+        self.constrained = {name: counts for name, counts in self.constrained.items() if name in scheduler.requests}
         if not constrained:
             return
         for request in constrained:
             kept = len(request.spec_token_ids)
             cut = len(offered[request.request_id]) - kept
-            self._constrained[request.request_id] = Constrained(kept, cut)
+            self.constrained[request.request_id] = Constrained(kept, cut)
         if self.adds and self._step_planner.plan.draft_length and self._guard.admits_step():
             self._guard.step(lambda: self._add(scheduler.structured_output_manager, rows, constrained))
 
     def take(self, names: Any) -> dict[str, Constrained]:
         """Remove and return what grammars did to the drafts of these scheduled requests."""
-        return (
-            {name: self._constrained.pop(name) for name in names if name in self._constrained}
-            if self._constrained
-            else {}
-        )
+        if not self.constrained:
+            return {}
+        return {name: self.constrained.pop(name) for name in names if name in self.constrained}
 
     def _add(self, manager: Any, rows: Sequence[Any], constrained: Sequence[Any]) -> None:
         budget = self._step_planner.plan.token_budget
@@ -124,8 +123,8 @@ class Grammars:
             found = follow(state, own, room)
             request.spec_token_ids = own + found.added
             spare -= len(found.added)
-            counted = self._constrained[request.request_id]
-            self._constrained[request.request_id] = counted._replace(confidence=tuple(found.confidence))
+            counted = self.constrained[request.request_id]
+            self.constrained[request.request_id] = counted._replace(confidence=tuple(found.confidence))
 
     def _room(self, request: Any) -> int:
         """Return the draft length that the plan and the request allow."""

@@ -54,7 +54,8 @@ class _Planned:
         self.dynamic_sd_lookup = None  # no choice by batch size: specplug reads vLLM's list as captured draft lengths
         self._may_narrow = self.step_planner.caps.draft_length_change is not DraftLengthChange.FIXED
         self._pads = self.step_planner.caps.draft_length_change is DraftLengthChange.CAPTURED
-        self._row_length = self._length_for(self.step_planner.plan)
+        self._sized = self.step_planner.plan  # the plan that `_row_length` is of
+        self._row_length = self._length_for(self._sized)
         # vLLM gives some new requests this many placeholders, and fails if they exceed a prompt's chunk.
         chunk = self.vllm_config.scheduler_config.long_prefill_token_threshold
         self._most_placeholders = chunk - 1 if chunk > 0 else self.step_planner.caps.max_draft_length
@@ -72,7 +73,8 @@ class _Planned:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule as vLLM does, with the plan's row length in place of the server's maximum draft length."""
         self._began = perf_counter()
-        self._cut_drafts()
+        if self.step_planner.plan.caps or not self._may_narrow:
+            self._cut_drafts()
         widest, self.num_spec_tokens = self.num_spec_tokens, min(self._row_length, self._most_placeholders)
         try:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
@@ -85,7 +87,8 @@ class _Planned:
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         if self._launched:
             self.step_planner.finish(self._launched.popleft(), self._fates, ended)
-        self._fates = []
+        if self._fates:
+            self._fates = []
         return outputs
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
@@ -110,14 +113,17 @@ class _Planned:
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         """Make the plan before vLLM decides how many draft tokens to expect from the step."""
-        self.step_planner.forget(scheduler_output.finished_req_ids)
-        scheduled = scheduler_output.num_scheduled_tokens
-        tokens, length = sum(scheduled.values()), self._row_length
-        context = sum(scheduler_output.scheduled_cached_reqs.num_computed_tokens)
-        self._launched.append(self.step_planner.launch(self._began, len(scheduled), tokens, context, length))
+        planner, scheduled = self.step_planner, scheduler_output.num_scheduled_tokens
+        planner.forget(scheduler_output.finished_req_ids)
+        if planner.reads_costs:
+            tokens, context = sum(scheduled.values()), sum(scheduler_output.scheduled_cached_reqs.num_computed_tokens)
+            step = planner.launch(self._began, len(scheduled), tokens, context, self._row_length)
+            self._launched.append(step)
         prompts = sum([scheduled[new.req_id] for new in scheduler_output.scheduled_new_reqs])
-        plan = self.step_planner.make(self.running, len(self.waiting), prompts)
-        self._row_length = scheduler_output.num_spec_tokens_to_schedule = self._length_for(plan)
+        plan = planner.make(self.running, len(self.waiting), prompts)
+        if plan is not self._sized or plan.caps:
+            self._sized, self._row_length = plan, self._length_for(plan)
+        scheduler_output.num_spec_tokens_to_schedule = self._row_length
         self._attach_metadata(scheduler_output, plan)
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
 
@@ -154,6 +160,10 @@ class _Planned:
                 request.spec_token_ids = request.spec_token_ids[: plan.draft_length_for(name)]
 
     def _attach_metadata(self, scheduler_output: Any, plan: StepPlan) -> None:
+        is_plain = not (self._endings.newest or self._events or self._grammars.constrained)
+        if is_plain and plan is self._newest.plan and not scheduler_output.scheduled_new_reqs:
+            step_metadata.attach(scheduler_output, self._newest)
+            return
         salts = {
             new.req_id: request.cache_salt
             for new in scheduler_output.scheduled_new_reqs

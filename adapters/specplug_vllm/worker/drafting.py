@@ -117,11 +117,11 @@ class Drafting:
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
         self.is_idle = step_metadata.drafts_nothing(scheduler_output)
 
-    def count(self, names: Iterable[str], emitted: Iterable[bool]) -> None:
+    def count(self, names: Iterable[str], emitted: Iterable[object]) -> None:
         """Count the rows `names` of an idle step; `emitted` is true for those that emitted a token."""
         if self.allocator.ignored:
             emitted = [has for name, has in zip(names, emitted, strict=True) if name not in self.allocator.ignored]
-        self.stage.metrics.record_on_host(sum(emitted))
+        self.stage.metrics.record_on_host(sum(map(bool, emitted)))
 
     def step(self, batch: EngineBatch, outcome: Outcome, caps: Tensor) -> Draft:
         """Report the verified step to the draft stage and draft for the next.  `caps` [B] int32 bounds each row."""

@@ -7,12 +7,16 @@ assigned slots.  V2's warm-up sends dummy requests through the same method; the 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from specplug_vllm import step_metadata
 from specplug_vllm.startup.engine_config import SCHEDULERS
 from specplug_vllm.worker import adaptive
 from specplug_vllm.worker.drafting import Drafting
+
+_EXTERNAL = object()
+"""Stands for the `drafting` of drafters that are not specplug's."""
 
 
 def install(runner_class: Any) -> None:
@@ -26,17 +30,22 @@ def install(runner_class: Any) -> None:
         if kwargs.get("dummy_run"):
             return original(self, scheduler_output, *args, **kwargs)
         drafter = _drafter(self)
-        if hasattr(drafter, "drafting"):  # specplug's, also on ranks that do not draft
+        drafting = getattr(drafter, "drafting", _EXTERNAL)
+        if drafting is not _EXTERNAL:  # specplug's, also on ranks that do not draft
             drafter.before_step(self, scheduler_output)
-        drafting = getattr(drafter, "drafting", None)
         if not isinstance(drafting, Drafting) or is_warmup(self, scheduler_output):
             result = original(self, scheduler_output, *args, **kwargs)
         else:
-            _leave(drafting, scheduler_output)
+            metadata = step_metadata.of(scheduler_output)
+            if metadata.events or scheduler_output.finished_req_ids or scheduler_output.preempted_req_ids:
+                _leave(drafting, scheduler_output, metadata)
             result = original(self, scheduler_output, *args, **kwargs)
-            _arrive(drafting, scheduler_output)
+            resumed = getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ())  # V1
+            if scheduler_output.scheduled_new_reqs or resumed:
+                _arrive(drafting, scheduler_output.scheduled_new_reqs, metadata.cache_salts, resumed)
             drafting.begin_step(scheduler_output)
-        adaptive.set_budget(self, scheduler_output)  # also on ranks that do not draft
+        if hasattr(self, "adaptive_verification"):  # V2, also on ranks that do not draft
+            adaptive.set_budget(self, scheduler_output)
         return result
 
     execute_model._specplug = True  # type: ignore[attr-defined]
@@ -57,15 +66,12 @@ def drafting_of(runner: Any) -> Drafting | None:
 
 
 def _drafter(runner: Any) -> Any:
-    return getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
+    return getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
 
 
-def _leave(drafting: Drafting, scheduler_output: Any) -> None:
-    metadata = step_metadata.of(scheduler_output)
+def _leave(drafting: Drafting, scheduler_output: Any, metadata: step_metadata.StepMetadata) -> None:
     for kind in metadata.events:
         drafting.on_engine_event(kind)
-    if not (scheduler_output.finished_req_ids or scheduler_output.preempted_req_ids):
-        return
     for request_id in sorted(scheduler_output.finished_req_ids):
         ending = metadata.endings.get(request_id, step_metadata.Ending())
         drafting.allocator.finish(request_id, aborted=ending.aborted, visible=ending.visible)
@@ -73,10 +79,8 @@ def _leave(drafting: Drafting, scheduler_output: Any) -> None:
         drafting.allocator.preempt(request_id)
 
 
-def _arrive(drafting: Drafting, scheduler_output: Any) -> None:
-    if scheduler_output.scheduled_new_reqs:  # on V2 also resumed requests
-        salts = step_metadata.of(scheduler_output).cache_salts
-        for new in scheduler_output.scheduled_new_reqs:
-            drafting.start(new, salts.get(new.req_id))
-    for request_id in getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ()):  # V1
+def _arrive(drafting: Drafting, started: Iterable[Any], salts: Mapping[str, str], resumed: Iterable[str]) -> None:
+    for new in started:  # on V2 also resumed requests
+        drafting.start(new, salts.get(new.req_id))
+    for request_id in resumed:
         drafting.allocator.resume(request_id)

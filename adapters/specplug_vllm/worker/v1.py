@@ -63,28 +63,28 @@ class Proposer:
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, *_: Any, **__: Any
     ) -> list[list[int]]:
-        """Return each row's draft ids.
+        """Return each row's draft ids; of a step without drafts an empty list, whose rows vLLM then leaves as they are.
 
         Args:
             sampled_token_ids: per row, the tokens that the step emitted; empty for prefill chunks.
             num_tokens_no_spec: [R] ints, tokens per row, sampled ones included.
             token_ids_cpu: [R, L] int32, the runner's token table, by row.
         """
-        found: list[list[int]] = [[] for _ in sampled_token_ids]
         if self.drafting is None or self._steps is None or self._runner is None:
-            return found
-        names = self._runner.input_batch.req_ids[: len(found)]
+            return []
+        names = self._runner.input_batch.req_ids[: len(sampled_token_ids)]
         if self.drafting.is_idle:
-            self.drafting.count(names, map(bool, sampled_token_ids))
-            return found
+            self.drafting.count(names, sampled_token_ids)
+            return []
         with torch.inference_mode():
             facts = self._steps.rows(names, token_ids_cpu)
             if not facts.names:
-                return found
+                return []
             draft = self._steps.draft(sampled_token_ids, num_tokens_no_spec)
             self._state_distribution(draft, facts.names)
         if facts.kept is None:
             return as_lists(draft)
+        found: list[list[int]] = [[] for _ in sampled_token_ids]
         for row, ids in zip(facts.kept, as_lists(draft), strict=True):
             found[row] = ids
         return found
@@ -102,10 +102,11 @@ class Proposer:
 
 def as_lists(draft: Draft) -> list[list[int]]:
     """Return each row's draft ids as a list."""
-    lengths = draft.lengths.numpy().tolist()
-    if not any(lengths):
-        return [[] for _ in lengths]
-    return [ids[:length] for ids, length in zip(draft.token_ids.numpy().tolist(), lengths, strict=True)]
+    lengths, rows = draft.lengths.numpy(), draft.token_ids.numpy().tolist()
+    full = draft.draft_length
+    if lengths.min(initial=full) == full:  # most drafts are as long as they may be
+        return rows  # type: ignore[no-any-return]
+    return [ids if length == full else ids[:length] for ids, length in zip(rows, lengths.tolist(), strict=True)]
 
 
 def _hook_runner() -> None:

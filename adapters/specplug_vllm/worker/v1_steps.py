@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -101,10 +102,11 @@ class _Rows:
     ) -> EngineBatch:
         """Write a step's figures to the columns, and return its batch; see `Steps.draft`."""
         columns, kept, size = self._columns, self.facts.kept, self._batch.batch_size
-        emitted = [len(ids) for ids in sampled_token_ids]
+        emitted = list(map(len, sampled_token_ids))
         if kept is None:
             columns.lengths[:size], columns.emitted[:size] = num_tokens[:size], emitted
         else:
             columns.lengths[:size], columns.emitted[:size] = num_tokens[kept], [emitted[row] for row in kept]
-        columns.verified[:size] = [len(scheduled.get(name, ())) for name in self.facts.names] if scheduled else 0
+        verified = map(len, map(scheduled.get, self.facts.names, repeat(())))
+        columns.verified[:size] = list(verified) if scheduled else 0
         return replace(self._batch, reset_slots=resets) if resets else self._batch

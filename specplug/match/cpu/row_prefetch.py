@@ -8,6 +8,9 @@ from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.prefetch import prefetch
 from specplug.match.cpu.recency import GRANULE, bucket
 
+MOST_PREFETCHED = 16
+"""The most new tokens of a row that are prefetched for; a prompt's tokens would drive each other out of the caches."""
+
 
 @compiled
 def prefetch_predictions(state: Any, slot: int) -> None:
@@ -24,21 +27,25 @@ def prefetch_predictions(state: Any, slot: int) -> None:
 
 
 @compiled
-def prefetch_tree_head(state: Any, slot: int, token: int) -> None:
-    """Prefetch the head of the tree that `token` goes into."""
+def prefetch_tree_heads(state: Any, slot: int, tokens: Any) -> None:
+    """Prefetch the heads of the trees that `tokens` [n] go into."""
     texts = state.texts
-    prefetch(texts.heads, slot * texts.heads.shape[1] + bucket(token, 0, texts.trees[slot]))
+    begin, size = slot * texts.heads.shape[1], texts.trees[slot]
+    for k in range(min(tokens.size, MOST_PREFETCHED)):
+        prefetch(texts.heads, begin + bucket(tokens[k], 0, size))
     prefetch(texts.text, slot * texts.text.shape[1] + texts.lengths[slot])
 
 
 @compiled
-def prefetch_tree_root(state: Any, slot: int, token: int) -> None:
-    """Prefetch the root of that tree."""
+def prefetch_tree_roots(state: Any, slot: int, tokens: Any) -> None:
+    """Prefetch the roots of those trees, and the memory of the new tokens' own places."""
     texts = state.texts
-    root = texts.heads[slot, bucket(token, 0, texts.trees[slot])]
-    prefetch(texts.children, slot * texts.children.shape[1] + 2 * root)
-    prefetch(texts.text, slot * texts.text.shape[1] + root - 1)
-    prefetch(texts.children, slot * texts.children.shape[1] + 2 * texts.lengths[slot])
+    size, places, text = texts.trees[slot], slot * texts.children.shape[1], slot * texts.text.shape[1]
+    for k in range(min(tokens.size, MOST_PREFETCHED)):
+        root = texts.heads[slot, bucket(tokens[k], 0, size)]
+        prefetch(texts.children, places + 2 * root)
+        prefetch(texts.text, text + root - 1)
+    prefetch(texts.children, places + 2 * texts.lengths[slot])
 
 
 @compiled

@@ -12,8 +12,8 @@ from specplug.match.cpu.row_prefetch import (
     prefetch_predictions,
     prefetch_response_head,
     prefetch_response_root,
-    prefetch_tree_head,
-    prefetch_tree_root,
+    prefetch_tree_heads,
+    prefetch_tree_roots,
 )
 from specplug.match.cpu.texts import NO_TEXT, extend, replant
 
@@ -43,7 +43,7 @@ def learn_from(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, 
         if row + 1 < slots.size:
             prefetch_predictions(state, slots[row + 1])
         if new.size:
-            prefetch_tree_head(state, slot, new[0])
+            prefetch_tree_heads(state, slot, new)
             known = texts.lengths[slot] - starts[slot]
             if rows.drafted_for[slot] == texts.lengths[slot] and known == begin:
                 learn(state, slot, new)
@@ -51,7 +51,7 @@ def learn_from(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, 
         slot, begin = slots[row], lengths[row] - num_new[row]
         new = _window(table, table_rows, first, row, begin, lengths[row])
         if new.size:
-            prefetch_tree_root(state, slot, new[0])
+            prefetch_tree_roots(state, slot, new)
             if rows.drafted_for[slot] >= 0:
                 halve_large_counts(state, slot)
                 rows.drafted_for[slot] = -1

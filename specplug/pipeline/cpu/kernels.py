@@ -135,6 +135,8 @@ def detect_stop(memory: Any, tokens: Any, row: int, slot: int, facts: Any) -> in
         after += has_ended
         is_last = place + 1 >= end
         for k in range(_STOPS, facts.size):
+            if facts[k] < 0:  # padding
+                break
             is_last |= facts[k] == text[place]
         if is_last:
             has_ended = True

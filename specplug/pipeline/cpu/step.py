@@ -22,11 +22,17 @@ from specplug.types.plan import StepPlan
 
 
 class _Views(NamedTuple):
-    """A proposer's arguments in a step of B rows and at most K draft tokens; they share the memory of the kernels."""
+    """A proposer's arguments in a step of B rows and at most K draft tokens; they share the memory of the kernels.
+
+    Attributes:
+        batch, limits, draft: the arguments.
+        signature: the draft's, by which a proposer that resizes or moves its tensors is detected.
+    """
 
     batch: BatchView
     limits: Tensor
     draft: Draft
+    signature: tuple[object, ...]
 
 
 def _signature(draft: Draft) -> tuple[object, ...]:
@@ -129,9 +135,9 @@ class CpuStep:
     def _run(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
         """Run the proposer and check its draft, like `InlineHandle`."""
         assert draft is not None
-        before = _signature(draft)
+        assert self._views is not None
         self._runner.handle.proposer.step(batch, limits, draft)
-        if _signature(draft) != before:
+        if _signature(draft) != self._views[2].signature:
             raise ContractError.build("a tensor of the draft has been resized or moved", found=draft.token_ids.shape)
         row = kernels.malformed(self._memory, batch.batch_size, draft.draft_length, self._vocab_size)
         if row >= 0:
@@ -148,6 +154,6 @@ class CpuStep:
         size = batch.batch_size
         draft = self._runner.buffer.view(size, draft_length)
         handed = batch.handed(self.columns.tensor("num_new", size), ())
-        views = _Views(handed, self.columns.tensor("limits", size), draft)
+        views = _Views(handed, self.columns.tensor("limits", size), draft, _signature(draft))
         self._views = batch, draft_length, views
         return views

@@ -93,7 +93,7 @@ def ask(llm: Any, how: str = "", token: int = 0, without: bool = False) -> dict[
             what.__dict__.pop(name, None)
     counts = (stage.metrics.snapshot() - before).as_dict()["by_source"]
     faults = {kind: count for (name, kind), count in scheduler.step_planner.faults.items() if name == "grammar"}
-    leftover = len(grammars._constrained)
+    leftover = len(grammars.constrained)
     return {"answers": answers, "steps": steps, "counts": counts, "faults": faults, "leftover": leftover}
 
 
