@@ -14,6 +14,7 @@ from specplug.pipeline.cpu import kernels
 from specplug.pipeline.cpu.columns import Columns
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.handles import InlineHandle
+from specplug.pipeline.runner import run_in_place
 from specplug.types.batch import BatchView, EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
@@ -26,12 +27,6 @@ class _Views(NamedTuple):
     batch: BatchView
     limits: Tensor
     draft: Draft
-
-
-def _signature(draft: Draft) -> tuple[object, ...]:
-    """Return the shapes and addresses of a draft's tensors."""
-    tensors = (draft.token_ids, draft.confidence, draft.source, draft.lengths, draft.base_len)
-    return tuple([(tensor.shape, tensor.data_ptr()) for tensor in tensors])
 
 
 class CpuStep:
@@ -121,10 +116,7 @@ class CpuStep:
     def _run(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
         """Run the proposer and check its draft, like `InlineHandle`."""
         assert draft is not None
-        before = _signature(draft)
-        self._runner.handle.proposer.step(batch, limits, draft)
-        if _signature(draft) != before:
-            raise ContractError.build("a tensor of the draft has been resized or moved", found=draft.token_ids.shape)
+        run_in_place(self._runner.handle.proposer.step, batch, limits, draft)
         row = kernels.malformed(self._memory, batch.batch_size, draft.draft_length, self._vocab_size)
         if row >= 0:
             raise ContractError.build(
