@@ -74,16 +74,20 @@ class Engine:
         self.slot_of: dict[str, int] = {}
         self.allocator.engine_slot = self.slot_of.__getitem__
         self.stops = StopDetector(SLOTS, DRAFT_LENGTH, CPU)
+        self._allocate(device)
+        if streamed:
+            assert StreamSteps.applies(self.stage)
+            given = {} if stream is None else {"stream": stream, "transfers": Late(stream), "on_thread": True}
+            self.steps = StreamSteps(self.stage, self.allocator.slots, LENGTH, VOCAB, device, **given)
+
+    def _allocate(self, device: torch.device) -> None:
+        """Allocate the texts."""
         self.device, self.texts = device, torch.full((SLOTS, LENGTH), -7, dtype=torch.int32, device=device)
         self.lengths = torch.zeros(SLOTS, dtype=torch.int32, device=device)
         self.last = torch.zeros(SLOTS, 1, dtype=torch.int64, device=device)
         self._lengths = [0] * SLOTS  # so that no step reads from the device
         self._facts: RowFacts | None = None
         self.steps: StreamSteps | None = None
-        if streamed:
-            assert StreamSteps.applies(self.stage)
-            given = {} if stream is None else {"stream": stream, "transfers": Late(stream), "on_thread": True}
-            self.steps = StreamSteps(self.stage, self.allocator.slots, LENGTH, VOCAB, device, **given)
 
     def start(self, name: str, slot: int, prompt: list[int], *, ignored: bool = False, **of_request: Any) -> None:
         """Give a request a slot, whose text begins with its prompt."""
