@@ -73,7 +73,7 @@ class DraftStage:
         """The runners of the proposers, the server's default first."""
         self._choices = Choices([handle.spec.name for handle in handles], max_slots, device)
         self.has_observers = trace is not None or trimmer.learns or any(handle.caps.learns for handle in handles)
-        self._steps = 0
+        self._steps = 0  # that were traced
 
     @property
     def proposers(self) -> dict[str, Proposer]:
@@ -187,7 +187,6 @@ class DraftStage:
         if self.in_flight.is_empty and not self.has_observers:
             verdict = Verdict.of_nothing(outcome)
             self.metrics.record_plain(verdict)
-            self._steps += 1
             return verdict
         taken = self.in_flight.take(batch, outcome.emitted)
         verdict = Verdict.build(taken.lengths, outcome)
@@ -196,7 +195,6 @@ class DraftStage:
             self._tell_of_grammars(batch, outcome, verdict)
         if self.has_observers:
             self.tell(batch, self.in_flight.drafts(batch, outcome.emitted, taken, self.sources), verdict)
-        self._steps += 1
         return verdict
 
     def tell(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
@@ -208,6 +206,7 @@ class DraftStage:
         if self._trimmer.learns and not self.trimmer_guard.is_off:
             handed = batch.handed(verdict.emitted, batch.reset_slots)
             self.trimmer_guard.call(partial(self._trimmer.observe, handed, draft, verdict))
+        self._steps += 1
 
     def _tell_of_grammars(self, batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> None:
         """Count and trace the tokens that grammars drafted; proposers do not see them."""

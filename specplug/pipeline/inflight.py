@@ -34,7 +34,8 @@ class InFlight:
     """
 
     def __init__(self, max_slots: int, max_draft_length: int, device: torch.device, *, trees: bool) -> None:
-        self._drafts = Draft.allocate(max_slots, max_draft_length, device=device, trees=trees)
+        self.store = Draft.allocate(max_slots, max_draft_length, device=device, trees=trees)
+        """The tokens of the drafts, and their confidence."""
         # One table holds all that every step reads (generation, base, length, sources), so that one gather suffices.
         self.heads = torch.full((max_slots, 3 + max_draft_length), -1, dtype=torch.int64, device=device)
         self.is_empty = False
@@ -52,7 +53,7 @@ class InFlight:
         self.heads[slots, : 3 + draft_length] = torch.cat((head, draft.source), 1)
         if not draft_length:
             return
-        store = self._drafts
+        store = self.store
         store.token_ids[slots, :draft_length] = draft.token_ids
         store.confidence[slots, :draft_length] = draft.confidence
         if store.parents is not None:
@@ -73,7 +74,7 @@ class InFlight:
 
     def drafts(self, batch: EngineBatch, emitted: Tensor, taken: Taken, sources: tuple[str, ...]) -> Draft:
         """Return the taken drafts with their tokens, for plug-ins that learn from them."""
-        store = self._drafts
+        store = self.store
         found = replace(
             store,
             token_ids=store.token_ids[taken.slots],

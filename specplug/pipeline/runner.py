@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from specplug.errors import ContractError
 from specplug.faults import FaultGuard, LateDraft
 from specplug.pipeline.buffers import seen_from
 from specplug.pipeline.handles import ProposerHandle
@@ -129,3 +130,22 @@ class ProposerRunner:
             if self.handle.caps.incremental:
                 self.ingested.zero_()
             raise
+
+
+def run_in_place(
+    run: Run, batch: BatchView, limits: Tensor | None, draft: Draft, signature: tuple[object, ...]
+) -> None:
+    """Run a proposer's step whose draft, of a known signature, is read by its address afterwards.
+
+    Raises:
+        ContractError: the proposer has resized or moved a tensor of the draft.
+    """
+    run(batch, limits, draft)
+    if signature_of(draft) != signature:
+        raise ContractError.build("a tensor of the draft has been resized or moved", found=draft.token_ids.shape)
+
+
+def signature_of(draft: Draft) -> tuple[object, ...]:
+    """Return the shapes and addresses of a draft's tensors."""
+    tensors = (draft.token_ids, draft.confidence, draft.source, draft.lengths, draft.base_len)
+    return tuple([(tensor.shape, tensor.data_ptr()) for tensor in tensors])

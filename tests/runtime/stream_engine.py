@@ -79,14 +79,18 @@ class Engine:
         self.slot_of: dict[str, int] = {}
         self.allocator.engine_slot = self.slot_of.__getitem__
         self.stops = StopDetector(SLOTS, DRAFT_LENGTH, CPU)
+        self._allocate(device)
+        if streamed:
+            self.stream_with(stream)
+
+    def _allocate(self, device: torch.device) -> None:
+        """Allocate the texts."""
         self.device, self.texts = device, torch.full((SLOTS, LENGTH), -7, dtype=torch.int32, device=device)
         self.lengths = torch.zeros(SLOTS, dtype=torch.int32, device=device)
         self.last = torch.zeros(SLOTS, 1, dtype=torch.int64, device=device)
         self._lengths = [0] * SLOTS  # so that no step reads from the device
         self._facts: RowFacts | None = None
         self.steps: StreamSteps | None = None
-        if streamed:
-            self.stream_with(stream)
 
     def stream_with(self, stream: FakeStream | None) -> None:
         """Take steps in a stream from now on, inline for None."""

@@ -15,16 +15,11 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.runtime.rows import RowFacts
-from specplug.runtime.slots import SlotRows
 from specplug.runtime.stream_steps import StreamSteps
-from specplug.types.batch import EngineBatch, Residency
-from specplug.types.draft import Draft
-from specplug.types.verdict import Outcome
 from specplug_vllm import config, step_metadata
 from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import (
     adaptive,
-    draft_logits,
     events,
     lifecycle,
     memory,
@@ -36,6 +31,7 @@ from specplug_vllm.worker import (
     workarounds,
 )
 from specplug_vllm.worker.drafting import Drafting
+from specplug_vllm.worker.v2_device import DeviceDrafting
 
 
 class Speculator(BaseSpeculator):
@@ -65,6 +61,7 @@ class Speculator(BaseSpeculator):
         self.verifier = verifier.build(vllm_config, device)
         self.drafting: Drafting | None = None
         self._steps: StreamSteps | None = None
+        self._on_device: DeviceDrafting | None = None
         if self._ranks.leads:
             self.drafting, self._steps = v2_steps.build(vllm_config, device, has_verifier=self.verifier is not None)
         slots, draft_length = (
@@ -77,12 +74,12 @@ class Speculator(BaseSpeculator):
         )
         self.draft_logits: Tensor | None = None
         self._facts: RowFacts | None = None
-        self._kept: Tensor | None = None  # rows of the requests that may draft; None if all may
         self._attached = self._is_warmup = self._is_idle = False
         self._verified: Mapping[str, Sequence[int]] = {}
         if self.drafting is not None:
             self.drafting.allocator.engine_slot = lambda name: req_states.req_id_to_index[name]
             self.draft_logits = self.drafting.engine_distributions(device)
+            self._on_device = DeviceDrafting(self.drafting, self.draft_logits)
             memory.install(self.drafting)
         if self.enable_adaptive_verification:
             adaptive.install_manager()
@@ -144,12 +141,14 @@ class Speculator(BaseSpeculator):
             return out
         if self._is_idle and self._skips(input_batch):
             return out
-        if self.drafting is not None and self._steps is not None:
+        if self.drafting is not None:
+            facts = self._facts_of(self.drafting, input_batch.req_ids)
             rows = self._rows(input_batch.idx_mapping, num_sampled, num_rejected)
             outputs = DraftOutputs(out, self.draft_token_confidence_probs[: out.shape[0]])
-            self._steps.take(self._facts_of(self.drafting, input_batch.req_ids), rows, self.drafting.plan, outputs)
-        elif self.drafting is not None:
-            self._draft(self.drafting, input_batch, num_sampled, num_rejected, last_sampled, temperature, out)
+            if self._steps is not None:
+                self._steps.take(facts, rows, self.drafting.plan, outputs)
+            elif self._on_device is not None:
+                self._on_device.take(facts, rows, outputs, last_sampled, temperature)
         if not self._is_idle:  # other ranks skip all such steps
             self._ranks.broadcast(self._sent[: input_batch.num_reqs])
         return out
@@ -164,89 +163,15 @@ class Speculator(BaseSpeculator):
         return True
 
     def _rows(self, slots: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> EngineRows:
-        """Wrap the runner's tensors for steps in the stream."""
+        """Wrap the runner's tensors."""
         states = self._states
         return EngineRows(slots, states.total_len.gpu, states.all_token_ids.gpu, num_sampled, num_rejected)
-
-    def _draft(
-        self,
-        drafting: Drafting,
-        input_batch: Any,
-        num_sampled: Tensor,
-        num_rejected: Tensor,
-        last_sampled: Tensor,
-        temperature: Tensor,
-        out: Tensor,
-    ) -> None:
-        slots, facts = input_batch.idx_mapping, self._facts_of(drafting, input_batch.req_ids)
-        out.copy_(last_sampled.view(-1)[slots][:, None].expand_as(out))
-        self.draft_token_confidence_probs[: out.shape[0]].zero_()
-        if not facts.names:
-            return
-        if self._kept is not None:
-            slots, num_sampled, num_rejected = (each[self._kept] for each in (slots, num_sampled, num_rejected))
-        rows = drafting.slots.rows(slots)
-        batch = self._view(drafting, facts, slots, rows, num_sampled, temperature)
-        accepted = (num_sampled - 1).clamp(min=0)
-        after_stop = drafting.stops.after(batch.tokens, slots, slots, batch.lengths, num_sampled, rows)
-        outcome = Outcome(
-            verified=torch.where(num_sampled > 0, accepted + num_rejected, 0),
-            accepted=accepted,
-            emitted=num_sampled,
-            after_stop=after_stop,
-        )
-        draft = drafting.step(batch, outcome, rows.caps)
-        self._hand_over(draft, slots, batch.temperature, out)
 
     def _facts_of(self, drafting: Drafting, names: list[str]) -> RowFacts:
         """Return the facts of the rows that may draft, cached while the same requests hold the same slots."""
         if self._facts is None or not self._facts.hold(drafting.allocator, names):
             self._facts = RowFacts(drafting.allocator, names)
-            self._kept = None if self._facts.kept is None else drafting.on_device(self._facts.kept)
         return self._facts
-
-    def _view(
-        self,
-        drafting: Drafting,
-        facts: RowFacts,
-        slots: Tensor,
-        rows: SlotRows,
-        num_sampled: Tensor,
-        temperature: Tensor,
-    ) -> EngineBatch:
-        """Wrap the runner's tensors."""
-        states = self._states
-        lengths = states.total_len.gpu[slots]
-        return EngineBatch(
-            slots=slots,
-            generations=rows.generations,
-            rows=slots,
-            tokens=states.all_token_ids.gpu,
-            lengths=lengths,
-            sampled=num_sampled > 0,
-            room=rows.ends - lengths,
-            temperature=temperature[slots],
-            grammar=rows.grammar,
-            vocab_size=drafting.vocab_size,
-            residency=Residency.HOST if lengths.device.type == "cpu" else Residency.PINNED,
-            reset_slots=drafting.slots.take_resets(),
-            barriers=facts.barriers,
-            request_ids=facts.names,
-            requests=facts.requests,
-        )
-
-    def _hand_over(self, draft: Draft, slots: Tensor, temperature: Tensor, out: Tensor) -> None:
-        """Write ids, confidences and, if the draft states them, logits to the runner's buffers."""
-        draft_length, confidence = draft.draft_length, self.draft_token_confidence_probs[: out.shape[0]]
-        padded = out if self._kept is None else out[self._kept]
-        padded[:, :draft_length] = torch.where(draft.mask(), draft.token_ids.long(), padded[:, :draft_length])
-        if self._kept is None:
-            confidence[:, :draft_length] = draft.confidence
-        else:
-            out[self._kept] = padded
-            confidence[self._kept, :draft_length] = draft.confidence
-        if self.draft_logits is not None:
-            draft_logits.write(self.draft_logits, slots.long(), draft, temperature, padded)
 
 
 def _emits(input_batch: Any) -> list[bool]:

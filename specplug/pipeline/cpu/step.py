@@ -15,6 +15,7 @@ from specplug.pipeline.cpu.columns import Columns
 from specplug.pipeline.cpu.trimming import StepCut, trim
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.handles import InlineHandle
+from specplug.pipeline.runner import run_in_place, signature_of
 from specplug.types.batch import BatchView, EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
@@ -33,12 +34,6 @@ class _Views(NamedTuple):
     limits: Tensor
     draft: Draft
     signature: tuple[object, ...]
-
-
-def _signature(draft: Draft) -> tuple[object, ...]:
-    """Return the shapes and addresses of a draft's tensors."""
-    tensors = (draft.token_ids, draft.confidence, draft.source, draft.lengths, draft.base_len)
-    return tuple([(tensor.shape, tensor.data_ptr()) for tensor in tensors])
 
 
 class CpuStep:
@@ -136,9 +131,7 @@ class CpuStep:
         """Run the proposer and check its draft, like `InlineHandle`."""
         assert draft is not None
         assert self._views is not None
-        self._runner.handle.proposer.step(batch, limits, draft)
-        if _signature(draft) != self._views[2].signature:
-            raise ContractError.build("a tensor of the draft has been resized or moved", found=draft.token_ids.shape)
+        run_in_place(self._runner.handle.proposer.step, batch, limits, draft, self._views[2].signature)
         row = kernels.malformed(self._memory, batch.batch_size, draft.draft_length, self._vocab_size)
         if row >= 0:
             raise ContractError.build(
@@ -154,6 +147,6 @@ class CpuStep:
         size = batch.batch_size
         draft = self._runner.buffer.view(size, draft_length)
         handed = batch.handed(self.columns.tensor("num_new", size), ())
-        views = _Views(handed, self.columns.tensor("limits", size), draft, _signature(draft))
+        views = _Views(handed, self.columns.tensor("limits", size), draft, signature_of(draft))
         self._views = batch, draft_length, views
         return views

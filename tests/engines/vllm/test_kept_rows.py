@@ -13,6 +13,7 @@ from specplug.types.draft import Draft
 from specplug.types.request import Request
 from specplug_vllm.worker.drafting import Drafting
 from specplug_vllm.worker.v2 import Speculator, buffers
+from specplug_vllm.worker.v2_device import DeviceDrafting
 
 CPU = torch.device("cpu")
 SLOTS, DRAFT_LENGTH = 6, 3
@@ -43,7 +44,8 @@ def speculator(names: list[str], ignored: set[str]) -> tuple[Speculator, list[tu
         else:
             drafting.allocator.start(RunningRequest(Request(name, 2, max_tokens=9), end=11, stop_ids=()))
     found = object.__new__(Speculator)
-    found.drafting, found.draft_logits, found._facts, found._kept = drafting, None, None, None
+    found.drafting, found.draft_logits, found._facts = drafting, None, None
+    found._on_device = DeviceDrafting(drafting, None)
     found._is_warmup, found._is_idle, found._steps = False, False, None
     found._ranks = SimpleNamespace(broadcast=lambda tensor: None)
     found._sent, found._out, found.draft_token_confidence_probs = buffers(SLOTS, DRAFT_LENGTH, CPU, together=False)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from specplug.types.plan import StepPlan
 from tests.engines.one_device import OneDevice
@@ -50,11 +51,23 @@ def test_it_runs_where_tensors_have_no_values(setup):
 
 
 def test_no_step_reads_back_or_copies_in(setup):
-    found = setup.call(steady_steps, requested=[list(prompt) for prompt in prompts()[:3]])
-    assert found["steps"] > 10
+    """Neither do steps of the draft stage, nor those of the kernels that can take its place."""
+    for by_stage in (True, False):
+        found = setup.call(steady_steps, requested=[list(prompt) for prompt in prompts()[:3]], by_stage=by_stage)
+        assert found["steps"] > 5
+        assert found["found"] == []
+        assert found["operations"] > (100 if by_stage else 10) * found["steps"]
+        assert found["proposed"] > 10  # it did draft
+
+
+def test_a_step_of_a_proposer_on_the_device_is_two_launches_and_its_own(engine):
+    v2 = engine("v2", **SETUPS["ids"], asynchronous=True, name="no-sync")
+    found = v2.call(steady_steps, requested=[list(prompt) for prompt in prompts()[:3]])
+    assert found["steps"] > 5
+    assert found["launched"] == ["begin", "finish"] * found["steps"]
+    assert found["launches"] == found["own"] > 0
     assert found["found"] == []
-    assert found["operations"] > 100 * found["steps"]
-    assert found["proposed"] > 10  # it did draft
+    assert found["proposed"] > 10
 
 
 def test_a_step_that_drafts_nothing_launches_nothing(setup):
@@ -150,31 +163,58 @@ def on_meta(llm: Any) -> dict[str, Any]:
     return {"mixed": found, "faults": faults, "shape": list(out.shape), "operations": watch.count}
 
 
-def steady_steps(llm: Any, requested: list[list[int]]) -> dict[str, Any]:
-    """Generate, and watch the drafting of steps whose requests are those of the step before."""
+def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False) -> dict[str, Any]:
+    """Generate, and watch the drafting of steps whose requests are those of the step before.
+
+    Kernels are noted, not watched.  "own" is the number of launches of the proposer itself.
+    """
     speculator = inside.runner(llm).speculator
-    propose, metrics = speculator.propose, speculator.drafting.stage.metrics
+    propose, stage, steps_by_kernels = speculator.propose, speculator.drafting.stage, speculator._on_device.steps
+    handle, metrics = stage.runners[0].handle, stage.metrics
+    step_of_proposer = handle.step
     names: list[str] = []
-    watch, steps = Watch(), 0
+    watch, own, steps, launched = Watch(), Watch(), 0, []
     before = metrics.snapshot()
+
+    def noted(name: str, launch: Any) -> Any:
+        def call(*args: Any) -> None:
+            launched.append(name)
+            with _disable_current_modes():
+                launch(*args)
+
+        return call
 
     def watched(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal names, steps
         steady, names = input_batch.req_ids == names, list(input_batch.req_ids)
         if not steady:
-            return propose(input_batch, *args, **kwargs)
+            launched_before, own_before = len(launched), own.launches
+            out = propose(input_batch, *args, **kwargs)
+            del launched[launched_before:]
+            own.launches = own_before
+            return out
         steps += 1
         with watch:
             return propose(input_batch, *args, **kwargs)
 
-    speculator.propose = watched
-    try:
+    def proposing(*args: Any) -> None:
+        with own:
+            step_of_proposer(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speculator, "propose", watched)
+        patch.setattr(handle, "step", proposing)
+        if by_stage:
+            patch.setattr(speculator._on_device, "steps", None)
+        elif steps_by_kernels is not None:
+            noting = {name: noted(name, launch) for name, launch in steps_by_kernels._launches._asdict().items()}
+            patch.setattr(steps_by_kernels, "_launches", SimpleNamespace(**noting))
         inside.generate(llm, requested, {"max_tokens": TOKENS, "ignore_eos": True})
-    finally:
-        del speculator.propose
     counts = (metrics.snapshot() - before).total
     return {
         "steps": steps,
+        "launched": launched,
+        "own": own.launches,
         "found": watch.found,
         "operations": watch.count,
         "launches": watch.launches,
@@ -186,8 +226,6 @@ def steady_steps(llm: Any, requested: list[list[int]]) -> dict[str, Any]:
 
 def streamed_steps(llm: Any, requested: list[list[int]]) -> dict[str, Any]:
     """Generate, and watch steady steps that are taken in the stream; what is launched there is noted, not watched."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
     steps, launched = inside.runner(llm).speculator._steps, []
     transfers, stream = steps._transfers, steps._stream
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from tests.engines.vllm.inside import drive, generate, metrics, runner
 
 
@@ -57,17 +59,12 @@ def watched(llm: Any, requests: list[dict[str, Any]], aborts: dict[str, int] | N
 @contextmanager
 def stage_takes_steps(llm: Any) -> Iterator[None]:
     """Let the draft stage itself take all steps, whose calls can be noted, instead of compiled functions."""
-    stage, speculator = drafting(llm).stage, getattr(runner(llm), "speculator", None)
-    observed, steps = stage.has_observers, getattr(speculator, "_steps", None)
-    stage.has_observers = True
-    if steps is not None:
-        speculator._steps = None
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafting(llm).stage, "has_observers", True)
+        if hasattr(runner(llm), "speculator"):
+            patch.setattr(runner(llm).speculator, "_steps", None)
+            patch.setattr(runner(llm).speculator._on_device, "steps", None)
         yield
-    finally:
-        stage.has_observers = observed
-        if steps is not None:
-            speculator._steps = steps
 
 
 class Watch:

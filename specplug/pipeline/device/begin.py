@@ -1,0 +1,247 @@
+"""`begin`, the bookkeeping before a proposer's step, as one Triton kernel.
+
+It does what `StopDetector.after`, `DraftStage.observe` and the first half of `DraftStage.propose` do.  The kernel runs
+on the current stream, with one program per row, and reads and writes state by slot in place.  The slots of a batch are
+distinct, so programs share only the counters.
+
+Triton compiles a kernel at its first launch, which takes about a second.  A launch of 0 rows compiles it and runs
+nothing.  No argument is specialised for, neither values nor the alignment of views.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specplug.pipeline.device.columns import Columns, State
+from specplug.pipeline.device.layout import (
+    ACCEPTED,
+    AFTER_STOP,
+    BASE,
+    BASE_LEN,
+    CAP,
+    COUNT,
+    DRAFT,
+    EMITTED,
+    END,
+    FATES,
+    GENERATION,
+    GRAMMAR,
+    KNOWN,
+    LENGTHS,
+    LIMITS,
+    NUM_NEW,
+    PROPOSED,
+    ROOM,
+    ROW_COUNTS,
+    SOURCES,
+    STOP_IDS,
+    TAKEN,
+    VERIFIED,
+    smaller,
+)
+from specplug.types.draft import Draft
+
+
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["tokens_stride", "num_sources", "most", "draft_stride", "max_slots", "draft_length"],
+    do_not_specialize_on_alignment=[
+        *("idx_mapping", "total_len", "all_token_ids", "num_sampled", "num_rejected", "temperatures", "order", "caps"),
+        *("table", "stopped", "ingested", "ingested_by", "heads", "stored_ids", "stored_confidence"),
+        *("row_counts", "token_counts", *DRAFT, "base_len"),
+        *("counts", "slots", "generations", "sampled", "grammar", "temperature"),
+        *("taken_ids", "taken_confidence", "taken_sources"),
+    ],
+)
+def begin_kernel(  # type: ignore[no-untyped-def]
+    idx_mapping,
+    total_len,
+    all_token_ids,
+    tokens_stride,
+    num_sampled,
+    num_rejected,
+    temperatures,
+    order,
+    caps,
+    table,
+    stopped,
+    ingested,
+    ingested_by,
+    heads,
+    stored_ids,
+    stored_confidence,
+    row_counts,
+    token_counts,
+    num_sources,
+    most,
+    draft_ids,
+    draft_confidence,
+    draft_sources,
+    draft_stride,
+    draft_lengths,
+    base_len,
+    counts,
+    slots,
+    generations,
+    sampled,
+    grammar,
+    temperature,
+    max_slots,
+    taken_ids,
+    taken_confidence,
+    taken_sources,
+    draft_length,
+    STOPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Begin one row; the arguments are those of `begin` and the fields of its records, with `most` for N."""
+    row = tl.program_id(0).to(tl.int64)
+    source_row = tl.load(order + row)
+    slot = tl.load(idx_mapping + source_row).to(tl.int64)
+    emitted, rejected = tl.load(num_sampled + source_row), tl.load(num_rejected + source_row)
+    length, heat = tl.load(total_len + slot), tl.load(temperatures + slot)
+    facts, head = table + slot * (STOP_IDS + STOPS), heads + slot * (most + SOURCES)
+    generation, end = tl.load(facts + GENERATION), tl.load(facts + END).to(tl.int32)
+    cap, has_grammar = tl.load(facts + CAP).to(tl.int32), tl.load(facts + GRAMMAR) != 0
+    columns = tl.arange(0, BLOCK)
+    start, is_sampled = length - emitted, emitted > 0
+
+    # Tokens after a stop.
+    fresh = columns < emitted
+    token = tl.load(all_token_ids + slot * tokens_stride + start + columns, mask=fresh, other=-1)
+    is_last = start + columns + 1 >= end
+    for place in tl.static_range(STOPS):
+        is_last = is_last | (token == tl.load(facts + STOP_IDS + place))
+    last = tl.reduce(tl.where(is_last & fresh, columns, BLOCK), 0, smaller)
+    had_ended = tl.load(stopped + slot) == generation
+    after_stop = tl.where(had_ended, emitted, tl.maximum(emitted - last - 1, 0))
+
+    # The verdict on the draft in flight.
+    is_valid = (tl.load(head) == generation) & (tl.load(head + BASE_LEN) == start)
+    drafted = tl.where(is_valid, tl.load(head + COUNT), 0).to(tl.int32)
+    inside = columns < drafted
+    sources = tl.load(head + SOURCES + columns, mask=inside, other=-1)
+    proposed = tl.where(is_sampled & (after_stop >= emitted), 0, drafted)
+    kept = tl.maximum(emitted - 1, 0)
+    verified = tl.minimum(tl.where(is_sampled, kept + rejected, 0), proposed)
+    accepted = tl.minimum(kept, verified)
+    tested = tl.minimum(accepted + 1, verified)
+
+    # The tokens that are new to the proposer, and how many it may draft.
+    by, had = tl.load(ingested_by + slot), tl.load(ingested + slot)
+    known = tl.where(by == generation, had, 0)
+    limit = tl.minimum(tl.minimum(end - length - 1, draft_length), tl.minimum(cap, tl.load(caps + row)))
+    limit = tl.where(is_sampled, tl.maximum(limit, 0), 0)
+
+    # All threads have loaded the row's state before one of them changes it.
+    tl.debug_barrier()
+    tl.store(stopped + slot, generation, mask=last < BLOCK)
+    tl.store(ingested + slot, length, mask=draft_length > 0)
+    tl.store(ingested_by + slot, generation, mask=draft_length > 0)
+
+    # Counters; sources that are unknown, and rows without a draft, count as none.
+    first = tl.where(drafted > 0, tl.load(head + SOURCES), -1)
+    first = tl.where((first >= 0) & (first < num_sources), first, num_sources)
+    amount = tl.where(columns == 0, is_sampled.to(tl.int32), tl.where(columns == 1, emitted, after_stop))
+    amount = amount.to(tl.int64)
+    tl.atomic_add(row_counts + first * ROW_COUNTS + columns, amount, mask=columns < ROW_COUNTS, sem="relaxed")
+    which = tl.where((sources >= 0) & (sources < num_sources), sources, num_sources)
+    fate = 2 + (columns < verified).to(tl.int32) + (columns < tested).to(tl.int32) + (columns < accepted).to(tl.int32)
+    fates = token_counts + (which * most + columns) * FATES + fate
+    tl.atomic_add(fates, tl.full([BLOCK], 1, tl.int64), mask=columns < proposed, sem="relaxed")
+
+    # The row's entries in the columns.
+    count = counts + row
+    tl.store(count + max_slots * LENGTHS, length)
+    tl.store(count + max_slots * ROOM, end - length)
+    tl.store(count + max_slots * KNOWN, known)
+    tl.store(count + max_slots * NUM_NEW, tl.maximum(length - known, 0))
+    tl.store(count + max_slots * LIMITS, limit)
+    tl.store(count + max_slots * TAKEN, drafted)
+    tl.store(count + max_slots * BASE, start)
+    tl.store(count + max_slots * PROPOSED, proposed)
+    tl.store(count + max_slots * VERIFIED, verified)
+    tl.store(count + max_slots * ACCEPTED, accepted)
+    tl.store(count + max_slots * EMITTED, emitted)
+    tl.store(count + max_slots * AFTER_STOP, after_stop)
+    tl.store(slots + row, slot)
+    tl.store(generations + row, generation)
+    tl.store(sampled + row, is_sampled)
+    tl.store(grammar + row, has_grammar)
+    tl.store(temperature + row, heat)
+
+    # The draft in flight with its tokens, and an empty row for the next one.
+    mask, stored, taken = columns < most, slot * most + columns, row * most + columns
+    tl.store(taken_ids + taken, tl.load(stored_ids + stored, mask=inside, other=-1), mask=mask)
+    tl.store(taken_confidence + taken, tl.load(stored_confidence + stored, mask=inside, other=0.0), mask=mask)
+    tl.store(taken_sources + taken, sources.to(tl.int32), mask=mask)
+    mask, place = columns < draft_length, row * draft_stride + columns
+    nothing = tl.full([BLOCK], -1, tl.int32)
+    tl.store(draft_ids + place, nothing, mask=mask)
+    tl.store(draft_confidence + place, tl.full([BLOCK], 0.0, tl.float32), mask=mask)
+    tl.store(draft_sources + place, nothing, mask=mask)
+    tl.store(draft_lengths + row, 0)
+    tl.store(base_len + row, length)
+
+
+def begin(
+    state: State,
+    columns: Columns,
+    draft: Draft,
+    batch_size: int,
+    draft_length: int,
+    order: Tensor,
+    caps: Tensor,
+    idx_mapping: Tensor,
+    total_len: Tensor,
+    all_token_ids: Tensor,
+    num_sampled: Tensor,
+    num_rejected: Tensor,
+    temperature: Tensor,
+) -> None:
+    """Report the verified step of B rows to the counters; fill the columns; and empty the rows of the draft.
+
+    Args:
+        state: see `State`.  The proposer's tokens are left alone at a draft length of 0.
+        columns: see `Columns`.
+        draft: [>= B, >= draft_length], the draft buffer.
+        batch_size: B, the rows that may draft.
+        draft_length: most draft tokens of the step.
+        order: [>= B] int32, the engine's row of each of them.
+        caps: [>= B] int32, most draft tokens of each of them; the slot table may allow fewer.
+        idx_mapping, num_sampled, num_rejected: int32 by the engine's rows: slot, tokens that the step emitted, draft
+            tokens that it rejected.
+        total_len, temperature: [S] int32 and float32, tokens and temperature of each slot.
+        all_token_ids: [S, L] int32, tokens of each slot.
+    """
+    num_counters, most = state.token_counts.shape[:2]
+    begin_kernel[(batch_size,)](
+        idx_mapping,
+        total_len,
+        all_token_ids,
+        all_token_ids.stride(0),
+        num_sampled,
+        num_rejected,
+        temperature,
+        order,
+        caps,
+        *state,
+        num_counters - 1,
+        most,
+        draft.token_ids,
+        draft.confidence,
+        draft.source,
+        draft.token_ids.stride(0),
+        draft.lengths,
+        draft.base_len,
+        *columns[:-1],
+        columns.counts.stride(0),
+        columns.taken.token_ids,
+        columns.taken.confidence,
+        columns.taken.source,
+        draft_length,
+        STOPS=state.table.shape[1] - STOP_IDS.value,
+        BLOCK=triton.next_power_of_2(max(most + 1, 4)),
+        num_warps=1,
+    )

@@ -1,0 +1,214 @@
+"""DeviceSteps: steps of a draft stage on an engine's device, in one kernel before its proposer and one after it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specplug.pipeline.buffers import shift_sources
+from specplug.pipeline.device.columns import KNOWN, LIMITS, NUM_NEW, Columns, State
+from specplug.pipeline.device.launches import Launches
+from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.runner import run_in_place, signature_of
+from specplug.pipeline.sanitize import sanitize
+from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
+from specplug.runtime.rows import RowFacts
+from specplug.runtime.slots import NO_CAP, SlotTable
+from specplug.runtime.stops import StopDetector
+from specplug.types.batch import BatchView, EngineBatch
+from specplug.types.caps import Distribution
+from specplug.types.draft import Draft
+from specplug.types.plan import StepPlan
+from specplug.types.transfer import to_device
+
+
+class _Rows(NamedTuple):
+    """B rows that may draft, among E rows of the engine; reused while the same requests hold the same slots.
+
+    Attributes:
+        facts: of the B rows.
+        num_rows: E.
+        order: [>= B] int32, the engine's row of each of them.
+        places: [>= E] int32, the index of each of the engine's rows among them; -1 for the others.
+        batch: the B rows, without resets; its tensors are those of `Columns`.
+        handed: the same for the proposer.
+    """
+
+    facts: RowFacts
+    num_rows: int
+    order: Tensor
+    places: Tensor
+    batch: EngineBatch
+    handed: BatchView
+
+
+class DeviceSteps:
+    """Takes steps of a `DraftStage`, whose state it shares, so that either may take any step.
+
+    A step launches a kernel, what the proposer launches, and another kernel.  Nothing is read back, and nothing is
+    copied to the device unless the batch has changed or the policy caps requests.
+
+    Args:
+        stage: a stage for which `applies` is true.
+        slots: the table of slots.
+        stops: the detector of stops.
+        vocab_size: V.
+        launches: the kernels of the stage's device.
+    """
+
+    def __init__(
+        self, stage: DraftStage, slots: SlotTable, stops: StopDetector, vocab_size: int, launches: Launches
+    ) -> None:
+        self._stage, self._runner, self._slots, self._vocab_size = stage, stage.runners[0], slots, vocab_size
+        self._launches = launches
+        self._state, self._columns = State.of(stage, slots.table, stops.stopped), Columns.allocate(stage)
+        max_slots, device = self._runner.buffer.batch_size, self._runner.buffer.device
+        self._all_rows = torch.arange(max_slots, dtype=torch.int32, device=device)
+        self._no_caps = torch.full_like(self._all_rows, NO_CAP)
+        self._rows: _Rows | None = None
+        self._draft: Draft | None = None
+        self._warm_up()
+
+    @staticmethod
+    def applies(stage: DraftStage) -> bool:
+        """Return whether the steps of a stage can be taken so: one proposer, whose drafts are one-hot chains."""
+        (first, *others) = stage.runners
+        return not others and first.buffer.parents is None and stage.distribution is Distribution.ONE_HOT
+
+    @torch.inference_mode()
+    def take(
+        self,
+        facts: RowFacts,
+        engine: EngineRows,
+        outputs: DraftOutputs,
+        last_sampled: Tensor,
+        temperature: Tensor,
+        plan: StepPlan,
+    ) -> None:
+        """Report the verified step of a batch, and draft for its next one.
+
+        Args:
+            facts: the rows that may draft; pass the same object while the same requests hold the same slots.
+            engine: the engine's rows, whose lengths are by slot.
+            outputs: where ids and confidences go, [B, K].
+            last_sampled: [S] or [S, 1] int64, each slot's newest token, which pads its draft.
+            temperature: [S] float32, by slot.
+            plan: the plan for the drafts.
+        """
+        self._slots.flush()
+        rows = self._rows_of(facts, engine)
+        size, draft_length = len(facts.names), plan.draft_length
+        draft = self._view(size, draft_length)
+        if size:
+            self._begin(rows, draft, engine, temperature, plan)
+            resets = self._slots.take_resets()
+            batch = replace(rows.batch, reset_slots=resets) if resets else rows.batch
+            if self._stage.has_observers:
+                self._stage.tell(batch, *self._columns.judged(size))
+            if draft_length:
+                draft = self._propose(rows, batch, draft)
+                self._cut(batch, draft, plan)
+                self._stage.in_flight.is_empty = False
+        self._launches.finish(
+            self._state,
+            self._columns,
+            draft,
+            draft_length,
+            self._vocab_size,
+            rows.places,
+            engine.idx_mapping,
+            last_sampled,
+            outputs.ids,
+            outputs.confidence,
+        )
+
+    def _begin(self, rows: _Rows, draft: Draft, engine: EngineRows, temperature: Tensor, plan: StepPlan) -> None:
+        caps = self._no_caps
+        if plan.caps:
+            found = [plan.caps.get(name, NO_CAP) for name in rows.facts.names]
+            caps = self._on_device(found)
+        self._launches.begin(
+            self._state,
+            self._columns,
+            draft,
+            len(rows.facts.names),
+            plan.draft_length,
+            rows.order,
+            caps,
+            engine.idx_mapping,
+            engine.total_len,
+            engine.all_token_ids,
+            engine.num_sampled,
+            engine.num_rejected,
+            temperature,
+        )
+
+    def _propose(self, rows: _Rows, batch: EngineBatch, draft: Draft) -> Draft:
+        """Run the proposer with its faults contained; return its draft, which is empty if it fails or is off."""
+        runner, counts, (size, draft_length) = self._runner, self._columns.counts, draft.token_ids.shape
+        if not runner.is_ready(batch.reset_slots):
+            runner.ingested[batch.slots] = counts[KNOWN, :size]
+            return draft
+        resets = runner.take_resets()
+        handed = replace(rows.handed, reset_slots=resets) if resets else rows.handed
+        if runner.step(handed, counts[LIMITS, :size], draft, run=self._run):
+            return draft
+        self._draft = None  # a proposer can even resize its own view
+        runner.buffer.lengths[:size].zero_()
+        return self._view(size, draft_length)
+
+    def _run(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
+        assert draft is not None
+        run_in_place(self._runner.handle.step, batch, limits, draft, signature_of(draft))
+
+    def _cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> None:
+        """Let the policy cut the drafts, in place, in the steps in which it does."""
+        if not self._stage.cuts(batch.batch_size, draft.draft_length, plan):
+            return
+        sanitize(draft, self._columns.counts[LIMITS, : batch.batch_size], self._vocab_size)
+        shift_sources(draft, 0)
+        cut = self._stage.cut(batch, draft, plan)
+        if cut is not draft:
+            draft.copy_(cut)
+
+    def _view(self, batch_size: int, draft_length: int) -> Draft:
+        """Return the rows of the draft buffer that a step uses."""
+        if self._draft is None or self._draft.token_ids.shape != (batch_size, draft_length):
+            self._draft = self._runner.buffer.view(batch_size, draft_length)
+        return self._draft
+
+    def _rows_of(self, facts: RowFacts, engine: EngineRows) -> _Rows:
+        known, num_rows, texts = self._rows, engine.idx_mapping.shape[0], engine.all_token_ids
+        if known is not None and known.facts is facts and known.num_rows == num_rows and known.batch.tokens is texts:
+            return known
+        order = places = self._all_rows
+        if facts.kept is not None:
+            index = {row: place for place, row in enumerate(facts.kept)}
+            mapped = self._on_device([*facts.kept, *[index.get(row, -1) for row in range(num_rows)]])
+            order, places = mapped[: len(index)], mapped[len(index) :]
+        size = len(facts.names)
+        batch = replace(
+            self._columns.batch(size, texts, self._vocab_size),
+            barriers=facts.barriers,
+            request_ids=facts.names,
+            requests=facts.requests,
+        )
+        handed = batch.handed(self._columns.counts[NUM_NEW, :size], ())
+        self._rows = _Rows(facts, num_rows, order, places, batch, handed)
+        return self._rows
+
+    def _on_device(self, values: list[int]) -> Tensor:
+        """Return [n] int32 on the stage's device, without waiting for the copy."""
+        return to_device([torch.tensor(values, dtype=torch.int32)], self._all_rows.device)[0]
+
+    def _warm_up(self) -> None:
+        """Compile the kernels, or load them from their cache."""
+        numbers, draft = self._all_rows[:0], self._view(0, 0)
+        texts, heat = numbers.view(0, 1), self._columns.temperature
+        common = (self._state, self._columns, draft)
+        self._launches.begin(*common, 0, 0, *[numbers] * 4, texts, numbers, numbers, heat)
+        out, confidence = (self._columns.taken.confidence[:0].to(it) for it in (torch.int64, torch.float32))
+        self._launches.finish(*common, 0, 0, numbers, numbers, self._columns.slots, out, confidence)

@@ -1,0 +1,122 @@
+"""The kernels around a device proposer: equal to the draft stage in Triton's interpreter, and compiled for GPUs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.pipeline.device.launches import launches_for
+from specplug.types.plan import StepPlan
+from tests.engines.gpu_compiler import Launch, compiled
+from tests.engines.interpreted import imported_anew
+from tests.runtime.device_engine import Engine, random_script
+from tests.runtime.stream_engine import CPU, run
+
+PACKAGE = "specplug.pipeline.device"
+
+CONSTANTS = {"begin": {"STOPS": 8, "BLOCK": 16}, "finish": {"BLOCK": 8}}
+
+TYPES = {
+    **dict.fromkeys(("idx_mapping", "total_len", "all_token_ids", "num_sampled", "num_rejected"), "*i32"),
+    **dict.fromkeys(("order", "caps", "places", "ingested", "counts"), "*i32"),
+    **dict.fromkeys(("draft_ids", "draft_sources", "draft_lengths", "base_len"), "*i32"),
+    **dict.fromkeys(("stored_ids", "taken_ids", "taken_sources"), "*i32"),
+    **dict.fromkeys(("table", "stopped", "ingested_by", "heads", "row_counts", "token_counts"), "*i64"),
+    **dict.fromkeys(("slots", "generations", "last_sampled", "out"), "*i64"),
+    **dict.fromkeys(("temperatures", "temperature", "draft_confidence", "stored_confidence"), "*fp32"),
+    **dict.fromkeys(("taken_confidence", "confidence"), "*fp32"),
+    **dict.fromkeys(("sampled", "grammar"), "*i1"),
+}
+"""Types of the arguments that are tensors; all others are 32-bit numbers."""
+
+
+def modules(interpreted: bool) -> ExitStack:
+    """Import the kernels anew, in the order in which they import each other."""
+    stack = ExitStack()
+    for name in ("layout", "begin", "finish"):
+        stack.enter_context(imported_anew(f"{PACKAGE}.{name}", interpreted=interpreted))
+    return stack
+
+
+@pytest.fixture(scope="module")
+def launches():
+    with modules(interpreted=True):
+        yield launches_for(CPU)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 1 << 30), *[st.booleans()] * 3)
+def test_steps_equal_those_of_the_stage(launches, seed, mixed, learns, trims):
+    """Both engines run the same schedule; in one, kernels take all steps, or any of them."""
+    random = Random(seed)
+    script = random_script(random)
+    plain, fast = engines = [Engine(script, each, learns=learns, trims=trims, device=CPU) for each in (None, launches)]
+    if mixed:
+        fast.by_kernels = partial(random.choice, [False, True])
+    for expected, found in run(random, engines, steps=25):
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1], expected[1])
+    assert repr(fast.states) == repr(plain.states)
+    assert repr(fast.proposer.log) == repr(plain.proposer.log)
+    assert not trims or repr(fast.trimmer.log) == repr(plain.trimmer.log)
+
+
+def test_a_draft_of_the_occupant_before_is_no_draft(launches):
+    """A request takes a slot at the length at which the one before it left."""
+    engine = Engine([([1, 2], 0.5, 0, "")], launches, learns=False, trims=False, device=CPU)
+    for name, prompt in (("a", [1, 2, 3]), ("b", [1, 2, 3, 0])):
+        engine.start(name, 1, prompt)
+        engine.emit(name, [0])
+        engine.step([(name, 1, 2)], StepPlan(2))
+        engine.finish(name, None)
+    assert engine.stage.metrics.snapshot().total.proposed == 0
+
+
+def test_the_stage_finds_the_drafts_of_kernels(launches):
+    """Also where its own step before them has left no draft in flight."""
+    engine = Engine([([1, 2], 0.5, 0, "")], launches, learns=False, trims=False, device=CPU)
+    engine.start("a", 1, [1, 2, 3])
+    for by_kernels, draft_length in ((False, 0), (True, 2), (False, 2)):
+        engine.by_kernels = partial(bool, by_kernels)
+        engine.emit("a", [0])
+        engine.step([("a", 1, 2)], StepPlan(draft_length))
+    assert engine.stage.metrics.snapshot().total.proposed == 2
+
+
+def test_a_cpu_has_the_kernels_only_in_the_interpreter():
+    with modules(interpreted=True):
+        assert launches_for(CPU) is not None
+        assert launches_for(torch.device("meta")) is None
+    with modules(interpreted=False):
+        assert launches_for(CPU) is None
+        assert launches_for(torch.device("cuda")) is not None
+
+
+def test_no_argument_is_specialised_for():
+    """A step never waits for a compiler because a view begins elsewhere or a number is 1 or a multiple of 16."""
+    with modules(interpreted=False):
+        kernels = import_module(f"{PACKAGE}.begin").begin_kernel, import_module(f"{PACKAGE}.finish").finish_kernel
+    for parameter in [*kernels[0].params, *kernels[1].params]:
+        fixed = parameter.do_not_specialize_on_alignment if parameter.name in TYPES else parameter.do_not_specialize
+        assert fixed or parameter.is_constexpr, parameter.name
+
+
+def test_the_kernels_compile_for_gpus(tmp_path: Path):
+    with modules(interpreted=False):
+        names = [import_module(f"{PACKAGE}.{name}").__dict__[f"{name}_kernel"].arg_names for name in CONSTANTS]
+    launches = [
+        Launch(f"{PACKAGE}.{name}:{name}_kernel", {it: TYPES.get(it, "i32") for it in own if it not in given}, given, 1)
+        for own, (name, given) in zip(names, CONSTANTS.items(), strict=True)
+    ]
+    for name, found in zip(CONSTANTS, compiled(launches, tmp_path), strict=True):
+        assert ".target sm_90" in found.ptx
+        assert f".entry {name}_kernel(" in found.ptx
+        assert found.cubin_bytes > 0

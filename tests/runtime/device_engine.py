@@ -1,0 +1,151 @@
+"""A toy engine with a scripted proposer, whose draft stage takes its steps itself, or around which kernels do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, nan
+from random import Random
+from typing import Any
+
+import torch
+
+from specplug.faults import FaultGuard
+from specplug.metrics import SpecMetrics
+from specplug.pipeline.device.launches import Launches
+from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.handles import make_handle
+from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
+from specplug.plugins.specs import ProposerSpec
+from specplug.runtime.device_steps import DeviceSteps
+from specplug.runtime.slot_allocator import SlotAllocator
+from specplug.runtime.stops import StopDetector
+from specplug.trim import SurvivalTrimmer
+from specplug.types.caps import EngineCaps, ProposerCaps
+from specplug.types.plan import StepPlan
+from tests.pipeline.test_cpu_step import CutsAlways, Scripted, shown
+from tests.runtime import stream_engine
+
+SLOTS, VOCAB, DRAFT_LENGTH = stream_engine.SLOTS, stream_engine.VOCAB, stream_engine.DRAFT_LENGTH
+VERDICT = ("proposed", "verified", "accepted", "cut_by_grammar", "emitted", "after_stop")
+
+
+def random_script(random: Random) -> list[Any]:
+    """Return ids, confidence, source and deed of steps, most of them sound."""
+    script = []
+    for _ in range(random.randint(1, 8)):
+        ids = [random.randrange(VOCAB) for _ in range(random.randint(1, 5))]
+        if random.randint(0, 3) == 0:
+            ids[random.randrange(len(ids))] = random.choice([-1, VOCAB])
+        level = random.choice([0.0, 0.5, 0.9, 1.0, 2.0, -1.0, nan, inf])
+        deed = random.choice(["", "", "", "", "", "", "raise", "resize"])
+        script.append((ids, level, random.choice([-3, 0, 0, 1, 7]), deed))
+    return script
+
+
+class Learning(Scripted):
+    """Notes the verdicts that it is handed, too; some of its drafts are too long."""
+
+    def propose(self, batch, limits, draft):
+        super().propose(batch, limits, draft)
+        if self._steps % 3 == 0:
+            draft.lengths.add_(7)
+
+    def observe(self, batch, draft, verdict):
+        self.log.append(["observe", batch.num_new.tolist(), batch.lengths.tolist(), batch.temperature.tolist()])
+        self.log.append([*shown(draft), *[getattr(verdict, name).tolist() for name in VERDICT]])
+
+
+class Watching(CutsAlways):
+    """Trims every step, learns, and notes what it is handed."""
+
+    def __init__(self) -> None:
+        self.log: list[Any] = []
+
+    def trim(self, draft, limits):
+        self.log.append([*shown(draft), limits.decoding.tolist(), float(limits.price)])
+        return super().trim(draft, limits)
+
+    def observe(self, batch, draft, verdict):
+        self.log.append([*shown(draft), draft.sources, verdict.accepted.tolist(), batch.reset_slots])
+
+
+class Engine(stream_engine.Engine):
+    """Requests in slots.
+
+    Args:
+        script: of its proposer.
+        launches: the kernels; None for none.
+        learns: whether the proposer learns.
+        trims: whether the policy cuts every step, and learns.
+        device: of everything.
+
+    Attributes:
+        by_kernels: decides, for each step, whether kernels take it.
+        states: after each step, what the stage holds.
+    """
+
+    def __init__(
+        self, script: list[Any], launches: Launches | None, *, learns: bool, trims: bool, device: torch.device
+    ) -> None:
+        self.proposer = Learning(script)
+        caps = ProposerCaps(learns=learns, incremental=learns)
+        spec = ProposerSpec(name="scripted", factory=lambda _: self.proposer, summary="", caps=caps)
+        handle = make_handle(spec, self.proposer, None, device)
+        metrics = SpecMetrics([*handle.sources, "another"], DRAFT_LENGTH, device)
+        guards = [FaultGuard(name, max_consecutive=2, cooldown_steps=1, sink=metrics.fault) for name in "pt"]
+        self.trimmer = Watching() if trims else SurvivalTrimmer()
+        self.stage = DraftStage(
+            [handle],
+            guards[:1],
+            self.trimmer,
+            guards[1],
+            caps=EngineCaps(DRAFT_LENGTH),
+            max_slots=SLOTS,
+            vocab_size=VOCAB,
+            device=device,
+            metrics=metrics,
+        )
+        self.allocator = SlotAllocator(SLOTS, device, lambda event: self.stage.on_event(event))
+        self.slot_of: dict[str, int] = {}
+        self.allocator.engine_slot = self.slot_of.__getitem__
+        self.stops = StopDetector(SLOTS, DRAFT_LENGTH, device)
+        self._allocate(device)
+        self.by_kernels: Callable[[], bool] = lambda: True
+        self.states: list[Any] = []
+        self._by_device: DeviceSteps | None = None
+        if launches is not None:
+            assert DeviceSteps.applies(self.stage)
+            self._by_device = DeviceSteps(self.stage, self.allocator.slots, self.stops, VOCAB, launches)
+
+    def step(self, rows: list[tuple[str, int, int]], plan: StepPlan) -> stream_engine.Step:
+        """Take a step of rows (name, tokens emitted, draft tokens rejected); return drafts."""
+        if self._by_device is not None and self.by_kernels():
+            found = self._step_by_kernels(self._by_device, rows, plan)
+        else:
+            found = super().step(rows, plan)
+        self.states.append(self._state([name for name, *_ in rows], plan.draft_length))
+        return found
+
+    def _step_by_kernels(
+        self, steps: DeviceSteps, rows: list[tuple[str, int, int]], plan: StepPlan
+    ) -> stream_engine.Step:
+        names, size = [name for name, *_ in rows], len(rows)
+        columns = [self.slot_of[name] for name in names], *([row[k] for row in rows] for k in (1, 2))
+        slots, emitted, rejected = (torch.tensor(it, dtype=torch.int32, device=self.device) for it in columns)
+        out = torch.full((size, DRAFT_LENGTH + 2), -9, device=self.device)[:, :DRAFT_LENGTH]
+        confidence = torch.full((size, DRAFT_LENGTH), -9.0, device=self.device)
+        engine = EngineRows(slots, self.lengths, self.texts, emitted, rejected)
+        outputs, heat = DraftOutputs(out, confidence), torch.zeros(SLOTS, device=self.device)
+        steps.take(self._facts_of(names), engine, outputs, self.last, heat, plan)
+        return out, confidence
+
+    def _state(self, names: list[str], draft_length: int) -> list[Any]:
+        """Return what the stage holds, of its drafts in flight only those of a step of the rows `names`."""
+        slots = [self.slot_of[name] for name in names if name not in self.allocator.ignored]
+        runner, in_flight = self.stage.runners[0], self.stage.in_flight
+        found = [self.stops.stopped, runner.ingested, runner.generations]
+        if draft_length:
+            store = in_flight.store
+            found += [in_flight.heads[slots], store.token_ids[slots, :draft_length]]
+            found += [store.confidence[slots, :draft_length]]
+        return [self.stage.metrics.snapshot(), *[tensor.tolist() for tensor in found]]
