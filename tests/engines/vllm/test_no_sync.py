@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from specplug.types.plan import StepPlan
+from tests.engines.launches import most
 from tests.engines.one_device import OneDevice
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import prompts
@@ -65,6 +66,7 @@ def test_a_step_of_a_proposer_on_the_device_is_two_launches_and_its_own(engine):
     found = v2.call(steady_steps, requested=[list(prompt) for prompt in prompts()[:3]])
     assert found["steps"] > 5
     assert found["launched"] == ["begin", "finish"] * found["steps"]
+    assert most("V2", "on the device") == 2
     assert found["launches"] == found["own"] > 0
     assert found["found"] == []
     assert found["proposed"] > 10
@@ -79,7 +81,7 @@ def test_a_step_that_drafts_nothing_launches_nothing(setup):
     finally:
         setup.call(switch, mode="on")
     assert found["steps"] > 10
-    assert (found["launches"], found["proposed"]) == (0, 0)
+    assert (found["launches"], found["proposed"]) == (most("V2", "neither"), 0)
     assert found["emitted"] == found["rows"] == 3 * TOKENS
     assert setup.call(steady_steps, requested=requested)["proposed"] > 10
 
@@ -91,6 +93,7 @@ def test_a_step_of_a_proposer_on_the_host_is_three_launches(engine, proposer):
     found = v2.call(streamed_steps, requested=[list(prompt) for prompt in prompts()[:3]])
     assert found["steps"] > 5
     assert found["launched"] == ["pack", "host function", "unpack"] * found["steps"]
+    assert most("V2", "`ngram`") == 3
     assert (found["found"], found["launches"]) == ([], 0)
     assert found["proposed"] > 10
 
