@@ -28,7 +28,7 @@ CPU = Launch(
     draft_lengths=(),
     graphs_up_to=None,
     settings={},
-    host_proposers=(),
+    awaited_proposers=(),
 )
 GPU = replace(CPU, device="cuda", attention_backend="fa3", draft_lengths=(0, 1, 2, 4, 8), graphs_up_to=64)
 
@@ -67,7 +67,7 @@ def test_what_is_left_to_the_host_is_stated_where_it_applies():
     assert "the plan, from results that are one step old" in summaries(CPU)
     assert "with a grammar in the batch" in summaries(CPU)
     assert "waits once" not in summaries(GPU)
-    assert "ngram drafts on the host, on a thread" in summaries(replace(GPU, host_proposers=("ngram",)))
+    assert "ngram drafts on the host, on a thread" in summaries(replace(GPU, awaited_proposers=("ngram",)))
     assert "tensor-parallel ranks" not in summaries(GPU)
     assert "tensor-parallel ranks" in summaries(replace(GPU, tensor_parallel_size=2))
 
@@ -183,8 +183,11 @@ def test_an_entry_point_that_is_not_registered_fails(package, monkeypatch):
 
 def test_in_general_is_stated_what_no_launch_line_narrows(package):
     text = "\n".join(result.summary for result in checks.launch(Settings()))
-    for part in ("--launch", "min_p", "ngram drafts on the host", "data parallelism", "one step old"):
+    for part in ("--launch", "min_p", "data parallelism", "one step old"):
         assert part in text
+    assert "on the host, on a thread" not in text
+    awaited = checks.launch(Settings(proposer="ngram-reference"))
+    assert any("ngram-reference drafts on the host" in result.summary for result in awaited)
 
 
 @pytest.mark.parametrize("line", ["vllm serve m", "python server.py", "vllm serve /models/sglang --port 1", ""])

@@ -25,7 +25,7 @@ SOUND = Launch(
     max_num_batched_tokens=512,
     data_parallel_size=1,
     settings={},
-    host_proposers=(),
+    awaited_proposers=(),
 )
 
 
@@ -55,8 +55,8 @@ def test_no_draft_length_is_advised_where_none_would_fit():
 def test_what_a_launch_refuses_and_costs_is_stated_where_it_applies():
     assert "min_p" not in summaries(SOUND)
     assert "refuses requests with min_p or logit_bias" in summaries(replace(SOUND, runner="v1"))
-    assert "waits once" not in summaries(replace(SOUND, runner="v1", host_proposers=("ngram",)))
-    assert "ngram drafts on the host" in summaries(replace(SOUND, host_proposers=("ngram",)))
+    assert "waits once" not in summaries(replace(SOUND, runner="v1", awaited_proposers=("ngram",)))
+    assert "ngram drafts on the host" in summaries(replace(SOUND, awaited_proposers=("ngram",)))
     assert "maximum draft length, as ranks" in summaries(replace(SOUND, data_parallel_size=2))
     assert "deadlock" not in summaries(SOUND)
 
@@ -178,8 +178,11 @@ def test_an_entry_point_that_is_not_registered_fails(package, monkeypatch):
 
 def test_in_general_is_stated_what_no_launch_line_narrows(package):
     text = "\n".join(result.summary for result in checks.launch(Settings()))
-    for part in ("--launch", "min_p or logit_bias", "ngram drafts on the host", "data parallelism"):
+    for part in ("--launch", "min_p or logit_bias", "data parallelism"):
         assert part in text
+    assert "on the host, on a thread" not in text
+    awaited = checks.launch(Settings(proposer="ngram-reference"))
+    assert any("ngram-reference drafts on the host" in result.summary for result in awaited)
 
 
 def test_a_launch_that_does_not_ask_for_specplug_is_reported_how_to(package, monkeypatch):

@@ -123,9 +123,20 @@ def test_a_process_that_stays_silent_is_given_up(monkeypatch):
         launches.ask("module", [], {}, engine="Engine", patience=5)
 
 
-def test_proposers_on_the_host_are_reported_by_what_they_declare():
-    assert launches.host_proposers(Settings(proposer="ngram"), default_registry(), "cpu") == ("ngram",)
-    assert launches.host_proposers(Settings(proposer="absent"), default_registry(), "cpu") == ()
+@pytest.mark.parametrize(
+    ("enabled", "takes_trees", "found"),
+    [
+        (["ngram"], False, ()),
+        (["ngram-tree"], True, ()),
+        (["ngram-tree"], False, ("ngram-tree",)),
+        (["ngram", "retrieval"], True, ("ngram", "retrieval")),
+        (["ngram-reference"], False, ("ngram-reference",)),
+        (["absent"], False, ()),
+    ],
+)
+def test_what_a_step_waits_for_follows_from_what_proposers_declare(enabled, takes_trees, found):
+    wanted = Settings(proposer=enabled[0], extra_proposers=enabled[1:])
+    assert launches.awaited_proposers(wanted, default_registry(), "cuda", takes_trees=takes_trees) == found
 
 
 @pytest.mark.parametrize(("device", "found"), [("cpu", ("anywhere",)), ("cuda", ())])
@@ -134,7 +145,7 @@ def test_proposers_on_the_host_depend_on_the_device(device, found):
     registry = Registry()
     plugin = SimpleNamespace(specplug_register_proposers=hookimpl(lambda register: register(spec)))
     registry.add(plugin, Owner("main", "acme", "1"))
-    assert launches.host_proposers(Settings(proposer="anywhere"), registry, device) == found
+    assert launches.awaited_proposers(Settings(proposer="anywhere"), registry, device) == found
 
 
 def test_settings_at_their_defaults_are_not_repeated():

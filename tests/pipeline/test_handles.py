@@ -169,7 +169,7 @@ def test_device_proposers_run_inline():
     assert seen == [threading.current_thread()]
 
 
-def test_host_proposers_run_on_one_daemon_thread_of_their_own():
+def test_awaited_proposers_run_on_one_daemon_thread_of_their_own():
     """A daemon: a proposer that hangs must not keep the process from ending."""
     seen = []
     handle = host_handle(Recorder(lambda *_args: seen.append(threading.current_thread()), needs_host=True))

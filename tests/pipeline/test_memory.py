@@ -79,7 +79,7 @@ def test_what_parts_declare_counts(free: int, monkeypatch: pytest.MonkeyPatch) -
     assert stage.bytes_to_allocate == 2 * GIB - GIB
 
 
-def test_a_host_proposers_memory_is_none_of_the_engines_device(free: int) -> None:
+def test_a_awaited_proposers_memory_is_none_of_the_engines_device(free: int) -> None:
     assert stage_of(lambda _: GIB, needs_host=True, device="meta").bytes_to_allocate == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specplug.errors import EngineError
-from specplug.operator.launches import host_proposers
+from specplug.operator.launches import awaited_proposers
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
 from specplug.seams import installed as installation
@@ -71,5 +71,5 @@ def _any_launch(settings: Settings) -> list[CheckResult]:
 
     hint = "no launch line given; specplug doctor --launch 'sglang serve MODEL ...' checks one. In general:"
     texts = [hint, advice.STEP_PLANNER, advice.GRAMMARS, advice.UNDRAFTED, advice.REFUSED]
-    names = host_proposers(settings, default_registry(), "cuda")
+    names = awaited_proposers(settings, default_registry(), "cuda", takes_trees=True)
     return [CheckResult("ok", text) for text in [*texts, *([advice.host_cost(names)] if names else [])]]

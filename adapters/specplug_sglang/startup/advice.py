@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, fields
 from typing import Any
 
-from specplug.operator.launches import differing, host_proposers
+from specplug.operator.launches import awaited_proposers, differing
 from specplug.operator.startup_line import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
@@ -28,7 +28,7 @@ class Launch:
         draft_lengths: draft lengths that plans choose among and that have graphs; empty if any length may be chosen.
         graphs_up_to: the largest batch that decodes as a graph; None if every step runs eagerly.
         settings: specplug's settings that differ from their defaults.
-        host_proposers: enabled proposers that draft on the host.
+        awaited_proposers: enabled proposers on the host that each step on a GPU waits for.
     """
 
     draft_length: int
@@ -41,7 +41,7 @@ class Launch:
     draft_lengths: tuple[int, ...]
     graphs_up_to: int | None
     settings: dict[str, Any]
-    host_proposers: tuple[str, ...]
+    awaited_proposers: tuple[str, ...]
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Launch:
@@ -51,7 +51,7 @@ class Launch:
             **{
                 **values,
                 "draft_lengths": tuple(plain["draft_lengths"]),
-                "host_proposers": tuple(plain["host_proposers"]),
+                "awaited_proposers": tuple(plain["awaited_proposers"]),
             }
         )
 
@@ -70,7 +70,7 @@ def launch_of(server_args: Any) -> Launch:
         draft_lengths=caps.captured_draft_lengths,
         graphs_up_to=_graphs_up_to(view),
         settings=differing(settings),
-        host_proposers=host_proposers(settings, default_registry(), str(view.device)),
+        awaited_proposers=awaited_proposers(settings, default_registry(), str(view.device), takes_trees=caps.trees),
     )
 
 
@@ -128,8 +128,8 @@ def host_cost(names: tuple[str, ...]) -> str:
 def on_the_host(launch: Launch) -> list[str]:
     """Describe the work of a step that runs on the host."""
     lines = [STEP_PLANNER]
-    if launch.host_proposers:
-        lines.append(host_cost(launch.host_proposers))
+    if launch.awaited_proposers:
+        lines.append(host_cost(launch.awaited_proposers))
     if launch.tensor_parallel_size > 1:
         lines.append("each step rank 0 sends the draft length to the other tensor-parallel ranks, between hosts")
     return [*lines, GRAMMARS]

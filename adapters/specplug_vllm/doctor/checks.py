@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specplug.errors import EngineError
-from specplug.operator.launches import host_proposers, names_engine
+from specplug.operator.launches import awaited_proposers, names_engine
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
 from specplug.seams import installed as installation
@@ -64,7 +64,7 @@ def package_folder() -> Path | None:
 
 def _standing(settings: Settings) -> list[CheckResult]:
     """Return the results that hold for any launch line."""
-    names = host_proposers(settings, default_registry(), "cuda")
+    names = awaited_proposers(settings, default_registry(), "cuda")
     results = [CheckResult("ok", advice.REFUSED_ON_V1)]
     if names:
         results.append(CheckResult("ok", advice.host_cost(names)))

@@ -36,7 +36,7 @@ def ask(line: str, patience: float = launches.PATIENCE) -> Launch | None:
     if found is None:
         return None
     captured = tuple((length, requests) for length, requests in found["captured"])
-    return Launch(**{**found, "host_proposers": tuple(found["host_proposers"]), "captured": captured})
+    return Launch(**{**found, "awaited_proposers": tuple(found["awaited_proposers"]), "captured": captured})
 
 
 def parsed(line: str) -> tuple[dict[str, str], list[str]]:

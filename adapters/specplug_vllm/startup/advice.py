@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specplug.operator.access import Operators
-from specplug.operator.launches import differing, host_proposers
+from specplug.operator.launches import awaited_proposers, differing
 from specplug.operator.startup_line import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
@@ -29,7 +29,7 @@ class Launch:
         draft_length: the server's maximum draft length.
         max_num_batched_tokens: most tokens of all requests in one step.
         settings: specplug's settings that differ from their defaults.
-        host_proposers: enabled proposers that draft on the host.
+        awaited_proposers: enabled proposers on the host that each step on V2 waits for.
         captured: (draft length, most requests) of the steps that have full CUDA graphs, longest drafts first.
     """
 
@@ -40,7 +40,7 @@ class Launch:
     max_num_batched_tokens: int
     data_parallel_size: int
     settings: dict[str, Any]
-    host_proposers: tuple[str, ...]
+    awaited_proposers: tuple[str, ...]
     captured: tuple[tuple[int, int], ...] = ()
 
 
@@ -57,7 +57,7 @@ def launch_of(vllm_config: Any) -> Launch:
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         data_parallel_size=vllm_config.parallel_config.data_parallel_size,
         settings=differing(found.settings),
-        host_proposers=host_proposers(found.settings, default_registry(), vllm_config.device_config.device_type),
+        awaited_proposers=awaited_proposers(found.settings, default_registry(), vllm_config.device_config.device_type),
         captured=tuple(graphs.captured(vllm_config).items()),
     )
 
@@ -73,8 +73,8 @@ def advise(launch: Launch) -> list[CheckResult]:
         results.append(_graphs(launch))
     if launch.runner == "v1":
         results.append(CheckResult("ok", REFUSED_ON_V1))
-    if launch.runner == "v2" and launch.host_proposers:
-        results.append(CheckResult("ok", host_cost(launch.host_proposers)))
+    if launch.runner == "v2" and launch.awaited_proposers:
+        results.append(CheckResult("ok", host_cost(launch.awaited_proposers)))
     if launch.data_parallel_size > 1:
         results.append(CheckResult("ok", f"data parallelism of {launch.data_parallel_size}: {FIXED_DRAFT_LENGTH}"))
     return results

@@ -48,7 +48,6 @@ def test_doctor_looks_through_a_launch_line():
         "settings of the launch: mode: off",
         "drafts are chains of up to 8 tokens; overlap scheduling, up to 8 requests at a time, torch_native attention",
         "every draft length from 0 to 8 may be chosen; cpu has no graphs",
-        "ngram drafts on the host",
         "get no drafts",
     ):
         assert part in text

@@ -59,7 +59,7 @@ def test_a_v2_launch_with_too_small_a_budget_is_warned_of_by_doctor_and_by_the_s
     found = Launch(**launches.received(done, "vLLM"))
     text = "\n".join(result.summary for result in advise(found))
     assert "V2 runner, async scheduling, up to 32 draft tokens" in text
-    assert "ngram drafts on the host" in text
+    assert "on the host, on a thread" not in text
     (warning,) = [result.summary for result in advise(found) if result.status == "warn"]
     assert "(32 + 1) x 16 = 528 exceeds max_num_batched_tokens = 512" in warning
     assert warning in done.stdout  # in vLLM's log: what every server says when its configuration is made
