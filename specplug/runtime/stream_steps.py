@@ -47,6 +47,8 @@ class StreamSteps:
         max_length: L, the most tokens of a request.
         vocab_size: V.
         device: the engine's device.
+        like: rows and outputs with the dtypes of all steps, for which kernels are compiled at start-up; their sizes do
+            not matter.  By default those of vLLM's V2 runner.
         stream, transfers: what a step is launched with; by default what fits the device.
         on_thread: take requests in on a thread, as is due unless the stream is a CPU's.
 
@@ -63,6 +65,7 @@ class StreamSteps:
         vocab_size: int,
         device: torch.device,
         *,
+        like: tuple[EngineRows, DraftOutputs] | None = None,
         stream: HostFunctionStream | None = None,
         transfers: Transfers | None = None,
         on_thread: bool | None = None,
@@ -80,10 +83,9 @@ class StreamSteps:
         self._step = proposer.host_step()
         self._ring = Ring(self._new_step, self._finish)
         self._function, self.busy = host.host_function(), 0
-        self._has_parents = self._runner.buffer.parents is not None
         self._missed = np.zeros(max_slots, np.int64)  # by slot, tokens of steps that were not launched
         self._rows: tuple[RowFacts, npt.NDArray[np.int64]] | None = None
-        self._warm_up(device)
+        self._warm_up(*(like or self._like_v2(device)))
 
     @staticmethod
     def applies(stage: DraftStage) -> bool:
@@ -189,11 +191,14 @@ class StreamSteps:
         self._ring.wait()
         self._stage.close()
 
-    def _warm_up(self, device: torch.device) -> None:
-        """Compile all kernels, or load them from their caches, and allocate the memory of the first steps."""
+    def _like_v2(self, device: torch.device) -> tuple[EngineRows, DraftOutputs]:
+        """Return rows and outputs like those of vLLM's V2 runner."""
         numbers = torch.zeros(1, self._draft_length, dtype=torch.int32, device=device)
         rows = EngineRows(numbers[0], numbers[0], numbers, numbers[0], numbers[0])
-        outputs = DraftOutputs(numbers.long(), numbers.float(), numbers[0], numbers if self._has_parents else None)
+        return rows, DraftOutputs(numbers.long(), numbers.float())
+
+    def _warm_up(self, rows: EngineRows, outputs: DraftOutputs) -> None:
+        """Compile all kernels, or load them from their caches, and allocate the memory of the first steps."""
         steps = [self._ring.take() for _ in range(AT_START)]
         for step in steps:
             self._transfers.pack(step.buffers, 0, rows)

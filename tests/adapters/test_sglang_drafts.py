@@ -91,8 +91,8 @@ class Engine:
 
     def verify(self, draft: Draft | None, emitted: list[list[int]]) -> None:
         """Append what a step emitted, and report it if it verified drafts."""
-        counts, width = [len(row) for row in emitted], max(map(len, emitted))
-        tokens = torch.tensor([row + [0] * (width - len(row)) for row in emitted])
+        counts, longest = [len(row) for row in emitted], max(map(len, emitted))
+        tokens = torch.tensor([row + [0] * (longest - len(row)) for row in emitted])
         self.table.append(self._batch.slots, self._batch.before + 1, tokens)
         if draft is None:
             self.drafts.emits_one()

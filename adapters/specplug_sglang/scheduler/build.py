@@ -20,7 +20,7 @@ from specplug.types.request import Event
 from specplug_sglang.scheduler.drafts import Drafts
 from specplug_sglang.scheduler.grammar import Grammars
 from specplug_sglang.scheduler.stage_drafts import StageDrafts
-from specplug_sglang.scheduler.stream_drafts import StreamDrafts
+from specplug_sglang.scheduler.stream_drafts import StreamBuffers, StreamDrafts
 from specplug_sglang.verification.table import TokenTable
 
 HOST = torch.device("cpu")
@@ -44,8 +44,12 @@ def build(
         allocator = SlotAllocator(context.max_slots, context.device, notify)
         return StageDrafts(stage, table, grammars, context.caps, context.vocab_size), allocator
     allocator = SlotAllocator(context.max_slots, HOST, notify)
-    steps = StreamSteps(stage, allocator.slots, context.max_length, context.vocab_size, context.device)
-    return StreamDrafts(stage, steps, table, grammars, context.caps), allocator
+    buffers = StreamBuffers.allocate(stage, table)
+    wide = buffers.ones.long()
+    like = buffers.rows(table, wide, wide, buffers.ones), buffers.outputs(buffers.draft)
+    sizes = context.max_length, context.vocab_size
+    steps = StreamSteps(stage, allocator.slots, *sizes, context.device, like=like)
+    return StreamDrafts(stage, steps, table, buffers, grammars, context.caps), allocator
 
 
 def _stage(settings: Settings, context: PluginContext) -> tuple[DraftStage, bool]:

@@ -51,6 +51,39 @@ class _Verified(NamedTuple):
     stream: Any
 
 
+class StreamBuffers(NamedTuple):
+    """What steps read and write on the engine's device, besides the engine's own tensors.
+
+    Attributes:
+        draft: [S, N], the drafts; every step overwrites it.
+        ones: [S] int32.
+        most: [S] int32, each N.
+    """
+
+    draft: Draft
+    ones: Tensor
+    most: Tensor
+
+    @classmethod
+    def allocate(cls, stage: DraftStage, table: TokenTable) -> StreamBuffers:
+        """Return buffers for the drafts of a stage, on the token table's device."""
+        like, device = stage.runners[0].buffer, table.tokens.device
+        draft = Draft.allocate(*like.token_ids.shape, device=device, trees=like.parents is not None)
+        ones = torch.ones(draft.batch_size, dtype=torch.int32, device=device)
+        return cls(draft, ones, torch.full_like(ones, draft.draft_length))
+
+    def rows(self, table: TokenTable, slots: Tensor, cached: Tensor, emitted: Tensor) -> EngineRows:
+        """Wrap the tensors of B rows with `cached` [B] tokens, which lack the newest.
+
+        SGLang verifies whole drafts, so that nothing is lost by calling all other tokens rejected.
+        """
+        return EngineRows(slots, cached, table.tokens, emitted, self.most, lengths_by_row=True, lacking=1)
+
+    def outputs(self, draft: Draft) -> DraftOutputs:
+        """Wrap the tensors of a draft."""
+        return DraftOutputs(draft.token_ids, lengths=draft.lengths, parents=draft.parents)
+
+
 class StreamDrafts(Drafts):
     """See `Drafts`.
 
@@ -58,21 +91,24 @@ class StreamDrafts(Drafts):
         stage: the draft stage, on the CPU.
         steps: its steps.
         table: the token table, on the engine's device.
+        buffers: what the steps read and write there.
         grammars: completes the drafts.
         caps: the engine's capabilities.
     """
 
     def __init__(
-        self, stage: DraftStage, steps: StreamSteps, table: TokenTable, grammars: Grammars, caps: EngineCaps
+        self,
+        stage: DraftStage,
+        steps: StreamSteps,
+        table: TokenTable,
+        buffers: StreamBuffers,
+        grammars: Grammars,
+        caps: EngineCaps,
     ) -> None:
         self.stage, self._steps, self._table, self.grammars, self._caps = stage, steps, table, grammars, caps
         self.counts = Counts(stage.metrics, None)
-        max_slots, device = table.tokens.shape[0], table.tokens.device
-        self._reads_lengths, self._module = device.type == "cpu", module_of(device)
-        trees = stage.runners[0].buffer.parents is not None
-        self._buffer = Draft.allocate(max_slots, caps.max_draft_length, device=device, trees=trees)
-        self._ones = torch.ones(max_slots, dtype=torch.int32, device=device)
-        self._most = torch.full_like(self._ones, caps.max_draft_length)
+        device = table.tokens.device
+        self._buffers, self._reads_lengths, self._module = buffers, device.type == "cpu", module_of(device)
         self._verified: _Verified | None = None
 
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
@@ -88,9 +124,8 @@ class StreamDrafts(Drafts):
             return None
         if self._reads_lengths:
             draft_length = min(least_captured(self._caps, longest), draft_length)
-        draft = self._buffer.view(rows, draft_length)
-        outputs = DraftOutputs(draft.token_ids, lengths=draft.lengths, parents=draft.parents)
-        self._steps.unpack(step, draft_length, outputs)
+        draft = self._buffers.draft.view(rows, draft_length)
+        self._steps.unpack(step, draft_length, self._buffers.outputs(draft))
         return draft
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
@@ -114,7 +149,7 @@ class StreamDrafts(Drafts):
             return
         with self._in(verified.stream):
             after = verified.before + verified.emitted
-            rows = self._rows(verified.slots, after, verified.emitted)
+            rows = self._buffers.rows(self._table, verified.slots, after, verified.emitted)
             self._steps.drop(self._steps.launch(verified.facts, rows, NOTHING, cut_by_grammar=verified.cut))
 
     def count_grammars(self, completed: Completed, lengths: Tensor, accepted: Sequence[int]) -> None:
@@ -139,17 +174,9 @@ class StreamDrafts(Drafts):
             self.flush()
             verified = None
         self._verified = None
-        emitted, cut = (self._ones, ()) if verified is None else (verified.emitted, verified.cut)
-        rows = self._rows(batch.slots, batch.before, emitted)
+        emitted, cut = (self._buffers.ones, ()) if verified is None else (verified.emitted, verified.cut)
+        rows = self._buffers.rows(self._table, batch.slots, batch.before, emitted)
         return self._steps.launch(facts, rows, plan, reports=verified is not None, cut_by_grammar=cut)
-
-    def _rows(self, slots: Tensor, cached: Tensor, emitted: Tensor) -> EngineRows:
-        """Wrap the tensors of B rows with `cached` [B] tokens, which lack the newest.
-
-        SGLang verifies whole drafts, so that nothing is lost by calling all other tokens rejected.
-        """
-        tokens = self._table.tokens
-        return EngineRows(slots, cached, tokens, emitted, self._most, lengths_by_row=True, lacking=1)
 
     def _complete(self, batch: Decoding, step: StepInFlight, draft_length: int, plan: StepPlan) -> int:
         """Let grammars complete a step's drafts; return the tokens of the longest."""
