@@ -22,7 +22,8 @@ def larger(a, b):
 def match_lengths(text, length, other, ends, is_equal, LONGEST: tl.constexpr):
     """Return how many tokens before each of `ends` in `other` equal the text's last ones, int32, at most LONGEST.
 
-    It is 0 where not `is_equal`.  A block ends early where no place is left, as most do after some tokens.
+    It is 0 where not `is_equal`.  A block ends early where no place is left, as most do after some tokens.  Nothing
+    equals what is before the beginning of either: there may be -1 in `other`.
     """
     counts = is_equal.to(tl.int32) * 0
     for first in tl.static_range(0, LONGEST, 4):
@@ -30,7 +31,7 @@ def match_lengths(text, length, other, ends, is_equal, LONGEST: tl.constexpr):
             for further in tl.static_range(4):
                 if first + further < LONGEST:
                     distance = first + further + 1
-                    wanted = tl.load(text + length - distance, mask=length >= distance, other=-1)
+                    wanted = tl.load(text + length - distance, mask=length >= distance, other=-3)
                     mask = is_equal & (ends >= distance)
                     is_equal = mask & (tl.load(other + ends - distance, mask=mask, other=-2) == wanted)
                     counts += is_equal.to(tl.int32)

@@ -23,8 +23,6 @@ MULTIPLIER = -7046029254386353131
 """2^64 divided by the golden ratio, as a signed number."""
 LENGTH_BUCKETS = 9
 """Match lengths 1 to 6 have a bucket each; then 7 to 10, 11 to 20, and all longer ones."""
-HALVED_EVERY = 1024
-"""Steps after which what was counted counts half."""
 
 
 class Corpus:
@@ -78,15 +76,16 @@ class SuffixDrafts:
         corpus: to draft from, beside each row's own text.
         slots: S.
         draft_length: K.
+        halved_every: steps after which what was counted counts half.
     """
 
-    def __init__(self, corpus: Corpus, slots: int, draft_length: int) -> None:
+    def __init__(self, corpus: Corpus, slots: int, draft_length: int, halved_every: int = 1024) -> None:
         device = corpus.ring.device
         self.corpus = corpus
         self.best = torch.zeros(slots, dtype=torch.int64, device=device)
         self.last = torch.zeros(slots, 2, dtype=torch.int32, device=device)
         self.counts = torch.zeros(2 * LENGTH_BUCKETS, draft_length, 2, dtype=torch.int32, device=device)
-        self._steps, self._operations = 0, operations_for(device)
+        self._steps, self._halved_every, self._operations = 0, halved_every, operations_for(device)
 
     def draft(
         self, slots: Tensor, lengths: Tensor, texts: Tensor, num_sampled: Tensor, out: Tensor, confidence: Tensor
@@ -104,7 +103,7 @@ class SuffixDrafts:
         """
         self._steps += 1
         self._operations.learn(slots, num_sampled, self)
-        if self._steps % HALVED_EVERY == 0:
+        if self._steps % self._halved_every == 0:
             self.counts >>= 1
         self._operations.draft(slots, lengths, texts, self, out, confidence)
 

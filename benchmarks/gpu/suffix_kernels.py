@@ -185,9 +185,7 @@ def learn(slots: Tensor, num_sampled: Tensor, drafts: SuffixDrafts) -> None:
     )
 
 
-def draft(
-    slots: Tensor, lengths: Tensor, texts: Tensor, drafts: SuffixDrafts, out: Tensor, confidence: Tensor
-) -> None:
+def draft(slots: Tensor, lengths: Tensor, texts: Tensor, drafts: SuffixDrafts, out: Tensor, confidence: Tensor) -> None:
     """Find the rows' own matches, and draft; `learn` comes before."""
     rows, draft_length = out.shape
     stride, corpus = texts.stride(0), drafts.corpus

@@ -18,10 +18,10 @@ INDEX = (1 << 32) - 1
 
 
 class Candidate(NamedTuple):
-    """A place in the ring that may continue a text: its entry, its index, and the tokens before it that match."""
+    """A place in the ring that may continue a text, by its entry, and how many tokens before it match."""
 
     entry: int
-    index: int
+    place: int
     length: int
 
 
@@ -31,6 +31,11 @@ class Found(NamedTuple):
     source: int
     length: int
     tokens: list[int]
+
+    @property
+    def kind(self) -> int:
+        """The draft's class; see `SuffixDrafts.counts`."""
+        return self.source * LENGTH_BUCKETS + length_bucket(self.length)
 
 
 def enter(response: Tensor, head: int, number: int, ring: Tensor, tables: Tensor) -> None:
@@ -61,20 +66,17 @@ def learn(slots: Tensor, num_sampled: Tensor, drafts: SuffixDrafts) -> None:
             drafts.counts[kind, position] += torch.tensor([position < sampled - 1, True])
 
 
-def draft(
-    slots: Tensor, lengths: Tensor, texts: Tensor, drafts: SuffixDrafts, out: Tensor, confidence: Tensor
-) -> None:
+def draft(slots: Tensor, lengths: Tensor, texts: Tensor, drafts: SuffixDrafts, out: Tensor, confidence: Tensor) -> None:
     """Fill `out` and `confidence` as `SuffixDrafts.draft` does, and state what was drafted in `drafts.last`."""
     for row, slot in enumerate(slots.tolist()):
         text = texts[slot, : int(lengths[slot])]
         found = find(text, drafts.corpus, out.shape[1])
-        kind = found.source * LENGTH_BUCKETS + length_bucket(found.length)
         drafted = len(found.tokens)
         out[row] = text[-1]
         out[row, :drafted] = torch.tensor(found.tokens)
-        confidence[row] = confidences(drafts.counts[kind])
+        confidence[row] = confidences(drafts.counts[found.kind])
         confidence[row, drafted:] = 0
-        drafts.last[slot] = torch.tensor([kind, drafted])
+        drafts.last[slot] = torch.tensor([found.kind, drafted])
 
 
 def confidences(counts: Tensor) -> Tensor:
@@ -140,8 +142,9 @@ def chain(candidates: Sequence[Candidate], ring: Tensor, draft_length: int) -> t
     """
     tokens: list[int] = []
     product, score = np.float32(1), np.float32(0)
+    continued = {it: ring[it.place :][:draft_length].tolist() + [-1] * draft_length for it in candidates}
     while candidates and len(tokens) < draft_length:
-        following = [int(ring[it.index + len(tokens)]) if it.index + len(tokens) < len(ring) else -1 for it in candidates]
+        following = [continued[it][len(tokens)] for it in candidates]
         votes = Counter(token for token in following if token >= 0)
         if not votes:
             break

@@ -14,14 +14,14 @@ def random_run(random: Random, device: torch.device) -> list[dict[str, Tensor]]:
     """Return all that each step of a random run wrote, on the CPU; the next run of an equal `random` is the same run.
 
     Texts have few tokens, so that matches abound; responses are copies from texts, and others, in a ring that is soon
-    overwritten.  Rows come in any order, not all at each step, and statistics are halved now and then.
+    overwritten.  Rows come in any order, not all at each step, and statistics are halved at every third step.
     """
     slots, most, gamma = random.randint(1, 4), random.choice([3, 12, 60]), random.randint(1, 7)
     corpus = Corpus(random.choice([8, 50, 400]), device)
-    drafts = SuffixDrafts(corpus, slots, gamma)
+    drafts = SuffixDrafts(corpus, slots, gamma, halved_every=3)
     tokens = random.randint(1, 4)
     texts = torch.tensor([[random.randrange(tokens) for _ in range(most)] for _ in range(slots)], dtype=torch.int32)
-    lengths = torch.tensor([random.randint(1, most) for _ in range(slots)], dtype=torch.int32)
+    lengths = torch.tensor([random.randint(1, random.choice([3, most])) for _ in range(slots)], dtype=torch.int32)
     found = []
     for _ in range(random.randint(1, 8)):
         for _ in range(random.randint(0, 3)):
