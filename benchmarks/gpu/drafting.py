@@ -1,4 +1,4 @@
-"""Time of drafting on a device: a step in its stream that drafts on the host, beside a scan on the device.
+"""Time of drafting on a device: a step in its stream that drafts on the host, beside peers on the device.
 
 For each batch size and context length, all arms decode the same texts, in turns, step by step.  A step's device time is
 that between CUDA events before its first launch and after its last, with everything launched by then; its host time is

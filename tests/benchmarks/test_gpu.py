@@ -27,6 +27,9 @@ def test_a_dry_run_compares_and_measures_everything(tmp_path, capsys):
     assert case["tokens_per_step"]["no drafts"] == 1
     assert case["tokens_per_step"]["suffix decoding"] > 1
     assert case["tokens_per_step"]["host, 2 threads"] > 1
+    assert report["texts"] == {"decoded": 4167, "finished": 839, "responses": 2}
+    for peer in ("scan", "suffix decoding"):
+        assert f"{peer} / host, 1 thread" in shown
     assert "Everything that was compared is equal." in shown
     assert "CPU (dry run)" in shown
 
