@@ -46,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(options: argparse.Namespace, installed: list[str]) -> int:
     from benchmarks.gpu.device import open_device
     from benchmarks.gpu.report import show
+    from benchmarks.gpu.texts import library_tokens, set_aside
 
     began, deadline = time.monotonic(), time.monotonic() + 60 * options.minutes
     device = open_device(options.device)
@@ -54,7 +55,10 @@ def _run(options: argparse.Namespace, installed: list[str]) -> int:
     report: dict[str, Any] = {"machine": machine(device), "installed": installed, "wrong": []}
     report["options"] = {name: str(value) for name, value in vars(options).items()}
     print(json.dumps(report["machine"], indent=2), flush=True)
-    for name, part in _parts(options, device, deadline).items():
+    tokens, finished = set_aside(library_tokens(DRY_TOKENS if options.device == "cpu" else MOST_TOKENS))
+    in_responses = sum(map(len, finished))
+    report["texts"] = {"decoded": tokens.size, "finished": in_responses, "responses": len(finished)}
+    for name, part in _parts(options, device, tokens, finished, deadline).items():
         print(f"{name}, {time.monotonic() - began:.0f} s after the start", flush=True)
         try:
             report[name] = part()
@@ -70,11 +74,11 @@ def _run(options: argparse.Namespace, installed: list[str]) -> int:
     return 1 if report["wrong"] else 0
 
 
-def _parts(options: argparse.Namespace, device: Any, deadline: float) -> dict[str, Callable[[], dict[str, Any]]]:
+def _parts(
+    options: argparse.Namespace, device: Any, tokens: Any, finished: Any, deadline: float
+) -> dict[str, Callable[[], dict[str, Any]]]:
     from benchmarks.gpu import bubble, correctness, drafting
-    from benchmarks.gpu.decoding import corpus
 
-    tokens = corpus(DRY_TOKENS if options.device == "cpu" else MOST_TOKENS)
     gamma, rounds, steps = options.draft_length, options.rounds, options.steps
     alone = drafting.Sizes(options.batches, options.contexts, options.threads, gamma, rounds, steps)
     # For whole steps, one context and a third of the batch sizes are enough.
@@ -84,8 +88,8 @@ def _parts(options: argparse.Namespace, device: Any, deadline: float) -> dict[st
     reserved = 0.25 * 60 * options.minutes  # for whole steps, which come last
     every: dict[str, Callable[[], dict[str, Any]]] = {
         "correctness": lambda: correctness.check(device.device, options.cases),
-        "drafting": lambda: drafting.measure(device, tokens, alone, deadline - reserved),
-        "bubble": lambda: bubble.measure(device, tokens, whole, deadline),
+        "drafting": lambda: drafting.measure(device, tokens, finished, alone, deadline - reserved),
+        "bubble": lambda: bubble.measure(device, tokens, finished, whole, deadline),
     }
     return {name: every[name] for name in options.parts}
 

@@ -19,9 +19,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gpu.decoding import Arm, Batch, Plain, Scanned, Streamed, Tokens
+import torch
+
+from benchmarks.gpu.decoding import Arm, Batch, Corpora, Plain, Scanned, Streamed, Suffix
 from benchmarks.gpu.device import Device
-from benchmarks.gpu.drafting import POLLED, SCAN, threads_name, unequal, unlike_reference
+from benchmarks.gpu.drafting import POLLED, SCAN, SUFFIX, differences, threads_name
+from benchmarks.gpu.texts import Tokens
 
 WITHOUT = "no drafts"
 IN_ADVANCE = 2
@@ -40,10 +43,13 @@ class Sizes:
     steps: int
 
 
-def measure(device: Device, tokens: Tokens, sizes: Sizes, deadline: float) -> dict[str, Any]:
+def measure(
+    device: Device, tokens: Tokens, finished: Sequence[torch.Tensor], sizes: Sizes, deadline: float
+) -> dict[str, Any]:
     """Return the figures of each case, the cases that were left out, and what failed; see `drafting.measure`."""
     cases: list[dict[str, Any]] = []
     left_out, wrong = [], []
+    corpora = Corpora.of(finished, device.device)
     model = device.model_step(sizes.milliseconds)
     for rows, context in sizes.cases:
         where = f"batch {rows}, context {context}"
@@ -51,7 +57,7 @@ def measure(device: Device, tokens: Tokens, sizes: Sizes, deadline: float) -> di
             left_out.append(f"{where}: no time is left")
             continue
         try:
-            case = _case(device, model, tokens, sizes, rows, context)
+            case = _case(device, model, tokens, corpora, sizes, rows, context)
         except Exception as error:  # what the other cases found is worth keeping
             traceback.print_exc()
             wrong.append(f"{where}: raised {type(error).__name__}: {error}")
@@ -63,13 +69,19 @@ def measure(device: Device, tokens: Tokens, sizes: Sizes, deadline: float) -> di
 
 
 def _case(
-    device: Device, model: Callable[[], object], tokens: Tokens, sizes: Sizes, rows: int, context: int
+    device: Device,
+    model: Callable[[], object],
+    tokens: Tokens,
+    corpora: Corpora,
+    sizes: Sizes,
+    rows: int,
+    context: int,
 ) -> dict[str, Any]:
     batch = Batch(tokens, rows, context, sizes.draft_length, sizes.steps * (sizes.rounds + 1), device.device)
     name = threads_name(sizes.threads)
     streamed = [Streamed(it, batch, threads=sizes.threads) for it in (name, f"{name}, waiting")]
-    scanned = Scanned(SCAN, batch)
-    arms: list[Arm] = [Plain(WITHOUT, batch), streamed[0], scanned]
+    on_device = [Scanned(SCAN, batch), Suffix(SUFFIX, batch, corpora)]
+    arms: list[Arm] = [Plain(WITHOUT, batch), streamed[0], *on_device]
     if device.device.type == "cuda":
         streamed.append(Streamed(POLLED, batch, threads=sizes.threads, polled=True))
         arms.append(streamed[-1])
@@ -86,7 +98,7 @@ def _case(
                 if number >= 0:  # the first round is to warm up
                     found[arm.name].append(taken)
             _waiting_round(device, streamed[1], sizes.steps)
-        wrong = [stated for arm in streamed for stated in arm.faults()] + unequal(streamed) + unlike_reference(scanned)
+        wrong = differences(streamed, on_device)
     finally:
         gc.enable()
         for arm in streamed:

@@ -20,6 +20,7 @@ from specplug.types.trim import TrimLimits
 from specplug.types.verification import SamplingBatch, TargetLogits
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
+from tests.benchmarks.suffix_steps import random_run
 from tests.pipeline.transfers import random_step
 from tests.runtime.stream_engine import Engine, run
 from tests.trim.tools import bits, random_case
@@ -100,6 +101,20 @@ def scans(device: torch.device, cases: int, random: Random) -> Found:
     return compared, wrong
 
 
+def suffixes(device: torch.device, cases: int, random: Random) -> Found:
+    """Compare the suffix decoding that drafting is timed beside with its reference: drafts, tables and statistics."""
+    wrong, compared = [], 0
+    while compared < cases:
+        seed = random.random()
+        runs = [random_run(Random(seed), where) for where in (CPU, device)]
+        for number, (expected, found) in enumerate(zip(*runs, strict=True)):
+            differing = [name for name in expected if not torch.equal(expected[name], found[name])]
+            if differing:
+                wrong.append(f"step {compared + number}: {', '.join(differing)} differ from the reference's")
+        compared += len(runs[0])
+    return compared, wrong
+
+
 def trims(device: torch.device, cases: int, random: Random) -> Found:
     """Compare the drafts that the trim half keeps on the device with those that it keeps on the CPU."""
     wrong, trimmer = [], SurvivalTrimmer()
@@ -149,6 +164,7 @@ CHECKS: dict[str, Callable[[torch.device, int, Random], Found]] = {
     "pack and unpack": transfers,
     "steps in the stream": steps,
     "scan": scans,
+    "suffix decoding": suffixes,
     "trimmed drafts": trims,
     "random numbers and verification": verification,
 }

@@ -8,16 +8,17 @@ that no step needs the host, as in an engine that schedules its steps early.
 from __future__ import annotations
 
 import ctypes
-import re
-import sysconfig
 from abc import ABC, abstractmethod
-from pathlib import Path
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from benchmarks.gpu.scan import Scan
+from benchmarks.gpu.scan import LONGEST, SHORTEST, Scan, best_match
+from benchmarks.gpu.suffix import Corpus, SuffixDrafts
+from benchmarks.gpu.suffix_reference import confidences, find
+from benchmarks.gpu.texts import Tokens
 from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
 from specplug.pipeline.stream.buffers import StepBuffers
@@ -35,25 +36,11 @@ from specplug.types.caps import EngineCaps
 from specplug.types.plan import StepPlan
 from specplug.types.request import Request
 
-Tokens = npt.NDArray[np.int32]
-
-PIECE = re.compile(r"\w+|\s+|[^\w\s]")
+RING_TOKENS = 1 << 20
+"""Capacity of a corpus; the responses, their prompts' ends and one place each fit in it."""
 
 HOST_BYTES_PER_TOKEN = 24
 """Host memory of a text's token in one arm: the token table, the n-gram index and the prompt."""
-
-
-def corpus(most: int) -> Tokens:
-    """Return at most this many tokens of the sources of Python's library; words, spaces and signs are tokens."""
-    found: list[int] = []
-    ids: dict[str, int] = {}
-    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
-        if len(found) >= most:
-            break
-        if "site-packages" not in path.parts and "dist-packages" not in path.parts:
-            pieces = PIECE.findall(path.read_text(encoding="utf-8", errors="replace"))
-            found += [ids.setdefault(piece, len(ids)) for piece in pieces]
-    return np.array(found[:most], np.int32)
 
 
 class Batch:
@@ -130,7 +117,25 @@ class Plain(Arm):
         """Do nothing: no token of a text is -1."""
 
 
-class Scanned(Arm):
+class OnDevice(Arm):
+    """Drafts by kernels on the device, that a reference beside them can repeat."""
+
+    @abstractmethod
+    def equals_reference(self, row: int) -> bool:
+        """Return whether a row's last draft is its reference's."""
+
+    def _text(self, row: int) -> torch.Tensor:
+        """Return what the row's last draft continues, on the host."""
+        slot = self.batch.order[row]
+        return torch.from_numpy(self.batch.texts[slot, : int(self.lengths[slot])])
+
+    def _holds(self, row: int, tokens: list[int], text: torch.Tensor) -> bool:
+        """Return whether a row's last draft has these tokens, and padding after them."""
+        padding = [int(text[-1])] * (self.batch.draft_length - len(tokens))
+        return bool(self.out[row].tolist() == tokens + padding)
+
+
+class Scanned(OnDevice):
     """Drafts by a scan of the texts on the device; see `benchmarks.gpu.scan`."""
 
     def __init__(self, name: str, batch: Batch) -> None:
@@ -140,6 +145,46 @@ class Scanned(Arm):
     def draft(self) -> None:
         """Scan."""
         self._scan.draft(self.batch.slots, self.lengths, self.batch.table, self.out)
+
+    def equals_reference(self, row: int) -> bool:
+        """Compare the tokens."""
+        text = self._text(row)
+        length, end = best_match(text, SHORTEST, LONGEST)
+        return self._holds(row, text[end : end + self.batch.draft_length].tolist() if length else [], text)
+
+
+class Corpora(NamedTuple):
+    """A corpus on the device, and one of the same responses on the host, for the reference."""
+
+    device: Corpus
+    host: Corpus
+
+    @classmethod
+    def of(cls, responses: Sequence[torch.Tensor], device: torch.device) -> Corpora:
+        """Return corpora of finished responses."""
+        return cls(*(Corpus.of(responses, RING_TOKENS, where) for where in (device, torch.device("cpu"))))
+
+
+class Suffix(OnDevice):
+    """Drafts from the row's own text or finished responses, on the device; see `benchmarks.gpu.suffix`."""
+
+    def __init__(self, name: str, batch: Batch, corpora: Corpora) -> None:
+        super().__init__(name, batch)
+        self._host = corpora.host
+        self._drafts = SuffixDrafts(corpora.device, batch.rows, batch.draft_length)
+
+    def draft(self) -> None:
+        """Learn, and draft."""
+        rows = self.batch.slots, self.lengths, self.batch.table, self.num_sampled
+        self._drafts.draft(*rows, self.out, self.confidence)
+
+    def equals_reference(self, row: int) -> bool:
+        """Compare the tokens and, by what was counted, their confidence."""
+        text = self._text(row)
+        found = find(text, self._host, self.batch.draft_length)
+        rates = confidences(self._drafts.counts[found.kind].cpu())
+        rates[len(found.tokens) :] = 0
+        return self._holds(row, found.tokens, text) and torch.equal(self.confidence[row].cpu(), rates)
 
 
 class Empty(Arm):

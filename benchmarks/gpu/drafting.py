@@ -1,4 +1,4 @@
-"""Time of drafting on a device: a step in its stream that drafts on the host, beside a scan on the device.
+"""Time of drafting on a device: a step in its stream that drafts on the host, beside peers on the device.
 
 For each batch size and context length, all arms decode the same texts, in turns, step by step.  A step's device time is
 that between CUDA events before its first launch and after its last, with everything launched by then; its host time is
@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.decoding import Arm, Batch, Empty, Scanned, Streamed, Tokens
+from benchmarks.gpu.decoding import Arm, Batch, Corpora, Empty, OnDevice, Scanned, Streamed, Suffix
 from benchmarks.gpu.device import Device, Timing
-from benchmarks.gpu.scan import latest_match
+from benchmarks.gpu.texts import Tokens
 
-SCAN, EMPTY = "scan", "empty function"
+SCAN, SUFFIX, EMPTY = "scan", "suffix decoding", "empty function"
 POLLED = "host, called by a thread that polls"
 WARM_UP, CHECKED_ROWS = 4, 8
 
@@ -46,17 +46,21 @@ class Sizes:
         return sorted(every, key=lambda case: case[0] * case[1])
 
 
-def measure(device: Device, tokens: Tokens, sizes: Sizes, deadline: float) -> dict[str, Any]:
+def measure(
+    device: Device, tokens: Tokens, finished: Sequence[torch.Tensor], sizes: Sizes, deadline: float
+) -> dict[str, Any]:
     """Return the figures of each case, the cases that were left out, and what failed.
 
     Args:
         device: to draft on.
         tokens: texts to decode.
+        finished: responses that suffix decoding drafts from as well, [N] int32 each.
         sizes: what to measure.
         deadline: by `time.monotonic`; no case begins after it.
     """
     cases: list[dict[str, Any]] = []
     left_out, wrong = [], []
+    corpora = Corpora.of(finished, device.device)
     for rows, context in sizes.cases():
         where = f"batch {rows}, context {context}"
         seconds = cases[-1]["seconds"] * rows * context / (cases[-1]["batch"] * cases[-1]["context"]) if cases else 0
@@ -65,7 +69,7 @@ def measure(device: Device, tokens: Tokens, sizes: Sizes, deadline: float) -> di
             continue
         began = time.monotonic()
         try:
-            case = _case(device, tokens, sizes, rows, context)
+            case = _case(device, tokens, corpora, sizes, rows, context)
         except Exception as error:  # what the other cases found is worth keeping
             traceback.print_exc()
             wrong.append(f"{where}: raised {type(error).__name__}: {error}")
@@ -96,14 +100,14 @@ def _free_host_bytes() -> int:
     return 0
 
 
-def _case(device: Device, tokens: Tokens, sizes: Sizes, rows: int, context: int) -> dict[str, Any]:
+def _case(device: Device, tokens: Tokens, corpora: Corpora, sizes: Sizes, rows: int, context: int) -> dict[str, Any]:
     batch = Batch(tokens, rows, context, sizes.draft_length, WARM_UP + sizes.rounds * sizes.steps, device.device)
     began = time.monotonic()
     streamed = [Streamed(threads_name(count), batch, threads=count) for count in sizes.threads]
     if device.device.type == "cuda":
         streamed.append(Streamed(POLLED, batch, threads=sizes.threads[-1], polled=True))
-    scanned = Scanned(SCAN, batch)
-    arms: list[Arm] = [*streamed, Empty(EMPTY, batch), scanned]
+    on_device = [Scanned(SCAN, batch), Suffix(SUFFIX, batch, corpora)]
+    arms: list[Arm] = [*streamed, Empty(EMPTY, batch), *on_device]
     try:
         for arm in streamed:
             arm.ready()
@@ -111,7 +115,7 @@ def _case(device: Device, tokens: Tokens, sizes: Sizes, rows: int, context: int)
         gc.collect()
         gc.disable()
         timings = _decode(device, arms, sizes)
-        wrong = [stated for arm in streamed for stated in arm.faults()] + unequal(streamed) + unlike_reference(scanned)
+        wrong = differences(streamed, on_device)
     finally:
         gc.enable()
         for arm in streamed:
@@ -152,6 +156,12 @@ def _figures(arm: Arm, rounds: Sequence[Sequence[Timing]], rows: int) -> dict[st
     }
 
 
+def differences(streamed: Sequence[Streamed], on_device: Sequence[OnDevice]) -> list[str]:
+    """Return all that went wrong in the steps of these arms."""
+    faults = [stated for arm in streamed for stated in arm.faults()]
+    return faults + unequal(streamed) + unlike_reference(on_device)
+
+
 def unequal(arms: Sequence[Arm]) -> list[str]:
     """Return which arms ended with other drafts than the first one, although they drafted from the same texts."""
     first = arms[0]
@@ -162,15 +172,11 @@ def unequal(arms: Sequence[Arm]) -> list[str]:
     ]
 
 
-def unlike_reference(scanned: Scanned) -> list[str]:
-    """Return the rows whose last draft is not the reference's, of a few rows."""
-    rows = sorted({int(row) for row in torch.linspace(0, scanned.batch.rows - 1, CHECKED_ROWS)})
-    wrong = []
-    for row in rows:
-        slot = scanned.batch.order[row]
-        text = torch.from_numpy(scanned.batch.texts[slot, : int(scanned.lengths[slot])])
-        end, gamma = latest_match(text), scanned.batch.draft_length
-        expected = text[end : end + gamma].tolist() if end else []
-        if scanned.out[row].tolist() != expected + [int(text[-1])] * (gamma - len(expected)):
-            wrong.append(f"row {row}: the scan does not draft what its reference drafts")
-    return wrong
+def unlike_reference(arms: Sequence[OnDevice]) -> list[str]:
+    """Return the rows whose last draft is not the reference's, of a few rows of each arm."""
+    return [
+        f"row {row}: {arm.name} does not draft what its reference drafts"
+        for arm in arms
+        for row in sorted({int(row) for row in torch.linspace(0, arm.batch.rows - 1, CHECKED_ROWS)})
+        if not arm.equals_reference(row)
+    ]

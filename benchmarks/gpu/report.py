@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.bubble import WITHOUT
-from benchmarks.gpu.drafting import SCAN
+from benchmarks.gpu.drafting import SCAN, SUFFIX
 
 
 def show(report: dict[str, Any]) -> None:
@@ -16,6 +16,9 @@ def show(report: dict[str, Any]) -> None:
     if (found := report.get("correctness")) is not None:
         counts = ", ".join(f"{name} {count}" for name, count in found["compared"].items())
         print(f"\nCorrectness, cases compared with the CPU: {counts}.")
+    if texts := report.get("texts"):
+        entered = f"{texts['finished']} tokens in {texts['responses']} finished responses"
+        print(f"\nTexts: {texts['decoded']} tokens to decode; {SUFFIX} has {entered} besides.")
     if report.get("drafting", {}).get("cases"):
         _show_drafting(report["drafting"]["cases"], is_right)
     if report.get("bubble", {}).get("cases"):
@@ -30,15 +33,16 @@ def show(report: dict[str, Any]) -> None:
 
 def _show_drafting(cases: Sequence[dict[str, Any]], is_right: bool) -> None:
     names = list(cases[0]["arms"])
-    others = [name for name in names if name != SCAN]
+    peers = (SCAN, SUFFIX)
+    compared = [(peer, name) for peer in peers for name in names if name not in peers]
     shapes = [[str(case["batch"]), str(case["context"])] for case in cases]
     arms = [case["arms"] for case in cases]
     cells = [
         [_spread(of[name]["device_us"]) for name in names]
-        + [_ratio(of[SCAN]["device_us"], of[name]["device_us"], is_right) for name in others]
+        + [_ratio(of[peer]["device_us"], of[name]["device_us"], is_right) for peer, name in compared]
         for of in arms
     ]
-    header = ["batch", "context", *names, *(f"{SCAN} / {name}" for name in others)]
+    header = ["batch", "context", *names, *(f"{peer} / {name}" for peer, name in compared)]
     _table("Drafting: microseconds of the device", header, _joined(shapes, cells))
     cells = [
         [_spread(of[name]["host_us"]) for name in names]

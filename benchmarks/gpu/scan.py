@@ -40,21 +40,24 @@ def draft(slots: Tensor, lengths: Tensor, texts: Tensor, out: Tensor) -> None:
     for row, slot in enumerate(slots.tolist()):
         text = texts[slot, : int(lengths[slot])]
         out[row] = text[-1]
-        end = latest_match(text)
-        found = text[end : end + out.shape[1]] if end else text[:0]
+        length, end = best_match(text, SHORTEST, LONGEST)
+        found = text[end : end + out.shape[1]] if length else text[:0]
         out[row, : len(found)] = found
 
 
-def latest_match(text: Tensor) -> int:
-    """Return the index after the longest, and among these the last, earlier occurrence of the text's end, or 0."""
+def best_match(text: Tensor, shortest: int, longest: int) -> tuple[int, int]:
+    """Return the length of the longest earlier occurrence of the text's end, and the index after the last of these.
+
+    Both are 0 if none has at least `shortest` tokens; beyond `longest` tokens none is longer.
+    """
     if len(text) < 2:
-        return 0
+        return 0, 0
     counts = torch.zeros(len(text) - 1, dtype=torch.int64)
     is_equal = torch.ones_like(counts, dtype=torch.bool)
-    for distance in range(min(LONGEST, len(counts))):
+    for distance in range(min(longest, len(counts))):
         is_equal[:distance] = False
         is_equal[distance:] &= text[: len(counts) - distance] == text[-1 - distance]
         counts += is_equal
     ends = torch.arange(1, len(counts) + 1)
-    keys = torch.where(counts >= SHORTEST, (counts << 32) + ends, 0)
-    return int(keys.max()) & ((1 << 32) - 1)
+    key = int(torch.where(counts >= shortest, (counts << 32) + ends, 0).max())
+    return key >> 32, key & ((1 << 32) - 1)

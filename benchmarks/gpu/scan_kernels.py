@@ -19,6 +19,26 @@ def larger(a, b):
 
 
 @triton.jit
+def match_lengths(text, length, other, ends, is_equal, LONGEST: tl.constexpr):
+    """Return how many tokens before each of `ends` in `other` equal the text's last ones, int32, at most LONGEST.
+
+    It is 0 where not `is_equal`.  A block ends early where no place is left, as most do after some tokens.  Nothing
+    equals what is before the beginning of either: there may be -1 in `other`.
+    """
+    counts = is_equal.to(tl.int32) * 0
+    for first in tl.static_range(0, LONGEST, 4):
+        if tl.reduce(is_equal.to(tl.int32), 0, larger) > 0:
+            for further in tl.static_range(4):
+                if first + further < LONGEST:
+                    distance = first + further + 1
+                    wanted = tl.load(text + length - distance, mask=length >= distance, other=-3)
+                    mask = is_equal & (ends >= distance)
+                    is_equal = mask & (tl.load(other + ends - distance, mask=mask, other=-2) == wanted)
+                    counts += is_equal.to(tl.int32)
+    return counts
+
+
+@triton.jit
 def match_kernel(
     slots,
     lengths,
@@ -39,15 +59,9 @@ def match_kernel(
     start = tl.program_id(1) * BLOCK
     if start < length - 1:
         text = texts + slot * texts_stride
-        ends = start + tl.arange(0, BLOCK)
-        is_equal = ends < length - 1
-        counts = tl.full([BLOCK], 0, tl.int64)
-        for distance in tl.static_range(LONGEST):
-            wanted = tl.load(text + length - 1 - distance, mask=length - 1 - distance >= 0, other=-1)
-            mask = is_equal & (ends >= distance)
-            is_equal = mask & (tl.load(text + ends - distance, mask=mask, other=-2) == wanted)
-            counts += is_equal.to(tl.int64)
-        keys = tl.where(counts >= SHORTEST, (counts << 32) + ends + 1, 0)
+        ends = start + 1 + tl.arange(0, BLOCK)
+        counts = match_lengths(text, length, text, ends, ends < length, LONGEST).to(tl.int64)
+        keys = tl.where(counts >= SHORTEST, (counts << 32) + ends, 0)
         key = tl.reduce(keys, 0, larger)
         if key > 0:
             tl.atomic_max(best + row, key)

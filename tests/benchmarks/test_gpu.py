@@ -18,14 +18,18 @@ def test_a_dry_run_compares_and_measures_everything(tmp_path, capsys):
     assert report["wrong"] == []
     assert min(report["correctness"]["compared"].values()) >= 8
     (case,) = report["drafting"]["cases"]
-    assert case["arms"].keys() == {"host, 1 thread", "host, 2 threads", "empty function", "scan"}
+    assert case["arms"].keys() == {"host, 1 thread", "host, 2 threads", "empty function", "scan", "suffix decoding"}
     for arm in case["arms"].values():
         assert len(arm["device_us"]) == len(arm["host_us"]) == 2
         assert arm["device_waited"] == 0
         assert arm["tokens_per_step"] >= 1
     (case,) = report["bubble"]["cases"]
     assert case["tokens_per_step"]["no drafts"] == 1
+    assert case["tokens_per_step"]["suffix decoding"] > 1
     assert case["tokens_per_step"]["host, 2 threads"] > 1
+    assert report["texts"] == {"decoded": 4167, "finished": 839, "responses": 2}
+    for peer in ("scan", "suffix decoding"):
+        assert f"{peer} / host, 1 thread" in shown
     assert "Everything that was compared is equal." in shown
     assert "CPU (dry run)" in shown
 
