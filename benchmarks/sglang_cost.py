@@ -37,6 +37,7 @@ ARMS: dict[str, dict[str, Any] | None] = {
     "mode off": {"proposer": "silent", "mode": "off"},
     "nothing found, on the device": {"proposer": "silent"},
     "nothing found, on the host": {"proposer": "silent-host"},
+    "nothing found, ngram": {"proposer": "ngram", "options": {"ngram": {"min_n": 64, "max_n": 64}}},
 }
 
 
