@@ -18,7 +18,7 @@ def show(report: dict[str, Any]) -> None:
         print(f"\nCorrectness, cases compared with the CPU: {counts}.")
     if texts := report.get("texts"):
         entered = f"{texts['finished']} tokens in {texts['responses']} finished responses"
-        print(f"\nTexts: {texts['decoded']} tokens to decode; {SUFFIX} has {entered} besides.")
+        print(f"\nTexts: {texts['decoded']} tokens to decode; {SUFFIX} also has {entered}.")
     if report.get("drafting", {}).get("cases"):
         _show_drafting(report["drafting"]["cases"], is_right)
     if report.get("bubble", {}).get("cases"):

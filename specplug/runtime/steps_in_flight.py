@@ -87,9 +87,9 @@ class StepInFlight:
         return int(self.buffers.draft_lengths.numpy()[: self.batch_size].max(initial=0))
 
     def fit_window(self, window: int) -> None:
-        """Make room for at least `window` new tokens a row."""
-        if window > self.buffers.window:
-            self.buffers.fit_window(window)
+        """Let the step take at most `window` new tokens a row."""
+        self._numbers[host.WINDOW] = window
+        if self.buffers.fit_window(window):
             self._record()
 
     def describe(

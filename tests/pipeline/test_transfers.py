@@ -30,7 +30,7 @@ def packed(step: Step) -> list[list[object]]:
         slot = int(step.idx_mapping[row])
         length = int(step.total_len[row if step.lengths_by_row else slot]) + step.lacking
         text = step.all_token_ids[slot, :length].tolist()
-        tail = text[-window:]
+        tail = text[-step.buffers.packed :] if step.buffers.packed else []
         newest[row][window - len(tail) :] = tail
         lengths[row], emitted[row], verified[row] = len(text), int(step.num_sampled[row]), 0
         if emitted[row]:
@@ -82,9 +82,11 @@ def test_the_window_only_grows():
     buffers.fit_window(3)
     buffers.fit_window(4)
     assert buffers.newest is newest
-    buffers.fit_window(5)
-    assert buffers.window == 8
+    assert buffers.fit_window(5)
+    assert (buffers.window, buffers.packed) == (8, 5)
     assert buffers.newest.shape == (2, 8)
+    assert not buffers.fit_window(2)
+    assert (buffers.window, buffers.packed) == (8, 2), "a step packs no more than it needs, however wide it once was"
 
 
 def test_a_cpu_without_an_interpreter_has_the_reference(monkeypatch):

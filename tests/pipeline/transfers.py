@@ -50,7 +50,7 @@ class Step:
     def on(self, device: torch.device) -> Step:
         """Return a copy whose tensors are on a GPU, and whose buffers are in pinned memory."""
         held = {it.name: getattr(self.buffers, it.name) for it in fields(self.buffers)[:-1]}
-        copies = {name: None if tensor is None else tensor.pin_memory() for name, tensor in held.items()}
+        copies = {name: it.pin_memory() if isinstance(it, Tensor) else it for name, it in held.items()}
         buffers, own = StepBuffers(**copies, pinned=True), {it.name: getattr(self, it.name) for it in fields(self)}
         tensors = {name: value.to(device) for name, value in own.items() if isinstance(value, Tensor)}
         return replace(self, **tensors, buffers=buffers)

@@ -100,7 +100,7 @@ class Fails(SurvivalTrimmer):
 
 
 class Lacks(SurvivalTrimmer):
-    """Has no C function, as it finds when asked for it."""
+    """Has no C function, which shows when it is built."""
 
     def host_trim(self):
         raise RuntimeError("planted")

@@ -52,7 +52,7 @@ class _Verified(NamedTuple):
 
 
 class StreamBuffers(NamedTuple):
-    """What steps read and write on the engine's device, besides the engine's own tensors.
+    """What steps read and write on the engine's device, in addition to the engine's own tensors.
 
     Attributes:
         draft: [S, N], the drafts; every step overwrites it.

@@ -37,11 +37,12 @@ MOST_NEW = 64
 MALFORMED = -1
 """Status of a step whose proposer wrote an impossible length or an id outside the vocabulary."""
 
-BATCH_SIZE, DRAFT_LENGTH, VOCAB_SIZE, NUM_SOURCES, FUNCTION, DATA, REPORTS, ADMITS, KEEPS, STATUS = range(10)
-"""Indices of a step's numbers: B, K, V, the number of sources, the C step and its data, 0 if others count what was
-emitted, 0 to leave the proposer out, 0 if the caller stores the drafts, and the status, which the function writes."""
+BATCH_SIZE, DRAFT_LENGTH, VOCAB_SIZE, NUM_SOURCES, WINDOW, FUNCTION, DATA, REPORTS, ADMITS, KEEPS, STATUS = range(11)
+"""Indices of a step's numbers: B, K, V, the number of sources, how many of the newest tokens are packed, the C step and
+its data, 0 if others count what was emitted, 0 to leave the proposer out, 0 if the caller stores the drafts, and the
+status, which the function writes."""
 
-NUMBERS = 10
+NUMBERS = 11
 
 # Numba takes plain integers for constants, but not the members of an enumeration.
 _DATA, _BATCH_SIZE, _SLOTS, _TABLE, _NUM_ROWS, _STRIDE, _TABLE_ROWS, _LENGTHS = map(int, list(StepArgument)[:8])
@@ -137,7 +138,7 @@ def _receive(step: Any, row: int, slot: int, generation: int) -> bool:
     if step.text_generations[slot] != generation:
         step.text_generations[slot], step.text_lengths[slot] = generation, step.first_lengths[row]
     start = step.text_lengths[slot]
-    if length - window > start or length > step.texts.shape[1]:
+    if length - step.numbers[WINDOW] > start or length > step.texts.shape[1]:
         return False
     for place in range(start, length):
         step.texts[slot, place] = step.newest[source, window - length + place]

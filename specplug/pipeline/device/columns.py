@@ -1,4 +1,4 @@
-"""Rows of a batch on an engine's device, as a kernel writes them and plug-ins read them, and the state behind them."""
+"""Rows of a batch on an engine's device, as a kernel writes them and plug-ins read them, and the state by slot."""
 
 from __future__ import annotations
 

@@ -20,12 +20,13 @@ class StepBuffers:
         lengths: [R] int32, set by `pack`, like `emitted`, `verified` and `newest`, by the engine's rows: tokens so far.
         emitted: [R] int32, tokens that the step emitted.
         verified: [R] int32, draft tokens that the step verified.
-        newest: [R, W] int32, the last W tokens of each row, left to right.  W is a power of two.  Entries for positions
-            before a text's start keep their old values.
+        newest: [R, W] int32, left to right, of which `pack` writes the last `packed`: as many tokens of each row.  W is
+            a power of two.  Entries for positions before a text's start keep their old values.
         ids: [R, K] int32, set by the host function, like `confidence` and `draft_lengths`, by draft: token ids.
         confidence: [R, K] float32.
         draft_lengths: [R] int32, tokens of each draft; entries of the others after these are undefined.
         parents: [R, K] int32, by draft, like `ids`; None if drafts are chains.
+        packed: how many of the newest tokens the step needs, at most W.
         pinned: whether the memory is pinned.
     """
 
@@ -38,6 +39,7 @@ class StepBuffers:
     confidence: Tensor
     draft_lengths: Tensor
     parents: Tensor | None
+    packed: int
     pinned: bool
 
     @classmethod
@@ -49,7 +51,7 @@ class StepBuffers:
         Args:
             max_rows: R.
             draft_length: K.
-            window: least number of newest tokens; W is the next power of two.
+            window: newest tokens that a step packs; W is the next power of two.
             pinned: allocate pinned memory, which needs a GPU.
             trees: whether drafts have parents.
         """
@@ -67,6 +69,7 @@ class StepBuffers:
             confidence=zeros(max_rows, draft_length, dtype=torch.float32),
             draft_lengths=zeros(max_rows),
             parents=zeros(max_rows, draft_length) if trees else None,
+            packed=window,
             pinned=pinned,
         )
 
@@ -75,11 +78,18 @@ class StepBuffers:
         """W."""
         return self.newest.shape[1]
 
-    def fit_window(self, window: int) -> None:
-        """Make W at least `window`, by replacing `newest`; call this only when no step uses the buffers."""
-        if window > self.window:
-            shape = len(self.newest), _next_power_of_2(window)
-            self.newest = torch.zeros(shape, dtype=torch.int32, pin_memory=self.pinned)
+    def fit_window(self, window: int) -> bool:
+        """Let a step pack `window` tokens; call this only when no step uses the buffers.
+
+        Returns:
+            Whether `newest` has been replaced by a larger tensor.
+        """
+        self.packed = window
+        if window <= self.window:
+            return False
+        shape = len(self.newest), _next_power_of_2(window)
+        self.newest = torch.zeros(shape, dtype=torch.int32, pin_memory=self.pinned)
+        return True
 
 
 def _next_power_of_2(n: int) -> int:

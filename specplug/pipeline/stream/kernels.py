@@ -24,7 +24,7 @@ _TOKENS = 128
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["window", "tokens_stride", "lacking_count"],
+    do_not_specialize=["window", "packed_count", "tokens_stride", "lacking_count"],
     do_not_specialize_on_alignment=[
         *("idx_mapping", "total_len", "all_token_ids", "num_sampled", "num_rejected"),
         *("lengths", "emitted", "verified", "newest"),
@@ -43,6 +43,7 @@ def pack_kernel(  # type: ignore[no-untyped-def]
     verified,
     newest,
     window,
+    packed_count,
     BY_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -57,8 +58,8 @@ def pack_kernel(  # type: ignore[no-untyped-def]
     tl.store(verified + row, tl.where(sampled > 0, sampled - 1 + rejected, 0))
 
     text = all_token_ids + slot * tokens_stride
-    for start in range(0, window, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
+    for start in range(0, packed_count, BLOCK):
+        columns = window - packed_count + start + tl.arange(0, BLOCK)
         positions = length - window + columns
         mask = (columns < window) & (positions >= 0)
         tl.store(newest + row * window + columns, tl.load(text + positions, mask=mask), mask=mask)
@@ -136,6 +137,7 @@ def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
         buffers.verified,
         buffers.newest,
         buffers.window,
+        buffers.packed,
         BY_ROW=rows.lengths_by_row,
         BLOCK=_TOKENS,
         num_warps=1,

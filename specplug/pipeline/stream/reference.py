@@ -12,7 +12,7 @@ def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
     """Write `lengths`, `emitted`, `verified` and `newest` of the first B rows.
 
     Args:
-        buffers: the step's buffers, with a window of W tokens.
+        buffers: the step's buffers, which state how many tokens are packed.
         batch_size: B.  Entries of per-row tensors after the first B are neither read nor written.
         rows: the engine's rows.
     """
@@ -22,9 +22,9 @@ def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
     buffers.emitted[:batch_size] = sampled
     buffers.verified[:batch_size] = torch.where(sampled > 0, sampled - 1 + rows.num_rejected[:batch_size], 0)
 
-    positions = lengths.long()[:, None] + torch.arange(-buffers.window, 0)
+    positions = lengths.long()[:, None] + torch.arange(-buffers.packed, 0)
     tokens = rows.all_token_ids[slots[:, None], positions.clamp(min=0)]
-    newest = buffers.newest[:batch_size]
+    newest = buffers.newest[:batch_size, buffers.window - buffers.packed :]
     newest.copy_(torch.where(positions >= 0, tokens, newest))
 
 

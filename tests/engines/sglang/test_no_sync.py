@@ -172,7 +172,7 @@ STEPS: list[dict[str, Any]] = []
 
 
 class Operations(Watch):
-    """Notes, besides what `Watch` does, the names of operations that a GPU would run."""
+    """Notes what `Watch` does, and the names of operations that a GPU would run."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ STEPS = st.randoms(use_true_random=False).map(random_step)
 PACK = {
     **dict.fromkeys(("all_token_ids", "num_sampled", "num_rejected"), "*i32"),
     **dict.fromkeys(("lengths", "emitted", "verified", "newest"), "*i32"),
-    **dict.fromkeys(("tokens_stride", "window", "lacking_count"), "i32"),
+    **dict.fromkeys(("tokens_stride", "window", "packed_count", "lacking_count"), "i32"),
 }
 UNPACK = {
     **dict.fromkeys(("draft_rows", "draft_lengths", "newest", "ids"), "*i32"),
