@@ -107,7 +107,6 @@ def specplugs(texts: Texts, *, compiled: bool = True) -> Arm:
     from specplug.types.plan import StepPlan
     from specplug.types.request import Request
     from specplug_vllm.worker.drafting import Drafting
-    from specplug_vllm.worker.v1 import as_lists
     from specplug_vllm.worker.v1_steps import Steps
 
     batch, length = texts.tokens.shape
@@ -122,12 +121,12 @@ def specplugs(texts: Texts, *, compiled: bool = True) -> Arm:
     drafting.plan, drafting.grammars = StepPlan(DRAFT_LENGTH), {}
     for name in texts.names:
         drafting.allocator.start(RunningRequest(Request(name, texts.start, max_tokens=length), length, (1, 2)))
-    steps = Steps(drafting)
+    steps = Steps(drafting, lambda *_: None)
 
     def draft(sampled: Drafts, lengths: npt.NDArray[np.int32], scheduled: dict[str, list[int]]) -> Drafts:
         drafting.scheduled = scheduled
         steps.rows(texts.names, texts.tokens)
-        return as_lists(steps.draft(sampled, lengths))
+        return steps.draft(sampled, lengths)
 
     return Arm(texts, draft)
 

@@ -108,6 +108,11 @@ class ProposerRunner:
         self._missed_resets.update(reset_slots)
         return self.guard.admits_step() and self.guard.call(self.handle.check_ready)
 
+    @property
+    def has_missed_resets(self) -> bool:
+        """True if slots were reset since the proposer's last step."""
+        return bool(self._missed_resets)
+
     def take_resets(self) -> tuple[int, ...]:
         """Return the slots that were reset since the proposer's last step."""
         if not self._missed_resets:
@@ -118,12 +123,16 @@ class ProposerRunner:
 
     def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None, *, run: Run | None = None) -> bool:
         """Run the proposer's step, by `run` or by the handle, and contain its faults; return whether it succeeded."""
-        return self.guard.step(partial(self._step, run or self.handle.step, batch, limits, draft))
+        return self.take(partial(run or self.handle.step, batch, limits, draft))
 
-    def _step(self, run: Run, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
-        """Run the proposer's step.  If an incremental proposer raises, its next step resends every row in full."""
+    def take(self, action: Callable[[], None]) -> bool:
+        """Run a step of the proposer, contain its faults, and return whether it succeeded."""
+        return self.guard.step(partial(self._take, action))
+
+    def _take(self, action: Callable[[], None]) -> None:
+        """Run a step.  If an incremental proposer raises, its next step resends every row in full."""
         try:
-            run(batch, limits, draft)
+            action()
         except LateDraft:  # its thread has the tokens and will still ingest them
             raise
         except BaseException:

@@ -120,23 +120,22 @@ class StepPlanner(Generic[R]):
     def make(self, running: Sequence[R], num_waiting: int, prefill_tokens: int) -> StepPlan:
         """Plan the next step's drafts; `running` holds the engine's own requests.
 
-        Where a constant plan has no drafts, nothing is done for the single requests.
+        The planner is not called for a constant plan, and requests do not matter to one without drafts.
         """
         self.stage.ceiling, self._planned = self.control.ceiling(), len(running)
         plan = self.stage.settled
         if plan is None or plan.draft_length:
-            plan = self._planned_anew(running, num_waiting, prefill_tokens)
+            for request in running:
+                if self._identify(request) not in self._tallies:
+                    self._admit(request)
+            if plan is None:
+                figures = _Figures(running, self._figures)
+                stats = HostStats(self.steps, figures, num_waiting, prefill_tokens, self.last_step)
+                plan = self.stage.plan(stats)
+            plan = self._enforced(plan, self._planned)
         self.plan = plan
         self.steps += 1
         return plan
-
-    def _planned_anew(self, running: Sequence[R], num_waiting: int, prefill_tokens: int) -> StepPlan:
-        for request in running:
-            if self._identify(request) not in self._tallies:
-                self._admit(request)
-        figures = _Figures(running, self._figures)
-        stats = HostStats(self.steps, figures, num_waiting, prefill_tokens, self.last_step)
-        return self._enforced(self.stage.plan(stats), self._planned)
 
     def launch(
         self, began: float, requests: int, tokens: int, context_tokens: int, draft_length: int, *, timed: bool = True

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specplug.errors import ContractError
 from specplug.interfaces import HasHostStep
 from specplug.pipeline.cpu import host_function as host
 from specplug.pipeline.draft import DraftStage
@@ -28,7 +27,7 @@ from specplug.runtime.steps_in_flight import StepInFlight
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
-from specplug.types.host_step import BUSY, OK
+from specplug.types.host_step import BUSY
 from specplug.types.plan import StepPlan
 
 AT_START = 2
@@ -229,11 +228,4 @@ class StreamSteps:
         if status == BUSY:
             self.busy += 1
         else:
-            self._runner.guard.step(partial(_raise_if_failed, status))
-
-
-def _raise_if_failed(status: int) -> None:
-    if status == host.MALFORMED:
-        raise ContractError.build("malformed draft", expected="ids in the vocabulary, lengths within the limits")
-    if status != OK:
-        raise RuntimeError(f"its host step returned {status}")
+            self._runner.guard.step(partial(host.raise_if_failed, status))

@@ -38,7 +38,7 @@ class Proposer:
         self._draft_probs = None if self.drafting is None else self.drafting.engine_distributions(device)
         if self.drafting is not None:
             memory.install(self.drafting)
-        self._steps = None if self.drafting is None else Steps(self.drafting)
+        self._steps = None if self.drafting is None else Steps(self.drafting, self._state_distribution)
         self._runner: Any = None
         self.verifier = verifier.build(vllm_config, device)
         status.install_worker()
@@ -76,16 +76,14 @@ class Proposer:
         if self.drafting.is_idle:
             self.drafting.count(names, sampled_token_ids)
             return []
-        with torch.inference_mode():
-            facts = self._steps.rows(names, token_ids_cpu)
-            if not facts.names:
-                return []
-            draft = self._steps.draft(sampled_token_ids, num_tokens_no_spec)
-            self._state_distribution(draft, facts.names)
+        facts = self._steps.rows(names, token_ids_cpu)
+        if not facts.names:
+            return []
+        drafts = self._steps.draft(sampled_token_ids, num_tokens_no_spec)
         if facts.kept is None:
-            return as_lists(draft)
+            return drafts
         found: list[list[int]] = [[] for _ in sampled_token_ids]
-        for row, ids in zip(facts.kept, as_lists(draft), strict=True):
+        for row, ids in zip(facts.kept, drafts, strict=True):
             found[row] = ids
         return found
 
@@ -98,15 +96,6 @@ class Proposer:
             write_probs(buffer, draft)
             self._runner._draft_probs = buffer
             self._runner._draft_prob_req_ids = list(names)
-
-
-def as_lists(draft: Draft) -> list[list[int]]:
-    """Return each row's draft ids as a list."""
-    lengths, rows = draft.lengths.numpy(), draft.token_ids.numpy().tolist()
-    full = draft.draft_length
-    if lengths.min(initial=full) == full:  # most drafts are as long as they may be
-        return rows  # type: ignore[no-any-return]
-    return [ids if length == full else ids[:length] for ids, length in zip(rows, lengths.tolist(), strict=True)]
 
 
 def _hook_runner() -> None:

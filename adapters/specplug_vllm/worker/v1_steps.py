@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import Any
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from specplug.pipeline.cpu.columns import Columns
-from specplug.pipeline.cpu.step import CpuStep
+from specplug.pipeline.cpu.step import CpuStep, cut_lists
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import NO_CAP, SlotRows
 from specplug.types.batch import EngineBatch
@@ -29,10 +29,11 @@ class Steps:
 
     Args:
         drafting: the worker's drafting, on the CPU.
+        notify: called with drafts that may carry distributions, and the names of their rows.
     """
 
-    def __init__(self, drafting: Drafting) -> None:
-        self._drafting = drafting
+    def __init__(self, drafting: Drafting, notify: Callable[[Draft, tuple[str, ...]], None]) -> None:
+        self._drafting, self._notify = drafting, notify
         self._compiled = CpuStep(drafting.stage, drafting.slots.table, drafting.stops.stopped, drafting.vocab_size)
         self._compiled.warm_up()
         self._compiled.columns.caps[:] = NO_CAP
@@ -45,8 +46,8 @@ class Steps:
             self._rows = _Rows(facts, self._compiled.columns, tokens, self._drafting.vocab_size)
         return self._rows.facts
 
-    def draft(self, sampled_token_ids: Sequence[Sequence[int]], num_tokens: Ints) -> Draft:
-        """Report the verified step of the rows of the last call of `rows`, and draft for them.
+    def draft(self, sampled_token_ids: Sequence[Sequence[int]], num_tokens: Ints) -> list[list[int]]:
+        """Report the verified step of the rows of the last call of `rows`; return each row's draft ids.
 
         Args:
             sampled_token_ids: per row of the engine, the tokens that the step emitted.
@@ -58,10 +59,19 @@ class Steps:
         batch = rows.update(sampled_token_ids, num_tokens, drafting.scheduled, drafting.slots.take_resets())
         plan = drafting.plan
         if compiled.applies and plan.draft_length and not plan.caps and not drafting.grammars:
-            return compiled.take(batch, rows.tokens, plan)
-        compiled.describe(batch.batch_size)
+            compiled.take(batch, rows.tokens, plan)
+            return compiled.lists(batch.batch_size, plan.draft_length)
+        return self._draft_with_stage(batch)
+
+    @torch.inference_mode()
+    def _draft_with_stage(self, batch: EngineBatch) -> list[list[int]]:
+        drafting = self._drafting
+        self._compiled.describe(batch.batch_size)
         slot_rows = drafting.slots.rows(batch.slots)
-        return drafting.step(batch, self._outcome(batch, slot_rows), slot_rows.caps)
+        draft = drafting.step(batch, self._outcome(batch, slot_rows), slot_rows.caps)
+        assert batch.request_ids is not None
+        self._notify(draft, batch.request_ids)
+        return cut_lists(draft.token_ids.numpy(), draft.lengths.numpy())
 
     def _outcome(self, batch: EngineBatch, slot_rows: SlotRows) -> Outcome:
         drafting, columns = self._drafting, self._compiled.columns

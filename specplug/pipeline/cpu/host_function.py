@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from specplug.errors import ContractError
 from specplug.match.cpu.atomics import call_at, fetch_add, load, store
 from specplug.match.cpu.compiled import c_function, compiled
 from specplug.match.cpu.entries import call_kernel, handle_of, kernel_address
@@ -20,6 +21,7 @@ from specplug.match.cpu.records import Record, RecordType, borrowed, define
 from specplug.pipeline.cpu.kernels import (
     CAP,
     GENERATION,
+    begin,
     describe_row,
     detect_stop,
     empty,
@@ -93,7 +95,7 @@ class Step(Record):
         packed_lengths, packed_emitted, packed_verified: [R] int32, by the engine's row.
         newest: [R, W] int32, by the engine's row.
         upto: [R] int32, by draft: tokens that the proposer has after the step.
-        texts, text_lengths, text_generations, completed: see `Shared`.
+        texts, text_lengths, text_generations, completed: see `Shared`; in `run_in_turn`, `texts` is the engine's table.
         cut: the record `Cut` of this step.
     """
 
@@ -121,11 +123,24 @@ def run(record: Any) -> None:
             detect_stop(memory, step.texts, row, slot, facts)
         describe_row(memory, row, facts)
         _prepare(step, row, slot, facts, is_whole)
-    numbers[STATUS] = _draft(step)
-    trim(memory, step.cut, numbers[BATCH_SIZE], numbers[DRAFT_LENGTH])
-    if numbers[KEEPS]:
-        keep(memory, numbers[BATCH_SIZE])
+    _finish(step, _draft(step))
     fetch_add(step.completed, 0, 1)
+
+
+@compiled
+def run_in_turn(record: Any) -> None:
+    """Take a step of an engine that calls this function itself, on its own token table, `texts`.
+
+    The columns of `memory` hold the rows already, and nothing is packed.
+    """
+    step = borrowed(record)
+    memory, numbers = step.memory, step.numbers
+    begin(memory, step.texts, numbers[BATCH_SIZE], numbers[DRAFT_LENGTH])
+    status = _draft(step)
+    if status != OK or numbers[ADMITS] == 0:
+        for row in range(numbers[BATCH_SIZE]):
+            memory.ingested[memory.slots[row]] = memory.known[row]
+    _finish(step, status)
 
 
 @compiled
@@ -188,6 +203,16 @@ def _draft(step: Any) -> int:
 
 
 @compiled
+def _finish(step: Any, status: int) -> None:
+    """Store the status, trim the drafts, and keep them until their verdict."""
+    memory, numbers = step.memory, step.numbers
+    numbers[STATUS] = status
+    trim(memory, step.cut, numbers[BATCH_SIZE], numbers[DRAFT_LENGTH])
+    if numbers[KEEPS]:
+        keep(memory, numbers[BATCH_SIZE])
+
+
+@compiled
 def _state_arguments(step: Any) -> None:
     memory, n, arguments = step.memory, step.numbers, step.arguments
     arguments[_DATA], arguments[_BATCH_SIZE] = n[DATA], n[BATCH_SIZE]
@@ -224,6 +249,19 @@ def _compiled_entry() -> Any:
 def argument_of(step: Step) -> npt.NDArray[np.int64]:
     """Return the memory whose address the host function takes, for a step that its owner keeps alive like it."""
     return np.array([kernel_address(run, step), handle_of(step)], np.int64)
+
+
+def raise_if_failed(status: int) -> None:
+    """Raise if a step's status is that of a fault.
+
+    Raises:
+        ContractError: the proposer has written an impossible draft.
+        RuntimeError: the proposer's function has failed.
+    """
+    if status == MALFORMED:
+        raise ContractError.build("malformed draft", expected="ids in the vocabulary, lengths within the limits")
+    if status != OK:
+        raise RuntimeError(f"its host step returned {status}")
 
 
 @compiled

@@ -7,10 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
+from specplug.interfaces import HasHostStep
 from specplug.pipeline.cpu import kernels
+from specplug.pipeline.cpu.call import HostStepCall
 from specplug.pipeline.cpu.columns import Columns
 from specplug.pipeline.cpu.trimming import StepCut, trim
 from specplug.pipeline.draft import DraftStage
@@ -57,10 +60,16 @@ class CpuStep:
         tensors = (table, stopped, self._runner.ingested, self._runner.generations, stage.in_flight.heads, *counts)
         arrays = [tensor.numpy() for tensor in (*tensors, buffer.token_ids, buffer.confidence, buffer.source)]
         lengths = buffer.lengths.numpy(), buffer.base_len.numpy()
+        self._drafts = buffer.token_ids.numpy(), buffer.lengths.numpy()
         self._memory = kernels.Memory(  # type: ignore[no-untyped-call]
             *self.columns, *arrays, kernels.NO_PARENTS, *lengths
         )
         self._cut = StepCut(stage, (buffer.batch_size, buffer.draft_length))
+        self._call = (
+            HostStepCall(stage, self._memory, self.columns, self._cut, vocab_size)
+            if self.applies and isinstance(self._runner.handle.proposer, HasHostStep)
+            else None
+        )
         self._views: tuple[EngineBatch, int, _Views] | None = None
 
     def warm_up(self) -> None:
@@ -88,8 +97,10 @@ class CpuStep:
         """Fill in the columns of B rows that a batch needs, for a step that the stage itself takes."""
         kernels.describe(self._memory, batch_size)
 
-    def take(self, batch: EngineBatch, tokens: npt.NDArray[np.int32], plan: StepPlan) -> Draft:
+    def take(self, batch: EngineBatch, tokens: npt.NDArray[np.int32], plan: StepPlan) -> None:
         """Report the rows' verified step and draft for the next one, like `observe`, `propose` and `trim` of the stage.
+
+        The drafts are in the buffer of the stage's proposer; see `lists`.
 
         Args:
             batch: B rows, whose tensors share the memory of `columns`; pass the same object while the rows and their
@@ -98,23 +109,42 @@ class CpuStep:
             plan: the step's plan; requests' caps are in `columns.caps`.
         """
         size, draft_length = batch.batch_size, plan.draft_length
+        keeps = self._cut.state(plan, size)
+        if self._call is not None and self._call.applies(batch):
+            self._call.take(tokens, size, draft_length, keeps=keeps)
+        else:
+            self._step_in_python(batch, tokens, draft_length, keeps=keeps)
+        self._stage.in_flight.is_empty = False
+        if keeps:
+            self._cut.report()
+        else:
+            self._trim_in_python(batch, plan)
+
+    def lists(self, batch_size: int, draft_length: int) -> list[list[int]]:
+        """Return the ids of the newest step's B drafts of at most K tokens."""
+        memory = self._drafts
+        return cut_lists(memory[0][:batch_size, :draft_length], memory[1][:batch_size])
+
+    @torch.inference_mode()
+    def _trim_in_python(self, batch: EngineBatch, plan: StepPlan) -> None:
+        draft = self._views_of(batch, plan.draft_length).draft
+        draft.copy_(self._stage.trimmed(batch, draft, plan))
+        self._stage.in_flight.put(batch, draft, batch.batch_size)
+
+    @torch.inference_mode()
+    def _step_in_python(
+        self, batch: EngineBatch, tokens: npt.NDArray[np.int32], draft_length: int, *, keeps: bool
+    ) -> None:
+        """Call the proposer in Python, between compiled functions."""
+        size = batch.batch_size
         kernels.begin(self._memory, tokens, size, draft_length)
-        views = self._views_of(batch, draft_length)
-        if not self._propose(batch, views):
+        if not self._propose(batch, self._views_of(batch, draft_length)):
             self._views = None  # a proposer can even resize its own view
-            views = self._views_of(batch, draft_length)
             self._runner.buffer.lengths[:size].zero_()
         kernels.sanitize(self._memory, size, draft_length, len(self._stage.sources))
-        if not self._cut.state(plan, size):
-            draft = self._stage.trimmed(batch, views.draft, plan)
-            self._stage.in_flight.put(batch, draft, size)
-            return draft
-        if self._cut.cuts:
+        if keeps:
             trim(self._memory, self._cut.record, size, draft_length)
-            self._cut.report()
-        kernels.keep(self._memory, size)
-        self._stage.in_flight.is_empty = False
-        return views.draft
+            kernels.keep(self._memory, size)
 
     def _propose(self, batch: EngineBatch, views: _Views) -> bool:
         """Run the proposer with its faults contained; return whether it succeeded."""
@@ -150,3 +180,11 @@ class CpuStep:
         views = _Views(handed, self.columns.tensor("limits", size), draft, signature_of(draft))
         self._views = batch, draft_length, views
         return views
+
+
+def cut_lists(ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> list[list[int]]:
+    """Return each row of [B, K] ids as a list, cut to its length."""
+    rows, counts = ids.tolist(), lengths.tolist()
+    if counts.count(ids.shape[1]) < len(counts):  # most drafts are as long as they may be
+        return [row[:count] for row, count in zip(rows, counts, strict=True)]
+    return rows  # type: ignore[no-any-return]

@@ -132,11 +132,6 @@ class StepCut:
         self._arguments.view(np.float32)[2 * TrimArgument.PRICE] = plan.price
         return True
 
-    @property
-    def cuts(self) -> bool:
-        """True if the newest step cuts its drafts here."""
-        return bool(self._numbers[ACTION] != LEAVE)
-
     def report(self) -> None:
         """Report the status of a cut that has ended to the trim half's circuit breaker."""
         if self._numbers[ACTION] == TRIM:
