@@ -2,13 +2,15 @@
 
 All arms answer the same edit and quote tasks, made from files that the model was not trained on; the arms take turns
 task by task, in a rotating order.  Each round has its own tasks, so no arm sees a prompt twice.  If an arm's tokens
-differ from those without speculation, no ratio is printed and the exit code is 1.
+differ from those without speculation, no ratio is printed and the exit code is 1.  specplug is compared with each other
+arm round by round, too: the median ratio, with a bootstrap interval.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import tempfile
@@ -40,6 +42,11 @@ class Answers:
     def tokens(self) -> int:
         """Return the number of output tokens."""
         return sum(map(len, self.token_ids))
+
+    @property
+    def rate(self) -> float:
+        """Return the output tokens per second."""
+        return self.tokens / self.seconds
 
     def add(self, answer: Mapping[str, Any]) -> None:
         """Add one task's result."""
@@ -106,6 +113,7 @@ def summarise(found: Mapping[str, Sequence[Answers]], rounds: Sequence[Sequence[
     from specplug.demo.loops import loop_mask
 
     base, rows = found[BASELINE], []
+    ours = next(mine for name, mine in found.items() if name.startswith("specplug"))
     for name, mine in found.items():
         ids = [one for answers in mine for one in answers.token_ids]
         same = [a == b for x, y in zip(mine, base, strict=True) for a, b in zip(x.token_ids, y.token_ids, strict=True)]
@@ -115,13 +123,13 @@ def summarise(found: Mapping[str, Sequence[Answers]], rounds: Sequence[Sequence[
             for task, text in zip(tasks, answers.texts, strict=True)
         ]
         drafted, tokens = sum(a.drafted for a in mine), sum(a.tokens for a in mine)
-        ratios = [(a.tokens / a.seconds) / (b.tokens / b.seconds) for a, b in zip(mine, base, strict=True)]
         rows.append(
             {
                 "arm": name,
                 "tokens": tokens,
-                "tokens_per_second": spread([a.tokens / a.seconds for a in mine]),
-                "ratio": spread(ratios) if all(same) else None,
+                "tokens_per_second": spread([answers.rate for answers in mine]),
+                "ratio": spread(paired(mine, base)) if all(same) else None,
+                "specplug": interval(paired(ours, mine)) if all(same) and mine is not ours else None,
                 "tau": tokens / sum(a.steps for a in mine),
                 "drafted": drafted,
                 "acceptance_rate": sum(a.accepted for a in mine) / drafted if drafted else None,
@@ -139,16 +147,40 @@ def spread(values: Sequence[float]) -> Spread:
     return statistics.median(values), min(values), max(values)
 
 
+def paired(mine: Sequence[Answers], others: Sequence[Answers]) -> list[float]:
+    """Return the ratio of two arms' rates in each round."""
+    return [one.rate / other.rate for one, other in zip(mine, others, strict=True)]
+
+
+def interval(ratios: Sequence[float]) -> Spread:
+    """Return the median and the ends of its 95 % bootstrap interval."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return statistics.median(ratios), medians[49], medians[1949]
+
+
 def table(rows: Sequence[Mapping[str, Any]], title: str) -> None:
     """Print the rows."""
     from specplug.cli.output import print_table
 
-    header = ("arm", "tokens/s", "ratio", "tau", "drafted", "accepted", "identical", "correct", "in loops")
+    header = (
+        "arm",
+        "tokens/s",
+        "ratio",
+        "specplug to it",
+        "tau",
+        "drafted",
+        "accepted",
+        "identical",
+        "correct",
+        "in loops",
+    )
     cells = [
         (
             row["arm"],
             "{:.0f}  ({:.0f} to {:.0f})".format(*row["tokens_per_second"]),
             "outputs differ" if row["ratio"] is None else "{:.2f}  ({:.2f} to {:.2f})".format(*row["ratio"]),
+            "" if row["specplug"] is None else "{:.2f}  ({:.2f} to {:.2f})".format(*row["specplug"]),
             f"{row['tau']:.2f}",
             str(row["drafted"]),
             "none" if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.0%}",
@@ -194,7 +226,8 @@ def report(
     name = engine.format(used[packages[0]])
     table(rows, f"{in_words(where, 1)}; {name}, batch {options.batch}, K = {options.draft_length}")
     print(
-        "Median over the rounds (least to most); the ratio is to no speculation, round by round.  Edit and quote tasks."
+        "Median over the rounds (least to most); the ratio is to no speculation, round by round.  Those of specplug to "
+        "each other arm have a 95 % interval.  Edit and quote tasks."
     )
     if options.json is not None:
         stated = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}

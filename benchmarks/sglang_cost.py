@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import in_words, machine, versions
-from benchmarks.peers import note
+from benchmarks.peers import interval, note
 
 PLUGINS = Path(__file__).parent / "plugins"
 PROMPT = 32  # tokens of each prompt
@@ -91,13 +91,6 @@ def measure(engine: Any, others: dict[str, Any], batch: int, options: argparse.N
         "ratios": {name: interval(pairs) for name, pairs in ratios.items()},
         "identical": same,
     }
-
-
-def interval(pairs: list[float]) -> list[float]:
-    """Return the median and the ends of its 95 % bootstrap interval."""
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(pairs, k=len(pairs))) for _ in range(2000))
-    return [statistics.median(pairs), medians[49], medians[1949]]
 
 
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import in_words, machine, versions
-from benchmarks.peers import note
+from benchmarks.peers import Spread, interval, note
 
 PLUGINS = Path(__file__).parent / "plugins"
 PROMPT = 32  # tokens of each prompt
@@ -204,7 +204,7 @@ def launch(options: argparse.Namespace, settings: dict[str, Any] | None) -> Any:
     return found
 
 
-def _ratios(engine: Any, baseline: Any, batch: int, options: argparse.Namespace) -> list[float] | None:
+def _ratios(engine: Any, baseline: Any, batch: int, options: argparse.Namespace) -> Spread | None:
     """Return the ratio of step times to those without specplug, with a 95 % bootstrap interval: [median, low, high]."""
     if not options.blocks:
         return None
@@ -218,9 +218,7 @@ def _ratios(engine: Any, baseline: Any, batch: int, options: argparse.Namespace)
         pairs.append(seconds[engine] / seconds[baseline])
     for one in both:
         one.call(end)
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(pairs, k=len(pairs))) for _ in range(2000))
-    return [statistics.median(pairs), medians[49], medians[1949]]
+    return interval(pairs)
 
 
 def fit(rows: Sequence[dict[str, Any]], part: str) -> tuple[float, float]:

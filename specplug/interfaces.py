@@ -142,6 +142,9 @@ class HasHostStep(Protocol):
     On a GPU, the engine's stream then calls this function instead of `step`, so that nothing waits for the device.  The
     function runs beside `on_event`, `begin_text` and `update`, which run on one thread of their own, but a slot belongs
     to only one of them: to the function from the end of `begin_text` until an event of the slot is delivered.
+
+    Where the engine's batch is in host memory, the function and `step` are called in turn, on one thread: `step` for
+    steps in which a text begins, without `begin_text`, or in which `is_outdated` returns true.
     """
 
     def host_step(self) -> HostStep:
