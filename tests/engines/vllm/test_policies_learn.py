@@ -31,7 +31,7 @@ def learnt(llm: Any, prompts: list[list[int]], params: dict[str, Any]) -> dict[s
         **found,
         "reports": [asdict(report) for report in planner.reports],
         "costs": [asdict(cost) for cost in planner.costs],
-        "prices": planner.prices,
+        "prices": [*planner.prices],
         "price": float(trimmer.price),
         "decided": trimmer.counts.tolist(),
     }
