@@ -221,7 +221,10 @@ class Planner(abc.ABC):
 
     @abc.abstractmethod
     def plan(self, stats: HostStats) -> StepPlan:
-        """Decide how many tokens the step may draft.  Must not block; `stats` is at least one step old."""
+        """Decide how many tokens the step may draft.  Must not block; `stats` is at least one step old.
+
+        Not called for steps in which the operator allows no drafts.
+        """
 
     def observe(self, report: StepReport) -> None:  # noqa: B027 - optional
         """Learn from a finished step; called once per planned step, in order (host)."""

@@ -69,7 +69,7 @@ class Decoder:
             draft_length=draft.draft_length,
             seconds=time.perf_counter() - began,
         )
-        if self._plans.learns:
+        if self._plans.learns and not self._plans.is_off:
             fates = [*zip(draft.lengths.tolist(), verification.num_accepted.tolist(), strict=True)]
             self._plans.observe(
                 StepReport.build(self.steps, self._plan.draft_length, len(fates), fates, self.last_step)

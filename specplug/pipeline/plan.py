@@ -26,7 +26,7 @@ class PlanStage:
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the plan of a step, with a draft length that the engine can run."""
         plans = [NO_SPECULATION]
-        if self._guard.admits_step():
+        if not self.is_off and self._guard.admits_step():
             self._guard.step(lambda: plans.append(self._fitted(self._planner.plan(stats))))
         return plans[-1]
 
@@ -42,8 +42,15 @@ class PlanStage:
         return min(found[0], most) if self._guard.call(ask) else most
 
     @property
+    def is_off(self) -> bool:
+        """True if the operator allows no drafts.  The planner is then neither called nor sent reports."""
+        return self.ceiling == 0
+
+    @property
     def settled(self) -> StepPlan | None:
-        """The plan of every step under the present ceiling, as `plan` returned it; None if `plan` must be called."""
+        """The plan of every step under the present ceiling, as `plan` returns it; None if `plan` must be called."""
+        if self.is_off:
+            return NO_SPECULATION
         known = self._newest
         return known[2] if self._is_constant and known is not None and known[1] == self.ceiling else None
 

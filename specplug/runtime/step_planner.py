@@ -49,6 +49,10 @@ class Launched(NamedTuple):
     cost: tuple[int, int, int, int] | None
 
 
+UNREPORTED = Launched((-1, 0, NO_SPECULATION), 0.0, None)
+"""A step that is neither timed nor reported to the planner."""
+
+
 class _Tally:
     """One request's bounds and its counts of verified and accepted draft tokens."""
 
@@ -91,7 +95,9 @@ class StepPlanner(Generic[R]):
         faults: counts per plug-in and kind, as in `SpecMetrics`.
         plan: the newest plan.
         steps: number of steps planned.
-        reads_costs: whether steps must be passed to `launch` and `finish`.
+        is_off: whether the operator allowed no drafts when the newest plan was made.  The step with its drafts is then
+            `UNREPORTED`.
+        reads_costs: whether steps must be passed to `launch`, unless `is_off`, and to `finish`.
         last_step: cost of the newest step whose time is known; None at first.
     """
 
@@ -109,7 +115,7 @@ class StepPlanner(Generic[R]):
         self.control = Control(found.settings)
         self.plan = NO_SPECULATION
         self.steps = 0
-        self.reads_costs = self.stage.reads_costs
+        self.reads_costs, self.is_off = self.stage.reads_costs, False
         self.last_step: StepCost | None = None
         self._planned = 0  # number of requests
         self._ended = 0.0
@@ -120,10 +126,11 @@ class StepPlanner(Generic[R]):
     def make(self, running: Sequence[R], num_waiting: int, prefill_tokens: int) -> StepPlan:
         """Plan the next step's drafts; `running` holds the engine's own requests.
 
-        The planner is not called for a constant plan, and requests do not matter to one without drafts.
+        The planner is not called for a constant plan.  Where a plan has no drafts, or the operator allows none, nothing
+        is done for the single requests.
         """
         self.stage.ceiling, self._planned = self.control.ceiling(), len(running)
-        plan = self.stage.settled
+        self.is_off, plan = self.stage.is_off, self.stage.settled
         if plan is None or plan.draft_length:
             for request in running:
                 if self._identify(request) not in self._tallies:

@@ -23,7 +23,7 @@ from specplug.plugins.specs import ProposerSpec
 from specplug.requests import wire
 from specplug.runtime.running_request import RunningRequest
 from specplug.runtime.slot_allocator import SlotAllocator
-from specplug.runtime.step_planner import Bounds, Launched, StepPlanner
+from specplug.runtime.step_planner import UNREPORTED, Bounds, Launched, StepPlanner
 from specplug.settings.model import Settings
 from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent
@@ -215,11 +215,13 @@ class Drafting:
         Without drafts, the step's tokens are counted when its results arrive.
         """
         rows, draft_length = len(reqs), 0 if draft is None else draft.draft_length
-        # A prefill queued before the step may still be running when the step begins, so the step is not timed.
-        context = sum(map(_measure, reqs))
-        step = self.step_planner.launch(
-            self._began, rows, rows * (draft_length + 1), context, draft_length, timed=not self._prefills
-        )
+        step = UNREPORTED
+        if not self.step_planner.is_off:
+            # A prefill queued before the step may still be running when the step begins, so the step is not timed.
+            context, timed = sum(map(_measure, reqs)), not self._prefills
+            step = self.step_planner.launch(
+                self._began, rows, rows * (draft_length + 1), context, draft_length, timed=timed
+            )
         self._prefills = False
         lengths = None if draft is None else draft.lengths.to("cpu", non_blocking=True, copy=True)
         completed = None

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
 from specplug.requests import wire
-from specplug.runtime.step_planner import Bounds, Fate, Launched, StepPlanner
+from specplug.runtime.step_planner import UNREPORTED, Bounds, Fate, Launched, StepPlanner
 from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEventKind
@@ -116,9 +116,7 @@ class _Planned:
         planner, scheduled = self.step_planner, scheduler_output.num_scheduled_tokens
         planner.forget(scheduler_output.finished_req_ids)
         if planner.reads_costs:
-            tokens, context = sum(scheduled.values()), sum(scheduler_output.scheduled_cached_reqs.num_computed_tokens)
-            step = planner.launch(self._began, len(scheduled), tokens, context, self._row_length)
-            self._launched.append(step)
+            self._launched.append(UNREPORTED if planner.is_off else self._launch(scheduler_output))
         prompts = sum([scheduled[new.req_id] for new in scheduler_output.scheduled_new_reqs])
         plan = planner.make(self.running, len(self.waiting), prompts)
         if plan is not self._sized or plan.caps:
@@ -126,6 +124,12 @@ class _Planned:
         scheduler_output.num_spec_tokens_to_schedule = self._row_length
         self._attach_metadata(scheduler_output, plan)
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
+
+    def _launch(self, scheduler_output: Any) -> Launched:
+        """Record the beginning of a step."""
+        scheduled = scheduler_output.num_scheduled_tokens
+        tokens, context = sum(scheduled.values()), sum(scheduler_output.scheduled_cached_reqs.num_computed_tokens)
+        return self.step_planner.launch(self._began, len(scheduled), tokens, context, self._row_length)
 
     def _length_for(self, plan: StepPlan) -> int:
         """Return the draft length of the rows of the next step, before caps.

@@ -73,3 +73,26 @@ def test_both_halves_learn_and_the_text_stays(learning):
         assert cost["context_tokens"] > cost["requests"]
     assert any(cost["draft_length"] for cost in found["costs"])
     assert any(report["cost"] is None for report in reports), "the step behind a prefill is not timed"
+
+
+def switch(scheduler: Any, mode: str) -> None:
+    """Switch drafting off or on, as operators do."""
+    scheduler.draft_worker.drafting.step_planner.control.set(mode=mode)
+
+
+def test_while_speculation_is_off_no_planner_is_called(learning):
+    learning.inside(note_lengths)
+    learning.call(inside.generate, prompts=PROMPTS)
+    learning.inside(switch, mode="off")
+    answers, before = learning.call(inside.generate, prompts=PROMPTS), learning.inside(learnt)
+    assert_greedy(PROMPTS, [greedy(tuple(prompt)) for prompt in PROMPTS], answers)
+    learning.call(inside.generate, prompts=PROMPTS)
+    off = learning.inside(learnt)
+    assert [off[name] for name in ("prices", "reports", "costs")] == [
+        before[name] for name in ("prices", "reports", "costs")
+    ]
+    learning.inside(switch, mode="on")
+    learning.call(inside.generate, prompts=PROMPTS)
+    on = learning.inside(learnt)
+    assert len(on["prices"]) > len(off["prices"])
+    assert len(on["reports"]) > len(off["reports"])

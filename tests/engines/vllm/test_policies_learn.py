@@ -31,7 +31,7 @@ def learnt(llm: Any, prompts: list[list[int]], params: dict[str, Any]) -> dict[s
         **found,
         "reports": [asdict(report) for report in planner.reports],
         "costs": [asdict(cost) for cost in planner.costs],
-        "prices": planner.prices,
+        "prices": [*planner.prices],
         "price": float(trimmer.price),
         "decided": trimmer.counts.tolist(),
     }
@@ -52,6 +52,44 @@ def test_both_halves_learn_and_the_text_stays(kind, learning, truth):
     assert found["decided"] == [total["tested"], total["accepted"]]
     assert len(set(found["prices"])) > 1, "the price was learnt"
     assert min(abs(price - found["price"]) for price in found["prices"]) < 1e-6, "and came to the worker"
+
+
+def off_then_on(llm: Any, prompts: list[list[int]], params: dict[str, Any]) -> list[dict[str, Any]]:
+    """Serve requests while speculation is off, and then on; return `learnt` of both, and the plans that were sent."""
+    scheduler, found, plans = inside.scheduler(llm), [], []
+    attach = scheduler._attach_metadata
+
+    def attaching(output: Any, plan: Any) -> None:
+        attach(output, plan)
+        plans.append([id(plan), len(plan.caps)])
+
+    scheduler._attach_metadata = attaching
+    try:
+        for mode in ("off", "on"):
+            scheduler.step_planner.control.set(mode=mode)
+            plans.clear()
+            found.append({**learnt(llm, prompts, params), "plans": [*plans]})
+    finally:
+        del scheduler._attach_metadata
+        scheduler.step_planner.control.set(mode="on")
+    return found
+
+
+@pytest.mark.parametrize("kind", ["v1", "v2"], indirect=True)
+def test_while_speculation_is_off_no_planner_is_called(kind, learning, truth):
+    before = learning.call(learnt, prompts=PROMPTS, params={"max_tokens": MAX_TOKENS})
+    off, on = learning.call(off_then_on, prompts=PROMPTS, params={"max_tokens": MAX_TOKENS})
+    for found in (off, on):
+        assert_greedy(PROMPTS, truth[:8], found["result"])
+    assert off["prices"] == before["prices"]
+    assert len(off["reports"]) <= len(before["reports"]) + 2  # of steps that were planned before
+    assert len(off["plans"]) > 10
+    assert len({name for name, _ in off["plans"]}) == 1
+    assert not any(caps for _, caps in off["plans"])
+    assert off["total"]["proposed"] == 0
+    assert off["total"]["emitted"] == sum(len(output["token_ids"]) for output in off["result"])
+    assert len(on["prices"]) > len(off["prices"])
+    assert on["total"]["accepted"] > 0
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2"], indirect=True)
