@@ -9,7 +9,8 @@ vLLM's own time is excluded, even where specplug calls it.  The figures of the t
 part per request.  Python memory and tensor operations are counted in separate runs.
 
 The step-time ratio is additional information: whole steps with specplug and of an engine without it, in alternating
-blocks on the same machine, with a bootstrap interval.  That engine does not speculate or, with ``--floor`` on V1, has
+blocks on the same machine, with a bootstrap interval.  Two processes of one engine may differ by 2 %, so a ratio near 1
+takes several pairs of processes (``--processes``).  The other engine does not speculate or, with ``--floor`` on V1, has
 the smallest drafter that drafts nothing (`plugins/vllm_floor.py`).  V2 runs in Triton's interpreter on a CPU: the
 ratio of its slow steps says nothing, but the host time inside specplug is real.
 """
@@ -166,24 +167,26 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
 
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as logs:
-        pool = Pool(Path(logs), most=2)
+        pool, copies = Pool(Path(logs), most=2 * options.processes), range(options.processes)
         try:
-            baseline = pool.tenant(Engine, "baseline", launch(options, None))
+            baselines = [pool.tenant(Engine, f"baseline-{copy}", launch(options, None, copy)) for copy in copies]
             for name in options.arms:
                 note(f"{name}: starting")
-                engine = pool.tenant(Engine, name.replace(" ", "-").replace(",", ""), launch(options, ARMS[name]))
-                ratios = [_ratios(engine, baseline, batch, options) for batch in options.batches]
+                tenant = name.replace(" ", "-").replace(",", "")
+                engines = [pool.tenant(Engine, f"{tenant}-{it}", launch(options, ARMS[name], it)) for it in copies]
+                ratios = [_ratios(engines, baselines, batch, options) for batch in options.batches]
                 note(f"{name}: host time")
-                for ratio, (batch, parts) in zip(ratios, measure(engine, options).items(), strict=True):
+                for ratio, (batch, parts) in zip(ratios, measure(engines[0], options).items(), strict=True):
                     rows.append({"arm": name, "batch": batch, "parts": parts, "step_ratio": ratio})
-                engine.stop()
+                for engine in engines:
+                    engine.stop()
         finally:
             pool.close()
     return rows
 
 
-def launch(options: argparse.Namespace, settings: dict[str, Any] | None) -> Any:
-    """Return the configuration of a server with these settings, or of the one to compare with."""
+def launch(options: argparse.Namespace, settings: dict[str, Any] | None, copy: int) -> Any:
+    """Return the configuration of a server with these settings, or of the one to compare with, one of several alike."""
     from tests.engines.vllm.launch import configuration
 
     same: dict[str, Any] = {
@@ -192,6 +195,7 @@ def launch(options: argparse.Namespace, settings: dict[str, Any] | None) -> Any:
         "max_model_len": 1024,
         "enable_prefix_caching": False,
         "asynchronous": options.asynchronous,
+        "environment": {"SPECPLUG_BENCHMARK_COPY": str(copy)},
     }
     if settings is not None:
         found = configuration(options.runner, settings, **same)
@@ -204,21 +208,19 @@ def launch(options: argparse.Namespace, settings: dict[str, Any] | None) -> Any:
     return found
 
 
-def _ratios(engine: Any, baseline: Any, batch: int, options: argparse.Namespace) -> Spread | None:
-    """Return the ratio of step times to those without specplug, with a 95 % bootstrap interval: [median, low, high]."""
-    if not options.blocks:
-        return None
-    both = (engine, baseline)
-    for one in both:
-        one.call(begin, batch=batch)
-    pairs = []
-    for number in range(options.blocks):
-        order = both if number % 2 else both[::-1]
-        seconds = {one: one.call(block, steps=options.block_steps) for one in order}
-        pairs.append(seconds[engine] / seconds[baseline])
-    for one in both:
-        one.call(end)
-    return interval(pairs)
+def _ratios(engines: Sequence[Any], baselines: Sequence[Any], batch: int, options: argparse.Namespace) -> Spread | None:
+    """Return the ratio of step times to those without specplug, with a 95 % bootstrap interval."""
+    ratios: list[float] = []
+    for both in zip(engines, baselines, strict=True) if options.blocks else ():
+        for one in both:
+            one.call(begin, batch=batch)
+        for number in range(options.blocks):
+            order = both if number % 2 else both[::-1]
+            seconds = {one: one.call(block, steps=options.block_steps) for one in order}
+            ratios.append(seconds[both[0]] / seconds[both[1]])
+        for one in both:
+            one.call(end)
+    return interval(ratios) if ratios else None
 
 
 def fit(rows: Sequence[dict[str, Any]], part: str) -> tuple[float, float]:
@@ -281,6 +283,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="steps that host time is taken of, a turn (default: 20)")
     parser.add_argument("--floor", action="store_true", help="compare with a drafter that drafts nothing (V1 only)")
     parser.add_argument("--blocks", type=int, default=20, help="paired blocks for the ratio, 0 for none (default: 20)")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="pairs of processes for the ratio, with blocks each (default: 1)"
+    )
     parser.add_argument("--block-steps", type=int, default=8, help="steps of each block (default: 8)")
     parser.add_argument("--json", type=Path, help="write everything to this file, too")
     options = parser.parse_args()
