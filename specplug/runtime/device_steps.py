@@ -82,7 +82,7 @@ class DeviceSteps:
         self._no_caps = torch.full_like(self._all_rows, NO_CAP)
         self._rows: _Rows | None = None
         self._draft: Draft | None = None
-        self._warm_up(*(like or self._usual()))
+        self._warm_up(*(like or self._default_types()))
 
     @staticmethod
     def applies(stage: DraftStage) -> bool:
@@ -222,7 +222,7 @@ class DeviceSteps:
         """Return [n] int32 on the stage's device, without waiting for the copy."""
         return to_device([torch.tensor(values, dtype=torch.int32)], self._all_rows.device)[0]
 
-    def _usual(self) -> tuple[EngineRows, DraftOutputs, Tensor]:
+    def _default_types(self) -> tuple[EngineRows, DraftOutputs, Tensor]:
         numbers = self._all_rows[:0]
         ids, confidence = (self._columns.taken.confidence[:0].to(it) for it in (torch.int64, torch.float32))
         rows = EngineRows(numbers, numbers, numbers.view(0, 1), numbers, numbers)

@@ -62,11 +62,10 @@ class Engine:
         else:
             stage = stage or build_draft_stage(wanted, default_registry(), context, grammars=True)
             grammars = Grammars(VOCAB, None, FaultGuard("grammar", sink=stage.metrics.fault))
-            self.allocator, given = SlotAllocator(SLOTS, CPU, self._tell), (stage, self.table, grammars, caps, VOCAB)
-            if launches is None:
-                self.drafts = StageDrafts(*given)
-            else:
-                self.drafts = DeviceDrafts(*given, self.allocator.slots, launches)
+            self.drafts = by_stage = StageDrafts(stage, self.table, grammars, caps, VOCAB)
+            self.allocator = SlotAllocator(SLOTS, CPU, self._tell)
+            if launches is not None:
+                self.drafts = DeviceDrafts(by_stage, self.table, VOCAB, self.allocator.slots, launches)
         self.allocator.engine_slot = self.slot_of.__getitem__
         self._rows: Rows | None = None
 

@@ -46,10 +46,11 @@ def build(
     allocator = SlotAllocator(context.max_slots, HOST if is_streamed else context.device, notify)
     if is_streamed:
         return StreamDrafts(stage, allocator.slots, table, grammars, context), allocator
-    given, launches = (stage, table, grammars, context.caps, context.vocab_size), launches_for(context.device)
+    by_stage = StageDrafts(stage, table, grammars, context.caps, context.vocab_size)
+    launches = launches_for(context.device)
     if launches is None or not DeviceSteps.applies(stage):
-        return StageDrafts(*given), allocator
-    return DeviceDrafts(*given, allocator.slots, launches), allocator
+        return by_stage, allocator
+    return DeviceDrafts(by_stage, table, context.vocab_size, allocator.slots, launches), allocator
 
 
 def _stage(settings: Settings, context: PluginContext) -> tuple[DraftStage, bool]:

@@ -8,73 +8,71 @@ import torch
 from torch import Tensor
 
 from specplug.pipeline.device.launches import Launches
-from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.slots import SlotTable
 from specplug.types.batch import Residency
-from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, StepPlan
-from specplug_sglang.scheduler.drafts import Decoding
-from specplug_sglang.scheduler.grammar import Grammars
+from specplug_sglang.scheduler.drafts import Decoding, Drafts
 from specplug_sglang.scheduler.rows import Rows
 from specplug_sglang.scheduler.stage_drafts import StageDrafts
 from specplug_sglang.scheduler.unreported import Unreported, Verified
 from specplug_sglang.verification.table import TokenTable
 
 
-class DeviceDrafts(StageDrafts):
+class DeviceDrafts(Drafts):
     """See `Drafts`.  Steps of batches with grammars are the stage's, which shares all state.
 
     Args:
-        stage: a stage that `DeviceSteps` applies to, on the engine's device.
+        by_stage: drafts of a stage that `DeviceSteps` applies to, on the engine's device.
         table: the token table.
-        grammars: completes the drafts.
-        caps: the engine's capabilities.
         vocab_size: V.
         slots: the table of slots.
         launches: the kernels of the device.
     """
 
     def __init__(
-        self,
-        stage: DraftStage,
-        table: TokenTable,
-        grammars: Grammars,
-        caps: EngineCaps,
-        vocab_size: int,
-        slots: SlotTable,
-        launches: Launches,
+        self, by_stage: StageDrafts, table: TokenTable, vocab_size: int, slots: SlotTable, launches: Launches
     ) -> None:
-        super().__init__(stage, table, grammars, caps, vocab_size)
-        self._unreported = Unreported(table, stage.runners[0].buffer.draft_length, self._report)
+        self.stage, self.grammars, self.counts = by_stage.stage, by_stage.grammars, by_stage.counts
+        self._by_stage = by_stage
+        self._unreported = Unreported(table, self.stage.runners[0].buffer.draft_length, self._report)
         self._padding = table.tokens[:, 0]  # nothing reads what drafts are padded with
-        self._nothing = torch.empty(len(table.tokens), 0, device=self._device)
-        like = self._unreported.like, self._outputs(0), self._padding
+        self._nothing = torch.empty(len(table.tokens), 0, device=table.tokens.device)
         self._steps = DeviceSteps(
-            stage, slots, self._stops, vocab_size, launches, tokens_on=Residency.DEVICE, like=like
+            self.stage,
+            slots,
+            by_stage.stops,
+            vocab_size,
+            launches,
+            tokens_on=Residency.DEVICE,
+            like=(self._unreported.like, self._outputs(0), self._padding),
         )
 
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
         """See `Drafts.propose`."""
         if _is_constrained(batch):
             self.flush()
-            return super().propose(batch, draft_length, plan)
+            return self._by_stage.propose(batch, draft_length, plan)
         rows, verified = self._unreported.take(batch)
         draft = self._step(batch.rows, rows, replace(plan, draft_length=draft_length), reports=verified is not None)
-        return self._fitted(draft, draft.lengths) if self._reads_lengths else draft
+        return self._by_stage.fitted(draft, draft.lengths)
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
         """See `Drafts.observe`."""
         if _is_constrained(batch):
-            super().observe(batch, draft, accept_lens)
+            self._by_stage.observe(batch, draft, accept_lens)
         else:
             self._unreported.store(batch, accept_lens)
 
     def idle(self, batch: Decoding) -> None:
         """See `Drafts.idle`."""
         self.flush()
+
+    def emits_one(self) -> None:
+        """See `Drafts.emits_one`."""
+        self._by_stage.emits_one()
 
     def flush(self) -> None:
         """See `Drafts.flush`."""
@@ -83,7 +81,7 @@ class DeviceDrafts(StageDrafts):
     def close(self) -> None:
         """See `Drafts.close`."""
         self._unreported.drop()
-        super().close()
+        self._by_stage.close()
 
     def _report(self, verified: Verified, rows: EngineRows) -> None:
         self._step(verified.batch.rows, rows, NO_SPECULATION, reports=True)
