@@ -145,7 +145,7 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
         drafting = Drafting(scheduler.server_args, scheduler.model_config, slots=9, device=META, rank=0, tokenizer=None)
     reqs = [request(name, slot) for slot, name in enumerate("abc", start=1)]
     drafting.admit(reqs)
-    slots, before = empty(3, dtype=torch.int64), empty(3, dtype=torch.int64)
+    slots, before, counts = empty(3, dtype=torch.int64), empty(3, dtype=torch.int64), empty(3)
     assert drafting.stage is not None
     handle = drafting.stage.runners[0].handle
     step_of_proposer, watch, own = handle.step, Watch(), Watch()
@@ -158,7 +158,7 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
         draft = drafting.propose(reqs, slots, before, 2)
         assert draft is not None
         assert draft.token_ids.shape == (3, 2)
-        drafting.observe(reqs, slots, before, draft, empty(3))
+        drafting.observe(reqs, slots, before, draft, counts)
 
     drafting.plan(reqs)
     step()
