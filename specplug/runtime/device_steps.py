@@ -18,7 +18,7 @@ from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import NO_CAP, SlotTable
 from specplug.runtime.stops import StopDetector
-from specplug.types.batch import BatchView, EngineBatch
+from specplug.types.batch import BatchView, EngineBatch, Residency
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
@@ -57,20 +57,32 @@ class DeviceSteps:
         stops: the detector of stops.
         vocab_size: V.
         launches: the kernels of the stage's device.
+        tokens_on: where the engine keeps its texts, if it is not on a CPU.
+        like: rows, outputs and newest tokens of the types that steps have, for which the kernels are compiled; None for
+            those that `take` states.
     """
 
     def __init__(
-        self, stage: DraftStage, slots: SlotTable, stops: StopDetector, vocab_size: int, launches: Launches
+        self,
+        stage: DraftStage,
+        slots: SlotTable,
+        stops: StopDetector,
+        vocab_size: int,
+        launches: Launches,
+        *,
+        tokens_on: Residency = Residency.PINNED,
+        like: tuple[EngineRows, DraftOutputs, Tensor] | None = None,
     ) -> None:
         self._stage, self._runner, self._slots, self._vocab_size = stage, stage.runners[0], slots, vocab_size
         self._launches = launches
         self._state, self._columns = State.of(stage, slots.table, stops.stopped), Columns.allocate(stage)
         max_slots, device = self._runner.buffer.batch_size, self._runner.buffer.device
+        self._residency = Residency.HOST if device.type == "cpu" else tokens_on
         self._all_rows = torch.arange(max_slots, dtype=torch.int32, device=device)
         self._no_caps = torch.full_like(self._all_rows, NO_CAP)
         self._rows: _Rows | None = None
         self._draft: Draft | None = None
-        self._warm_up()
+        self._warm_up(*(like or self._default_types()))
 
     @staticmethod
     def applies(stage: DraftStage) -> bool:
@@ -87,26 +99,32 @@ class DeviceSteps:
         last_sampled: Tensor,
         temperature: Tensor,
         plan: StepPlan,
-    ) -> None:
+        *,
+        reports: bool = True,
+    ) -> Draft:
         """Report the verified step of a batch, and draft for its next one.
 
         Args:
             facts: the rows that may draft; pass the same object while the same requests hold the same slots.
-            engine: the engine's rows, whose lengths are by slot.
-            outputs: where ids and confidences go, [B, K].
+            engine: the engine's rows.
+            outputs: where ids and confidences go, [B, K] int64 and float32; K is 0 for an engine that takes the result.
             last_sampled: [S] or [S, 1] int64, each slot's newest token, which pads its draft.
-            temperature: [S] float32, by slot.
+            temperature: float32, [S] by slot, or [B] by the engine's row if its lengths are.
             plan: the plan for the drafts.
+            reports: whether the verified step is counted and learnt from; if not, the host has counted it.
+
+        Returns:
+            The drafts of the rows that may draft.  The next step overwrites them.
         """
         self._slots.flush()
         rows = self._rows_of(facts, engine)
         size, draft_length = len(facts.names), plan.draft_length
         draft = self._view(size, draft_length)
         if size:
-            self._begin(rows, draft, engine, temperature, plan)
-            resets = self._slots.take_resets()
+            self._begin(rows, draft, engine, temperature, plan, reports)
+            resets = self._slots.take_resets() if draft_length else ()  # the proposer's next step gets them
             batch = replace(rows.batch, reset_slots=resets) if resets else rows.batch
-            if self._stage.has_observers:
+            if reports and self._stage.has_observers:
                 self._stage.tell(batch, *self._columns.judged(size))
             if draft_length:
                 draft = self._propose(rows, batch, draft)
@@ -124,8 +142,11 @@ class DeviceSteps:
             outputs.ids,
             outputs.confidence,
         )
+        return draft
 
-    def _begin(self, rows: _Rows, draft: Draft, engine: EngineRows, temperature: Tensor, plan: StepPlan) -> None:
+    def _begin(
+        self, rows: _Rows, draft: Draft, engine: EngineRows, temperature: Tensor, plan: StepPlan, reports: bool
+    ) -> None:
         caps = self._no_caps
         if plan.caps:
             found = [plan.caps.get(name, NO_CAP) for name in rows.facts.names]
@@ -138,12 +159,9 @@ class DeviceSteps:
             plan.draft_length,
             rows.order,
             caps,
-            engine.idx_mapping,
-            engine.total_len,
-            engine.all_token_ids,
-            engine.num_sampled,
-            engine.num_rejected,
+            engine,
             temperature,
+            reports,
         )
 
     def _propose(self, rows: _Rows, batch: EngineBatch, draft: Draft) -> Draft:
@@ -191,7 +209,7 @@ class DeviceSteps:
             order, places = mapped[: len(index)], mapped[len(index) :]
         size = len(facts.names)
         batch = replace(
-            self._columns.batch(size, texts, self._vocab_size),
+            self._columns.batch(size, texts, self._vocab_size, self._residency),
             barriers=facts.barriers,
             request_ids=facts.names,
             requests=facts.requests,
@@ -204,11 +222,15 @@ class DeviceSteps:
         """Return [n] int32 on the stage's device, without waiting for the copy."""
         return to_device([torch.tensor(values, dtype=torch.int32)], self._all_rows.device)[0]
 
-    def _warm_up(self) -> None:
+    def _default_types(self) -> tuple[EngineRows, DraftOutputs, Tensor]:
+        numbers = self._all_rows[:0]
+        ids, confidence = (self._columns.taken.confidence[:0].to(it) for it in (torch.int64, torch.float32))
+        rows = EngineRows(numbers, numbers, numbers.view(0, 1), numbers, numbers)
+        return rows, DraftOutputs(ids, confidence), self._columns.slots
+
+    def _warm_up(self, engine: EngineRows, outputs: DraftOutputs, last_sampled: Tensor) -> None:
         """Compile the kernels, or load them from their cache."""
-        numbers, draft = self._all_rows[:0], self._view(0, 0)
-        texts, heat = numbers.view(0, 1), self._columns.temperature
-        common = (self._state, self._columns, draft)
-        self._launches.begin(*common, 0, 0, *[numbers] * 4, texts, numbers, numbers, heat)
-        out, confidence = (self._columns.taken.confidence[:0].to(it) for it in (torch.int64, torch.float32))
-        self._launches.finish(*common, 0, 0, numbers, numbers, self._columns.slots, out, confidence)
+        numbers, common = self._all_rows[:0], (self._state, self._columns, self._view(0, 0))
+        self._launches.begin(*common, 0, 0, numbers, numbers, engine, self._columns.temperature, True)
+        ids, confidence = outputs.ids[:0], outputs.confidence
+        self._launches.finish(*common, 0, 0, numbers, engine.idx_mapping, last_sampled, ids, confidence)

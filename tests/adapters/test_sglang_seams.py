@@ -15,7 +15,7 @@ PYTHONS = """
 aclose acquire loop release run_until_complete util value
 """
 NUMPYS = "writeable"
-TORCHS = "current_stream is_available mem_get_info query synchronize"
+TORCHS = "current_stream empty_cache is_available mem_get_info query synchronize"
 FASTAPIS = "add_api_route headers json path raw refresh routes scope state"
 OTHERS = "model_dump model_json_schema"  # of pydantic
 TOKENIZERS = "additional_stop_token_ids eos_token_id"

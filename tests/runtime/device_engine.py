@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from specplug.faults import FaultGuard
+from specplug.interfaces import Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.device.launches import Launches
 from specplug.pipeline.draft import DraftStage
@@ -69,6 +70,28 @@ class Watching(CutsAlways):
         self.log.append([*shown(draft), draft.sources, verdict.accepted.tolist(), batch.reset_slots])
 
 
+def stage_of(
+    proposer: Learning, trimmer: Trimmer, draft_length: int, *, learns: bool, device: torch.device
+) -> DraftStage:
+    """Return a draft stage of a proposer, which may learn."""
+    caps = ProposerCaps(learns=learns, incremental=learns)
+    spec = ProposerSpec(name="scripted", factory=lambda _: proposer, summary="", caps=caps)
+    handle = make_handle(spec, proposer, None, device)
+    metrics = SpecMetrics([*handle.sources, "another"], draft_length, device)
+    guards = [FaultGuard(name, max_consecutive=2, cooldown_steps=1, sink=metrics.fault) for name in "pt"]
+    return DraftStage(
+        [handle],
+        guards[:1],
+        trimmer,
+        guards[1],
+        caps=EngineCaps(draft_length),
+        max_slots=SLOTS,
+        vocab_size=VOCAB,
+        device=device,
+        metrics=metrics,
+    )
+
+
 class Engine(stream_engine.Engine):
     """Requests in slots.
 
@@ -87,24 +110,8 @@ class Engine(stream_engine.Engine):
     def __init__(
         self, script: list[Any], launches: Launches | None, *, learns: bool, trims: bool, device: torch.device
     ) -> None:
-        self.proposer = Learning(script)
-        caps = ProposerCaps(learns=learns, incremental=learns)
-        spec = ProposerSpec(name="scripted", factory=lambda _: self.proposer, summary="", caps=caps)
-        handle = make_handle(spec, self.proposer, None, device)
-        metrics = SpecMetrics([*handle.sources, "another"], DRAFT_LENGTH, device)
-        guards = [FaultGuard(name, max_consecutive=2, cooldown_steps=1, sink=metrics.fault) for name in "pt"]
-        self.trimmer = Watching() if trims else SurvivalTrimmer()
-        self.stage = DraftStage(
-            [handle],
-            guards[:1],
-            self.trimmer,
-            guards[1],
-            caps=EngineCaps(DRAFT_LENGTH),
-            max_slots=SLOTS,
-            vocab_size=VOCAB,
-            device=device,
-            metrics=metrics,
-        )
+        self.proposer, self.trimmer = Learning(script), Watching() if trims else SurvivalTrimmer()
+        self.stage = stage_of(self.proposer, self.trimmer, DRAFT_LENGTH, learns=learns, device=device)
         self.allocator = SlotAllocator(SLOTS, device, lambda event: self.stage.on_event(event))
         self.slot_of: dict[str, int] = {}
         self.allocator.engine_slot = self.slot_of.__getitem__

@@ -1,4 +1,4 @@
-"""Choice of how rank 0 drafts: in the engine's stream, or by the draft stage itself."""
+"""Choice of how rank 0 drafts: in the engine's stream, or by the draft stage, on a GPU between kernels."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ import torch
 from specplug.assembly import build_draft_stage, may_stream
 from specplug.faults import FaultGuard
 from specplug.interfaces import PluginContext
+from specplug.pipeline.device.launches import launches_for
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
+from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.slot_allocator import SlotAllocator
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
 from specplug.types.request import Event
+from specplug_sglang.scheduler.device_drafts import DeviceDrafts
 from specplug_sglang.scheduler.drafts import Drafts
 from specplug_sglang.scheduler.grammar import Grammars
 from specplug_sglang.scheduler.stage_drafts import StageDrafts
-from specplug_sglang.scheduler.stream_drafts import StreamBuffers, StreamDrafts
+from specplug_sglang.scheduler.stream_drafts import StreamDrafts
 from specplug_sglang.verification.table import TokenTable
 
 HOST = torch.device("cpu")
@@ -40,16 +43,14 @@ def build(
     """
     stage, is_streamed = _stage(settings, context)
     grammars = Grammars(context.vocab_size, tokenizer, FaultGuard("grammar", sink=stage.metrics.fault))
-    if not is_streamed:
-        allocator = SlotAllocator(context.max_slots, context.device, notify)
-        return StageDrafts(stage, table, grammars, context.caps, context.vocab_size), allocator
-    allocator = SlotAllocator(context.max_slots, HOST, notify)
-    buffers = StreamBuffers.allocate(stage, table)
-    wide = buffers.ones.long()
-    like = buffers.rows(table, wide, wide, buffers.ones), buffers.outputs(buffers.draft)
-    sizes = context.max_length, context.vocab_size
-    steps = StreamSteps(stage, allocator.slots, *sizes, context.device, like=like)
-    return StreamDrafts(stage, steps, table, buffers, grammars, context.caps), allocator
+    allocator = SlotAllocator(context.max_slots, HOST if is_streamed else context.device, notify)
+    if is_streamed:
+        return StreamDrafts(stage, allocator.slots, table, grammars, context), allocator
+    by_stage = StageDrafts(stage, table, grammars, context.caps, context.vocab_size)
+    launches = launches_for(context.device)
+    if launches is None or not DeviceSteps.applies(stage):
+        return by_stage, allocator
+    return DeviceDrafts(by_stage, table, context.vocab_size, allocator.slots, launches), allocator
 
 
 def _stage(settings: Settings, context: PluginContext) -> tuple[DraftStage, bool]:

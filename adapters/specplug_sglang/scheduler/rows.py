@@ -51,7 +51,7 @@ class Rows:
             lengths=lengths,
             sampled=self._all,
             room=self.table.ends - lengths,
-            temperature=self._temperature,
+            temperature=self.temperature,
             grammar=self.table.grammar,
             vocab_size=vocab_size,
             residency=Residency.HOST if self._device.type == "cpu" else Residency.DEVICE,
@@ -67,8 +67,8 @@ class Rows:
         return self._slots.rows(on_device(self.facts.slots, torch.int64, self._device))
 
     @cached_property
-    def _temperature(self) -> Tensor:
-        """[B] float32."""
+    def temperature(self) -> Tensor:
+        """The requests' temperatures, [B] float32."""
         temperatures = [request.sampling.temperature for request in self.facts.requests]
         return on_device(temperatures, torch.float32, self._device)
 

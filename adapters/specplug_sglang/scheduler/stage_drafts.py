@@ -28,6 +28,9 @@ class StageDrafts(Drafts):
         grammars: completes the drafts.
         caps: the engine's capabilities.
         vocab_size: V.
+
+    Attributes:
+        stops: the detector of stops.
     """
 
     def __init__(
@@ -36,7 +39,8 @@ class StageDrafts(Drafts):
         self.stage, self._table, self.grammars, self._caps = stage, table, grammars, caps
         self._device, self._vocab_size = table.tokens.device, vocab_size
         self.counts = Counts(stage.metrics, module_of(self._device))
-        self._stops = StopDetector(table.tokens.shape[0], caps.max_draft_length, self._device)
+        self.stops = StopDetector(table.tokens.shape[0], caps.max_draft_length, self._device)
+        self._reads_lengths = self._device.type == "cpu"
         self._unseen = False  # whether tokens were emitted that the stop detector has not seen
 
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
@@ -44,21 +48,27 @@ class StageDrafts(Drafts):
         reqs, view, caps = batch.reqs, self._view(batch, batch.before + 1), caps_of(plan, batch.reqs)
         most = None if caps is None else on_device(caps, torch.int32, self._device)
         draft = self.stage.propose(view, draft_length, most)
-        constrained, reads_lengths = any(req.grammar is not None for req in reqs), self._device.type == "cpu"
-        if reads_lengths and not constrained and not draft.lengths.any():
+        constrained = any(req.grammar is not None for req in reqs)
+        if self._reads_lengths and not constrained and not draft.lengths.any():
             return None
         draft = self.stage.trim(view, draft, plan)
         proposed = draft.lengths
         if constrained:
             draft = self.grammars.of(view, reqs, draft, most, plan.token_budget)
-        if not reads_lengths:
+        return self.fitted(draft, proposed)
+
+    def fitted(self, draft: Draft, proposed: Tensor) -> Draft | None:
+        """Shorten a draft on a CPU to the captured length that holds its rows; None if nothing is drafted.
+
+        What a grammar cut must be reported with a step of drafts, even if it cut everything of `proposed` [B] tokens.
+        """
+        if not self._reads_lengths:
             return draft
-        # What a grammar cut must be reported with a step of drafts, even if it cut everything.
         longest = max(int(draft.lengths.max()), int(proposed.any()))
         if not longest:
             self.grammars.drop()
             return None
-        return draft.view(draft.batch_size, min(least_captured(self._caps, longest), draft_length))
+        return draft.view(draft.batch_size, min(least_captured(self._caps, longest), draft.draft_length))
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
         """See `Drafts.observe`."""
@@ -87,4 +97,4 @@ class StageDrafts(Drafts):
     def _after_stop(self, batch: Decoding, lengths: Tensor, emitted: Tensor) -> Tensor:
         """Return [B] int32: how many of the `emitted` [B] newest of `lengths` [B] tokens come after a stop."""
         slots, lengths = batch.slots, lengths.to(torch.int32)
-        return self._stops.after(self._table.tokens, slots, slots, lengths, emitted, batch.rows.table)
+        return self.stops.after(self._table.tokens, slots, slots, lengths, emitted, batch.rows.table)

@@ -1,87 +1,32 @@
 """StreamDrafts: drafts of a proposer on the host, in the engine's stream; see `specplug.runtime.stream_steps`.
 
-One step reports what the engine's last step emitted, and drafts for its next one.  Both must have the same requests in
-the same slots, so `flush` reports on its own before a request leaves, and before a batch of other requests drafts.
+One step reports what the engine's last step emitted, and drafts for its next one; see `unreported`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specplug.grammar.drafts import SOURCE, Completed, separated
+from specplug.interfaces import PluginContext
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
-from specplug.runtime.rows import RowFacts
+from specplug.runtime.slots import SlotTable
 from specplug.runtime.steps_in_flight import StepInFlight
 from specplug.runtime.stream_steps import StreamSteps
-from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
+from specplug.types.plan import NO_SPECULATION, StepPlan
 from specplug.types.verdict import Outcome, Verdict
 from specplug_sglang.scheduler.counts import Counts
-from specplug_sglang.scheduler.drafts import Decoding, Drafts, caps_of, module_of
+from specplug_sglang.scheduler.drafts import Decoding, Drafts, caps_of
 from specplug_sglang.scheduler.grammar import Grammars
+from specplug_sglang.scheduler.unreported import Unreported, Verified
 from specplug_sglang.verification.captured import least_captured
 from specplug_sglang.verification.table import TokenTable
-
-NOTHING = StepPlan(0)
-
-
-class _Verified(NamedTuple):
-    """A step that verified drafts and is not reported yet.
-
-    Attributes:
-        facts, slots, before: as they were in the step.
-        emitted: [B], tokens that it emitted.
-        cut: by row, what grammars had removed from its drafts.
-        stream: the stream that it ran in; None on a CPU.
-    """
-
-    facts: RowFacts
-    slots: Tensor
-    before: Tensor
-    emitted: Tensor
-    cut: Sequence[int]
-    stream: Any
-
-
-class StreamBuffers(NamedTuple):
-    """What steps read and write on the engine's device, in addition to the engine's own tensors.
-
-    Attributes:
-        draft: [S, N], the drafts; every step overwrites it.
-        ones: [S] int32.
-        most: [S] int32, each N.
-    """
-
-    draft: Draft
-    ones: Tensor
-    most: Tensor
-
-    @classmethod
-    def allocate(cls, stage: DraftStage, table: TokenTable) -> StreamBuffers:
-        """Return buffers for the drafts of a stage, on the token table's device."""
-        like, device = stage.runners[0].buffer, table.tokens.device
-        draft = Draft.allocate(*like.token_ids.shape, device=device, trees=like.parents is not None)
-        ones = torch.ones(draft.batch_size, dtype=torch.int32, device=device)
-        return cls(draft, ones, torch.full_like(ones, draft.draft_length))
-
-    def rows(self, table: TokenTable, slots: Tensor, cached: Tensor, emitted: Tensor) -> EngineRows:
-        """Wrap the tensors of B rows with `cached` [B] tokens, which lack the newest.
-
-        SGLang verifies whole drafts, so that nothing is lost by calling all other tokens rejected.
-        """
-        return EngineRows(slots, cached, table.tokens, emitted, self.most, lengths_by_row=True, lacking=1)
-
-    def outputs(self, draft: Draft) -> DraftOutputs:
-        """Wrap the tensors of a draft."""
-        return DraftOutputs(draft.token_ids, lengths=draft.lengths, parents=draft.parents)
 
 
 class StreamDrafts(Drafts):
@@ -89,27 +34,23 @@ class StreamDrafts(Drafts):
 
     Args:
         stage: the draft stage, on the CPU.
-        steps: its steps.
+        slots: the table of slots, there too.
         table: the token table, on the engine's device.
-        buffers: what the steps read and write there.
         grammars: completes the drafts.
-        caps: the engine's capabilities.
+        context: the context that plug-ins are built with.
     """
 
     def __init__(
-        self,
-        stage: DraftStage,
-        steps: StreamSteps,
-        table: TokenTable,
-        buffers: StreamBuffers,
-        grammars: Grammars,
-        caps: EngineCaps,
+        self, stage: DraftStage, slots: SlotTable, table: TokenTable, grammars: Grammars, context: PluginContext
     ) -> None:
-        self.stage, self._steps, self._table, self.grammars, self._caps = stage, steps, table, grammars, caps
+        self.stage, self.grammars, self._caps = stage, grammars, context.caps
         self.counts = Counts(stage.metrics, None)
-        device = table.tokens.device
-        self._buffers, self._reads_lengths, self._module = buffers, device.type == "cpu", module_of(device)
-        self._verified: _Verified | None = None
+        like, device = stage.runners[0].buffer, table.tokens.device
+        self._reads_lengths = device.type == "cpu"
+        self._draft = Draft.allocate(*like.token_ids.shape, device=device, trees=like.parents is not None)
+        self._unreported = Unreported(table, like.draft_length, self._report)
+        types = self._unreported.like, _outputs(self._draft)
+        self._steps = StreamSteps(stage, slots, context.max_length, context.vocab_size, device, like=types)
 
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
         """See `Drafts.propose`; waits for the drafts only on a CPU, or if a grammar completes them."""
@@ -124,33 +65,24 @@ class StreamDrafts(Drafts):
             return None
         if self._reads_lengths:
             draft_length = min(least_captured(self._caps, longest), draft_length)
-        draft = self._buffers.draft.view(rows, draft_length)
-        self._steps.unpack(step, draft_length, self._buffers.outputs(draft))
+        draft = self._draft.view(rows, draft_length)
+        self._steps.unpack(step, draft_length, _outputs(draft))
         return draft
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
         """See `Drafts.observe`."""
         self.completed = self.grammars.take()
-        cut = () if self.completed is None else self.completed.cut
-        stream = None if self._module is None else self._module.current_stream()
-        self._verified = _Verified(batch.rows.facts, batch.slots, batch.before, accept_lens, cut, stream)
+        self._unreported.store(batch, accept_lens, () if self.completed is None else self.completed.cut)
 
     def idle(self, batch: Decoding) -> None:
         """See `Drafts.idle`."""
         self.flush()
         if not self._steps.skip(batch.rows.facts):
-            self._steps.drop(self._launch(batch, NOTHING))
+            self._steps.drop(self._launch(batch, NO_SPECULATION))
 
-    @torch.inference_mode()
     def flush(self) -> None:
         """See `Drafts.flush`."""
-        verified, self._verified = self._verified, None
-        if verified is None:
-            return
-        with self._in(verified.stream):
-            after = verified.before + verified.emitted
-            rows = self._buffers.rows(self._table, verified.slots, after, verified.emitted)
-            self._steps.drop(self._steps.launch(verified.facts, rows, NOTHING, cut_by_grammar=verified.cut))
+        self._unreported.flush()
 
     def count_grammars(self, completed: Completed, lengths: Tensor, accepted: Sequence[int]) -> None:
         """See `Drafts.count_grammars`.  With a grammar in the batch, no row goes on after its end."""
@@ -164,19 +96,18 @@ class StreamDrafts(Drafts):
 
     def close(self) -> None:
         """See `Drafts.close`."""
-        self._verified = None
+        self._unreported.drop()
         self._steps.close()
 
     def _launch(self, batch: Decoding, plan: StepPlan) -> StepInFlight:
         """Report the step before, if it verified drafts of the same requests, and draft."""
-        facts, verified = batch.rows.facts, self._verified
-        if verified is not None and verified.facts is not facts:
-            self.flush()
-            verified = None
-        self._verified = None
-        emitted, cut = (self._buffers.ones, ()) if verified is None else (verified.emitted, verified.cut)
-        rows = self._buffers.rows(self._table, batch.slots, batch.before, emitted)
-        return self._steps.launch(facts, rows, plan, reports=verified is not None, cut_by_grammar=cut)
+        rows, verified = self._unreported.take(batch)
+        cut = () if verified is None else verified.cut
+        return self._steps.launch(batch.rows.facts, rows, plan, reports=verified is not None, cut_by_grammar=cut)
+
+    def _report(self, verified: Verified, rows: EngineRows) -> None:
+        facts = verified.batch.rows.facts
+        self._steps.drop(self._steps.launch(facts, rows, NO_SPECULATION, cut_by_grammar=verified.cut))
 
     def _complete(self, batch: Decoding, step: StepInFlight, draft_length: int, plan: StepPlan) -> int:
         """Let grammars complete a step's drafts; return the tokens of the longest."""
@@ -191,5 +122,6 @@ class StreamDrafts(Drafts):
             self.grammars.drop()
         return longest
 
-    def _in(self, stream: Any) -> AbstractContextManager[Any]:
-        return nullcontext() if self._module is None else self._module.stream(stream)
+
+def _outputs(draft: Draft) -> DraftOutputs:
+    return DraftOutputs(draft.token_ids, lengths=draft.lengths, parents=draft.parents)

@@ -117,13 +117,15 @@ class Worker(ExternalCorpora, BaseSpecWorker):
                 remedy="Set --max-running-requests",
             )
 
+    def init_attention_backends(self) -> None:
+        """Limit what SGLang captures next, the maximum draft length."""
+        super().init_attention_backends()
+        self.draft_lengths.limit_engine(self._largest_batches())
+
     def init_cuda_graphs(self) -> None:
-        """Build, and on a GPU capture, the draft lengths that plans may choose."""
-        lengths, drafting = self.draft_lengths, self.drafting
-        most, stage = drafting.table.tokens.shape[0], drafting.step_planner.stage
-        largest = largest_batches(drafting.caps.captured_draft_lengths, stage.longest_draft, most)
-        without = DECODING if self.decodes_plainly else 1
-        lengths.prepare({length + 1 if length else without: batch for length, batch in largest.items() if batch})
+        """Build, and on a GPU capture, the other draft lengths that plans may choose."""
+        lengths = self.draft_lengths
+        lengths.prepare(self._largest_batches())
         # SGLang reports them with what its own graphs took.
         self._additional_graph_memory_usage["target_verify"] = lengths.bytes_taken / (1 << 30)
         self._additional_graph_time_usage["target_verify"] = lengths.seconds
@@ -132,6 +134,13 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             attention.needs_host_lengths(self.spec_v2_attn_backends)
             or decided(self.server_args).enable_forward_pass_metrics  # sums them on the host, one request at a time
         )
+
+    def _largest_batches(self) -> dict[int, int]:
+        """Return the largest batch of each draft length that plans may choose, by nodes per request."""
+        drafting, without = self.drafting, DECODING if self.decodes_plainly else 1
+        most, stage = drafting.table.tokens.shape[0], drafting.step_planner.stage
+        largest = largest_batches(drafting.caps.captured_draft_lengths, stage.longest_draft, most)
+        return {length + 1 if length else without: batch for length, batch in largest.items() if batch}
 
     # -- SGLang's notifications ------------------------------------------------------------------------------------
 

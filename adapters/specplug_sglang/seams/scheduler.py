@@ -71,6 +71,7 @@ _TARGET = (
         holds="__dict__ _additional_graph_memory_usage _additional_graph_time_usage clear_cache_pool draft_worker "
         "spec_v2_attn_backends target_worker",
     ),
+    seam("sglang.srt.speculative.base_spec_worker:BaseSpecWorker.init_attention_backends", "worker"),
     seam(
         "sglang.srt.speculative.base_spec_worker:BaseSpecWorker.on_verify_complete_cpu",
         "worker",
@@ -92,15 +93,15 @@ _TARGET = (
     seam(
         "sglang.srt.model_executor.model_runner:ModelRunner",
         "worker",
-        holds="attn_backend decode_cuda_graph_runner device gpu_id init_new_workspace model_config sampler "
-        "spec_algorithm watermark_state",
+        holds="attn_backend decode_cuda_graph_runner device gpu_id model_config sampler spec_algorithm watermark_state",
     ),
+    seam("sglang.srt.model_executor.model_runner:ModelRunner.max_decode_logits_rows", "worker"),
     seam(
         "sglang.srt.layers.attention.base_attn_backend:AttentionBackend",
         "worker",
         holds="needs_cpu_seq_lens verify_mask",
     ),
-    seam("sglang.srt.layers.attention.verify_mask:VerifyMask", "worker", holds="is_read"),
+    seam("sglang.srt.layers.attention.verify_mask:VerifyMask", "worker", holds="buffer is_read max_bs mode"),
     seam(
         "sglang.srt.layers.attention.hybrid_attn_backend:HybridAttnBackend",
         "worker",
@@ -111,10 +112,11 @@ _TARGET = (
         "worker",
         holds="full_attn_backend linear_attn_backend",
     ),
+    seam("sglang.srt.model_executor.model_runner:ModelRunner._get_attention_backend", "worker"),
     seam(
-        "sglang.srt.model_executor.model_runner:ModelRunner._get_attention_backend",
+        "sglang.srt.layers.attention.base_attn_backend:AttentionBackend.init_cuda_graph_state",
         "worker",
-        takes="init_new_workspace",
+        takes="max_bs max_num_tokens",
     ),
     seam(
         "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.__init__",

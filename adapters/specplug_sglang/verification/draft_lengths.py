@@ -1,14 +1,15 @@
 """Attention backends, and on a GPU captured graph runners, one per draft length.
 
 A backend fixes the number of verified tokens per request when it is built, so a step with shorter drafts needs another
-one; SGLang's adaptive speculation does the same.  Draft lengths are counted in nodes here, the root included; steps
-that decode without verification are counted as 0.
+one; SGLang's adaptive speculation does the same.  Unlike there, all of them share a workspace and the buffers of their
+graphs.  Draft lengths are counted in nodes here, the root included; steps that decode without verification are counted
+as 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -18,6 +19,7 @@ from sglang.srt.runtime_context import get_context, get_exec, get_spec
 
 from specplug.errors import EngineError
 from specplug_sglang.verification.captured import needed_batches
+from specplug_sglang.verification.graph_buffers import GraphBuffers
 
 DECODING = 0
 """SGLang's own decoding, without nodes."""
@@ -45,10 +47,24 @@ class DraftLengths:
     def __init__(self, model_runner: Any, widest: int) -> None:
         self._runner, self._widest = model_runner, widest
         self._built: dict[int, Machinery] = {}
+        self._buffers, self._limits = GraphBuffers(), ExitStack()
         self.seconds, self.bytes_taken = 0.0, 0
 
+    def limit_engine(self, nodes: Mapping[int, int]) -> None:
+        """Let SGLang capture the maximum for the batches that need it, until `prepare`; arguments as there.
+
+        SGLang sizes the logits that all graphs write by the maximum and the largest batch, so they are limited too.
+        """
+        config, wanted = get_exec().graph.cuda_graph_config, {self._widest: 0, **nodes}
+        if not nodes or config is None or not config.decode.bs:
+            return
+        rows = max(max(n, 1) * (needed_batches(config.decode.bs, most) or [0])[-1] for n, most in wanted.items())
+        self._limits.enter_context(_as_if_batches_ended_at(wanted[self._widest]))
+        self._runner.max_decode_logits_rows = lambda: rows
+        self._limits.callback(delattr, self._runner, "max_decode_logits_rows")
+
     def prepare(self, nodes: Mapping[int, int]) -> None:
-        """Build draft lengths in advance, so that no request waits for it; longest first, as graphs share memory.
+        """Build draft lengths in advance, with graphs; those of most nodes first, as all share their memory.
 
         Args:
             nodes: the largest batch to capture, by nodes per request.
@@ -56,12 +72,14 @@ class DraftLengths:
         Raises:
             EngineError: the model's attention keeps state that only steps of a fixed draft length can read.
         """
+        self._limits.close()
         refuse_fused_accept(self._runner.attn_backend)
-        for n in sorted(nodes, reverse=True):
+        self._buffers.share(self._runner.attn_backend)
+        for n in sorted(nodes, key=lambda n: max(n, 1) * nodes[n], reverse=True):
             if n != self._widest and n not in self._built and (n != DECODING or self._captures):
                 began, free = perf_counter(), self._free()
                 with _as_if_batches_ended_at(nodes[n]):
-                    self._built[n] = self._build(n)
+                    self._built[n] = self._build(n, captured=True)
                 self.seconds += perf_counter() - began
                 self.bytes_taken += free - self._free()
 
@@ -76,7 +94,7 @@ class DraftLengths:
             yield
             return
         if n not in self._built:
-            self._built[n] = self._build(n)
+            self._built[n] = self._build(n, captured=False)
         runner, mine = self._runner, self._built[n]
         default = (runner.attn_backend, runner.decode_cuda_graph_runner)
         runner.attn_backend, runner.decode_cuda_graph_runner = mine.attention, mine.graphs
@@ -93,22 +111,21 @@ class DraftLengths:
     def _free(self) -> int:
         """Return the free bytes of a GPU; 0 elsewhere, as nothing is captured there."""
         device = torch.device(self._runner.device)
-        return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
+        if device.type != "cuda":
+            return 0
+        torch.cuda.empty_cache()  # which holds what shared buffers have replaced
+        return int(torch.cuda.mem_get_info(device)[0])
 
-    def _build(self, n: int) -> Machinery:
+    def _build(self, n: int, *, captured: bool) -> Machinery:
+        """Build `n` nodes; a length that no plan was expected to choose is not `captured`, as requests would wait."""
         with _as_if_launched_with(n), _without_speculation(self._runner) if n == DECODING else nullcontext():
-            fresh = self._runner.init_new_workspace
-            try:
-                attention = self._runner._get_attention_backend(init_new_workspace=True)
-            finally:
-                self._runner.init_new_workspace = fresh
-            return Machinery(attention, self._graphs(attention, n))
+            attention = self._runner._get_attention_backend()  # its workspace is the engine's
+            return Machinery(attention, self._graphs(attention, n) if captured and self._captures else None)
 
     def _graphs(self, attention: Any, n: int) -> Any:
-        """Capture `n` nodes with the class of the engine's own graph runner; None if the engine captures nothing."""
-        default = getattr(self._runner, "decode_cuda_graph_runner", None)
-        if default is None:
-            return None
+        """Capture `n` nodes with the class of the engine's own graph runner."""
+        default = self._runner.decode_cuda_graph_runner
+        self._buffers.share_when_allocated(attention)
         if n == DECODING:
             return type(default)(self._runner, attn_backend=attention)
         return type(default)(

@@ -41,11 +41,14 @@ from specplug.pipeline.device.layout import (
     VERIFIED,
     smaller,
 )
+from specplug.pipeline.stream.tensors import EngineRows
 from specplug.types.draft import Draft
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["tokens_stride", "num_sources", "most", "draft_stride", "max_slots", "draft_length"],
+    do_not_specialize=[
+        *("lacking", "tokens_stride", "num_sources", "most", "draft_stride", "max_slots", "draft_length", "reports"),
+    ],
     do_not_specialize_on_alignment=[
         *("idx_mapping", "total_len", "all_token_ids", "num_sampled", "num_rejected", "temperatures", "order", "caps"),
         *("table", "stopped", "ingested", "ingested_by", "heads", "stored_ids", "stored_confidence"),
@@ -57,6 +60,7 @@ from specplug.types.draft import Draft
 def begin_kernel(  # type: ignore[no-untyped-def]
     idx_mapping,
     total_len,
+    lacking,
     all_token_ids,
     tokens_stride,
     num_sampled,
@@ -92,6 +96,8 @@ def begin_kernel(  # type: ignore[no-untyped-def]
     taken_confidence,
     taken_sources,
     draft_length,
+    reports,
+    BY_ROW: tl.constexpr,
     STOPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -99,8 +105,9 @@ def begin_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     source_row = tl.load(order + row)
     slot = tl.load(idx_mapping + source_row).to(tl.int64)
-    emitted, rejected = tl.load(num_sampled + source_row), tl.load(num_rejected + source_row)
-    length, heat = tl.load(total_len + slot), tl.load(temperatures + slot)
+    at = source_row if BY_ROW else slot
+    emitted, rejected = tl.load(num_sampled + source_row).to(tl.int32), tl.load(num_rejected + source_row)
+    length, heat = (tl.load(total_len + at) + lacking).to(tl.int32), tl.load(temperatures + at)
     facts, head = table + slot * (STOP_IDS + STOPS), heads + slot * (most + SOURCES)
     generation, end = tl.load(facts + GENERATION), tl.load(facts + END).to(tl.int32)
     cap, has_grammar = tl.load(facts + CAP).to(tl.int32), tl.load(facts + GRAMMAR) != 0
@@ -144,12 +151,12 @@ def begin_kernel(  # type: ignore[no-untyped-def]
     first = tl.where(drafted > 0, tl.load(head + SOURCES), -1)
     first = tl.where((first >= 0) & (first < num_sources), first, num_sources)
     amount = tl.where(columns == 0, is_sampled.to(tl.int32), tl.where(columns == 1, emitted, after_stop))
-    amount = amount.to(tl.int64)
+    amount = (amount * reports).to(tl.int64)
     tl.atomic_add(row_counts + first * ROW_COUNTS + columns, amount, mask=columns < ROW_COUNTS, sem="relaxed")
     which = tl.where((sources >= 0) & (sources < num_sources), sources, num_sources)
     fate = 2 + (columns < verified).to(tl.int32) + (columns < tested).to(tl.int32) + (columns < accepted).to(tl.int32)
     fates = token_counts + (which * most + columns) * FATES + fate
-    tl.atomic_add(fates, tl.full([BLOCK], 1, tl.int64), mask=columns < proposed, sem="relaxed")
+    tl.atomic_add(fates, tl.full([BLOCK], 1, tl.int64), mask=columns < proposed * reports, sem="relaxed")
 
     # The row's entries in the columns.
     count = counts + row
@@ -193,12 +200,9 @@ def begin(
     draft_length: int,
     order: Tensor,
     caps: Tensor,
-    idx_mapping: Tensor,
-    total_len: Tensor,
-    all_token_ids: Tensor,
-    num_sampled: Tensor,
-    num_rejected: Tensor,
+    engine: EngineRows,
     temperature: Tensor,
+    reports: bool,
 ) -> None:
     """Report the verified step of B rows to the counters; fill the columns; and empty the rows of the draft.
 
@@ -210,19 +214,19 @@ def begin(
         draft_length: most draft tokens of the step.
         order: [>= B] int32, the engine's row of each of them.
         caps: [>= B] int32, most draft tokens of each of them; the slot table may allow fewer.
-        idx_mapping, num_sampled, num_rejected: int32 by the engine's rows: slot, tokens that the step emitted, draft
-            tokens that it rejected.
-        total_len, temperature: [S] int32 and float32, tokens and temperature of each slot.
-        all_token_ids: [S, L] int32, tokens of each slot.
+        engine: the engine's rows.
+        temperature: float32, by slot or by the engine's row, as the lengths of `engine` are.
+        reports: whether the step is counted; stops are noted in any case.
     """
     num_counters, most = state.token_counts.shape[:2]
     begin_kernel[(batch_size,)](
-        idx_mapping,
-        total_len,
-        all_token_ids,
-        all_token_ids.stride(0),
-        num_sampled,
-        num_rejected,
+        engine.idx_mapping,
+        engine.total_len,
+        engine.lacking,
+        engine.all_token_ids,
+        engine.all_token_ids.stride(0),
+        engine.num_sampled,
+        engine.num_rejected,
         temperature,
         order,
         caps,
@@ -241,6 +245,8 @@ def begin(
         columns.taken.confidence,
         columns.taken.source,
         draft_length,
+        int(reports),
+        BY_ROW=engine.lengths_by_row,
         STOPS=state.table.shape[1] - STOP_IDS.value,
         BLOCK=triton.next_power_of_2(max(most + 1, 4)),
         num_warps=1,

@@ -76,6 +76,9 @@ def finish_kernel(  # type: ignore[no-untyped-def]
     level = tl.where(level > 1.0, 1.0, level)
     source = tl.where(is_drafted & (source >= 0) & (source < num_sources), source, -1)
 
+    # All threads have loaded the draft's length before one of them changes it.
+    tl.debug_barrier()
+    tl.store(draft_lengths + draft, count, mask=drafts)
     mask = columns < columns_count
     tl.store(out + row * out_stride + columns, tl.where(is_drafted, ids, last), mask=mask)
     tl.store(confidence + row * confidence_stride + columns, level, mask=mask)
@@ -103,12 +106,13 @@ def finish(
     """Make the drafts safe to verify, store them until their verdict, and write them into the engine's buffers.
 
     Args:
-        state, columns, draft, draft_length: of the step's `begin`.
+        state, columns, draft, draft_length: of the step's `begin`.  The lengths of `draft` become those of its safe
+            tokens.
         vocab_size: V.
         places: [B] int32, the row of `draft` of each of the engine's B rows; -1 for rows that do not draft.
-        idx_mapping: [B] int32, the slot of each of the engine's rows.
-        last_sampled: [S] or [S, 1] int64, the last token of each slot, which pads its draft.
-        out: [B, K] int64, set to draft ids; rows may be further apart than K.
+        idx_mapping: [B] int32 or int64, the slot of each of the engine's rows.
+        last_sampled: [S] or [S, 1] int32 or int64, the last token of each slot, which pads its draft.
+        out: [B, K] int32 or int64, set to draft ids; rows may be further apart than K.
         confidence: [B, K] float32, set to the drafts' confidence, 0 for padding; rows may be further apart than K.
     """
     most = state.ids.shape[1]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from specplug.pipeline.device.launches import Launches
 from tests.engines.launches import most
 from tests.engines.one_device import OneDevice
 from tests.pipeline.test_no_sync import Watch
@@ -71,10 +72,22 @@ def test_a_step_of_a_proposer_on_the_host_is_few_launches(engine, proposer):
         assert step["found"] == [], step
     for step in drafting:
         assert step["launched"] == ["pack", "host function", "unpack", "nodes"]
-        assert len(step["launched"]) + len(step["operations"]) <= most("SGLang", "with drafts"), step
+        assert len(step["launched"]) + len(step["operations"]) <= most("SGLang", "`ngram`"), step
     for step in plain:  # nothing was found
         assert step["launched"] == ["pack", "host function"]
         assert len(step["operations"]) <= most("SGLang", "without drafts"), step
+
+
+def test_a_step_of_a_proposer_on_the_device_is_two_launches_and_its_own(engine):
+    """Before the target's forward SGLang and `nodes` add what they add to a step of a proposer on the host."""
+    watched = engine(
+        "SPECPLUG", topk=1, draft_length=DRAFT_LENGTH, environment={"SPECPLUG_CONFIG": SETTINGS}, name="no-sync"
+    )
+    found = watched.inside(between_kernels)
+    assert found["launched"] == ["begin", "finish"] * 3
+    assert found["launches"] == found["own"] > 0
+    assert found["found"] == []
+    assert most("SGLang", "on the device") == most("SGLang", "`ngram`") - len(["pack", "host function", "unpack"]) + 2
 
 
 # -- inside the scheduler's process ----------------------------------------------------------------------------------
@@ -115,6 +128,47 @@ def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
     assert drafting.stage is not None
     faults = {name: dict(kinds) for name, kinds in drafting.stage.metrics._faults.items()}
     return {"mixed": found, "faults": faults, "operations": watch.count, "mask": mask}
+
+
+def between_kernels(scheduler: Any) -> dict[str, Any]:
+    """Draft and observe for three requests on the meta device, between kernels that are only noted.
+
+    The first step copies what steps that draft need.  "own" is the number of launches of the proposer itself.
+    """
+    from specplug_sglang.scheduler import build
+    from specplug_sglang.scheduler.drafting import Drafting
+
+    launched: list[str] = []
+    noting = Launches(*(lambda *_, name=name: launched.append(name) for name in Launches._fields))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "launches_for", lambda device: noting)
+        drafting = Drafting(scheduler.server_args, scheduler.model_config, slots=9, device=META, rank=0, tokenizer=None)
+    reqs = [request(name, slot) for slot, name in enumerate("abc", start=1)]
+    drafting.admit(reqs)
+    slots, before, counts = empty(3, dtype=torch.int64), empty(3, dtype=torch.int64), empty(3)
+    assert drafting.stage is not None
+    handle = drafting.stage.runners[0].handle
+    step_of_proposer, watch, own = handle.step, Watch(), Watch()
+
+    def proposing(*args: Any) -> None:
+        with own:
+            step_of_proposer(*args)
+
+    def step() -> None:
+        draft = drafting.propose(reqs, slots, before, 2)
+        assert draft is not None
+        assert draft.token_ids.shape == (3, 2)
+        drafting.observe(reqs, slots, before, draft, counts)
+
+    drafting.plan(reqs)
+    step()
+    launched.clear()
+    handle.step = proposing  # type: ignore[method-assign]
+    for _ in range(3):
+        drafting.plan(reqs)
+        with watch:
+            step()
+    return {"launched": launched, "launches": watch.launches, "own": own.launches, "found": watch.found}
 
 
 def host_lengths(scheduler: Any) -> dict[str, bool]:

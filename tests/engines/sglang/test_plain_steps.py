@@ -288,13 +288,15 @@ def step_on_meta(scheduler: Any) -> list[str]:
 
 
 def test_graphs_of_decoding_are_built_as_without_speculation(laddered):
-    """With a backend of its own, because those of verification keep the buffers that their graphs read."""
+    """With a backend of its own, whose workspace is the engine's; the engine captures its own for small batches."""
     found = laddered.inside(build_decoding)
     assert found == {
         "algorithm": "NONE",
         "settings": [None, None, None, None],
         "given": ["attn_backend"],
+        "the engine's own": {"captured": [1, 2], "rows of logits": 2 * 9},
         "captured": [1, 2, 4],
+        "workspaces": [False],
         "its own backend": True,
         "its own graphs": True,
         "restored": True,
@@ -322,20 +324,31 @@ def build_decoding(scheduler: Any) -> dict[str, Any]:
             found["captured"] = config.decode.bs
             self.backend = given["attn_backend"]
 
+    def backend(init_new_workspace: bool = False) -> Any:
+        found.setdefault("workspaces", []).append(init_new_workspace)
+        return get_backend(init_new_workspace)
+
     engines_own, config = object.__new__(Graphs), get_exec().graph.cuda_graph_config
     default, config.decode.bs = config.decode.bs, [1, 2, 4, 8]
     before = settings(), runner.spec_algorithm, runner.attn_backend
     trees.put(runner, "decode_cuda_graph_runner", engines_own)
+    get_backend = trees.put(runner, "_get_attention_backend", backend)
     try:
         lengths = DraftLengths(runner, worker.speculative_num_draft_tokens)
-        lengths.prepare({DECODING: 3, worker.speculative_num_draft_tokens: 8})
+        nodes = {DECODING: 3, worker.speculative_num_draft_tokens: 2}
+        lengths.limit_engine(nodes)
+        found["the engine's own"] = {"captured": config.decode.bs, "rows of logits": runner.max_decode_logits_rows()}
+        lengths.prepare(nodes)
         with lengths.using(DECODING):
             graphs = runner.decode_cuda_graph_runner
             found["its own graphs"] = graphs is not engines_own
             found["its own backend"] = runner.attn_backend is graphs.backend is not before[2]
         now = settings(), runner.spec_algorithm, runner.attn_backend
         found["restored"] = (
-            now == before and config.decode.bs == [1, 2, 4, 8] and runner.decode_cuda_graph_runner is engines_own
+            now == before
+            and config.decode.bs == [1, 2, 4, 8]
+            and runner.decode_cuda_graph_runner is engines_own
+            and "max_decode_logits_rows" not in vars(runner)
         )
         found["counted"] = lengths.seconds > 0 and lengths.backends() == [graphs.backend]
     finally:

@@ -22,7 +22,12 @@ from tests.runtime.stream_engine import CPU, run
 
 PACKAGE = "specplug.pipeline.device"
 
-CONSTANTS = {"begin": {"STOPS": 8, "BLOCK": 16}, "finish": {"BLOCK": 8}}
+CONSTANTS = {"begin": {"BY_ROW": False, "STOPS": 8, "BLOCK": 16}, "finish": {"BLOCK": 8}}
+SGLANG = {
+    "begin": dict.fromkeys(("idx_mapping", "total_len"), "*i64"),
+    "finish": {"idx_mapping": "*i64", "last_sampled": "*i32", "out": "*fp32"},
+}
+"""Types in SGLang that differ from those in vLLM."""
 
 TYPES = {
     **dict.fromkeys(("idx_mapping", "total_len", "all_token_ids", "num_sampled", "num_rejected"), "*i32"),
@@ -112,11 +117,13 @@ def test_no_argument_is_specialised_for():
 def test_the_kernels_compile_for_gpus(tmp_path: Path):
     with modules(interpreted=False):
         names = [import_module(f"{PACKAGE}.{name}").__dict__[f"{name}_kernel"].arg_names for name in CONSTANTS]
-    launches = [
-        Launch(f"{PACKAGE}.{name}:{name}_kernel", {it: TYPES.get(it, "i32") for it in own if it not in given}, given, 1)
-        for own, (name, given) in zip(names, CONSTANTS.items(), strict=True)
-    ]
-    for name, found in zip(CONSTANTS, compiled(launches, tmp_path), strict=True):
+    launches = []
+    for by_row in (False, True):
+        for own, (name, fixed) in zip(names, CONSTANTS.items(), strict=True):
+            types = {it: TYPES.get(it, "i32") for it in own if it not in fixed} | (SGLANG[name] if by_row else {})
+            constants = {it: by_row if it == "BY_ROW" else value for it, value in fixed.items()}
+            launches.append(Launch(f"{PACKAGE}.{name}:{name}_kernel", types, constants, 1))
+    for name, found in zip([*CONSTANTS] * 2, compiled(launches, tmp_path), strict=True):
         assert ".target sm_90" in found.ptx
         assert f".entry {name}_kernel(" in found.ptx
         assert found.cubin_bytes > 0

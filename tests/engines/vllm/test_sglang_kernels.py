@@ -1,10 +1,11 @@
-"""SGLang's steps that verify chains: kernels equal to tensor operations in Triton's interpreter, compiled for GPUs.
+"""SGLang's steps: kernels equal to tensor operations in Triton's interpreter, compiled for GPUs.
 
 They need Triton and nothing of SGLang, and of the engines' environments on a CPU only vLLM's has Triton.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -13,11 +14,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specplug.pipeline.device.launches import launches_for
+from specplug.trim import SurvivalTrimmer
 from specplug.types.draft import Draft
+from specplug_sglang.scheduler import device_drafts
 from specplug_sglang.verification import plain
 from specplug_sglang.verification.table import TokenTable
+from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
 from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
+from tests.engines.vllm.test_device_kernels import modules
+from tests.runtime.device_engine import Learning, random_script, stage_of
 
 NAME = "specplug_sglang.verification.kernels"
 CPU = torch.device("cpu")
@@ -38,6 +45,12 @@ RANDOMS = st.randoms(use_true_random=False)
 def kernels():
     with imported_anew(NAME, interpreted=True) as module:
         yield module
+
+
+@pytest.fixture(scope="module")
+def launches():
+    with modules(interpreted=True):
+        yield launches_for(CPU)
 
 
 def filled(random: Random) -> TokenTable:
@@ -99,6 +112,23 @@ def test_the_same_tokens_are_appended(kernels, random):
         assert torch.equal(one.emitted[row, :count], other.emitted[row, :count])
         end = min(int(before[row]) + 1 + count, LENGTH)
         assert torch.equal(tables[0].tokens[slots[row], :end], tables[1].tokens[slots[row], :end])
+
+
+@given(random=RANDOMS, mixed=st.booleans(), learns=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_drafts_between_kernels_are_those_of_the_stage(launches, random, mixed, learns):
+    """Drafts, counts, and what a proposer is handed; batches with a grammar are the stage's, here any batch."""
+    script = random_script(random)
+    proposers = [Learning(script) for _ in range(2)]
+    stages = [stage_of(it, SurvivalTrimmer(), DRAFT_LENGTH, learns=learns, device=CPU) for it in proposers]
+    engines = [Engine(stage=stages[0]), Engine(stage=stages[1], launches=launches)]
+    constrained = cache(lambda step: mixed and random.randint(0, 2) == 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_drafts, "_is_constrained", lambda step: constrained(id(step)))
+        run(random, engines, steps=20)
+        expected, found = [engine.close() for engine in engines]
+    assert found == expected
+    assert repr(proposers[1].log) == repr(proposers[0].log)
 
 
 def test_a_cpu_takes_tensor_operations():

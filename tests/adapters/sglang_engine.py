@@ -1,0 +1,198 @@
+"""A toy of SGLang's engine around its ways of drafting, and random schedules for it; needs no SGLang."""
+
+from __future__ import annotations
+
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from specplug.assembly import build_draft_stage
+from specplug.faults import FaultGuard
+from specplug.interfaces import PluginContext
+from specplug.pipeline.device.launches import Launches
+from specplug.pipeline.draft import DraftStage
+from specplug.plugins.registry import default_registry
+from specplug.runtime.running_request import RunningRequest
+from specplug.runtime.slot_allocator import SlotAllocator
+from specplug.settings.model import Settings
+from specplug.types.caps import EngineCaps, Ragged
+from specplug.types.draft import Draft
+from specplug.types.plan import StepPlan
+from specplug.types.request import BEGINS, Request, RequestEvent
+from specplug_sglang.scheduler.build import build
+from specplug_sglang.scheduler.device_drafts import DeviceDrafts
+from specplug_sglang.scheduler.drafts import Decoding, Drafts
+from specplug_sglang.scheduler.grammar import Grammars
+from specplug_sglang.scheduler.rows import Rows
+from specplug_sglang.scheduler.stage_drafts import StageDrafts
+from specplug_sglang.scheduler.stream_drafts import StreamDrafts
+from specplug_sglang.verification.table import TokenTable
+
+CPU = torch.device("cpu")
+SLOTS, LENGTH, VOCAB, DRAFT_LENGTH, STOP = 4, 160, 5, 4, 4
+
+
+class Engine:
+    """Requests in slots, their texts, and one way of drafting for them.
+
+    Args:
+        stage: the draft stage; None for that of the proposer `proposer`.
+        launches: the kernels that take steps; None if the stage does.
+        streamed: take steps in a stream instead.
+    """
+
+    def __init__(
+        self,
+        proposer: str = "ngram",
+        *,
+        stage: DraftStage | None = None,
+        launches: Launches | None = None,
+        streamed: bool = False,
+    ) -> None:
+        caps = EngineCaps(DRAFT_LENGTH, ragged=Ragged.PADDED, trees=proposer.endswith("tree"))
+        context = PluginContext(caps, vocab_size=VOCAB, max_slots=SLOTS, max_length=LENGTH, device=CPU)
+        wanted = Settings(proposer=proposer, policy="fixed")
+        self.table, self.slot_of = TokenTable(SLOTS, LENGTH, DRAFT_LENGTH + 1, CPU), {}
+        self.drafts: Drafts
+        if streamed:
+            self.drafts, self.allocator = build(wanted, context, self.table, None, self._tell)
+            assert isinstance(self.drafts, StreamDrafts)
+        else:
+            stage = stage or build_draft_stage(wanted, default_registry(), context, grammars=True)
+            grammars = Grammars(VOCAB, None, FaultGuard("grammar", sink=stage.metrics.fault))
+            self.drafts = by_stage = StageDrafts(stage, self.table, grammars, caps, VOCAB)
+            self.allocator = SlotAllocator(SLOTS, CPU, self._tell)
+            if launches is not None:
+                self.drafts = DeviceDrafts(by_stage, self.table, VOCAB, self.allocator.slots, launches)
+        self.allocator.engine_slot = self.slot_of.__getitem__
+        self._rows: Rows | None = None
+
+    def _tell(self, event: RequestEvent) -> None:
+        if event.kind not in BEGINS:
+            self.drafts.flush()
+        self.drafts.stage.on_event(event)
+
+    def start(self, name: str, slot: int, prompt: list[int], max_tokens: int) -> None:
+        """Prefill a request, which emits the prompt's last token."""
+        self.slot_of[name] = slot
+        text, end = torch.tensor(prompt[:-1]).numpy(), min(len(prompt) - 1 + max_tokens, LENGTH)
+        request = Request(name, len(text), max_tokens)
+        self.allocator.start(RunningRequest(request, end, stop_ids=(STOP,), tokens=text))
+        self.table.write(slot, text)
+        self.table.append_one(
+            torch.tensor([slot]), torch.tensor([len(text)]), torch.tensor([prompt[-1]], dtype=torch.int32)
+        )
+        self.drafts.emits_one()
+        self.drafts.stage.metrics.record_on_host(1)
+
+    def finish(self, name: str, visible: int | None) -> None:
+        self.allocator.finish(name, aborted=visible is None, visible=visible)
+        del self.slot_of[name]
+
+    def propose(self, names: list[str], lengths: dict[str, int], plan: StepPlan) -> Draft | None:
+        """Draft for a batch; None if nothing is drafted."""
+        if self._rows is None or not self._rows.hold(self.allocator, [SimpleNamespace(rid=name) for name in names]):
+            self._rows = Rows(self.allocator, [SimpleNamespace(rid=name) for name in names], CPU)
+        reqs = [SimpleNamespace(rid=name, grammar=None) for name in names]
+        slots = torch.tensor([self.slot_of[name] for name in names])
+        self._batch = Decoding(reqs, self._rows, slots, torch.tensor([lengths[name] - 1 for name in names]))
+        if plan.draft_length:
+            return self.drafts.propose(self._batch, plan.draft_length, plan)
+        self.drafts.idle(self._batch)
+        return None
+
+    def verify(self, draft: Draft | None, emitted: list[list[int]]) -> None:
+        """Append what a step emitted, and report it if it verified drafts."""
+        counts, longest = [len(row) for row in emitted], max(map(len, emitted))
+        tokens = torch.tensor([row + [0] * (longest - len(row)) for row in emitted])
+        self.table.append(self._batch.slots, self._batch.before + 1, tokens)
+        if draft is None:
+            self.drafts.emits_one()
+            self.drafts.stage.metrics.record_on_host(len(emitted))
+        else:
+            self.drafts.observe(self._batch, draft, torch.tensor(counts, dtype=torch.int32))
+
+    def close(self) -> dict[str, Any]:
+        """Report everything, and return the counts."""
+        for name in list(self.slot_of):
+            self.finish(name, None)
+        if isinstance(self.drafts, StreamDrafts):
+            self.drafts._steps.settle()
+        found = self.drafts.counts.read().as_dict()
+        self.drafts.close()
+        return found
+
+
+def verified(random: Random, draft: Draft | None, rows: int) -> list[list[int]]:
+    """Return what a step emits: a path of each row's draft, and one more token."""
+    if draft is None:
+        return [[random.randrange(VOCAB)] for _ in range(rows)]
+    emitted = []
+    for row in range(rows):
+        path: list[int] = []
+        node, length = -1, int(draft.lengths[row])
+        while random.randint(0, 3):
+            parents = range(-1, length - 1) if draft.parents is None else draft.parents[row, :length].tolist()
+            children = [child for child, parent in enumerate(parents) if parent == node]
+            if not children:
+                break
+            node = random.choice(children)
+            path.append(int(draft.token_ids[row, node]))
+        emitted.append([*path, random.randrange(VOCAB)])
+    return emitted
+
+
+def run(random: Random, engines: list[Engine], steps: int) -> None:
+    """Run a random schedule on all engines, and hold their drafts to be the same.
+
+    All requests are in every batch, and each leaves after the step that follows its end, as with overlapped scheduling.
+    """
+    lengths: dict[str, int] = {}
+    ends: dict[str, int] = {}  # the longest text, or the length at which a stop was emitted
+    over: list[str] = []  # ended in the step before the last
+    for number in range(steps):
+        free = sorted(set(range(SLOTS)) - set(engines[0].slot_of.values()))
+        if free and random.randint(0, 1):
+            name, prompt = f"r{number}", [random.randrange(VOCAB) for _ in range(random.randint(2, 14))]
+            slot, most = random.choice(free), random.choice([4, 40])
+            for engine in engines:
+                engine.start(name, slot, prompt, most)
+            lengths[name], ends[name] = len(prompt), len(prompt) - 1 + most
+            if prompt[-1] == STOP:
+                ends[name] = 0
+        gone = over + ([random.choice(sorted(lengths))] if lengths and random.randint(0, 5) == 0 else [])
+        for name in dict.fromkeys(gone):
+            visible = random.choice([None, lengths.pop(name)])
+            for engine in engines:
+                engine.finish(name, visible)
+        over = [name for name, length in lengths.items() if length >= ends[name]]
+        names = sorted(lengths)
+        if not names:
+            continue
+        caps = {names[0]: 2} if random.randint(0, 3) == 0 else {}
+        budget = random.choice([None, None, None, 3])
+        plan = StepPlan(random.choice([0, 2, DRAFT_LENGTH, DRAFT_LENGTH]), budget, caps)
+        drafts = [engine.propose(names, lengths, plan) for engine in engines]
+        for draft in drafts[1:]:
+            assert_same(drafts[0], draft)
+        emitted = verified(random, drafts[0], len(names))
+        for engine, draft in zip(engines, drafts, strict=True):
+            engine.verify(draft, emitted)
+        for name, row in zip(names, emitted, strict=True):
+            lengths[name] += len(row)
+            if STOP in row:
+                ends[name] = 0
+
+
+def assert_same(one: Draft | None, other: Draft | None) -> None:
+    assert (one is None) == (other is None)
+    if one is None or other is None:
+        return
+    assert one.draft_length == other.draft_length
+    assert one.lengths.tolist() == other.lengths.tolist()
+    for row, length in enumerate(one.lengths.tolist()):
+        assert one.token_ids[row, :length].tolist() == other.token_ids[row, :length].tolist()
+        if one.parents is not None:
+            assert one.parents[row, :length].tolist() == other.parents[row, :length].tolist()
