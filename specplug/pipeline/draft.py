@@ -125,6 +125,8 @@ class DraftStage:
         rows need their own slots or are left out.
         """
         if batch.is_dummy or not batch.batch_size or not draft_length:
+            for runner in self.runners if not batch.is_dummy else ():
+                runner.note_resets(batch.reset_slots)
             return self.for_engine(self.empty(batch, draft_length))
         limits = batch.limits(draft_length, caps)
         parts = [self._part(index, batch, limits, draft_length) for index in range(len(self.runners))]

@@ -105,13 +105,17 @@ class ProposerRunner:
 
     def is_ready(self, reset_slots: Iterable[int]) -> bool:
         """Return whether the proposer may take a step; call once per step.  Its next step receives `reset_slots`."""
-        self._missed_resets.update(reset_slots)
+        self.note_resets(reset_slots)
         return self.guard.admits_step() and self.guard.call(self.handle.check_ready)
 
     @property
     def has_missed_resets(self) -> bool:
         """True if slots were reset since the proposer's last step."""
         return bool(self._missed_resets)
+
+    def note_resets(self, reset_slots: Iterable[int]) -> None:
+        """Keep slots that were reset in a step without the proposer, for its next step."""
+        self._missed_resets.update(reset_slots)
 
     def take_resets(self) -> tuple[int, ...]:
         """Return the slots that were reset since the proposer's last step."""

@@ -156,6 +156,14 @@ class TestHandingOver:
             rig.verify({"a": 0}, emitted={"a": [2]})
         assert proposer.handed == [{(0, 0): tokens} for tokens in ([1, 2], [2, 2], [2])]
 
+    def test_resets_of_steps_without_drafts_wait(self, proposer):
+        rig = rig_of(proposer)
+        rig.start("a", [1])
+        rig.draft(0, reset_slots=[0])
+        rig.draft(2)
+        rig.draft(2)
+        assert proposer.resets == [(0,), ()]
+
     def test_tokens_and_resets_of_steps_spent_switched_off_wait(self, proposer):
         rig = rig_of(proposer, max_consecutive=1, cooldown_steps=3)
         rig.start("a", [1])

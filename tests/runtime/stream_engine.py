@@ -178,7 +178,7 @@ class Engine:
             temperature=torch.zeros(len(slots)),
             grammar=rows.grammar,
             vocab_size=VOCAB,
-            reset_slots=self.allocator.slots.take_resets() if plan.draft_length else (),
+            reset_slots=self.allocator.slots.take_resets(),
             barriers=facts.barriers,
         )
         accepted = (emitted - 1).clamp(min=0)

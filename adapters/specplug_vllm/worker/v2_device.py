@@ -108,7 +108,7 @@ class DeviceDrafting:
             grammar=rows.grammar,
             vocab_size=self._drafting.vocab_size,
             residency=Residency.HOST if lengths.device.type == "cpu" else Residency.PINNED,
-            reset_slots=self._drafting.slots.take_resets() if self._drafting.plan.draft_length else (),
+            reset_slots=self._drafting.slots.take_resets(),
             barriers=facts.barriers,
             request_ids=facts.names,
             requests=facts.requests,
