@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.pipeline.stream import reference
+from specplug.pipeline.stream import host_kernels, reference
 from specplug.pipeline.stream.buffers import StepBuffers
 from specplug.pipeline.stream.tensors import EngineRows
 from specplug.pipeline.stream.transfers import transfers_for
@@ -74,7 +74,7 @@ def test_a_cpu_has_the_kernels_only_in_the_interpreter():
     with imported_anew(NAME, interpreted=True) as kernels:
         assert transfers_for(CPU) is kernels
     with imported_anew(NAME, interpreted=False) as kernels:
-        assert transfers_for(CPU) is reference
+        assert transfers_for(CPU) is host_kernels
         assert transfers_for(torch.device("cuda")) is kernels
 
 
