@@ -1,4 +1,4 @@
-"""Packing and unpacking a step: the reference and the CPU's kernels against loops, buffers, and the choice by device."""
+"""Packing and unpacking a step: the reference and the CPU's kernels against loops, the buffers, and the choice."""
 
 from __future__ import annotations
 

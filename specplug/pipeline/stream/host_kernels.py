@@ -48,7 +48,7 @@ def _pack(
     window: int,
     packed: int,
 ) -> None:
-    """Run `pack` on the addresses of the fields of `EngineRows`, with the bytes of their elements, and of the buffers."""
+    """Run `pack` on the addresses of the fields of `EngineRows`, with the bytes of an element, and of the buffers."""
     lengths_out, emitted_out = carray(int32_at(lengths), batch_size), carray(int32_at(emitted), batch_size)
     verified_out = carray(int32_at(verified), batch_size)
     newest_out = carray(int32_at(newest), (batch_size, window))

@@ -30,7 +30,7 @@ class EngineRows(NamedTuple):
 
 
 class DraftOutputs(NamedTuple):
-    """Where the drafts of B rows or more go, on the engine's device; rows are contiguous and may be further apart than K.
+    """Where the drafts of B rows or more go, on the engine's device; rows are contiguous, and may be more than K apart.
 
     Attributes:
         ids: [>= B, K] int32 or int64, padded with each row's newest token.
