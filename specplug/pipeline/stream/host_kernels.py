@@ -1,7 +1,7 @@
 """`pack` and `unpack` as one compiled function each, for tensors on the CPU; `reference` documents and defines both.
 
-Tensor operations on a few hundred bytes cost microseconds each.  The functions take addresses, because numpy views of the
-tensors would take longer to create than the functions run.
+Tensor operations on a few hundred bytes cost microseconds each.  The functions take addresses, because numpy views of
+the tensors would take longer to create than the functions run.
 """
 
 from __future__ import annotations
