@@ -35,4 +35,8 @@ class RowFacts:
 
     def hold(self, allocator: SlotAllocator, names: Sequence[str]) -> bool:
         """Return whether these facts still hold for the rows `names`, a list of request ids."""
-        return self._version == allocator.slots.version and self._names == names
+        return self.are_current(allocator) and self._names == names
+
+    def are_current(self, allocator: SlotAllocator) -> bool:
+        """Return whether no slot has changed hands since."""
+        return self._version == allocator.slots.version

@@ -37,7 +37,7 @@ class StepInFlight:
         num_rows: all rows of the engine.
         batch_size: B, the rows that may draft.
         cut: the cut of its drafts.
-        argument: memory whose address the host function takes.
+        argument: the address that the host function takes.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StepInFlight:
         self._columns, self._table = Columns.allocate(max_slots), np.zeros_like(slots.table.numpy())
         self._columns.caps[:] = NO_CAP
         self._sources = np.zeros((max_slots, draft_length), np.int32)
-        self._base_len = np.zeros(max_slots, np.int32)
+        self._base_len, self._draft_lengths = np.zeros(max_slots, np.int32), self.buffers.draft_lengths.numpy()
         self._engine_rows, self._upto = np.zeros(max_slots, np.int64), np.zeros(max_slots, np.int32)
         self._first_lengths = np.zeros(max_slots, np.int32)
         self._numbers, self._arguments = np.zeros(host.NUMBERS, np.int64), np.zeros(len(StepArgument), np.int64)
@@ -68,7 +68,7 @@ class StepInFlight:
             *[tensor.numpy() for tensor in tensors],
             *drafts,
             kernels.NO_PARENTS if parents is None else parents,
-            self.buffers.draft_lengths.numpy(),
+            self._draft_lengths,
             self._base_len,
         )
         self.cut = StepCut(stage, (max_slots, draft_length))
@@ -84,11 +84,10 @@ class StepInFlight:
     @property
     def longest(self) -> int:
         """The tokens of the longest draft, once the step has run."""
-        return int(self.buffers.draft_lengths.numpy()[: self.batch_size].max(initial=0))
+        return max(self._draft_lengths[: self.batch_size].tolist(), default=0)
 
     def fit_window(self, window: int) -> None:
         """Let the step take at most `window` new tokens a row."""
-        self._numbers[host.WINDOW] = window
         if self.buffers.fit_window(window):
             self._record()
 
@@ -144,8 +143,9 @@ class StepInFlight:
             admits: whether the proposer takes part.
             keeps: whether to store the drafts until their verdict.
         """
-        self._numbers[[host.BATCH_SIZE, host.DRAFT_LENGTH]] = self.batch_size, draft_length
-        self._numbers[host.FUNCTION :] = step.function, step.data, reports, admits, keeps, FAILED  # until it has run
+        sizes = self.batch_size, draft_length, self.buffers.packed
+        status = FAILED  # until it has run
+        self._numbers[host.BATCH_SIZE :] = *sizes, step.function, step.data, reports, admits, keeps, status
 
     def batch(self, vocab_size: int) -> EngineBatch:
         """Return the rows that may draft, once the step has run."""
@@ -183,4 +183,5 @@ class StepInFlight:
             shared.completed,
             self.cut.record,
         )
-        self.argument = host.argument_of(self._step)
+        self._argument = host.argument_of(self._step)
+        self.argument: int = self._argument.ctypes.data

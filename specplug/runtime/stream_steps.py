@@ -83,6 +83,7 @@ class StreamSteps:
         self._ring = Ring(self._new_step, self._finish)
         self._function, self.busy = host.host_function(), 0
         self._missed = np.zeros(max_slots, np.int64)  # by slot, tokens of steps that were not launched
+        self._has_missed = False
         self._rows: tuple[RowFacts, npt.NDArray[np.int64]] | None = None
         self._warm_up(*(like or self._like_v2(device)))
 
@@ -108,6 +109,7 @@ class StreamSteps:
         if int(self._missed[own].max(initial=0)) >= MOST_MISSED:
             return False
         self._missed[own] += 1
+        self._has_missed = True
         return True
 
     def take(self, facts: RowFacts, engine: EngineRows, plan: StepPlan, outputs: DraftOutputs) -> None:
@@ -143,15 +145,13 @@ class StreamSteps:
         self._slots.take_resets()
         step.describe(facts, rows, self._slots, self.intake.first_lengths, plan.caps)
         step.cut_by_grammar(cut_by_grammar)
-        own = self._slots_of(facts)
-        step.fit_window(self._draft_length + 1 + int(self._missed[own].max(initial=0)))
-        self._missed[own] = 0
+        step.fit_window(self._draft_length + 1 + self._take_missed(facts))
         self.intake.update()
         waits = not step.cut.state(plan, step.batch_size)
         admits = plan.draft_length > 0 and self._runner.is_ready(())
         step.instruct(self._step, plan.draft_length, reports=reports, admits=admits, keeps=not waits)
         self._transfers.pack(step.buffers, rows, engine)
-        self._stream.launch(self._function, step.argument.ctypes.data)
+        self._stream.launch(self._function, step.argument)
         self.intake.launched += 1
         if waits:
             self._cut(step, plan)
@@ -203,6 +203,16 @@ class StreamSteps:
             self._transfers.pack(step.buffers, 0, rows)
             self._transfers.unpack(step.buffers, 0, 0, outputs)
             self.drop(step)
+
+    def _take_missed(self, facts: RowFacts) -> int:
+        """Return the most tokens that steps without drafts have left of a row; the step to launch takes them."""
+        if not self._has_missed:
+            return 0
+        own = self._slots_of(facts)
+        most = int(self._missed[own].max(initial=0))
+        self._missed[own] = 0
+        self._has_missed = bool(self._missed.any())
+        return most
 
     def _slots_of(self, facts: RowFacts) -> npt.NDArray[np.int64]:
         """Return the slots of rows, [B]."""

@@ -1,4 +1,4 @@
-"""Packing and unpacking a step: the reference against loops over rows, the buffers, and the choice by device."""
+"""Packing and unpacking a step: the reference and the CPU's kernels against loops, the buffers, and the choice."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specplug.errors import EngineError
-from specplug.pipeline.stream import reference
+from specplug.errors import ContractError, EngineError
+from specplug.pipeline.stream import host_kernels, reference
 from specplug.pipeline.stream.buffers import StepBuffers
+from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.pipeline.stream.transfers import transfers_for
 from tests.pipeline.transfers import NEWEST, POISON, Step, numbers, random_step
 
@@ -59,14 +60,27 @@ def unpacked(step: Step) -> list[list[object]]:
     return [out, confidence, lengths, parents]
 
 
-@given(STEPS)
-def test_the_reference_packs_what_a_loop_packs(step):
-    assert step.outcome(step.pack, reference) == packed(step)
+HOST = pytest.mark.parametrize("transfers", [reference, host_kernels], ids=["reference", "kernels"])
 
 
+@HOST
 @given(STEPS)
-def test_the_reference_unpacks_what_a_loop_unpacks(step):
-    assert step.outcome(step.unpack, reference) == unpacked(step)
+def test_the_host_packs_what_a_loop_packs(transfers, step):
+    assert step.outcome(step.pack, transfers) == packed(step)
+
+
+@HOST
+@given(STEPS)
+def test_the_host_unpacks_what_a_loop_unpacks(transfers, step):
+    assert step.outcome(step.unpack, transfers) == unpacked(step)
+
+
+def test_tensors_of_other_numbers_are_refused():
+    buffers, row = StepBuffers.allocate(1, 1, 1, pinned=False), torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(ContractError, match=r"found torch\.int16.*expected int32 or int64"):
+        host_kernels.pack(buffers, 1, EngineRows(row.short(), row, row[None], row, row))
+    with pytest.raises(ContractError, match=r"found torch\.float32.*expected int32 or int64"):
+        host_kernels.unpack(buffers, 1, 1, DraftOutputs(torch.zeros(1, 1)))
 
 
 def test_buffers_have_one_entry_per_row_and_draft_token():
@@ -89,18 +103,18 @@ def test_the_window_only_grows():
     assert (buffers.window, buffers.packed) == (8, 2), "a step packs no more than it needs, however wide it once was"
 
 
-def test_a_cpu_without_an_interpreter_has_the_reference(monkeypatch):
+def test_a_cpu_without_an_interpreter_has_its_own_kernels(monkeypatch):
     monkeypatch.setitem(sys.modules, KERNELS, None)
-    assert transfers_for(torch.device("cpu")) is reference
-    assert_chosen(monkeypatch, "cpu", interpreted=False, reference=True)
+    assert transfers_for(torch.device("cpu")) is host_kernels
+    assert_chosen(monkeypatch, "cpu", interpreted=False, host=True)
 
 
 def test_a_gpu_and_an_interpreter_have_the_kernels(monkeypatch):
-    assert_chosen(monkeypatch, "cpu", interpreted=True, reference=False)
-    assert_chosen(monkeypatch, "cuda", interpreted=False, reference=False)
+    assert_chosen(monkeypatch, "cpu", interpreted=True, host=False)
+    assert_chosen(monkeypatch, "cuda", interpreted=False, host=False)
 
 
-def assert_chosen(monkeypatch: pytest.MonkeyPatch, device: str, *, interpreted: bool, reference: bool) -> None:
+def assert_chosen(monkeypatch: pytest.MonkeyPatch, device: str, *, interpreted: bool, host: bool) -> None:
     """Check the choice where Triton is installed."""
     from specplug.pipeline import stream
 
@@ -108,7 +122,7 @@ def assert_chosen(monkeypatch: pytest.MonkeyPatch, device: str, *, interpreted: 
     kernels.INTERPRETED = interpreted
     monkeypatch.setitem(sys.modules, KERNELS, kernels)
     monkeypatch.setattr(stream, "kernels", kernels, raising=False)
-    assert (transfers_for(torch.device(device)) is not kernels) == reference
+    assert (transfers_for(torch.device(device)) is host_kernels) == host
 
 
 def test_a_gpu_without_triton_is_refused_with_a_remedy(monkeypatch):

@@ -127,19 +127,22 @@ def random_step(random: Random) -> Step:
     order, columns = list(range(slots)), random.randint(1, most)
     random.shuffle(order)
     lengths = [random.randint(0, random.choice([9, LIMIT - 1])) for _ in range(slots)]
-    dtype = random.choice([torch.int32, torch.int64])
+
+    def dtype() -> torch.dtype:
+        return random.choice([torch.int32, torch.int64])
+
     return Step(
         buffers,
         size,
         draft_length,
-        torch.tensor([*order[:size], *[POISON] * (places - size)], dtype=dtype),
-        torch.tensor(lengths[:size] + [POISON] * (places - size) if by_row else lengths, dtype=dtype),
-        numbers(30_000, slots, LIMIT),
-        column(0, most + 1),
-        column(0, most),
+        torch.tensor([*order[:size], *[POISON] * (places - size)], dtype=dtype()),
+        torch.tensor(lengths[:size] + [POISON] * (places - size) if by_row else lengths, dtype=dtype()),
+        numbers(30_000, slots, LIMIT + random.randint(0, 2))[:, :LIMIT],
+        column(0, most + 1).to(dtype()),
+        column(0, most).to(dtype()),
         by_row,
         random.randint(0, 1),
-        torch.empty(places, columns + 2, dtype=random.choice([torch.int32, torch.int64])),
+        torch.empty(places, columns + 2, dtype=dtype()),
         torch.empty(places, columns + random.randint(0, 2)),
         torch.empty(places, dtype=torch.int32),
         torch.empty(places, columns + random.randint(0, 2), dtype=torch.int32),

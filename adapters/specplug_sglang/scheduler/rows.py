@@ -27,11 +27,11 @@ class Rows:
 
     def __init__(self, allocator: SlotAllocator, reqs: Sequence[Any], device: torch.device) -> None:
         self.facts = RowFacts(allocator, [req.rid for req in reqs])
-        self._slots, self._device = allocator.slots, device
+        self._reqs, self._slots, self._device = list(reqs), allocator.slots, device
 
     def hold(self, allocator: SlotAllocator, reqs: Sequence[Any]) -> bool:
         """Return whether these are still the rows of `reqs`."""
-        return self.facts.hold(allocator, [req.rid for req in reqs])
+        return self._reqs == reqs and self.facts.are_current(allocator)
 
     def view(self, tokens: Tensor, slots: Tensor, lengths: Tensor, vocab_size: int) -> EngineBatch:
         """Describe the batch.

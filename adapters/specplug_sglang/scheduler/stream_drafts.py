@@ -54,7 +54,8 @@ class StreamDrafts(Drafts):
 
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
         """See `Drafts.propose`; waits for the drafts only on a CPU, or if a grammar completes them."""
-        step = self._launch(batch, replace(plan, draft_length=draft_length))
+        planned = plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
+        step = self._launch(batch, planned)
         rows, longest = len(batch.reqs), draft_length
         if any(req.grammar is not None for req in batch.reqs):
             longest = self._complete(batch, step, draft_length, plan)

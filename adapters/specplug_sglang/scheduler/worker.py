@@ -157,9 +157,9 @@ class Worker(ExternalCorpora, BaseSpecWorker):
     @torch.inference_mode()
     def forward_batch_generation(self, batch: Any, on_publish: Any = None, pp_proxy_tensors: Any = None) -> Any:
         """Run one step of a batch: a prefill, or drafts and their verification."""
-        from sglang.srt.speculative.spec_utils import record_stream_for_v2_verify
-
         if self.device.type != "cpu":
+            from sglang.srt.speculative.spec_utils import record_stream_for_v2_verify
+
             record_stream_for_v2_verify(batch, None, torch.get_device_module(self.device).current_stream())
         if batch.forward_mode.is_decode():
             return self._decode(batch, on_publish)

@@ -39,8 +39,8 @@ MOST_NEW = 64
 MALFORMED = -1
 """Status of a step whose proposer wrote an impossible length or an id outside the vocabulary."""
 
-BATCH_SIZE, DRAFT_LENGTH, VOCAB_SIZE, NUM_SOURCES, WINDOW, FUNCTION, DATA, REPORTS, ADMITS, KEEPS, STATUS = range(11)
-"""Indices of a step's numbers: B, K, V, the number of sources, how many of the newest tokens are packed, the C step and
+VOCAB_SIZE, NUM_SOURCES, BATCH_SIZE, DRAFT_LENGTH, WINDOW, FUNCTION, DATA, REPORTS, ADMITS, KEEPS, STATUS = range(11)
+"""Indices of a step's numbers: V, the number of sources, B, K, how many of the newest tokens are packed, the C step and
 its data, 0 if others count what was emitted, 0 to leave the proposer out, 0 if the caller stores the drafts, and the
 status, which the function writes."""
 

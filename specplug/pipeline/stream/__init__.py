@@ -4,6 +4,7 @@
     host function  the proposer's step, on a thread of the driver
     unpack         kernel: the drafts, from pinned memory to the engine's draft buffers
 
-`buffers` holds a step's pinned memory, `kernels` the two kernels in Triton, `reference` the same in plain torch, and
-`transfers` chooses between these two.  Only `kernels` imports Triton, and nothing imports `kernels` before it is used.
+`buffers` holds a step's pinned memory, `kernels` the two kernels in Triton, `host_kernels` the same compiled for a CPU,
+and `transfers` chooses between these; `reference` defines both in plain torch.  Only `kernels` imports Triton, and
+nothing imports `kernels` before it is used.
 """

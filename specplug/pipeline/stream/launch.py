@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
+from functools import cache
 
 import torch
 
@@ -17,6 +18,8 @@ from specplug.errors import EngineError
 
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 """The type of host functions, `void f(void *argument)`; ctypes releases the GIL while one runs."""
+
+_callable = cache(HOST_FUNCTION)
 
 
 class Mark(ABC):
@@ -58,11 +61,11 @@ class InlineStream(HostFunctionStream):
 
     def launch(self, function: int, argument: int) -> None:
         """Call the function; it has returned when this returns."""
-        HOST_FUNCTION(function)(argument)
+        _callable(function)(argument)
 
     def mark(self) -> Mark:
         """Return a mark that is reached."""
-        return _Reached()
+        return _REACHED
 
 
 class _Reached(Mark):
@@ -74,6 +77,9 @@ class _Reached(Mark):
 
     def wait(self) -> None:
         pass
+
+
+_REACHED = _Reached()
 
 
 class CudaStream(HostFunctionStream):

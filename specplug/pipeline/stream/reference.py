@@ -1,4 +1,4 @@
-"""`pack` and `unpack` in plain torch: the reference of `specplug.pipeline.stream.kernels`, for tensors on the CPU."""
+"""`pack` and `unpack` in plain torch, for tensors on the CPU: the reference of `kernels` and of `host_kernels`."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 class EngineRows(NamedTuple):
-    """What an engine's step found, on its device: B rows or more, S slots.
+    """What an engine's step found, on its device: B rows or more, S slots; the last dimensions are contiguous.
 
     Attributes:
         idx_mapping: [>= B] int32 or int64, the slot of each row.
         total_len: tokens so far, int32 or int64: [S] by slot, or [>= B] by row.
         all_token_ids: [S, L] int32, by slot.
-        num_sampled: [>= B] int32, tokens that the step emitted for each row; 0 for a row within its prompt.
-        num_rejected: [>= B] int32, draft tokens of each row that the step rejected.
+        num_sampled: [>= B] int32 or int64, tokens that the step emitted for each row; 0 for a row within its prompt.
+        num_rejected: [>= B] int32 or int64, draft tokens of each row that the step rejected.
         lengths_by_row: whether `total_len` is by row.
         lacking: tokens of each row that `total_len` does not count.
     """
@@ -30,7 +30,7 @@ class EngineRows(NamedTuple):
 
 
 class DraftOutputs(NamedTuple):
-    """Where the drafts of B rows or more go, on the engine's device; rows may be further apart than K.
+    """Where the drafts of B rows or more go, on the engine's device; rows are contiguous, and may be more than K apart.
 
     Attributes:
         ids: [>= B, K] int32 or int64, padded with each row's newest token.

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from specplug.errors import EngineError
-from specplug.pipeline.stream import reference
+from specplug.pipeline.stream import host_kernels
 from specplug.pipeline.stream.buffers import StepBuffers
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 
@@ -25,8 +25,8 @@ class Transfers(Protocol):
 def transfers_for(device: torch.device) -> Transfers:
     """Return the transfers between a device and pinned memory.
 
-    These are Triton's kernels on a GPU, and on a CPU where Triton's interpreter is on.  Elsewhere they are the
-    reference, which on a GPU would wait for the device.
+    These are Triton's kernels on a GPU, and on a CPU where Triton's interpreter is on.  Elsewhere they are the compiled
+    functions of `host_kernels`.
 
     Raises:
         EngineError: the device is a GPU, and Triton is not installed.
@@ -42,5 +42,5 @@ def transfers_for(device: torch.device) -> Transfers:
                 expected="Triton, whose kernels move tokens and drafts without waiting for the GPU",
                 remedy="Install it: pip install triton",
             ) from error
-        return reference
-    return kernels if device.type == "cuda" or kernels.INTERPRETED else reference
+        return host_kernels
+    return kernels if device.type == "cuda" or kernels.INTERPRETED else host_kernels

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.pipeline.stream import reference
+from specplug.pipeline.stream import host_kernels, reference
 from specplug.pipeline.stream.buffers import StepBuffers
 from specplug.pipeline.stream.tensors import EngineRows
 from specplug.pipeline.stream.transfers import transfers_for
@@ -24,8 +24,7 @@ CPU = torch.device("cpu")
 STEPS = st.randoms(use_true_random=False).map(random_step)
 
 PACK = {
-    **dict.fromkeys(("all_token_ids", "num_sampled", "num_rejected"), "*i32"),
-    **dict.fromkeys(("lengths", "emitted", "verified", "newest"), "*i32"),
+    **dict.fromkeys(("all_token_ids", "lengths", "emitted", "verified", "newest"), "*i32"),
     **dict.fromkeys(("tokens_stride", "window", "packed_count", "lacking_count"), "i32"),
 }
 UNPACK = {
@@ -74,7 +73,7 @@ def test_a_cpu_has_the_kernels_only_in_the_interpreter():
     with imported_anew(NAME, interpreted=True) as kernels:
         assert transfers_for(CPU) is kernels
     with imported_anew(NAME, interpreted=False) as kernels:
-        assert transfers_for(CPU) is reference
+        assert transfers_for(CPU) is host_kernels
         assert transfers_for(torch.device("cuda")) is kernels
 
 
@@ -91,7 +90,7 @@ def test_no_argument_is_specialised_for():
 def test_the_kernels_compile_for_gpus(tmp_path: Path):
     launches = []
     for dtype, by_row in (("*i32", False), ("*i64", True)):
-        types = PACK | {"idx_mapping": dtype, "total_len": dtype}
+        types = PACK | dict.fromkeys(("idx_mapping", "total_len", "num_sampled", "num_rejected"), dtype)
         launches.append(Launch(f"{NAME}:pack_kernel", types, {"BY_ROW": by_row, "BLOCK": 128}, num_warps=1))
     for dtype, missing in (("*i32", ()), ("*i64", ("links", "lengths", "parents")), ("*i32", SGLANG)):
         types = {name: kind for name, kind in (UNPACK | {"out": dtype}).items() if name not in missing}

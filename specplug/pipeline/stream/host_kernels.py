@@ -1,0 +1,176 @@
+"""`pack` and `unpack` as one compiled function each, for tensors on the CPU; `reference` documents and defines both.
+
+Tensor operations on a few hundred bytes cost microseconds each.  The functions take addresses, because numpy views of
+the tensors would take longer to create than the functions run.
+"""
+
+from __future__ import annotations
+
+import torch
+from numba import carray  # type: ignore[attr-defined]
+from torch import Tensor
+
+from specplug.errors import ContractError
+from specplug.match.cpu.compiled import compiled, inlined
+from specplug.match.cpu.pointers import float32_at, int32_at, int64_at
+from specplug.pipeline.stream.buffers import StepBuffers
+from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
+
+_SIZES = {torch.int32: 4, torch.int64: 8}
+"""Bytes of an element."""
+
+
+@inlined
+def _integer(address: int, size: int, index: int) -> int:
+    """Return an element of an array of integers of `size` bytes."""
+    return int64_at(address)[index] if size == 8 else int32_at(address)[index]  # type: ignore[no-any-return]
+
+
+@compiled
+def _pack(
+    batch_size: int,
+    idx_mapping: int,
+    idx_size: int,
+    total_len: int,
+    length_size: int,
+    by_row: bool,
+    lacking: int,
+    all_token_ids: int,
+    tokens_stride: int,
+    num_sampled: int,
+    sampled_size: int,
+    num_rejected: int,
+    rejected_size: int,
+    lengths: int,
+    emitted: int,
+    verified: int,
+    newest: int,
+    window: int,
+    packed: int,
+) -> None:
+    """Run `pack` on the addresses of the fields of `EngineRows`, with the bytes of an element, and of the buffers."""
+    lengths_out, emitted_out = carray(int32_at(lengths), batch_size), carray(int32_at(emitted), batch_size)
+    verified_out = carray(int32_at(verified), batch_size)
+    newest_out = carray(int32_at(newest), (batch_size, window))
+    for row in range(batch_size):
+        slot = _integer(idx_mapping, idx_size, row)
+        length = _integer(total_len, length_size, row if by_row else slot) + lacking
+        sampled = _integer(num_sampled, sampled_size, row)
+        rejected = _integer(num_rejected, rejected_size, row)
+        lengths_out[row], emitted_out[row] = length, sampled
+        verified_out[row] = sampled - 1 + rejected if sampled > 0 else 0
+        text = carray(int32_at(all_token_ids + 4 * slot * tokens_stride), length)
+        for place in range(window - min(packed, length), window):
+            newest_out[row, place] = text[length - window + place]
+
+
+@compiled
+def _unpack(
+    batch_size: int,
+    draft_length: int,
+    draft_rows: int,
+    draft_lengths: int,
+    newest: int,
+    window: int,
+    ids: int,
+    levels: int,
+    links: int,
+    buffers_stride: int,
+    out: int,
+    out_size: int,
+    out_stride: int,
+    confidence: int,
+    confidence_stride: int,
+    lengths: int,
+    parents: int,
+    parents_stride: int,
+    columns: int,
+) -> None:
+    """Run `unpack` on the addresses of the buffers, whose confidence and parents are `levels` and `links`, and of the
+    fields of `DraftOutputs`, 0 for None.
+    """
+    for row in range(batch_size):
+        draft, last = int32_at(draft_rows)[row], int32_at(newest)[(row + 1) * window - 1]
+        drafted = int32_at(draft_lengths)[draft] if draft >= 0 else 0
+        length, source = min(max(drafted, 0), draft_length, columns), draft * buffers_stride
+        if lengths:
+            int32_at(lengths)[row] = length
+        for column in range(columns):
+            is_drafted = column < length
+            token, place = int32_at(ids)[source + column] if is_drafted else last, row * out_stride + column
+            if out_size == 8:
+                int64_at(out)[place] = token
+            else:
+                int32_at(out)[place] = token
+            if confidence:
+                level = float32_at(levels)[source + column] if is_drafted else 0.0
+                float32_at(confidence)[row * confidence_stride + column] = level
+            if parents:
+                parent = int32_at(links)[source + column] if is_drafted else column - 1
+                int32_at(parents)[row * parents_stride + column] = parent
+
+
+def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
+    """Write what the step found into `buffers`, like `reference.pack`."""
+    _pack(
+        batch_size,
+        *_integers(rows.idx_mapping),
+        *_integers(rows.total_len),
+        rows.lengths_by_row,
+        rows.lacking,
+        rows.all_token_ids.data_ptr(),
+        rows.all_token_ids.stride(0),
+        *_integers(rows.num_sampled),
+        *_integers(rows.num_rejected),
+        buffers.lengths.data_ptr(),
+        buffers.emitted.data_ptr(),
+        buffers.verified.data_ptr(),
+        buffers.newest.data_ptr(),
+        buffers.window,
+        buffers.packed,
+    )
+
+
+def unpack(buffers: StepBuffers, batch_size: int, draft_length: int, outputs: DraftOutputs) -> None:
+    """Write the drafts in `buffers` into the engine's tensors, like `reference.unpack`."""
+    _unpack(
+        batch_size,
+        draft_length,
+        buffers.draft_rows.data_ptr(),
+        buffers.draft_lengths.data_ptr(),
+        buffers.newest.data_ptr(),
+        buffers.window,
+        buffers.ids.data_ptr(),
+        buffers.confidence.data_ptr(),
+        _address(buffers.parents),
+        buffers.ids.stride(0),
+        *_integers(outputs.ids),
+        outputs.ids.stride(0),
+        _address(outputs.confidence),
+        0 if outputs.confidence is None else outputs.confidence.stride(0),
+        _address(outputs.lengths),
+        _address(outputs.parents),
+        0 if outputs.parents is None else outputs.parents.stride(0),
+        outputs.ids.shape[1],
+    )
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _integers(tensor: Tensor) -> tuple[int, int]:
+    """Return the address of a tensor of integers, and the bytes of an element.
+
+    Raises:
+        ContractError: its dtype is another than int32 or int64.
+    """
+    size = _SIZES.get(tensor.dtype)
+    if size is None:
+        raise ContractError.build(
+            "an engine's tensor has an unsupported dtype",
+            who="specplug.pipeline.stream",
+            found=tensor.dtype,
+            expected="int32 or int64",
+        )
+    return tensor.data_ptr(), size
