@@ -12,6 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specplug.testing.c_functions import HostStepDriver
 from specplug.testing.handing import OldTextDriver, OverwritingDriver, WindowDriver
 from specplug.testing.harness import ProposerHarness
 from specplug.testing.pipeline_driver import PipelineDriver
@@ -281,6 +282,14 @@ class ProposerContract(ProposerHarness):
                 return names
 
             self.same(self.drafts(once), self.drafts(again, orders=orders), "with whole texts handed over again")
+
+    @pytest.mark.parametrize("begins", [False, True])
+    def test_drafts_alike_in_compiled_code(self, begins: bool) -> None:
+        """The C function drafts what `step` drafts, whether `begin_text` or `step` has ingested a request's text."""
+        if not self.caps.host_step:
+            pytest.skip("has no C function")
+        with self.driver() as plain, self.driver_of(HostStepDriver, begins=begins) as compiled:
+            self.same(self.drafts(plain), self.drafts(compiled), "in its C function")
 
     def _compare_with_pipeline(self, *, inline: bool, when: str) -> None:
         with self.driver() as plain, self.driver_of(PipelineDriver, inline=inline) as staged:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from specplug.pipeline.draft import host_trim_of
-from specplug.testing.host_trims import kept_by
+from specplug.testing.c_functions import kept_by
 from specplug.testing.policy_harness import IDLE, PRICES, PolicyHarness, stats_of, watch_for_waiting
 from specplug.testing.watch import watch
 from specplug.types.plan import StepPlan, StepReport

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.testing.host_trims import kept_by
+from specplug.testing.c_functions import kept_by
 from specplug.types.caps import EngineCaps, Ragged
 from tests.policies.test_batch import PADDED, trimmer
 from tests.trim.tools import bits, random_case

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba.core import types
 
-from specplug.testing.host_trims import kept_by
+from specplug.testing.c_functions import kept_by
 from specplug.trim import SurvivalTrimmer, admission, rank_tokens
 from specplug.trim.admission import UNITS, Own
 from specplug.types.draft import Draft

