@@ -13,8 +13,7 @@ from specplug.match.cpu.entries import call_kernel
 from specplug.match.cpu.pointers import float32_at, int64_at, uint8_at
 from specplug.trim.admission import UNITS, Admission, Own
 from specplug.types.host_step import HostStep, TrimArgument
-from specplug_batch.options import BatchOptions
-from specplug_batch.trim import CLASSES
+from specplug_batch.options import CLASSES, BatchOptions
 
 SUMS, REPORTED, IS_FREE, SATURATION, OVERHEAD, EXCESS, DECAY = range(int(Own.FURTHER), Own.FURTHER + 7)
 """Indices of further numbers: the address of the sums; the batch size to assume or 0; 1 if no token costs anything; and

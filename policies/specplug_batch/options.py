@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+CLASSES = 16
+"""Number of batch-size classes; the class of a batch size is its number of binary digits."""
+
 
 class BatchOptions(BaseModel):
     """Limits on draft lengths, and the cost model of a step: `max(1, tokens / saturation) + overhead`, in any unit."""

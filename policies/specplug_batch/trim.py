@@ -11,10 +11,7 @@ from specplug.types.caps import Ragged
 from specplug.types.draft import Draft
 from specplug.types.host_step import HostStep
 from specplug.types.trim import TrimLimits
-from specplug_batch.options import BatchOptions
-
-CLASSES = 16
-"""Number of batch-size classes; the class of a batch size is its number of binary digits."""
+from specplug_batch.options import CLASSES, BatchOptions
 
 TRUST = 8.0
 """Number of steps without gain with which the average starts."""

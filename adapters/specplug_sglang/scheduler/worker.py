@@ -32,7 +32,7 @@ from specplug_sglang.verification import attention, exact, seeded
 from specplug_sglang.verification.cache_room import make_room
 from specplug_sglang.verification.captured import largest_batches
 from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
-from specplug_sglang.verification.plain import operations_for
+from specplug_sglang.verification.operations import operations_for
 from specplug_sglang.verification.table import on_device
 from specplug_sglang.verification.trees import Nodes
 from specplug_sglang.verification.verify_input import prepare, relayed, verify_input

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -55,19 +54,3 @@ def append(
     table.append(slots, before + 1, emitted)
     last = emitted.gather(1, (accept_lens - 1)[:, None].long())
     return Accepted(emitted, before + accept_lens, last.flatten().to(torch.int32))
-
-
-def operations_for(table: TokenTable) -> ModuleType:
-    """Return the module whose `nodes` and `append` suit the token table's device; compile its kernels."""
-    device = table.tokens.device
-    if device.type != "cuda":
-        from specplug_sglang.verification import plain
-
-        return plain
-    from specplug_sglang.verification import kernels
-
-    rows = torch.empty(0, dtype=torch.int64, device=device)
-    kernels.nodes(Draft.allocate(0, 1, device=device), table, rows, rows)
-    counts = rows.int()
-    kernels.append(table, rows, rows, counts, counts.view(0, 1), counts)
-    return kernels

@@ -19,6 +19,7 @@ from specplug.trim import SurvivalTrimmer
 from specplug.types.draft import Draft
 from specplug_sglang.scheduler import device_drafts
 from specplug_sglang.verification import plain
+from specplug_sglang.verification.operations import operations_for
 from specplug_sglang.verification.table import TokenTable
 from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
 from tests.engines.gpu_compiler import Launch, compiled
@@ -132,7 +133,7 @@ def test_drafts_between_kernels_are_those_of_the_stage(launches, random, mixed, 
 
 
 def test_a_cpu_takes_tensor_operations():
-    assert plain.operations_for(filled(Random(0))) is plain
+    assert operations_for(filled(Random(0))) is plain
 
 
 def test_no_argument_is_specialised_for():
