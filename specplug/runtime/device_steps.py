@@ -122,7 +122,7 @@ class DeviceSteps:
         draft = self._view(size, draft_length)
         if size:
             self._begin(rows, draft, engine, temperature, plan, reports)
-            resets = self._slots.take_resets() if draft_length else ()  # the proposer's next step gets them
+            resets = self._slots.take_resets()
             batch = replace(rows.batch, reset_slots=resets) if resets else rows.batch
             if reports and self._stage.has_observers:
                 self._stage.tell(batch, *self._columns.judged(size))
@@ -130,6 +130,8 @@ class DeviceSteps:
                 draft = self._propose(rows, batch, draft)
                 self._cut(batch, draft, plan)
                 self._stage.in_flight.is_empty = False
+            else:
+                self._runner.note_resets(resets)
         self._launches.finish(
             self._state,
             self._columns,

@@ -109,7 +109,8 @@ def test_every_request_gets_its_text(call, broken, truth):
 
 def break_policy(scheduler: Any, every: int) -> None:
     """Let the policy raise at every n-th step; 0 stops that."""
-    planner = scheduler.draft_worker.drafting.step_planner.stage._planner
+    stage = scheduler.draft_worker.drafting.step_planner.stage
+    planner, stage._is_constant = stage._planner, not every  # a constant plan is made once
     planner.__dict__.pop("plan", None)
     original, steps = planner.plan, []
 

@@ -58,7 +58,7 @@ def drafted(llm: Any, requested: list[dict[str, Any]], compiled: bool) -> dict[s
 
     drafter = inside.runner(llm).drafter
     drafting = drafter.drafting
-    stage, steps, propose = drafting.stage, drafter._steps._compiled, drafter.propose
+    stage, own, propose = drafting.stage, drafter._steps, drafter.propose
     handle = stage.runners[0].handle
     context = drafting._context(llm.llm_engine.vllm_config)
     found: list[dict[str, list[int]]] = []
@@ -80,14 +80,16 @@ def drafted(llm: Any, requested: list[dict[str, Any]], compiled: bool) -> dict[s
         return type(stage).trimmed(stage, *args)
 
     known, handle.proposer = handle.proposer, type(handle.proposer)(context)
+    drafter._steps = type(own)(drafting, drafter._state_distribution)  # calls the new proposer's C function
+    steps = drafter._steps._compiled
     drafter.propose, steps.take, stage.trimmed = noting, counting, trimming
     stage.has_observers = not compiled
     before = stage.metrics.snapshot()
     try:
         outputs = inside.drive(llm, requested)["outputs"]
     finally:
-        del drafter.propose, steps.take, stage.trimmed
-        handle.proposer, stage.has_observers = known, False
+        del drafter.propose, stage.trimmed
+        drafter._steps, handle.proposer, stage.has_observers = own, known, False
     counts = (stage.metrics.snapshot() - before).as_dict()
     ids = {name: output["token_ids"] for name, output in outputs.items()}
     numbers = {"taken": len(taken), "trimmed": len(trimmed)}
