@@ -146,7 +146,7 @@ class StreamSteps:
         step.describe(facts, rows, self._slots, self.intake.first_lengths, plan.caps)
         step.cut_by_grammar(cut_by_grammar)
         step.fit_window(self._draft_length + 1 + self._take_missed(facts))
-        self.intake.update()
+        self._runner.guard.call(self.intake.update)
         waits = not step.cut.state(plan, step.batch_size)
         admits = plan.draft_length > 0 and self._runner.is_ready(())
         step.instruct(self._step, plan.draft_length, reports=reports, admits=admits, keeps=not waits)

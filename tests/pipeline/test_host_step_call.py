@@ -41,6 +41,13 @@ class Fails(Counted):
         return HostStep(int(FAILING.address), 0)
 
 
+class CannotTell(Counted):
+    """Fails whenever it is questioned about what its slots share."""
+
+    def is_outdated(self) -> bool:
+        raise ZeroDivisionError("planted")
+
+
 def _fail(_arguments: int) -> int:
     return _FAILED
 
@@ -89,3 +96,10 @@ def test_a_failing_function_costs_its_drafts_and_is_switched_off():
     made = engine(Fails)
     assert steps(made, 0, 9)[1:] == [[]] * 8
     assert made.stage.runners[0].guard.counts.keys() == {"raised", "switched off"}
+
+
+def test_a_proposer_that_cannot_tell_whether_it_is_outdated_drafts_in_python():
+    made = engine(CannotTell)
+    assert steps(made, 0, 9)[-1] == [1, 2, 3]
+    assert made.proposer.in_python == 9
+    assert made.stage.runners[0].guard.counts.keys() == {"raised"}

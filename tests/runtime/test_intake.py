@@ -180,3 +180,17 @@ def test_a_close_waits_for_the_steps_and_ends_the_thread(stream):
     assert drafted[0, 0] > 0
     assert stream.waiting == 0
     assert not [it for it in threading.enumerate() if it.name == "specplug-ngram" and it.is_alive() and not it.daemon]
+
+
+def test_a_proposer_that_cannot_tell_whether_it_is_outdated_costs_no_step(stream, late, monkeypatch):
+    def wrong() -> bool:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(late.stage.proposers["ngram"], "is_outdated", wrong)
+    late.start("right", 0, TEXT)
+    late.steps.intake.settle()
+    step(late, "right")
+    drafted = step(late, "right", token=3)
+    stream.drain()
+    assert drafted[0, 0] > 0
+    assert late.stage.runners[0].guard.counts["raised"] == 2

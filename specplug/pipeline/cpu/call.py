@@ -43,8 +43,14 @@ class HostStepCall:
 
     def applies(self, batch: EngineBatch) -> bool:
         """Return whether the C function covers the step: no text begins, and what the slots share is up to date."""
-        special = batch.reset_slots or batch.barriers or self._runner.has_missed_resets
-        return not special and not self._proposer.is_outdated()
+        if batch.reset_slots or batch.barriers or self._runner.has_missed_resets:
+            return False
+        self._is_outdated = True  # also if the proposer fails to tell
+        self._runner.guard.call(self._ask)
+        return not self._is_outdated
+
+    def _ask(self) -> None:
+        self._is_outdated = self._proposer.is_outdated()
 
     def take(self, tokens: npt.NDArray[np.int32], batch_size: int, draft_length: int, *, keeps: bool) -> None:
         """Report the verified step of B rows and draft for the next one, with faults contained.
