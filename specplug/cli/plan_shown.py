@@ -17,7 +17,8 @@ NOTE = (
     "Predicted by a model of a step's cost, not measured: peak rates, equal contexts, uniform routing, and the same "
     "acceptance at every batch size. `specplug bench` measures a server."
 )
-_LENGTHS_SHOWN = {0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 24, 31, 32, 48, 63, 64, 96, 127, 128}
+_LENGTHS_SHOWN = {*range(9), 12, 15, 16, 24, 31, 32, 48, 63, 64, 96, 127}
+"""Rows of the table by draft length, in addition to the longest; the JSON has all."""
 
 
 def print_as_json(

@@ -70,7 +70,8 @@ class ModelShape:
         """
         if not self.experts:
             return 0.0
-        return self.experts * (1 - (1 - self.experts_per_token / self.experts) ** tokens)
+        untouched: float = (1 - self.experts_per_token / self.experts) ** tokens
+        return self.experts * (1 - untouched)
 
     def parameters_read(self, tokens: float) -> float:
         """Return the parameters that a step of so many tokens reads."""

@@ -23,6 +23,7 @@ def moe(experts: int, per_token: int) -> ModelShape:
     ("name", "billions", "active"),
     [  # published numbers of parameters; the active ones without the input embedding, which is only looked up
         ("Llama-3.1-8B", 8.030, 8.030 - 0.525),
+        ("Llama-3.1-70B", 70.554, 70.554 - 1.051),
         ("Llama-3.2-1B", 1.2358, 1.2358),
         ("Mixtral-8x7B", 46.703, 12.88 - 0.131),
         ("Qwen3-30B-A3B", 30.532, 3.35 - 0.311),

@@ -41,7 +41,7 @@ def test_a_histogram_gives_the_share_of_steps_that_reach_each_position():
 
 def test_a_real_replay_gives_its_own_tau(tmp_path):
     path = tmp_path / "replay.json"
-    arguments = ("--workloads", "structured,code_edit", "--limit", "2", "--tokenizer", "tiny", "--gamma", "6")
+    arguments = ("--workloads", "structured,code_edit", "--limit", "1", "--tokenizer", "tiny", "--gamma", "6")
     result = CliRunner().invoke(app, ["replay", *arguments, "--batch", "1,64", "--json"])
     assert result.exit_code == 0, result.output
     path.write_text(result.stdout)
@@ -78,7 +78,7 @@ def test_a_replay_of_something_else_is_refused(write, runs, message):
 def test_a_file_that_is_no_replay_is_refused(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_text(text)
-    with pytest.raises(SettingsError, match="no JSON of a replay.*specplug replay --json"):
+    with pytest.raises(SettingsError, match=r"no JSON of a replay.*specplug replay --json"):
         read_replay(path)
     with pytest.raises(SettingsError, match="no JSON of a replay; found FileNotFoundError"):
         read_replay(tmp_path / "none.json")

@@ -83,7 +83,7 @@ def test_metrics_that_say_nothing_are_refused(text, message):
 
 
 def test_an_interval_without_drafts_is_refused():
-    with pytest.raises(EngineError, match="nothing was drafted; found 0 steps.*leave out --interval"):
+    with pytest.raises(EngineError, match=r"nothing was drafted; found 0 steps.*leave out --interval"):
         found_in(VLLM, VLLM)
     plain = specplug_text()
     with pytest.raises(EngineError, match="nothing was drafted"):
