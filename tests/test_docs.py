@@ -145,7 +145,7 @@ def test_example_settings_are_valid():
     assert load_settings(env={"SPECPLUG_CONFIG": inline}).settings.num_speculative_tokens == 6
 
 
-@pytest.mark.parametrize("page", ["settings.md", "corpus.md"])
+@pytest.mark.parametrize("page", ["settings.md", "corpus.md", "plan.md"])
 def test_example_in_python_prints_what_it_says(page: str, monkeypatch, capsys):
     monkeypatch.delenv("SPECPLUG_CONFIG", raising=False)
     (example,) = code_blocks(page, "python")
