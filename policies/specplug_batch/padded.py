@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from specplug.cost import StepCosts
@@ -53,6 +55,7 @@ class PaddedPlanner(Planner):
         self._costs = StepCosts(self._roofline.cost)
         self._curve = AcceptanceCurve(self._caps.max_draft_length)
         self._lengths = self._candidates()
+        self._decision: tuple[list[int], Array] | None = None  # draft lengths and their predicted rates
         self._trials: dict[int, int] = {}  # steps planned to measure each draft length at a new batch size
         self._planned = (0, 0, -1)  # draft length, batch size, step of the decision
         self._wait, self._next_probe = _FIRST_PROBE, _FIRST_PROBE
@@ -86,10 +89,39 @@ class PaddedPlanner(Planner):
         """Return the longest draft that is considered at this batch size."""
         return max(self._considered(batch_size))
 
+    def status(self) -> dict[str, Any]:
+        """Return what is planned and why, with the figures behind it, as plain data."""
+        length, requests, _ = self._planned
+        known = self._decision
+        if known is None:
+            return {"why": "nothing was planned yet"}
+        lengths, rates = known
+        gains = {each: float(rate / rates[0]) for each, rate in zip(lengths, rates, strict=True)}
+        best = max(gains, key=lambda each: gains[each])
+        why = (
+            f"at {requests} requests {best} draft tokens are predicted to emit {gains[best]:.2f} times as much as none"
+        )
+        if not length:
+            why = (
+                f"off: {why}, less than {1 + _GAIN_TO_START:g} times"
+                if best
+                else f"off: at {requests} requests none gain"
+            )
+        return {
+            "why": why,
+            "draft_length": length,
+            "requests": requests,
+            "predicted_speedup": {str(each): round(gain, 3) for each, gain in gains.items()},
+            "acceptance_by_position": [round(float(rate), 3) for rate in self._curve.rates()],
+            "cost_error": None if self._costs.error is None else round(self._costs.error, 3),
+            "costs": "measured" if self._costs.is_measured else "assumed, as no step was measured yet",
+        }
+
     def _decide(self, requests: int, stats: HostStats, present: int | None) -> int:
         """Return the draft length to plan until the next decision."""
         lengths = self._considered(requests)
         rates = self._rates(requests, stats, lengths)
+        self._decision = lengths, rates
         best = max(range(len(lengths)), key=lambda i: rates[i])
         least = _GAIN_TO_KEEP if present else _GAIN_TO_START
         if rates[best] < rates[0] * (1.0 + least):

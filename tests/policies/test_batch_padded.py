@@ -155,3 +155,16 @@ class TestAcceptance:
         hoped = curve.rates(1.5) - curve.rates()
         assert hoped[0] < hoped[1]
         assert all(a <= b for a, b in pairwise(hoped))
+
+
+def test_it_states_what_it_plans_and_why():
+    server = Server("dense")
+    assert server._planner.status() == {"why": "nothing was planned yet"}
+    server.serve("easy", 8, 4000 * 8)
+    found = server._planner.status()
+    assert (found["draft_length"], found["requests"], found["costs"]) == (15, 8, "measured")
+    assert found["why"].startswith("at 8 requests 15 draft tokens are predicted to emit")
+    assert found["predicted_speedup"]["15"] > 5
+    assert found["cost_error"] < 0.1
+    server.serve("hopeless", 8, 4000 * 8)
+    assert server._planner.status()["why"].startswith("off: at 8 requests")
