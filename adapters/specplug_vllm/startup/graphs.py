@@ -15,7 +15,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from specplug_vllm.config import SECTION, cuts_on_device, is_requested, runner_of
+from specplug_vllm.config import SECTION, cuts_on_device, engine_method, is_requested, proposes, runner_of
 
 logger = logging.getLogger("specplug")
 
@@ -36,6 +36,18 @@ def install(config_class: Any) -> None:
     config_class._set_cudagraph_sizes = set_cudagraph_sizes
 
 
+def require_lengths_on_v1(vllm_config: Any) -> None:
+    """List a draft length if vLLM's own drafter drafts on V1, before vLLM chooses its graph mode.
+
+    vLLM then knows that the length changes, for which V1 has piecewise graphs only.
+    """
+    if engine_method(vllm_config) is None or runner_of(vllm_config) == "v2":
+        return
+    spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
+    if not spec.num_speculative_tokens_per_batch_size and vllm_config.parallel_config.data_parallel_size == 1:
+        spec.num_speculative_tokens_per_batch_size = [(1, largest, spec.num_speculative_tokens)]
+
+
 def lengths_up_to(most: int) -> tuple[int, ...]:
     """Return the draft lengths 2^n - 1 up to `most`, descending to 0."""
     return tuple((1 << bits) - 1 for bits in range((most + 1).bit_length() - 1, -1, -1))
@@ -54,13 +66,16 @@ def schedule(lengths: Sequence[int], max_num_seqs: int) -> list[tuple[int, int, 
 def name_lengths(vllm_config: Any) -> None:
     """Fill in the list of captured lengths if the engine captures graphs and the launch lists none.
 
-    The server's maximum draft length becomes the longest of them, which is at most the configured one.  Data-parallel
-    ranks must not choose different lengths, so vLLM refuses the list with data parallelism.
+    The server's maximum draft length becomes the longest of them, which is at most the configured one; vLLM's own
+    drafter keeps the configured one.  Data-parallel ranks must not choose different lengths, so vLLM refuses the list
+    with data parallelism.
     """
     spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
     if spec.num_speculative_tokens_per_batch_size or vllm_config.parallel_config.data_parallel_size > 1:
         return
     lengths = lengths_up_to(spec.num_speculative_tokens)
+    if not proposes(vllm_config) and lengths[0] != spec.num_speculative_tokens:
+        lengths = (spec.num_speculative_tokens, *lengths)
     if not _captures_by_length(vllm_config) or len(lengths) > largest:
         return
     if lengths[0] != spec.num_speculative_tokens:
