@@ -52,9 +52,10 @@ def drafting_of(owner: Any) -> Drafting | None:
 
 
 def _attach(_: Any, scheduler: Any) -> None:
-    drafting = drafting_of(scheduler)
+    drafting = getattr(scheduler.draft_worker, "drafting", None)
     if drafting is not None:
         drafting.attach(scheduler)
+    if drafting_of(scheduler) is not None:
         _runners[scheduler.draft_worker.model_runner] = drafting
 
 
