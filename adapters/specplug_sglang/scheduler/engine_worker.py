@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
-from torch import Tensor
 
 from specplug_sglang import seams
 from specplug_sglang.requests import finished_prefills
@@ -22,7 +21,7 @@ from specplug_sglang.scheduler.engine_drafting import EngineDrafting
 from specplug_sglang.scheduler.ranks import Ranks
 from specplug_sglang.startup import advice
 from specplug_sglang.verification.exact import rows_of_pool
-from specplug_sglang.verification.table import on_device
+from specplug_sglang.verification.limits import cut
 
 _SWITCHES = "sglang.srt.speculative.eagle_worker_v2"
 """The logger to which SGLang writes a line per change of the draft length."""
@@ -78,15 +77,3 @@ class PlannedWorker:
         if limits is not None and drafts.draft_token_num > 1:
             drafts.retrieve_next_token = cut(drafts.retrieve_next_token, limits)
         return super().verify(batch, *args, **kwargs)  # type: ignore[misc]
-
-
-def cut(next_token: Tensor, limits: list[int]) -> Tensor:
-    """Return the links of chains without those beyond each row's limit, so that verification stops there.
-
-    Args:
-        next_token: [B, n] int64, the node after each node of a chain, the root first; -1 for none.
-        limits: most draft tokens of each of the B rows.
-    """
-    nodes = torch.arange(next_token.shape[1], device=next_token.device)
-    allowed = on_device(limits, torch.int64, next_token.device)
-    return next_token.where(nodes < allowed[:, None], -1)
