@@ -7,6 +7,7 @@ head's drafts are compared, context by context, with those of SGLang alone.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from typing import Any
 import pytest
 
 from tests.engines import eagle
+from tests.engines.engines import Raised
 from tests.engines.launch import TINY
-from tests.engines.plain import assert_greedy, greedy, prompts
+from tests.engines.plain import assert_greedy, greedy, ids, prompts
+from tests.engines.server import Server
 from tests.engines.sglang import inside, trees
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.launch import SMALL
 from tests.engines.sglang.test_registration import outcome
+from tests.engines.suites.operations import ACCEPTED, ask, complete, scraped, value
 
 LENGTH = 4
 ROWS = [prompts()[row] for row in (0, 3, 5, 8, 13, 18, 21, 23)]
@@ -171,3 +175,185 @@ def test_a_draft_model_that_misses_steps_without_drafts_is_noticed(constant):
     finally:
         engine.inside(see_all_steps)
     assert sum(draft != whole[: len(draft)] for draft, whole in found) > len(found) // 4
+
+
+# -- requests of their own kind ---------------------------------------------------------------------------------------
+
+
+def test_requests_limits_are_kept_in_one_batch(standalone):
+    """All rows have one length; of a limited row's draft no more than its limit is accepted."""
+    fields = [{}, {"specplug_num_speculative_tokens": 1}, {"specplug_enabled": False}]
+    params = [{"custom_params": dict(fields[row % 3])} for row in range(9)]
+    given = [ROWS[row // 3] for row in range(9)]
+    found = answers(standalone, params, given)
+    assert_greedy(given, [greedy(row) for row in given], found)
+    emitted = [answer["meta"]["completion_tokens"] - 1 for answer in found]  # the first token is the prefill's
+    a_step = [tokens / answer["meta"]["spec_verify_ct"] for tokens, answer in zip(emitted, found, strict=True)]
+    assert max(a_step[0::3]) > 2
+    assert all(1 < tokens <= 2 for tokens in a_step[1::3])
+    assert a_step[2::3] == [1, 1, 1]
+
+
+def test_penalties_are_exact(standalone, drafted, baseline):
+    """SGLang alone counts a step as one token for them, however many it accepted."""
+    params = [{"frequency_penalty": 0.5}, {"presence_penalty": 0.9}, {"min_new_tokens": 40}, {}] * 2
+    given = [tuple(ids(text)) for text in ("The capital of France is", "def f(x):")] * 4
+    engines = standalone, drafted("STANDALONE", TINY), baseline
+    found, alone, expected = ([answer["token_ids"] for answer in answers(engine, params, given)] for engine in engines)
+    assert found == expected
+    assert alone != expected
+
+
+def test_a_grammar_is_followed(planned_eagle, baseline):
+    params = {"regex": "[a-f]{3}( [a-f]{3}){4}", "max_new_tokens": 40}
+    found, expected = (answers(engine, params, ROWS[:4]) for engine in (planned_eagle, baseline))
+    assert [answer["token_ids"] for answer in found] == [answer["token_ids"] for answer in expected]
+
+
+# -- operators --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def operated(standalone: Engine) -> Iterator[Engine]:
+    yield standalone
+    standalone.call(set_mode, mode="on", num_speculative_tokens=None)
+
+
+def test_an_operator_switches_off_and_limits(operated):
+    operated.call(set_mode, mode="off")
+    before = counts(operated)
+    found = answers(operated)
+    after = counts(operated)
+    assert_greedy(ROWS, [greedy(row) for row in ROWS], found)
+    assert after["standalone"] == before["standalone"]
+    assert change(after["none"], before["none"], "emitted") == sum(len(answer["token_ids"]) for answer in found)
+    operated.call(set_mode, mode="on", num_speculative_tokens=1)
+    answers(operated)
+    verified = change(counts(operated)["standalone"], after["standalone"], "verified_at")
+    assert verified[0] > 0 == sum(verified[1:])
+
+
+def test_the_status_names_the_drafter_and_its_lengths(planned_eagle):
+    found = planned_eagle.call(scheduler_status)
+    assert found["captured_draft_lengths"] == [0, 1, 2, 4]
+    assert found["scheduler"]["engine_drafter"] == "eagle"
+    assert found["settings"]["proposer"] == {"value": "engine", "origin": "SPECPLUG_CONFIG"}
+    assert found["workers"] == []
+    assert "engine, policy ladder, up to 4 draft tokens, SGLang's EAGLE, chains, overlap" in planned_eagle.log()
+    assert "Switch adaptive runtime state" not in planned_eagle.log()
+
+
+# -- a server with a smaller draft model ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model without its last layer, as a draft model that is often right."""
+    from transformers import AutoModelForCausalLM
+
+    path = tmp_path_factory.mktemp("models") / "shallow"
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    model.model.layers = model.model.layers[:-1]
+    model.config.num_hidden_layers -= 1
+    model.save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY / name, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def batched(shallow: Path) -> dict[str, Any]:
+    """The arguments of an engine or a server with a draft model that is often right, and the default policy."""
+    return {
+        "draft_length": LENGTH,
+        "speculative_num_steps": LENGTH,
+        "speculative_draft_model_path": str(shallow),
+        "environment": {"SPECPLUG_CONFIG": json.dumps({"proposer": "engine"})},
+    }
+
+
+@pytest.fixture(scope="session")
+def with_batch(engine: Callable[..., Engine], batched: dict[str, Any]) -> Engine:
+    return engine("STANDALONE", **batched, name="STANDALONE batch")
+
+
+def test_the_default_policy_plans_a_smaller_draft_model(with_batch):
+    assert_greedy(ROWS, [greedy(row) for row in ROWS], answers(with_batch))
+    assert with_batch.call(scheduler_status)["settings"]["policy"] == {"value": "batch", "origin": "default"}
+    found = counts(with_batch)["standalone"]
+    assert 0 < found["accepted"] < found["verified"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"specplug_references": "def area(r)"}, "reads no texts of requests; found references"),
+        ({"specplug_documents": ["a"]}, "reads no texts of requests; found documents"),
+        ({"specplug_proposer": "ngram"}, "'proposer': this server has not loaded the proposer"),
+        ({"specplug_verifier": "reference"}, "'verifier'"),
+    ],
+)
+def test_fields_that_the_drafter_cannot_follow_are_refused(with_batch, fields, reason):
+    with pytest.raises(Raised, match=reason) as raised:
+        answers(with_batch, {"custom_params": fields}, ROWS[:1])
+    assert raised.value.type == "RefusedRequest"
+
+
+@pytest.fixture(scope="session")
+def server(serve: Callable[..., Server], batched: dict[str, Any]) -> Server:
+    return serve("STANDALONE", **batched, enable_metrics=True, name="STANDALONE server")
+
+
+@pytest.mark.slow
+def test_a_server_shows_status_and_metrics_and_takes_orders(server):
+    text = complete(server, max_tokens=64)["choices"][0]["text"]
+    (engine,) = ask(server, "/specplug/status").json["engines"]
+    found = engine["scheduler"]["metrics"]["by_source"]["standalone"]
+    assert 0 < found["accepted"] <= found["verified"]
+    assert value(scraped(server), ACCEPTED, engine="0", source="standalone") == found["accepted"]
+    assert ask(server, "/specplug/mode", {"mode": "off"}).code == 200
+    assert complete(server, max_tokens=64)["choices"][0]["text"] == text
+    (after,) = ask(server, "/specplug/status").json["engines"]
+    assert after["scheduler"]["metrics"]["by_source"]["standalone"] == found
+    assert (after["scheduler"]["plan"]["draft_length"], after["scheduler"]["control"]["mode"]) == (0, "off")
+    body = {"text": "def", "sampling_params": {"custom_params": {"specplug_references": "def area(r)"}}}
+    assert ask(server, "/generate", body).code == 400
+    assert "Ngram speculative decoding is not enabled" in ask(server, "/list_external_corpora").body
+
+
+# -- what ends the start ----------------------------------------------------------------------------------------------
+
+PLANNED = json.dumps({"proposer": "engine"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ({"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}, ["chains only", "eagle-topk 4"]),
+        ({"enable_lora": True, "lora_paths": ["a=/a"], "max_lora_rank": 8}, ["adapters", "--enable-lora True"]),
+        ({"speculative_adaptive": True}, ["specplug's policy", "--speculative-adaptive True"]),
+        ({"speculative_accept_threshold_single": 0.5}, ["lossy acceptance"]),
+        ({"speculative_algorithm": "NGRAM"}, ["cannot be planned", "--speculative-algorithm NGRAM", "STANDALONE"]),
+        ({"plant": "a_drafter_that_skips"}, ["steps without drafts", "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND=1"]),
+        ({"plant": "drafts_that_moved"}, ["SGLang has moved", "Req.fly is gone"]),
+        ({"settings": '{"proposer": "engine", "verifier": "trtri"}'}, ["verifier"]),
+    ],
+)
+def test_what_is_not_supported_is_refused(arguments, parts, baseline):
+    given = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 1, **arguments}
+    planted = {name: given.pop(name) for name in ("plant", "settings") if name in given}
+    found = baseline.call(outcome, arguments={**SMALL, **given}, **{"settings": PLANNED, **planted})
+    assert found.startswith("ValueError: "), found
+    assert all(part in found for part in parts), found
+
+
+def test_other_settings_leave_sglangs_drafters_alone(baseline):
+    given = {**SMALL, "speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 4}
+    given |= {"speculative_num_draft_tokens": 8}
+    for settings in (None, '{"proposer": "ngram"}'):
+        assert baseline.call(outcome, arguments=given, settings=settings) == "started"
+
+
+def test_specplugs_own_algorithm_has_no_drafter_of_sglangs(baseline):
+    found = baseline.call(outcome, arguments=SMALL, settings=PLANNED)
+    assert "the engine's own drafter is not used here" in found
