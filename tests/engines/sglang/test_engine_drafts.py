@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
-from tests.engines import eagle
+from specplug.testing.equality import judge_greedy
+from tests.engines import eagle, toy
 from tests.engines.engines import Raised
 from tests.engines.launch import TINY
-from tests.engines.plain import assert_greedy, greedy, ids, prompts
+from tests.engines.plain import assert_greedy, forward, greedy, ids, model, prompts
 from tests.engines.server import Server
-from tests.engines.sglang import inside, trees
+from tests.engines.sglang import inside, trees, watching
+from tests.engines.sglang.continuations import continuations
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.launch import SMALL
 from tests.engines.sglang.test_registration import outcome
@@ -34,7 +36,7 @@ CHANGING = {"proposer": "engine", "policy": "ladder", "options": {"ladder": {"dr
 def drafted(engine: Callable[..., Engine]) -> Callable[..., Engine]:
     """Make an engine with a drafter of SGLang's own, and settings of specplug's or none."""
 
-    def make(algorithm: str, draft: Path, settings: dict[str, Any] | None = None) -> Engine:
+    def make(algorithm: str, draft: Path, settings: dict[str, Any] | None = None, **arguments: Any) -> Engine:
         return engine(
             algorithm,
             draft_length=LENGTH,
@@ -42,6 +44,7 @@ def drafted(engine: Callable[..., Engine]) -> Callable[..., Engine]:
             speculative_draft_model_path=str(draft),
             environment={"SPECPLUG_CONFIG": json.dumps(settings or {})},
             name=f"{algorithm} {'planned' if settings else 'alone'}",
+            **arguments,
         )
 
     return make
@@ -55,6 +58,12 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def standalone(drafted: Callable[..., Engine]) -> Engine:
     return drafted("STANDALONE", TINY, CHANGING)
+
+
+@pytest.fixture
+def operated(standalone: Engine) -> Iterator[Engine]:
+    yield standalone
+    standalone.call(set_mode, mode="on", num_speculative_tokens=None)
 
 
 @pytest.fixture(scope="session")
@@ -177,6 +186,41 @@ def test_a_draft_model_that_misses_steps_without_drafts_is_noticed(constant):
     assert sum(draft != whole[: len(draft)] for draft, whole in found) > len(found) // 4
 
 
+def judge_long_answers(engine: Engine) -> list[Any]:
+    given = [prompts()[row] for row in (3, 8, 13, 18, 21, 23)]
+    found = answers(engine, {"max_new_tokens": 120, "ignore_eos": True}, given)
+    expected = continuations(model(), [list(row) for row in given], 120)
+    judge_greedy(forward, given, expected, [answer["token_ids"] for answer in found]).assert_ok()
+    return found
+
+
+def test_requests_that_are_retracted_are_drafted_for_again(planned_eagle):
+    planned_eagle.inside(watching.retract_often, every=5)
+    try:
+        found = judge_long_answers(planned_eagle)
+    finally:
+        planned_eagle.inside(watching.retract_often, every=0)
+    assert sum(answer["meta"]["num_retractions"] for answer in found) > 3
+
+
+@pytest.mark.slow
+def test_steps_that_do_not_overlap_and_prompts_in_chunks(drafted, head):
+    judge_long_answers(drafted("EAGLE", head, CHANGING, overlap=False, chunked_prefill_size=64))
+
+
+def most_tokens(scheduler: Any) -> list[int | None]:
+    """Return the draft tokens of the newest step and of the longest one, for which the cache has room, root counted."""
+    from sglang.srt.runtime_context import get_spec, max_speculative_num_draft_tokens
+
+    return [get_spec().speculative_num_draft_tokens, max_speculative_num_draft_tokens()]
+
+
+def test_room_is_kept_for_the_longest_draft(operated):
+    operated.call(set_mode, mode="off")
+    answers(operated)
+    assert operated.inside(most_tokens) == [1, LENGTH + 1]
+
+
 # -- requests of their own kind ---------------------------------------------------------------------------------------
 
 
@@ -211,12 +255,6 @@ def test_a_grammar_is_followed(planned_eagle, baseline):
 
 
 # -- operators --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def operated(standalone: Engine) -> Iterator[Engine]:
-    yield standalone
-    standalone.call(set_mode, mode="on", num_speculative_tokens=None)
 
 
 def test_an_operator_switches_off_and_limits(operated):
@@ -319,6 +357,33 @@ def test_a_server_shows_status_and_metrics_and_takes_orders(server):
     body = {"text": "def", "sampling_params": {"custom_params": {"specplug_references": "def area(r)"}}}
     assert ask(server, "/generate", body).code == 400
     assert "Ngram speculative decoding is not enabled" in ask(server, "/list_external_corpora").body
+
+
+# -- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def test_sampled_text_has_the_targets_distribution(engine, tmp_path_factory):
+    """With lengths that change at every step, and limits in some rows; the model drafts for itself."""
+    path = tmp_path_factory.mktemp("toy")
+    toy.model().save_pretrained(path)
+    sampled = engine(
+        "STANDALONE",
+        draft_length=LENGTH,
+        speculative_num_steps=LENGTH,
+        speculative_draft_model_path=str(path),
+        model_path=str(path),
+        skip_tokenizer_init=True,
+        context_length=64,
+        max_running_requests=64,
+        sampling=True,
+        environment={"SPECPLUG_CONFIG": json.dumps(CHANGING)},
+        name="STANDALONE toy",
+    )
+    plain = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True}
+    params = [{**plain, "custom_params": {"specplug_num_speculative_tokens": 1 + row % 4}} for row in range(128)]
+    found = answers(sampled, params, [toy.PROMPT] * len(params))
+    assert toy.p_value([answer["token_ids"] for answer in found]) > 1e-4
+    assert sum(answer["meta"]["spec_num_correct_drafts"] for answer in found) > 200
 
 
 # -- what ends the start ----------------------------------------------------------------------------------------------
