@@ -16,7 +16,7 @@ from specplug.requests import wire
 from specplug.runtime.outcome_counts import OutcomeCounts
 from specplug.runtime.step_planner import UNREPORTED, Bounds, Launched, StepPlanner
 from specplug_sglang.config import engine_caps, engine_method, resolved
-from specplug_sglang.requests import text_length, served_plainly
+from specplug_sglang.requests import served_plainly, text_length
 from specplug_sglang.scheduler.ranks import Ranks
 from specplug_sglang.verification.captured import least_captured
 

@@ -23,7 +23,7 @@ class DraftSteps:
     def __init__(self, model_runner: Any, topk: int, num_steps: int) -> None:
         if topk != 1:
             raise NotImplementedError("the tests draft with models in chains only")
-        self.attn_backends = [_backend(model_runner, ahead=step + 1) for step in range(num_steps - 1)]
+        self.attn_backends = [_backend(model_runner, num_drafted=step + 1) for step in range(num_steps - 1)]
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         for backend in self.attn_backends:
@@ -37,7 +37,7 @@ def create_decode(self: Any) -> tuple[str, Any]:
 
 def create_extend(self: Any) -> tuple[str, Any]:
     """Stand for a method of the factory that makes the backend with which a draft model takes in verified tokens."""
-    return "torch_native", _backend(self.draft_model_runner, ahead=0)
+    return "torch_native", _backend(self.draft_model_runner, num_drafted=0)
 
 
 def create(original: Any, self: Any, backend_name: str, backend_map: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -47,14 +47,14 @@ def create(original: Any, self: Any, backend_name: str, backend_map: dict[str, A
     return original(self, backend_name, {**backend_map, **ours}, *args, **kwargs)
 
 
-def _backend(model_runner: Any, *, ahead: int) -> Any:
-    """Return a backend in plain torch whose decoding sees `ahead` tokens after each text, the drafted ones."""
+def _backend(model_runner: Any, *, num_drafted: int) -> Any:
+    """Return a backend in plain torch whose decoding sees `num_drafted` drafted tokens after each text."""
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
     class Backend(TorchNativeAttnBackend):
         def _run_sdpa_forward_decode(self, *args: Any, **kwargs: Any) -> Any:
             *before, req_pool_indices, seq_lens = args[:7]
-            return super()._run_sdpa_forward_decode(*before, req_pool_indices, seq_lens + ahead, *args[7:], **kwargs)
+            return super()._run_sdpa_forward_decode(*before, req_pool_indices, seq_lens + num_drafted, *args[7:], **kwargs)
 
     return Backend(model_runner)
 
