@@ -51,13 +51,28 @@ def drafted(engine: Callable[..., Engine]) -> Callable[..., Engine]:
 
 
 @pytest.fixture(scope="session")
+def itself() -> Path:
+    return TINY
+
+
+@pytest.fixture(scope="session")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return eagle.save(tmp_path_factory.mktemp("models") / "eagle")
 
 
 @pytest.fixture(scope="session")
-def standalone(drafted: Callable[..., Engine]) -> Engine:
-    return drafted("STANDALONE", TINY, CHANGING)
+def third_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return eagle.save(tmp_path_factory.mktemp("models") / "eagle3", generation=3)
+
+
+@pytest.fixture(scope="session")
+def standalone(drafted: Callable[..., Engine], itself: Path) -> Engine:
+    return drafted("STANDALONE", itself, CHANGING)
+
+
+@pytest.fixture(scope="session")
+def planned_eagle3(drafted: Callable[..., Engine], third_head: Path) -> Engine:
+    return drafted("EAGLE3", third_head, CHANGING)
 
 
 @pytest.fixture
@@ -142,9 +157,11 @@ def change(after: dict[str, Any], before: dict[str, Any], name: str) -> Any:
     return after[name] - before[name]
 
 
-@pytest.mark.parametrize("algorithm", ["standalone", "planned_eagle"])
-def test_greedy_text_is_the_targets(algorithm, request):
-    engine = request.getfixturevalue(algorithm)
+@pytest.mark.parametrize(
+    "planned", ["standalone", "planned_eagle", pytest.param("planned_eagle3", marks=pytest.mark.slow)]
+)
+def test_greedy_text_is_the_targets(planned, request):
+    engine = request.getfixturevalue(planned)
     assert_greedy(ROWS, [greedy(row) for row in ROWS], answers(engine))
 
 
@@ -164,11 +181,18 @@ def in_both(expected: dict[Any, list[int]], actual: dict[Any, list[int]]) -> lis
     return found
 
 
-@pytest.fixture(scope="session", params=["STANDALONE", "EAGLE"])
-def constant(request: pytest.FixtureRequest, drafted: Callable[..., Engine], head: Path) -> Any:
+DRAFTERS = {
+    "STANDALONE": ("itself", "standalone"),
+    "EAGLE": ("head", "planned_eagle"),
+    "EAGLE3": ("third_head", "planned_eagle3"),
+}
+
+
+@pytest.fixture(scope="session", params=["STANDALONE", "EAGLE", pytest.param("EAGLE3", marks=pytest.mark.slow)])
+def constant(request: pytest.FixtureRequest, drafted: Callable[..., Engine]) -> Any:
     """What SGLang drafts without specplug, by context, and the engine whose lengths change."""
-    draft, planned = {"STANDALONE": (TINY, "standalone"), "EAGLE": (head, "planned_eagle")}[request.param]
-    return drafts_by_context(drafted(request.param, draft)), request.getfixturevalue(planned)
+    draft, planned = map(request.getfixturevalue, DRAFTERS[request.param])
+    return drafts_by_context(drafted(request.param, draft)), planned
 
 
 def test_drafts_are_as_if_lengths_never_changed(constant):

@@ -54,7 +54,9 @@ def _backend(model_runner: Any, *, num_drafted: int) -> Any:
     class Backend(TorchNativeAttnBackend):
         def _run_sdpa_forward_decode(self, *args: Any, **kwargs: Any) -> Any:
             *before, req_pool_indices, seq_lens = args[:7]
-            return super()._run_sdpa_forward_decode(*before, req_pool_indices, seq_lens + num_drafted, *args[7:], **kwargs)
+            return super()._run_sdpa_forward_decode(
+                *before, req_pool_indices, seq_lens + num_drafted, *args[7:], **kwargs
+            )
 
     return Backend(model_runner)
 
