@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from specplug.testing.equality import judge_greedy
-from tests.engines import eagle, toy
+from tests.engines import toy
+from tests.engines.eagle import write_head
 from tests.engines.engines import Raised
 from tests.engines.launch import TINY
 from tests.engines.plain import assert_greedy, forward, greedy, ids, model, prompts
@@ -57,12 +58,12 @@ def itself() -> Path:
 
 @pytest.fixture(scope="session")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return eagle.save(tmp_path_factory.mktemp("models") / "eagle")
+    return write_head(tmp_path_factory.mktemp("models") / "eagle", "LlamaForCausalLMEagle")
 
 
 @pytest.fixture(scope="session")
 def third_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return eagle.save(tmp_path_factory.mktemp("models") / "eagle3", generation=3)
+    return write_head(tmp_path_factory.mktemp("models") / "eagle3", "LlamaForCausalLMEagle3")
 
 
 @pytest.fixture(scope="session")
