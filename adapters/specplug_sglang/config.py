@@ -19,6 +19,8 @@ from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Fee
 
 ALGORITHM = "SPECPLUG"
 LENGTH_FLAG = "--speculative-num-draft-tokens"
+HANDLES_ARGUMENTS = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.handle_server_args"
+"""SGLang's resolution of the arguments of its own algorithms."""
 
 LADDER = (0, 1, 2, 4, 8, 16, 32)
 """Draft lengths that get their own attention backend and CUDA graph on a GPU, besides the maximum draft length."""

@@ -10,7 +10,7 @@ from specplug.errors import SpecplugError
 from specplug.operator import startup_errors
 from specplug.settings.sources import CONFIG_VARIABLE
 from specplug_sglang import seams
-from specplug_sglang.config import decided, engine_method, resolved
+from specplug_sglang.config import HANDLES_ARGUMENTS, decided, engine_method, resolved
 from specplug_sglang.startup.refused import REFUSED, refusal, refuse_arguments
 
 METHODS = ("EAGLE", "EAGLE3", "STANDALONE")
@@ -32,9 +32,7 @@ def install() -> None:
     """Hook SGLang's resolution of an algorithm's arguments; other servers are unchanged."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(
-        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.handle_server_args", handled, HookType.AFTER
-    )
+    HookRegistry.register(HANDLES_ARGUMENTS, handled, HookType.AFTER)
 
 
 def handled(result: None, algorithm: Any, server_args: Any) -> None:
