@@ -20,6 +20,7 @@ from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler.engine_drafting import EngineDrafting
 from specplug_sglang.scheduler.ranks import Ranks
 from specplug_sglang.startup import advice
+from specplug_sglang.verification.draft_lengths import refuse_fused_accept
 from specplug_sglang.verification.exact import rows_of_pool
 from specplug_sglang.verification.limits import cut
 
@@ -58,6 +59,15 @@ class PlannedWorker:
         logging.getLogger(_SWITCHES).addFilter(lambda record: "Switch adaptive" not in record.getMessage())
         if ranks.leads:
             advice.announce(server_args)
+
+    def init_cuda_graphs(self) -> None:
+        """Build the runtime state of each draft length, and on a GPU capture its graphs.
+
+        Raises:
+            EngineError: the model's attention keeps state that only steps of a fixed draft length can read.
+        """
+        refuse_fused_accept(self.target_worker.model_runner.attn_backend)
+        super().init_cuda_graphs()  # type: ignore[misc]
 
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Run one step of a batch, a prefill or drafts and their verification, as SGLang does."""

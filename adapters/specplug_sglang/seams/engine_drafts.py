@@ -28,8 +28,9 @@ ENGINE_DRAFTS: tuple[Seam, ...] = (
         "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2",
         PART,
         holds="activate_step_by_batch adaptive_controller apply_runtime_state build_adaptive_runtime_state "
-        "init_cuda_graphs on_verify_complete_cpu",
+        "on_verify_complete_cpu",
     ),
+    seam("sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2.init_cuda_graphs", PART),
     seam(
         "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2.__init__",
         PART,
