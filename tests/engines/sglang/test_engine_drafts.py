@@ -5,6 +5,8 @@ Their drafts are compared, text by text, with those of SGLang alone, whose draft
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,14 @@ from typing import Any
 import pytest
 
 from specplug.testing.equality import judge_greedy
+from specplug.types.plan import StepPlan
 from tests.engines import toy
 from tests.engines.eagle import write_head
 from tests.engines.launch import TINY
 from tests.engines.plain import assert_greedy, forward, greedy, model, prompts
 from tests.engines.sglang import trees, watching
 from tests.engines.sglang.continuations import continuations
-from tests.engines.sglang.drafters import CHANGING, LENGTH, ROWS, answers, drafted
+from tests.engines.sglang.drafters import CHANGING, LENGTH, ROWS, answers, counts, drafted
 from tests.engines.sglang.engines import Engine
 
 ALGORITHMS = ["STANDALONE", "EAGLE", pytest.param("EAGLE3", marks=pytest.mark.slow)]
@@ -141,6 +144,25 @@ def test_requests_that_are_retracted_are_drafted_for_again(make):
 @pytest.mark.slow
 def test_steps_that_do_not_overlap_and_prompts_in_chunks(make):
     judge_long_answers(make("EAGLE", CHANGING, overlap=False, chunked_prefill_size=64))
+
+
+def plan_otherwise(scheduler: Any) -> None:
+    """Let ranks other than 0 plan another length."""
+    drafting = scheduler.draft_worker.drafting
+    if drafting.rank:
+        trees.put(drafting.step_planner, "make", lambda reqs, **figures: StepPlan(3))
+        logging.getLogger("sglang").info("rank %s plans otherwise", drafting.rank)
+
+
+@pytest.mark.slow
+def test_all_ranks_take_rank_0s_lengths(make):
+    environment = {"SPECPLUG_CONFIG": json.dumps(CHANGING), "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    engine = make("STANDALONE", CHANGING, tp_size=2, environment=environment)
+    engine.inside(plan_otherwise)
+    assert_greedy(ROWS, [greedy(row) for row in ROWS], answers(engine))
+    assert "rank 1 plans otherwise" in engine.log()
+    verified = counts(engine)["standalone"]["verified_at"]
+    assert verified[0] > verified[1] > verified[2] == verified[3] > 0, "no draft of 3 tokens"
 
 
 def test_sampled_text_has_the_targets_distribution(engine, tmp_path_factory):
