@@ -195,7 +195,7 @@ _ADAPTIVE = (
         "vllm.config.compilation:CompilationConfig",
         "config",
         "adaptive",
-        holds="cudagraph_mode max_cudagraph_capture_size",
+        holds="cudagraph_capture_sizes cudagraph_mode max_cudagraph_capture_size post_init_cudagraph_sizes",
     ),
     seam("vllm.config.compilation:CUDAGraphMode", "config", "adaptive", holds="has_full_cudagraphs separate_routine"),
     seam(
