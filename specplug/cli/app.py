@@ -16,6 +16,7 @@ from specplug.cli.generate import generate
 from specplug.cli.list import list_plugins
 from specplug.cli.output import print_error
 from specplug.cli.replay import replay
+from specplug.cli.simulate import simulate
 from specplug.errors import SpecplugError
 
 
@@ -68,5 +69,6 @@ app.command("doctor")(doctor)
 app.command("generate")(generate)
 app.command("demo")(demo)
 app.command("replay")(replay)
+app.command("simulate")(simulate)
 app.command("bench")(bench)
 app.add_typer(corpus, name="corpus")

@@ -113,9 +113,7 @@ class StepPlanner(Generic[R]):
     ) -> None:
         self.resolved, self.caps = found, context.caps
         self.faults: Counter[tuple[str, str]] = Counter()
-        self.stage: PlanStage = build_plan_stage(
-            found.settings, registry or default_registry(), context, self._count
-        )
+        self.stage: PlanStage = build_plan_stage(found.settings, registry or default_registry(), context, self._count)
         self.control = Control(found.settings)
         self.plan = NO_SPECULATION
         self.steps = 0

@@ -19,16 +19,18 @@ DECAY = 0.995
 class Clairvoyant:
     """Maximises at each step the tokens emitted minus those that its time yields elsewhere, at the long-run rate.
 
-    That maximises the long-run rate (Dinkelbach, "On nonlinear fractional programming", 1967) where one step's choice
-    does not change what later drafts are worth; here it does a little, so a constant length can be ahead by chance.
-    Its plans have no lag.
+    That maximises the long-run rate (Dinkelbach, "On nonlinear fractional programming", 1967) if one step's choice does
+    not change what later drafts are worth.  Here it does: a draft token that is not verified now can be drafted again
+    in the next step, so `weight` discounts draft tokens.  No single weight is best everywhere; see `judge.ceiling`.
+    Plans have no lag.
 
     Args:
         surface, mode, trajectories: all of what is simulated.
+        weight: worth of an accepted draft token, in tokens.
     """
 
-    def __init__(self, surface: Surface, mode: Mode, trajectories: Trajectories) -> None:
-        self._surface, self._mode, self._trajectories = surface, mode, trajectories
+    def __init__(self, surface: Surface, mode: Mode, trajectories: Trajectories, weight: float = 1.0) -> None:
+        self._surface, self._mode, self._trajectories, self._weight = surface, mode, trajectories, weight
         self._sums: defaultdict[int, Array] = defaultdict(lambda: np.zeros(2))  # tokens and seconds, by class of B
         self._kept = np.zeros(0, np.int64)
         self._previous = 0
@@ -51,10 +53,10 @@ class Clairvoyant:
         best: tuple[float, StepPlan] | None = None
         for length in self._lengths():
             plan, kept = self._candidate(drafts, length)
-            tokens = float(kept.size + np.minimum(drafts.accepted, kept).sum())
-            seconds = self._seconds(view, plan, kept) - alone
+            accepted = float(np.minimum(drafts.accepted, kept).sum())
+            tokens, seconds = kept.size + accepted, self._seconds(view, plan, kept) - alone
             rate = sums[0] / sums[1] if sums[1] else tokens / seconds
-            gain = tokens - rate * seconds
+            gain = self._weight * accepted - rate * seconds
             if not sums[1]:
                 sums += tokens, seconds
             if best is None or gain > best[0]:

@@ -1,13 +1,14 @@
 """PolicyDecider: a registered policy in the simulation, through the same classes as in the engines.
 
-The plan half runs in `StepPlanner`, the trim half in `DraftStage` over drafts as tensors.  Neither sees the surface, the
-outputs, or what a draft's fate will be.
+The plan half runs in `StepPlanner`, the trim half in `DraftStage` over drafts as tensors.  Neither sees the surface,
+the outputs, or what a draft's fate will be.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -70,9 +71,7 @@ class _Plugin:
 
     @hookimpl
     def specplug_register_proposers(self, register: Any) -> None:
-        register(
-            ProposerSpec(name="recorded", factory=Recorded, summary="drafts of a recording", caps=ProposerCaps())
-        )
+        register(ProposerSpec(name="recorded", factory=Recorded, summary="drafts of a recording", caps=ProposerCaps()))
 
     @hookimpl
     def specplug_register_policies(self, register: Any) -> None:
@@ -93,9 +92,9 @@ class PolicyDecider:
     """
 
     def __init__(self, policy: Policy, setup: PeerSetup, requests: int) -> None:
-        peer = None if policy.peer is None else PEERS[policy.peer]
+        peer = PEERS[policy.peer] if policy.peer else None
         mode, registry = setup.profile.mode, Registry.discover()
-        registry.add(_Plugin(peer and peer.build(setup)), Owner("simulate", "specplug", ""))
+        registry.add(_Plugin(peer.build(setup) if peer else None), Owner("simulate", "specplug", ""))
         found = load_settings(
             {
                 "policy": policy.name,
@@ -108,7 +107,9 @@ class PolicyDecider:
             registry=registry,
         )
         context = PluginContext(mode.caps, vocab_size=1, max_slots=requests, max_length=PLENTY)
-        self._planner = StepPlanner[Row](found, context, _identify, _measure, lambda row: Bounds(PLENTY, None), registry)
+        self._planner = StepPlanner[Row](
+            found, context, attrgetter("request_id"), attrgetter("length"), lambda row: Bounds(PLENTY, None), registry
+        )
         self._stage = build_draft_stage(found.settings, registry, context)
         self._mode, self._features = mode, setup.features
         self._matches, self._sources = setup.profile.trajectories.matches, tuple(setup.profile.trajectories.sources)
@@ -157,22 +158,14 @@ class PolicyDecider:
         timed = planner.reads_costs and result.tokens > 0
         planner.finish(Launched(launched.plan, result.began, cost if timed else None), fates, result.ended)
         if self._trimmed is not None and self._stage.has_observers:
-            counts = [torch.from_numpy(each.astype(np.int32)) for each in (result.kept, result.accepted, result.emitted)]
-            verdict = Verdict.build(self._trimmed.lengths, Outcome(*counts))
+            kept, accepted, emitted = (torch.from_numpy(column.astype(np.int32)) for column in result[:3])
+            verdict = Verdict.build(self._trimmed.lengths, Outcome(kept, accepted, emitted))
             with torch.inference_mode():
                 self._stage.tell(_batch(view, view.lengths + result.emitted), self._trimmed, verdict)
 
     def forget(self, request_ids: list[str]) -> None:
         """Drop the state of ended requests."""
         self._planner.forget(request_ids)
-
-
-def _identify(row: Row) -> str:
-    return row.request_id
-
-
-def _measure(row: Row) -> int:
-    return row.length
 
 
 def _tensors(drafts: Drafts, view: StepView, sources: tuple[str, ...]) -> Draft:

@@ -141,7 +141,7 @@ class Simulation:
         mode: Mode,
         decider: Decider,
         clock: Clock,
-        limits: Limits = Limits(),  # noqa: B008 - frozen
+        limits: Limits = Limits(),
     ) -> None:
         self._traffic, self._trajectories, self._surface = traffic, trajectories, surface
         self._mode, self._decider, self._clock, self._limits = mode, decider, clock, limits

@@ -17,7 +17,12 @@ from specplug.simulate.profile import Profile
 from specplug.simulate.surface import Regime, StepWork, Surface
 from specplug.simulate.trajectories import Trajectories
 
-CLAIRVOYANT = Policy("clairvoyant", "clairvoyant")
+CEILING = "clairvoyant"
+"""Label of the best that is possible, as far as is known."""
+
+WEIGHTS = (1.0, 0.85, 0.7, 0.5)
+"""The weights that the clairvoyant tries, see `Clairvoyant`."""
+
 NONE = Policy("none", "none")
 
 REFERENCE_ROWS = 64
@@ -52,23 +57,23 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of one policy in one case."""
+    """The outcome of one policy, named by its label, in one case."""
 
     case: Case
-    policy: Policy
+    label: str
     outcome: Outcome
 
 
 def fixed(gamma: int) -> Policy:
-    """Return a constant draft length."""
+    """Return the policy of a constant draft length."""
     return Policy(f"fixed {gamma}", "fixed", {"gamma": gamma})
 
 
 def field_of(mode: Mode, peers: Iterable[str] = PEERS) -> list[Policy]:
-    """Return what a policy is compared with in a mode: none, constant lengths, peers and the clairvoyant."""
+    """Return the policies that others are compared with in a mode: none, constant lengths and adaptive peers."""
     lengths = sorted({length for length in GAMMAS if length < mode.gamma} | {mode.gamma} - {0})
     adaptive = [Policy(name, name, peer=name) for name in peers if PEERS[name].applies(mode)]
-    return [NONE, *map(fixed, lengths), *adaptive, CLAIRVOYANT]
+    return [NONE, *map(fixed, lengths), *adaptive]
 
 
 def capacity(surface: Surface, trajectories: Trajectories, limits: Limits) -> float:
@@ -88,17 +93,23 @@ def assess(case: Case, policy: Policy, trajectories: Trajectories) -> Outcome:
     Raises:
         SettingsError, PluginError: the policy is unknown, or its options are wrong.
     """
+    setup = PeerSetup(Profile(case.surface, case.mode, trajectories), seed=case.seed)
+    return simulate(case, PolicyDecider(policy, setup, case.requests), trajectories)
+
+
+def simulate(case: Case, decider: Decider, trajectories: Trajectories) -> Outcome:
+    """Run one case with a decider."""
     items = shuffled(trajectories.outputs.size, case.requests, case.seed)
     rate = capacity(case.surface, trajectories, case.limits)
     traffic = case.traffic.build(items, rate, case.max_running, case.seed)
-    decider: Decider
-    if policy is CLAIRVOYANT:
-        decider = Clairvoyant(case.surface, case.mode, trajectories)
-    else:
-        profile = Profile(case.surface, case.mode, trajectories)
-        decider = PolicyDecider(policy, PeerSetup(profile, seed=case.seed), items.size)
     clock = replace(case.disturbance, seed=case.disturbance.seed + case.seed).start()
     return Simulation(traffic, trajectories, case.surface, case.mode, decider, clock, case.limits).run()
+
+
+def ceiling(case: Case, trajectories: Trajectories, constants: Iterable[Outcome]) -> Outcome:
+    """Return the best outcome in hindsight among `constants` and the clairvoyant with each of its weights."""
+    deciders = [Clairvoyant(case.surface, case.mode, trajectories, weight) for weight in WEIGHTS]
+    return max([*constants, *(simulate(case, decider, trajectories) for decider in deciders)], key=lambda it: it.merit)
 
 
 def judge(
@@ -109,10 +120,25 @@ def judge(
     peers: Sequence[str] = tuple(PEERS),
     progress: Callable[[], None] = lambda: None,
 ) -> list[Verdict]:
-    """Run the policies and what they are compared with in all cases; `progress` is called after each run."""
-    verdicts = []
+    """Run the policies, and all that they are compared with, in all cases; `progress` is called after each policy."""
+    verdicts: list[Verdict] = []
     for case in cases:
+        outcomes: dict[str, Outcome] = {}
         for policy in (*field_of(case.mode, peers), *policies):
-            verdicts.append(Verdict(case, policy, assess(case, policy, trajectories)))
+            outcomes[policy.label] = assess(case, policy, trajectories)
             progress()
+        constants = [outcome for label, outcome in outcomes.items() if is_constant(label)]
+        outcomes[CEILING] = ceiling(case, trajectories, constants)
+        progress()
+        verdicts += [Verdict(case, label, outcome) for label, outcome in outcomes.items()]
     return verdicts
+
+
+def runs_of(cases: Sequence[Case], policies: int, peers: Sequence[str] = tuple(PEERS)) -> int:
+    """Return how often `judge` calls `progress`."""
+    return sum(len(field_of(case.mode, peers)) + policies + 1 for case in cases)
+
+
+def is_constant(label: str) -> bool:
+    """Return whether a policy of the field always plans the same draft length."""
+    return label == NONE.label or label.startswith("fixed ")

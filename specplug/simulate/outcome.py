@@ -78,6 +78,11 @@ class Outcome:
         return np.asarray(self.finished - self.started)
 
     @property
+    def merit(self) -> float:
+        """The figure by which outcomes of one case are ranked: goodput; of open traffic 1 / mean latency."""
+        return self.goodput if self.is_closed else float(1 / self.latency.mean())
+
+    @property
     def rejected_share(self) -> float:
         """Draft tokens and padding that were verified and not accepted, per emitted token."""
         steps = self.steps
@@ -96,6 +101,7 @@ class Outcome:
             "tpot_p99": float(np.percentile(self.token_seconds, 99)),
             "latency_p50": float(np.percentile(self.latency, 50)),
             "latency_p99": float(np.percentile(self.latency, 99)),
+            "latency_mean": float(self.latency.mean()),
             "rejected_share": self.rejected_share,
             "tau": self.tau,
             "steps": float(self.steps.ended.size),

@@ -70,7 +70,8 @@ def record(
         count = item.output.size - 1
         found["matches"][start : start + count] = buckets[item.prompt.size + 1 : item.prompt.size + 1 + count]
     sources: tuple[str, ...] = ()
-    waiting, running, free = list(zip(items, starts.tolist(), strict=True))[::-1], [], list(range(in_flight))[::-1]
+    waiting, free = list(zip(items, starts.tolist(), strict=True))[::-1], list(range(in_flight))[::-1]
+    running: list[_Request] = []
     while waiting or running:
         while waiting and free:
             item, start = waiting.pop()

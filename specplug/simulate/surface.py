@@ -77,7 +77,7 @@ class Device:
         longest = max(one, other)
         if not longest:
             return 0.0
-        return longest * float(1 + (min(one, other) / longest) ** self.sharpness) ** (1 / self.sharpness)
+        return longest * math.pow(1 + math.pow(min(one, other) / longest, self.sharpness), 1 / self.sharpness)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Experts:
     def touched(self, rows: float, tokens: float) -> float:
         """Return the expected number of experts of a layer that a batch reads, for tokens routed at random."""
         independent = rows + self.diversity * (tokens - rows)
-        return self.count * float(1 - (1 - self.per_token / self.count) ** independent)
+        return self.count * (1 - math.pow(1 - self.per_token / self.count, independent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class Surface:
     def _attention(self, work: StepWork) -> float:
         model, ranks = self.model, self.device.ranks
         cached = 2 * model.kv_heads * model.head_dim * model.layers * model.kv_bytes / ranks
-        pairs = work.prefill_pairs
+        pairs: float = work.prefill_pairs
         if work.rows:
             pairs += work.context_tokens * work.tokens / work.rows
         keys = work.context_tokens + work.tokens + work.prefill_tokens

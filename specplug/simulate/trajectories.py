@@ -64,7 +64,7 @@ class Trajectories:
     def starts(self) -> Array:
         """Return [R] int64, the entry of each request's position 1."""
         ends = np.cumsum(self.outputs - 1)
-        return ends - (self.outputs - 1)
+        return np.asarray(ends - (self.outputs - 1))
 
     @property
     def draft_length(self) -> int:
@@ -94,7 +94,7 @@ class Trajectories:
     def save(self, path: Path) -> None:
         """Write a compressed `.npz` file."""
         with path.open("wb") as file:
-            np.savez_compressed(file, **dict(self._arrays()))
+            np.savez_compressed(file, allow_pickle=False, **dict(self._arrays()))
 
     @classmethod
     def load(cls, path: Path) -> Trajectories:

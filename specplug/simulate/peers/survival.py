@@ -68,7 +68,7 @@ class Counts:
         places = np.arange(self._counts.shape[2])
         for kind, most in ((0, accepted), (1, np.minimum(accepted + 1, verified))):
             rows, columns = np.nonzero(places < most[:, None])
-            np.add.at(self._counts, (self._cells[0][rows], self._cells[1][rows], columns, kind), 1)
+            np.add.at(self._counts[..., kind], (self._cells[0][rows], self._cells[1][rows], columns), 1)
         self._steps += 1
         if self._steps % HALVING == 0:
             self._counts >>= 1
@@ -148,7 +148,7 @@ def _spec(name: str, summary: str, counts: Counts, profile: Profile, knee: int) 
 
 
 def _table(profile: Profile) -> Array:
-    """Return [T] float64, the seconds of each number of tokens: steps up to the captured sizes, straight lines beyond."""
+    """Return [T] float64, the seconds of each number of tokens: captured sizes are steps, straight lines follow."""
     sizes, seconds = profile.verification
     values = np.arange(sizes[-1] + 1)
     found = seconds[np.minimum(np.searchsorted(sizes, values), sizes.size - 1)]
