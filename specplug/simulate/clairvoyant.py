@@ -8,7 +8,7 @@ import numpy as np
 
 from specplug.simulate.engine import StepResult, StepView
 from specplug.simulate.modes import Layout, Mode, launch
-from specplug.simulate.surface import Regime, StepWork, Surface
+from specplug.simulate.surface import StepWork, Surface
 from specplug.simulate.trajectories import Array, Drafts, Trajectories
 from specplug.types.plan import NO_SPECULATION, StepPlan
 
@@ -47,22 +47,20 @@ class Clairvoyant:
             self._chosen = 0.0, 0.0
             return NO_SPECULATION
         drafts = self._trajectories.drafts(view.entries, self._mode.gamma)
-        prefill = StepWork(0, 0, 0, 0, Regime.UNIFORM, view.prefill_tokens, view.prefill_pairs)
-        alone = self._surface.seconds(prefill._replace(regime=launch(0, Regime.UNIFORM, view.prefill_tokens)[1]))
         sums = self._sums[len(view.rows).bit_length()]
-        best: tuple[float, StepPlan] | None = None
+        best: tuple[float, StepPlan, float] | None = None
         for length in self._lengths():
             plan, kept = self._candidate(drafts, length)
-            accepted = float(np.minimum(drafts.accepted, kept).sum())
-            tokens, seconds = kept.size + accepted, self._seconds(view, plan, kept) - alone
-            rate = sums[0] / sums[1] if sums[1] else tokens / seconds
+            accepted, seconds = float(np.minimum(drafts.accepted, kept).sum()), self._seconds(view, plan, kept)
+            rate = sums[0] / sums[1] if sums[1] else kept.size / seconds
             gain = self._weight * accepted - rate * seconds
-            if not sums[1]:
-                sums += tokens, seconds
             if best is None or gain > best[0]:
-                best, self._kept, self._chosen = (gain, plan), kept, (tokens, seconds)
+                best, self._kept = (gain, plan, kept.size + accepted), kept
         assert best is not None, "0 is a length"
-        return best[1]
+        _, plan, tokens = best
+        alone = self._seconds(view._replace(prefill_tokens=0, prefill_pairs=0), plan, self._kept)
+        self._chosen = tokens, alone  # prompts take their time whatever is drafted
+        return plan
 
     def keep(self, view: StepView, drafts: Drafts, plan: StepPlan) -> Array:
         """Return the lengths that the plan was made with."""

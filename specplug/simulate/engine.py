@@ -187,7 +187,9 @@ class Simulation:
         plan = self._decider.plan(view)
         draft_length = min(plan.draft_length, max(0, self._limits.step_tokens // max(1, len(view.rows)) - 1))
         drafts = self._drafts(view, plan, draft_length)
-        kept = np.minimum(self._decider.keep(view, drafts, plan), drafts.lengths) if draft_length else drafts.lengths
+        kept = drafts.lengths
+        if draft_length and view.rows:
+            kept = np.minimum(self._decider.keep(view, drafts, plan), kept)
         accepted = np.minimum(drafts.accepted, kept)
         emitted = np.minimum(accepted + 1, (self._outputs - self._emitted)[view.indices])
         tokens, captured = self._mode.charge(kept, draft_length, plan.token_budget)

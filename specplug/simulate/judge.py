@@ -20,7 +20,7 @@ from specplug.simulate.trajectories import Trajectories
 CEILING = "clairvoyant"
 """Label of the best that is possible, as far as is known."""
 
-WEIGHTS = (1.0, 0.85, 0.7, 0.5)
+WEIGHTS = (1.0, 0.7, 0.5)
 """The weights that the clairvoyant tries, see `Clairvoyant`."""
 
 NONE = Policy("none", "none")
@@ -78,13 +78,14 @@ def field_of(mode: Mode, peers: Iterable[str] = PEERS) -> list[Policy]:
 
 def capacity(surface: Surface, trajectories: Trajectories, limits: Limits) -> float:
     """Return the requests per second that a server completes without speculation, with 64 of them running."""
-    prompt = float(trajectories.prompts.mean()) * (1 - limits.cached_share)
-    output = float(trajectories.outputs.mean())
-    context = float(trajectories.prompts.mean()) + limits.cached_context + output / 2
-    rows = REFERENCE_ROWS
-    prefill = StepWork(0, 0, 0, 0, Regime.EAGER, round(prompt), round(prompt * (context - prompt / 2)))
-    decoding = output / rows * surface.seconds(StepWork(rows, rows, round(rows * context)))
-    return 1 / (surface.seconds(prefill) + decoding)
+    prompt, output = float(trajectories.prompts.mean()), float(trajectories.outputs.mean())
+    context = prompt + limits.cached_context + output / 2
+    decoding = StepWork(REFERENCE_ROWS, REFERENCE_ROWS, round(REFERENCE_ROWS * context))
+    size = limits.step_tokens - REFERENCE_ROWS
+    mixed = decoding._replace(regime=Regime.EAGER, prefill_tokens=size, prefill_pairs=round(size * context))
+    per_step = surface.seconds(decoding)
+    per_prompt_token = (surface.seconds(mixed) - per_step) / size
+    return 1 / (prompt * (1 - limits.cached_share) * per_prompt_token + output * per_step / REFERENCE_ROWS)
 
 
 def assess(case: Case, policy: Policy, trajectories: Trajectories) -> Outcome:

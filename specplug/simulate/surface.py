@@ -131,7 +131,8 @@ class Host:
 
     Attributes:
         step, per_row: scheduling, sampling and streaming that do not overlap with the device.
-        layer_launch: launch time of one layer, by regime.
+        layer_launch: launch time of one layer, by regime: gaps between kernels within a captured graph, and time of
+            the host, which overlaps with the device, otherwise.
         speculation, per_draft_token: rejection sampling and metadata of a step with drafts, fixed and for each token.
         drafting, drafting_per_row, drafting_per_position: the proposer's time, fixed, for each row, and for each
             position in turn, as a draft model takes it.
@@ -185,12 +186,11 @@ class Surface:
 
     def forward_seconds(self, work: StepWork) -> float:
         """Return the time of the target's kernels and their launches."""
-        launch = self.model.layers * self.host.layer_launch[work.regime]
-        if work.regime <= Regime.MIXED:
-            target = self._kernels(work) + launch
-        else:
-            target = self.device.overlapped(self._kernels(work), launch)
-        return target + self._reductions(work)
+        launches = self.host.layer_launch
+        device = self._kernels(work) + self.model.layers * launches[min(work.regime, Regime.MIXED)]
+        if work.regime > Regime.MIXED:
+            device = self.device.overlapped(device, self.model.layers * launches[work.regime])
+        return device + self._reductions(work)
 
     def host_seconds(self, work: StepWork) -> float:
         """Return the time of host and proposer that no kernel of the target covers."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -106,7 +107,7 @@ class Trajectories:
         try:
             with np.load(path, allow_pickle=False) as file:
                 return cls(**{field.name: file[field.name] for field in fields(cls)})
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
             raise TraceError.build(
                 "cannot read trajectories",
                 who=str(path),
