@@ -129,17 +129,15 @@ class PolicyDecider:
 
     def plan(self, view: StepView) -> StepPlan:
         """Make the newest plan, and return the one made `lag` steps before; no drafts while there is none."""
-        planner = self._planner
+        self._trimmed, planner = None, self._planner
         planner.make(view.rows, view.num_waiting, view.prefill_tokens)
         self._plans.append(planner.launch(0.0, 0, 0, 0, 0, timed=False))
         return self._plans[0].plan[2]
 
     def keep(self, view: StepView, drafts: Drafts, plan: StepPlan) -> Array:
-        """Trim the drafts if the policy would be called to."""
-        self._trimmed = None
+        """Trim the drafts if an engine would."""
         batch_size, draft_length = drafts.confidence.shape
-        learns = self._stage.has_observers
-        if not learns and not self._stage.cuts(batch_size, draft_length, plan):
+        if not self._stage.has_observers and not self._stage.cuts(batch_size, draft_length, plan):
             return drafts.lengths
         self._features.matches = self._matches[view.entries]
         draft, batch = _tensors(drafts, view, self._sources), _batch(view, view.lengths)

@@ -188,7 +188,7 @@ class Simulation:
         draft_length = min(plan.draft_length, max(0, self._limits.step_tokens // max(1, len(view.rows)) - 1))
         drafts = self._drafts(view, plan, draft_length)
         kept = drafts.lengths
-        if draft_length and view.rows:
+        if view.rows:
             kept = np.minimum(self._decider.keep(view, drafts, plan), kept)
         accepted = np.minimum(drafts.accepted, kept)
         emitted = np.minimum(accepted + 1, (self._outputs - self._emitted)[view.indices])

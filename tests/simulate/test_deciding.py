@@ -89,6 +89,14 @@ def test_verdicts_reach_a_trim_half_that_learns():
     assert torch.equal(batch.lengths - draft.base_len, verdict.emitted)
 
 
+def test_steps_of_draft_length_zero_are_reported_too():
+    found, trimmer = watched(lambda stats: StepPlan(4 * (stats.step % 2)))
+    decoding = found.steps.rows > 0
+    lengths = [draft.draft_length for _, draft, _ in trimmer.verdicts]
+    assert lengths == found.steps.draft_length[decoding].tolist()
+    assert [int(it.emitted.sum()) for *_, it in trimmer.verdicts] == found.steps.emitted[decoding].tolist()
+
+
 @pytest.mark.parametrize("half", ["plan", "trim"])
 def test_faults_are_counted_and_cost_drafts_only(half):
     def fail(*_):

@@ -117,7 +117,8 @@ class SurvivalTrim(Trimmer):
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
         """Count the verdicts."""
-        self._counts.learn(verdict.verified.numpy(), verdict.accepted.numpy())
+        if draft.draft_length:
+            self._counts.learn(verdict.verified.numpy(), verdict.accepted.numpy())
 
 
 def survival(setup: PeerSetup) -> PolicySpec:
