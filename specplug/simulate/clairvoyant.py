@@ -6,9 +6,9 @@ from collections import defaultdict
 
 import numpy as np
 
-from specplug.simulate.engine import StepResult, StepView
-from specplug.simulate.modes import Layout, Mode, launch
-from specplug.simulate.surface import StepWork, Surface
+from specplug.simulate.modes import Layout, Mode
+from specplug.simulate.step import StepResult, StepView
+from specplug.simulate.surface import Surface
 from specplug.simulate.trajectories import Array, Drafts, Trajectories
 from specplug.types.plan import NO_SPECULATION, StepPlan
 
@@ -33,7 +33,6 @@ class Clairvoyant:
         self._surface, self._mode, self._trajectories, self._weight = surface, mode, trajectories, weight
         self._sums: defaultdict[int, Array] = defaultdict(lambda: np.zeros(2))  # tokens and seconds, by class of B
         self._kept = np.zeros(0, np.int64)
-        self._previous = 0
         self._chosen = 0.0, 0.0
 
     @property
@@ -72,7 +71,6 @@ class Clairvoyant:
             sums = self._sums[len(view.rows).bit_length()]
             sums *= DECAY
             sums += self._chosen
-            self._previous = result.draft_length
 
     def forget(self, request_ids: list[str]) -> None:
         """Do nothing."""
@@ -90,17 +88,4 @@ class Clairvoyant:
 
     def _seconds(self, view: StepView, plan: StepPlan, kept: Array) -> float:
         tokens, captured = self._mode.charge(kept, plan.draft_length, plan.token_budget)
-        padded, regime = launch(tokens, captured, view.prefill_tokens)
-        return self._surface.seconds(
-            StepWork(
-                len(view.rows),
-                padded,
-                view.context_tokens,
-                plan.draft_length,
-                regime,
-                view.prefill_tokens,
-                view.prefill_pairs,
-                changed=plan.draft_length != self._previous,
-                missed=view.missed,
-            )
-        )
+        return self._surface.seconds(view.work(tokens, captured, plan.draft_length))

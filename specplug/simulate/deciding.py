@@ -21,9 +21,9 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec
 from specplug.runtime.step_planner import UNREPORTED, Bounds, Launched, StepPlanner
 from specplug.settings.sources import load_settings
-from specplug.simulate.engine import Row, StepResult, StepView
 from specplug.simulate.modes import Layout
 from specplug.simulate.peers import PEERS, PeerSetup
+from specplug.simulate.step import Row, StepResult, StepView
 from specplug.simulate.trajectories import Array, Drafts
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import ProposerCaps

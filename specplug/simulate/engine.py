@@ -7,103 +7,17 @@ in order of arrival.  There is no preemption.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from specplug.simulate.arrivals import Traffic
 from specplug.simulate.disturbance import Clock
-from specplug.simulate.modes import Mode, launch
+from specplug.simulate.modes import Mode
 from specplug.simulate.outcome import Outcome, Steps
-from specplug.simulate.surface import Regime, StepWork, Surface
+from specplug.simulate.step import Decider, Row, StepResult, StepView
+from specplug.simulate.surface import Surface
 from specplug.simulate.trajectories import Array, Drafts, Trajectories
 from specplug.types.plan import StepPlan
-
-
-class Row:
-    """A request that decodes.
-
-    Attributes:
-        request_id: its id.
-        index: its index in the traffic.
-    """
-
-    __slots__ = ("_lengths", "index", "request_id")
-
-    def __init__(self, request_id: str, index: int, lengths: Array) -> None:
-        self.request_id, self.index, self._lengths = request_id, index, lengths
-
-    @property
-    def length(self) -> int:
-        """Tokens so far, prompt included."""
-        return int(self._lengths[self.index])
-
-
-class StepView(NamedTuple):
-    """What is known when a step begins.
-
-    Attributes:
-        rows: the B requests that decode.
-        indices: [B] int64, their indices in the traffic.
-        entries: [B] int64, their positions' entries in the trajectories.
-        lengths: [B] int64, their tokens so far, prompts and cached context included.
-        num_waiting: requests that wait for a slot.
-        prefill_tokens, prefill_pairs: prompt tokens of the step, see `StepWork`.
-        missed: tokens that the proposer has not ingested.
-    """
-
-    rows: list[Row]
-    indices: Array
-    entries: Array
-    lengths: Array
-    num_waiting: int
-    prefill_tokens: int
-    prefill_pairs: int
-    missed: int
-
-    @property
-    def context_tokens(self) -> int:
-        """The rows' tokens so far, in all."""
-        return int(self.lengths.sum())
-
-
-class StepResult(NamedTuple):
-    """What a step did.
-
-    Attributes:
-        kept, accepted, emitted: [B] int64, draft tokens of each row verified, padding excluded, and accepted; tokens
-            emitted.
-        tokens: tokens that the target ran, prompt tokens and padding of rows included.
-        draft_length: draft length that was verified.
-        began, ended: simulated seconds.
-    """
-
-    kept: Array
-    accepted: Array
-    emitted: Array
-    tokens: int
-    draft_length: int
-    began: float
-    ended: float
-
-
-class Decider(Protocol):
-    """What chooses the drafts: a policy, or the clairvoyant."""
-
-    @property
-    def faults(self) -> dict[str, int]: ...
-
-    def plan(self, view: StepView) -> StepPlan:
-        """Return the plan of the drafts that this step verifies."""
-
-    def keep(self, view: StepView, drafts: Drafts, plan: StepPlan) -> Array:
-        """Return [B] int64, the length that each row's draft is cut to."""
-
-    def observe(self, view: StepView, result: StepResult) -> None:
-        """Learn from a step."""
-
-    def forget(self, request_ids: list[str]) -> None:
-        """Drop what is known of requests that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +108,7 @@ class Simulation:
         emitted = np.minimum(accepted + 1, (self._outputs - self._emitted)[view.indices])
         tokens, captured = self._mode.charge(kept, draft_length, plan.token_budget)
         began = clock.now
-        clock.spend(self._surface.seconds(self._work(view, tokens, captured, draft_length)))
+        clock.spend(self._surface.seconds(view.work(tokens, captured, draft_length)))
         self._log.append(
             (clock.now, len(view.rows), draft_length, tokens - len(view.rows), accepted.sum(), emitted.sum(), is_loaded)
         )
@@ -235,6 +149,7 @@ class Simulation:
             sum(size for _, size in chunks),
             pairs,
             int(self._missed[indices].sum()),
+            self._draft_length,
         )
         return view, chunks
 
@@ -246,20 +161,6 @@ class Simulation:
         caps = np.array([plan.draft_length_for(row.request_id) for row in view.rows], np.int64)
         lengths = np.minimum(drafts.lengths, caps)
         return drafts._replace(lengths=lengths, accepted=np.minimum(drafts.accepted, lengths))
-
-    def _work(self, view: StepView, tokens: int, captured: Regime, draft_length: int) -> StepWork:
-        padded, regime = launch(tokens, captured, view.prefill_tokens)
-        return StepWork(
-            len(view.rows),
-            padded,
-            view.context_tokens,
-            draft_length,
-            regime,
-            view.prefill_tokens,
-            view.prefill_pairs,
-            changed=bool(view.rows) and draft_length != self._draft_length,
-            missed=view.missed,
-        )
 
     def _advance(self, view: StepView, emitted: Array, draft_length: int) -> None:
         """Append the emitted tokens, and end the requests whose output is complete."""

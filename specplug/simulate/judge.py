@@ -9,11 +9,12 @@ from specplug.simulate.arrivals import TrafficSpec, shuffled
 from specplug.simulate.clairvoyant import Clairvoyant
 from specplug.simulate.deciding import Policy, PolicyDecider
 from specplug.simulate.disturbance import Disturbance
-from specplug.simulate.engine import Decider, Limits, Simulation
+from specplug.simulate.engine import Limits, Simulation
 from specplug.simulate.modes import Mode
 from specplug.simulate.outcome import Outcome
 from specplug.simulate.peers import PEERS, PeerSetup
 from specplug.simulate.profile import Profile
+from specplug.simulate.step import Decider
 from specplug.simulate.surface import Regime, StepWork, Surface
 from specplug.simulate.trajectories import Trajectories
 
