@@ -108,10 +108,10 @@ def simulate(case: Case, decider: Decider, trajectories: Trajectories) -> Outcom
     return Simulation(traffic, trajectories, case.surface, case.mode, decider, clock, case.limits).run()
 
 
-def ceiling(case: Case, trajectories: Trajectories, constants: Iterable[Outcome]) -> Outcome:
-    """Return the best outcome in hindsight among `constants` and the clairvoyant with each of its weights."""
+def ceiling(case: Case, trajectories: Trajectories, others: Iterable[Outcome]) -> Outcome:
+    """Return the best outcome in hindsight among `others` and the clairvoyant with each of its weights."""
     deciders = [Clairvoyant(case.surface, case.mode, trajectories, weight) for weight in WEIGHTS]
-    return max([*constants, *(simulate(case, decider, trajectories) for decider in deciders)], key=lambda it: it.merit)
+    return max([*others, *(simulate(case, decider, trajectories) for decider in deciders)], key=lambda it: it.merit)
 
 
 def judge(
@@ -129,8 +129,7 @@ def judge(
         for policy in (*field_of(case.mode, peers), *policies):
             outcomes[policy.label] = assess(case, policy, trajectories)
             progress()
-        constants = [outcome for label, outcome in outcomes.items() if is_constant(label)]
-        outcomes[CEILING] = ceiling(case, trajectories, constants)
+        outcomes[CEILING] = ceiling(case, trajectories, outcomes.values())
         progress()
         verdicts += [Verdict(case, label, outcome) for label, outcome in outcomes.items()]
     return verdicts

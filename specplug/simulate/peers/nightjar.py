@@ -1,8 +1,8 @@
 """Bandit over draft lengths after Nightjar (arXiv 2512.22420): an arm per length in each class of batch sizes.
 
-As in the paper, arms are lengths including 0, contexts are batch sizes, the loss is the time per emitted token, an arm
-is held for a bin of steps, bins explore less and less, and switching drafting on is charged.  Unlike it, the charge is
-the profile's, there is no draft model to offload, and averages forget.
+Built from the paper's summary, not held to its algorithm: arms are lengths including 0, contexts are batch sizes, the
+loss is the time per emitted token, an arm is held for a bin of steps, bins explore less and less, and switching drafts
+on is charged with the profile's cost.  There is no draft model to offload.
 """
 
 from __future__ import annotations
