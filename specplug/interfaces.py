@@ -200,7 +200,7 @@ class HoldsCorpora(Protocol):
 
 @runtime_checkable
 class ReportsStatus(Protocol):
-    """An optional interface of proposers that report to operators on `/specplug/status`."""
+    """An optional interface of proposers and planners that report to operators on `/specplug/status`."""
 
     def status(self) -> dict[str, Any]:
         """Return JSON-serialisable data.  Runs between two steps, so it must be quick; exceptions are reported."""

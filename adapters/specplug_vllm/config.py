@@ -1,6 +1,10 @@
 """Settings and engine capabilities of a vLLM server, derived from its `VllmConfig`.
 
 Every process derives them from `VllmConfig` alone, so all processes agree.
+
+A server enables specplug in one of two ways.  If ``--speculative-config`` names specplug's class, specplug drafts.  If
+it names another method, vLLM's own drafter drafts, and a section of settings in ``--additional-config``, which may be
+empty, lets specplug plan how far.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import Any, Literal
 from specplug.errors import EngineError, SettingsError
 from specplug.interfaces import TargetModel
 from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import ENGINE_DRAFTER
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
 from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Feedback, PlanSite, Ragged
 
@@ -26,9 +31,22 @@ Runner = Literal["v1", "v2"]
 
 
 def is_requested(vllm_config: Any) -> bool:
-    """Return whether this server's speculative configuration names specplug."""
+    """Return whether this server enables specplug, to draft or to plan the drafts of vLLM's own drafter."""
+    return proposes(vllm_config) or engine_method(vllm_config) is not None
+
+
+def proposes(vllm_config: Any) -> bool:
+    """Return whether specplug's proposers draft on this server."""
     spec = getattr(vllm_config, "speculative_config", None)
     return spec is not None and spec.method == METHOD and spec.model == PROPOSER
+
+
+def engine_method(vllm_config: Any) -> str | None:
+    """Return the method of vLLM's own drafter if specplug plans its drafts, otherwise None."""
+    spec, settings = getattr(vllm_config, "speculative_config", None), getattr(vllm_config, "additional_config", None)
+    if spec is None or proposes(vllm_config) or not isinstance(settings, dict) or SECTION not in settings:
+        return None
+    return str(spec.method)
 
 
 def resolved(vllm_config: Any) -> ResolvedSettings | None:
@@ -42,8 +60,8 @@ def resolved(vllm_config: Any) -> ResolvedSettings | None:
     if not is_requested(vllm_config):
         return None
     draft_length = vllm_config.speculative_config.num_speculative_tokens
-    section = _section(vllm_config.additional_config)
-    return _load(json.dumps(section, sort_keys=True), draft_length, os.environ.get(CONFIG_VARIABLE, ""))
+    section = json.dumps(_section(vllm_config.additional_config), sort_keys=True)
+    return _load(section, draft_length, engine_method(vllm_config), os.environ.get(CONFIG_VARIABLE, ""))
 
 
 def runner_of(vllm_config: Any) -> Runner:
@@ -61,12 +79,14 @@ def engine_caps(vllm_config: Any) -> EngineCaps:
     spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     v2 = runner_of(vllm_config) == "v2"
     cuts = cuts_on_device(vllm_config)
+    # Nothing trims the drafts of vLLM's own drafter, so each row verifies the step's draft length.
+    pads = engine_method(vllm_config) is not None or (v2 and not cuts)
     several_ranks = parallel.tensor_parallel_size > 1  # full distributions are not sent from rank to rank
     distribution = Distribution.LOGITS if v2 else Distribution.PROBS
     return EngineCaps(
         max_draft_length=spec.num_speculative_tokens,
         captured_draft_lengths=_ladder(vllm_config) if v2 and not cuts else (),
-        ragged=Ragged.NATIVE if cuts or not v2 else Ragged.PADDED,
+        ragged=Ragged.PADDED if pads else Ragged.NATIVE,
         draft_length_change=_draft_length_change(vllm_config, v2),
         # Confidences, and so the drafted tokens, decide which tokens are cut: only one-hot drafts stay lossless.
         draft_input=Distribution.ONE_HOT if several_ranks or cuts else distribution,
@@ -116,6 +136,14 @@ def refuse_unsupported(vllm_config: Any) -> None:
             expected="1",
             remedy="Use tensor parallelism, or serve without specplug",
         )
+    if engine_method(vllm_config) is not None and cuts_on_device(vllm_config):
+        raise EngineError.build(
+            "vLLM's adaptive verification and specplug's policy would both choose how much to verify",
+            who="specplug_vllm",
+            found=f"enable_adaptive_verification with method {vllm_config.speculative_config.method!r}",
+            expected="one of them",
+            remedy=f"Leave enable_adaptive_verification out of {_SPECULATIVE}, or {SECTION!r} out of {FLAG}",
+        )
 
 
 def _section(additional_config: Any) -> dict[str, Any]:
@@ -128,10 +156,18 @@ def _section(additional_config: Any) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=16)
-def _load(section: str, draft_length: int, _environment: str) -> ResolvedSettings:
+def _load(section: str, draft_length: int, method: str | None, _environment: str) -> ResolvedSettings:
     flags = json.loads(section)
     key = "num_speculative_tokens"
-    own = {} if key in flags else {key: _SPECULATIVE}
+    own = {name: _SPECULATIVE for name in (key, "proposer") if name not in flags}
+    if method is not None and flags.setdefault("proposer", ENGINE_DRAFTER) != ENGINE_DRAFTER:
+        raise SettingsError.build(
+            "vLLM's own drafter drafts on this server",
+            who=f"{FLAG} {SECTION!r}",
+            found=f"proposer {flags['proposer']!r}, and method {method!r} in {_SPECULATIVE}",
+            expected=f"no proposer, or {ENGINE_DRAFTER!r}",
+            remedy=f"For specplug's proposers name method {METHOD!r} and model {PROPOSER!r} in {_SPECULATIVE}",
+        )
     if flags.setdefault(key, draft_length) != draft_length:
         raise SettingsError.build(
             f"{key!r} is given twice",
@@ -140,7 +176,13 @@ def _load(section: str, draft_length: int, _environment: str) -> ResolvedSetting
             expected=f"{draft_length}, as in {_SPECULATIVE}",
             remedy=f"Leave it out of {FLAG}; a policy's own draft length is one of that policy's options",
         )
-    return load_settings(flags, flags_origin=f"{FLAG} {SECTION!r}", origins_of=own, registry=default_registry())
+    return load_settings(
+        flags,
+        flags_origin=f"{FLAG} {SECTION!r}",
+        origins_of=own,
+        registry=default_registry(),
+        engine_drafts=method is not None,
+    )
 
 
 def _ladder(vllm_config: Any) -> tuple[int, ...]:

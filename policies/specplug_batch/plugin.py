@@ -14,7 +14,7 @@ def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
     register(
         PolicySpec(
             name="batch",
-            factory="specplug_batch.policy:BatchPlanner",
+            factory="specplug_batch.policy:build",
             trimmer="specplug_batch.trim:GainTrimmer",
             summary="verifies the draft tokens that pay at the current batch size",
             options="specplug_batch.options:BatchOptions",

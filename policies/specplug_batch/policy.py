@@ -5,21 +5,33 @@ from __future__ import annotations
 import math
 
 from specplug.interfaces import Planner, PluginContext
-from specplug.types.caps import Ragged
+from specplug.types.caps import DraftLengthChange, Feedback, PlanSite, Ragged
 from specplug.types.plan import HostStats, StepPlan
 from specplug_batch.options import BatchOptions
+from specplug_batch.padded import PaddedPlanner
 from specplug_batch.roofline import Roofline
 
 SUREST = 0.999
 """The highest confidence to assume: tokens with at least this confidence are nearly always accepted."""
 
 
+def build(context: PluginContext) -> Planner:
+    """Return the plan half for an engine: one that learns, if a server has to choose one draft length for all rows.
+
+    An engine that plans in the caller's own call keeps plans that do not depend on time: equal calls give equal text.
+    """
+    caps, options = context.caps, context.options or BatchOptions()
+    chooses = caps.draft_length_change is not DraftLengthChange.FIXED and caps.ragged is not Ragged.NATIVE
+    can_learn = caps.feedback is not Feedback.NONE and caps.plan_site is not PlanSite.INLINE
+    return (PaddedPlanner if chooses and can_learn and options.batch_size is None else BatchPlanner)(context)
+
+
 class BatchPlanner(Planner):
     """Plans `gamma_small` or `gamma_large`, fitted to the engine's draft lengths and limited to what can pay.
 
     If the engine's cost of ragged drafts is that of their tokens, the trim half chooses the tokens, and the draft
-    length only has to be long enough.  If rows are padded, the draft length determines the cost of the step, so the
-    plan uses the greatest draft length at which all of the step's tokens are free.
+    length only has to be long enough.  If rows are padded to a fixed length, or nothing can be learnt, the plan uses
+    the greatest draft length at which all of the step's tokens are free.
     """
 
     def __init__(self, context: PluginContext) -> None:

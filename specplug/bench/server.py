@@ -12,6 +12,7 @@ import httpx
 
 from specplug.bench.prompts import Mode, Prompt
 from specplug.errors import EngineError
+from specplug.operator.status import counting
 
 COUNTS = ("target_steps", "proposed", "accepted", "emitted", "after_stop")
 """Counters of `/specplug/status` from which a block's tokens per step are computed."""
@@ -78,9 +79,9 @@ class Server:
         await self._call("POST", "/specplug/mode", self._operator, json={"mode": mode})
 
     async def counts(self) -> dict[str, int]:
-        """Return the counters of the server's drafting workers, summed over its engines."""
-        workers = [worker for engine in (await self.status())["engines"] for worker in engine["workers"]]
-        totals = [worker["metrics"]["total"] for worker in workers if "metrics" in worker]
+        """Return the counters of the server's drafts, summed over its engines."""
+        engines = (await self.status())["engines"]
+        totals = [part["metrics"]["total"] for engine in engines for part in counting(engine)]
         return {name: sum(int(total[name]) for total in totals) for name in COUNTS}
 
     async def send(self, prompt: Prompt, model: str, max_tokens: int) -> Answer:

@@ -15,6 +15,7 @@ from specplug.cli.doctor import doctor
 from specplug.cli.generate import generate
 from specplug.cli.list import list_plugins
 from specplug.cli.output import print_error
+from specplug.cli.plan import plan
 from specplug.cli.replay import replay
 from specplug.cli.simulate import simulate
 from specplug.errors import SpecplugError
@@ -71,4 +72,5 @@ app.command("demo")(demo)
 app.command("replay")(replay)
 app.command("simulate")(simulate)
 app.command("bench")(bench)
+app.command("plan")(plan)
 app.add_typer(corpus, name="corpus")

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from specplug.cli.numbers import ascending
 from specplug.cli.output import AsJson, console, print_error, print_json, print_table
-from specplug.errors import EngineError, SettingsError
+from specplug.errors import EngineError
 
 SHIPPED = Path(__file__).parents[1] / "replay" / "traces"
 NOTE = (
@@ -72,7 +73,7 @@ def bench(
     from specplug.bench.server import Server
 
     found = read_prompts(prompts or [SHIPPED])[:limit]
-    blocks = deal(found, _concurrencies(concurrency), pairs, seed)
+    blocks = deal(found, ascending(concurrency, "numbers", "--concurrency"), pairs, seed)
     server = Server(url, api_key=api_key, operator_key=operator_key)
     measured, same, about = asyncio.run(
         _run(server, model, blocks, found[:check], max_tokens=max_tokens, quiet=as_json)
@@ -116,16 +117,6 @@ async def _run(
                 bar.update(task, description="comparing texts")
                 same = await same_texts(server, name, check, max_tokens)
     return measured, same, {"url": server.url, "model": name, "versions": status["versions"]}
-
-
-def _concurrencies(text: str) -> list[int]:
-    try:
-        numbers = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        numbers = []
-    if not numbers or numbers[0] < 1:
-        raise SettingsError.build("bad numbers", who="--concurrency", found=repr(text), expected="such as 1,8,32")
-    return numbers
 
 
 def _print(rows: Sequence[Any], about: dict[str, Any], checked: dict[str, int], failures: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from specplug.cli.launch import Policy, flags, nested_options
+from specplug.cli.numbers import ascending
 from specplug.cli.output import AsJson, console, print_json, print_table
 from specplug.cli.replay_inputs import progress, read
 from specplug.errors import SettingsError, suggest
@@ -113,7 +114,7 @@ def replay(
         from specplug.replay.plots import check_ending
 
         check_ending(plot)
-    sizes, modes = _batches(batch), _modes(mode)
+    sizes, modes = ascending(batch, "batch sizes", "--batch"), _modes(mode)
     if in_flight is not None and "serving" not in modes:
         raise SettingsError.build(
             "nothing is kept in flight in cold mode", who="--in-flight", remedy="Use --mode serving or --mode both"
@@ -161,17 +162,6 @@ def _gamma(given: int | None) -> int:
     from specplug.settings.sources import load_settings
 
     return load_settings({}, flags_origin="command line").settings.num_speculative_tokens if given is None else given
-
-
-def _batches(text: str) -> list[int]:
-    """Return the batch sizes, ascending."""
-    try:
-        sizes = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        sizes = []
-    if not sizes or sizes[0] < 1:
-        raise SettingsError.build("bad batch sizes", who="--batch", found=repr(text), expected=f"such as {BATCHES}")
-    return sizes
 
 
 def _modes(text: str) -> list[Any]:

@@ -24,6 +24,7 @@ from prometheus_client.samples import Sample
 
 from specplug.metrics import MetricsSnapshot, SourceCounts
 from specplug.operator.prometheus import SpecCollector
+from specplug.operator.status import counting
 
 logger = logging.getLogger("specplug")
 
@@ -179,9 +180,8 @@ def _in_loop() -> bool:
 def _add(families: dict[str, Metric], report: _Report) -> None:
     """Add one engine's samples."""
     status, engine = report.status, {"engine": str(report.status["engine"])}
-    counting = [worker for worker in status["workers"] if worker["drafts"]]
-    for worker in counting[:1]:  # the first rank's counts stand for all ranks
-        snapshot = snapshot_of(worker["metrics"], status["scheduler"]["faults"])
+    for part in counting(status)[:1]:  # the first rank's counts stand for all ranks
+        snapshot = snapshot_of(part["metrics"], status["scheduler"]["faults"])
         for family in SpecCollector(lambda snapshot=snapshot: snapshot).collect():  # type: ignore[misc]
             families[family.name].samples += [_labelled(sample, engine) for sample in family.samples]
     state, longest = status["scheduler"]["control"], status["max_draft_length"]

@@ -30,6 +30,14 @@ def by_plugin(faults: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]
     return reported
 
 
+def counting(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the parts of an engine's status that hold counts.
+
+    They are those of its drafting workers, or the scheduler's if the engine's own drafter drafts.
+    """
+    return [part for part in (*status["workers"], status["scheduler"]) if "metrics" in part]
+
+
 def reported_details(proposers: Mapping[str, object]) -> dict[str, Any]:
     """Return the details that proposers report, by name; {"error": ...} for a proposer whose report fails."""
     reported: dict[str, Any] = {}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from operator import index
+from typing import Any
 
 from specplug.errors import ContractError
 from specplug.faults import FaultGuard
-from specplug.interfaces import Planner
+from specplug.interfaces import Planner, ReportsStatus
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
 
@@ -63,6 +64,15 @@ class PlanStage:
     def reads_costs(self) -> bool:
         """True if the planner may read what steps cost."""
         return self._learns or not self._is_constant
+
+    def status(self) -> dict[str, Any]:
+        """Return what the planner reports of itself, {"error": ...} if that fails; empty if it reports nothing."""
+        if not isinstance(self._planner, ReportsStatus):
+            return {}
+        try:
+            return self._planner.status()
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
 
     def observe(self, report: StepReport) -> None:
         """Pass a step's report to the planner if it learns."""

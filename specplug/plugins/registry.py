@@ -17,7 +17,15 @@ import pluggy
 
 from specplug.errors import PluginError, ends_process, suggest
 from specplug.plugins import hooks
-from specplug.plugins.specs import CheckSpec, EngineSpec, PluginSpec, PolicySpec, ProposerSpec, VerifierSpec
+from specplug.plugins.specs import (
+    ENGINE_DRAFTER,
+    CheckSpec,
+    EngineSpec,
+    PluginSpec,
+    PolicySpec,
+    ProposerSpec,
+    VerifierSpec,
+)
 
 S = TypeVar("S", bound=PluginSpec)
 
@@ -114,6 +122,13 @@ class Registry:
             raise PluginError.build(
                 "wrong kind of plug-in", who=hook, found=type(spec).__name__, expected=expected.__name__
             )
+        if spec.kind == ProposerSpec.kind and spec.name == ENGINE_DRAFTER:
+            raise PluginError.build(
+                "reserved name",
+                who=hook,
+                found=repr(spec.name),
+                expected="a name other than the engine's own drafter's",
+            )
         self._entries[spec.kind].setdefault(spec.name, []).append(Entry(spec, owner))
 
     def _record(self, owner: Owner, stage: str, error: BaseException) -> None:
@@ -142,6 +157,13 @@ class Registry:
             PluginError: no plug-in of that kind has the name, or several do.
         """
         named = self._entries[spec_type.kind]
+        if spec_type.kind == ProposerSpec.kind and name == ENGINE_DRAFTER:
+            raise PluginError.build(
+                "the engine's own drafter is not used here",
+                found=f"proposer {name!r}",
+                expected=f"one of {', '.join(sorted(named))}",
+                remedy="Start the engine with one of its own speculative methods; see docs/engine-drafters.md",
+            )
         if name not in named:
             broken = f" Plug-ins that failed to load: {self._broken()}." if self._errors else ""
             raise PluginError.build(

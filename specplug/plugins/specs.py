@@ -18,6 +18,9 @@ Factory = str | Callable[..., Any]
 LISTED_DEVICES = ("cpu", "cuda")
 """The device types whose capabilities listings show."""
 
+ENGINE_DRAFTER = "engine"
+"""The proposer's name that stands for the engine's own drafter, such as EAGLE; no plug-in may use it."""
+
 
 def resolve(factory: Factory, who: str) -> Callable[..., Any]:
     """Return the callable that a factory names.

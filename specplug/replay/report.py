@@ -168,6 +168,7 @@ class Report:
             "gamma": run.gamma,
             "batches": list(run.batches),
             "in_flight": run.in_flight,
+            "trees": setup is not None and setup.trees,
             "lag": 0 if setup is None else setup.lag,
             "workloads": {name: self._result(result, run.batches) for name, result in found.results.items()},
             "pooled": self._counts(pool(counts), run.batches),

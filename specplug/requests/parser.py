@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +13,7 @@ from specplug.requests import arguments, wire
 from specplug.requests.fields import parse_request_fields
 from specplug.settings.sources import ResolvedSettings
 from specplug.text.request_tokenizer import RequestTokenizer
+from specplug.types.request import Reference, RequestOptions
 
 INLINE_CHARACTERS = 8192
 """Most characters that are parsed on the event loop, a few milliseconds of work; larger requests go to a thread."""
@@ -37,7 +38,8 @@ class Parser:
     ) -> None:
         self._refusal = refusal
         self._settings, self._vocab_size, self._tokenizer = found.settings, vocab_size, tokenizer
-        self._proposers = (found.settings.proposer, *found.settings.extra_proposers)
+        self._drafts = not found.settings.drafts_in_engine
+        self._proposers = (found.settings.proposer, *found.settings.extra_proposers) if self._drafts else ()
         # The engine's own verifier is used unless the settings name one.
         self._verifiers = (found.settings.verifier,) if found.was_set("verifier") else ()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="specplug-requests")
@@ -49,9 +51,13 @@ class Parser:
     def with_prediction(self, extra_args: Mapping[str, Any] | None, prediction: object) -> dict[str, Any]:
         """Return the extra arguments with the request's own `prediction` added, unparsed.
 
+        The engine's own drafter ignores predictions, as it does without specplug.
+
         Raises:
             RequestError: the prediction is given twice; raised as `refusal`.
         """
+        if not self._drafts:
+            return dict(extra_args or {})
         try:
             return arguments.with_prediction(extra_args, prediction)
         except RequestError as error:
@@ -75,6 +81,8 @@ class Parser:
                 proposers=self._proposers,
                 verifiers=self._verifiers,
             )
+            if not self._drafts:
+                _refuse_sources(options, references)
         except RequestError as error:
             raise self._refusal(str(error)) from None
         cap = options.num_speculative_tokens
@@ -89,3 +97,20 @@ class Parser:
         if arguments.characters(extra_args) <= INLINE_CHARACTERS:
             return self.parsed(extra_args)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.parsed, extra_args)
+
+
+def _refuse_sources(options: RequestOptions, references: Sequence[Reference]) -> None:
+    """Refuse texts to draft from, which the engine's own drafter cannot use.
+
+    Raises:
+        RequestError: the request carries or names some.
+    """
+    given = {"references": references, "documents": options.documents, "corpora": options.corpora}
+    found = [name for name, entries in given.items() if entries]
+    if found:
+        raise RequestError.build(
+            "this server drafts with the engine's own drafter, which reads no texts of requests",
+            who="request fields",
+            found=" and ".join(found),
+            remedy="Omit them, or use a server that drafts with one of specplug's proposers",
+        )

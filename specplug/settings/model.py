@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from specplug.plugins.specs import ENGINE_DRAFTER
+
 MAX_SPECULATIVE_TOKENS = 256
 """The longest draft that a setting or a request may allow."""
 
@@ -102,7 +104,10 @@ class Settings(Section):
     """
 
     mode: Literal["on", "off"] = Field(default="on", description="'off' serves every request by plain decoding")
-    proposer: str = Field(default="ngram", description="the proposer that drafts, unless a request names another")
+    proposer: str = Field(
+        default="ngram",
+        description="the proposer that drafts, unless a request names another; 'engine' is the engine's own drafter",
+    )
     extra_proposers: tuple[str, ...] = Field(
         default=(), strict=False, description="further proposers to load at start-up, which requests may name"
     )
@@ -130,6 +135,11 @@ class Settings(Section):
         default_factory=ControlSettings, description="operator controls of a running server"
     )
     seed: int = Field(default=0, ge=0, description="seed of the plug-ins' own random streams, never of the verifier's")
+
+    @property
+    def drafts_in_engine(self) -> bool:
+        """True if the engine's own drafter drafts, and specplug only plans."""
+        return self.proposer == ENGINE_DRAFTER
 
     @field_validator("extra_proposers")
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -32,9 +33,18 @@ def plugin_options(settings: Settings, spec: PluginSpec) -> Any:
     return options
 
 
-def plugin_mistakes(settings: Settings, registry: Registry) -> Iterator[Mistake]:
-    """Yield the mistakes in plug-in names and options, checked against the registry."""
+def plugin_mistakes(settings: Settings, registry: Registry, *, engine_drafts: bool = False) -> Iterator[Mistake]:
+    """Yield the mistakes in plug-in names and options, checked against the registry.
+
+    With `engine_drafts` the proposer may be the engine's own drafter; settings that only specplug's proposers and
+    verifiers read are mistakes then.
+    """
+    own = engine_drafts and settings.drafts_in_engine
+    if own:
+        yield from _unread(settings)
     for key, kind, name in _named(settings):
+        if own and kind is ProposerSpec:
+            continue
         try:
             spec = registry.get(kind, name)
             if name not in settings.options:  # the plug-in may have a required option
@@ -52,6 +62,16 @@ def _named(settings: Settings) -> Iterator[tuple[str, type[PluginSpec], str]]:
         yield f"extra_proposers.{index}", ProposerSpec, name
     yield "policy", PolicySpec, settings.policy
     yield "verifier", VerifierSpec, settings.verifier
+
+
+def _unread(settings: Settings) -> Iterator[Mistake]:
+    """Yield the settings that nothing reads if the engine's own drafter drafts and the engine verifies."""
+    defaults = Settings()
+    for key in ("extra_proposers", "verifier", "corpora.store", "trace.path"):
+        value, default = (attrgetter(key)(each) for each in (settings, defaults))
+        if value != default:
+            what = f"setting {key!r} has no effect on the engine's own drafter"
+            yield Mistake(key, what, shown(value), remedy="Remove it, or draft with one of specplug's proposers")
 
 
 def _option_mistakes(name: str, raw: Mapping[str, Any], registry: Registry) -> Iterator[Mistake]:

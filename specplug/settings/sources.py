@@ -48,6 +48,7 @@ def load_settings(
     origins_of: Mapping[str, str] = MappingProxyType({}),
     env: Mapping[str, str] = os.environ,
     registry: Registry | None = None,
+    engine_drafts: bool = False,
 ) -> ResolvedSettings:
     """Resolve the settings: defaults, then `SPECPLUG_CONFIG`, then `flags`.
 
@@ -57,6 +58,7 @@ def load_settings(
         origins_of: by dotted key, the name to use instead for settings that come from another flag of the engine.
         env: the environment that `SPECPLUG_CONFIG` is read from.
         registry: when given, names and options of plug-ins are checked against it.
+        engine_drafts: whether the proposer may be `ENGINE_DRAFTER`, the engine's own drafter.
 
     Raises:
         SettingsError: a layer cannot be read, or keys are unknown or values bad; one message lists all of them.
@@ -68,7 +70,7 @@ def load_settings(
         merged = _merge(merged, layer)
         given.update((key, origin) for key, _ in flatten(layer))
     given.update((key, origin) for key, origin in origins_of.items() if key in given)
-    settings, mistakes = _validate(merged, registry)
+    settings, mistakes = _validate(merged, registry, engine_drafts)
     if mistakes:
         lines = [mistake.line(_origin(mistake.key, given)) for mistake in mistakes]
         raise SettingsError(together(lines, "setting"))
@@ -76,7 +78,9 @@ def load_settings(
     return ResolvedSettings(settings, MappingProxyType(origins))
 
 
-def _validate(merged: Mapping[str, Any], registry: Registry | None) -> tuple[Settings, list[Mistake]]:
+def _validate(
+    merged: Mapping[str, Any], registry: Registry | None, engine_drafts: bool
+) -> tuple[Settings, list[Mistake]]:
     """Validate the merged layers; the returned settings are valid only if there are no mistakes."""
     mistakes: list[Mistake] = []
     wrong: set[object] = set()
@@ -88,7 +92,8 @@ def _validate(merged: Mapping[str, Any], registry: Registry | None) -> tuple[Set
         # Keep the valid values, unvalidated, so that the names of plug-ins are checked in the same pass.
         settings = Settings.model_construct(**{key: value for key, value in merged.items() if key not in wrong})
     if registry is not None:
-        mistakes += [m for m in plugin_mistakes(settings, registry) if m.key.split(".")[0] not in wrong]
+        found = plugin_mistakes(settings, registry, engine_drafts=engine_drafts)
+        mistakes += [mistake for mistake in found if mistake.key.split(".")[0] not in wrong]
     return settings, mistakes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 
@@ -95,17 +96,25 @@ class StepReport:
         cls, step: int, draft_length: int, requests: int, fates: Sequence[tuple[int, int]], cost: StepCost | None = None
     ) -> StepReport:
         """Sum up `fates`, the numbers of verified and accepted draft tokens of each request."""
-        tested = [min(accepted + 1, verified) for verified, accepted in fates]
+        ends_tested, ends_accepted = [0] * (draft_length + 1), [0] * (draft_length + 1)
+        for verified, accepted in fates:
+            ends_tested[min(accepted + 1, verified, draft_length)] += 1
+            ends_accepted[min(accepted, draft_length)] += 1
         return cls(
             step,
             draft_length,
             requests,
-            verified=sum(verified for verified, _ in fates),
-            accepted=sum(accepted for _, accepted in fates),
-            tested_at=tuple(sum(count > place for count in tested) for place in range(draft_length)),
-            accepted_at=tuple(sum(count > place for _, count in fates) for place in range(draft_length)),
+            verified=sum([verified for verified, _ in fates]),
+            accepted=sum([accepted for _, accepted in fates]),
+            tested_at=_reached(ends_tested),
+            accepted_at=_reached(ends_accepted),
             cost=cost,
         )
+
+
+def _reached(ends: Sequence[int]) -> tuple[int, ...]:
+    """Return how many rows end after each position; `ends` counts them by the position at which they end."""
+    return tuple(accumulate(reversed(ends[1:])))[::-1]
 
 
 @dataclass(frozen=True, slots=True)

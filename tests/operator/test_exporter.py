@@ -241,3 +241,18 @@ def test_an_engine_whose_loop_is_closed_is_gone():
 def test_a_snapshot_survives_the_way_to_another_process():
     snapshot = recorded(STEP, STEP).snapshot()
     assert snapshot_of(snapshot.as_dict(), {}) == snapshot
+
+
+def test_the_counts_of_an_engines_own_drafter_are_the_schedulers(watch):
+    reported = status()
+    reported["scheduler"]["metrics"] = reported["workers"][1]["metrics"]
+    _, registry = watch({**reported, "workers": []})
+    _, with_workers = watch(status())
+    shown, expected = (
+        {(sample.name, *sample.labels.items()): sample.value for family in each.collect() for sample in family.samples}
+        for each in (registry, with_workers)
+    )
+    assert {key: value for key, value in shown.items() if "age" not in key[0]} == {
+        key: value for key, value in expected.items() if "age" not in key[0]
+    }
+    assert any("accepted" in key[0] for key in shown)

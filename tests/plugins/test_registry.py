@@ -261,3 +261,11 @@ def test_a_factory_is_built_from_its_path_or_itself():
     by_path = ProposerSpec(name="echo", factory="collections:Counter", summary="", caps=ProposerCaps())
     assert by_path.build("aab") == {"a": 2, "b": 1}
     assert PolicySpec(name="echo", factory=len, summary="", trimmer=sorted).build_trimmer("ba") == ["a", "b"]
+
+
+def test_no_proposer_may_have_the_name_of_the_engines_own_drafter():
+    registry = Registry()
+    registry.add(plugin("specplug_register_proposers", proposer("engine"), proposer("mine")), owner())
+    assert "reserved name" in registry.load_errors[0].error
+    with pytest.raises(PluginError, match="own drafter is not used here"):
+        registry.get(ProposerSpec, "engine")

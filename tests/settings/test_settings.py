@@ -335,3 +335,25 @@ def test_merging_keeps_every_leaf_that_the_higher_layer_does_not_replace(low, hi
     for key, value in flatten(low):
         touched = any(key == k or key.startswith(f"{k}.") or k.startswith(f"{key}.") for k in above)
         assert touched or found[key] == value
+
+
+def test_the_engines_own_drafter_is_a_proposer_only_where_the_engine_has_one(registry):
+    found = load_settings({"proposer": "engine"}, env={}, registry=registry, engine_drafts=True)
+    assert found.settings.drafts_in_engine
+    assert not load_settings({}, env={}, registry=registry, engine_drafts=True).settings.drafts_in_engine
+    message = mistakes({"proposer": "engine"}, registry=registry)
+    assert "the engine's own drafter is not used here" in message
+
+
+def test_settings_that_nothing_reads_are_mistakes_when_the_engine_drafts(registry):
+    flags = {
+        "proposer": "engine",
+        "extra_proposers": ["plain"],
+        "trace": {"path": "t.jsonl"},
+        "corpora": {"store": "s"},
+    }
+    with pytest.raises(SettingsError) as caught:
+        load_settings(flags, env={}, registry=registry, engine_drafts=True)
+    for key in ("extra_proposers", "trace.path", "corpora.store"):
+        assert f"setting {key!r} has no effect on the engine's own drafter" in str(caught.value)
+    assert "'verifier'" not in str(caught.value)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from specplug.requests import arguments, clients, wire
 from specplug_vllm import seams
-from specplug_vllm.config import is_requested, resolved, runner_of
+from specplug_vllm.config import is_requested, proposes, resolved, runner_of
 from specplug_vllm.frontend import exporter
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _with_parser(original: Callable[..., None]) -> Callable[..., None]:
         model = vllm_config.model_config
         tokenizer = RequestTokenizer(functools.partial(cached_tokenizer_from_config, model))
         setattr(self, _PARSER, Parser(found, model.get_vocab_size(), tokenizer, RefusedRequest))
-        if runner_of(vllm_config) == "v2":
+        if proposes(vllm_config) and runner_of(vllm_config) == "v2":
             from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_LOGIT_BIAS_TOKENS
 
             setattr(vllm_config.speculative_config, _LIMIT, MAX_NUM_LOGIT_BIAS_TOKENS)

@@ -21,6 +21,7 @@ Where = Literal[
     "http",
     "verifier v1",
     "verifier v2",
+    "engine drafts",
     "adaptive",
     "recurrent",
     "cli",
@@ -142,6 +143,7 @@ _SCHEDULER = (
         holds="include_stop_str_in_output min_tokens skip_special_tokens stop",
     ),
     seam("vllm.tokenizers:cached_tokenizer_from_config", "scheduler", takes="model_config"),
+    seam("vllm.v1.outputs:ModelRunnerOutput", "engine drafts", holds="sampled_token_ids"),
     seam("vllm.v1.engine.core:EngineCore", "status", holds="model_executor scheduler vllm_config"),
     seam("vllm.v1.executor.abstract:Executor.collective_rpc", "status", takes="method"),
 )

@@ -151,6 +151,32 @@ _VERIFIERS = (
     seam("vllm.v1.worker.gpu.buffer_utils:UvaBackedTensor", "verifier v2", holds="np"),
 )
 
+_ENGINE_DRAFTS = (
+    # The drafters take a step's draft length, and see the newest tokens also at a length of 0.
+    seam(
+        "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.propose",
+        "engine drafts",
+        named="num_speculative_tokens",
+    ),
+    seam("vllm.v1.spec_decode.ngram_proposer:NgramProposer.propose", "engine drafts", takes="num_speculative_tokens"),
+    seam(
+        "vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator:StandaloneARSpeculator.propose",
+        "engine drafts",
+        takes="input_batch",
+        named="num_speculative_tokens",
+    ),
+    seam(
+        "vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator:StandaloneARSpeculator",
+        "engine drafts",
+        holds="draft_tokens num_speculative_steps",
+    ),
+    seam(
+        "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator.propose",
+        "engine drafts",
+        named="num_speculative_tokens",
+    ),
+)
+
 _RECURRENT = (
     seam("vllm.v1.worker.gpu.model_runner:sort_batch_req_ids", "recurrent", takes="num_tokens_per_req draft_tokens"),
     seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner", "recurrent", holds="req_states vllm_config"),
@@ -169,7 +195,7 @@ _ADAPTIVE = (
         "vllm.config.compilation:CompilationConfig",
         "config",
         "adaptive",
-        holds="cudagraph_mode max_cudagraph_capture_size",
+        holds="cudagraph_capture_sizes cudagraph_mode max_cudagraph_capture_size post_init_cudagraph_sizes",
     ),
     seam("vllm.config.compilation:CUDAGraphMode", "config", "adaptive", holds="has_full_cudagraphs separate_routine"),
     seam(
@@ -217,4 +243,4 @@ _ADAPTIVE = (
     ),
 )
 
-WORKER: tuple[Seam, ...] = (*_WORKER, *_V1, *_V2, *_EVENTS, *_VERIFIERS, *_RECURRENT, *_ADAPTIVE)
+WORKER: tuple[Seam, ...] = (*_WORKER, *_V1, *_V2, *_EVENTS, *_VERIFIERS, *_ENGINE_DRAFTS, *_RECURRENT, *_ADAPTIVE)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from specplug_vllm.config import is_requested
+from specplug_vllm.config import proposes
 
 FLAG = "enable_adaptive_verification"
 
@@ -26,7 +26,7 @@ def install_checks(config_class: Any) -> None:
 
     @functools.wraps(original)
     def validate(self: Any) -> None:
-        eager = is_requested(self) and not has_any_graphs(self)
+        eager = proposes(self) and not has_any_graphs(self)
         original(_WithGraphs(self) if eager else self)
 
     validate._specplug = True  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from specplug.operator.launches import awaited_proposers, differing
 from specplug.operator.startup_line import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
-from specplug_vllm.config import resolved, runner_of
+from specplug_vllm.config import engine_method, resolved, runner_of
 from specplug_vllm.startup import graphs
 
 logger = logging.getLogger("specplug")
@@ -31,6 +31,7 @@ class Launch:
         settings: specplug's settings that differ from their defaults.
         awaited_proposers: enabled proposers on the host that each step on V2 waits for.
         captured: (draft length, most requests) of the steps that have full CUDA graphs, longest drafts first.
+        engine_drafter: method of vLLM's own drafter, if that drafts.
     """
 
     runner: str
@@ -42,6 +43,7 @@ class Launch:
     settings: dict[str, Any]
     awaited_proposers: tuple[str, ...]
     captured: tuple[tuple[int, int], ...] = ()
+    engine_drafter: str | None = None
 
 
 def launch_of(vllm_config: Any) -> Launch:
@@ -59,6 +61,7 @@ def launch_of(vllm_config: Any) -> Launch:
         settings=differing(found.settings),
         awaited_proposers=awaited_proposers(found.settings, default_registry(), vllm_config.device_config.device_type),
         captured=tuple(graphs.captured(vllm_config).items()),
+        engine_drafter=engine_method(vllm_config),
     )
 
 
@@ -69,10 +72,12 @@ def advise(launch: Launch) -> list[CheckResult]:
         f"runs on the {launch.runner.upper()} runner, {scheduling} scheduling, up to {launch.draft_length} draft tokens"
     )
     results = [CheckResult("ok", head), _token_budget(launch)]
+    if launch.engine_drafter is not None:
+        results.append(CheckResult("ok", f"vLLM's own drafter drafts, by {launch.engine_drafter}; {ENGINE_DRAFTS}"))
     if launch.captured:
         results.append(_graphs(launch))
-    if launch.runner == "v1":
-        results.append(CheckResult("ok", REFUSED_ON_V1))
+    if launch.runner == "v1" or launch.engine_drafter is not None:
+        results.append(CheckResult("ok", REFUSED_ON_V1 if launch.engine_drafter is None else REFUSED_BY_VLLM))
     if launch.runner == "v2" and launch.awaited_proposers:
         results.append(CheckResult("ok", host_cost(launch.awaited_proposers)))
     if launch.data_parallel_size > 1:
@@ -91,7 +96,9 @@ def announce(vllm_config: Any) -> None:
     assert found is not None
     scheduling = "async" if launch.async_scheduling else "synchronous"
     runner = launch.runner.upper()
-    _log_once(logging.INFO, start_line(found.settings, launch.draft_length, runner, scheduling, status=routes()))
+    drafter = [] if launch.engine_drafter is None else [f"vLLM's {launch.engine_drafter}"]
+    facts = (*drafter, runner, scheduling)
+    _log_once(logging.INFO, start_line(found.settings, launch.draft_length, *facts, status=routes()))
     for result in advise(launch):
         if result.status != "ok":
             _log_once(logging.WARNING, f"{result.summary}. {result.remedy}")
@@ -112,6 +119,8 @@ REFUSED_ON_V1 = (
     "the V1 runner refuses requests with min_p or logit_bias (HTTP 400), as with any speculation of vLLM's; "
     "the V2 runner serves them"
 )
+REFUSED_BY_VLLM = "vLLM refuses requests with min_p or logit_bias (HTTP 400), as with any speculation of its own"
+ENGINE_DRAFTS = "specplug's policy chooses how many tokens it drafts and the target verifies"
 FIXED_DRAFT_LENGTH = (
     "every step verifies the server's maximum draft length, as ranks that choose different lengths deadlock; "
     "a policy can only cut single requests' drafts"

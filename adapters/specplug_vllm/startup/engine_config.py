@@ -15,13 +15,16 @@ from typing import Any, Literal, get_args
 from specplug.errors import EngineError, SpecplugError
 from specplug.operator import startup_errors
 from specplug_vllm import seams
-from specplug_vllm.config import METHOD, is_requested, refuse_unsupported, resolved, runner_of
+from specplug_vllm.config import METHOD, is_requested, proposes, refuse_unsupported, resolved, runner_of
 from specplug_vllm.startup import adaptive, advice, graphs, recurrent
 
 SCHEDULERS = {
-    False: "specplug_vllm.scheduler.scheduler.SpecplugScheduler",
-    True: "specplug_vllm.scheduler.scheduler.SpecplugAsyncScheduler",
+    (True, False): "specplug_vllm.scheduler.scheduler.SpecplugScheduler",
+    (True, True): "specplug_vllm.scheduler.scheduler.SpecplugAsyncScheduler",
+    (False, False): "specplug_vllm.scheduler.engine_drafts.EngineDraftsScheduler",
+    (False, True): "specplug_vllm.scheduler.engine_drafts.EngineDraftsAsyncScheduler",
 }
+"""specplug's schedulers, by whether its proposers draft and whether scheduling is asynchronous."""
 
 
 def install() -> None:
@@ -62,7 +65,7 @@ def _supporting_specplug(original: Callable[[Any], list[str]]) -> Callable[[Any]
     @functools.wraps(original)
     def unsupported_features(self: Any) -> list[str]:
         features = original(self)
-        return [feature for feature in features if METHOD not in feature] if is_requested(self) else features
+        return [feature for feature in features if METHOD not in feature] if proposes(self) else features
 
     return unsupported_features
 
@@ -76,11 +79,12 @@ def _with_specplug(original: Callable[..., None], module: Any) -> Callable[..., 
             original(self, *args, **kwargs)
             return
         _check(self)
-        with _async_allowed(module, runner_of(self) == "v2"):
+        graphs.require_lengths_on_v1(self)
+        with _async_allowed(module, proposes(self) and runner_of(self) == "v2"):
             original(self, *args, **kwargs)
         scheduler = self.scheduler_config
         if scheduler.scheduler_cls is None or scheduler.scheduler_cls in SCHEDULERS.values():
-            scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
+            scheduler.scheduler_cls = SCHEDULERS[proposes(self), bool(scheduler.async_scheduling)]
         advice.announce(self)
 
     post_init._specplug = True  # type: ignore[attr-defined]

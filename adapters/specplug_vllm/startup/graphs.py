@@ -5,7 +5,8 @@ plain decoding included.  It captures several if ``num_speculative_tokens_per_ba
 in that list if the launch omits it.  The scheduler plans freely among them; vLLM's choice by batch size is not used.
 
 A step of T tokens uses the graph of the smallest captured size >= T only.  vLLM's default sizes are multiples of 8 and
-16, so every batch size has a graph if 1 + length is a power of two.
+16, so every batch size has a graph if 1 + length is a power of two.  vLLM's own drafter keeps the length that it is
+launched with; if that is another one, sizes become multiples of 1 + length, and the shorter lengths divide it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from specplug_vllm.config import SECTION, cuts_on_device, is_requested, runner_of
+from specplug_vllm.config import SECTION, cuts_on_device, engine_method, is_requested, proposes, runner_of
 
 logger = logging.getLogger("specplug")
 
@@ -30,15 +31,35 @@ def install(config_class: Any) -> None:
     def set_cudagraph_sizes(self: Any) -> None:
         if is_requested(self):
             name_lengths(self)
+        chosen = not self.compilation_config.cudagraph_capture_sizes
         original(self)
+        if chosen and engine_method(self) is not None:
+            _fit_sizes(self)
 
     set_cudagraph_sizes._specplug = True  # type: ignore[attr-defined]
     config_class._set_cudagraph_sizes = set_cudagraph_sizes
 
 
+def require_lengths_on_v1(vllm_config: Any) -> None:
+    """List a draft length if vLLM's own drafter drafts on V1, before vLLM chooses its graph mode.
+
+    vLLM then knows that the length changes, for which V1 has piecewise graphs only.
+    """
+    if engine_method(vllm_config) is None or runner_of(vllm_config) == "v2":
+        return
+    spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
+    if not spec.num_speculative_tokens_per_batch_size and vllm_config.parallel_config.data_parallel_size == 1:
+        spec.num_speculative_tokens_per_batch_size = [(1, largest, spec.num_speculative_tokens)]
+
+
 def lengths_up_to(most: int) -> tuple[int, ...]:
     """Return the draft lengths 2^n - 1 up to `most`, descending to 0."""
     return tuple((1 << bits) - 1 for bits in range((most + 1).bit_length() - 1, -1, -1))
+
+
+def lengths_dividing(most: int) -> tuple[int, ...]:
+    """Return the draft lengths n up to `most`, descending to 0, for which 1 + n divides 1 + `most`."""
+    return tuple(length for length in range(most, -1, -1) if (most + 1) % (length + 1) == 0)
 
 
 def schedule(lengths: Sequence[int], max_num_seqs: int) -> list[tuple[int, int, int]]:
@@ -54,13 +75,14 @@ def schedule(lengths: Sequence[int], max_num_seqs: int) -> list[tuple[int, int, 
 def name_lengths(vllm_config: Any) -> None:
     """Fill in the list of captured lengths if the engine captures graphs and the launch lists none.
 
-    The server's maximum draft length becomes the longest of them, which is at most the configured one.  Data-parallel
-    ranks must not choose different lengths, so vLLM refuses the list with data parallelism.
+    The server's maximum draft length becomes the longest of them, which is at most the configured one; vLLM's own
+    drafter keeps the configured one.  Data-parallel ranks must not choose different lengths, so vLLM refuses the list
+    with data parallelism.
     """
     spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
     if spec.num_speculative_tokens_per_batch_size or vllm_config.parallel_config.data_parallel_size > 1:
         return
-    lengths = lengths_up_to(spec.num_speculative_tokens)
+    lengths = (lengths_up_to if proposes(vllm_config) else lengths_dividing)(spec.num_speculative_tokens)
     if not _captures_by_length(vllm_config) or len(lengths) > largest:
         return
     if lengths[0] != spec.num_speculative_tokens:
@@ -84,6 +106,26 @@ def captured(vllm_config: Any) -> dict[int, int]:
     lengths = {min(int(length), spec.num_speculative_tokens) for first, _, length in named if first <= largest}
     tokens = vllm_config.compilation_config.max_cudagraph_capture_size or 0
     return {length: min(tokens // (length + 1), largest) for length in sorted(lengths, reverse=True)}
+
+
+def _fit_sizes(vllm_config: Any) -> None:
+    """Round the sizes that vLLM chose up to multiples of 1 + the maximum draft length, if several are captured.
+
+    The largest multiple that a full batch exceeds at each length is added, as a size for more requests than a server
+    holds is not captured.
+    """
+    spec, compilation = vllm_config.speculative_config, vllm_config.compilation_config
+    if not spec.num_speculative_tokens_per_batch_size or not _captures_by_length(vllm_config):
+        return
+    tokens, scheduler = spec.num_speculative_tokens + 1, vllm_config.scheduler_config
+    sizes = {-(-size // tokens) * tokens for size in compilation.cudagraph_capture_sizes}
+    for _, _, length in spec.num_speculative_tokens_per_batch_size:
+        sizes.add(scheduler.max_num_seqs * (length + 1) // tokens * tokens)
+    most = min(scheduler.max_num_batched_tokens, compilation.max_cudagraph_capture_size)
+    fitting = sorted(size for size in sizes if 0 < size <= most)
+    if fitting:
+        compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = fitting, fitting[-1]
+        compilation.post_init_cudagraph_sizes()
 
 
 def _captures_by_length(vllm_config: Any) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specplug_vllm import seams
-from specplug_vllm.config import is_requested
+from specplug_vllm.config import engine_method, proposes
 
 _PACKAGE = "vllm.v1.worker.gpu.spec_decode"
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
@@ -30,8 +30,13 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def init_speculator(vllm_config: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_requested(vllm_config):
-            return original(vllm_config, device, *args, **kwargs)
+        if not proposes(vllm_config):
+            speculator = original(vllm_config, device, *args, **kwargs)
+            if engine_method(vllm_config) == "draft_model":
+                from specplug_vllm.worker.draft_model import take_length
+
+                take_length(speculator)
+            return speculator
         seams.require("v2")
         from specplug_vllm.worker.v2 import Speculator
 

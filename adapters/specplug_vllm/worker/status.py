@@ -13,7 +13,7 @@ from typing import Any
 
 from specplug.operator.status import by_plugin, reported_details, reported_settings
 from specplug_vllm import seams
-from specplug_vllm.config import engine_caps, runner_of
+from specplug_vllm.config import engine_caps, engine_method, runner_of
 from specplug_vllm.worker.lifecycle import drafting_of
 
 
@@ -55,9 +55,15 @@ def worker_status(worker: Any) -> dict[str, Any]:
 
 
 def engine_status(core: Any) -> dict[str, Any]:
-    """Return an engine's status: settings, scheduler state and the status of each worker."""
+    """Return an engine's status: settings, scheduler state and the status of each worker.
+
+    With vLLM's own drafter the scheduler counts the results of drafts, and no worker has a status.
+    """
     config, step_planner = core.vllm_config, core.scheduler.step_planner
-    caps = engine_caps(config)
+    caps, method = engine_caps(config), engine_method(config)
+    drafter = (
+        {} if method is None else {"engine_drafter": method, "metrics": core.scheduler.counts.snapshot({}).as_dict()}
+    )
     return {
         "engine": config.parallel_config.data_parallel_index,
         "runner": runner_of(config),
@@ -69,9 +75,11 @@ def engine_status(core: Any) -> dict[str, Any]:
             "steps": step_planner.steps,
             "plan": {"draft_length": step_planner.plan.draft_length, "token_budget": step_planner.plan.token_budget},
             "control": step_planner.control.state(),
+            "policy": step_planner.stage.status(),
             "faults": by_plugin(step_planner.faults),
+            **drafter,
         },
-        "workers": core.model_executor.collective_rpc(worker_status),
+        "workers": [] if drafter else core.model_executor.collective_rpc(worker_status),
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from specplug.forecast.scraped import read_metrics
 from tests.engines.server import MODEL, Server
 
 TEXT = "def area(r):\n    return 3.14 * r * r\n\ndef area(r):\n    return"  # goes on by repeating itself
@@ -141,6 +142,12 @@ class OperationsSuite:
         text = complete(server)["choices"][0]["text"]
         spent = [now - then for now, then in zip(self.counts(server)["verified_at"], before, strict=True)]
         return text, sum(count > 0 for count in spent)
+
+    def test_a_plan_reads_the_acceptance_of_the_server(self, server):
+        complete(server)
+        found, total = read_metrics(server.url), self.counts(server)
+        assert found.tau(found.longest) == pytest.approx(1 + total["accepted"] / total["target_steps"])
+        assert found.tokens(found.longest) == pytest.approx(1 + total["verified"] / total["target_steps"])
 
     def test_off_and_on_take_effect_at_once_and_change_no_text(self, server, plain, control_file):
         assert self.completed(server) == (plain, 8)

@@ -17,7 +17,7 @@ def vllm_config(
 ) -> Any:
     """Return what vLLM's methods about CUDA graphs read of a `VllmConfig`; `most` is num_speculative_tokens."""
     spec = SimpleNamespace(
-        method=METHOD,
+        method=others.get("method", METHOD),
         model=PROPOSER,
         num_speculative_tokens=most,
         num_speculative_tokens_per_batch_size=lengths,

@@ -9,7 +9,7 @@ import pytest
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.vllm import VllmConfig
 
-from specplug.types.caps import DraftLengthChange
+from specplug.types.caps import DraftLengthChange, Ragged
 from specplug.types.plan import StepPlan
 from specplug_vllm.config import engine_caps
 from specplug_vllm.startup import graphs
@@ -44,6 +44,47 @@ def test_every_planned_length_finds_a_full_graph_at_every_batch_size(monkeypatch
             assert mode_of(manager, [length] * batch_size) == "FULL", (batch_size, length)
         if requests < max_num_seqs:
             assert mode_of(manager, [length] * (requests + 1)) == "NONE"
+
+
+def own(most, max_num_seqs, **others):
+    """Return a configuration of vLLM's EAGLE with specplug's plans."""
+    return vllm_config(most, max_num_seqs, method="eagle", additional_config={"specplug": {}}, **others)
+
+
+@pytest.mark.parametrize(
+    ("most", "lengths"), [(2, [2, 0]), (3, [3, 1, 0]), (4, [4, 0]), (5, [5, 2, 1, 0]), (7, [7, 3, 1, 0])]
+)
+@pytest.mark.parametrize("max_num_seqs", [16, 64, 256])
+def test_an_engines_drafter_keeps_its_length_and_nearly_every_batch_has_a_graph(
+    monkeypatch, most, lengths, max_num_seqs
+):
+    found = own(most, max_num_seqs)
+    found._set_cudagraph_sizes()
+    caps, reach = engine_caps(found), graphs.captured(found)
+    assert (caps.max_draft_length, list(reach)) == (most, lengths)
+    assert caps.ragged is Ragged.PADDED
+    manager = dispatcher(monkeypatch, found)
+    for length, requests in reach.items():
+        without = [size for size in range(1, requests + 1) if mode_of(manager, [length] * size) != "FULL"]
+        assert all(size > max_num_seqs - most for size in without)
+        assert not without or length < most
+    assert len(found.compilation_config.cudagraph_capture_sizes) < 60
+
+
+def test_sizes_of_the_launch_are_kept_for_an_engines_drafter():
+    found = own(5, 64)
+    found.compilation_config.cudagraph_capture_sizes = [8, 16]
+    found._set_cudagraph_sizes()
+    assert found.compilation_config.cudagraph_capture_sizes == [8, 16]
+
+
+def test_an_engines_drafter_on_v1_states_that_its_length_changes():
+    found = own(5, 64, v2=False)
+    graphs.require_lengths_on_v1(found)
+    assert found.speculative_config.num_speculative_tokens_per_batch_size == [(1, 64, 5)]
+    for other in (own(5, 64), own(5, 64, v2=False, data_parallel=2), vllm_config(5, 64, v2=False)):
+        graphs.require_lengths_on_v1(other)
+        assert other.speculative_config.num_speculative_tokens_per_batch_size is None
 
 
 def test_what_the_lengths_are_named_for(monkeypatch):

@@ -1,0 +1,68 @@
+"""vLLM's schedulers for drafts of vLLM's own drafters, such as EAGLE, MTP and draft models: the plans, and counts.
+
+vLLM runs its drafter on every step, also with a draft length of 0: a drafter with a key-value cache must see every
+token, or later drafts would attend to missing entries (vLLM 53420, 53426).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from specplug.runtime.outcome_counts import OutcomeCounts
+from specplug.types.plan import StepPlan
+from specplug_vllm import seams
+from specplug_vllm.config import engine_method, runner_of
+from specplug_vllm.scheduler.planned import Planned
+
+TAKE_A_LENGTH = ("draft_model", "eagle", "eagle3", "mtp", "ngram")
+"""Methods whose drafters take a step's draft length from V1.  The others draft their maximum or fail."""
+
+
+class _EngineDrafts(Planned):
+    """Mixin that applies the plans to drafts of vLLM's own drafter.
+
+    Rows are cut here, as no worker of specplug's could.  A single shorter row takes a step off its CUDA graph.
+
+    Attributes:
+        counts: results of the drafts.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        seams.require("engine drafts")
+        super().__init__(*args, **kwargs)
+        method = engine_method(self.vllm_config)
+        assert method is not None
+        self.counts = OutcomeCounts(method, self.step_planner.caps.max_draft_length)
+        self._takes_length = runner_of(self.vllm_config) == "v2" or method in TAKE_A_LENGTH
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Process a step's output and count its drafts."""
+        emitted = [len(tokens) for tokens in model_runner_output.sampled_token_ids or () if tokens]
+        fates = self._fates  # of this step, once the step is processed; the next one gets a new list
+        outputs = super().update_from_output(scheduler_output, model_runner_output, *args, **kwargs)
+        self.counts.record(fates, len(emitted), sum(emitted))
+        return outputs
+
+    def _drafted_length(self) -> int:
+        """Return the plan's length, or the maximum if the drafter takes no length."""
+        return self._row_length if self._takes_length else self.step_planner.caps.max_draft_length
+
+    def _cut_drafts(self, plan: StepPlan) -> None:
+        """Cut drafts that are longer than the plan allows their requests, or their placeholders."""
+        for request in self.running:
+            drafted = request.spec_token_ids
+            if drafted:
+                allowed = min(self._row_length, plan.draft_length_for(request.request_id))
+                if len(drafted) > allowed:
+                    request.spec_token_ids = drafted[:allowed]
+
+
+class EngineDraftsScheduler(_EngineDrafts, Scheduler):
+    """vLLM's scheduler with specplug's plans for vLLM's own drafter."""
+
+
+class EngineDraftsAsyncScheduler(_EngineDrafts, AsyncScheduler):
+    """vLLM's asynchronous scheduler with specplug's plans for vLLM's own drafter."""

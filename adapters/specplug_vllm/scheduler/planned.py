@@ -1,0 +1,166 @@
+"""Plans in vLLM's scheduler, which set the draft length of each step and of each request.
+
+They run in the engine core process.  A plan made while step t is scheduled shapes the drafts made at the end of t,
+which step t + 1 verifies.  Under async scheduling vLLM schedules t + 1 before it has the output of t, so the planner's
+data is one step older.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from operator import attrgetter
+from time import perf_counter
+from typing import Any
+
+from specplug.errors import EngineError
+from specplug.interfaces import PluginContext
+from specplug.requests import wire
+from specplug.runtime.step_planner import UNREPORTED, Bounds, Fate, Launched, StepPlanner
+from specplug.types.caps import DraftLengthChange
+from specplug.types.plan import StepPlan
+from specplug_vllm import seams
+from specplug_vllm.config import engine_caps, resolved, target_model
+from specplug_vllm.startup import recurrent
+from specplug_vllm.worker import status
+
+
+class Planned:
+    """Mixin of every scheduler with specplug's plans; it must stand before vLLM's scheduler among the bases.
+
+    Attributes:
+        step_planner: makes the plans and processes the verified steps.
+    """
+
+    vllm_config: Any
+    kv_cache_config: Any
+    num_spec_tokens: int
+    dynamic_sd_lookup: Any
+    running: list[Any]
+    waiting: Any
+    requests: dict[str, Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        seams.require("scheduler")
+        super().__init__(*args, **kwargs)
+        self.step_planner = planning_of(self.vllm_config)
+        status.install_engine_core()
+        self.dynamic_sd_lookup = None  # no choice by batch size: specplug reads vLLM's list as captured draft lengths
+        self._may_narrow = self.step_planner.caps.draft_length_change is not DraftLengthChange.FIXED
+        self._pads = self.step_planner.caps.draft_length_change is DraftLengthChange.CAPTURED
+        self._sized = self.step_planner.plan  # the plan that `_row_length` is of
+        self._row_length = self._length_for(self._sized)
+        # vLLM gives some new requests this many placeholders, and fails if they exceed a prompt's chunk.
+        chunk = self.vllm_config.scheduler_config.long_prefill_token_threshold
+        self._most_placeholders = chunk - 1 if chunk > 0 else self.step_planner.caps.max_draft_length
+        if recurrent.is_recurrent(self.vllm_config):
+            recurrent.refuse_layers(self.kv_cache_config)
+            self._most_placeholders = 0  # a new prompt runs as prefill, which cannot roll placeholders back
+        self._began = 0.0
+        self._launched: deque[Launched] = deque()
+        self._fates: list[Fate] = []
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Schedule as vLLM does, with the plan's row length in place of the server's maximum draft length."""
+        self._began = perf_counter()
+        self._cut_drafts(self.step_planner.plan)
+        widest, self.num_spec_tokens = self.num_spec_tokens, min(self._row_length, self._most_placeholders)
+        try:
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.num_spec_tokens = widest
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        """Process a step's output, which arrives in scheduling order, and report the step to the planner."""
+        ended = perf_counter()
+        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        if self._launched:
+            self.step_planner.finish(self._launched.popleft(), self._fates, ended)
+        if self._fates:
+            self._fates = []
+        return outputs
+
+    def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """Record how many draft tokens of one request were accepted."""
+        self._fates.append((kwargs["request_id"], kwargs["num_draft_tokens"], kwargs["num_accepted_tokens"]))
+        return super().make_spec_decoding_stats(*args, **kwargs)  # type: ignore[misc]
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        """Make the plan before vLLM decides how many draft tokens to expect from the step."""
+        planner, scheduled = self.step_planner, scheduler_output.num_scheduled_tokens
+        planner.forget(scheduler_output.finished_req_ids)
+        if planner.reads_costs:
+            self._launched.append(UNREPORTED if planner.is_off else self._launch(scheduler_output))
+        prompts = sum([scheduled[new.req_id] for new in scheduler_output.scheduled_new_reqs])
+        plan = planner.make(self.running, len(self.waiting), prompts)
+        if plan is not self._sized or plan.caps:
+            self._sized, self._row_length = plan, self._length_for(plan)
+        scheduler_output.num_spec_tokens_to_schedule = self._drafted_length()
+        self._attach_metadata(scheduler_output, plan)
+        super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
+
+    def _drafted_length(self) -> int:
+        """Return how many draft tokens per row the step makes."""
+        return self._row_length
+
+    def _attach_metadata(self, scheduler_output: Any, plan: StepPlan) -> None:
+        """Attach to the step what the workers need with it; by default nothing."""
+
+    def _launch(self, scheduler_output: Any) -> Launched:
+        """Record the beginning of a step."""
+        scheduled = scheduler_output.num_scheduled_tokens
+        tokens, context = sum(scheduled.values()), sum(scheduler_output.scheduled_cached_reqs.num_computed_tokens)
+        return self.step_planner.launch(self._began, len(scheduled), tokens, context, self._row_length)
+
+    def _length_for(self, plan: StepPlan) -> int:
+        """Return the draft length of the rows of the next step, before caps.
+
+        Where CUDA graphs are captured per draft length, all rows get the shortest captured length that fits them.
+        """
+        caps = self.step_planner.caps
+        if not self._may_narrow:
+            return caps.max_draft_length
+        if not self._pads:
+            return plan.draft_length
+        longest = max(
+            (plan.draft_length_for(request.request_id) for request in self.running), default=plan.draft_length
+        )
+        return min(
+            (length for length in caps.captured_draft_lengths if length >= longest), default=caps.max_draft_length
+        )
+
+    def _cut_drafts(self, plan: StepPlan) -> None:
+        """Cut the drafts, or their placeholders, of requests that the newest plan caps.
+
+        A single shorter row would take the step off its CUDA graph, so where there are graphs rows are padded instead:
+        the worker applies the caps, and accepted padding does not count as a draft.
+        """
+        if self._pads or (self._may_narrow and not plan.caps):
+            return
+        names = plan.caps if self._may_narrow else [request.request_id for request in self.running]
+        for name in names:
+            request = self.requests.get(name)
+            if request is not None and request.spec_token_ids:
+                request.spec_token_ids = request.spec_token_ids[: plan.draft_length_for(name)]
+
+
+def planning_of(vllm_config: Any) -> StepPlanner[Any]:
+    """Build the step planner of a server with specplug enabled."""
+    found = resolved(vllm_config)
+    if found is None:
+        raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
+    longest: int = vllm_config.model_config.max_model_len
+    context = PluginContext(
+        caps=engine_caps(vllm_config),
+        vocab_size=vllm_config.model_config.get_vocab_size(),
+        max_slots=vllm_config.scheduler_config.max_num_seqs,
+        max_length=longest,
+        seed=found.settings.seed,
+        target=target_model(vllm_config),
+    )
+
+    def bounds(request: Any) -> Bounds:
+        params = request.sampling_params
+        cap = None if params is None else wire.decode(params.extra_args)[0].cap
+        return Bounds(min(request.num_prompt_tokens + request.max_tokens, longest), cap)
+
+    return StepPlanner(found, context, attrgetter("request_id"), attrgetter("num_tokens"), bounds)

@@ -1,0 +1,190 @@
+"""The plan half where rows are padded: one draft length for the batch, by learnt acceptance and learnt step costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from specplug.cost import StepCosts
+from specplug.interfaces import Planner, PluginContext
+from specplug.types.plan import HostStats, StepPlan, StepReport
+from specplug_batch.acceptance import AcceptanceCurve, Array
+from specplug_batch.options import BatchOptions
+from specplug_batch.roofline import Roofline
+
+_DECIDE_EVERY = 8
+"""Steps between decisions at the same batch size."""
+
+_LIKE = 0.1
+"""Relative difference up to which batch sizes share a decision."""
+
+_GAIN_TO_CHANGE = 0.01
+"""Least predicted gain of another draft length over the present one."""
+
+_GAIN_TO_START, _GAIN_TO_KEEP = 0.03, 0.005
+"""Least predicted gain over no speculation, to start drafting and to go on."""
+
+_FIRST_PROBE, _LAST_PROBE = 4, 256
+"""Steps to the next probe: at first, and at most, as probes change nothing."""
+
+_MOST_OVER = 4
+"""Most tokens of a step that are considered, as a multiple of the setting `saturation`."""
+
+_TRIALS = 3
+"""Steps of a draft length, at about a batch size, after which its cost there counts as known."""
+
+_EARLY = 64
+"""Number of first steps that are all decided anew."""
+
+_OPTIMISM, _COST_DOUBT = 1.5, 0.4
+
+
+class PaddedPlanner(Planner):
+    """Plans the captured draft length with the best expected tokens per second at the present batch size.
+
+    It drafts only if that is predicted to gain over no speculation.  A probe is one step of another draft length, which
+    might be better as far as is known; probes become rare while they change nothing.  Without speculation they draft
+    one token, so that hopeless drafts cost little.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        self._options: BatchOptions = context.options or BatchOptions()
+        self._caps = context.caps
+        self._roofline = Roofline.of(self._options)
+        self._costs = StepCosts(self._roofline.cost)
+        self._curve = AcceptanceCurve(self._caps.max_draft_length)
+        self._lengths = self._candidates()
+        self._decision: tuple[list[int], Array] | None = None  # draft lengths and their predicted rates
+        self._trials: dict[int, int] = {}  # steps planned to measure each draft length at a new batch size
+        self._planned = (0, 0, -1)  # draft length, batch size, step of the decision
+        self._wait, self._next_probe = _FIRST_PROBE, _FIRST_PROBE
+
+    def plan(self, stats: HostStats) -> StepPlan:
+        """Return the draft length."""
+        requests = max(1, len(stats.requests))
+        length, planned_for, at = self._planned
+        is_new = abs(requests - planned_for) > _LIKE * planned_for
+        if is_new or stats.step - at >= _DECIDE_EVERY or stats.step < _EARLY:
+            length = self._decide(requests, stats, length if planned_for > 0 else None)
+            self._planned = length, requests, stats.step
+        if is_new:
+            self._next_probe, self._wait = stats.step + _FIRST_PROBE, _FIRST_PROBE
+            self._trials = dict.fromkeys(self._considered(requests), 0)
+        if self._trials and self._costs.is_measured and (trial := self._trial(requests, stats)) is not None:
+            return StepPlan(trial, self._options.token_budget)
+        if stats.step >= self._next_probe:
+            self._next_probe = stats.step + self._wait
+            self._wait = min(2 * self._wait, _LAST_PROBE)
+            length = self._probe(requests, stats, length)
+        return StepPlan(length, self._options.token_budget)
+
+    def observe(self, report: StepReport) -> None:
+        """Learn from a step's results and cost."""
+        self._curve.observe(report)
+        if report.cost is not None:
+            self._costs.observe(report.cost)
+
+    def longest_draft(self, batch_size: int) -> int:
+        """Return the longest draft that is considered at this batch size."""
+        return max(self._considered(batch_size))
+
+    def status(self) -> dict[str, Any]:
+        """Return what is planned and why, with the figures behind it, as plain data."""
+        length, requests, _ = self._planned
+        known = self._decision
+        if known is None:
+            return {"why": "nothing was planned yet"}
+        lengths, rates = known
+        gains = {each: float(rate / rates[0]) for each, rate in zip(lengths, rates, strict=True)}
+        best = max(gains, key=lambda each: gains[each])
+        why = (
+            f"at {requests} requests {best} draft tokens are predicted to emit {gains[best]:.2f} times as much as none"
+        )
+        if not length:
+            why = (
+                f"off: {why}, less than {1 + _GAIN_TO_START:g} times"
+                if best
+                else f"off: at {requests} requests none gain"
+            )
+        return {
+            "why": why,
+            "draft_length": length,
+            "requests": requests,
+            "predicted_speedup": {str(each): round(gain, 3) for each, gain in gains.items()},
+            "acceptance_by_position": [round(float(rate), 3) for rate in self._curve.rates()],
+            "cost_error": None if self._costs.error is None else round(self._costs.error, 3),
+            "costs": "measured" if self._costs.is_measured else "assumed, as no step was measured yet",
+        }
+
+    def _decide(self, requests: int, stats: HostStats, present: int | None) -> int:
+        """Return the draft length to plan until the next decision."""
+        lengths = self._considered(requests)
+        rates = self._rates(requests, stats, lengths)
+        self._decision = lengths, rates
+        best = max(range(len(lengths)), key=lambda i: rates[i])
+        least = _GAIN_TO_KEEP if present else _GAIN_TO_START
+        if rates[best] < rates[0] * (1.0 + least):
+            best = 0
+        elif present in lengths and rates[best] < rates[lengths.index(present)] * (1.0 + _GAIN_TO_CHANGE):
+            best = lengths.index(present)
+        if lengths[best] != present:
+            self._wait = _FIRST_PROBE
+        return lengths[best]
+
+    def _trial(self, requests: int, stats: HostStats) -> int | None:
+        """Return the shortest draft length whose cost at this batch size is unknown, and which might be the best.
+
+        A step costs at least what a measured one of a shorter length does, and gains at most what is hoped for.
+        """
+        lengths, context = list(self._trials), self._context(requests, stats)
+        hoped = self._curve.expected_tokens(_OPTIMISM)
+        seconds = self._costs.seconds(requests, context, lengths)
+        expected = self._curve.expected_tokens()
+        best = least = 0.0
+        for length, predicted in zip(lengths, seconds.tolist(), strict=True):
+            known = self._costs.measured(requests, length)
+            if known < _TRIALS and self._trials[length] < _TRIALS and (not best or hoped[length] / least > best):
+                self._trials[length] += 1
+                return length
+            if known:
+                best, least = max(best, expected[length] / predicted), predicted
+        self._trials = {}
+        return None
+
+    def _probe(self, requests: int, stats: HostStats, present: int) -> int:
+        """Return the draft length that might be better than the present one, or the present one."""
+        lengths = self._considered(requests)
+        if not present:
+            return min(length for length in lengths if length) if len(lengths) > 1 else 0
+        rates, hoped = self._rates(requests, stats, lengths), self._rates(requests, stats, lengths, _OPTIMISM)
+        if self._costs.is_measured:
+            doubts = [_COST_DOUBT / (1.0 + self._costs.measured(requests, length)) for length in lengths]
+            hoped = hoped / (1.0 - np.array(doubts))
+        hoped[lengths.index(present)] = 0.0
+        best = int(np.argmax(hoped))
+        return lengths[best] if hoped[best] > rates[lengths.index(present)] else present
+
+    def _rates(self, requests: int, stats: HostStats, lengths: list[int], optimism: float = 0.0) -> Array:
+        """Return the expected tokens per second of the batch at each draft length."""
+        tokens: Array = self._curve.expected_tokens(optimism)[lengths]
+        return requests * tokens / self._costs.seconds(requests, self._context(requests, stats), lengths)
+
+    @staticmethod
+    def _context(requests: int, stats: HostStats) -> float:
+        """Return the context tokens of so many requests like those of the newest step."""
+        last = stats.last_step
+        return 0.0 if last is None or not last.requests else last.context_tokens * requests / last.requests
+
+    def _considered(self, requests: int) -> list[int]:
+        """Return the draft lengths to choose from, ascending from 0, at most a few times the tokens that are free."""
+        options = self._options
+        gamma = options.gamma_small if requests <= options.small_batch else options.gamma_large
+        most = max(1, _MOST_OVER * options.saturation // requests - 1)
+        return [length for length in self._lengths if length <= min(gamma, most)] or [0]
+
+    def _candidates(self) -> list[int]:
+        """Return the engine's draft lengths; where it runs all at full speed, those that differ enough to matter."""
+        captured, most = self._caps.captured_draft_lengths, self._caps.max_draft_length
+        some = captured or [length for length in (1, 2, 3, 4, 5, 7, 11, 15, 23, 31, 47, 63) if length < most]
+        return sorted({0, *some, *([] if captured else [most])})

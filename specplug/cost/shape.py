@@ -1,0 +1,48 @@
+"""Shape of a step's cost: a sum of terms that never make more work cheaper."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
+
+Array = npt.NDArray[np.float64]
+
+KNOTS = tuple(float(1 << power) for power in range(3, 13))
+"""Tokens of a step, 8 to 4096, above which each further token may cost more than those before it."""
+
+NUM_TERMS = 6 + len(KNOTS)
+
+LEAST = 1e-9
+"""Least seconds of a step."""
+
+_RIDGE = 1e-6
+
+
+def terms(requests: Array, tokens: Array, context: Array, draft_length: Array) -> Array:
+    """Return the terms of n steps, [n, NUM_TERMS] float64, for arguments [n] as in `StepCost`.
+
+    They are a constant, one for any drafts (a drafter's first pass, a graph of its own), one per draft token of a row
+    (its further passes), the requests, the tokens, what they exceed each knot by, and the context, in units that make
+    their usual sizes comparable.
+    """
+    columns = [np.ones_like(tokens), draft_length > 0, draft_length / 8, requests / 64, tokens / 64, context / 65536]
+    columns += [np.maximum(tokens - knot, 0.0) / 64 for knot in KNOTS]
+    return np.stack(columns, axis=1).astype(np.float64)
+
+
+def nonnegative_fit(gram: Array, moment: Array) -> Array:
+    """Minimise x' gram x / 2 - moment' x over x >= 0; terms that no step had stay 0.
+
+    Args:
+        gram: [n, n], positive semidefinite.
+        moment: [n].
+    """
+    scale = np.sqrt(np.diag(gram))
+    seen = scale > 0
+    scale = scale[seen]
+    scaled = gram[np.ix_(seen, seen)] / np.outer(scale, scale) + _RIDGE * np.eye(len(scale))
+    root = np.linalg.cholesky(scaled).T
+    found = np.zeros_like(moment)
+    found[seen] = nnls(root, np.linalg.solve(root.T, moment[seen] / scale))[0] / scale
+    return found

@@ -1,0 +1,174 @@
+"""Step costs learnt online from the durations that an engine's planner measures.
+
+Two estimates are joined.  A fit over all steps, a sum of terms that are never negative, extends to steps that were not
+run.  A correction for steps of one draft length and about one batch size holds what the sum cannot express, such as
+which steps find a CUDA graph; it counts as much as it has been measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import log
+
+import numpy as np
+
+from specplug.cost.cell import AGREEING, CELL_SIZE, Cell
+from specplug.cost.shape import LEAST, NUM_TERMS, Array, nonnegative_fit, terms
+from specplug.types.plan import StepCost
+
+Prior = Callable[[float], float]
+"""Relative cost of a step by its number of tokens, from which learning starts."""
+
+_PRIOR_STEPS = 32.0
+"""Number of measured steps after which the prior counts a quarter."""
+
+_PRIOR_BATCHES, _PRIOR_LENGTHS = (1, 4, 16, 64, 256), (0, 1, 3, 7, 15)
+_THINNED, _REFIT_EVERY = 4, 32
+"""Of the steps of a cell with all its measurements one in so many is learnt from, and steps between two fits."""
+
+_MEMORY = 4096.0
+"""Number of steps after which a measurement counts a third."""
+
+_CELL_TRUST = 0.5
+"""Number of measurements at which a correction counts half."""
+
+_NEAR, _NEARBY = 3, 0.25
+"""Quarters of an octave up to which a batch size is like another, and the weight of its measurements there."""
+
+_MOST_OFF = 0.7
+"""Largest error of one prediction that counts, as a logarithm; pauses and compilations exceed it."""
+
+_KNOWN, _ERROR_MEMORY = 4, 128
+"""Least measurements of a cell whose next one counts for the error, and the steps over which that is averaged."""
+
+
+class StepCosts:
+    """Learns what a decoding step costs, by requests, tokens, context and draft length.
+
+    Steps with prompt tokens are not learnt from: their cost is the prompts'.
+
+    Args:
+        prior: relative cost by tokens; its scale is learnt from the first steps.
+
+    Attributes:
+        error: mean relative error of the predictions of steps before they were learnt, lately; None at first.
+    """
+
+    def __init__(self, prior: Prior) -> None:
+        self._prior = prior
+        self._measured, self._assumed = _Moments(), _Moments()
+        self._weights = np.zeros(NUM_TERMS)
+        self._cells: dict[tuple[int, int], Cell] = {}
+        self._seen = self._steps = 0
+        self.error: float | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        """True once a step was learnt from."""
+        return self._steps > 0
+
+    def observe(self, cost: StepCost) -> None:
+        """Learn from a measured step."""
+        if cost.tokens > cost.requests * (cost.draft_length + 1) or cost.seconds <= 0 or not cost.requests:
+            return
+        cell = self._cells.setdefault(_cell(cost.requests, cost.draft_length), Cell())
+        self._seen += 1
+        if len(cell) == CELL_SIZE and self._seen % _THINNED:
+            return
+        row = _terms_of(cost.requests, cost.tokens, cost.context_tokens, [cost.draft_length])[0]
+        if not self._steps:
+            self._start(cost)
+        off = log(cost.seconds / max(float(row @ self._weights), LEAST))
+        count, correction = self._correction(cost.requests, cost.draft_length)
+        if count >= _KNOWN:
+            wrong = min(abs(off - correction), _MOST_OFF)
+            self.error = wrong if self.error is None else self.error + (wrong - self.error) / _ERROR_MEMORY
+        cell.add(row, cost.seconds)
+        if abs(off - cell.correction(self._weights)[1]) <= AGREEING:
+            self._learn(row, cost.seconds)
+
+    def seconds(self, requests: int, context_tokens: float, draft_lengths: Sequence[int]) -> Array:
+        """Return the predicted seconds of steps of each draft length, [n] float64; relative before the first step.
+
+        Args:
+            requests: requests of the step, all of which verify the draft length.
+            context_tokens: tokens of their contexts together.
+        """
+        tokens = [requests * (length + 1) for length in draft_lengths]
+        if not self._steps:
+            return np.array([self._prior(each) for each in tokens])
+        found = _terms_of(requests, tokens, context_tokens, draft_lengths) @ self._weights
+        cells = [self._correction(requests, length) for length in draft_lengths]
+        # A correction of few measurements is drawn to the other lengths', because it may hold for all of them.
+        total = sum(count for count, _ in cells)
+        shared = sum(count * mean for count, mean in cells) / (total + _CELL_TRUST)
+        corrections = [(count * mean + _CELL_TRUST * shared) / (count + _CELL_TRUST) for count, mean in cells]
+        predicted: Array = np.maximum(found, LEAST) * np.exp(corrections)
+        return predicted
+
+    def measured(self, requests: int, draft_length: int) -> float:
+        """Return how many steps of this draft length were learnt from, those of like batch sizes counting less."""
+        _, place = _cell(requests, draft_length)
+        places = range(place - _NEAR, place + _NEAR + 1)
+        cells = {near: self._cells.get((draft_length, near)) for near in places}
+        counts = {near: 0 if cell is None else len(cell) for near, cell in cells.items()}
+        return counts[place] + _NEARBY * sum(min(count, 4) for count in counts.values())
+
+    def _correction(self, requests: int, draft_length: int) -> tuple[int, float]:
+        cell = self._cells.get(_cell(requests, draft_length))
+        return cell.correction(self._weights) if cell else _NOTHING
+
+    def _start(self, cost: StepCost) -> None:
+        """Scale the prior to the first measured step, and enter it as measurements."""
+        scale = cost.seconds / self._prior(cost.tokens)
+        for requests in _PRIOR_BATCHES:
+            for length in _PRIOR_LENGTHS:
+                tokens = requests * (length + 1)
+                seconds = scale * self._prior(tokens)
+                self._assumed.add(_terms_of(requests, tokens, 0.0, [length])[0], seconds)
+        self._fit()
+
+    def _learn(self, row: Array, seconds: float) -> None:
+        self._measured.fade(1.0 - 1.0 / _MEMORY)
+        self._measured.add(row, seconds)
+        self._steps += 1
+        if self._steps < _REFIT_EVERY or self._steps % _REFIT_EVERY == 0:
+            self._fit()
+
+    def _fit(self) -> None:
+        trust = (_PRIOR_STEPS / (_PRIOR_STEPS + self._steps)) ** 2
+        gram = self._measured.gram + trust * self._assumed.gram
+        self._weights = nonnegative_fit(gram, self._measured.moment + trust * self._assumed.moment)
+        for cell in self._cells.values():
+            cell.known = None
+
+
+class _Moments:
+    """Sums over measurements from which they can be fitted, weighted so that relative errors count."""
+
+    def __init__(self) -> None:
+        self.gram, self.moment = np.zeros((NUM_TERMS, NUM_TERMS)), np.zeros(NUM_TERMS)
+
+    def add(self, row: Array, seconds: float) -> None:
+        scaled = row / seconds
+        self.gram += np.outer(scaled, scaled)
+        self.moment += scaled
+
+    def fade(self, share: float) -> None:
+        self.gram *= share
+        self.moment *= share
+
+
+_NOTHING = 0, 0.0
+"""The correction of a cell without measurements."""
+
+
+def _terms_of(requests: float, tokens: float | Sequence[float], context: float, lengths: Sequence[int]) -> Array:
+    length = np.asarray(lengths, np.float64)
+    ones = np.ones_like(length)
+    return terms(requests * ones, ones * np.asarray(tokens), context * ones, length)
+
+
+def _cell(requests: int, draft_length: int) -> tuple[int, int]:
+    """Return the cell of a step: its draft length, and its batch size in quarters of an octave."""
+    return draft_length, round(4 * log(requests, 2))

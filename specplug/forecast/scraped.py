@@ -1,0 +1,156 @@
+"""Acceptance from a live server's /metrics: specplug's own counters, else vLLM's, else SGLang's gauges.
+
+Metric names are those of vLLM 0.32 (`vllm/v1/spec_decode/metrics.py`), of SGLang 0.5.22
+(`sglang/srt/observability/metrics_collector.py`) and of docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from specplug.errors import EngineError
+from specplug.forecast.acceptance import Acceptance, acceptance_for, by_position
+
+Samples = dict[tuple[str, str], list[float]]
+"""Values by metric and position, the latter "" where there is none, of all engines, models and sources."""
+
+_SPECPLUG, _VLLM, _SGLANG = "specplug_target_steps_total", "vllm:spec_decode_num_drafts_total", "sglang:spec_num_steps"
+_REMEDY = "Start the server with speculation, and SGLang with --enable-metrics as well"
+
+
+def read_metrics(url: str, interval: float | None = None) -> Acceptance:
+    """Scrape a server once for its totals, or twice for the counts of an interval in seconds.
+
+    Raises:
+        EngineError: the server does not answer with metrics, none is of speculation, or nothing was drafted.
+    """
+    url = url.rstrip("/") if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
+    before: Samples = {}
+    if interval is not None:
+        before = parse(_fetch(url), url)
+        time.sleep(interval)
+    return acceptance_of(parse(_fetch(url), url), before, url)
+
+
+def parse(text: str, url: str) -> Samples:
+    """Return the samples of speculation, and of the tokens that servers generated.
+
+    Raises:
+        EngineError: the text is not in Prometheus's format.
+    """
+    samples: Samples = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                key = sample.name, sample.labels.get("position", "")
+                samples.setdefault(key, []).append(sample.value)
+    except ValueError as error:
+        raise EngineError.build("no metrics in Prometheus's text format", who=url, found=str(error)[:200]) from error
+    return samples
+
+
+def acceptance_of(samples: Samples, before: Samples, url: str) -> Acceptance:
+    """Return the acceptance of the counts since the samples `before`, which may be empty.
+
+    Raises:
+        EngineError: as `read_metrics`.
+    """
+
+    def counted(name: str, position: str = "") -> float:
+        key = name, position
+        return sum(samples.get(key, ())) - sum(before.get(key, ()))
+
+    names = {name for name, _ in samples}
+    if _SPECPLUG in names:
+        return _specplug(counted, _positions(samples, "specplug_position_verified_tokens_total"), url)
+    if _VLLM in names:
+        return _vllm(counted, _positions(samples, "vllm:spec_decode_num_accepted_tokens_per_pos_total"), url)
+    if any(samples.get((_SGLANG, ""), ())):
+        return _sglang(samples, url)
+    looked_for = f"{_SPECPLUG}, {_VLLM} or {_SGLANG} above 0"
+    raise EngineError.build("no metrics of speculation", who=url, expected=looked_for, remedy=_REMEDY)
+
+
+def _specplug(counted: Callable[..., float], positions: Sequence[str], url: str) -> Acceptance:
+    """Divide specplug's counts by position by all steps of requests, those without a draft included."""
+    steps = counted(_SPECPLUG)
+    verified = [counted("specplug_position_verified_tokens_total", position) for position in positions]
+    accepted = [counted("specplug_position_accepted_tokens_total", position) for position in positions]
+    source = f"specplug's metrics at {url}, {steps:.0f} steps of requests"
+    return _shares(accepted, [count for count in verified if count], steps, source, url)
+
+
+def _vllm(counted: Callable[..., float], positions: Sequence[str], url: str) -> Acceptance:
+    """Divide vLLM's accepted tokens by position by all steps of requests, which emit one token and what they accepted.
+
+    vLLM counts no lengths by position, so every draft counts as one of the longest, which costs most.
+    """
+    drafts = counted(_VLLM)
+    steps = counted("vllm:generation_tokens_total") - counted("vllm:spec_decode_num_accepted_tokens_total")
+    steps = max(steps, drafts)  # tokens of running steps may not be counted yet
+    accepted = [counted("vllm:spec_decode_num_accepted_tokens_per_pos_total", position) for position in positions]
+    mean = counted("vllm:spec_decode_num_draft_tokens_total") / drafts if drafts else 0.0
+    source = f"vLLM's metrics at {url}, {drafts:.0f} drafts of {mean:.2f} tokens in {steps:.0f} steps of requests"
+    return _shares(accepted, [drafts] * len(positions), steps, source, url)
+
+
+def _sglang(samples: Samples, url: str) -> Acceptance:
+    """Fit alpha to SGLang's mean acceptance length, which its gauges give for the last interval of its log."""
+
+    def mean(name: str) -> float:
+        values = [value for value in samples.get((name, ""), ()) if value > 0]
+        return sum(values) / len(values) if values else 0.0
+
+    tau, gamma, num_draft_tokens = (
+        mean("sglang:spec_accept_length"),
+        mean(_SGLANG),
+        mean("sglang:spec_num_draft_tokens"),
+    )
+    if num_draft_tokens != gamma + 1:
+        found = f"{num_draft_tokens:g} draft tokens, the root included, in {gamma:g} steps"
+        raise EngineError.build(
+            "a plan is for chains", who=url, found=found, expected="chains, one more token than steps"
+        )
+    alpha = acceptance_for(tau, round(gamma))
+    if tau < 1 or alpha is None:
+        raise _nothing_drafted(f"a mean acceptance length of {tau:g}", url)
+    source = f"SGLang's metrics at {url}: alpha = {alpha:.4g}, fitted to a mean acceptance length of {tau:.4g}"
+    return by_position([alpha] * round(gamma), source)
+
+
+def _shares(accepted: Sequence[float], verified: Sequence[float], steps: float, source: str, url: str) -> Acceptance:
+    """Divide counts by position by the steps."""
+    if steps <= 0 or not sum(verified):
+        raise _nothing_drafted(f"{steps:g} steps without a draft", url)
+    shares = [min(1.0, count / steps) for count in verified]
+    survival = [min(kept / steps, share) for kept, share in zip(accepted, shares, strict=False)]
+    return Acceptance(tuple(survival), tuple(shares), source)
+
+
+def _positions(samples: Samples, name: str) -> list[str]:
+    """Return the positions of a metric in ascending order."""
+    return sorted((position for metric, position in samples if metric == name), key=int)
+
+
+def _nothing_drafted(found: str, url: str) -> Exception:
+    remedy = "Send requests, or leave out --interval for the totals"
+    return EngineError.build("nothing was drafted", who=url, found=found, remedy=remedy)
+
+
+def _fetch(url: str) -> str:
+    try:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(url, timeout=10) as answer:
+            text: bytes = answer.read()
+    except (OSError, ValueError) as error:  # ValueError: no URL
+        raise EngineError.build(
+            "the server does not answer",
+            who=url,
+            found=error,
+            expected="a server's address, such as http://127.0.0.1:8000",
+        ) from error
+    return text.decode(errors="replace")

@@ -1,0 +1,82 @@
+"""Cost of a target step, by a roofline of the model on its GPUs or by the number of tokens at which they saturate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from specplug.forecast.model_shape import ModelShape
+
+
+class Gpu(NamedTuple):
+    """Peak rates of one GPU: memory bandwidth in bytes/s, dense bfloat16 arithmetic in operations/s."""
+
+    bandwidth: float
+    flops: float
+
+
+GPUS = {
+    "a100": Gpu(2.039e12, 312e12),  # A100 80GB SXM
+    "b200": Gpu(7.7e12, 2250e12),  # HGX B200; 4,500 with sparsity
+    "h100": Gpu(3.35e12, 989e12),  # H100 SXM; 1,979 with sparsity
+    "h200": Gpu(4.8e12, 989e12),  # H200 SXM; 1,979 with sparsity
+    "l4": Gpu(0.3e12, 121e12),
+    "l40s": Gpu(0.864e12, 362e12),
+    "mi300x": Gpu(5.3e12, 1307e12),
+}
+"""Figures of the vendors' data sheets, without structured sparsity, for which these state twice the arithmetic."""
+
+
+class StepCost(Protocol):
+    """Cost of a target step, in a unit of its own."""
+
+    def step(self, batch: int, tokens: float) -> float:
+        """Return the cost of a step of `batch` requests, each with `tokens` tokens: its draft tokens and one more."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaturationCost:
+    """A step costs 1 up to `saturation` tokens, and grows in proportion beyond: the model of the policy `batch`."""
+
+    saturation: float
+
+    def step(self, batch: int, tokens: float) -> float:
+        """Return the cost in steps of a small batch."""
+        return max(1.0, batch * tokens / self.saturation)
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineCost:
+    """A step takes as long as reading weights and KV cache, or as its arithmetic, whichever is longer.
+
+    It leaves out launches, sampling and communication between GPUs, and assumes peak rates.
+
+    Attributes:
+        shape: the model.
+        gpu: one GPU.
+        context: tokens of context per request, the same for all.
+        weight_bits, kv_bits: bits per weight and per element of the KV cache.
+        tensor_parallel: GPUs that share the weights, and the KV cache as far as its heads go.
+    """
+
+    shape: ModelShape
+    gpu: Gpu
+    context: int
+    weight_bits: float
+    kv_bits: float
+    tensor_parallel: int = 1
+
+    def step(self, batch: int, tokens: float) -> float:
+        """Return the time in seconds."""
+        return max(self.bytes_read(batch, tokens) / self.gpu.bandwidth, self.flops(batch, tokens) / self.gpu.flops)
+
+    def bytes_read(self, batch: int, tokens: float) -> float:
+        """Return the bytes that each GPU reads: the weights once, and the KV cache of every request once."""
+        weights = self.shape.parameters_read(batch * tokens) * self.weight_bits / 8 / self.tensor_parallel
+        cache = batch * self.context * self.shape.kv_elements * self.kv_bits / 8
+        return weights + cache / min(self.tensor_parallel, self.shape.kv_heads)
+
+    def flops(self, batch: int, tokens: float) -> float:
+        """Return the floating-point operations of each GPU."""
+        per_token = 2 * self.shape.active_parameters + self.context * self.shape.attention_flops
+        return batch * tokens * per_token / self.tensor_parallel

@@ -1,0 +1,119 @@
+"""Learnt step costs: recovered from noisy measurements with pauses, monotone, and quick to follow a change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.cost import StepCosts
+from specplug.cost.shape import NUM_TERMS, nonnegative_fit, terms
+from specplug.types.plan import StepCost
+
+LENGTHS = (0, 1, 3, 7, 15)
+
+
+def flat(tokens):
+    return max(1.0, tokens / 256)
+
+
+def measured(requests, length, seconds, context=0):
+    return StepCost(requests, requests * (length + 1), context, length, seconds)
+
+
+def smooth(requests, context, length, slow=1.0):
+    """A GPU's step: memory first, arithmetic later, a price for drafting; in seconds."""
+    tokens = requests * (length + 1)
+    return slow * 1e-3 * (6 + 0.4 * (length > 0) + 2.2 * (tokens / 600) ** 1.6 + 1.2e-5 * context)
+
+
+def steep(requests, context, length, slow=1.0):
+    """A CPU's step: arithmetic from the first token."""
+    return slow * 1e-3 * (1 + 0.3 * requests * (length + 1) + 1e-5 * context)
+
+
+def staged(requests, context, length, slow=1.0):
+    """A mixture of experts: more of them are read for more tokens; some lengths have no CUDA graph."""
+    tokens = requests * (length + 1)
+    return slow * 1e-3 * (4 + 9 * (1 - (15 / 16) ** tokens) + 0.01 * tokens + (2 if length == 3 else 0))
+
+
+def learn(costs, surface, steps, rng, batches=(1, 4, 8, 32, 128), slow=1.0):
+    for step in range(steps):
+        requests = batches[step // 40 % len(batches)]
+        length = int(rng.choice(LENGTHS))
+        context = int(requests * rng.integers(500, 4000))
+        seconds = surface(requests, context, length, slow) * np.exp(rng.normal(0, 0.03))
+        costs.observe(measured(requests, length, seconds * (15 if rng.random() < 0.01 else 1), context))
+
+
+@pytest.mark.parametrize("surface", [smooth, steep, staged])
+def test_ratios_between_draft_lengths_are_recovered_despite_noise_and_pauses(surface):
+    costs, rng = StepCosts(flat), np.random.default_rng(1)
+    learn(costs, surface, 3000, rng)
+    for requests in (1, 4, 8, 32, 128):
+        found = costs.seconds(requests, 2000 * requests, LENGTHS)
+        true = np.array([surface(requests, 2000 * requests, length) for length in LENGTHS])
+        assert np.abs(found / found[0] / (true / true[0]) - 1).max() < 0.06
+    assert costs.error is not None
+    assert costs.error < 0.08
+
+
+@pytest.mark.parametrize("surface", [smooth, steep])
+def test_batch_sizes_between_measured_ones_are_predicted(surface):
+    costs, rng = StepCosts(flat), np.random.default_rng(2)
+    learn(costs, surface, 3000, rng)
+    for requests in (2, 16, 64):
+        found = costs.seconds(requests, 2000 * requests, LENGTHS)
+        true = np.array([surface(requests, 2000 * requests, length) for length in LENGTHS])
+        assert np.abs(found / true - 1).max() < 0.25
+
+
+def test_a_server_that_becomes_slower_is_followed():
+    costs, rng = StepCosts(flat), np.random.default_rng(3)
+    learn(costs, smooth, 1000, rng)
+    learn(costs, smooth, 2000, rng, slow=1.5)
+    found = costs.seconds(8, 16000, LENGTHS)
+    true = np.array([smooth(8, 16000, length, 1.5) for length in LENGTHS])
+    assert np.abs(found / true - 1).max() < 0.1
+
+
+def test_prompts_are_not_learnt_from():
+    costs = StepCosts(flat)
+    costs.observe(StepCost(4, 600, 0, 3, 0.5))
+    costs.observe(StepCost(0, 0, 0, 0, 0.5))
+    assert not costs.is_measured
+
+
+def test_before_anything_is_measured_the_prior_holds():
+    assert StepCosts(flat).seconds(64, 0, LENGTHS).tolist() == [flat(64 * (length + 1)) for length in LENGTHS]
+
+
+def test_measurements_of_like_batch_sizes_count_less():
+    costs = StepCosts(flat)
+    for _ in range(3):
+        costs.observe(measured(32, 7, 0.01))
+    own, near, far, other = (costs.measured(*where) for where in ((32, 7), (40, 7), (128, 7), (32, 3)))
+    assert own > near > far == other == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(steps=st.lists(st.tuples(st.integers(1, 256), st.sampled_from(LENGTHS), st.floats(1e-4, 1.0)), max_size=20))
+def test_the_fit_never_makes_more_work_cheaper(steps):
+    costs = StepCosts(flat)
+    for requests, length, seconds in steps:
+        costs.observe(measured(requests, length, seconds))
+    unseen = costs.seconds(999, 0.0, LENGTHS)  # a batch size that has no correction
+    assert (np.diff(unseen) >= -1e-12).all()
+    assert np.isfinite(unseen).all()
+
+
+def test_terms_that_no_step_had_stay_0():
+    gram, moment = np.diag([2.0, 0.0, 1.0]), np.array([4.0, 0.0, -1.0])
+    assert nonnegative_fit(gram, moment).tolist() == pytest.approx([2.0, 0.0, 0.0], rel=1e-5)
+
+
+def test_terms_have_a_row_per_step():
+    ones = np.ones(3)
+    assert terms(ones, ones, ones, ones).shape == (3, NUM_TERMS)

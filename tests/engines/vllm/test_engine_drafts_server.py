@@ -1,0 +1,118 @@
+"""A server with vLLM's own draft model and the default policy: status, control, metrics and fields of requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specplug.errors import EngineError, SettingsError
+from specplug_vllm.config import refuse_unsupported, resolved
+from tests.engines.launch import TINY
+from tests.engines.server import Server
+from tests.engines.suites.operations import ACCEPTED, ON, ask, complete, scraped, value
+
+DRAFT_MODEL = {"method": "draft_model", "model": str(TINY), "num_speculative_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def server(serve: Callable[..., Server]) -> Server:
+    """A server on V1 whose launch names nothing of specplug but a policy."""
+    return serve("v1", {"policy": "batch"}, speculative_config=DRAFT_MODEL, name="own", in_process=True)
+
+
+def counts(server: Server) -> dict[str, Any]:
+    (engine,) = ask(server, "/specplug/status").json["engines"]
+    return engine["scheduler"]["metrics"]["by_source"]["draft_model"]
+
+
+def test_status_names_the_drafter_and_counts_its_drafts(server):
+    complete(server)
+    (engine,) = ask(server, "/specplug/status").json["engines"]
+    scheduler = engine["scheduler"]
+    assert (scheduler["engine_drafter"], engine["workers"], engine["max_draft_length"]) == ("draft_model", [], 4)
+    assert engine["settings"]["proposer"] == {"value": "engine", "origin": "--speculative-config"}
+    assert engine["settings"]["policy"]["value"] == "batch"
+    drafted = scheduler["metrics"]["by_source"]["draft_model"]
+    assert drafted["accepted"] == drafted["verified"] > 0
+    assert re.search(
+        r"specplug [\d.]+\S*: engine, policy batch, up to 4 draft tokens, vLLM's draft_model, V1", server.log()
+    )
+
+
+def test_a_scrape_agrees_with_vllms_counts(server):
+    complete(server)
+    mine = value(scraped(server), ACCEPTED, engine="0", source="draft_model")
+    theirs = re.search(r"vllm:spec_decode_num_accepted_tokens_total\{.*\} (\S+)", ask(server, "/metrics").body)
+    assert theirs is not None
+    assert mine == float(theirs[1]) > 0
+
+
+def test_the_operator_switches_drafts_off_and_on_without_loss(server):
+    plain = complete(server)["choices"][0]["text"]
+    assert ask(server, "/specplug/mode", {"mode": "off"}).code == 200
+    before = counts(server)
+    assert complete(server)["choices"][0]["text"] == plain
+    assert counts(server)["verified"] == before["verified"]
+    assert ask(server, "/specplug/mode", {**ON, "num_speculative_tokens": 2}).code == 200
+    assert complete(server)["choices"][0]["text"] == plain
+    after = counts(server)
+    assert after["verified_at"][2:] == before["verified_at"][2:]
+    assert after["verified"] - before["verified"] == after["accepted"] - before["accepted"] > 0
+    assert ask(server, "/specplug/mode", ON).code == 200
+
+
+def test_a_request_sets_its_own_limit(server):
+    plain, before = complete(server)["choices"][0]["text"], counts(server)
+    off = complete(server, vllm_xargs={"specplug_enabled": False})
+    assert off["choices"][0]["text"] == plain
+    assert counts(server)["verified"] == before["verified"]
+    short = complete(server, vllm_xargs={"specplug_num_speculative_tokens": 1})
+    assert short["choices"][0]["text"] == plain
+    assert counts(server)["verified_at"][1:] == before["verified_at"][1:]
+    assert counts(server)["verified"] > before["verified"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"specplug_references": "some text"}, "reads no texts of requests"),
+        ({"specplug_proposer": "ngram"}, "this server has not loaded the proposer"),
+    ],
+)
+def test_fields_for_specplugs_proposers_are_refused(server, fields, message):
+    answer = ask(server, "/v1/completions", {"model": "tiny", "prompt": "x", "vllm_xargs": fields})
+    assert answer.code in (400, 404)
+    assert message in answer.body
+
+
+def config(method: str = "eagle", section: Any = None, **spec: Any) -> Any:
+    """Return what `specplug_vllm.config` reads of a `VllmConfig`."""
+    spec = {"method": method, "model": "somewhere", "num_speculative_tokens": 4, **spec}
+    parallel = SimpleNamespace(pipeline_parallel_size=1)
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(**{"enable_adaptive_verification": False, **spec}),
+        additional_config={} if section is None else {"specplug": section},
+        parallel_config=parallel,
+        use_v2_model_runner=True,
+    )
+
+
+def test_without_a_section_of_settings_vllms_drafter_is_left_alone():
+    assert resolved(config()) is None
+    found = resolved(config(section={}))
+    assert found is not None
+    assert found.settings.drafts_in_engine
+
+
+def test_one_of_specplugs_proposers_beside_vllms_drafter_is_refused():
+    with pytest.raises(SettingsError, match=r"proposer 'ngram', and method 'eagle' in --speculative-config"):
+        resolved(config(section={"proposer": "ngram"}))
+
+
+def test_two_choices_of_what_to_verify_are_refused():
+    with pytest.raises(EngineError, match="both choose how much to verify"):
+        refuse_unsupported(config("dspark", {}, enable_adaptive_verification=True))

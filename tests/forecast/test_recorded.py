@@ -1,0 +1,84 @@
+"""Acceptance from the JSON of replays, real and wrong ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from specplug.cli.app import app
+from specplug.errors import SettingsError
+from specplug.forecast.recorded import from_histogram, read_replay
+
+
+def run(label: str = "ngram (fixed)", mode: str = "serving", batches=(1,), rows=((2, 1, 2, 10),), **changed):
+    workloads = {"a": {"histogram": [list(row) for row in rows]}}
+    return {
+        "label": label, "mode": mode, "gamma": 2, "batches": list(batches), "in_flight": 1, "trees": False,
+        "workloads": workloads, **changed,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(*runs):
+        path = tmp_path / "replay.json"
+        path.write_text(json.dumps({"runs": runs}))
+        return path
+
+    return write
+
+
+def test_a_histogram_gives_the_share_of_steps_that_reach_each_position():
+    # 4 steps without a draft, 3 drafts of 2 tokens (none, one and both accepted), 1 of 1 token at the end of an output
+    found = from_histogram([(0, 0, 1, 4), (2, 0, 1, 1), (2, 1, 2, 1), (2, 2, 3, 1), (1, 1, 1, 1)], "test")
+    assert found.verified == (4 / 8, 3 / 8)
+    assert found.survival == (2 / 8, 1 / 8)
+    assert found.tau(2) == 1 + 3 / 8
+    assert found.tokens(2) == 1 + 7 / 8
+
+
+def test_a_real_replay_gives_its_own_tau(tmp_path):
+    path = tmp_path / "replay.json"
+    arguments = ("--workloads", "structured,code_edit", "--limit", "1", "--tokenizer", "tiny", "--gamma", "6")
+    result = CliRunner().invoke(app, ["replay", *arguments, "--batch", "1,64", "--json"])
+    assert result.exit_code == 0, result.output
+    path.write_text(result.stdout)
+    found, first = read_replay(path), json.loads(result.stdout)["runs"][0]
+    assert first["batches"] == [1]
+    assert found.tau(6) == pytest.approx(first["pooled"]["tau"])
+    assert found.tokens(6) == pytest.approx(1 + first["pooled"]["drafts_per_step"])
+    assert "ngram (batch), serving, gamma 6, at batch size 1" in found.source
+
+
+def test_the_smallest_batch_counts_and_requests_in_flight_do_not(write):
+    small, large = run(batches=(1, 8), rows=((2, 2, 3, 5),)), run(batches=(64,))
+    found = read_replay(write(large, small, run(batches=(1,), in_flight=4)))
+    assert found.tau(2) == 3
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ((run(), run("other (fixed)")), r"found ngram \(fixed\), serving; other \(fixed\), serving"),
+        ((run(), run(mode="cold")), "one proposer in one mode"),
+        ((), "found no run"),
+        ((run(trees=True),), "a plan is for chains; found trees"),
+        ((run(rows=((0, 0, 1, 7),)),), "nothing was drafted"),
+        (({"in_flight": 1},), "no JSON of a replay; found KeyError"),
+    ],
+)
+def test_a_replay_of_something_else_is_refused(write, runs, message):
+    with pytest.raises(SettingsError, match=message):
+        read_replay(write(*runs))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"runs": 5}', '{"a": 1}'])
+def test_a_file_that_is_no_replay_is_refused(tmp_path, text):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=r"no JSON of a replay.*specplug replay --json"):
+        read_replay(path)
+    with pytest.raises(SettingsError, match="no JSON of a replay; found FileNotFoundError"):
+        read_replay(tmp_path / "none.json")

@@ -1,0 +1,170 @@
+"""The policy `batch` where rows are padded: it finds the best draft length on costs and drafts that it is not told."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from specplug.interfaces import PluginContext
+from specplug.types.caps import DraftLengthChange, EngineCaps, Feedback, PlanSite, Ragged
+from specplug.types.plan import HostStats, StepCost, StepReport
+from specplug_batch.acceptance import AcceptanceCurve
+from specplug_batch.options import BatchOptions
+from specplug_batch.padded import PaddedPlanner
+from specplug_batch.policy import BatchPlanner, build
+
+LENGTHS = (0, 1, 3, 7, 15)
+CAPS = EngineCaps(
+    15,
+    captured_draft_lengths=LENGTHS,
+    ragged=Ragged.PADDED,
+    draft_length_change=DraftLengthChange.CAPTURED,
+    plan_site=PlanSite.SCHEDULER,
+    feedback=Feedback.SCHEDULER,
+    decision_lag=1,
+)
+TRAFFIC = {
+    "easy": np.linspace(0.9, 0.97, 15),
+    "mixed": np.concatenate(([0.45], np.linspace(0.8, 0.93, 14))),
+    "hard": np.full(15, 0.25),
+    "hopeless": np.full(15, 0.004),
+}
+SURFACES = {
+    "dense": lambda requests, tokens, length: 5 + 0.15 * (length > 0) + 2.5 * (tokens / 700) ** 1.5,
+    "experts": lambda requests, tokens, length: 4 + 9 * (1 - (15 / 16) ** tokens) + 0.01 * tokens,
+    "draft model": lambda requests, tokens, length: 6.5 + 0.9 * length + 0.01 * max(tokens - 250, 0),
+}
+
+
+class Server:
+    """An engine with padded rows whose plans come one step late; `fixed` plans the same length at every step."""
+
+    def __init__(self, surface, fixed=None, seed=1):
+        self._surface, self._fixed, self._rng = SURFACES[surface], fixed, np.random.default_rng(seed)
+        self._planner = PaddedPlanner(PluginContext(CAPS, options=BatchOptions()))
+        self._step = self._length = 0
+        self._last = None
+
+    def serve(self, traffic, requests, tokens):
+        """Emit so many tokens; return the tokens per second, and the verified-and-rejected tokens per emitted one."""
+        seconds = emitted = wasted = 0
+        while emitted < tokens:
+            length = self._length
+            spent = self._surface(requests, requests * (length + 1), length) * 1e-3
+            kept = (self._rng.random((requests, 15)) < TRAFFIC[traffic]).cumprod(1)[:, :length].sum(1)
+            seconds, emitted = seconds + spent, emitted + requests + int(kept.sum())
+            wasted += requests * length - int(kept.sum())
+            self._plan(requests, length, kept, spent)
+        return emitted / seconds, wasted / emitted
+
+    def _plan(self, requests, length, kept, spent):
+        noisy = spent * np.exp(self._rng.normal(0, 0.03)) * (10 if self._rng.random() < 0.003 else 1)
+        if self._fixed is not None:
+            self._length = self._fixed
+            return
+        self._last = StepCost(requests, requests * (length + 1), 1500 * requests, length, noisy)
+        fates = [(length, int(count)) for count in kept] if length else []
+        self._planner.observe(StepReport.build(self._step, length, requests, fates, self._last))
+        self._length = self._planner.plan(HostStats(self._step, range(requests), last_step=self._last)).draft_length
+        self._step += 1
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+@pytest.mark.parametrize("traffic", TRAFFIC)
+@pytest.mark.parametrize("requests", [8, 64])
+def test_it_comes_close_to_the_best_fixed_length_untold(surface, traffic, requests):
+    tokens = 3000 * requests
+    best = max(Server(surface, length).serve(traffic, requests, tokens)[0] for length in LENGTHS)
+    server = Server(surface)
+    server.serve(traffic, requests, 500 * requests)  # learning costs a little
+    assert server.serve(traffic, requests, tokens)[0] > 0.975 * best
+
+
+def test_hopeless_drafts_are_hardly_verified():
+    server = Server("dense")
+    server.serve("hopeless", 8, 200 * 8)
+    rate, wasted = server.serve("hopeless", 8, 3000 * 8)
+    assert wasted <= 0.005
+    assert rate > 0.99 * Server("dense", 0).serve("hopeless", 8, 3000 * 8)[0]
+
+
+def test_it_follows_the_load_and_comes_back():
+    server = Server("draft model")
+    rates = [server.serve("mixed", requests, 1500 * requests)[0] for requests in (8, 64, 8)]
+    for requests, rate in zip((8, 64, 8), rates, strict=True):
+        best = max(Server("draft model", length).serve("mixed", requests, 1500 * requests)[0] for length in LENGTHS)
+        assert rate > 0.93 * best
+
+
+def test_drafts_that_become_good_are_drafted_again():
+    server = Server("dense")
+    server.serve("hopeless", 8, 1000 * 8)
+    server.serve("easy", 8, 3000 * 8)
+    assert server.serve("easy", 8, 1000 * 8)[0] > 0.97 * Server("dense", 15).serve("easy", 8, 1000 * 8)[0]
+
+
+def test_a_limit_on_drafts_holds():
+    planner = PaddedPlanner(PluginContext(CAPS, options=BatchOptions(gamma_small=3, gamma_large=1)))
+    for step in range(300):
+        few, many = planner.plan(HostStats(2 * step, range(4))), planner.plan(HostStats(2 * step + 1, range(9)))
+        assert few.draft_length <= 3
+        assert many.draft_length <= 1
+    assert (planner.longest_draft(4), planner.longest_draft(9)) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "learns"),
+    [
+        ({}, {}, True),
+        ({"ragged": Ragged.NATIVE}, {}, False),
+        ({"plan_site": PlanSite.INLINE}, {}, False),
+        ({"feedback": Feedback.NONE}, {}, False),
+        ({"draft_length_change": DraftLengthChange.FIXED}, {}, False),
+        ({}, {"batch_size": 8}, False),
+    ],
+    ids=str,
+)
+def test_it_learns_where_a_server_chooses_one_length_for_all_rows(change, options, learns):
+    fields = {name: getattr(CAPS, name) for name in CAPS.__slots__}
+    planner = build(PluginContext(EngineCaps(**{**fields, **change}), options=BatchOptions(**options)))
+    assert type(planner) is (PaddedPlanner if learns else BatchPlanner)
+
+
+class TestAcceptance:
+    def test_rates_are_those_of_tested_tokens(self):
+        curve, rng = AcceptanceCurve(4), np.random.default_rng(0)
+        rates = np.array([0.9, 0.5, 0.8, 0.2])
+        for step in range(2000):
+            kept = (rng.random((8, 4)) < rates).cumprod(1).sum(1)
+            curve.observe(StepReport.build(step, 4, 8, [(4, int(count)) for count in kept]))
+        assert np.abs(curve.rates() - rates).max() < 0.1
+        assert curve.expected_tokens()[0] == 1.0
+
+    def test_a_position_that_was_never_tested_is_taken_for_the_one_before_it(self):
+        curve = AcceptanceCurve(3)
+        for step in range(200):
+            curve.observe(StepReport.build(step, 1, 8, [(1, 1)] * 8))
+        assert (curve.rates() > 0.97).all()
+
+    def test_optimism_shrinks_with_what_was_tested(self):
+        curve = AcceptanceCurve(3)
+        for step in range(200):
+            curve.observe(StepReport.build(step, 1, 8, [(1, step % 2)] * 8))
+        hoped = curve.rates(1.5) - curve.rates()
+        assert hoped[0] < hoped[1]
+        assert all(a <= b for a, b in pairwise(hoped))
+
+
+def test_it_states_what_it_plans_and_why():
+    server = Server("dense")
+    assert server._planner.status() == {"why": "nothing was planned yet"}
+    server.serve("easy", 8, 4000 * 8)
+    found = server._planner.status()
+    assert (found["draft_length"], found["requests"], found["costs"]) == (15, 8, "measured")
+    assert found["why"].startswith("at 8 requests 15 draft tokens are predicted to emit")
+    assert found["predicted_speedup"]["15"] > 5
+    assert found["cost_error"] < 0.1
+    server.serve("hopeless", 8, 4000 * 8)
+    assert server._planner.status()["why"].startswith("off: at 8 requests")
