@@ -17,6 +17,7 @@ from specplug.cli.list import list_plugins
 from specplug.cli.output import print_error
 from specplug.cli.plan import plan
 from specplug.cli.replay import replay
+from specplug.cli.simulate import simulate
 from specplug.errors import SpecplugError
 
 
@@ -69,6 +70,7 @@ app.command("doctor")(doctor)
 app.command("generate")(generate)
 app.command("demo")(demo)
 app.command("replay")(replay)
+app.command("simulate")(simulate)
 app.command("bench")(bench)
 app.command("plan")(plan)
 app.add_typer(corpus, name="corpus")

@@ -1,13 +1,16 @@
-"""Shared parts of `generate` and `demo`: options for engine, model and settings, and the start of an engine."""
+"""Shared parts of several commands: options for engine, model and settings, and the start of an engine."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from specplug.demo import MODEL_NAMES, model_path
+from specplug.errors import SettingsError
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import EngineSpec
 
@@ -35,6 +38,26 @@ def find_model(name: str) -> str:
 def flags(**given: Any) -> dict[str, Any]:
     """Return the settings that were given on the command line."""
     return {key: value for key, value in given.items() if value is not None}
+
+
+def nested_options(given: Iterable[str]) -> dict[str, Any]:
+    """Return `plugin.key=value` as nested settings; values are JSON, or else text."""
+    nested: dict[str, Any] = {}
+    for text in given:
+        path, separator, value = text.partition("=")
+        *sections, key = path.split(".")
+        if not (separator and sections and all(sections) and key):
+            raise SettingsError.build(
+                "malformed option", who="--option", found=repr(text), expected="PLUGIN.KEY=VALUE, such as ngram.min_n=3"
+            )
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        try:
+            place[key] = json.loads(value)
+        except ValueError:
+            place[key] = value
+    return nested
 
 
 def start_engine(

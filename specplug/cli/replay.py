@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from specplug.cli.launch import Policy, flags
+from specplug.cli.launch import Policy, flags, nested_options
 from specplug.cli.numbers import ascending
 from specplug.cli.output import AsJson, console, print_json, print_table
 from specplug.cli.replay_inputs import progress, read
@@ -123,7 +122,7 @@ def replay(
     contenders = [
         *_proposers(
             proposers or ([] if peers else [None]),
-            flags(policy=policy, options=_options(options or []), num_speculative_tokens=gamma),
+            flags(policy=policy, options=nested_options(options or []), num_speculative_tokens=gamma),
             {"lag": lag, "references": references, "corpus": corpus, "trees": trees},
         ),
         *(_peer(path) for path in dict.fromkeys(peers or ())),
@@ -200,26 +199,6 @@ def _peer(path: str) -> Any:
 
     load_factory(path)
     return Contender(path, peer=path)
-
-
-def _options(given: Iterable[str]) -> dict[str, Any]:
-    """Return `plugin.key=value` as nested settings; values are JSON, or else text."""
-    nested: dict[str, Any] = {}
-    for text in given:
-        path, separator, value = text.partition("=")
-        *sections, key = path.split(".")
-        if not (separator and sections and all(sections) and key):
-            raise SettingsError.build(
-                "malformed option", who="--option", found=repr(text), expected="PLUGIN.KEY=VALUE, such as ngram.min_n=3"
-            )
-        place = nested
-        for section in sections:
-            place = place.setdefault(section, {})
-        try:
-            place[key] = json.loads(value)
-        except ValueError:
-            place[key] = value
-    return nested
 
 
 def _plot(report: Any, path: Path | None) -> list[Path]:

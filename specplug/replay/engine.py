@@ -170,21 +170,21 @@ class ReplayEngine:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def propose(self, most: int | None = None) -> list[Offer]:
-        """Plan, propose and trim for all running requests; return their drafts in the order in which they started.
+        """Return the drafts of all running requests in the order in which they started.
 
         `most` limits the draft tokens per request further than the plan does.
         """
         began = perf_counter()
-        plan = self._plan()
-        batch = self._slots.view().batch(self._slots.pop_resets(self._slots.taken))
-        draft = self._stage.propose(batch, plan.draft_length, self._caps(plan, most))
-        if self._trimmer is None:
-            draft = self._stage.trim(batch, draft, plan)
-        else:
-            draft = self._trimmer.trim_repeated(self._stage, batch, draft, plan)
-        offers = _offers(draft)
+        offers = _offers(self._draft(most))
         self.seconds += perf_counter() - began
         return offers
+
+    def draft(self) -> Draft:
+        """Return the drafts of all running requests, on the CPU, in the order in which they started."""
+        began = perf_counter()
+        draft = self._draft(None)
+        self.seconds += perf_counter() - began
+        return draft
 
     def observe(self, offers: Sequence[Offer], accepted: Sequence[int], emitted: Sequence[Sequence[int]]) -> None:
         """Append the target's tokens and report the outcome of `offers`, one per row of the last `propose`.
@@ -207,6 +207,15 @@ class ReplayEngine:
             self._plans.observe(self._report(verified, accepted))
         self._steps += 1
         self.seconds += perf_counter() - began
+
+    def _draft(self, most: int | None) -> Draft:
+        """Plan, propose and trim; `most` limits the draft tokens per request further than the plan does."""
+        plan = self._plan()
+        batch = self._slots.view().batch(self._slots.pop_resets(self._slots.taken))
+        draft = self._stage.propose(batch, plan.draft_length, self._caps(plan, most))
+        if self._trimmer is None:
+            return self._stage.trim(batch, draft, plan)
+        return self._trimmer.trim_repeated(self._stage, batch, draft, plan)
 
     def _plan(self) -> StepPlan:
         figures = tuple([occupant.stats() for occupant in self._slots.taken]) * self._repeats

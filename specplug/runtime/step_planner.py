@@ -11,7 +11,7 @@ from specplug.assembly import build_plan_stage
 from specplug.interfaces import PluginContext
 from specplug.operator.control import Control
 from specplug.pipeline.plan import PlanStage
-from specplug.plugins.registry import default_registry
+from specplug.plugins.registry import Registry, default_registry
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import Ragged
 from specplug.types.plan import NO_SPECULATION, HostStats, RequestStats, StepCost, StepPlan, StepReport
@@ -88,6 +88,7 @@ class StepPlanner(Generic[R]):
         identify: returns a request's id.
         measure: returns a request's number of tokens.
         bounds: returns a request's bounds; called once per request.
+        registry: registry of plug-ins; by default the installed ones.
 
     Attributes:
         stage: the policy's plan half, with its faults contained.
@@ -108,10 +109,11 @@ class StepPlanner(Generic[R]):
         identify: Callable[[R], str],
         measure: Callable[[R], int],
         bounds: Callable[[R], Bounds],
+        registry: Registry | None = None,
     ) -> None:
         self.resolved, self.caps = found, context.caps
         self.faults: Counter[tuple[str, str]] = Counter()
-        self.stage: PlanStage = build_plan_stage(found.settings, default_registry(), context, self._count)
+        self.stage: PlanStage = build_plan_stage(found.settings, registry or default_registry(), context, self._count)
         self.control = Control(found.settings)
         self.plan = NO_SPECULATION
         self.steps = 0

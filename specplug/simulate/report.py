@@ -1,0 +1,113 @@
+"""Report of a judgement, as tables for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any
+
+from specplug.replay.report import Table
+from specplug.simulate.judge import CEILING, NONE, Verdict, is_constant
+from specplug.simulate.peers import PEERS
+
+HEADINGS = {
+    "goodput": "goodput, tokens per second relative to none",
+    "latency_p99": "99th percentile of latency, relative to none",
+    "rejected_share": "draft tokens and padding verified in vain, per emitted token",
+}
+
+RATIOS = ("to_none", "to_best_fixed", "to_best_peer", "to_clairvoyant", "p99_to_best_peer")
+"""Ratios of a policy's goodput, and of its 99th percentile of latency, to those of others."""
+
+
+class Report:
+    """Verdicts by case.
+
+    Args:
+        verdicts: the result of `judge`.
+        policies: labels of the policies under test.
+    """
+
+    def __init__(self, verdicts: Sequence[Verdict], policies: Sequence[str]) -> None:
+        self._policies = list(policies)
+        self._figures = [(verdict, verdict.outcome.figures()) for verdict in verdicts]
+
+    def tables(self) -> Iterator[Table]:
+        """Yield for each surface and mode a table of each heading, and a summary of the policies under test."""
+        for (surface, mode), group in groupby(self._figures, key=lambda it: (it[0].case.surface, it[0].case.mode)):
+            rows = list(group)
+            for name, heading in HEADINGS.items():
+                yield _table(f"Simulated: {surface.name}, {mode.name}, lag {mode.lag}: {heading}", rows, name)
+        columns = ("policy", "surface", "mode", "traffic", *(key.replace("_", " ") for key in RATIOS))
+        yield Table("Simulated: goodput of the policies under test; p99 is of latency", columns, [*self._cells()])
+
+    def _cells(self) -> Iterator[tuple[str, ...]]:
+        for row in self.comparisons():
+            cells = ["" if row[key] is None else f"{row[key]:.3f}" for key in RATIOS]
+            yield (row["policy"], row["surface"], row["mode"], row["traffic"], *cells)
+
+    def comparisons(self) -> Iterator[dict[str, Any]]:
+        """Yield how each policy compares in each case, by the keys `RATIOS`; None without anything to compare with."""
+        for case, group in groupby(self._figures, key=lambda it: it[0].case):
+            found = {verdict.label: figures for verdict, figures in group}
+            fixed = [label for label in found if is_constant(label) and label != NONE.label]
+            peers = [label for label in found if label in PEERS]
+            for label in self._policies:
+                own, named = found[label], {"policy": label, "surface": case.surface.name, "mode": case.mode.name}
+                ratios = (
+                    own["goodput"] / found[NONE.label]["goodput"],
+                    own["goodput"] / max((found[each]["goodput"] for each in fixed), default=math.nan),
+                    own["goodput"] / max((found[each]["goodput"] for each in peers), default=math.nan),
+                    own["goodput"] / found[CEILING]["goodput"],
+                    own["latency_p99"] / min((found[each]["latency_p99"] for each in peers), default=math.nan),
+                )
+                finite = [None if math.isnan(ratio) else ratio for ratio in ratios]
+                yield {**named, "traffic": str(case.traffic), **dict(zip(RATIOS, finite, strict=True))}
+
+    def faults(self) -> dict[str, dict[str, int]]:
+        """Return the counts of faults by label and kind, of policies with faults."""
+        found: dict[str, dict[str, int]] = {}
+        for verdict, _ in self._figures:
+            for kind, count in verdict.outcome.faults.items():
+                kinds = found.setdefault(verdict.label, {})
+                kinds[kind] = kinds.get(kind, 0) + count
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON-serialisable data."""
+        return {
+            "simulated": True,
+            "comparisons": list(self.comparisons()),
+            "faults": self.faults(),
+            "runs": [
+                {
+                    "surface": verdict.case.surface.name,
+                    "held_out": verdict.case.surface.held_out,
+                    "mode": verdict.case.mode.name,
+                    "lag": verdict.case.mode.lag,
+                    "gamma": verdict.case.mode.gamma,
+                    "traffic": str(verdict.case.traffic),
+                    "requests": verdict.case.requests,
+                    "limits": asdict(verdict.case.limits),
+                    "disturbance": asdict(verdict.case.disturbance),
+                    "policy": verdict.label,
+                    **figures,
+                }
+                for verdict, figures in self._figures
+            ],
+        }
+
+
+def _table(title: str, rows: list[tuple[Verdict, dict[str, float]]], name: str) -> Table:
+    """Return one figure of a surface and mode, by policy and traffic."""
+    traffics = list(dict.fromkeys(str(verdict.case.traffic) for verdict, _ in rows))
+    cells: dict[str, dict[str, float]] = {}
+    for verdict, figures in rows:
+        cells.setdefault(verdict.label, {})[str(verdict.case.traffic)] = figures[name]
+    base = cells[NONE.label]
+    if name == "rejected_share":
+        base = dict.fromkeys(base, 1.0)
+    body = [(label, *(f"{found[each] / base[each]:.3f}" for each in traffics)) for label, found in cells.items()]
+    return Table(title, ("policy", *traffics), body)
