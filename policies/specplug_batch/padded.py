@@ -69,7 +69,6 @@ class PaddedPlanner(Planner):
             length = self._decide(requests, stats, length if planned_for > 0 else None)
             self._planned = length, requests, stats.step
         if is_new:
-            self._next_probe, self._wait = stats.step + _FIRST_PROBE, _FIRST_PROBE
             self._trials = dict.fromkeys(self._considered(requests), 0)
         if self._trials and self._costs.is_measured and (trial := self._trial(requests, stats)) is not None:
             return StepPlan(trial, self._options.token_budget)
@@ -95,20 +94,9 @@ class PaddedPlanner(Planner):
         known = self._decision
         if known is None:
             return {"why": "nothing was planned yet"}
-        lengths, rates = known
-        gains = {each: float(rate / rates[0]) for each, rate in zip(lengths, rates, strict=True)}
-        best = max(gains, key=lambda each: gains[each])
-        why = (
-            f"at {requests} requests {best} draft tokens are predicted to emit {gains[best]:.2f} times as much as none"
-        )
-        if not length:
-            why = (
-                f"off: {why}, less than {1 + _GAIN_TO_START:g} times"
-                if best
-                else f"off: at {requests} requests none gain"
-            )
+        gains = {each: float(rate / known[1][0]) for each, rate in zip(*known, strict=True)}
         return {
-            "why": why,
+            "why": _why(requests, length, gains),
             "draft_length": length,
             "requests": requests,
             "predicted_speedup": {str(each): round(gain, 3) for each, gain in gains.items()},
@@ -129,7 +117,7 @@ class PaddedPlanner(Planner):
         elif present in lengths and rates[best] < rates[lengths.index(present)] * (1.0 + _GAIN_TO_CHANGE):
             best = lengths.index(present)
         if lengths[best] != present:
-            self._wait = _FIRST_PROBE
+            self._wait = max(_FIRST_PROBE, self._wait // 4)
         return lengths[best]
 
     def _trial(self, requests: int, stats: HostStats) -> int | None:
@@ -189,3 +177,13 @@ class PaddedPlanner(Planner):
         """Return the engine's draft lengths; where it runs all at full speed, 2^n - 1 and the longest."""
         captured, most = self._caps.captured_draft_lengths, self._caps.max_draft_length
         return sorted({0, *(captured or {*[(1 << bits) - 1 for bits in range(1, most.bit_length())], most})})
+
+
+def _why(requests: int, length: int, gains: dict[int, float]) -> str:
+    """Return the reason for a draft length in words; `gains` are the predicted speed-ups over no drafts."""
+    best = length or max(gains, key=lambda each: gains[each])
+    if not best:
+        return f"off: at {requests} requests no draft length is predicted to gain"
+    ratio = f"{gains.get(best, 1.0):.2f}"
+    gain = f"at {requests} requests {best} draft tokens are predicted to emit {ratio} times as much as none"
+    return gain if length else f"off: {gain}, less than {1 + _GAIN_TO_START:g} times"

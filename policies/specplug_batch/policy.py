@@ -19,9 +19,11 @@ def build(context: PluginContext) -> Planner:
     """Return the plan half for an engine: one that learns, if a server has to choose one draft length for all rows.
 
     An engine that plans in the caller's own call keeps plans that do not depend on time: equal calls give equal text.
+    Trees have no positions that acceptance could be learnt for.
     """
     caps, options = context.caps, context.options or BatchOptions()
-    chooses = caps.draft_length_change is not DraftLengthChange.FIXED and caps.ragged is not Ragged.NATIVE
+    is_padded = caps.ragged is not Ragged.NATIVE and not caps.trees
+    chooses = is_padded and caps.draft_length_change is not DraftLengthChange.FIXED
     can_learn = caps.feedback is not Feedback.NONE and caps.plan_site is not PlanSite.INLINE
     return (PaddedPlanner if chooses and can_learn and options.batch_size is None else BatchPlanner)(context)
 

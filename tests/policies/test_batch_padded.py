@@ -120,6 +120,7 @@ def test_a_limit_on_drafts_holds():
         ({}, {}, True),
         ({"ragged": Ragged.NATIVE}, {}, False),
         ({"plan_site": PlanSite.INLINE}, {}, False),
+        ({"trees": True}, {}, False),
         ({"feedback": Feedback.NONE}, {}, False),
         ({"draft_length_change": DraftLengthChange.FIXED}, {}, False),
         ({}, {"batch_size": 8}, False),
