@@ -1,6 +1,10 @@
 """Settings and engine capabilities of an SGLang server, derived from its arguments.
 
 Every process derives them from the server's arguments alone, so all processes agree.
+
+A server enables specplug in one of two ways.  With ``--speculative-algorithm SPECPLUG`` specplug drafts.  With an
+algorithm of SGLang's, such as EAGLE, and the setting ``"proposer": "engine"``, SGLang's own draft model drafts and
+specplug plans how far.
 """
 
 from __future__ import annotations
@@ -15,15 +19,33 @@ from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Fee
 
 ALGORITHM = "SPECPLUG"
 LENGTH_FLAG = "--speculative-num-draft-tokens"
+HANDLES_ARGUMENTS = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.handle_server_args"
+"""SGLang's resolution of the arguments of its own algorithms."""
 
 LADDER = (0, 1, 2, 4, 8, 16, 32)
 """Draft lengths that get their own attention backend and CUDA graph on a GPU, besides the maximum draft length."""
 
 
 def is_requested(server_args: Any) -> bool:
-    """Return whether this server's speculative algorithm is specplug."""
-    name = getattr(server_args, "speculative_algorithm", None)
-    return isinstance(name, str) and name.upper() == ALGORITHM
+    """Return whether this server enables specplug, to draft or to plan the drafts of SGLang's own drafter."""
+    return proposes(server_args) or engine_method(server_args) is not None
+
+
+def proposes(server_args: Any) -> bool:
+    """Return whether specplug's proposers draft on this server."""
+    return _algorithm(server_args) == ALGORITHM
+
+
+def engine_method(server_args: Any) -> str | None:
+    """Return the algorithm of SGLang's own drafter if specplug plans its drafts, otherwise None.
+
+    Raises:
+        SettingsError: the settings are invalid.
+    """
+    environment, name = os.environ.get(CONFIG_VARIABLE, ""), _algorithm(server_args)
+    if not environment or name in ("", ALGORITHM) or not _load(None, name, environment).settings.drafts_in_engine:
+        return None
+    return name
 
 
 def decided(server_args: Any) -> Any:
@@ -41,15 +63,16 @@ def resolved(server_args: Any) -> ResolvedSettings:
     Raises:
         SettingsError: the settings are invalid.
     """
-    tokens = decided(server_args).speculative_num_draft_tokens
-    return _load(None if tokens is None else int(tokens) - 1, os.environ.get(CONFIG_VARIABLE, ""))
+    tokens, environment = decided(server_args).speculative_num_draft_tokens, os.environ.get(CONFIG_VARIABLE, "")
+    return _load(None if tokens is None else int(tokens) - 1, _algorithm(server_args), environment)
 
 
 def engine_caps(server_args: Any) -> EngineCaps:
     """Return the engine's capabilities under this configuration."""
     view = decided(server_args)
     draft_length = int(view.speculative_num_draft_tokens) - 1
-    ladder = draft_lengths_on(view.device, draft_length)
+    # SGLang builds runtime states of its own drafter for single draft lengths, on a CPU too.
+    ladder = draft_lengths_on(view.device, draft_length) if proposes(server_args) else ladder_up_to(draft_length)
     return EngineCaps(
         max_draft_length=draft_length,
         captured_draft_lengths=ladder,
@@ -72,12 +95,26 @@ def is_tree_mode(view: Any) -> bool:
 
 def draft_lengths_on(device: str, draft_length: int) -> tuple[int, ...]:
     """Return the draft lengths that a device runs at full speed, ascending; () if it runs all at full speed."""
-    if device == "cpu":
-        return ()
+    return () if device == "cpu" else ladder_up_to(draft_length)
+
+
+def ladder_up_to(draft_length: int) -> tuple[int, ...]:
+    """Return the steps of the ladder below a server's maximum draft length, and that."""
     return tuple(sorted({*(step for step in LADDER if step < draft_length), draft_length}))
 
 
+def _algorithm(server_args: Any) -> str:
+    """Return the name of the server's speculative algorithm in capitals, "" if it has none."""
+    name = getattr(server_args, "speculative_algorithm", None)
+    return name.upper() if isinstance(name, str) else ""
+
+
 @functools.lru_cache(maxsize=16)
-def _load(draft_length: int | None, _environment: str) -> ResolvedSettings:
+def _load(draft_length: int | None, algorithm: str, _environment: str) -> ResolvedSettings:
     flags = {} if draft_length is None else {"num_speculative_tokens": draft_length}
-    return load_settings(flags, flags_origin=f"{LENGTH_FLAG}, which counts one more", registry=default_registry())
+    return load_settings(
+        flags,
+        flags_origin=f"{LENGTH_FLAG}, which counts one more",
+        registry=default_registry(),
+        engine_drafts=algorithm != ALGORITHM,
+    )

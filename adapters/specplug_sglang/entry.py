@@ -13,7 +13,7 @@ from typing import Any
 from specplug.errors import EngineError, SpecplugError
 from specplug.operator import startup_errors
 from specplug_sglang import seams
-from specplug_sglang.config import ALGORITHM
+from specplug_sglang.config import ALGORITHM, HANDLES_ARGUMENTS, engine_method
 from specplug_sglang.seams.table import VERSIONS
 
 _log = logging.getLogger("specplug")
@@ -35,11 +35,11 @@ def register() -> None:
 def _options() -> dict[str, Any]:
     """Install every hook and return options for `SpeculativeAlgorithm.register`.
 
-    If that fails, the options hold a validator that raises the error in servers with this algorithm.
+    If that fails, servers that enable specplug raise the error.
     """
     try:
         if seams.moved("algorithm"):
-            return {"validate_server_args": lambda server_args: _refuse(lambda: seams.require("algorithm"))}
+            return _refusing(lambda: seams.require("algorithm"))
         from specplug_sglang import hooks
         from specplug_sglang.startup.algorithm import Algorithm
 
@@ -47,7 +47,19 @@ def _options() -> dict[str, Any]:
         return {"spec_class": Algorithm}
     except Exception as error:
         broken = _broken(error)
-        return {"validate_server_args": lambda server_args: _refuse(lambda: _raise(broken))}
+        return _refusing(lambda: _raise(broken))
+
+
+def _refusing(check: Callable[[], None]) -> dict[str, Any]:
+    """Let servers with specplug's algorithm, or with its plans for SGLang's drafters, raise the error of `check`."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def refuse_plans(result: None, algorithm: Any, server_args: Any) -> None:
+        if engine_method(server_args) is not None:
+            _refuse(check)
+
+    HookRegistry.register(HANDLES_ARGUMENTS, refuse_plans, HookType.AFTER)
+    return {"validate_server_args": lambda server_args: _refuse(check)}
 
 
 def _refuse(check: Callable[[], None]) -> None:

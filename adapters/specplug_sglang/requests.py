@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,16 @@ def served_plainly(req: Any) -> str | None:
     if params.min_p > 0 and params.top_k > 1:
         return "min_p"
     return None
+
+
+def text_length(req: Any) -> int:
+    """Return the tokens of a request's prompt and output, as far as the host knows them."""
+    return len(req.origin_input_ids) + len(req.output_ids)
+
+
+def finished_prefills(reqs: Sequence[Any]) -> list[int]:
+    """Return the rows of a prefill batch that emit a token; the others are chunks of prompts."""
+    return [row for row, req in enumerate(reqs) if req.extend_end >= text_length(req)]
 
 
 def prompt_of(req: Any) -> npt.NDArray[np.int64]:

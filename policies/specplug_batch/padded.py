@@ -168,7 +168,9 @@ class PaddedPlanner(Planner):
     def _rates(self, requests: int, stats: HostStats, lengths: list[int], optimism: float = 0.0) -> Array:
         """Return the expected tokens per second of the batch at each draft length."""
         tokens: Array = self._curve.expected_tokens(optimism)[lengths]
-        return requests * tokens / self._costs.seconds(requests, self._context(requests, stats), lengths)
+        expected = self._curve.expected_tokens()
+        pace = expected[lengths] / expected[self._planned[0]]
+        return requests * tokens / self._costs.seconds(requests, self._context(requests, stats), lengths, pace)
 
     @staticmethod
     def _context(requests: int, stats: HostStats) -> float:
@@ -184,7 +186,6 @@ class PaddedPlanner(Planner):
         return [length for length in self._lengths if length <= min(gamma, most)] or [0]
 
     def _candidates(self) -> list[int]:
-        """Return the engine's draft lengths; where it runs all at full speed, those that differ enough to matter."""
+        """Return the engine's draft lengths; where it runs all at full speed, 2^n - 1 and the longest."""
         captured, most = self._caps.captured_draft_lengths, self._caps.max_draft_length
-        some = captured or [length for length in (1, 2, 3, 4, 5, 7, 11, 15, 23, 31, 47, 63) if length < most]
-        return sorted({0, *some, *([] if captured else [most])})
+        return sorted({0, *(captured or {*[(1 << bits) - 1 for bits in range(1, most.bit_length())], most})})

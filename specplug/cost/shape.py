@@ -11,7 +11,7 @@ Array = npt.NDArray[np.float64]
 KNOTS = tuple(float(1 << power) for power in range(3, 13))
 """Tokens of a step, 8 to 4096, above which each further token may cost more than those before it."""
 
-NUM_TERMS = 6 + len(KNOTS)
+NUM_TERMS = 7 + len(KNOTS)
 
 LEAST = 1e-9
 """Least seconds of a step."""
@@ -19,14 +19,19 @@ LEAST = 1e-9
 _RIDGE = 1e-6
 
 
-def terms(requests: Array, tokens: Array, context: Array, draft_length: Array) -> Array:
+def terms(requests: Array, tokens: Array, prefill: Array, context: Array, draft_length: Array) -> Array:
     """Return the terms of n steps, [n, NUM_TERMS] float64, for arguments [n] as in `StepCost`.
 
     They are a constant, one for any drafts (a drafter's first pass, a graph of its own), one per draft token of a row
-    (its further passes), the requests, the tokens, what they exceed each knot by, and the context, in units that make
-    their usual sizes comparable.
+    (its further passes), the requests, the tokens, what they exceed each knot by, the context, and one for any prompt
+    tokens (another graph), in units that make their usual sizes comparable.  A prompt token costs what a draft token
+    does: if it had a term of its own, steps of one draft length could not tell the two apart.
+
+    Args:
+        prefill: prompt tokens among `tokens`.
     """
     columns = [np.ones_like(tokens), draft_length > 0, draft_length / 8, requests / 64, tokens / 64, context / 65536]
+    columns += [prefill > 0]
     columns += [np.maximum(tokens - knot, 0.0) / 64 for knot in KNOTS]
     return np.stack(columns, axis=1).astype(np.float64)
 

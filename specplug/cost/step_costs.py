@@ -7,6 +7,7 @@ which steps find a CUDA graph; it counts as much as it has been measured.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import log
 
@@ -32,11 +33,17 @@ _MEMORY = 4096.0
 _CELL_TRUST = 0.5
 """Number of measurements at which a correction counts half."""
 
-_NEAR, _NEARBY = 3, 0.25
-"""Quarters of an octave up to which a batch size is like another, and the weight of its measurements there."""
+_NEAR, _MOST_NEARBY = 3, 3
+"""Quarters of an octave up to which a batch size is like another, and the most measurements that count there."""
 
 _MOST_OFF = 0.7
 """Largest error of one prediction that counts, as a logarithm; pauses and compilations exceed it."""
+
+_PREFILLS, _PREFILLS_USED = 64, 6
+"""Number of newest steps whose prompt tokens are assumed to go on, and most of them that a prediction uses."""
+
+_MIXED_TRUSTED = 32
+"""Number of first steps with prompt tokens that are learnt from however far they are off."""
 
 _KNOWN, _ERROR_MEMORY = 4, 128
 """Least measurements of a cell whose next one counts for the error, and the steps over which that is averaged."""
@@ -45,7 +52,8 @@ _KNOWN, _ERROR_MEMORY = 4, 128
 class StepCosts:
     """Learns what a decoding step costs, by requests, tokens, context and draft length.
 
-    Steps with prompt tokens are not learnt from: their cost is the prompts'.
+    Steps with prompt tokens are learnt from by the fit alone.  Predictions assume as many of them as there were lately,
+    because a draft token costs more in a step that prompts have filled.
 
     Args:
         prior: relative cost by tokens; its scale is learnt from the first steps.
@@ -59,7 +67,8 @@ class StepCosts:
         self._measured, self._assumed = _Moments(), _Moments()
         self._weights = np.zeros(NUM_TERMS)
         self._cells: dict[tuple[int, int], Cell] = {}
-        self._seen = self._steps = 0
+        self._prefills: deque[int] = deque(maxlen=_PREFILLS)  # prompt tokens of the newest steps
+        self._seen = self._steps = self._mixed = 0
         self.error: float | None = None
 
     @property
@@ -69,13 +78,18 @@ class StepCosts:
 
     def observe(self, cost: StepCost) -> None:
         """Learn from a measured step."""
-        if cost.tokens > cost.requests * (cost.draft_length + 1) or cost.seconds <= 0 or not cost.requests:
+        if cost.seconds <= 0 or not cost.requests:
+            return
+        prefill = max(0, cost.tokens - cost.requests * (cost.draft_length + 1))
+        self._prefills.append(prefill)
+        if prefill:
+            self._observe_prefill(cost, prefill)
             return
         cell = self._cells.setdefault(_cell(cost.requests, cost.draft_length), Cell())
         self._seen += 1
         if len(cell) == CELL_SIZE and self._seen % _THINNED:
             return
-        row = _terms_of(cost.requests, cost.tokens, cost.context_tokens, [cost.draft_length])[0]
+        row = _terms_of(cost.requests, [cost.tokens], 0, cost.context_tokens, [cost.draft_length])[0]
         if not self._steps:
             self._start(cost)
         off = log(cost.seconds / max(float(row @ self._weights), LEAST))
@@ -87,36 +101,63 @@ class StepCosts:
         if abs(off - cell.correction(self._weights)[1]) <= AGREEING:
             self._learn(row, cost.seconds)
 
-    def seconds(self, requests: int, context_tokens: float, draft_lengths: Sequence[int]) -> Array:
-        """Return the predicted seconds of steps of each draft length, [n] float64; relative before the first step.
+    def seconds(
+        self, requests: int, context_tokens: float, draft_lengths: Sequence[int], pace: Array | float = 1.0
+    ) -> Array:
+        """Return the predicted mean seconds of steps of each draft length, [n] float64; relative at first.
 
         Args:
             requests: requests of the step, all of which verify the draft length.
             context_tokens: tokens of their contexts together.
+            pace: [n], tokens that a step of each length emits, as multiples of what steps emitted lately: requests end
+                sooner, and prompts fill so many more of the steps.
         """
         tokens = [requests * (length + 1) for length in draft_lengths]
         if not self._steps:
             return np.array([self._prior(each) for each in tokens])
-        found = _terms_of(requests, tokens, context_tokens, draft_lengths) @ self._weights
+        found = _terms_of(requests, tokens, 0, context_tokens, draft_lengths) @ self._weights
         cells = [self._correction(requests, length) for length in draft_lengths]
         # A correction of few measurements is drawn to the other lengths', because it may hold for all of them.
         total = sum(count for count, _ in cells)
         shared = sum(count * mean for count, mean in cells) / (total + _CELL_TRUST)
         corrections = [(count * mean + _CELL_TRUST * shared) / (count + _CELL_TRUST) for count, mean in cells]
-        predicted: Array = np.maximum(found, LEAST) * np.exp(corrections)
-        return predicted
+        decoding: Array = np.maximum(found, LEAST) * np.exp(corrections)
+        prefills = [prefill for prefill in self._prefills if prefill]
+        if not prefills:
+            return decoding
+        some = prefills[:: -(-len(prefills) // _PREFILLS_USED)]
+        mixed = [
+            _terms_of(requests, [each + prefill for each in tokens], prefill, context_tokens, draft_lengths)
+            for prefill in some
+        ]
+        share = np.minimum(pace * (len(prefills) / len(self._prefills)), 1.0)
+        both: Array = (1 - share) * decoding + share * (np.mean(mixed, axis=0) @ self._weights)
+        return both
+
+    def _observe_prefill(self, cost: StepCost, prefill: int) -> None:
+        """Learn from a step with prompt tokens, once the scale is known; steps that are far off are left out."""
+        if not self._steps:
+            return
+        row = _terms_of(cost.requests, [cost.tokens], prefill, cost.context_tokens, [cost.draft_length])[0]
+        if self._mixed < _MIXED_TRUSTED or abs(log(cost.seconds / max(float(row @ self._weights), LEAST))) < _MOST_OFF:
+            self._mixed += 1
+            self._learn(row, cost.seconds)
 
     def measured(self, requests: int, draft_length: int) -> float:
-        """Return how many steps of this draft length were learnt from, those of like batch sizes counting less."""
-        _, place = _cell(requests, draft_length)
-        places = range(place - _NEAR, place + _NEAR + 1)
-        cells = {near: self._cells.get((draft_length, near)) for near in places}
-        counts = {near: 0 if cell is None else len(cell) for near, cell in cells.items()}
-        return counts[place] + _NEARBY * sum(min(count, 4) for count in counts.values())
+        """Return how many steps of this draft length, at about this batch size, were learnt from; see `_correction`."""
+        return self._correction(requests, draft_length)[0]
 
-    def _correction(self, requests: int, draft_length: int) -> tuple[int, float]:
-        cell = self._cells.get(_cell(requests, draft_length))
-        return cell.correction(self._weights) if cell else _NOTHING
+    def _correction(self, requests: int, draft_length: int) -> tuple[float, float]:
+        """Return the weight of a cell's correction and the correction, those of like batch sizes included."""
+        _, place = _cell(requests, draft_length)
+        total = correction = 0.0
+        for other in range(place - _NEAR, place + _NEAR + 1):
+            cell = self._cells.get((draft_length, other))
+            if cell:
+                count, value = cell.correction(self._weights)
+                weight = count if other == place else min(count, _MOST_NEARBY)
+                total, correction = total + weight, correction + weight * value
+        return total, correction / total if total else 0.0
 
     def _start(self, cost: StepCost) -> None:
         """Scale the prior to the first measured step, and enter it as measurements."""
@@ -125,7 +166,7 @@ class StepCosts:
             for length in _PRIOR_LENGTHS:
                 tokens = requests * (length + 1)
                 seconds = scale * self._prior(tokens)
-                self._assumed.add(_terms_of(requests, tokens, 0.0, [length])[0], seconds)
+                self._assumed.add(_terms_of(requests, [tokens], 0, 0.0, [length])[0], seconds)
         self._fit()
 
     def _learn(self, row: Array, seconds: float) -> None:
@@ -159,14 +200,12 @@ class _Moments:
         self.moment *= share
 
 
-_NOTHING = 0, 0.0
-"""The correction of a cell without measurements."""
-
-
-def _terms_of(requests: float, tokens: float | Sequence[float], context: float, lengths: Sequence[int]) -> Array:
+def _terms_of(
+    requests: float, tokens: Sequence[float], prefill: float, context: float, lengths: Sequence[int]
+) -> Array:
     length = np.asarray(lengths, np.float64)
     ones = np.ones_like(length)
-    return terms(requests * ones, ones * np.asarray(tokens), context * ones, length)
+    return terms(requests * ones, np.asarray(tokens, np.float64), prefill * ones, context * ones, length)
 
 
 def _cell(requests: int, draft_length: int) -> tuple[int, int]:

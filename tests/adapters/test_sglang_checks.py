@@ -32,6 +32,8 @@ CPU = Launch(
 )
 GPU = replace(CPU, device="cuda", attention_backend="fa3", draft_lengths=(0, 1, 2, 4, 8), graphs_up_to=64)
 
+EAGLE = replace(GPU, engine_drafter="EAGLE", draft_lengths=(0, 1, 2, 4, 5), draft_length=5)
+
 
 def summaries(found: Launch) -> str:
     return "\n".join(result.summary for result in advise(found))
@@ -78,7 +80,15 @@ def test_requests_that_get_no_drafts_are_named():
 
 
 def test_a_launch_survives_its_way_through_json():
-    assert Launch.from_plain(json.loads(json.dumps(asdict(GPU)))) == GPU
+    for found in (GPU, EAGLE):
+        assert Launch.from_plain(json.loads(json.dumps(asdict(found)))) == found
+
+
+def test_a_drafter_of_sglangs_is_named_with_what_it_costs():
+    assert "SGLang's own drafter drafts, by EAGLE; specplug's policy chooses" in summaries(EAGLE)
+    assert "the rest of the draft is verified and never accepted" in summaries(EAGLE)
+    assert advice.UNDRAFTED not in summaries(EAGLE)
+    assert advice.UNDRAFTED in summaries(GPU)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +101,7 @@ def test_a_launch_survives_its_way_through_json():
             "ngram, policy batch, up to 8 draft tokens, trees, synchronous, switched off by mode 'off'",
         ),
         (replace(GPU, graphs_up_to=16), {}, "ngram, policy batch, up to 8 draft tokens, chains, overlap"),
+        (EAGLE, {"proposer": "engine"}, "engine, policy batch, up to 5 draft tokens, SGLang's EAGLE, chains, overlap"),
     ],
 )
 def test_one_line_says_what_starts_and_warnings_follow_once(monkeypatch, caplog, found, settings, line):

@@ -12,7 +12,7 @@ OURS = """
 _specplug _specplug_intake _specplug_front specplug specplug_operators
 """
 PYTHONS = """
-aclose acquire loop release run_until_complete util value
+aclose acquire addFilter getMessage loop release run_until_complete util value
 """
 NUMPYS = "writeable"
 TORCHS = "current_stream empty_cache is_available mem_get_info query synchronize"

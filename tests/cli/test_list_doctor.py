@@ -217,6 +217,12 @@ def test_doctor_shows_every_setting_with_value_origin_and_meaning(registry, tmp_
     assert "default" in shown
 
 
+def test_doctor_accepts_the_drafter_of_a_servers_engine():
+    report = json.loads(run("doctor", "--json", SPECPLUG_CONFIG='{"proposer": "engine"}'))
+    (settings,) = [finding for finding in report["checks"] if finding["check"] == "settings"]
+    assert settings["status"] == "ok"
+
+
 def test_doctor_reports_wrong_settings_and_still_runs_the_checks(registry):
     registry.add(plugin(checks=[CheckSpec(name="mine", factory=lambda s: CheckResult("ok", "ran"), summary="")]), EXTRA)
     report = json.loads(run("doctor", "--json", code=1, SPECPLUG_CONFIG='{"proposr": "ngram"}'))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specplug.operator.corpora import refused
-from specplug_sglang.config import is_requested, resolved
+from specplug_sglang.config import proposes, resolved
 from specplug_sglang.corpus_handover import Reading, Tokenize, handed_over, read_documents, read_file
 from specplug_sglang.frontend.intake import PARSER
 from specplug_sglang.scheduler.corpora import LIMIT_FIELD, limit
@@ -33,7 +33,7 @@ def install() -> None:
 
 
 async def _add(original: Callable[..., Any], manager: Any, obj: Any) -> Any:
-    if not is_requested(manager.server_args):
+    if not proposes(manager.server_args):
         return await original(manager, obj)
     from sglang.srt.managers.io_struct import AddExternalCorpusReqOutput
 
@@ -77,7 +77,7 @@ def _read(obj: Any, tokenize: Tokenize, most: int) -> Reading:
 
 
 async def _remove(original: Callable[..., Any], manager: Any, corpus_id: Any) -> Any:
-    if is_requested(manager.server_args):
+    if proposes(manager.server_args):
         _open(manager.server_args)
         if not isinstance(corpus_id, str):
             from sglang.srt.managers.io_struct import RemoveExternalCorpusReqOutput
@@ -88,7 +88,7 @@ async def _remove(original: Callable[..., Any], manager: Any, corpus_id: Any) ->
 
 
 async def _list(original: Callable[..., Any], manager: Any) -> Any:
-    if is_requested(manager.server_args):
+    if proposes(manager.server_args):
         _open(manager.server_args)
     return await original(manager)
 

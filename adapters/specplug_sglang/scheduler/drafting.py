@@ -28,7 +28,7 @@ from specplug.settings.model import Settings
 from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent
 from specplug_sglang.config import engine_caps, resolved
-from specplug_sglang.requests import running_request, served_plainly
+from specplug_sglang.requests import running_request, served_plainly, text_length
 from specplug_sglang.scheduler.arrivals import Arrivals
 from specplug_sglang.scheduler.build import build
 from specplug_sglang.scheduler.counts import Counts
@@ -94,7 +94,7 @@ class Drafting:
         )
         self.drafts_trees = self.caps.trees and _any_drafts_trees(self.resolved.settings, device.type)
         self.step_planner: StepPlanner[Any] = StepPlanner(
-            self.resolved, context, attrgetter("rid"), _measure, self._bounds
+            self.resolved, context, attrgetter("rid"), text_length, self._bounds
         )
         self.table = TokenTable(slots, self.max_length, self.caps.max_draft_length + 1, device)
         self.reads_lengths = device.type == "cpu"
@@ -218,7 +218,7 @@ class Drafting:
         step = UNREPORTED
         if not self.step_planner.is_off:
             # A prefill queued before the step may still be running when the step begins, so the step is not timed.
-            context, timed = sum(map(_measure, reqs)), not self._prefills
+            context, timed = sum(map(text_length, reqs)), not self._prefills
             step = self.step_planner.launch(
                 self._began, rows, rows * (draft_length + 1), context, draft_length, timed=timed
             )
@@ -280,7 +280,3 @@ class Drafting:
 def _any_drafts_trees(settings: Settings, device: str) -> bool:
     specs = (default_registry().get(ProposerSpec, name) for name in (settings.proposer, *settings.extra_proposers))
     return any(spec.caps_for(device).trees for spec in specs)
-
-
-def _measure(req: Any) -> int:
-    return len(req.origin_input_ids) + len(req.output_ids)

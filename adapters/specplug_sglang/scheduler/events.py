@@ -52,10 +52,13 @@ def drafting_of(owner: Any) -> Drafting | None:
 
 
 def _attach(_: Any, scheduler: Any) -> None:
+    """Give a worker its scheduler, and let a worker with proposers be found by its runner."""
+    worker = scheduler.draft_worker
+    if hasattr(worker, "drafting"):
+        worker.drafting.attach(scheduler)
     drafting = drafting_of(scheduler)
     if drafting is not None:
-        drafting.attach(scheduler)
-        _runners[scheduler.draft_worker.model_runner] = drafting
+        _runners[worker.model_runner] = drafting
 
 
 def _listening(owner: Any) -> Drafting | None:

@@ -39,10 +39,15 @@ def install() -> None:
 def scheduler_status(scheduler: Any) -> dict[str, Any]:
     """Return the status of a scheduler and its worker: settings, plan, control, counts and faults, as plain data.
 
-    It does not wait for running steps, so counts may be out of date (see `specplug_sglang.scheduler.counts`).
+    It does not wait for running steps, so counts may be out of date (see `specplug_sglang.scheduler.counts`).  With
+    SGLang's own drafter the scheduler counts the results of drafts, and the worker has no status.
     """
+    from specplug_sglang.scheduler.engine_drafting import EngineDrafting
+
     drafting = scheduler.draft_worker.drafting
-    step_planner, caps = drafting.step_planner, drafting.caps
+    step_planner, caps, drafter = drafting.step_planner, drafting.caps, {}
+    if isinstance(drafting, EngineDrafting):
+        drafter = {"engine_drafter": drafting.method, "metrics": drafting.counts.snapshot({}).as_dict()}
     return {
         "engine": _engine_of(),
         "overlap": bool(scheduler.enable_overlap),
@@ -56,8 +61,9 @@ def scheduler_status(scheduler: Any) -> dict[str, Any]:
             "control": step_planner.control.state(),
             "policy": step_planner.stage.status(),
             "faults": by_plugin(step_planner.faults),
+            **drafter,
         },
-        "workers": [worker_status(scheduler)],
+        "workers": [] if drafter else [worker_status(scheduler)],
     }
 
 

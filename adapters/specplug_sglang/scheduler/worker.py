@@ -22,6 +22,7 @@ from specplug.errors import EngineError
 from specplug.types.draft import Draft
 from specplug_sglang import seams
 from specplug_sglang.config import decided
+from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler import memory
 from specplug_sglang.scheduler.corpora import ExternalCorpora
 from specplug_sglang.scheduler.drafting import Drafting
@@ -173,9 +174,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         if on_publish is not None:
             on_publish(batch.seq_lens)
         tokens = result.next_token_ids.to(torch.int32)
-        whole = [
-            row for row, req in enumerate(reqs) if req.extend_end >= len(req.origin_input_ids) + len(req.output_ids)
-        ]
+        whole = finished_prefills(reqs)
         slots, lengths, first = batch.req_pool_indices, batch.seq_lens, tokens
         if len(whole) < len(reqs):  # the others are chunks of prompts, whose next token is known
             rows = on_device(whole, torch.int64, self.device)

@@ -10,10 +10,11 @@ from typing import Literal
 
 from specplug.seams.seam import Seam, Version, seam
 from specplug.seams.support import Range
+from specplug_sglang.seams.engine_drafts import ENGINE_DRAFTS
 from specplug_sglang.seams.frontend import FRONT
 from specplug_sglang.seams.scheduler import WORKER
 
-Where = Literal["algorithm", "worker", "api", "http", "cli", "events", "status", "metrics"]
+Where = Literal["algorithm", "worker", "engine drafts", "api", "http", "cli", "events", "status", "metrics"]
 """The parts of the adapter that use seams."""
 
 OPTIONAL = {
@@ -93,4 +94,4 @@ _ARGUMENTS = (
 )
 """The classes from which SGLang assembles a server's arguments."""
 
-SEAMS: tuple[Seam, ...] = (*_ALGORITHM, *_ARGUMENTS, *WORKER, *FRONT)
+SEAMS: tuple[Seam, ...] = (*_ALGORITHM, *_ARGUMENTS, *WORKER, *ENGINE_DRAFTS, *FRONT)

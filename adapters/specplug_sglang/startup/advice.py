@@ -11,7 +11,7 @@ from specplug.operator.launches import awaited_proposers, differing
 from specplug.operator.startup_line import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
-from specplug_sglang.config import decided, engine_caps, resolved
+from specplug_sglang.config import decided, engine_caps, engine_method, resolved
 
 logger = logging.getLogger("specplug")
 
@@ -29,6 +29,7 @@ class Launch:
         graphs_up_to: the largest batch that decodes as a graph; None if every step runs eagerly.
         settings: specplug's settings that differ from their defaults.
         awaited_proposers: enabled proposers on the host that each step on a GPU waits for.
+        engine_drafter: algorithm of SGLang's own drafter, if that drafts.
     """
 
     draft_length: int
@@ -42,6 +43,7 @@ class Launch:
     graphs_up_to: int | None
     settings: dict[str, Any]
     awaited_proposers: tuple[str, ...]
+    engine_drafter: str | None = None
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Launch:
@@ -71,6 +73,7 @@ def launch_of(server_args: Any) -> Launch:
         graphs_up_to=_graphs_up_to(view),
         settings=differing(settings),
         awaited_proposers=awaited_proposers(settings, default_registry(), str(view.device), takes_trees=caps.trees),
+        engine_drafter=engine_method(server_args),
     )
 
 
@@ -83,6 +86,9 @@ def advise(launch: Launch) -> list[CheckResult]:
     """Return advice on a launch, warnings included."""
     results = [CheckResult("ok", _head(launch)), _graphs(launch)]
     results += [CheckResult("ok", text) for text in on_the_host(launch)]
+    if launch.engine_drafter is not None:
+        drafter = f"SGLang's own drafter drafts, by {launch.engine_drafter}; {ENGINE_DRAFTS}"
+        return [*results, CheckResult("ok", drafter), CheckResult("ok", CUT)]
     return [*results, CheckResult("ok", UNDRAFTED)]
 
 
@@ -92,9 +98,9 @@ def announce(server_args: Any) -> None:
     shape = "chains" if launch.topk == 1 else "trees"
     scheduling = "overlap" if launch.overlap else "synchronous"
     settings = resolved(server_args).settings
-    _log_once(
-        logging.INFO, start_line(settings, launch.draft_length, shape, scheduling, status="on, where HTTP is served")
-    )
+    drafter = [] if launch.engine_drafter is None else [f"SGLang's {launch.engine_drafter}"]
+    facts = (*drafter, shape, scheduling)
+    _log_once(logging.INFO, start_line(settings, launch.draft_length, *facts, status="on, where HTTP is served"))
     for result in advise(launch):
         if result.status != "ok":
             _log_once(logging.WARNING, f"{result.summary}. {result.remedy}")
@@ -103,6 +109,11 @@ def announce(server_args: Any) -> None:
 UNDRAFTED = (
     "requests with penalties, min_new_tokens, a custom logit processor, or min_p when sampling get no drafts: "
     "SGLang verifies them inexactly, so they are served one token per step"
+)
+ENGINE_DRAFTS = "specplug's policy chooses how many tokens it drafts and the target verifies"
+CUT = (
+    "all rows have one draft length: of requests with a lower limit of their own, with penalties or with "
+    "min_new_tokens, the rest of the draft is verified and never accepted"
 )
 REFUSED = (
     "refused at start-up: attention with data parallelism, pipeline parallelism, prefill and decode on separate "

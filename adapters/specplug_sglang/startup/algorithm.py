@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from sglang.srt.environ import envs
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from specplug.errors import EngineError, SpecplugError
 from specplug.operator import startup_errors
 from specplug_sglang import seams
 from specplug_sglang.config import ALGORITHM, LENGTH_FLAG, is_tree_mode, resolved
+from specplug_sglang.startup.refused import REFUSED, refusal, refuse_arguments
 
 MOST_REQUESTS = 48
 """Default of ``--max-running-requests``, as for SGLang's own n-gram."""
+
+OFF = f"start without --speculative-algorithm {ALGORITHM}"
 
 
 class Algorithm(CustomSpecAlgo):
@@ -100,16 +101,7 @@ def refuse_unsupported(server_args: Any) -> None:
         )
     if is_tree_mode(server_args):
         _refuse_trees_for_states(server_args)
-    for name, expected in _REFUSED.items():
-        value = getattr(server_args, name, expected)
-        if value is not None and value != expected:
-            flag = "--" + name.replace("_", "-")
-            raise _refusal(_WHY.get(name, "not supported with specplug"), f"{flag} {value}", f"{expected!r}")
-    if os.environ.get(_RUST, "").lower() in ("1", "true", "yes"):
-        raise _refusal(_FIELDS_UNCHECKED, f"{_RUST}={os.environ[_RUST]}", "SGLang's own server in Python")
-    simulated = envs.SGLANG_SIMULATE_ACC_LEN.get()
-    if simulated > 0:
-        raise _refusal("simulated acceptance emits other text", f"{_SIMULATED}={simulated}", f"{_SIMULATED} unset")
+    refuse_arguments(server_args, REFUSED, OFF)
 
 
 def _refuse_trees_for_states(server_args: Any) -> None:
@@ -128,48 +120,5 @@ def _refuse_trees_for_states(server_args: Any) -> None:
     )
 
 
-_REFUSED: dict[str, Any] = {
-    "attn_dp_size": 1,
-    "enable_dp_attention": False,  # old name of attn_dp_size; newer versions have converted it by now
-    "pp_size": 1,
-    "disaggregation_mode": "null",
-    "speculative_adaptive": False,
-    "speculative_use_rejection_sampling": False,
-    "speculative_accept_threshold_single": 1.0,
-    "speculative_accept_threshold_acc": 1.0,
-    "enable_two_batch_overlap": False,
-    "enable_linear_replayssm_spec": False,
-    "enable_pdmux": False,
-    "enable_watermark": False,
-    "enable_hisparse": False,
-    "grpc_mode": False,
-    "smg_grpc_mode": False,
-}
-"""Arguments that are refused unless they have this value."""
-
-_RUST = "SGLANG_RUST_SERVER"
-_SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
-_LOSSY = "SGLang's lossy acceptance changes the distribution of the text"
-_FIELDS_UNCHECKED = "requests would reach the scheduler without their fields being checked"
-
-_WHY = {
-    "attn_dp_size": "attention with data parallelism is not supported",
-    "enable_dp_attention": "attention with data parallelism is not supported",
-    "pp_size": "pipeline parallelism is not supported",
-    "disaggregation_mode": "prefill and decode on separate servers are not supported",
-    "speculative_adaptive": "specplug's policy chooses draft lengths",
-    "speculative_use_rejection_sampling": "SGLang's rejection sampling needs the drafts' distributions",
-    "speculative_accept_threshold_single": _LOSSY,
-    "speculative_accept_threshold_acc": _LOSSY,
-    "enable_two_batch_overlap": "SGLang cannot split specplug's verification batches in two",
-    "enable_linear_replayssm_spec": "SGLang's ring of verified states needs the same draft length in every step",
-    "grpc_mode": _FIELDS_UNCHECKED,
-    "smg_grpc_mode": _FIELDS_UNCHECKED,
-}
-
-
 def _refusal(what: str, found: str, expected: str) -> EngineError:
-    remedy = f"Change it, or start without --speculative-algorithm {ALGORITHM}"
-    error = EngineError.build(what, who="specplug_sglang", found=found, expected=expected, remedy=remedy)
-    assert isinstance(error, EngineError)
-    return error
+    return refusal(what, found, expected, OFF)

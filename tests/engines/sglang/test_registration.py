@@ -31,7 +31,7 @@ def outcome(engine: Any, arguments: dict[str, Any], settings: str | None = None,
     os.environ["SPECPLUG_CONFIG"] = settings or "{}"
     restore = globals()[plant]() if plant else lambda: None
     try:
-        ServerArgs(speculative_algorithm="SPECPLUG", **arguments).resolve_once()
+        ServerArgs(**{"speculative_algorithm": "SPECPLUG", **arguments}).resolve_once()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
@@ -45,6 +45,14 @@ def simulated_acceptance() -> Callable[[], None]:
 
     os.environ["SGLANG_SIMULATE_ACC_LEN"] = "3"
     return lambda: os.environ.__delitem__("SGLANG_SIMULATE_ACC_LEN")
+
+
+def a_drafter_that_skips() -> Callable[[], None]:
+    """Let draft models see no tokens of steps without drafts."""
+    import os
+
+    os.environ["SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"] = "1"
+    return lambda: os.environ.__delitem__("SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND")
 
 
 def registered_anew() -> Callable[[], None]:
@@ -87,6 +95,10 @@ def an_algorithm_that_moved() -> Callable[[], None]:
 
 def a_worker_that_moved() -> Callable[[], None]:
     return moved("worker")
+
+
+def drafts_that_moved() -> Callable[[], None]:
+    return moved("engine drafts")
 
 
 def an_old_version() -> Callable[[], None]:

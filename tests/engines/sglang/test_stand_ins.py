@@ -10,11 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sgl_kernel import (
+    assign_draft_cache_locs_contiguous_cpu,
     assign_extend_cache_locs_cpu,
     assign_req_to_token_pool_cpu,
     build_tree_kernel_efficient_cpu,
     copy_all_layer_kv_cache_cpu,
     fill_accept_out_cache_loc_cpu,
+    fill_bonus_tokens_cpu,
+    rotate_input_ids_cpu,
     verify_tree_greedy_cpu,
 )
 from sgl_kernel.seeds import murmur_hash32_cpu
@@ -35,6 +38,38 @@ def test_links_of_trees(forest, length):
             assert made["retrive_index"][row, node] == row * n + node
             assert made["retrive_next_token"][row, node] == next(iter(children(parents, node)), -1)
             assert made["retrive_next_sibling"][row, node] == next((s for s in siblings if s > node), -1)
+
+
+@given(st.integers(1, 5), st.lists(st.integers(0, 50), min_size=1, max_size=3))
+def test_links_of_chains(n, lengths):
+    """As those of trees whose nodes hang one below the other."""
+    forest = [list(range(-1, n - 1))] * len(lengths)
+    expected = linked(forest, lengths)
+    made = {name: torch.full_like(tensor, -77) for name, tensor in expected.items()}
+    mask = torch.zeros(len(lengths) * n * n, dtype=torch.bool)
+    build_tree_kernel_efficient_cpu(None, None, torch.tensor(lengths), mask, *made.values(), 1, n - 1, n, 1)
+    assert {name: tensor.tolist() for name, tensor in made.items()} == {
+        name: tensor.tolist() for name, tensor in expected.items()
+    }
+    assert mask.tolist() == mask_of(forest).flatten().tolist()
+
+
+@given(st.lists(st.lists(st.integers(0, 99), min_size=4, max_size=4), min_size=1, max_size=3), st.data())
+def test_last_emitted_tokens(tokens, data):
+    lengths = [data.draw(st.integers(1, 4)) for _ in tokens]
+    found = torch.full((len(tokens),), -77, dtype=torch.int32)
+    fill_bonus_tokens_cpu(torch.tensor(tokens, dtype=torch.int32).flatten(), torch.tensor(lengths), found, 4)
+    assert found.tolist() == [row[length - 1] for row, length in zip(tokens, lengths, strict=True)]
+
+
+@given(st.lists(st.integers(0, 10), min_size=1, max_size=3), st.integers(1, 3))
+def test_slots_of_drafts(lengths, steps):
+    table = torch.randint(0, 1000, (6, 16), dtype=torch.int32)
+    rows = list(range(5, 5 - len(lengths), -1))
+    found = torch.full((len(lengths) * steps,), -77)
+    assign_draft_cache_locs_contiguous_cpu(torch.tensor(rows), table, torch.tensor(lengths), found, 16, 1, steps)
+    expected = [table[row, at : at + steps].tolist() for row, at in zip(rows, lengths, strict=True)]
+    assert found.tolist() == [slot for own in expected for slot in own]
 
 
 @given(forests(), st.data())
@@ -141,8 +176,10 @@ def test_published_hashes(key, seed, hashed):
 
 
 def test_what_is_not_needed_says_so():
-    with pytest.raises(NotImplementedError, match="build_tree_kernel_efficient_cpu"):
-        build_tree_kernel_efficient_cpu()
+    with pytest.raises(NotImplementedError, match="rotate_input_ids_cpu"):
+        rotate_input_ids_cpu()
+    with pytest.raises(NotImplementedError, match="in chains only"):
+        build_tree_kernel_efficient_cpu(*[None] * 8, 2, 3, 4, 1)
 
 
 @given(forests(most=4), st.integers(0, 3))

@@ -1,4 +1,4 @@
-"""Test only: SGLang's kernels for the CPU in plain torch, as far as its n-gram speculation calls them.
+"""Test only: SGLang's kernels for the CPU in plain torch, as far as its speculation calls them.
 
 SGLang's own build of them is for CPUs with AMX.  The names are those that SGLang imports; what it imports but never
 calls here raises when it is called.
@@ -7,8 +7,14 @@ calls here raises when it is called.
 from sgl_kernel import seeds as seeds  # registers an operation
 from sgl_kernel.absent import absent
 from sgl_kernel.cache import copy_all_layer_kv_cache_cpu
-from sgl_kernel.slots import assign_extend_cache_locs_cpu, assign_req_to_token_pool_cpu, fill_accept_out_cache_loc_cpu
-from sgl_kernel.verify import verify_tree_greedy_cpu
+from sgl_kernel.slots import (
+    assign_draft_cache_locs_contiguous_cpu,
+    assign_extend_cache_locs_cpu,
+    assign_req_to_token_pool_cpu,
+    fill_accept_out_cache_loc_cpu,
+)
+from sgl_kernel.speculative import build_tree_kernel_efficient_cpu
+from sgl_kernel.verify import fill_bonus_tokens_cpu, verify_tree_greedy_cpu
 
 __all__ = [
     "assign_draft_cache_locs_contiguous_cpu",
@@ -23,7 +29,4 @@ __all__ = [
 ]
 
 
-assign_draft_cache_locs_contiguous_cpu = absent("assign_draft_cache_locs_contiguous_cpu")
-build_tree_kernel_efficient_cpu = absent("build_tree_kernel_efficient_cpu")
-fill_bonus_tokens_cpu = absent("fill_bonus_tokens_cpu")
 rotate_input_ids_cpu = absent("rotate_input_ids_cpu")

@@ -38,6 +38,21 @@ def assign_extend_cache_locs_cpu(
         out_cache_loc[packed] = req_to_token[row, positions].to(out_cache_loc.dtype)
 
 
+def assign_draft_cache_locs_contiguous_cpu(
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    seq_lens: Tensor,
+    out_cache_loc: Tensor,
+    pool_len: int,
+    topk: int,
+    num_cols: int,
+) -> None:
+    """Read the `topk * num_cols` slots from position `seq_lens[b]` on into `out_cache_loc`, request after request."""
+    assign_extend_cache_locs_cpu(
+        req_pool_indices, req_to_token, seq_lens, seq_lens + topk * num_cols, out_cache_loc, pool_len
+    )
+
+
 def fill_accept_out_cache_loc_cpu(accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor) -> None:
     """Gather the slots of accepted tokens to the front of `accept_out_cache_loc`.
 

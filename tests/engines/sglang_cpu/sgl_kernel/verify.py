@@ -46,3 +46,13 @@ def verify_tree_greedy_cpu(
             accept_index[row, number] = places[row][node]
             predicts[places[row][node]] = choices[places[row][node]]
         accept_token_num[row] = len(path) - 1
+
+
+def fill_bonus_tokens_cpu(accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int) -> None:
+    """Write each request's last emitted token to `bonus_tokens` [bs] int32.
+
+    Args:
+        accept_tokens: of `accept_stride` elements per request, its emitted tokens first.
+        accept_lens: [bs], how many these are.
+    """
+    bonus_tokens.copy_(accept_tokens.view(-1, accept_stride).gather(1, accept_lens.long()[:, None] - 1)[:, 0])

@@ -15,10 +15,12 @@ def register() -> None:
     """Hook into SGLang, once per process."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from specplug_test_sglang_cpu import attention, calls, recurrent, sampling
+    from specplug_test_sglang_cpu import attention, calls, drafting, recurrent, sampling
 
     HookRegistry.register(f"{attention.BACKEND}.__init__", attention.built, HookType.AFTER)
     HookRegistry.register(f"{attention.BACKEND}.forward_extend", attention.forward_extend, HookType.AROUND)
+    HookRegistry.register(f"{drafting.FACTORY}._create_backend", drafting.create, HookType.AROUND)
+    HookRegistry.register(drafting.GATHER, drafting.gather, HookType.REPLACE)
     HookRegistry.register(calls.TARGET, calls.handle_rpc_request, HookType.AROUND)
     recurrent.install(lambda path, function: HookRegistry.register(path, function, HookType.REPLACE))
     if os.environ.get(SAMPLING) == "1":

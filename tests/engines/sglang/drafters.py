@@ -1,0 +1,62 @@
+"""Engines with SGLang's own drafters for the tests of their plans, and what these tests ask of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.engines.plain import prompts
+from tests.engines.sglang import inside
+from tests.engines.sglang.engines import Engine
+
+LENGTH = 4
+ROWS = [prompts()[row] for row in (0, 3, 5, 8, 13, 18, 21, 23)]
+CHANGING = {"proposer": "engine", "policy": "ladder", "options": {"ladder": {"draft_lengths": [4, 0, 2, 0, 1, 4, 1]}}}
+"""Settings under which each step has another draft length than the one before."""
+
+
+def arguments(draft: Path, settings: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of an engine with a draft model, and settings of specplug's or none."""
+    return {
+        "draft_length": LENGTH,
+        "speculative_num_steps": LENGTH,
+        "speculative_draft_model_path": str(draft),
+        "environment": {"SPECPLUG_CONFIG": json.dumps(settings or {})},
+    }
+
+
+def drafted(
+    engine: Callable[..., Engine], algorithm: str, draft: Path, settings: dict[str, Any] | None = None, **others: Any
+) -> Engine:
+    """Make an engine, with the fixture of that name."""
+    name = f"{algorithm} {'planned' if settings else 'alone'}"
+    return engine(algorithm, **{**arguments(draft, settings), "name": name, **others})
+
+
+def answers(engine: Engine, params: Any = None, rows: Sequence[Sequence[int]] = ROWS, **options: Any) -> list[Any]:
+    """Generate for all rows at once; see `inside.generate`."""
+    found: list[Any] = engine.call(inside.generate, prompts=[list(row) for row in rows], params=params, **options)
+    return found
+
+
+def counts(engine: Engine) -> dict[str, Any]:
+    """Return the counts of drafts by source."""
+    found: dict[str, Any] = engine.call(status)["scheduler"]["metrics"]["by_source"]
+    return found
+
+
+def status(engine: Any) -> dict[str, Any]:
+    """Return specplug's status, in the engine's process."""
+    from specplug_sglang import status
+
+    (found,) = status.read(engine)
+    return dict(found)
+
+
+def set_mode(engine: Any, **order: Any) -> Any:
+    """Give an operator's order, in the engine's process."""
+    from specplug_sglang import status
+
+    return status.set_mode(engine, **order)

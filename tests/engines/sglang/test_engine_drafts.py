@@ -1,0 +1,178 @@
+"""SGLang's own draft models with another draft length at each step: a draft model and EAGLE heads.
+
+Their drafts are compared, text by text, with those of SGLang alone, whose draft length never changes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specplug.testing.equality import judge_greedy
+from specplug.types.plan import StepPlan
+from tests.engines import toy
+from tests.engines.eagle import write_head
+from tests.engines.launch import TINY
+from tests.engines.plain import assert_greedy, forward, greedy, model, prompts
+from tests.engines.sglang import trees, watching
+from tests.engines.sglang.continuations import continuations
+from tests.engines.sglang.drafters import CHANGING, LENGTH, ROWS, answers, counts, drafted
+from tests.engines.sglang.engines import Engine
+
+ALGORITHMS = ["STANDALONE", "EAGLE", pytest.param("EAGLE3", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="session")
+def draft_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return an algorithm's draft model.  A standalone one is the target itself."""
+    heads = tmp_path_factory.mktemp("heads")
+    found = {
+        "STANDALONE": TINY,
+        "EAGLE": write_head(heads / "eagle", "LlamaForCausalLMEagle"),
+        "EAGLE3": write_head(heads / "eagle3", "LlamaForCausalLMEagle3"),
+    }
+    return found.__getitem__
+
+
+@pytest.fixture
+def make(engine: Callable[..., Engine], draft_of: Callable[[str], Path]) -> Callable[..., Engine]:
+    """Make an engine: ``make("EAGLE", CHANGING)``."""
+
+    def made(algorithm: str, settings: dict[str, Any] | None = None, **others: Any) -> Engine:
+        return drafted(engine, algorithm, draft_of(algorithm), settings, **others)
+
+    return made
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_greedy_text_is_the_targets(algorithm, make):
+    assert_greedy(ROWS, [greedy(row) for row in ROWS], answers(make(algorithm, CHANGING)))
+
+
+# -- drafts -----------------------------------------------------------------------------------------------------------
+
+DRAFTS: list[list[Any]] = []
+
+
+def record_drafts(scheduler: Any) -> None:
+    """Record, of each row that is verified, its request, the length of its text, and its draft."""
+    worker = scheduler.draft_worker
+    verify = worker.verify
+
+    def recorded(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = batch.spec_info.draft_token.view(len(batch.reqs), -1).tolist()
+        for req, length, draft in zip(batch.reqs, batch.seq_lens.tolist(), rows, strict=True):
+            DRAFTS.append([req.rid, length, draft[1:]])
+        return verify(batch, *args, **kwargs)
+
+    DRAFTS.clear()
+    trees.put(worker, "verify", recorded)
+
+
+def recorded_drafts(scheduler: Any) -> list[list[Any]]:
+    trees.restore(scheduler)
+    return DRAFTS
+
+
+def miss_steps_without_drafts(scheduler: Any) -> None:
+    """The mistake: the draft model does not see the tokens of steps without drafts."""
+    from sglang.srt.environ import envs
+
+    envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.set(True)
+
+
+def see_all_steps(scheduler: Any) -> None:
+    from sglang.srt.environ import envs
+
+    envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.clear()
+
+
+def drafts_by_text(engine: Engine) -> dict[tuple[str, int], list[int]]:
+    """Run all requests; return the draft that was verified after each text, by request and the text's length."""
+    engine.inside(record_drafts)
+    answers(engine, rid=[str(row) for row in range(len(ROWS))])
+    return {(rid, length): draft for rid, length, draft in engine.inside(recorded_drafts)}
+
+
+def in_both(expected: dict[Any, list[int]], actual: dict[Any, list[int]]) -> list[tuple[list[int], list[int]]]:
+    """Return what was drafted after the same texts, with changing and with constant lengths."""
+    assert {len(draft) for draft in expected.values()} == {LENGTH}
+    assert {len(draft) for draft in actual.values()} == {0, 1, 2, LENGTH}
+    found = [(actual[text], expected[text]) for text in actual.keys() & expected.keys() if actual[text]]
+    assert len(found) > 30
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_drafts_are_as_if_lengths_never_changed(algorithm, make):
+    expected, engine = drafts_by_text(make(algorithm)), make(algorithm, CHANGING)
+    assert all(draft == whole[: len(draft)] for draft, whole in in_both(expected, drafts_by_text(engine)))
+    engine.inside(miss_steps_without_drafts)
+    try:
+        found = in_both(expected, drafts_by_text(engine))
+    finally:
+        engine.inside(see_all_steps)
+    assert sum(draft != whole[: len(draft)] for draft, whole in found) > len(found) // 4
+
+
+# -- how requests run -------------------------------------------------------------------------------------------------
+
+
+def judge_long_answers(engine: Engine) -> list[Any]:
+    given = [prompts()[row] for row in (3, 8, 13, 18, 21, 23)]
+    found = answers(engine, {"max_new_tokens": 120, "ignore_eos": True}, given)
+    expected = continuations(model(), [list(row) for row in given], 120)
+    judge_greedy(forward, given, expected, [answer["token_ids"] for answer in found]).assert_ok()
+    return found
+
+
+def test_requests_that_are_retracted_are_drafted_for_again(make):
+    engine = make("EAGLE", CHANGING)
+    engine.inside(watching.retract_often, every=5)
+    try:
+        found = judge_long_answers(engine)
+    finally:
+        engine.inside(watching.retract_often, every=0)
+    assert sum(answer["meta"]["num_retractions"] for answer in found) > 3
+
+
+@pytest.mark.slow
+def test_steps_that_do_not_overlap_and_prompts_in_chunks(make):
+    judge_long_answers(make("EAGLE", CHANGING, overlap=False, chunked_prefill_size=64))
+
+
+def plan_otherwise(scheduler: Any) -> None:
+    """Let ranks other than 0 plan another length."""
+    drafting = scheduler.draft_worker.drafting
+    if drafting.rank:
+        trees.put(drafting.step_planner, "make", lambda reqs, **figures: StepPlan(3))
+        logging.getLogger("sglang").info("rank %s plans otherwise", drafting.rank)
+
+
+@pytest.mark.slow
+def test_all_ranks_take_rank_0s_lengths(make):
+    environment = {"SPECPLUG_CONFIG": json.dumps(CHANGING), "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    engine = make("STANDALONE", CHANGING, tp_size=2, environment=environment)
+    engine.inside(plan_otherwise)
+    assert_greedy(ROWS, [greedy(row) for row in ROWS], answers(engine))
+    assert "rank 1 plans otherwise" in engine.log()
+    verified = counts(engine)["standalone"]["verified_at"]
+    assert verified[0] > verified[1] > verified[2] == verified[3] > 0, "no draft of 3 tokens"
+
+
+def test_sampled_text_has_the_targets_distribution(engine, tmp_path_factory):
+    """With limits in most rows; the model drafts for itself."""
+    path = tmp_path_factory.mktemp("toy")
+    toy.model().save_pretrained(path)
+    target = {"model_path": str(path), "skip_tokenizer_init": True, "context_length": 64, "max_running_requests": 64}
+    sampled = drafted(engine, "STANDALONE", path, CHANGING, **target, sampling=True)
+    plain = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True}
+    params = [{**plain, "custom_params": {"specplug_num_speculative_tokens": 1 + row % 4}} for row in range(128)]
+    found = answers(sampled, params, [toy.PROMPT] * len(params))
+    assert toy.p_value([answer["token_ids"] for answer in found]) > 1e-4
+    assert sum(answer["meta"]["spec_num_correct_drafts"] for answer in found) > 200

@@ -1,0 +1,163 @@
+"""Requests, operators and status where SGLang's own draft models draft under specplug's plans."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.engines import Raised
+from tests.engines.launch import TINY
+from tests.engines.plain import assert_greedy, greedy, ids
+from tests.engines.server import Server
+from tests.engines.sglang.drafters import CHANGING, LENGTH, ROWS, answers, arguments, counts, drafted, set_mode, status
+from tests.engines.sglang.engines import Engine
+from tests.engines.suites.operations import ACCEPTED, ask, complete, scraped, value
+
+
+@pytest.fixture(scope="session")
+def standalone(engine: Callable[..., Engine]) -> Engine:
+    return drafted(engine, "STANDALONE", TINY, CHANGING)
+
+
+@pytest.fixture
+def operated(standalone: Engine) -> Iterator[Engine]:
+    yield standalone
+    standalone.call(set_mode, mode="on", num_speculative_tokens=None)
+
+
+def test_requests_limits_are_kept_in_one_batch(standalone):
+    """All rows have one length; of a limited row's draft no more than its limit is accepted."""
+    fields = [{}, {"specplug_num_speculative_tokens": 1}, {"specplug_enabled": False}]
+    params = [{"custom_params": dict(fields[row % 3])} for row in range(9)]
+    given = [ROWS[row // 3] for row in range(9)]
+    found = answers(standalone, params, given)
+    assert_greedy(given, [greedy(row) for row in given], found)
+    emitted = [answer["meta"]["completion_tokens"] - 1 for answer in found]  # the first token is the prefill's
+    a_step = [tokens / answer["meta"]["spec_verify_ct"] for tokens, answer in zip(emitted, found, strict=True)]
+    assert max(a_step[0::3]) > 2
+    assert all(1 < tokens <= 2 for tokens in a_step[1::3])
+    assert a_step[2::3] == [1, 1, 1]
+
+
+def test_penalties_are_exact(standalone, engine, baseline):
+    """SGLang alone counts a step as one token for them, however many it accepted."""
+    params = [{"frequency_penalty": 0.5}, {"presence_penalty": 0.9}, {"min_new_tokens": 40}, {}] * 2
+    given = [tuple(ids(text)) for text in ("The capital of France is", "def f(x):")] * 4
+    engines = standalone, drafted(engine, "STANDALONE", TINY), baseline
+    found, alone, expected = ([answer["token_ids"] for answer in answers(each, params, given)] for each in engines)
+    assert found == expected
+    assert alone != expected
+
+
+def test_a_grammar_is_followed(standalone, baseline):
+    params = {"regex": "[a-f]{3}( [a-f]{3}){4}", "max_new_tokens": 40}
+    found, expected = (answers(each, params, ROWS[:4]) for each in (standalone, baseline))
+    assert [answer["token_ids"] for answer in found] == [answer["token_ids"] for answer in expected]
+
+
+def test_an_operator_switches_off_and_limits(operated):
+    operated.call(set_mode, mode="off")
+    before = counts(operated)
+    found = answers(operated)
+    after = counts(operated)
+    assert_greedy(ROWS, [greedy(row) for row in ROWS], found)
+    assert after["standalone"] == before["standalone"]
+    emitted = after["none"]["emitted"] - before["none"]["emitted"]
+    assert emitted == sum(len(answer["token_ids"]) for answer in found)
+    operated.call(set_mode, mode="on", num_speculative_tokens=1)
+    answers(operated)
+    verified, earlier = (found["standalone"]["verified_at"] for found in (counts(operated), after))
+    assert verified[0] > earlier[0]
+    assert verified[1:] == earlier[1:]
+
+
+def test_the_status_names_the_drafter_and_its_lengths(standalone):
+    found = standalone.call(status)
+    assert found["captured_draft_lengths"] == [0, 1, 2, 4]
+    assert found["scheduler"]["engine_drafter"] == "standalone"
+    assert found["settings"]["proposer"] == {"value": "engine", "origin": "SPECPLUG_CONFIG"}
+    assert found["workers"] == []
+    assert "engine, policy ladder, up to 4 draft tokens, SGLang's STANDALONE, chains, overlap" in standalone.log()
+    assert "Switch adaptive runtime state" not in standalone.log()
+
+
+def most_tokens(scheduler: Any) -> list[int | None]:
+    """Return the draft tokens of the newest step and of the longest one, for which the cache has room, root counted."""
+    from sglang.srt.runtime_context import get_spec, max_speculative_num_draft_tokens
+
+    return [get_spec().speculative_num_draft_tokens, max_speculative_num_draft_tokens()]
+
+
+def test_room_is_kept_for_the_longest_draft(operated):
+    operated.call(set_mode, mode="off")
+    answers(operated)
+    assert operated.inside(most_tokens) == [1, LENGTH + 1]
+
+
+@pytest.fixture(scope="session")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model without its last layer, as a draft model that is often right."""
+    from transformers import AutoModelForCausalLM
+
+    path = tmp_path_factory.mktemp("models") / "shallow"
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    model.model.layers = model.model.layers[:-1]
+    model.config.num_hidden_layers -= 1
+    model.save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY / name, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def with_batch(engine: Callable[..., Engine], shallow: Path) -> Engine:
+    """The default policy."""
+    return drafted(engine, "STANDALONE", shallow, {"proposer": "engine"})
+
+
+def test_the_default_policy_plans_a_smaller_draft_model(with_batch):
+    assert_greedy(ROWS, [greedy(row) for row in ROWS], answers(with_batch))
+    assert with_batch.call(status)["settings"]["policy"] == {"value": "batch", "origin": "default"}
+    found = counts(with_batch)["standalone"]
+    assert 0 < found["accepted"] < found["verified"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"specplug_references": "def area(r)"}, "reads no texts of requests; found references"),
+        ({"specplug_documents": ["a"]}, "reads no texts of requests; found documents"),
+        ({"specplug_proposer": "ngram"}, "'proposer': this server has not loaded the proposer"),
+        ({"specplug_verifier": "reference"}, "'verifier'"),
+    ],
+)
+def test_fields_that_the_drafter_cannot_follow_are_refused(with_batch, fields, reason):
+    with pytest.raises(Raised, match=reason) as raised:
+        answers(with_batch, {"custom_params": fields}, ROWS[:1])
+    assert raised.value.type == "RefusedRequest"
+
+
+@pytest.fixture(scope="session")
+def server(serve: Callable[..., Server], shallow: Path) -> Server:
+    return serve("STANDALONE", **arguments(shallow, {"proposer": "engine"}), enable_metrics=True, name="own server")
+
+
+@pytest.mark.slow
+def test_a_server_shows_status_and_metrics_and_takes_orders(server):
+    text = complete(server, max_tokens=64)["choices"][0]["text"]
+    (engine,) = ask(server, "/specplug/status").json["engines"]
+    found = engine["scheduler"]["metrics"]["by_source"]["standalone"]
+    assert 0 < found["accepted"] <= found["verified"]
+    assert value(scraped(server), ACCEPTED, engine="0", source="standalone") == found["accepted"]
+    assert ask(server, "/specplug/mode", {"mode": "off"}).code == 200
+    assert complete(server, max_tokens=64)["choices"][0]["text"] == text
+    (after,) = ask(server, "/specplug/status").json["engines"]
+    assert after["scheduler"]["metrics"]["by_source"]["standalone"] == found
+    assert (after["scheduler"]["plan"]["draft_length"], after["scheduler"]["control"]["mode"]) == (0, "off")
+    body = {"text": "def", "sampling_params": {"custom_params": {"specplug_references": "def area(r)"}}}
+    assert ask(server, "/generate", body).code == 400
+    assert "Ngram speculative decoding is not enabled" in ask(server, "/list_external_corpora").body
