@@ -64,7 +64,7 @@ class PaddedPlanner(Planner):
         """Return the draft length."""
         requests = max(1, len(stats.requests))
         length, planned_for, at = self._planned
-        is_new = abs(requests - planned_for) > _LIKE * planned_for
+        is_new = abs(requests - planned_for) > _LIKE * planned_for or length not in self._considered(requests)
         if is_new or stats.step - at >= _DECIDE_EVERY or stats.step < _EARLY:
             length = self._decide(requests, stats, length if planned_for > 0 else None)
             self._planned = length, requests, stats.step

@@ -63,6 +63,8 @@ class BatchPlanner(Planner):
 
     def _draft_length(self, batch_size: int) -> int:
         options = self._options
+        if self._budget(batch_size) == 0:
+            return 0
         gamma = options.gamma_small if batch_size <= options.small_batch else options.gamma_large
         if self._caps.ragged is Ragged.NATIVE:
             useful = max(options.saturation - batch_size, self._depth(batch_size))  # one row may use all free tokens

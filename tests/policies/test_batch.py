@@ -60,6 +60,11 @@ def trimmer(caps: EngineCaps | None = None, **options: object) -> GainTrimmer:
 
 
 class TestPlans:
+    def test_without_free_tokens_an_engine_that_verifies_its_budget_drafts_nothing(self):
+        caps = EngineCaps(64, verifies_budget=True)
+        assert plan(255, caps).draft_length > 0
+        assert plan(256, caps).draft_length == 0
+
     @pytest.mark.parametrize(
         ("batch_size", "draft_length"),
         [(0, 32), (1, 32), (8, 32), (9, 16), (128, 16), (250, 16), (256, 9), (300, 6), (512, 0)],

@@ -105,6 +105,14 @@ def test_drafts_that_become_good_are_drafted_again():
     assert server.serve("easy", 8, 1000 * 8)[0] > 0.97 * Server("dense", 15).serve("easy", 8, 1000 * 8)[0]
 
 
+def test_a_batch_that_grows_a_little_leaves_a_length_that_is_no_longer_considered():
+    planner = PaddedPlanner(PluginContext(CAPS, options=BatchOptions()))
+    for step in range(2000):
+        requests = 60 + step % 9  # 15 draft tokens are considered for up to 64 of them
+        plan = planner.plan(HostStats(step, range(requests)))
+        assert plan.draft_length <= planner.longest_draft(requests)
+
+
 def test_a_limit_on_drafts_holds():
     planner = PaddedPlanner(PluginContext(CAPS, options=BatchOptions(gamma_small=3, gamma_large=1)))
     for step in range(300):
