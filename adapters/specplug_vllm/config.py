@@ -20,6 +20,8 @@ from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
 from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Feedback, PlanSite, Ragged
+from specplug_vllm import seams
+from specplug_vllm.seams.worker import DRAFTERS_TAKE_LENGTHS
 
 METHOD = "custom_class"
 PROPOSER = "specplug_vllm.Proposer"
@@ -136,11 +138,38 @@ def refuse_unsupported(vllm_config: Any) -> None:
             expected="1",
             remedy="Use tensor parallelism, or serve without specplug",
         )
-    if engine_method(vllm_config) is not None and cuts_on_device(vllm_config):
+    if engine_method(vllm_config) is not None:
+        _refuse_engine_drafts(vllm_config)
+
+
+def _refuse_engine_drafts(vllm_config: Any) -> None:
+    """Refuse plans for vLLM's own drafter that it would not follow.
+
+    Raises:
+        EngineError: this version's drafters take no draft length, the method does not draft, or vLLM chooses itself.
+    """
+    method, version = vllm_config.speculative_config.method, seams.parse(seams.installed_version())
+    if version is not None and version < DRAFTERS_TAKE_LENGTHS:
+        raise EngineError.build(
+            "this version's own drafters take no draft length",
+            who="specplug_vllm",
+            found=f"vLLM {seams.installed_version()} with method {method!r}",
+            expected=f"vLLM {'.'.join(map(str, DRAFTERS_TAKE_LENGTHS))} or newer",
+            remedy=f"Upgrade vLLM, or leave {SECTION!r} out of {FLAG}",
+        )
+    if method == "extract_hidden_states":
+        raise EngineError.build(
+            "the method does not draft",
+            who="specplug_vllm",
+            found=f"method {method!r}",
+            expected="one that drafts",
+            remedy=f"Leave {SECTION!r} out of {FLAG}",
+        )
+    if cuts_on_device(vllm_config):
         raise EngineError.build(
             "vLLM's adaptive verification and specplug's policy would both choose how much to verify",
             who="specplug_vllm",
-            found=f"enable_adaptive_verification with method {vllm_config.speculative_config.method!r}",
+            found=f"enable_adaptive_verification with method {method!r}",
             expected="one of them",
             remedy=f"Leave enable_adaptive_verification out of {_SPECULATIVE}, or {SECTION!r} out of {FLAG}",
         )

@@ -151,29 +151,40 @@ _VERIFIERS = (
     seam("vllm.v1.worker.gpu.buffer_utils:UvaBackedTensor", "verifier v2", holds="np"),
 )
 
+DRAFTERS_TAKE_LENGTHS = (0, 32)
+"""The first version whose drafters take a step's draft length, and see the newest tokens also at a length of 0."""
+
 _ENGINE_DRAFTS = (
-    # The drafters take a step's draft length, and see the newest tokens also at a length of 0.
     seam(
         "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.propose",
         "engine drafts",
         named="num_speculative_tokens",
+        since=DRAFTERS_TAKE_LENGTHS,
     ),
-    seam("vllm.v1.spec_decode.ngram_proposer:NgramProposer.propose", "engine drafts", takes="num_speculative_tokens"),
+    seam(
+        "vllm.v1.spec_decode.ngram_proposer:NgramProposer.propose",
+        "engine drafts",
+        takes="num_speculative_tokens",
+        since=DRAFTERS_TAKE_LENGTHS,
+    ),
     seam(
         "vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator:StandaloneARSpeculator.propose",
         "engine drafts",
         takes="input_batch",
         named="num_speculative_tokens",
+        since=DRAFTERS_TAKE_LENGTHS,
     ),
     seam(
         "vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator:StandaloneARSpeculator",
         "engine drafts",
         holds="draft_tokens num_speculative_steps",
+        since=DRAFTERS_TAKE_LENGTHS,
     ),
     seam(
         "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator.propose",
         "engine drafts",
         named="num_speculative_tokens",
+        since=DRAFTERS_TAKE_LENGTHS,
     ),
 )
 

@@ -143,8 +143,9 @@ def test_aborted(tight):
     assert reasons["abort 3"] == reasons["abort 12"] == "abort"
     assert len(rest) == 12
     assert_right(found, "abort", rest)
-    assert kinds_of(found, "abort 3")[0::3] == ["STARTED"]
-    assert kinds_of(found, "abort 3")[-1] == "ABORTED"
+    first, *between, last = kinds_of(found, "abort 3")
+    assert (first, last) == ("STARTED", "ABORTED")
+    assert set(between) <= {"PREEMPTED", "RESUMED"}  # it may have been retracted
     assert kinds_of(found, "abort 12") == [], "it never ran"
     assert reasons["late"] == "abort"
     assert kinds_of(found, "late") in ([], ["STARTED", "ABORTED"])

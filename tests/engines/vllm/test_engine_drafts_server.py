@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from specplug.errors import EngineError, SettingsError
+from specplug_vllm import seams
 from specplug_vllm.config import refuse_unsupported, resolved
 from tests.engines.launch import TINY
 from tests.engines.server import Server
@@ -116,3 +117,15 @@ def test_one_of_specplugs_proposers_beside_vllms_drafter_is_refused():
 def test_two_choices_of_what_to_verify_are_refused():
     with pytest.raises(EngineError, match="both choose how much to verify"):
         refuse_unsupported(config("dspark", {}, enable_adaptive_verification=True))
+
+
+def test_a_method_that_does_not_draft_is_refused():
+    with pytest.raises(EngineError, match="the method does not draft"):
+        refuse_unsupported(config("extract_hidden_states", {}))
+
+
+def test_versions_whose_drafters_take_no_length_are_refused(monkeypatch):
+    monkeypatch.setattr(seams, "installed_version", lambda: "0.31.0")
+    with pytest.raises(EngineError, match=r"vLLM 0\.31\.0 with method 'eagle'; expected vLLM 0\.32 or newer"):
+        refuse_unsupported(config("eagle", {}))
+    refuse_unsupported(config("eagle"))
