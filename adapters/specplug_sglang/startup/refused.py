@@ -16,7 +16,7 @@ def refuse_arguments(server_args: Any, refused: Mapping[str, Any], alternative: 
 
     Args:
         server_args: a server's arguments.
-        refused: the only value of each argument that is accepted, besides None.
+        refused: the only value of each argument that is accepted in addition to None.
         alternative: how to start the server without specplug, for messages.
 
     Raises:

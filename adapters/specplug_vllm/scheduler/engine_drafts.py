@@ -52,12 +52,11 @@ class _EngineDrafts(Planned):
 
     def _cut_drafts(self, plan: StepPlan) -> None:
         """Cut drafts that are longer than the plan allows their requests, or their placeholders."""
+        most = min(self._row_length, plan.draft_length)
         for request in self.running:
-            drafted = request.spec_token_ids
-            if drafted:
-                allowed = min(self._row_length, plan.draft_length_for(request.request_id))
-                if len(drafted) > allowed:
-                    request.spec_token_ids = drafted[:allowed]
+            allowed = min(most, plan.caps.get(request.request_id, most)) if plan.caps else most
+            if len(request.spec_token_ids) > allowed:
+                request.spec_token_ids = request.spec_token_ids[:allowed]
 
 
 class EngineDraftsScheduler(_EngineDrafts, Scheduler):
