@@ -89,7 +89,7 @@ class PaddedPlanner(Planner):
         return max(self._considered(batch_size))
 
     def status(self) -> dict[str, Any]:
-        """Return what is planned and why, with the figures behind it, as plain data."""
+        """Return what is planned and why, with the figures that decided it, as plain data."""
         length, requests, _ = self._planned
         known = self._decision
         if known is None:

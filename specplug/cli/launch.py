@@ -24,6 +24,11 @@ DraftLength = Annotated[
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, ...; by default a GPU if there is one.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="By default float32 on a CPU and bfloat16 on a GPU.")]
 
+PluginOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="PLUGIN.KEY=VALUE", help="A plug-in's own setting; repeat."),
+]
+
 Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="CPU threads; by default 1 for shipped models, else torch's default."),

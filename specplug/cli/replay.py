@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from specplug.cli.launch import Policy, flags, nested_options
+from specplug.cli.launch import PluginOptions, Policy, flags, nested_options
 from specplug.cli.numbers import ascending
 from specplug.cli.output import AsJson, console, print_json, print_table
 from specplug.cli.replay_inputs import progress, read
@@ -39,10 +39,7 @@ def replay(
         list[str] | None,
         typer.Option("--peer", metavar="MODULE:FACTORY", help="An external drafter to compare with; repeat."),
     ] = None,
-    options: Annotated[
-        list[str] | None,
-        typer.Option("--option", metavar="PLUGIN.KEY=VALUE", help="A plug-in's own setting; repeat."),
-    ] = None,
+    options: PluginOptions = None,
     gamma: Annotated[
         int | None,
         typer.Option("--gamma", min=0, help="Most draft tokens per step; by default the server's setting."),

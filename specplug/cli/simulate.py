@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from specplug.cli.launch import nested_options
+from specplug.cli.launch import PluginOptions, nested_options
 from specplug.cli.output import AsJson, console, print_json, print_table
 from specplug.cli.replay_inputs import progress
 from specplug.cli.simulate_inputs import cases, trajectories
@@ -25,10 +25,7 @@ def simulate(
     policies: Annotated[
         list[str] | None, typer.Option("--policy", help="A policy to judge; repeat. By default the server's setting.")
     ] = None,
-    options: Annotated[
-        list[str] | None,
-        typer.Option("--option", metavar="PLUGIN.KEY=VALUE", help="A plug-in's own setting; repeat."),
-    ] = None,
+    options: PluginOptions = None,
     surfaces: Annotated[
         list[str] | None, typer.Option("--surface", help="A cost surface; repeat. By default all that are open.")
     ] = None,

@@ -6,8 +6,10 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.local_http import served
 
 COUNTS = {"target_steps": 0, "proposed": 0, "accepted": 0, "emitted": 0, "after_stop": 0}
 
@@ -117,12 +119,5 @@ def serving(server: FakeServer) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(text.encode())
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{http.server_port}"
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()
+    with served(Handler) as address:
+        yield address

@@ -1,4 +1,4 @@
-"""The policy `batch` where rows are padded: it finds the best draft length on costs and drafts that it is not told."""
+"""The policy `batch` where rows are padded: it finds the best draft length on unknown costs and drafts."""
 
 from __future__ import annotations
 
