@@ -48,7 +48,7 @@ _PUBLIC = {
         "DraftLengthChange",
     ),
     "specplug.types.draft": ("Draft",),
-    "specplug.types.plan": ("HostStats", "RequestStats", "StepCost", "StepPlan", "StepReport"),
+    "specplug.types.plan": ("HostStats", "Price", "RequestStats", "StepCost", "StepPlan", "StepReport"),
     "specplug.types.request": (
         "EngineEvent",
         "Lifecycle",

@@ -250,7 +250,7 @@ class Trimmer(abc.ABC):
         """Return `draft` cut to at most `limits.token_budget` draft tokens over the whole batch.
 
         The result is a prefix of each chain; in a tree it contains every ancestor of each kept node.  `Draft.keep`
-        builds such a draft.  A higher `limits.price` never keeps more tokens.
+        builds such a draft.  Higher `limits.prices` never keep more tokens.
         """
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-CLASSES = 16
-"""Number of batch-size classes; the class of a batch size is its number of binary digits."""
-
 
 class BatchOptions(BaseModel):
     """Limits on draft lengths, and the cost model of a step: `max(1, tokens / saturation) + overhead`, in any unit."""
@@ -28,10 +25,6 @@ class BatchOptions(BaseModel):
         default=0.01,
         ge=0.0,
         description="least excess of a draft token's gain over its cost, as a share of the cost",
-    )
-    horizon: int = Field(default=256, ge=1, description="steps over which the server's rate is averaged")
-    batch_size: int | None = Field(
-        default=None, ge=1, description="number of requests to assume; None is the actual number"
     )
     token_budget: int | None = Field(
         default=None, ge=0, description="draft tokens that the whole batch may verify per step; None is no limit"

@@ -10,12 +10,11 @@ from specplug.plugins.specs import PolicySpec
 
 @hookimpl
 def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
-    """Register the policy with both halves."""
+    """Register the policy; its trim half is the default."""
     register(
         PolicySpec(
             name="batch",
             factory="specplug_batch.policy:build",
-            trimmer="specplug_batch.trim:GainTrimmer",
             summary="verifies the draft tokens that pay at the current batch size",
             options="specplug_batch.options:BatchOptions",
         )

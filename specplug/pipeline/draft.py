@@ -148,7 +148,7 @@ class DraftStage:
 
     @torch.inference_mode()
     def trim(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
-        """Cut the drafts at least to the plan's budget and price, and store them until their verdict."""
+        """Cut the drafts at least to the plan's budget and prices, and store them until their verdict."""
         if batch.is_dummy or not batch.batch_size:
             return draft
         draft = self.cut(batch, draft, plan)
@@ -162,14 +162,12 @@ class DraftStage:
     def trimmed(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
         """Return what the policy's trim half keeps of the drafts of a step that `cuts`."""
         budget = plan.budget_of(draft.batch_size * draft.draft_length)
-        return self._cut(draft, TrimLimits.build(budget, batch.sampled, plan.price), batch.vocab_size)
+        return self._cut(draft, TrimLimits.build(budget, batch.sampled, plan.prices), batch.vocab_size)
 
     def cuts(self, batch_size: int, draft_length: int, plan: StepPlan) -> bool:
         """Return whether drafts of at most `draft_length` tokens are passed to the policy's trim half."""
         places = batch_size * draft_length
-        if plan.token_budget is not None and plan.token_budget < places:
-            return True
-        return places > 0 and (plan.price > 0 or self._cuts_without_budget(batch_size, draft_length))
+        return plan.cuts(places) or (places > 0 and self._cuts_without_budget(batch_size, draft_length))
 
     @cached_property
     def host_trim(self) -> HostStep | None:

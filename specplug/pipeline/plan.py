@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from operator import index
 from typing import Any
 
@@ -11,7 +13,7 @@ from specplug.errors import ContractError
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner, ReportsStatus
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
+from specplug.types.plan import MOST_PRICES, NO_SPECULATION, HostStats, Price, StepPlan, StepReport
 
 
 class PlanStage:
@@ -88,9 +90,18 @@ class PlanStage:
 
     def _fit(self, plan: StepPlan) -> StepPlan:
         draft_length = index(plan.draft_length)  # raises on a fraction here, where the error is contained
-        if not plan.price >= 0:  # rejects NaN too
-            raise ContractError.build("a plan's price is not a number of tokens", found=plan.price, expected=">= 0")
+        _check(plan.prices)
         budget = None if plan.token_budget is None else index(plan.token_budget)
         if self.ceiling is not None:
             draft_length = min(draft_length, self.ceiling)
         return replace(plan, draft_length=self._caps.fit_draft_length(draft_length), token_budget=budget)
+
+
+def _check(prices: Sequence[Price]) -> None:
+    """Refuse prices that fall, are negative or no numbers, or are too many."""
+    ends = [(0.0, 0), *prices]
+    rises = all(one[0] <= other[0] and one[1] <= index(other[1]) for one, other in pairwise(ends))  # false of NaN too
+    if not rises or len(prices) > MOST_PRICES:
+        raise ContractError.build(
+            "the prices of a plan do not rise", found=prices, expected=f"at most {MOST_PRICES}, ascending from 0"
+        )

@@ -59,9 +59,8 @@ class RepeatedTrimmer(Trimmer):
         """Trim `draft` [1, N] as the first of B equal rows, within the budget that `trim_repeated` set."""
         rows = self._rows(draft)
         rows.copy_(draft)
-        return self._trimmer.trim(rows, TrimLimits(self._budget, self._decoding, limits.price)).view(
-            1, draft.draft_length
-        )
+        whole = replace(limits, token_budget=self._budget, decoding=self._decoding)
+        return self._trimmer.trim(rows, whole).view(1, draft.draft_length)
 
     def _rows(self, draft: Draft) -> Draft:
         """Return the buffer for drafts of this shape."""
@@ -76,12 +75,12 @@ class RepeatedTrimmer(Trimmer):
     ) -> Draft:
         """Trim one row's draft as `stage`, whose trimmer this is, would trim it among B identical rows.
 
-        The plan's budget covers the whole batch.  The stage sees one row and learns only whether the budget binds.
+        The plan's budget and prices are those of the whole batch.  The stage sees one row, and a budget of 0 makes it
+        call the trimmer if one of them may bind.
         """
         places = self._times * draft.draft_length
-        budget = places if plan.token_budget is None else min(max(0, plan.token_budget), places)
-        self._budget.fill_(budget)
-        return stage.trim(batch, draft, replace(plan, token_budget=0 if budget < places else None))
+        self._budget.fill_(plan.budget_of(places))
+        return stage.trim(batch, draft, replace(plan, token_budget=0 if plan.cuts(places) else None))
 
 
 def _repeated(of_one: T, times: int) -> T:

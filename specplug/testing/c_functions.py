@@ -29,6 +29,9 @@ def kept_by(step: HostStep, draft: Draft, limits: TrimLimits) -> Tensor:
         TrimArgument.BATCH_SIZE: rows,
         TrimArgument.DRAFT_LENGTH: draft_length,
         TrimArgument.TOKEN_BUDGET: int(limits.token_budget),
+        TrimArgument.NUM_PRICES: limits.prices.numel(),
+        TrimArgument.PRICES: limits.prices.data_ptr(),
+        TrimArgument.PRICES_AFTER: limits.prices_after.data_ptr(),
         TrimArgument.DECODING: limits.decoding.data_ptr(),
         TrimArgument.CONFIDENCE: draft.confidence.data_ptr(),
         TrimArgument.PARENTS: 0 if draft.parents is None else draft.parents.data_ptr(),
@@ -38,7 +41,6 @@ def kept_by(step: HostStep, draft: Draft, limits: TrimLimits) -> Tensor:
         TrimArgument.KEPT: kept.ctypes.data,
     }.items():
         numbers[which] = number
-    numbers.view(np.float32)[2 * TrimArgument.PRICE] = float(limits.price)
     status = C_FUNCTION(step.function)(numbers.ctypes.data)
     assert status == OK, f"the C function of a trim half returned {status}; expected {OK}"
     assert set(np.unique(kept)) <= {0, 1}, f"it wrote {np.unique(kept)}; expected 0 or 1 for every token"

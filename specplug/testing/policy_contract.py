@@ -19,7 +19,7 @@ from specplug.pipeline.draft import host_trim_of
 from specplug.testing.c_functions import kept_by
 from specplug.testing.policy_harness import IDLE, PRICES, PolicyHarness, stats_of, watch_for_waiting
 from specplug.testing.watch import watch
-from specplug.types.plan import StepPlan, StepReport
+from specplug.types.plan import MOST_PRICES, StepPlan, StepReport
 
 
 class PolicyContract(PolicyHarness):
@@ -34,7 +34,7 @@ class PolicyContract(PolicyHarness):
             assert isinstance(plan, StepPlan), f"{self.who}: planned {plan!r} on {name}; expected a StepPlan"
 
     def test_plans_within_the_engines_limits(self) -> None:
-        """Draft length, budget, caps and price are within the engine's limits for any number of requests."""
+        """Draft length, budget, caps and prices are within the engine's limits for any number of requests."""
         for name, caps in self.engines.items():
             for plan in self.plans(caps):
                 in_range = isinstance(plan.draft_length, int) and 0 <= plan.draft_length <= caps.max_draft_length
@@ -42,11 +42,16 @@ class PolicyContract(PolicyHarness):
                     f"{self.who}: draft length {plan.draft_length!r} on {name}; "
                     f"expected an int in [0, {caps.max_draft_length}]"
                 )
-                budget, price = plan.token_budget, plan.price
+                budget, prices = plan.token_budget, plan.prices
                 assert budget is None or (isinstance(budget, int) and budget >= 0), (
                     f"{self.who}: token_budget {budget!r} on {name}; expected None or an int >= 0"
                 )
-                assert price >= 0, f"{self.who}: price {price!r} on {name}; expected a number >= 0"
+                ends = [(0.0, 0), *prices]
+                rises = all(a[0] <= b[0] and a[1] <= b[1] for a, b in itertools.pairwise(ends))
+                rises = rises and len(prices) <= MOST_PRICES
+                assert rises, (
+                    f"{self.who}: prices {prices!r} on {name}; expected at most {MOST_PRICES}, ascending from 0"
+                )
 
     def test_plans_no_longer_drafts_than_stated(self) -> None:
         """No plan for B requests is longer than `longest_draft(B)`, for which engines capture graphs."""

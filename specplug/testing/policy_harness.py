@@ -22,7 +22,7 @@ from specplug.types.batch import BatchView
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
-from specplug.types.plan import HostStats, RequestStats, StepCost, StepPlan, StepReport
+from specplug.types.plan import HostStats, Price, RequestStats, StepCost, StepPlan, StepReport
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Outcome, Verdict
 
@@ -109,7 +109,7 @@ class PolicyHarness:
 
     def limits(self, draft: Draft, budget: int, price: float = 0.0) -> TrimLimits:
         """Return the limits of a step in which all rows decode."""
-        return TrimLimits.build(budget, torch.ones_like(draft.lengths, dtype=torch.bool), price)
+        return TrimLimits.build(budget, torch.ones_like(draft.lengths, dtype=torch.bool), (Price(price),))
 
     def empty(
         self, batch_size: int, draft_length: int, *, trees: bool = False, device: torch.device | str = "cpu"

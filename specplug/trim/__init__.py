@@ -4,7 +4,7 @@
 by numba, and `kernels` for chains on a GPU, in Triton: both search for a threshold and sort nothing.
 """
 
-from specplug.trim.ranking import rank_tokens
+from specplug.trim.ranking import admitted, most_tokens, rank_tokens
 from specplug.trim.survival import SurvivalTrimmer
 
-__all__ = ["SurvivalTrimmer", "rank_tokens"]
+__all__ = ["SurvivalTrimmer", "admitted", "most_tokens", "rank_tokens"]

@@ -46,6 +46,17 @@ def _count_above(bits, confidence, length, draft_length, BLOCK: tl.constexpr):  
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _most_tokens(bits, token_budget, prices, prices_after, num_prices):  # type: ignore[no-untyped-def]
+    """Return what `ranking.most_tokens` does for the survival probability of these bits."""
+    survival = bits.to(tl.float32, bitcast=True)
+    most = tl.load(token_budget)
+    for place in range(0, num_prices):
+        after = tl.load(prices_after + place)
+        most = tl.where(survival < tl.load(prices + place), tl.minimum(most, after), most)
+    return tl.minimum(most, 1 << 30).to(tl.int32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _next_ties(place, row, batch_size, first, end):  # type: ignore[no-untyped-def]
     """Return, per row, the end of the ties among the first `place` places, column by column, of the batch.
 
@@ -56,9 +67,12 @@ def _next_ties(place, row, batch_size, first, end):  # type: ignore[no-untyped-d
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["batch_size", "draft_length", "ids_stride", "confidence_stride", "sources_stride", "out_stride"],
+    do_not_specialize=[
+        *("batch_size", "draft_length", "ids_stride", "confidence_stride", "sources_stride", "out_stride"),
+        "num_prices",
+    ],
     do_not_specialize_on_alignment=[
-        *("ids", "confidence", "sources", "lengths", "token_budget", "price"),
+        *("ids", "confidence", "sources", "lengths", "token_budget", "prices", "prices_after"),
         *("out_ids", "out_confidence", "out_sources", "out_lengths"),
     ],
 )
@@ -71,7 +85,9 @@ def trim_kernel(  # type: ignore[no-untyped-def]
     sources_stride,
     lengths,
     token_budget,
-    price,
+    prices,
+    prices_after,
+    num_prices,
     batch_size,
     draft_length,
     out_ids,
@@ -85,7 +101,6 @@ def trim_kernel(  # type: ignore[no-untyped-def]
     row = tl.arange(0, BLOCK)
     is_row = row < batch_size
     length = tl.load(lengths + row, mask=is_row, other=0)
-    budget, least = tl.minimum(tl.load(token_budget), 1 << 30).to(tl.int32), tl.load(price)
     levels = confidence + row * confidence_stride
 
     # The lowest bits, from those of 0 to one more than those of 1, whose tokens are admitted: 30 halvings.
@@ -93,14 +108,14 @@ def trim_kernel(  # type: ignore[no-untyped-def]
     for _ in range(30):
         middle = (low + high) // 2
         above = tl.reduce(_count_above(middle, levels, length, draft_length, BLOCK), 0, _plus)
-        admits = (above < budget) & (middle.to(tl.float32, bitcast=True) >= least)
+        admits = above < _most_tokens(middle, token_budget, prices, prices_after, num_prices)
         high = tl.where(admits, middle, high)
         low = tl.where(admits, low, tl.minimum(middle + 1, high))
 
-    # Of the tokens that are equal to it, as many as the budget leaves, column by column.
+    # Of the tokens that are equal to it, as many as there may be, column by column.
     first = _count_above(high, levels, length, draft_length, BLOCK)
     end = _count_above(high - 1, levels, length, draft_length, BLOCK)
-    left = budget - tl.reduce(first, 0, _plus)
+    left = _most_tokens(high, token_budget, prices, prices_after, num_prices) - tl.reduce(first, 0, _plus)
     low, high = tl.full([], 0, tl.int32), batch_size * draft_length
     for _ in range(21):
         middle = (low + high + 1) // 2
@@ -134,7 +149,7 @@ def covers(draft: Draft) -> bool:
 
 
 def trim(draft: Draft, limits: TrimLimits) -> Draft:
-    """Return `draft`, which the kernel `covers`, cut to the budget and the price, as a new one-hot draft."""
+    """Return `draft`, which the kernel `covers`, cut to the budget and the prices, as a new one-hot draft."""
     shape = rows, draft_length = draft.token_ids.shape
     ids, sources = torch.empty(2, *shape, dtype=torch.int32, device=draft.device)
     confidence, lengths = torch.empty(shape, device=draft.device), torch.empty_like(draft.lengths)
@@ -147,7 +162,9 @@ def trim(draft: Draft, limits: TrimLimits) -> Draft:
         draft.source.stride(0),
         draft.lengths,
         limits.token_budget,
-        limits.price,
+        limits.prices,
+        limits.prices_after,
+        limits.prices.numel(),
         rows,
         draft_length,
         ids,

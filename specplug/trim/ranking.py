@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from specplug.types.draft import Draft
+from specplug.types.trim import TrimLimits
 
 
 def rank_tokens(draft: Draft) -> tuple[Tensor, Tensor]:
@@ -24,3 +25,23 @@ def rank_tokens(draft: Draft) -> tuple[Tensor, Tensor]:
     order = worth.sort(descending=True, stable=True).indices
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
     return survival, rank.reshape(survival.shape[1], survival.shape[0]).T
+
+
+def admitted(draft: Draft, limits: TrimLimits) -> Tensor:
+    """Return the mask, [B, N] bool, of the draft tokens within the budget that are worth their prices."""
+    survival, rank = rank_tokens(draft)
+    return draft.mask() & (rank < most_tokens(survival, limits))
+
+
+def most_tokens(survival: Tensor, limits: TrimLimits) -> Tensor:
+    """Return how many tokens, counted in the order of admission, a token may be among if it is to be admitted.
+
+    It never falls with the survival probability, so the admitted tokens are the first of the order.
+
+    Args:
+        survival: survival probabilities, of any shape, float32.
+        limits: the budget and the prices.
+    """
+    below = survival[..., None] < limits.prices
+    ends = torch.where(below, limits.prices_after, limits.token_budget)
+    return torch.minimum(ends.amin(-1), limits.token_budget) if below.shape[-1] else limits.token_budget

@@ -10,14 +10,14 @@ from types import ModuleType
 import torch
 
 from specplug.interfaces import PluginContext, Trimmer
-from specplug.trim.ranking import rank_tokens
+from specplug.trim.ranking import admitted
 from specplug.types.draft import Draft
 from specplug.types.host_step import HostStep
 from specplug.types.trim import TrimLimits
 
 
 class SurvivalTrimmer(Trimmer):
-    """Admits draft tokens of the whole batch in descending survival probability until the budget is spent.
+    """Admits draft tokens of the whole batch in descending survival probability until none is worth its price.
 
     Survival never rises along a path, so the admitted tokens are a prefix of each chain and include every ancestor of
     an admitted tree node.  `rank_tokens` states the order.  Nothing is read back.
@@ -29,7 +29,7 @@ class SurvivalTrimmer(Trimmer):
             kernels.warm_up(context.device)
 
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        """Return `draft` cut to the budget and the price; an equal draft if neither cuts anything.
+        """Return `draft` cut to the budget and the prices; an equal draft if none cuts anything.
 
         Confidences must lie in [0, 1], as they do after the pipeline's propose phase.
         """
@@ -37,15 +37,13 @@ class SurvivalTrimmer(Trimmer):
         if kernels is not None and kernels.covers(draft):
             trimmed: Draft = kernels.trim(draft, limits)
             return trimmed
-        survival, rank = rank_tokens(draft)
-        return draft.keep((rank < limits.token_budget) & (survival >= limits.price))
+        return draft.keep(admitted(draft, limits))
 
     def host_trim(self) -> HostStep:
         """Return `trim` as a C function; see `specplug.interfaces.HasHostTrim`."""
-        from specplug.trim.admission import Admission  # numba's start takes time that other devices need not spend
+        from specplug.trim.admission import host_trim  # numba's start takes time that other devices need not spend
 
-        self._admission = Admission()  # kept, because the function uses its memory
-        return self._admission.host_step()
+        return host_trim()
 
 
 def _kernels_for(device: torch.device) -> ModuleType | None:

@@ -62,20 +62,24 @@ class TrimArgument(enum.IntEnum):
     """N."""
     TOKEN_BUDGET = 3
     """`TrimLimits.token_budget`."""
-    PRICE = 4
-    """`TrimLimits.price`, a float32 at the address of this number."""
-    DECODING = 5
+    NUM_PRICES = 4
+    """P."""
+    PRICES = 5
+    """Address of [P] float32, `TrimLimits.prices`."""
+    PRICES_AFTER = 6
+    """Address of [P] int64, `TrimLimits.prices_after`."""
+    DECODING = 7
     """Address of [B] bool, `TrimLimits.decoding`."""
-    CONFIDENCE = 6
+    CONFIDENCE = 8
     """Address of [B, N] float32, whose rows are `DRAFT_STRIDE` elements apart, like those of `PARENTS`."""
-    PARENTS = 7
+    PARENTS = 9
     """Address of [B, N] int32, or 0 for chains."""
-    DRAFT_STRIDE = 8
-    DRAFT_LENGTHS = 9
+    DRAFT_STRIDE = 10
+    DRAFT_LENGTHS = 11
     """Address of [B] int32."""
-    WORKSPACE = 10
+    WORKSPACE = 12
     """Address of [B, N] float32, memory for the function's own use."""
-    KEPT = 11
+    KEPT = 13
     """Address of [B, N] bool; the function sets each entry, true for tokens to keep, like the mask of `Draft.keep`."""
 
 

@@ -117,6 +117,22 @@ def _reached(ends: Sequence[int]) -> tuple[int, ...]:
     return tuple(accumulate(reversed(ends[1:])))[::-1]
 
 
+class Price(NamedTuple):
+    """The least survival probability of draft tokens that are worth verifying.
+
+    Attributes:
+        survival: the probability, i.e. the expected accepted tokens that verifying one more token must yield.
+        after: number of the batch's draft tokens, first in the order of admission, that it does not apply to.
+    """
+
+    survival: float
+    after: int = 0
+
+
+MOST_PRICES = 16
+"""The most prices of a plan."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Limits on the drafts of the next step.
@@ -125,14 +141,14 @@ class StepPlan:
         draft_length: the most draft tokens per request; 0 is plain decoding.
         token_budget: the most draft tokens that the whole batch may verify; None is no limit.
         caps: the most draft tokens by request id, for requests limited to fewer than `draft_length`.
-        price: passed to the trim half: the number of expected accepted tokens below which verifying a draft token does
-            not pay; 0 is no price.
+        prices: passed to the trim half, ascending in both fields, at most `MOST_PRICES`: the more tokens a step
+            verifies, the more a further one may cost.
     """
 
     draft_length: int
     token_budget: int | None = None
     caps: Mapping[str, int] = field(default_factory=dict)
-    price: float = 0.0
+    prices: tuple[Price, ...] = ()
 
     def draft_length_for(self, request_id: str) -> int:
         """Return the most draft tokens that this plan allows the request."""
@@ -141,6 +157,10 @@ class StepPlan:
     def budget_of(self, places: int) -> int:
         """Return the token budget of a batch whose drafts have so many places."""
         return places if self.token_budget is None else min(max(0, self.token_budget), places)
+
+    def cuts(self, places: int) -> bool:
+        """Return whether the budget or a price may cut a batch whose drafts have so many places."""
+        return self.budget_of(places) < places or any(price.after < places for price in self.prices)
 
 
 NO_SPECULATION = StepPlan(draft_length=0)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.faults import FaultGuard
-from specplug.interfaces import PluginContext, Proposer, Trimmer
+from specplug.interfaces import Proposer, Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.cpu.step import CpuStep
 from specplug.pipeline.draft import DraftStage
@@ -23,11 +23,9 @@ from specplug.runtime.stops import StopDetector
 from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import EngineCaps, ProposerCaps
 from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
+from specplug.types.plan import Price, StepPlan
 from specplug.types.request import Request, RequestOptions
 from specplug.types.verdict import Outcome
-from specplug_batch.options import BatchOptions
-from specplug_batch.trim import GainTrimmer
 
 CPU = torch.device("cpu")
 SLOTS, LENGTH, VOCAB, DRAFT_LENGTH = 4, 40, 8, 3
@@ -158,11 +156,7 @@ class Raises(CutsAlways):
         return super().trim(draft, limits)
 
 
-def gain() -> Trimmer:
-    return GainTrimmer(PluginContext(EngineCaps(DRAFT_LENGTH), options=BatchOptions(saturation=5, horizon=3)))
-
-
-TRIMMERS = st.sampled_from([SurvivalTrimmer, CutsAlways, Shortens, Raises, gain])
+TRIMMERS = st.sampled_from([SurvivalTrimmer, CutsAlways, Shortens, Raises])
 
 
 def play(data: st.DataObject, plain: Engine, fast: Engine, *, mixed: bool) -> None:
@@ -191,7 +185,9 @@ def play(data: st.DataObject, plain: Engine, fast: Engine, *, mixed: bool) -> No
         if not rows:
             continue
         budget = data.draw(st.sampled_from([None, None, 0, 2, 99]))
-        plan = StepPlan(data.draw(st.integers(1, DRAFT_LENGTH)), budget, price=data.draw(st.sampled_from([0.0, 0.4])))
+        plan = StepPlan(
+            data.draw(st.integers(1, DRAFT_LENGTH)), budget, prices=data.draw(st.sampled_from([(), (Price(0.4),)]))
+        )
         expected = plain.step(rows, plan, compiled=False)
         found = fast.step(rows, plan, compiled=not mixed or data.draw(st.booleans()))
         assert repr(found) == repr(expected)
@@ -206,5 +202,3 @@ def test_steps_equal_those_of_the_stage(data, script, mixed, trimmer):
     plain, fast = [Engine(Scripted(script), trimmer()) for _ in range(2)]
     play(data, plain, fast, mixed=mixed)
     assert repr(fast.proposer.log) == repr(plain.proposer.log)
-    if trimmer is gain:
-        assert torch.equal(fast.stage._trimmer._sums, plain.stage._trimmer._sums)

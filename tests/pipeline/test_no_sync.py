@@ -18,8 +18,9 @@ from specplug.plugins.specs import ProposerSpec
 from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, EngineCaps, ProposerCaps
-from specplug.types.plan import StepPlan
+from specplug.types.plan import Price, StepPlan
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
+from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Outcome
 
 VOCAB, SLOTS, LENGTH, DRAFT_LENGTH = 32, 4, 48, 4
@@ -151,6 +152,8 @@ def batch_on(device: torch.device, grown: int = 0) -> EngineBatch:
     )
 
 
+PRICES = (Price(0.1),)
+
 SETUPS = {
     "one": ([ProposerCaps(learns=True)], EngineCaps(DRAFT_LENGTH)),
     "trees": ([ProposerCaps(learns=True, trees=True)], EngineCaps(DRAFT_LENGTH, trees=True)),
@@ -177,7 +180,7 @@ def drive(stage: DraftStage, batch: EngineBatch, after: EngineBatch, outcome: Ou
     chosen = Request("b", 1, 9, options=RequestOptions(proposer="p1"))
     stage.on_event(RequestEvent(Lifecycle.STARTED, chosen, slot=0, generation=1))
     stage.trim(batch, stage.propose(batch, 0), StepPlan(0))
-    draft = stage.trim(batch, stage.propose(batch, DRAFT_LENGTH, caps), StepPlan(DRAFT_LENGTH, 5, price=0.1))
+    draft = stage.trim(batch, stage.propose(batch, DRAFT_LENGTH, caps), StepPlan(DRAFT_LENGTH, 5, prices=PRICES))
     verdict = stage.observe(after, outcome)
     stage.trim(after, stage.propose(after, 2, caps), StepPlan(2))
     return draft, verdict
@@ -201,6 +204,7 @@ def test_no_operation_reads_back_or_copies_in(setup):
     built = {f"p{i}": Bigram(device, each) for i, each in enumerate(proposers)}
     stage, metrics = stage_of(built, caps, device)
     given = inputs(device)
+    TrimLimits.build(0, given[0].sampled, PRICES)  # prices that were moved before are not moved again
     with Watch() as watch:
         draft, verdict = drive(stage, *given)
     assert watch.found == []

@@ -13,8 +13,11 @@ from specplug.pipeline.plan import PlanStage
 from specplug.runtime.step_planner import Bounds, StepPlanner
 from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings
+from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
+from specplug.types.draft import Draft
+from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport
+from specplug.types.trim import TrimLimits
 from tests.pipeline.tools import Recorder, drafts, rig_of, rows
 
 REPORT = StepReport.build(7, 3, 2, [(3, 1), (2, 2)])
@@ -96,13 +99,25 @@ class TestThePlanHalf:
         assert len(planner.reports) == 2
         assert self.guard.counts == {"raised": 2, "switched off": 1}
 
-    @pytest.mark.parametrize("price", [-0.1, float("nan"), "dear"])
-    def test_a_price_is_a_number_of_tokens(self, price):
-        planner = SimpleNamespace(plan=lambda stats: StepPlan(2, price=price), learns=False, is_constant=False)
+    @pytest.mark.parametrize(
+        "prices",
+        [
+            [Price(-0.1)],
+            [Price(float("nan"))],
+            "dear",
+            [Price(0.5), Price(0.4, 3)],
+            [Price(0.1, 2), Price(0.2, 1)],
+            [Price(0.1, -1)],
+            [Price(0.1, 1.5)],
+            [Price(0.1)] * 17,
+        ],
+    )
+    def test_prices_rise(self, prices):
+        planner = SimpleNamespace(plan=lambda stats: StepPlan(2, prices=prices), learns=False, is_constant=False)
         assert self.stage(planner).plan(HostStats(0, ())) == StepPlan(0)
-        assert self.stage(SimpleNamespace(plan=lambda _: StepPlan(2, price=0.5), learns=False, is_constant=False)).plan(
-            HostStats(0, ())
-        ) == StepPlan(2, price=0.5)
+        assert self.stage(
+            SimpleNamespace(plan=lambda _: StepPlan(2, prices=(Price(0.5),)), learns=False, is_constant=False)
+        ).plan(HostStats(0, ())) == StepPlan(2, prices=(Price(0.5),))
 
 
 class TestTheTrimHalf:
@@ -146,9 +161,9 @@ class TestPrices:
     def test_tokens_below_it_are_not_verified_whatever_the_budget(self):
         rig = rig_of(Recorder(rows([1, 2, 3, 4], confidence=0.8)))
         rig.start("a", [0])
-        assert drafts(rig.draft(price=0.6)) == [[1, 2]]
-        assert drafts(rig.draft(price=0.6, budget=1)) == [[1]]
-        assert drafts(rig.draft(price=0.0)) == [[1, 2, 3, 4]]
+        assert drafts(rig.draft(prices=(Price(0.6),))) == [[1, 2]]
+        assert drafts(rig.draft(prices=(Price(0.6),), budget=1)) == [[1]]
+        assert drafts(rig.draft()) == [[1, 2, 3, 4]]
 
     def test_without_one_the_policy_is_not_requested(self):
         trimmer = Learns()
@@ -157,7 +172,7 @@ class TestPrices:
         rig.start("a", [0])
         rig.draft()
         assert rig.faults == {}
-        rig.draft(price=0.1)
+        rig.draft(prices=(Price(0.1),))
         assert rig.faults == {"trimmer": {"raised": 1}}
 
 
@@ -227,15 +242,9 @@ class TestPlanning:
         assert step_planner.last_step.tokens == 20
 
 
-def test_both_trim_halves_keep_the_price():
-    from specplug.trim import SurvivalTrimmer
-    from specplug.types.draft import Draft
-    from specplug.types.trim import TrimLimits
-    from specplug_batch.trim import GainTrimmer
-
+def test_the_trim_half_keeps_the_price():
     draft = Draft.allocate(2, 3)
     draft.set_row(0, [1, 2, 3], [0.9, 0.9, 0.9])
     draft.set_row(1, [4, 5], [0.5, 0.9])
-    limits = TrimLimits.build(6, torch.ones(2, dtype=torch.bool), price=0.5)
-    for trimmer in (SurvivalTrimmer(), GainTrimmer(PluginContext(EngineCaps(8)))):
-        assert drafts(trimmer.trim(draft, limits)) == [[1, 2, 3], [4]]
+    limits = TrimLimits.build(6, torch.ones(2, dtype=torch.bool), prices=(Price(0.5),))
+    assert drafts(SurvivalTrimmer().trim(draft, limits)) == [[1, 2, 3], [4]]

@@ -21,7 +21,7 @@ from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import BatchView
 from specplug.types.caps import EngineCaps, ProposerCaps
 from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
+from specplug.types.plan import Price, StepPlan
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
 from specplug.types.verdict import Outcome, Verdict
 
@@ -215,14 +215,13 @@ class Rig:
         names: Sequence[str] | None = None,
         *,
         budget: int | None = None,
-        price: float = 0.0,
+        prices: tuple[Price, ...] = (),
         **columns: Any,
     ) -> Draft:
         """Propose and trim."""
         batch = self.batch(names, **columns)
-        return self.stage.trim(
-            batch, self.stage.propose(batch, draft_length), StepPlan(draft_length, budget, price=price)
-        )
+        plan = StepPlan(draft_length, budget, prices=prices)
+        return self.stage.trim(batch, self.stage.propose(batch, draft_length), plan)
 
     def verify(
         self, accepted: Mapping[str, int], *, verified: int = 4, emitted: Mapping[str, Sequence[int]] | None = None

@@ -13,7 +13,8 @@ from specplug.types.plan import HostStats, StepCost, StepReport
 from specplug_batch.acceptance import AcceptanceCurve
 from specplug_batch.options import BatchOptions
 from specplug_batch.padded import PaddedPlanner
-from specplug_batch.policy import BatchPlanner, build
+from specplug_batch.policy import FreePlanner, build
+from specplug_batch.ragged import RaggedPlanner
 
 LENGTHS = (0, 1, 3, 7, 15)
 CAPS = EngineCaps(
@@ -123,22 +124,21 @@ def test_a_limit_on_drafts_holds():
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "learns"),
+    ("change", "kind"),
     [
-        ({}, {}, True),
-        ({"ragged": Ragged.NATIVE}, {}, False),
-        ({"plan_site": PlanSite.INLINE}, {}, False),
-        ({"trees": True}, {}, False),
-        ({"feedback": Feedback.NONE}, {}, False),
-        ({"draft_length_change": DraftLengthChange.FIXED}, {}, False),
-        ({}, {"batch_size": 8}, False),
+        ({}, PaddedPlanner),
+        ({"ragged": Ragged.NATIVE}, RaggedPlanner),
+        ({"ragged": Ragged.NATIVE, "verifies_budget": True}, FreePlanner),
+        ({"plan_site": PlanSite.INLINE}, FreePlanner),
+        ({"trees": True}, FreePlanner),
+        ({"feedback": Feedback.NONE}, FreePlanner),
+        ({"draft_length_change": DraftLengthChange.FIXED}, FreePlanner),
     ],
     ids=str,
 )
-def test_it_learns_where_a_server_chooses_one_length_for_all_rows(change, options, learns):
+def test_an_engine_has_the_planner_for_its_capabilities(change, kind):
     fields = {name: getattr(CAPS, name) for name in CAPS.__slots__}
-    planner = build(PluginContext(EngineCaps(**{**fields, **change}), options=BatchOptions(**options)))
-    assert type(planner) is (PaddedPlanner if learns else BatchPlanner)
+    assert type(build(PluginContext(EngineCaps(**{**fields, **change})))) is kind
 
 
 class TestAcceptance:

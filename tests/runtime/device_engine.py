@@ -63,7 +63,7 @@ class Watching(CutsAlways):
         self.log: list[Any] = []
 
     def trim(self, draft, limits):
-        self.log.append([*shown(draft), limits.decoding.tolist(), float(limits.price)])
+        self.log.append([*shown(draft), limits.decoding.tolist(), limits.prices.tolist()])
         return super().trim(draft, limits)
 
     def observe(self, batch, draft, verdict):

@@ -20,7 +20,7 @@ from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import StepPlan
+from specplug.types.plan import Price, StepPlan
 from specplug.types.request import Reference, Request, RequestOptions, Sampling
 from specplug.types.verdict import Outcome
 from tests.pipeline.fake_stream import FakeStream
@@ -56,7 +56,6 @@ class Engine:
         streamed: take steps in a stream; otherwise the stage takes them.
         stream: runs them late; None runs them inline.
         proposer: its name.
-        policy: its name, with its settings in `options`.
         device: of the texts.
     """
 
@@ -66,14 +65,12 @@ class Engine:
         streamed: bool,
         stream: FakeStream | None = None,
         proposer: str = "ngram",
-        policy: str = "fixed",
-        options: dict[str, Any] | None = None,
         device: torch.device = CPU,
     ) -> None:
         context = PluginContext(
             EngineCaps(DRAFT_LENGTH), vocab_size=VOCAB, max_slots=SLOTS, max_length=LENGTH, device=CPU
         )
-        settings = Settings(proposer=proposer, policy=policy, options={policy: options or {}})
+        settings = Settings(proposer=proposer, policy="fixed")
         self.stage = build_draft_stage(settings, default_registry(), context)
         self.allocator = SlotAllocator(SLOTS, CPU, lambda event: self.stage.on_event(event))
         self.slot_of: dict[str, int] = {}
@@ -241,8 +238,9 @@ def run(random: Random, engines: list[Engine], *, steps: int, settled: bool = Tr
             everywhere("idle", [name for name, *_ in rows], sum(count > 0 for _, count, _ in rows))
         elif rows:
             named = random.choice([None, None, rows[0][0]])
-            budget, price = random.choice([None, None, None, 2]), random.choice([0.0, 0.0, 0.4])
-            plan = StepPlan(random.randint(0, DRAFT_LENGTH), budget, {named: 1} if named else {}, price=price)
+            budget = random.choice([None, None, None, 2])
+            prices = random.choice([(), (), (Price(0.4),), (Price(0.2, 1), Price(0.6, 3))])
+            plan = StepPlan(random.randint(0, DRAFT_LENGTH), budget, {named: 1} if named else {}, prices=prices)
             found.append(everywhere("step", rows, plan))
     return found
 

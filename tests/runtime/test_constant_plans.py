@@ -65,7 +65,11 @@ def test_they_plan_like_planners_that_are_called_at_every_step(built, seed):
             fast.control.set(**order)
             slow.control.set(**order)
         one, other = fast.make(running, 1, 5), slow.make(running, 1, 5)
-        assert (one.draft_length, one.token_budget, one.price) == (other.draft_length, other.token_budget, other.price)
+        assert (one.draft_length, one.token_budget, one.prices) == (
+            other.draft_length,
+            other.token_budget,
+            other.prices,
+        )
         assert [one.draft_length_for(name) for name in running] == [other.draft_length_for(name) for name in running]
         assert fast.plan is one
         assert fast.steps == slow.steps == step + 1

@@ -14,7 +14,7 @@ from specplug.runtime.step_planner import UNREPORTED, Bounds, StepPlanner
 from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan
+from specplug.types.plan import NO_SPECULATION, HostStats, Price, StepPlan
 
 CAPS = EngineCaps(8)
 STATS = HostStats(0, ())
@@ -28,7 +28,7 @@ class Listens(Planner):
 
     def plan(self, stats):
         self.planned.append(stats.step)
-        return StepPlan(3, 9, {"a": 1}, price=0.5)
+        return StepPlan(3, 9, {"a": 1}, prices=(Price(0.5),))
 
     def observe(self, report):
         self.reported.append(report.step)
@@ -74,7 +74,7 @@ def test_the_planner_plans_and_observes_all_other_steps(step_planner, planner, l
         in_flight.append(launch(step_planner))
         plan = step_planner.make(["a", "b"], 0, 0)
         is_off = step_planner.control.state()["mode"] == "off"
-        assert plan == (NO_SPECULATION if is_off else StepPlan(3, 9, {"a": 1, "b": 1}, price=0.5))
+        assert plan == (NO_SPECULATION if is_off else StepPlan(3, 9, {"a": 1, "b": 1}, prices=(Price(0.5),)))
         if not is_off:
             expected.append(step)
         if len(in_flight) > lag:

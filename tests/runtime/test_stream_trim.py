@@ -16,7 +16,6 @@ from tests.pipeline.fake_stream import FakeStream
 from tests.runtime.stream_engine import Engine, run
 
 RANDOM = st.randoms(use_true_random=False)
-BATCH = {"saturation": 4, "horizon": 3}
 
 
 class Counted(FakeStream):
@@ -30,11 +29,10 @@ class Counted(FakeStream):
 
 
 @settings(max_examples=60, deadline=None)
-@given(RANDOM, st.integers(1, 14), st.integers(0, 1000), st.sampled_from(["fixed", "batch"]))
-def test_late_steps_equal_those_of_the_stage_without_a_wait(random, count, seed, policy):
-    given = {"policy": policy, "options": BATCH if policy == "batch" else {}}
+@given(RANDOM, st.integers(1, 14), st.integers(0, 1000))
+def test_late_steps_equal_those_of_the_stage_without_a_wait(random, count, seed):
     with Counted(seed) as stream:
-        engines = [Engine(streamed=False, **given), Engine(streamed=True, stream=stream, **given)]
+        engines = [Engine(streamed=False), Engine(streamed=True, stream=stream)]
         launched = engines[1].steps.intake
         steps = run(random, engines, steps=count)
         assert stream.marks == AT_START + launched.launched
@@ -44,8 +42,6 @@ def test_late_steps_equal_those_of_the_stage_without_a_wait(random, count, seed,
             assert torch.equal(found[1], expected[1])
         plain, late = (engine.stage.metrics.snapshot() for engine in engines)
         assert late == plain
-        if policy == "batch":
-            assert torch.equal(*[engine.stage._trimmer._sums for engine in engines])
         for engine in engines:
             engine.close()
 

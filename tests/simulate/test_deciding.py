@@ -12,7 +12,7 @@ from specplug.errors import PluginError, SettingsError
 from specplug.simulate.deciding import Policy
 from specplug.simulate.modes import modes
 from specplug.trim import SurvivalTrimmer
-from specplug.types.plan import StepPlan
+from specplug.types.plan import Price, StepPlan
 from tests.simulate.tools import Planted, fixed, planted, random_trajectories, run
 
 
@@ -74,7 +74,7 @@ def test_the_budget_cuts_the_least_likely_tokens_of_the_batch():
 
 
 def test_a_price_cuts_too():
-    found, trimmer = watched(lambda stats: StepPlan(8, price=0.3))
+    found, trimmer = watched(lambda stats: StepPlan(8, prices=(Price(0.3),)))
     assert found.steps.verified.sum() > 0
     assert all(draft.survival()[draft.mask()].min() >= 0.3 for _, draft, _ in trimmer.verdicts if draft.mask().any())
 
@@ -106,7 +106,7 @@ def test_faults_are_counted_and_cost_drafts_only(half):
         trim = fail
 
     trajectories = random_trajectories()
-    planner = Planted(fail if half == "plan" else lambda stats: StepPlan(4, price=0.01))
+    planner = Planted(fail if half == "plan" else lambda stats: StepPlan(4, prices=(Price(0.01),)))
     with planted(planner, lambda context: Failing()) as policy:
         found = run(trajectories, policy)
     assert found.faults["raised"] > 0

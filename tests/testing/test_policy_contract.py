@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import inspect
 import re
@@ -18,14 +19,14 @@ from torch import Tensor
 from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec
+from specplug.testing.c_functions import C_FUNCTION
 from specplug.testing.policy_contract import PolicyContract
 from specplug.trim import SurvivalTrimmer, rank_tokens
-from specplug.trim.admission import Own
 from specplug.types.batch import BatchView
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.host_step import HostStep
-from specplug.types.plan import HostStats, StepPlan, StepReport
+from specplug.types.host_step import OK, HostStep, TrimArgument
+from specplug.types.plan import HostStats, Price, StepPlan, StepReport
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Verdict
 
@@ -132,7 +133,7 @@ class LongerThanStated(Plans):
 
 class NegativePrice(Plans):
     def plan(self, stats: HostStats) -> StepPlan:
-        return replace(super().plan(stats), price=-1.0)
+        return replace(super().plan(stats), prices=(Price(-1.0),))
 
 
 class Sleeps(Plans):
@@ -213,7 +214,7 @@ class IgnoresThePrice(Trims):
 class PriceBackwards(Trims):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
         survival = rank_tokens(draft)[0]
-        return draft.keep((survival >= limits.price) & (survival >= 0.9 - limits.price))
+        return draft.keep((survival >= limits.prices.sum()) & (survival >= 0.9 - limits.prices.sum()))
 
 
 class FirstRowsFirst(Trims):
@@ -261,11 +262,19 @@ class ReadsVerdicts(Trims):
         self.rate = verdict.accepted.sum().item()
 
 
-class ChargesInC(Trims):
+class KeepsAllInC(Trims):
     def host_trim(self) -> HostStep:
-        step = super().host_trim()
-        self._admission.floats[[Own.FREE, Own.TOKEN_PRICE]] = 0.0, 0.5
-        return step
+        self._function = C_FUNCTION(_keep_all)
+        address = ctypes.cast(self._function, ctypes.c_void_p).value
+        assert address is not None
+        return HostStep(address, 0)
+
+
+def _keep_all(arguments: int) -> int:
+    numbers = (ctypes.c_int64 * len(TrimArgument)).from_address(arguments)
+    size = numbers[TrimArgument.BATCH_SIZE] * numbers[TrimArgument.DRAFT_LENGTH]
+    ctypes.memset(numbers[TrimArgument.KEPT], 1, size)
+    return OK
 
 
 class EditsTheVerdict(Trims):
@@ -285,7 +294,7 @@ PLANTED = [
     (TooWide, "test_plans_within_the_engines_limits", (), "length 16"),
     (Fractional, "test_plans_within_the_engines_limits", (), r"length 4\.0"),
     (NegativeBudget, "test_plans_within_the_engines_limits", (), "token_budget -256"),
-    (NegativePrice, "test_plans_within_the_engines_limits", (), r"price -1\.0"),
+    (NegativePrice, "test_plans_within_the_engines_limits", (), "prices .*-1"),
     (LongerThanStated, "test_plans_no_longer_drafts_than_stated", (), "draft length 4 for 8 requests"),
     (Sleeps, "test_does_not_wait", (), "time.sleep"),
     (ReadsAFile, "test_does_not_wait", (), "open"),
@@ -309,7 +318,7 @@ PLANTED = [
     (Undecided, "test_says_when_it_cuts", (), "None; expected a bool"),
     (ReadsTheBudget, "test_never_reads_back", (False,), "meta"),
     (ReadsVerdicts, "test_never_reads_back", (False,), "meta"),
-    (ChargesInC, "test_trims_alike_in_compiled_code", (False,), "the C function keeps"),
+    (KeepsAllInC, "test_trims_alike_in_compiled_code", (False,), "the C function keeps"),
     (EditsTheVerdict, "test_learns_from_verdicts", (), "observe has changed verdict.accepted"),
     (LearnsFromSomebody, "test_learns_from_verdicts", (), "max"),
 ]

@@ -11,6 +11,7 @@ from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
+from specplug.types.plan import Price
 from specplug.types.trim import TrimLimits
 
 # Few distinct values, so that ties are common, the two extremes among them.
@@ -61,8 +62,8 @@ def trim(draft: Draft, budget: int) -> Draft:
     return SurvivalTrimmer().trim(draft, limits_of(draft, budget))
 
 
-def limits_of(draft: Draft, budget: int, price: float = 0.0) -> TrimLimits:
-    return TrimLimits.build(budget, torch.ones_like(draft.lengths, dtype=torch.bool), price)
+def limits_of(draft: Draft, budget: int, *prices: Price) -> TrimLimits:
+    return TrimLimits.build(budget, torch.ones_like(draft.lengths, dtype=torch.bool), prices)
 
 
 def ids(draft: Draft) -> list[list[int]]:

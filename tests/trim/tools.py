@@ -9,6 +9,7 @@ import torch
 
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
+from specplug.types.plan import Price
 from specplug.types.trim import TrimLimits
 
 EXTREMES = (0.0, -0.0, 1.0, 0.5, 1e-40)
@@ -20,13 +21,13 @@ class Case:
 
     draft: Draft
     budget: int
-    price: float
+    prices: tuple[Price, ...]
     decoding: torch.Tensor
 
     @property
     def limits(self) -> TrimLimits:
         """Return the limits as tensors."""
-        return TrimLimits.build(self.budget, self.decoding, self.price)
+        return TrimLimits.build(self.budget, self.decoding, self.prices)
 
 
 def random_case(random: Random, *, trees: bool, least: int = 0, most: int = 7) -> Case:
@@ -45,8 +46,15 @@ def random_case(random: Random, *, trees: bool, least: int = 0, most: int = 7) -
             parents=[random.randint(ROOT, place - 1) for place in range(count)] if trees else None,
         )
     budget = random.choice([0, random.randint(0, rows * draft_length), rows * draft_length])
-    price = random.choice([0.0, 0.0, random.choice(levels[3:]), 0.25, 1.0, 1.5])
-    return Case(buffer.view(rows, draft_length), budget, price, torch.tensor(decoding, dtype=torch.bool))
+    prices = tuple(map(Price, *_ascending(random, [random.choice(levels[3:]), 0.25, 1.0, 1.5], rows * draft_length)))
+    return Case(buffer.view(rows, draft_length), budget, prices, torch.tensor(decoding, dtype=torch.bool))
+
+
+def _ascending(random: Random, levels: list[float], most: int) -> tuple[list[float], list[int]]:
+    """Return the fields of up to three prices."""
+    count = random.randrange(4)
+    after = [random.choice([0, random.randint(0, most + 2)]) for _ in range(count)]
+    return sorted(random.choices(levels, k=count)), sorted(after)
 
 
 def bits(draft: Draft) -> list[bytes]:

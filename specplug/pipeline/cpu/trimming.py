@@ -20,7 +20,7 @@ from specplug.pipeline.cpu.kernels import empty
 from specplug.pipeline.draft import DraftStage
 from specplug.types.host_step import FAILED, OK, TrimArgument
 from specplug.types.paths import ROOT
-from specplug.types.plan import StepPlan
+from specplug.types.plan import MOST_PRICES, StepPlan
 
 ACTION, FUNCTION, STATUS = range(3)
 """Indices of a cut's numbers: what to do, the C function, and its status, which the kernel writes."""
@@ -30,7 +30,9 @@ LEAVE, TRIM, DROP = range(3)
 
 # Numba takes plain integers for constants, but not the members of an enumeration.
 _BATCH_SIZE, _DRAFT_LENGTH = map(int, list(TrimArgument)[1:3])
-_DECODING, _CONFIDENCE, _PARENTS, _STRIDE, _LENGTHS, _WORKSPACE, _KEPT = map(int, list(TrimArgument)[5:])
+_DECODING, _CONFIDENCE, _PARENTS, _STRIDE, _LENGTHS, _WORKSPACE, _KEPT = map(int, list(TrimArgument)[7:])
+
+_STATED = [TrimArgument.DATA, TrimArgument.TOKEN_BUDGET, TrimArgument.NUM_PRICES]
 
 
 class CutType(RecordType):
@@ -116,6 +118,9 @@ class StepCut:
         self._numbers, self._arguments = np.zeros(3, np.int64), np.zeros(len(TrimArgument), np.int64)
         workspace, kept = np.zeros(shape, np.float32), np.zeros(shape, np.uint8)
         places = np.zeros(shape[1], np.int32)
+        self._prices, self._prices_after = np.zeros(MOST_PRICES, np.float32), np.zeros(MOST_PRICES, np.int64)
+        self._arguments[TrimArgument.PRICES] = self._prices.ctypes.data
+        self._arguments[TrimArgument.PRICES_AFTER] = self._prices_after.ctypes.data
         self.record = Cut(self._numbers, self._arguments, workspace, kept, places)  # type: ignore[no-untyped-call]
 
     def state(self, plan: StepPlan, batch_size: int) -> bool:
@@ -128,8 +133,9 @@ class StepCut:
             return False
         self._numbers[:] = TRIM if self._stage.trimmer_guard.admits_step() else DROP, step.function, FAILED
         budget = plan.budget_of(batch_size * plan.draft_length)
-        self._arguments[[TrimArgument.DATA, TrimArgument.TOKEN_BUDGET]] = step.data, budget
-        self._arguments.view(np.float32)[2 * TrimArgument.PRICE] = plan.price
+        self._arguments[_STATED] = step.data, budget, len(plan.prices)
+        for place, (survival, after) in enumerate(plan.prices):
+            self._prices[place], self._prices_after[place] = survival, after
         return True
 
     def report(self) -> None:

@@ -22,10 +22,10 @@ NAME = "specplug.trim.kernels"
 
 TYPES = {
     **dict.fromkeys(("ids", "sources", "lengths", "out_ids", "out_sources", "out_lengths"), "*i32"),
-    **dict.fromkeys(("confidence", "price", "out_confidence"), "*fp32"),
+    **dict.fromkeys(("confidence", "prices", "out_confidence"), "*fp32"),
     **dict.fromkeys(("ids_stride", "confidence_stride", "sources_stride", "out_stride"), "i32"),
-    **dict.fromkeys(("batch_size", "draft_length"), "i32"),
-    "token_budget": "*i64",
+    **dict.fromkeys(("batch_size", "draft_length", "num_prices"), "i32"),
+    **dict.fromkeys(("token_budget", "prices_after"), "*i64"),
 }
 
 

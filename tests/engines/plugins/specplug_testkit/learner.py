@@ -8,7 +8,7 @@ from specplug.interfaces import Planner, PluginContext
 from specplug.trim import SurvivalTrimmer, rank_tokens
 from specplug.types.batch import BatchView
 from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
+from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Verdict
 from specplug_testkit.options import LearnerOptions
@@ -43,7 +43,7 @@ class LearningPlanner(Planner):
             if survival < price:
                 break
             draft_length += 1
-        return StepPlan(self._caps.fit_draft_length(max(1, draft_length)), price=price)
+        return StepPlan(self._caps.fit_draft_length(max(1, draft_length)), prices=(Price(price),))
 
     def observe(self, report: StepReport) -> None:
         self.reports.append(report)
@@ -59,7 +59,7 @@ class LearningTrimmer(SurvivalTrimmer):
 
     Attributes:
         counts: [2] int64 on the device, draft tokens that were decided and those that were accepted.
-        price: 0-d float32, of the newest step that was trimmed; None at first.
+        price: [1] float32, of the newest step that was trimmed; None at first.
     """
 
     def __init__(self, context: PluginContext) -> None:
@@ -67,10 +67,10 @@ class LearningTrimmer(SurvivalTrimmer):
         self.price: torch.Tensor | None = None
 
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        self.price = limits.price
+        self.price = limits.prices
         trust = (self.counts[1] + 1) / (self.counts[0] + 1)
         survival, rank = rank_tokens(draft)
-        return draft.keep((rank < limits.token_budget) & (survival * trust >= limits.price))
+        return draft.keep((rank < limits.token_budget) & (survival * trust >= limits.prices))
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
         self.counts += torch.stack((verdict.tested().sum(), verdict.accepted.sum()))

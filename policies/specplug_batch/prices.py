@@ -1,0 +1,40 @@
+"""Prices of draft tokens from the seconds that steps take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from specplug.types.plan import MOST_PRICES, Price
+
+_LEAST = 1e-6
+"""Survival probability below which a price is none."""
+
+
+def prices_of(extra: Sequence[int], seconds: Sequence[float], rate: float) -> tuple[Price, ...]:
+    """Return the prices at which a batch verifies the draft tokens that gain most.
+
+    A token of survival probability s yields s tokens and lengthens the step.  It pays if that time yields fewer
+    elsewhere, at the server's long-run rate.  Maximising expected tokens minus `rate` times seconds at every step
+    maximises tokens per second in the long run (Dinkelbach, "On nonlinear fractional programming", 1967); maximising
+    the rate of each step alone does not, because a poor step then verifies too much, and a good one too little.
+
+    Where seconds do not rise evenly, the prices are those of the greatest convex function below them: a few tokens
+    that cross a step in the costs do not pay, and many may.
+
+    Args:
+        extra: numbers of draft tokens, ascending from 0.
+        seconds: of the step with so many; in any unit.
+        rate: tokens per second.
+    """
+    corners: list[tuple[int, float]] = []
+    for point in zip(extra, seconds, strict=True):
+        while len(corners) > 1 and _slope(corners[-2], point) <= _slope(corners[-2], corners[-1]):
+            corners.pop()
+        corners.append(point)
+    found = [Price(max(0.0, rate * _slope(one, other)), one[0]) for one, other in pairwise(corners)]
+    return tuple([price for price in found if price.survival > _LEAST][-MOST_PRICES:])
+
+
+def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
+    return (other[1] - one[1]) / (other[0] - one[0])
