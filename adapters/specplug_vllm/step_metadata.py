@@ -1,4 +1,4 @@
-"""Step metadata: what specplug's scheduler sends to every worker along with vLLM's `SchedulerOutput`."""
+"""Step metadata: what specplug's scheduler and workers send each other along with vLLM's step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specplug.types.plan import NO_SPECULATION, StepPlan
 from specplug.types.request import EngineEventKind
 from specplug.types.verdict import Forced, Outcome
 
-_ATTRIBUTE = "specplug_metadata"
+_ATTRIBUTE, _ADMITTED = "specplug_metadata", "specplug_admitted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,17 @@ def of(scheduler_output: Any) -> StepMetadata:
     metadata = getattr(scheduler_output, _ATTRIBUTE, NO_METADATA)
     assert isinstance(metadata, StepMetadata)
     return metadata
+
+
+def state_admitted(output: Any, count: int) -> None:
+    """Attach to a runner's output how many draft tokens the step verified, if only the worker knows."""
+    setattr(output, _ADMITTED, count)
+
+
+def admitted(output: Any) -> int | None:
+    """Return how many draft tokens a step verified, or None where the scheduler knows itself."""
+    found: int | None = getattr(output, _ADMITTED, None)
+    return found
 
 
 def drafts_nothing(scheduler_output: Any) -> bool:

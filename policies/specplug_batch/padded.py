@@ -10,32 +10,15 @@ from specplug.cost import StepCosts
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import HostStats, StepPlan, StepReport
 from specplug_batch.acceptance import AcceptanceCurve, Array
+from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes
 from specplug_batch.options import BatchOptions
 from specplug_batch.roofline import Roofline
-
-_DECIDE_EVERY = 8
-"""Steps between decisions at the same batch size."""
-
-_LIKE = 0.1
-"""Relative difference up to which batch sizes share a decision."""
 
 _GAIN_TO_CHANGE = 0.01
 """Least predicted gain of another draft length over the present one."""
 
-_GAIN_TO_START, _GAIN_TO_KEEP = 0.03, 0.005
-"""Least predicted gain over no speculation, to start drafting and to go on."""
-
-_FIRST_PROBE, _LAST_PROBE = 4, 256
-"""Steps to the next probe: at first, and at most, as probes change nothing."""
-
 _MOST_OVER = 4
 """Most tokens of a step that are considered, as a multiple of the setting `saturation`."""
-
-_TRIALS = 3
-"""Steps of a draft length, at about a batch size, after which its cost there counts as known."""
-
-_EARLY = 64
-"""Number of first steps that are all decided anew."""
 
 _OPTIMISM, _COST_DOUBT = 1.5, 0.4
 
@@ -58,23 +41,21 @@ class PaddedPlanner(Planner):
         self._decision: tuple[list[int], Array] | None = None  # draft lengths and their predicted rates
         self._trials: dict[int, int] = {}  # steps planned to measure each draft length at a new batch size
         self._planned = (0, 0, -1)  # draft length, batch size, step of the decision
-        self._wait, self._next_probe = _FIRST_PROBE, _FIRST_PROBE
+        self._probes = Probes()
 
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the draft length."""
         requests = max(1, len(stats.requests))
         length, planned_for, at = self._planned
-        is_new = abs(requests - planned_for) > _LIKE * planned_for or length not in self._considered(requests)
-        if is_new or stats.step - at >= _DECIDE_EVERY or stats.step < _EARLY:
+        is_new = abs(requests - planned_for) > LIKE * planned_for or length not in self._considered(requests)
+        if is_new or stats.step - at >= DECIDE_EVERY or stats.step < EARLY:
             length = self._decide(requests, stats, length if planned_for > 0 else None)
             self._planned = length, requests, stats.step
         if is_new:
             self._trials = dict.fromkeys(self._considered(requests), 0)
         if self._trials and self._costs.is_measured and (trial := self._trial(requests, stats)) is not None:
             return StepPlan(trial, self._options.token_budget)
-        if stats.step >= self._next_probe:
-            self._next_probe = stats.step + self._wait
-            self._wait = min(2 * self._wait, _LAST_PROBE)
+        if self._probes.is_due(stats.step):
             length = self._probe(requests, stats, length)
         return StepPlan(length, self._options.token_budget)
 
@@ -111,13 +92,13 @@ class PaddedPlanner(Planner):
         rates = self._rates(requests, stats, lengths)
         self._decision = lengths, rates
         best = max(range(len(lengths)), key=lambda i: rates[i])
-        least = _GAIN_TO_KEEP if present else _GAIN_TO_START
+        least = GAIN_TO_KEEP if present else GAIN_TO_START
         if rates[best] < rates[0] * (1.0 + least):
             best = 0
         elif present in lengths and rates[best] < rates[lengths.index(present)] * (1.0 + _GAIN_TO_CHANGE):
             best = lengths.index(present)
         if lengths[best] != present:
-            self._wait = max(_FIRST_PROBE, self._wait // 4)
+            self._probes.hasten()
         return lengths[best]
 
     def _trial(self, requests: int, stats: HostStats) -> int | None:
@@ -127,12 +108,12 @@ class PaddedPlanner(Planner):
         """
         lengths, context = list(self._trials), self._context(requests, stats)
         hoped = self._curve.expected_tokens(_OPTIMISM)
-        seconds = self._costs.seconds(requests, context, lengths)
+        seconds = self._costs.seconds(requests, context, _tokens(requests, lengths), lengths)
         expected = self._curve.expected_tokens()
         best = least = 0.0
         for length, predicted in zip(lengths, seconds.tolist(), strict=True):
-            known = self._costs.measured(requests, length)
-            if known < _TRIALS and self._trials[length] < _TRIALS and (not best or hoped[length] / least > best):
+            known = self._costs.measured(requests, requests * (length + 1), length)
+            if known < TRIALS and self._trials[length] < TRIALS and (not best or hoped[length] / least > best):
                 self._trials[length] += 1
                 return length
             if known:
@@ -147,7 +128,8 @@ class PaddedPlanner(Planner):
             return min(length for length in lengths if length) if len(lengths) > 1 else 0
         rates, hoped = self._rates(requests, stats, lengths), self._rates(requests, stats, lengths, _OPTIMISM)
         if self._costs.is_measured:
-            doubts = [_COST_DOUBT / (1.0 + self._costs.measured(requests, length)) for length in lengths]
+            counts = [self._costs.measured(requests, requests * (length + 1), length) for length in lengths]
+            doubts = [_COST_DOUBT / (1.0 + count) for count in counts]
             hoped = hoped / (1.0 - np.array(doubts))
         hoped[lengths.index(present)] = 0.0
         best = int(np.argmax(hoped))
@@ -158,7 +140,9 @@ class PaddedPlanner(Planner):
         tokens: Array = self._curve.expected_tokens(optimism)[lengths]
         expected = self._curve.expected_tokens()
         pace = expected[lengths] / expected[self._planned[0]]
-        return requests * tokens / self._costs.seconds(requests, self._context(requests, stats), lengths, pace)
+        context = self._context(requests, stats)
+        seconds = self._costs.seconds(requests, context, _tokens(requests, lengths), lengths, pace)
+        return requests * tokens / seconds
 
     @staticmethod
     def _context(requests: int, stats: HostStats) -> float:
@@ -179,6 +163,10 @@ class PaddedPlanner(Planner):
         return sorted({0, *(captured or {*[(1 << bits) - 1 for bits in range(1, most.bit_length())], most})})
 
 
+def _tokens(requests: int, lengths: list[int]) -> list[int]:
+    return [requests * (length + 1) for length in lengths]
+
+
 def _why(requests: int, length: int, gains: dict[int, float]) -> str:
     """Return the reason for a draft length in words; `gains` are the predicted speed-ups over no drafts."""
     best = length or max(gains, key=lambda each: gains[each])
@@ -186,4 +174,4 @@ def _why(requests: int, length: int, gains: dict[int, float]) -> str:
         return f"off: at {requests} requests no draft length is predicted to gain"
     ratio = f"{gains.get(best, 1.0):.2f}"
     gain = f"at {requests} requests {best} draft tokens are predicted to emit {ratio} times as much as none"
-    return gain if length else f"off: {gain}, less than {1 + _GAIN_TO_START:g} times"
+    return gain if length else f"off: {gain}, less than {1 + GAIN_TO_START:g} times"

@@ -3,79 +3,153 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+from specplug.cost import StepCosts
 from specplug.interfaces import Planner, PluginContext
-from specplug.types.plan import HostStats, StepPlan, StepReport
+from specplug.types.caps import Feedback, PlanSite
+from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
+from specplug_batch.gains import Gains
+from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes
 from specplug_batch.options import BatchOptions
+from specplug_batch.prices import prices_of
 from specplug_batch.roofline import Roofline
 
 SUREST = 0.999
 """The highest confidence to assume: tokens with at least this confidence are nearly always accepted."""
 
-_CLASSES = 16
-"""Number of batch-size classes; the class of a batch size is its number of binary digits."""
+_TOKENS_PER_ROW = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
+"""Draft tokens per row at which the cost of a step is predicted."""
 
-_TRUST = 8.0
-"""Number of steps without gain with which the average of a class starts."""
-
-_MEMORY = 256.0
-"""Steps after which a step counts a third."""
+_DISCOUNT = 0.5
+"""Share of the prices that a probe states, so that it verifies more and shows what that costs."""
 
 
 class RaggedPlanner(Planner):
     """Plans drafts as long as they can pay, and the prices that their tokens have to be worth.
 
-    The time of a token would yield tokens elsewhere, at the server's long-run rate.  It is learnt per class of batch
-    sizes as a speed-up over plain decoding, and taken for at least 1, so no token is verified that plain decoding
-    would beat.
+    The time of a token would yield tokens elsewhere, at the server's long-run rate.  It is learnt as a speed-up over
+    plain decoding, and taken for at least 1, so no token is verified that plain decoding would beat.
+
+    Step costs are learnt, too, where the engine reports them; then drafts are made only while they gain.  An engine
+    that plans in the caller's own call keeps the assumed costs, so that equal calls give equal text.
     """
 
     def __init__(self, context: PluginContext) -> None:
         self._options: BatchOptions = context.options or BatchOptions()
         self._caps = context.caps
+        self._learns = self._caps.feedback is not Feedback.NONE and self._caps.plan_site is not PlanSite.INLINE
         self._roofline = Roofline.of(self._options)
-        # Per class: tokens per row and step, and cost of a step, as multiples of their values without drafts.
-        self._sums = [(_TRUST, _TRUST)] * _CLASSES
+        self._costs, self._gains, self._probes = StepCosts(self._roofline.cost), Gains(), Probes()
+        self._trials = 0  # steps without drafts that are left to measure at a new batch size
+        self._is_on = self._is_hopeful = True
+        self._plan, self._requests, self._step = NO_SPECULATION, 0, 0  # the newest decision
+        self._context = 0.0  # context tokens per request
 
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the draft length, the budget of the settings, and the prices."""
         requests = max(1, len(stats.requests))
-        rate = self._roofline.plain_rate(requests) * max(1.0, self.speed_up(requests)) * (1.0 + self._options.margin)
-        prices = self._roofline.prices(requests, rate)
-        return StepPlan(self.longest_draft(requests), self._options.token_budget, prices=prices)
+        if stats.last_step is not None and stats.last_step.requests:
+            self._context = stats.last_step.context_tokens / stats.last_step.requests
+        is_new = abs(requests - self._requests) > LIKE * self._requests
+        if is_new or stats.step - self._step >= DECIDE_EVERY or stats.step < EARLY:
+            self._decide(requests)
+            self._requests, self._step = requests, stats.step
+        if not self._learns or not self._costs.is_measured:
+            return self._plan
+        if is_new:
+            self._trials = TRIALS
+        if self._trials and self._costs.measured(requests, requests, 0) < TRIALS:
+            self._trials -= 1
+            return NO_SPECULATION
+        return self._probe(requests) if self._probes.is_due(stats.step) else self._plan
 
     def observe(self, report: StepReport) -> None:
-        """Learn the speed-up of a step."""
+        """Learn from a step's results and cost."""
+        if report.cost is not None and self._learns:
+            self._costs.observe(report.cost)
         if not report.draft_length or not report.requests:
             return
-        place, requests = _class_of(report.requests), report.requests
-        tokens, cost = self._sums[place]
-        keep, relative = 1.0 - 1.0 / _MEMORY, self._roofline.cost(requests + report.verified)
-        relative /= self._roofline.cost(requests)
-        self._sums[place] = tokens * keep + 1.0 + report.accepted / requests, cost * keep + relative
+        requests, verified = report.requests, report.verified
+        if report.cost is not None:  # what was run, which may be more or less than what the planner's process knows
+            verified = report.cost.tokens - report.cost.requests - report.cost.prompt_tokens
+        tokens = 1.0 + report.accepted / requests
+        plain, drafted = self._seconds(requests, [0, verified], [0, report.draft_length])
+        self._gains.observe(requests, tokens, drafted / plain)
+        if not self._is_on:
+            self._is_hopeful = tokens * plain > drafted
+            if self._is_hopeful:
+                self._probes.hasten()
 
     def longest_draft(self, batch_size: int) -> int:
-        """Return the draft length at this batch size, the only one planned."""
+        """Return the draft length at this batch size, the only one planned but 0."""
         options = self._options
         gamma = options.gamma_small if batch_size <= options.small_batch else options.gamma_large
-        useful = max(options.saturation - batch_size, self._depth(batch_size))  # one row may use all free tokens
-        return self._caps.fit_draft_length(min(gamma, useful))
+        if not self._learns:
+            gamma = min(gamma, max(options.saturation - batch_size, self._depth(batch_size)))
+        return self._caps.fit_draft_length(gamma)
 
     def status(self) -> dict[str, Any]:
-        """Return what was learnt, as plain data."""
-        return {}
+        """Return what is planned and why, with the figures that decided it, as plain data."""
+        if not self._requests:
+            return {"why": "nothing was planned yet"}
+        return {
+            "why": self._why(),
+            "requests": self._requests,
+            "draft_length": self._plan.draft_length,
+            "speed_up": round(self._gains.speed_up(self._requests), 3),
+            "prices": [[round(price.survival, 4), price.after] for price in self._plan.prices],
+            "cost_error": None if self._costs.error is None else round(self._costs.error, 3),
+            "costs": "measured" if self._costs.is_measured else "assumed",
+        }
 
-    def speed_up(self, requests: int) -> float:
-        """Return the learnt speed-up over plain decoding at about this batch size."""
-        tokens, cost = self._sums[_class_of(requests)]
-        return tokens / cost
+    def _decide(self, requests: int) -> None:
+        """Decide whether to draft, and set the prices."""
+        if self._costs.is_measured and self._gains.is_known(requests):
+            least = GAIN_TO_KEEP if self._is_on else GAIN_TO_START
+            is_on = self._gains.speed_up(requests) >= 1.0 + least
+            if is_on is not self._is_on:
+                self._probes.hasten()
+            self._is_on = is_on
+        self._plan = self._priced(requests) if self._is_on else NO_SPECULATION
+
+    def _probe(self, requests: int) -> StepPlan:
+        """Return a plan that verifies more than the present one, but hopeless drafts no more than one token a row."""
+        if self._is_on:
+            return self._priced(requests, _DISCOUNT)
+        plan = self._priced(requests)
+        return plan if self._is_hopeful else StepPlan(plan.draft_length, requests, prices=plan.prices)
+
+    def _priced(self, requests: int, share: float = 1.0) -> StepPlan:
+        """Return a plan with drafts, for this share of the prices."""
+        length = self.longest_draft(requests)
+        free = self._options.saturation - requests
+        most = requests * length
+        extra = {0, *([free] if 0 < free < most else []), *(round(each * requests) for each in _TOKENS_PER_ROW)}
+        grid = sorted(each for each in extra if each <= most)
+        plain, *seconds = self._seconds(requests, [0, *grid], [0, *[length] * len(grid)])
+        rate = requests / plain * max(1.0, self._gains.speed_up(requests))
+        prices = prices_of(grid, seconds, rate * (1.0 + self._options.margin) * share)
+        return StepPlan(length, self._options.token_budget, prices=prices)
+
+    def _seconds(self, requests: int, extra: Sequence[int], draft_lengths: Sequence[int]) -> list[float]:
+        """Return the predicted seconds of steps with so many draft tokens, or relative costs at first."""
+        tokens = [requests + each for each in extra]
+        found: list[float] = self._costs.seconds(requests, self._context * requests, tokens, draft_lengths).tolist()
+        return found
 
     def _depth(self, batch_size: int) -> int:
         """Return the last draft position that pays for tokens of confidence `SUREST`, if no token is free."""
         needed = self._roofline.plain_rate(batch_size) / self._roofline.saturation * (1 + self._options.margin)
         return 0 if needed >= 1 else math.floor(math.log(needed) / math.log(SUREST))
 
-
-def _class_of(batch_size: int) -> int:
-    return min(batch_size.bit_length(), _CLASSES) - 1
+    def _why(self) -> str:
+        """Return the reason for the plan in words."""
+        gain = (
+            f"at {self._requests} requests drafts emit {self._gains.speed_up(self._requests):.2f} times as much as none"
+        )
+        if not self._is_on:
+            return f"off: {gain}, less than {1 + GAIN_TO_START:g} times"
+        least = min([price.survival for price in self._plan.prices], default=0.0)
+        return f"{gain}; tokens of probability {least:.2f} and more are verified"

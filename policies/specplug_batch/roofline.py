@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from specplug.types.plan import Price
 from specplug_batch.options import BatchOptions
 
 
@@ -26,7 +25,3 @@ class Roofline(NamedTuple):
     def plain_rate(self, batch_size: float) -> float:
         """Return the tokens per cost of steps without drafts."""
         return batch_size / self.cost(batch_size)
-
-    def prices(self, requests: int, rate: float) -> tuple[Price, ...]:
-        """Return the prices of a step's draft tokens if a unit of cost yields `rate` tokens elsewhere."""
-        return (Price(rate / self.saturation, max(0, self.saturation - requests)),)

@@ -66,7 +66,7 @@ class StepCosts:
         self._prior = prior
         self._measured, self._assumed = _Moments(), _Moments()
         self._weights = np.zeros(NUM_TERMS)
-        self._cells: dict[tuple[int, int], Cell] = {}
+        self._cells: dict[tuple[bool, int, int], Cell] = {}
         self._prefills: deque[int] = deque(maxlen=_PREFILLS)  # prompt tokens of the newest steps
         self._seen = self._steps = self._mixed = 0
         self.error: float | None = None
@@ -80,12 +80,12 @@ class StepCosts:
         """Learn from a measured step."""
         if cost.seconds <= 0 or not cost.requests:
             return
-        prefill = max(0, cost.tokens - cost.requests * (cost.draft_length + 1))
+        prefill = cost.prompt_tokens
         self._prefills.append(prefill)
         if prefill:
             self._observe_prefill(cost, prefill)
             return
-        cell = self._cells.setdefault(_cell(cost.requests, cost.draft_length), Cell())
+        cell = self._cells.setdefault(_cell(cost.requests, cost.tokens, cost.draft_length), Cell())
         self._seen += 1
         if len(cell) == CELL_SIZE and self._seen % _THINNED:
             return
@@ -93,7 +93,7 @@ class StepCosts:
         if not self._steps:
             self._start(cost)
         off = log(cost.seconds / max(float(row @ self._weights), LEAST))
-        count, correction = self._correction(cost.requests, cost.draft_length)
+        count, correction = self._correction(cost.requests, cost.tokens, cost.draft_length)
         if count >= _KNOWN:
             wrong = min(abs(off - correction), _MOST_OFF)
             self.error = wrong if self.error is None else self.error + (wrong - self.error) / _ERROR_MEMORY
@@ -102,22 +102,28 @@ class StepCosts:
             self._learn(row, cost.seconds)
 
     def seconds(
-        self, requests: int, context_tokens: float, draft_lengths: Sequence[int], pace: Array | float = 1.0
+        self,
+        requests: int,
+        context_tokens: float,
+        tokens: Sequence[int],
+        draft_lengths: Sequence[int],
+        pace: Array | float = 1.0,
     ) -> Array:
-        """Return the predicted mean seconds of steps of each draft length, [n] float64; relative at first.
+        """Return the predicted mean seconds of n steps, [n] float64; relative at first.
 
         Args:
-            requests: requests of the step, all of which verify the draft length.
+            requests: requests of each step.
             context_tokens: tokens of their contexts together.
+            tokens: tokens that each step runs: one per request and the draft tokens.
+            draft_lengths: the most draft tokens of any request.
             pace: [n], tokens that a step of each length emits, as multiples of what steps emitted lately: requests end
                 sooner, and prompts fill so many more of the steps.
         """
-        tokens = [requests * (length + 1) for length in draft_lengths]
         if not self._steps:
             return np.array([self._prior(each) for each in tokens])
         found = _terms_of(requests, tokens, 0, context_tokens, draft_lengths) @ self._weights
-        cells = [self._correction(requests, length) for length in draft_lengths]
-        # A correction of few measurements is drawn to the other lengths', because it may hold for all of them.
+        cells = [self._correction(requests, *each) for each in zip(tokens, draft_lengths, strict=True)]
+        # A correction of few measurements is drawn to the other steps', because it may hold for all of them.
         total = sum(count for count, _ in cells)
         shared = sum(count * mean for count, mean in cells) / (total + _CELL_TRUST)
         corrections = [(count * mean + _CELL_TRUST * shared) / (count + _CELL_TRUST) for count, mean in cells]
@@ -143,16 +149,16 @@ class StepCosts:
             self._mixed += 1
             self._learn(row, cost.seconds)
 
-    def measured(self, requests: int, draft_length: int) -> float:
-        """Return how many steps of this draft length, at about this batch size, were learnt from; see `_correction`."""
-        return self._correction(requests, draft_length)[0]
+    def measured(self, requests: int, tokens: int, draft_length: int) -> float:
+        """Return how many steps like this one, at about this batch size, were learnt from; see `_correction`."""
+        return self._correction(requests, tokens, draft_length)[0]
 
-    def _correction(self, requests: int, draft_length: int) -> tuple[float, float]:
+    def _correction(self, requests: int, tokens: int, draft_length: int) -> tuple[float, float]:
         """Return the weight of a cell's correction and the correction, those of like batch sizes included."""
-        _, place = _cell(requests, draft_length)
+        drafts, ratio, place = _cell(requests, tokens, draft_length)
         total = correction = 0.0
         for other in range(place - _NEAR, place + _NEAR + 1):
-            cell = self._cells.get((draft_length, other))
+            cell = self._cells.get((drafts, ratio, other))
             if cell:
                 count, value = cell.correction(self._weights)
                 weight = count if other == place else min(count, _MOST_NEARBY)
@@ -208,6 +214,6 @@ def _terms_of(
     return terms(requests * ones, np.asarray(tokens, np.float64), prefill * ones, context * ones, length)
 
 
-def _cell(requests: int, draft_length: int) -> tuple[int, int]:
-    """Return the cell of a step: its draft length, and its batch size in quarters of an octave."""
-    return draft_length, round(4 * log(requests, 2))
+def _cell(requests: int, tokens: int, draft_length: int) -> tuple[bool, int, int]:
+    """Return the cell of a step: whether it drafts, and quarters of octaves of tokens per request and batch size."""
+    return draft_length > 0, round(4 * log(tokens / requests, 2)), round(4 * log(requests, 2))

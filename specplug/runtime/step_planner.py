@@ -46,7 +46,15 @@ class Launched(NamedTuple):
 
     plan: tuple[int, int, StepPlan]
     began: float
-    cost: tuple[int, int, int, int] | None
+    cost: tuple[int, int, int, int, int] | None
+
+    def drafting(self, count: int) -> Launched:
+        """Return the step with `count` draft tokens in place of those it was launched with, if it is timed."""
+        if self.cost is None:
+            return self
+        requests, _, context_tokens, draft_length, prompt_tokens = self.cost
+        tokens = requests + prompt_tokens + count
+        return self._replace(cost=(requests, tokens, context_tokens, draft_length, prompt_tokens))
 
 
 UNREPORTED = Launched((-1, 0, NO_SPECULATION), 0.0, None)
@@ -147,16 +155,24 @@ class StepPlanner(Generic[R]):
         return plan
 
     def launch(
-        self, began: float, requests: int, tokens: int, context_tokens: int, draft_length: int, *, timed: bool = True
+        self,
+        began: float,
+        requests: int,
+        tokens: int,
+        context_tokens: int,
+        draft_length: int,
+        prompt_tokens: int = 0,
+        *,
+        timed: bool = True,
     ) -> Launched:
         """Record that the engine runs a step with the drafts of the newest plan; pass the result to `finish`.
 
         Args:
             began: start time of the step by `time.perf_counter`.
-            requests, tokens, context_tokens, draft_length: see `StepCost`.
+            requests, tokens, context_tokens, draft_length, prompt_tokens: see `StepCost`.
             timed: whether the measured time covers this step alone.
         """
-        cost = (requests, tokens, context_tokens, draft_length) if timed and tokens else None
+        cost = (requests, tokens, context_tokens, draft_length, prompt_tokens) if timed and tokens else None
         return Launched((self.steps - 1, self._planned, self.plan), began, cost)
 
     def finish(self, step: Launched, fates: Sequence[Fate], ended: float) -> None:
@@ -171,7 +187,8 @@ class StepPlanner(Generic[R]):
                 tally.accepted += accepted
         cost = None
         if step.cost is not None:
-            cost = self.last_step = StepCost(*step.cost, seconds=ended - max(step.began, self._ended))
+            seconds = ended - max(step.began, self._ended)
+            cost = self.last_step = StepCost(*step.cost[:4], seconds, prompt_tokens=step.cost[4])
         self._ended = ended
         number, requests, plan = step.plan
         if self.stage.learns and number >= 0:

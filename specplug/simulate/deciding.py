@@ -7,7 +7,7 @@ the outputs, or what a draft's fate will be.
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
@@ -25,6 +25,7 @@ from specplug.simulate.modes import Layout
 from specplug.simulate.peers import PEERS, PeerSetup
 from specplug.simulate.step import Row, StepResult, StepView
 from specplug.simulate.trajectories import Array, Drafts
+from specplug.trim import completed, priced_budget
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import ProposerCaps
 from specplug.types.draft import NO_TOKEN, Draft
@@ -116,6 +117,8 @@ class PolicyDecider:
         lag = 0 if peer is not None and peer.decides_in_worker else mode.lag
         self._plans = deque([UNREPORTED] * lag, maxlen=lag + 1)
         self._trimmed: Draft | None = None
+        # Of each request's newest drafts, where an engine derives the budget from prices; NaN at first.
+        self._survival = np.full((requests, mode.gamma), np.nan) if mode.layout is Layout.CUT else None
 
     @property
     def faults(self) -> dict[str, int]:
@@ -128,15 +131,26 @@ class PolicyDecider:
         return dict(counts)
 
     def plan(self, view: StepView) -> StepPlan:
-        """Make the newest plan, and return the one made `lag` steps before; no drafts while there is none."""
+        """Make the newest plan, and return the one made `lag` steps before; no drafts while there is none.
+
+        Where drafts are cut on the device, its prices are a budget, as the adapter derives it.
+        """
         self._trimmed, planner = None, self._planner
         planner.make(view.rows, view.num_waiting, view.prefill_tokens)
         self._plans.append(planner.launch(0.0, 0, 0, 0, 0, timed=False))
-        return self._plans[0].plan[2]
+        plan = self._plans[0].plan[2]
+        if self._survival is None or not plan.prices or not view.rows:
+            return plan
+        survival = self._survival[view.indices]
+        survival = completed(survival, ~np.isnan(survival[:, 0]))[:, : plan.draft_length]
+        return replace(plan, token_budget=plan.budget_of(priced_budget(survival, plan.prices)), prices=())
 
     def keep(self, view: StepView, drafts: Drafts, plan: StepPlan) -> Array:
         """Trim the drafts if an engine would."""
         batch_size, draft_length = drafts.confidence.shape
+        if self._survival is not None and draft_length:
+            inside = np.arange(draft_length) < drafts.lengths[:, None]
+            self._survival[view.indices, :draft_length] = np.where(inside, drafts.confidence, 0.0).cumprod(axis=1)
         if not self._stage.has_observers and not self._stage.cuts(batch_size, draft_length, plan):
             return drafts.lengths
         self._features.matches = self._matches[view.entries]
@@ -152,7 +166,7 @@ class PolicyDecider:
         verified = np.full_like(result.kept, result.draft_length) if reports_padding else result.kept
         names = [row.request_id for row in view.rows]
         fates = list(zip(names, verified.tolist(), result.accepted.tolist(), strict=True))
-        cost = (len(names), result.tokens, view.context_tokens, result.draft_length)
+        cost = (len(names), result.tokens, view.context_tokens, result.draft_length, view.prefill_tokens)
         timed = planner.reads_costs and result.tokens > 0
         planner.finish(Launched(launched.plan, result.began, cost if timed else None), fates, result.ended)
         if self._trimmed is not None and self._stage.has_observers:

@@ -18,6 +18,7 @@ class StepCost:
         context_tokens: context tokens of the decoding requests before the step, as the plan half knew them.
         draft_length: the most draft tokens of any request.
         seconds: wall-clock time on the host, in the process that plans.
+        prompt_tokens: prompt tokens among `tokens`: what was run beyond one token per request and the draft tokens.
     """
 
     requests: int
@@ -25,6 +26,7 @@ class StepCost:
     context_tokens: int
     draft_length: int
     seconds: float
+    prompt_tokens: int = 0
 
 
 class RequestStats(NamedTuple):

@@ -22,6 +22,11 @@ def measured(requests, length, seconds, context=0):
     return StepCost(requests, requests * (length + 1), context, length, seconds)
 
 
+def predicted(costs, requests, context=0):
+    """Return the predicted seconds of steps in which all rows verify each of the draft lengths."""
+    return costs.seconds(requests, context, [requests * (length + 1) for length in LENGTHS], LENGTHS)
+
+
 def smooth(requests, context, length, slow=1.0):
     """A GPU's step: memory first, arithmetic later, a price for drafting; in seconds."""
     tokens = requests * (length + 1)
@@ -53,7 +58,7 @@ def test_ratios_between_draft_lengths_are_recovered_despite_noise_and_pauses(sur
     costs, rng = StepCosts(flat), np.random.default_rng(1)
     learn(costs, surface, 3000, rng)
     for requests in (1, 4, 8, 32, 128):
-        found = costs.seconds(requests, 2000 * requests, LENGTHS)
+        found = predicted(costs, requests, 2000 * requests)
         true = np.array([surface(requests, 2000 * requests, length) for length in LENGTHS])
         assert np.abs(found / found[0] / (true / true[0]) - 1).max() < 0.06
     assert costs.error is not None
@@ -65,7 +70,7 @@ def test_batch_sizes_between_measured_ones_are_predicted(surface):
     costs, rng = StepCosts(flat), np.random.default_rng(2)
     learn(costs, surface, 3000, rng)
     for requests in (2, 16, 64):
-        found = costs.seconds(requests, 2000 * requests, LENGTHS)
+        found = predicted(costs, requests, 2000 * requests)
         true = np.array([surface(requests, 2000 * requests, length) for length in LENGTHS])
         assert np.abs(found / true - 1).max() < 0.25
 
@@ -74,7 +79,7 @@ def test_a_server_that_becomes_slower_is_followed():
     costs, rng = StepCosts(flat), np.random.default_rng(3)
     learn(costs, smooth, 1000, rng)
     learn(costs, smooth, 2000, rng, slow=1.5)
-    found = costs.seconds(8, 16000, LENGTHS)
+    found = predicted(costs, 8, 16000)
     true = np.array([smooth(8, 16000, length, 1.5) for length in LENGTHS])
     assert np.abs(found / true - 1).max() < 0.1
 
@@ -88,12 +93,12 @@ def test_prompts_raise_the_cost_of_draft_tokens_that_share_their_steps():
             length, prefill = int(rng.choice(LENGTHS)), 600 * int(rng.random() < share)
             tokens = 8 * (length + 1) + prefill
             seconds = 5e-3 + 1e-5 * max(0, tokens - 256) + 1e-3 * (prefill > 0)
-            costs.observe(StepCost(8, tokens, 0, length, seconds * np.exp(rng.normal(0, 0.02))))
+            costs.observe(StepCost(8, tokens, 0, length, seconds * np.exp(rng.normal(0, 0.02)), prefill))
 
     learn_mixed(0.0)
-    free = costs.seconds(8, 0, LENGTHS)
+    free = predicted(costs, 8)
     learn_mixed(0.5)
-    shared = costs.seconds(8, 0, LENGTHS)
+    shared = predicted(costs, 8)
     assert free[-1] - free[0] < 3e-4
     assert shared[-1] - shared[0] == pytest.approx(0.5 * 1e-5 * 8 * 15, rel=0.35)
     assert shared[0] == pytest.approx(0.5 * 5e-3 + 0.5 * (6e-3 + 1e-5 * (608 - 256)), rel=0.15)
@@ -101,21 +106,40 @@ def test_prompts_raise_the_cost_of_draft_tokens_that_share_their_steps():
 
 def test_steps_of_prompts_alone_teach_nothing():
     costs = StepCosts(flat)
-    costs.observe(StepCost(4, 600, 0, 3, 0.5))
+    costs.observe(StepCost(4, 600, 0, 3, 0.5, 584))
     costs.observe(StepCost(0, 0, 0, 0, 0.5))
     assert not costs.is_measured
 
 
 def test_before_anything_is_measured_the_prior_holds():
-    assert StepCosts(flat).seconds(64, 0, LENGTHS).tolist() == [flat(64 * (length + 1)) for length in LENGTHS]
+    assert predicted(StepCosts(flat), 64).tolist() == [flat(64 * (length + 1)) for length in LENGTHS]
 
 
 def test_measurements_of_like_batch_sizes_count_up_to_a_number():
     costs = StepCosts(flat)
     for _ in range(9):
         costs.observe(measured(32, 7, 0.01))
-    own, near, far, other = (costs.measured(*where) for where in ((32, 7), (40, 7), (128, 7), (32, 3)))
+    steps = ((32, 256, 7), (40, 320, 7), (128, 1024, 7), (32, 128, 3))
+    own, near, far, other = (costs.measured(*step) for step in steps)
     assert own == 9 > near > far == other == 0
+
+
+def test_tokens_of_ragged_rows_are_told_apart_under_one_draft_length():
+    """Steps of 32 requests with any number of draft tokens; a mixed-length graph costs a step of its own."""
+    costs, rng = StepCosts(flat), np.random.default_rng(5)
+
+    def seconds(drafts, length):
+        return 1e-3 * (6 + 0.8 * (length > 0) + 0.02 * max(0, 32 + drafts - 100))
+
+    for _ in range(1500):
+        length = int(rng.choice((0, 15)))
+        drafts = int(rng.integers(0, 300)) if length else 0
+        noisy = seconds(drafts, length) * np.exp(rng.normal(0, 0.03))
+        costs.observe(StepCost(32, 32 + drafts, 0, length, noisy))
+    drafts, lengths = (0, 0, 50, 100, 200, 280), (0, 15, 15, 15, 15, 15)
+    found = costs.seconds(32, 0, [32 + each for each in drafts], lengths)
+    true = np.array(list(map(seconds, drafts, lengths)))
+    assert np.abs(found / true - 1).max() < 0.06
 
 
 @settings(max_examples=50, deadline=None)
@@ -124,7 +148,7 @@ def test_the_fit_never_makes_more_work_cheaper(steps):
     costs = StepCosts(flat)
     for requests, length, seconds in steps:
         costs.observe(measured(requests, length, seconds))
-    unseen = costs.seconds(999, 0.0, LENGTHS)  # a batch size that has no correction
+    unseen = predicted(costs, 999)  # a batch size that has no correction
     assert (np.diff(unseen) >= -1e-12).all()
     assert np.isfinite(unseen).all()
 

@@ -128,7 +128,7 @@ def test_a_limit_on_drafts_holds():
     [
         ({}, PaddedPlanner),
         ({"ragged": Ragged.NATIVE}, RaggedPlanner),
-        ({"ragged": Ragged.NATIVE, "verifies_budget": True}, FreePlanner),
+        ({"ragged": Ragged.NATIVE, "verifies_budget": True}, RaggedPlanner),
         ({"plan_site": PlanSite.INLINE}, FreePlanner),
         ({"trees": True}, FreePlanner),
         ({"feedback": Feedback.NONE}, FreePlanner),

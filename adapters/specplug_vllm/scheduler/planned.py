@@ -18,7 +18,7 @@ from specplug.requests import wire
 from specplug.runtime.step_planner import UNREPORTED, Bounds, Fate, Launched, StepPlanner
 from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
-from specplug_vllm import seams
+from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import engine_caps, resolved, target_model
 from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import status
@@ -69,12 +69,15 @@ class Planned:
         finally:
             self.num_spec_tokens = widest
 
-    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Process a step's output, which arrives in scheduling order, and report the step to the planner."""
         ended = perf_counter()
-        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        outputs = super().update_from_output(  # type: ignore[misc]
+            scheduler_output, model_runner_output, *args, **kwargs
+        )
         if self._launched:
-            self.step_planner.finish(self._launched.popleft(), self._fates, ended)
+            step, admitted = self._launched.popleft(), step_metadata.admitted(model_runner_output)
+            self.step_planner.finish(step if admitted is None else step.drafting(admitted), self._fates, ended)
         if self._fates:
             self._fates = []
         return outputs
@@ -109,7 +112,9 @@ class Planned:
         """Record the beginning of a step."""
         scheduled = scheduler_output.num_scheduled_tokens
         tokens, context = sum(scheduled.values()), sum(scheduler_output.scheduled_cached_reqs.num_computed_tokens)
-        return self.step_planner.launch(self._began, len(scheduled), tokens, context, self._row_length)
+        drafts = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
+        prompts = tokens - len(scheduled) - drafts
+        return self.step_planner.launch(self._began, len(scheduled), tokens, context, self._row_length, prompts)
 
     def _length_for(self, plan: StepPlan) -> int:
         """Return the draft length of the rows of the next step, before caps.

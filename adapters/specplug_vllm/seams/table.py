@@ -90,7 +90,11 @@ _CONFIG = (
 _SCHEDULER = (
     seam("vllm.v1.core.sched.scheduler:Scheduler.schedule", "scheduler"),
     seam("vllm.v1.core.sched.scheduler:Scheduler._update_after_schedule", "scheduler", takes="scheduler_output"),
-    seam("vllm.v1.core.sched.scheduler:Scheduler.update_from_output", "scheduler"),
+    seam(
+        "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+        "scheduler",
+        takes="scheduler_output model_runner_output",
+    ),
     seam(
         "vllm.v1.core.sched.scheduler:Scheduler.make_spec_decoding_stats",
         "scheduler",

@@ -214,7 +214,9 @@ _ADAPTIVE = (
         "adaptive",
         holds="maybe_create_adaptive_verification_manager resolve_adaptive_cudagraph_mode",
     ),
-    seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner", "adaptive", holds="adaptive_verification"),
+    seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner", "adaptive", holds="adaptive_verification sample_tokens"),
+    seam("vllm.v1.worker.gpu.async_utils:AsyncOutput", "adaptive", holds="model_runner_output"),
+    seam("vllm.v1.outputs:ModelRunnerOutput", "adaptive", holds="__dict__"),
     seam(
         "vllm.v1.worker.gpu.spec_decode.adaptive_verification:maybe_create_adaptive_verification_manager",
         "adaptive",
@@ -234,8 +236,8 @@ _ADAPTIVE = (
     seam(
         "vllm.v1.worker.gpu.spec_decode.adaptive_verification:AdaptiveVerificationManager",
         "adaptive",
-        holds="_batch_budget _confidence_probs _max_total_logits add_request batches_to_profile compact_batch "
-        "num_bonus_tokens reallocate_drafts set_initial_cost_curves",
+        holds="_batch_budget _confidence_probs _max_total_logits _stale_confidences _stale_idx add_request "
+        "batches_to_profile compact_batch num_bonus_tokens reallocate_drafts req_states set_initial_cost_curves",
     ),
     seam(
         "vllm.v1.worker.gpu.spec_decode.adaptive_verification:AdaptiveVerificationManager.get_num_tokens",

@@ -22,21 +22,38 @@ def install_manager() -> None:
 
     seams.require("adaptive")
     for name, wrapped in _WRAPPED.items():
-        original = getattr(model_runner, name)
-        if not hasattr(original, "_specplug"):
-            ours = wrapped(original)
-            ours._specplug = True  # type: ignore[attr-defined]
-            setattr(model_runner, name, ours)
+        _wrap(model_runner, name, wrapped)
+    _wrap(model_runner.GPUModelRunner, "sample_tokens", _our_sampling)
 
 
-def set_budget(runner: Any, scheduler_output: Any) -> None:
-    """Set how many draft tokens a runner's next batch may verify, by the plan of the step.
+def _wrap(owner: Any, name: str, wrapped: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+    if not hasattr(original, "_specplug"):
+        ours = wrapped(original)
+        ours._specplug = True
+        setattr(owner, name, ours)
 
-    Every rank gets the same budget, so that all of them run batches of the same shape.
+
+def set_plan(runner: Any, scheduler_output: Any) -> None:
+    """Hand the plan of the step, which limits the draft tokens of the next batch, to a runner's manager.
+
+    Every rank gets the same plan, so that all of them run batches of the same shape.
     """
     manager = getattr(runner, "adaptive_verification", None)
-    if manager is not None and hasattr(manager, "token_budget"):
-        manager.token_budget = step_metadata.of(scheduler_output).plan.token_budget
+    if manager is not None and hasattr(manager, "plan"):
+        manager.plan = step_metadata.of(scheduler_output).plan
+
+
+def _our_sampling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = original(self, *args, **kwargs)
+        manager = self.adaptive_verification
+        if output is not None and hasattr(manager, "admitted"):
+            step_metadata.state_admitted(getattr(output, "model_runner_output", output), manager.admitted)
+        return output
+
+    return sample_tokens
 
 
 def _our_manager(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,41 +1,55 @@
-"""Manager of vLLM's adaptive verification that takes its budget from specplug's plan instead of measured costs."""
+"""Manager of vLLM's adaptive verification that takes its budget from specplug's plan instead of costs of its own."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
+from specplug.trim import completed, priced_budget
+from specplug.types.plan import NO_SPECULATION, StepPlan
+
 
 class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
-    """Admits the draft tokens of a batch that are most likely to be accepted, up to the plan's budget.
+    """Admits the draft tokens of a batch that are most likely to be accepted, within the plan's budget and prices.
 
-    The host knows the number of tokens before the step; the device picks them by the newest confidences.  So nothing is
-    copied to the host, and vLLM's cost curves and stale confidences stay unused.
+    The host must know the number of tokens before the step; the device picks them by the newest confidences.  Prices
+    are compared with the confidences of one step before, which vLLM copies to the host meanwhile; only a plan with
+    prices needs the copy.  vLLM's cost curves stay unused, as the plan's prices come from learnt costs.
 
     Attributes:
-        token_budget: most draft tokens that the next batch may verify; None is no limit.
+        plan: the plan of the drafts that the next batch verifies.
+        admitted: number of draft tokens that the newest batch verifies.
     """
 
-    token_budget: int | None = None
+    plan: StepPlan = NO_SPECULATION
+    admitted = 0
+    _is_copied = False  # whether there are confidences on the host
 
     def add_request(self, req_idx: int) -> None:
         """Reset a slot's confidences: until its request drafts, its placeholders are admitted last."""
+        super().add_request(req_idx)
         self._confidence_probs[req_idx].zero_()
 
     def record_confidences(self, confidence_probs: Tensor, input_batch: Any) -> None:
         """Store the confidences of the newest drafts by slot; `confidence_probs` [S, K] is by row."""
-        self._confidence_probs[input_batch.idx_mapping] = confidence_probs[: input_batch.num_reqs]
+        self._is_copied = bool(self.plan.prices)
+        if self._is_copied:
+            super().record_confidences(confidence_probs, input_batch)
+        else:
+            self._confidence_probs[input_batch.idx_mapping] = confidence_probs[: input_batch.num_reqs]
 
     def get_num_tokens(self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]) -> int:
         """Return how many tokens the step runs, and keep the split that vLLM's manager reads later in the step."""
         drafts = {name: len(draft_tokens.get(name, ())) for name in num_tokens_per_req}
         others = {name: count - drafts[name] for name, count in num_tokens_per_req.items()}
         room: int = self._max_total_logits - len(others) * self.num_bonus_tokens  # in the sampler's single chunk
-        admitted = min(sum(drafts.values()), max(0, room))
-        if self.token_budget is not None:
-            admitted = min(admitted, self.token_budget)
+        admitted = self.plan.budget_of(min(sum(drafts.values()), max(0, room)))
+        if self._is_copied and admitted:
+            admitted = min(admitted, priced_budget(self._survival(drafts), self.plan.prices))
+        self.admitted = admitted
         self._batch_budget = (drafts, others, admitted)
         return sum(others.values()) + admitted
 
@@ -45,3 +59,12 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
 
     def set_initial_cost_curves(self, samples: list[Any]) -> None:
         """Do nothing: no cost curves are used."""
+
+    def _survival(self, drafts: dict[str, int]) -> Any:
+        """Return the survival probabilities of as many tokens as there are drafts, by confidences one step old."""
+        slots = [self.req_states.req_id_to_index[name] for name in drafts]
+        counts = np.array(list(drafts.values()))
+        confidence = self._stale_confidences[self._stale_idx].np[slots]
+        is_known = confidence.min(axis=1) < 1.0  # vLLM takes new requests for certain
+        survival = completed(np.cumprod(confidence, axis=1), is_known)
+        return survival[np.arange(survival.shape[1]) < counts[:, None]]

@@ -45,7 +45,7 @@ def install(runner_class: Any) -> None:
                 _arrive(drafting, scheduler_output.scheduled_new_reqs, metadata.cache_salts, resumed)
             drafting.begin_step(scheduler_output)
         if hasattr(self, "adaptive_verification"):  # V2, also on ranks that do not draft
-            adaptive.set_budget(self, scheduler_output)
+            adaptive.set_plan(self, scheduler_output)
         return result
 
     execute_model._specplug = True  # type: ignore[attr-defined]

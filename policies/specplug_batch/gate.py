@@ -1,0 +1,39 @@
+"""What the learning plan halves share: when to decide anew, how much to gain, and when to try something else."""
+
+from __future__ import annotations
+
+DECIDE_EVERY = 8
+"""Steps between decisions at the same batch size."""
+
+LIKE = 0.1
+"""Relative difference up to which batch sizes share a decision."""
+
+EARLY = 64
+"""Number of first steps that are all decided anew."""
+
+GAIN_TO_START, GAIN_TO_KEEP = 0.03, 0.005
+"""Least predicted gain over no speculation, to start drafting and to go on."""
+
+TRIALS = 3
+"""Steps of a kind, at about a batch size, after which its cost there counts as known."""
+
+_FIRST, _LAST = 4, 256
+"""Steps to the next probe: at first, and at most, as probes change nothing."""
+
+
+class Probes:
+    """Steps at which a plan half tries something else; they become rare while they change nothing."""
+
+    def __init__(self) -> None:
+        self._wait, self._next = _FIRST, _FIRST
+
+    def is_due(self, step: int) -> bool:
+        """Return whether this step is a probe; then the next one is due after twice the time."""
+        if step < self._next:
+            return False
+        self._next, self._wait = step + self._wait, min(2 * self._wait, _LAST)
+        return True
+
+    def hasten(self) -> None:
+        """Let the following probes come sooner, because something has changed."""
+        self._wait = max(_FIRST, self._wait // 4)
