@@ -19,7 +19,7 @@ def ends(v1):
     return [answer["token_ids"][20] for answer in answers]
 
 
-CUTTING = {"proposer": "ngram", "policy": "batch", "options": {"batch": {"saturation": 12, "horizon": 9}}}
+CUTTING = {"proposer": "ngram", "policy": "batch", "options": {"batch": {"saturation": 12}}}
 
 
 @pytest.mark.parametrize("cuts", [False, True], ids=["whole drafts", "cut drafts"])
