@@ -165,10 +165,8 @@ class PaddedPlanner(Planner):
 
     def _considered(self, requests: int) -> list[int]:
         """Return the draft lengths to choose from, ascending from 0, at most a few times the tokens that are free."""
-        options = self._options
-        gamma = options.gamma_small if requests <= options.small_batch else options.gamma_large
-        most = max(1, _MOST_OVER * options.saturation // requests - 1)
-        return [length for length in self._lengths if length <= min(gamma, most)] or [0]
+        most = max(1, _MOST_OVER * self._options.saturation // requests - 1)
+        return [length for length in self._lengths if length <= most]
 
     def _candidates(self) -> list[int]:
         """Return the engine's draft lengths; where it runs all at full speed, 2^n - 1 and the longest."""

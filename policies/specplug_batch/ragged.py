@@ -84,11 +84,9 @@ class RaggedPlanner(Planner):
 
     def longest_draft(self, batch_size: int) -> int:
         """Return the draft length at this batch size, the only one planned but 0."""
-        options = self._options
-        gamma = options.gamma_small if batch_size <= options.small_batch else options.gamma_large
-        if not self._learns:
-            gamma = min(gamma, max(options.saturation - batch_size, self._depth(batch_size)))
-        return self._caps.fit_draft_length(gamma)
+        if self._learns:
+            return self._caps.max_draft_length
+        return self._caps.fit_draft_length(max(self._options.saturation - batch_size, self._depth(batch_size)))
 
     def status(self) -> dict[str, Any]:
         """Return what is planned and why, with the figures that decided it, as plain data."""

@@ -114,13 +114,13 @@ def test_a_batch_that_grows_a_little_leaves_a_length_that_is_no_longer_considere
         assert plan.draft_length <= planner.longest_draft(requests)
 
 
-def test_a_limit_on_drafts_holds():
-    planner = PaddedPlanner(PluginContext(CAPS, options=BatchOptions(gamma_small=3, gamma_large=1)))
+def test_drafts_that_are_much_longer_than_is_free_are_not_considered():
+    planner = PaddedPlanner(PluginContext(CAPS, options=BatchOptions(saturation=8)))
     for step in range(300):
         few, many = planner.plan(HostStats(2 * step, range(4))), planner.plan(HostStats(2 * step + 1, range(9)))
-        assert few.draft_length <= 3
+        assert few.draft_length <= 7
         assert many.draft_length <= 1
-    assert (planner.longest_draft(4), planner.longest_draft(9)) == (3, 1)
+    assert (planner.longest_draft(4), planner.longest_draft(9)) == (7, 1)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_no_draft_length_is_planned_whose_last_token_cannot_pay(requests, satura
 
 @pytest.mark.parametrize(
     ("requests", "draft_length"),
-    [(0, 32), (1, 32), (8, 32), (9, 16), (128, 16), (250, 16), (256, 9), (300, 6), (512, 0)],
+    [(0, 64), (1, 64), (9, 64), (200, 64), (250, 33), (256, 9), (300, 6), (512, 0)],
 )
 def test_the_draft_length_follows_the_batch_size(requests, draft_length):
     assert plan_for(planner(), requests).draft_length == draft_length
