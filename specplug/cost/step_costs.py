@@ -134,9 +134,9 @@ class StepCosts:
         some = prefills[:: -(-len(prefills) // _PREFILLS_USED)]
         share = pace * (len(prefills) / len(self._prefills)) * np.ones_like(decoding)
         # Where every step has prompt tokens, each has as many more.
-        crowded, share = np.maximum(share, 1.0), np.minimum(share, 1.0)
+        scale, share = np.maximum(share, 1.0), np.minimum(share, 1.0)
         mixed = [
-            _terms_of(requests, tokens + prefill * crowded, prefill * crowded, context_tokens, draft_lengths)
+            _terms_of(requests, tokens + prefill * scale, prefill * scale, context_tokens, draft_lengths)
             for prefill in some
         ]
         both: Array = (1 - share) * decoding + share * (np.mean(mixed, axis=0) @ self._weights)
