@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from specplug.cost import StepCosts
 from specplug.interfaces import Planner, PluginContext
-from specplug.types.plan import HostStats, StepPlan, StepReport
+from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.acceptance import AcceptanceCurve, Array
 from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes
 from specplug_batch.options import BatchOptions
@@ -59,6 +60,10 @@ class PaddedPlanner(Planner):
             length = self._probe(requests, stats, length)
         return StepPlan(length, self._options.token_budget)
 
+    def calibrate(self, costs: Sequence[StepCost]) -> None:
+        """Start from costs that the engine profiled."""
+        self._costs.calibrate(costs)
+
     def observe(self, report: StepReport) -> None:
         """Learn from a step's results and cost."""
         self._curve.observe(report)
@@ -83,7 +88,7 @@ class PaddedPlanner(Planner):
             "predicted_speedup": {str(each): round(gain, 3) for each, gain in gains.items()},
             "acceptance_by_position": [round(float(rate), 3) for rate in self._curve.rates()],
             "cost_error": None if self._costs.error is None else round(self._costs.error, 3),
-            "costs": "measured" if self._costs.is_measured else "assumed, as no step was measured yet",
+            "costs": self._costs.basis,
         }
 
     def _decide(self, requests: int, stats: HostStats, present: int | None) -> int:
