@@ -125,7 +125,7 @@ class Planned:
         """
         caps = self.step_planner.caps
         if not self._may_narrow:
-            return caps.max_draft_length
+            return caps.max_draft_length if plan.draft_length or 0 not in caps.captured_draft_lengths else 0
         if not self._pads:
             return plan.draft_length
         longest = max(
