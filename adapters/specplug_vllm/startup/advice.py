@@ -123,7 +123,7 @@ REFUSED_ON_V1 = (
 REFUSED_BY_VLLM = "vLLM refuses requests with min_p or logit_bias (HTTP 400), as with any speculation of its own"
 ENGINE_DRAFTS = "specplug's policy chooses how many tokens it drafts and the target verifies"
 FIXED_DRAFT_LENGTH = (
-    "steps verify the server's maximum draft length, as ranks that choose different lengths lose their CUDA graphs, and "
+    "steps verify the server's maximum draft length, as ranks that choose others lose their CUDA graphs, and "
     "those with a drafter of vLLM's deadlock; a policy can cut requests' drafts, and on V2 draft nothing if all ranks "
     "agree or specplug's proposers draft"
 )
