@@ -22,7 +22,7 @@ from specplug.types.batch import BatchView
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import HostStep
-from specplug.types.plan import HostStats, StepPlan, StepReport
+from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug.types.request import Event
 from specplug.types.target import TargetModel
 from specplug.types.trim import TrimLimits
@@ -224,6 +224,13 @@ class Planner(abc.ABC):
         """Decide how many tokens the step may draft.  Must not block; `stats` is at least one step old.
 
         Not called for steps in which the operator allows no drafts.
+        """
+
+    def calibrate(self, costs: Sequence[StepCost]) -> None:  # noqa: B027 - optional
+        """Learn from costs that the engine profiled before it served, if it profiles any; called at most once (host).
+
+        The profiled steps were dummy runs: trust the ratios of `seconds`, not their scale, as they leave out the host,
+        the sampler and the drafter.  Called before the first `observe`; plans may have been made already.
         """
 
     def observe(self, report: StepReport) -> None:  # noqa: B027 - optional

@@ -76,6 +76,22 @@ def cuts_on_device(vllm_config: Any) -> bool:
     return runner_of(vllm_config) == "v2" and bool(vllm_config.speculative_config.enable_adaptive_verification)
 
 
+def ranks_step_together(vllm_config: Any) -> bool:
+    """Return whether data-parallel ranks run every step together; those of a dense model are engines of their own."""
+    return vllm_config.parallel_config.data_parallel_size > 1 and bool(vllm_config.model_config.is_moe)
+
+
+def may_skip_drafts(vllm_config: Any) -> bool:
+    """Return whether one of the ranks that step together may plan a step without drafts.
+
+    Nothing of specplug's proposers is common to these ranks.  A drafter of vLLM's may run forward passes of all ranks,
+    so they have to agree.
+    """
+    if runner_of(vllm_config) == "v1" or cuts_on_device(vllm_config):
+        return False
+    return proposes(vllm_config) or seams.ranks_agree_to_skip_drafts()
+
+
 def engine_caps(vllm_config: Any) -> EngineCaps:
     """Return the engine's capabilities under this configuration."""
     spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
@@ -217,17 +233,21 @@ def _load(section: str, draft_length: int, method: str | None, _environment: str
 def _ladder(vllm_config: Any) -> tuple[int, ...]:
     """Return the draft lengths that have CUDA graphs, as named by the launch; () allows any draft length.
 
+    Ranks that step together have one length, and 0 if they may do without drafts.
+
     vLLM captures a draft length for the batch sizes listed with it, so one listed only for batches larger than
     ``max_num_seqs`` has no graphs.
     """
     spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
+    if ranks_step_together(vllm_config):
+        return (0, spec.num_speculative_tokens) if may_skip_drafts(vllm_config) else ()
     schedule = getattr(spec, "num_speculative_tokens_per_batch_size", None) or ()
     return tuple(sorted({min(int(w), spec.num_speculative_tokens) for first, _, w in schedule if first <= largest}))
 
 
 def _draft_length_change(vllm_config: Any, v2: bool) -> DraftLengthChange:
-    if vllm_config.parallel_config.data_parallel_size > 1:
-        return DraftLengthChange.FIXED  # ranks that choose different draft lengths deadlock
+    if ranks_step_together(vllm_config):
+        return DraftLengthChange.FIXED  # other lengths take all ranks off their graphs, or deadlock a drafter of vLLM's
     if not v2 or cuts_on_device(vllm_config) or not _ladder(vllm_config):
         return DraftLengthChange.FREE
     return DraftLengthChange.CAPTURED

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specplug.types.plan import NO_SPECULATION, StepPlan
+from specplug.types.plan import NO_SPECULATION, StepCost, StepPlan
 from specplug.types.request import EngineEventKind
 from specplug.types.verdict import Forced, Outcome
 
-_ATTRIBUTE, _ADMITTED = "specplug_metadata", "specplug_admitted"
+_ATTRIBUTE, _ADMITTED, _PROFILED = "specplug_metadata", "specplug_admitted", "specplug_profiled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,17 @@ def state_admitted(output: Any, count: int) -> None:
 def admitted(output: Any) -> int | None:
     """Return how many draft tokens a step verified, or None where the scheduler knows itself."""
     found: int | None = getattr(output, _ADMITTED, None)
+    return found
+
+
+def state_profiled(output: Any, costs: tuple[StepCost, ...]) -> None:
+    """Attach to a runner's output the step costs that vLLM profiled at start-up; the scheduler needs them once."""
+    setattr(output, _PROFILED, costs)
+
+
+def profiled(output: Any) -> tuple[StepCost, ...]:
+    """Return the step costs that a runner's output brings; () with most."""
+    found: tuple[StepCost, ...] = getattr(output, _PROFILED, ())
     return found
 
 

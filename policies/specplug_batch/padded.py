@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from specplug.cost import StepCosts
 from specplug.interfaces import Planner, PluginContext
-from specplug.types.plan import HostStats, StepPlan, StepReport
+from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.acceptance import AcceptanceLengths, Array
 from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes, size_class
 from specplug_batch.options import BatchOptions
@@ -69,6 +70,10 @@ class PaddedPlanner(Planner):
             length = self._probe(requests, stats, length)
         return StepPlan(length, self._options.token_budget)
 
+    def calibrate(self, costs: Sequence[StepCost]) -> None:
+        """Start from costs that the engine profiled."""
+        self._costs.calibrate(costs)
+
     def observe(self, report: StepReport) -> None:
         """Learn from a step's results and cost."""
         self._acceptance.observe(report)
@@ -96,7 +101,7 @@ class PaddedPlanner(Planner):
             "predicted_speedup": {str(each): round(gain, 3) for each, gain in gains.items()},
             "tokens_per_row": {str(each): round(float(expected[each]), 3) for each in known[0]},
             "cost_error": None if self._costs.error is None else round(self._costs.error, 3),
-            "costs": "measured" if self._costs.is_measured else "assumed, as no step was measured yet",
+            "costs": self._costs.basis,
         }
 
     def _decide(self, requests: int, stats: HostStats, present: int | None) -> int:

@@ -19,7 +19,8 @@ def build(context: PluginContext) -> Planner:
     caps = context.caps
     if caps.ragged is Ragged.NATIVE:
         return RaggedPlanner(context)
-    chooses = not caps.trees and caps.draft_length_change is not DraftLengthChange.FIXED
+    has_choice = caps.draft_length_change is not DraftLengthChange.FIXED or 0 in caps.captured_draft_lengths
+    chooses = has_choice and not caps.trees
     can_learn = caps.feedback is not Feedback.NONE and caps.plan_site is not PlanSite.INLINE
     return (PaddedPlanner if chooses and can_learn else FreePlanner)(context)
 

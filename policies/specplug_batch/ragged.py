@@ -10,7 +10,7 @@ from typing import Any
 from specplug.cost import StepCosts
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.caps import Feedback, PlanSite
-from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
+from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.gains import Gains
 from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes, size_class
 from specplug_batch.options import BatchOptions
@@ -63,6 +63,11 @@ class RaggedPlanner(Planner):
             return trial
         return self._probe(requests) if self._probes.is_due(stats.step) else self._plan
 
+    def calibrate(self, costs: Sequence[StepCost]) -> None:
+        """Start from costs that the engine profiled."""
+        if self._learns:
+            self._costs.calibrate(costs)
+
     def observe(self, report: StepReport) -> None:
         """Learn from a step's results and cost."""
         if report.cost is not None and self._learns:
@@ -99,7 +104,7 @@ class RaggedPlanner(Planner):
             "speed_up": round(self._gains.speed_up(self._requests), 3),
             "prices": [[round(price.survival, 4), price.after] for price in self._plan.prices],
             "cost_error": None if self._costs.error is None else round(self._costs.error, 3),
-            "costs": "measured" if self._costs.is_measured else "assumed",
+            "costs": self._costs.basis,
         }
 
     def _trial(self, requests: int) -> StepPlan | None:

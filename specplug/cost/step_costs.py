@@ -8,17 +8,15 @@ which steps find a CUDA graph; it counts as much as it has been measured.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import log
 
 import numpy as np
 
 from specplug.cost.cell import AGREEING, CELL_SIZE, Cell
+from specplug.cost.profiled import Curve, curve_of
 from specplug.cost.shape import LEAST, NUM_TERMS, Array, nonnegative_fit, terms
 from specplug.types.plan import StepCost
-
-Prior = Callable[[float], float]
-"""Relative cost of a step by its number of tokens, from which learning starts."""
 
 _PRIOR_STEPS = 32.0
 """Number of measured steps after which the prior counts a quarter."""
@@ -62,8 +60,8 @@ class StepCosts:
         error: mean relative error of the predictions of steps before they were learnt, lately; None at first.
     """
 
-    def __init__(self, prior: Prior) -> None:
-        self._prior = prior
+    def __init__(self, prior: Curve) -> None:
+        self._prior, self._is_profiled = prior, False
         self._measured, self._assumed = _Moments(), _Moments()
         self._weights = np.zeros(NUM_TERMS)
         self._cells: dict[tuple[bool, int, int], Cell] = {}
@@ -75,6 +73,18 @@ class StepCosts:
     def is_measured(self) -> bool:
         """True once a step was learnt from."""
         return self._steps > 0
+
+    @property
+    def basis(self) -> str:
+        """What predictions rest on, in words."""
+        if self.is_measured:
+            return "measured"
+        return "profiled by the engine at start-up" if self._is_profiled else "assumed, as no step was measured yet"
+
+    def calibrate(self, costs: Sequence[StepCost]) -> None:
+        """Replace the prior by what an engine profiled, if that shows what tokens cost; its scale is learnt as well."""
+        if (curve := curve_of(costs)) is not None and not self.is_measured:
+            self._prior, self._is_profiled = curve, True
 
     def observe(self, cost: StepCost) -> None:
         """Learn from a measured step."""

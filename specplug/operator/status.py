@@ -9,6 +9,7 @@ from typing import Any
 from specplug.errors import ends_process
 from specplug.interfaces import ReportsStatus
 from specplug.settings.sources import ResolvedSettings
+from specplug.types.caps import EngineCaps, Ragged
 
 _log = logging.getLogger("specplug")
 
@@ -20,6 +21,13 @@ def reported_settings(resolved: ResolvedSettings) -> dict[str, dict[str, Any]]:
     for key, origin in resolved.origins.items():
         reported[key] = {"value": _at(plain, key), "origin": origin}
     return reported
+
+
+def reported_rows(caps: EngineCaps) -> str:
+    """Return in words how many draft tokens an engine verifies of each row."""
+    if caps.verifies_budget:
+        return "cut on the device to what the plan allows the batch"
+    return "as many as drafted" if caps.ragged is Ragged.NATIVE else "padded to the draft length of the step"
 
 
 def by_plugin(faults: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:

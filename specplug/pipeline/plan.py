@@ -13,7 +13,7 @@ from specplug.errors import ContractError
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner, ReportsStatus
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import MOST_PRICES, NO_SPECULATION, HostStats, Price, StepPlan, StepReport
+from specplug.types.plan import MOST_PRICES, NO_SPECULATION, HostStats, Price, StepCost, StepPlan, StepReport
 
 
 class PlanStage:
@@ -75,6 +75,10 @@ class PlanStage:
             return self._planner.status()
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
+
+    def calibrate(self, costs: Sequence[StepCost]) -> None:
+        """Pass costs that the engine profiled at start-up to the planner, also if the operator allows no drafts."""
+        self._guard.call(partial(self._planner.calibrate, costs))
 
     def observe(self, report: StepReport) -> None:
         """Pass a step's report to the planner if it learns."""

@@ -17,7 +17,7 @@ import torch
 
 from specplug.pipeline.draft import host_trim_of
 from specplug.testing.c_functions import kept_by
-from specplug.testing.policy_harness import IDLE, PRICES, PolicyHarness, stats_of, watch_for_waiting
+from specplug.testing.policy_harness import IDLE, PRICES, PROFILE, PolicyHarness, stats_of, watch_for_waiting
 from specplug.testing.watch import watch
 from specplug.types.plan import MOST_PRICES, StepPlan, StepReport
 
@@ -102,6 +102,21 @@ class PolicyContract(PolicyHarness):
                 plan = planner.plan(stats_of(2, step=step + 1))
                 assert 0 <= plan.draft_length <= caps.max_draft_length, (
                     f"{self.who}: draft length {plan.draft_length} after {fates}"
+                )
+
+    def test_starts_from_profiled_costs(self) -> None:
+        """Costs that the engine profiled are accepted, none or many of them; two instances then plan the same."""
+        for name, caps in self.engines.items():
+            for profile in ((), PROFILE[:1], PROFILE):
+                one, other = self.plans(caps, profile=profile), self.plans(caps, rank=1, profile=profile)
+                assert one == other, (
+                    f"{self.who}: two instances plan differently on {name} after {len(profile)} profiled costs; "
+                    f"found {other}, expected {one}"
+                )
+                longest = max(plan.draft_length for plan in one)
+                assert longest <= caps.max_draft_length, (
+                    f"{self.who}: draft length {longest} on {name} after {len(profile)} profiled costs; "
+                    f"expected at most {caps.max_draft_length}"
                 )
 
     # -- the trim half -------------------------------------------------------------------------------------------

@@ -43,6 +43,13 @@ ENGINES: Mapping[str, EngineCaps] = MappingProxyType(
     }
 )
 
+PROFILE = (
+    *(StepCost(size, size, 1024 * size, 0, 0.004 + size * 1e-5) for size in (1, 8, 64, 64, 256)),
+    StepCost(256, 512, 1 << 18, 1, 0.009),
+    StepCost(256, 4096, 1 << 18, 8, 0.045, prompt_tokens=1792),
+)
+"""Costs as an engine profiles them: a size twice, and one whose rows are longer than drafts."""
+
 _LEVELS = ((0.97, 0.93, 0.88, 0.71), (0.61,), (0.83, 0.42, 0.91, 0.38), (), (0.99, 0.53, 0.36, 0.94))
 _PARENTS = ((ROOT, 0, 0, 2), (ROOT,), (ROOT, ROOT, 1, 0), (), (ROOT, 0, 1, 2))
 
@@ -74,9 +81,15 @@ class PolicyHarness:
         planner: Planner = self.spec.build(self._context(caps, rank))
         return planner
 
-    def plans(self, caps: EngineCaps, rank: int = 0) -> list[StepPlan]:
-        """Return the plans of steps of 0 to 512 requests; each step is reported with half of its drafts accepted."""
+    def plans(self, caps: EngineCaps, rank: int = 0, profile: Sequence[StepCost] | None = None) -> list[StepPlan]:
+        """Return the plans of steps of 0 to 512 requests; each step is reported with half of its drafts accepted.
+
+        Args:
+            profile: costs that the engine profiled before; None if it profiles none.
+        """
         planner, plans = self.planner(caps, rank), []
+        if profile is not None:
+            planner.calibrate(profile)
         cost = None
         for step, count in enumerate((0, 1, 4, 1, 32, 200, 512, 8, 0, 3)):
             plan = planner.plan(replace(stats_of(count, step), last_step=cost))

@@ -55,7 +55,8 @@ class EngineCaps:
 
     Attributes:
         max_draft_length: most draft tokens per request and step (gamma), bonus excluded.
-        captured_draft_lengths: the draft lengths that run at full speed, ascending; empty when all of them do.
+        captured_draft_lengths: the draft lengths that run at full speed, ascending; empty when all of them do.  With a
+            fixed draft length, that and 0 if a step may also do without drafts.
         ragged: how drafts of different lengths in one batch are verified.
         draft_length_change: the requirement for verifying a different draft length than before.
         trees: true if drafts with `parents` are verified as trees, false if only chains are verified.

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.cost import StepCosts
+from specplug.cost.profiled import curve_of
 from specplug.cost.shape import NUM_TERMS, nonnegative_fit, terms
 from specplug.types.plan import StepCost
 
@@ -113,6 +114,68 @@ def test_steps_of_prompts_alone_teach_nothing():
 
 def test_before_anything_is_measured_the_prior_holds():
     assert predicted(StepCosts(flat), 64).tolist() == [flat(64 * (length + 1)) for length in LENGTHS]
+
+
+def profile(seconds=lambda tokens: 1e-3 * (4 + tokens / 100), sizes=(1, 8, 64, 128, 256, 512), runs=5):
+    """Return costs as an engine profiles them: as many requests as tokens, and one run that was interrupted."""
+    return [
+        StepCost(size, size, 8192 * size, 0, seconds(size) * (1 if run else 40))
+        for size in sizes
+        for run in range(runs)
+    ]
+
+
+def test_predictions_start_from_a_profile():
+    costs = StepCosts(flat)
+    costs.calibrate(profile())
+    assert not costs.is_measured
+    assert costs.basis.startswith("profiled")
+    for requests in (1, 4, 32, 100):  # beyond the profile as well
+        expected = [1e-3 * (4 + max(1, requests * (length + 1)) / 100) for length in LENGTHS]
+        assert predicted(costs, requests).tolist() == pytest.approx(expected)
+
+
+def test_a_profile_keeps_its_ratios_when_the_first_step_shows_its_scale():
+    costs = StepCosts(flat)
+    costs.calibrate(profile())
+    costs.observe(measured(32, 3, 2 * 1e-3 * (4 + 128 / 100)))  # the host and the sampler double it
+    found = predicted(costs, 64)
+    true = np.array([4 + 64 * (length + 1) / 100 for length in LENGTHS])
+    assert np.abs(found / found[0] / (true / true[0]) - 1).max() < 0.15
+    assert found == pytest.approx(2e-3 * true, rel=0.15)
+    assert costs.basis == "measured"
+
+
+def test_measured_steps_outweigh_a_profile():
+    costs, rng = StepCosts(flat), np.random.default_rng(6)
+    costs.calibrate(profile(lambda tokens: 1e-3 * (1 + tokens)))
+    learn(costs, smooth, 2000, rng)
+    found = predicted(costs, 32, 64000)
+    true = np.array([smooth(32, 64000, length) for length in LENGTHS])
+    assert np.abs(found / found[0] / (true / true[0]) - 1).max() < 0.06
+
+
+UNKNOWN = (-1.0, 0.0, float("inf"), float("nan"))
+
+
+@pytest.mark.parametrize(
+    "useless", [[], profile(sizes=(8,)), [measured(each, 0, UNKNOWN[each - 1]) for each in range(1, 5)]]
+)
+def test_a_profile_that_shows_nothing_changes_nothing(useless):
+    costs = StepCosts(flat)
+    costs.calibrate(useless)
+    assert costs.basis.startswith("assumed")
+    assert predicted(costs, 64).tolist() == [flat(64 * (length + 1)) for length in LENGTHS]
+
+
+@given(seconds=st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=9))
+def test_a_profiled_curve_never_falls_and_passes_what_rises(seconds):
+    sizes = [1 << power for power in range(len(seconds))]
+    curve = curve_of([StepCost(size, size, 0, 0, each) for size, each in zip(sizes, seconds, strict=True)])
+    assert curve is not None
+    values = [curve(tokens) for tokens in range(sizes[-1] + 99)]
+    assert (np.diff(values) >= -1e-12).all()
+    assert [values[size] for size in sizes] == pytest.approx(np.maximum.accumulate(seconds).tolist())
 
 
 def test_measurements_of_like_batch_sizes_count_up_to_a_number():

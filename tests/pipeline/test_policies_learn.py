@@ -55,6 +55,27 @@ class Listens(Planner):
             raise ZeroDivisionError("planted")
 
 
+class Calibrates(Listens):
+    """Records what costs it is given, too."""
+
+    def calibrate(self, costs):
+        self.costs = costs
+        if self.fails:
+            raise ZeroDivisionError("planted")
+
+
+@pytest.mark.parametrize("ceiling", [None, 0], ids=["on", "off"])
+def test_costs_that_the_engine_profiled_reach_the_planner(ceiling):
+    planner, guard = Calibrates(), FaultGuard("policy")
+    stage, costs = PlanStage(planner, EngineCaps(8), guard, ceiling=ceiling), (StepCost(1, 1, 8, 0, 0.01),)
+    stage.calibrate(costs)
+    assert planner.costs is costs
+    planner.fails = True
+    stage.calibrate(costs)
+    assert guard.counts == {"raised": 1}
+    assert stage.plan(HostStats(0, ())).draft_length == (2 if ceiling is None else 0)
+
+
 class NeverObserves(Planner):
     def plan(self, stats):
         return StepPlan(2)

@@ -132,7 +132,8 @@ def test_drafts_that_are_much_longer_than_is_free_are_not_considered():
         ({"plan_site": PlanSite.INLINE}, FreePlanner),
         ({"trees": True}, FreePlanner),
         ({"feedback": Feedback.NONE}, FreePlanner),
-        ({"draft_length_change": DraftLengthChange.FIXED}, FreePlanner),
+        ({"draft_length_change": DraftLengthChange.FIXED, "captured_draft_lengths": ()}, FreePlanner),
+        ({"draft_length_change": DraftLengthChange.FIXED, "captured_draft_lengths": (0, 15)}, PaddedPlanner),
     ],
     ids=str,
 )

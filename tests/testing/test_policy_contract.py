@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from specplug.types.batch import BatchView
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import OK, HostStep, TrimArgument
-from specplug.types.plan import HostStats, Price, StepPlan, StepReport
+from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Verdict
 
@@ -171,6 +172,17 @@ class NeedsATime(Plans):
             self.accepted = report.cost.seconds  # type: ignore[union-attr]
 
 
+class NeedsACost(Plans):
+    def calibrate(self, costs: Sequence[StepCost]) -> None:
+        self.accepted = min(cost.seconds for cost in costs)
+
+
+class CalibratedTooLong(Plans):
+    def calibrate(self, costs: Sequence[StepCost]) -> None:
+        self.context = replace(self.context, caps=EngineCaps(8 + len(costs)))
+        self.accepted = 9.0 * len(costs)
+
+
 class OtherTokens(Trims):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
         draft.token_ids.masked_fill_(draft.mask(), 63)
@@ -302,6 +314,8 @@ PLANTED = [
     (Inconstant, "test_a_constant_plan_is_constant", (), "`is_constant`, but on"),
     (DividesByRequests, "test_learns_from_reports", (), "division by zero"),
     (NeedsATime, "test_learns_from_reports", (), "seconds"),
+    (NeedsACost, "test_starts_from_profiled_costs", (), "empty"),
+    (CalibratedTooLong, "test_starts_from_profiled_costs", (), "after 1 profiled"),
     (OtherTokens, "test_keeps_what_was_drafted", (False,), "expected tokens and confidences"),
     (OtherConfidences, "test_keeps_what_was_drafted", (True,), "expected tokens and confidences"),
     (KeepsEnds, "test_keeps_what_was_drafted", (False,), "expected a beginning"),

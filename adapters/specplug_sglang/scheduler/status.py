@@ -12,7 +12,7 @@ from typing import Any
 
 from specplug.errors import SettingsError
 from specplug.operator.control import parse_order
-from specplug.operator.status import by_plugin, reported_details, reported_settings
+from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
 from specplug_sglang import seams
 
 logger = logging.getLogger("specplug")
@@ -54,6 +54,7 @@ def scheduler_status(scheduler: Any) -> dict[str, Any]:
         "trees": caps.trees,
         "max_draft_length": caps.max_draft_length,
         "captured_draft_lengths": list(caps.captured_draft_lengths),
+        "rows": reported_rows(caps),
         "settings": reported_settings(drafting.resolved),
         "scheduler": {
             "steps": step_planner.steps,

@@ -14,7 +14,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from specplug.runtime.outcome_counts import OutcomeCounts
 from specplug.types.plan import StepPlan
 from specplug_vllm import seams
-from specplug_vllm.config import engine_method, runner_of
+from specplug_vllm.config import engine_method, may_skip_drafts, ranks_step_together, runner_of
 from specplug_vllm.scheduler.planned import Planned
 
 TAKE_A_LENGTH = ("draft_model", "eagle", "eagle3", "mtp", "ngram")
@@ -36,6 +36,7 @@ class _EngineDrafts(Planned):
         method = engine_method(self.vllm_config)
         assert method is not None
         self.counts = OutcomeCounts(method, self.step_planner.caps.max_draft_length)
+        self._asks_ranks = ranks_step_together(self.vllm_config) and may_skip_drafts(self.vllm_config)
         self._takes_length = runner_of(self.vllm_config) == "v2" or method in TAKE_A_LENGTH
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -45,6 +46,17 @@ class _EngineDrafts(Planned):
         outputs = super().update_from_output(scheduler_output, model_runner_output, *args, **kwargs)
         self.counts.record(fates, len(emitted), sum(emitted))
         return outputs
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        """Ask the other data-parallel ranks to skip the drafts of a step whose plan has none.
+
+        If one of them drafts, this one does, too, as the drafter's forward passes are of all ranks.  By then vLLM has
+        noted that the next step verifies none of these drafts.
+        """
+        super()._update_after_schedule(scheduler_output)
+        if self._asks_ranks and not scheduler_output.num_spec_tokens_to_schedule:
+            scheduler_output.num_spec_tokens_to_schedule = self.step_planner.caps.max_draft_length
+            scheduler_output.skip_drafts = True
 
     def _drafted_length(self) -> int:
         """Return the plan's length, or the maximum if the drafter takes no length."""

@@ -75,6 +75,8 @@ class Planned:
         outputs = super().update_from_output(  # type: ignore[misc]
             scheduler_output, model_runner_output, *args, **kwargs
         )
+        if costs := step_metadata.profiled(model_runner_output):
+            self.step_planner.stage.calibrate(costs)
         if self._launched:
             step, admitted = self._launched.popleft(), step_metadata.admitted(model_runner_output)
             self.step_planner.finish(step if admitted is None else step.drafting(admitted), self._fates, ended)
@@ -123,7 +125,7 @@ class Planned:
         """
         caps = self.step_planner.caps
         if not self._may_narrow:
-            return caps.max_draft_length
+            return caps.max_draft_length if plan.draft_length or 0 not in caps.captured_draft_lengths else 0
         if not self._pads:
             return plan.draft_length
         longest = max(

@@ -45,6 +45,11 @@ def speculator_gets_req_states() -> bool:
     return _has("req_states")
 
 
+def ranks_agree_to_skip_drafts() -> bool:
+    """Return whether data-parallel ranks skip the drafts of a step if the schedulers of all of them allow it."""
+    return _has("skip_drafts")
+
+
 @functools.cache
 def _has(difference: str) -> bool:
     return not any(problems(DIFFERENCES[difference], imported))

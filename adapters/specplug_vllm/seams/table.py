@@ -45,8 +45,14 @@ OPTIONAL = {
 OLDEST: Version = (0, 30)
 NEWEST: Version = (0, 33)
 
+SKIPS_DRAFTS = (0, 33)
+"""The first version whose data-parallel ranks agree to skip the drafts of a step."""
+
 DIFFERENCES = {
     "req_states": seam("vllm.v1.worker.gpu.spec_decode:init_speculator", "v2", named="req_states", since=(0, 32)),
+    "skip_drafts": seam(
+        "vllm.v1.worker.gpu.dp_utils:DPSyncState", "engine drafts", holds="skip_drafts", since=SKIPS_DRAFTS
+    ),
 }
 """Seams that only some versions have.  The adapter works with and without them."""
 
@@ -148,6 +154,8 @@ _SCHEDULER = (
     ),
     seam("vllm.tokenizers:cached_tokenizer_from_config", "scheduler", takes="model_config"),
     seam("vllm.v1.outputs:ModelRunnerOutput", "engine drafts", holds="sampled_token_ids"),
+    seam("vllm.v1.core.sched.output:SchedulerOutput", "engine drafts", holds="skip_drafts", since=SKIPS_DRAFTS),
+    seam("vllm.config.model:ModelConfig", "config", holds="is_moe"),
     seam("vllm.v1.engine.core:EngineCore", "status", holds="model_executor scheduler vllm_config"),
     seam("vllm.v1.executor.abstract:Executor.collective_rpc", "status", takes="method"),
 )

@@ -237,8 +237,20 @@ _ADAPTIVE = (
         "vllm.v1.worker.gpu.spec_decode.adaptive_verification:AdaptiveVerificationManager",
         "adaptive",
         holds="_batch_budget _confidence_probs _max_total_logits _stale_confidences _stale_idx add_request "
-        "batches_to_profile compact_batch num_bonus_tokens reallocate_drafts req_states set_initial_cost_curves",
+        "batches_to_profile compact_batch num_bonus_tokens num_speculative_steps reallocate_drafts req_states",
     ),
+    seam(
+        "vllm.v1.worker.gpu.spec_decode.adaptive_verification:AdaptiveVerificationManager.batches_to_profile",
+        "adaptive",
+        takes="capture_sizes",
+    ),
+    seam(
+        "vllm.v1.worker.gpu.spec_decode.adaptive_verification:AdaptiveVerificationManager.set_initial_cost_curves",
+        "adaptive",
+        takes="samples",
+    ),
+    seam("vllm.v1.worker.gpu.async_utils:StepTimingSample", "adaptive", holds="forward_ms num_reqs num_target_tokens"),
+    seam("vllm.v1.worker.gpu.states:RequestState", "adaptive", holds="max_model_len req_id_to_index"),
     seam(
         "vllm.v1.worker.gpu.spec_decode.adaptive_verification:AdaptiveVerificationManager.get_num_tokens",
         "adaptive",

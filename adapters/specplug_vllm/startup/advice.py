@@ -14,7 +14,7 @@ from specplug.operator.launches import awaited_proposers, differing
 from specplug.operator.startup_line import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
-from specplug_vllm.config import engine_method, resolved, runner_of
+from specplug_vllm.config import engine_method, ranks_step_together, resolved, runner_of
 from specplug_vllm.startup import graphs
 
 logger = logging.getLogger("specplug")
@@ -28,6 +28,7 @@ class Launch:
         runner: "v1" or "v2".
         draft_length: the server's maximum draft length.
         max_num_batched_tokens: most tokens of all requests in one step.
+        data_parallel_size: number of ranks that run every step together; 1 for a dense model.
         settings: specplug's settings that differ from their defaults.
         awaited_proposers: enabled proposers on the host that each step on V2 waits for.
         captured: (draft length, most requests) of the steps that have full CUDA graphs, longest drafts first.
@@ -57,7 +58,7 @@ def launch_of(vllm_config: Any) -> Launch:
         draft_length=vllm_config.speculative_config.num_speculative_tokens,
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        data_parallel_size=vllm_config.parallel_config.data_parallel_size,
+        data_parallel_size=vllm_config.parallel_config.data_parallel_size if ranks_step_together(vllm_config) else 1,
         settings=differing(found.settings),
         awaited_proposers=awaited_proposers(found.settings, default_registry(), vllm_config.device_config.device_type),
         captured=tuple(graphs.captured(vllm_config).items()),
@@ -122,8 +123,9 @@ REFUSED_ON_V1 = (
 REFUSED_BY_VLLM = "vLLM refuses requests with min_p or logit_bias (HTTP 400), as with any speculation of its own"
 ENGINE_DRAFTS = "specplug's policy chooses how many tokens it drafts and the target verifies"
 FIXED_DRAFT_LENGTH = (
-    "every step verifies the server's maximum draft length, as ranks that choose different lengths deadlock; "
-    "a policy can only cut single requests' drafts"
+    "steps verify the server's maximum draft length, as ranks that choose others lose their CUDA graphs, and "
+    "those with a drafter of vLLM's deadlock; a policy can cut requests' drafts, and on V2 draft nothing if all ranks "
+    "agree or specplug's proposers draft"
 )
 
 

@@ -16,7 +16,15 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from specplug_vllm.config import SECTION, cuts_on_device, engine_method, is_requested, proposes, runner_of
+from specplug_vllm.config import (
+    SECTION,
+    cuts_on_device,
+    engine_method,
+    is_requested,
+    proposes,
+    ranks_step_together,
+    runner_of,
+)
 
 logger = logging.getLogger("specplug")
 
@@ -76,11 +84,11 @@ def name_lengths(vllm_config: Any) -> None:
     """Fill in the list of captured lengths if the engine captures graphs and the launch lists none.
 
     The server's maximum draft length becomes the longest of them, which is at most the configured one; vLLM's own
-    drafter keeps the configured one.  Data-parallel ranks must not choose different lengths, so vLLM refuses the list
-    with data parallelism.
+    drafter keeps the configured one.  Data-parallel ranks that step together have one length; vLLM drops the list of a
+    launch with data parallelism before this is called, although the ranks of a dense model are engines of their own.
     """
     spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
-    if spec.num_speculative_tokens_per_batch_size or vllm_config.parallel_config.data_parallel_size > 1:
+    if spec.num_speculative_tokens_per_batch_size or ranks_step_together(vllm_config):
         return
     lengths = (lengths_up_to if proposes(vllm_config) else lengths_dividing)(spec.num_speculative_tokens)
     if not _captures_by_length(vllm_config) or len(lengths) > largest:

@@ -50,7 +50,11 @@ def _our_sampling(original: Callable[..., Any]) -> Callable[..., Any]:
         output = original(self, *args, **kwargs)
         manager = self.adaptive_verification
         if output is not None and hasattr(manager, "admitted"):
-            step_metadata.state_admitted(getattr(output, "model_runner_output", output), manager.admitted)
+            result = getattr(output, "model_runner_output", output)
+            step_metadata.state_admitted(result, manager.admitted)
+            if manager.profiled:  # with the first output; on several ranks that of rank 0 reaches the scheduler
+                step_metadata.state_profiled(result, manager.profiled)
+                manager.profiled = ()
         return output
 
     return sample_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
 from specplug.trim import completed, priced_budget
-from specplug.types.plan import NO_SPECULATION, StepPlan
+from specplug.types.plan import NO_SPECULATION, StepCost, StepPlan
+from specplug_vllm.worker.cost_profile import step_costs
 
 
 class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
@@ -17,15 +19,18 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
 
     The host must know the number of tokens before the step; the device picks them by the newest confidences.  Prices
     are compared with the confidences of one step before, which vLLM copies to the host meanwhile; only a plan with
-    prices needs the copy.  vLLM's cost curves stay unused, as the plan's prices come from learnt costs.
+    prices needs the copy.  What vLLM profiles goes to the planner, whose prices take the place of vLLM's cost tables.
 
     Attributes:
         plan: the plan of the drafts that the next batch verifies.
         admitted: number of draft tokens that the newest batch verifies.
+        profiled: step costs that vLLM has profiled, until a step's output takes them to the planner.
     """
 
     plan: StepPlan = NO_SPECULATION
     admitted = 0
+    profiled: tuple[StepCost, ...] = ()
+    _context_length = 0  # context tokens of the requests in profiled steps
     _is_copied = False  # whether there are confidences on the host
 
     def add_request(self, req_idx: int) -> None:
@@ -53,12 +58,15 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
         self._batch_budget = (drafts, others, admitted)
         return sum(others.values()) + admitted
 
-    def batches_to_profile(self, capture_sizes: list[int]) -> tuple[dict[str, int], ...]:
-        """Return no batches: costs are not measured."""
-        return ()
+    def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
+        """Yield vLLM's batches, and note the context of their requests."""
+        for batch in super().batches_to_profile(capture_sizes):
+            self._context_length = min(batch.get("context_len", 0), self.req_states.max_model_len)
+            yield batch
 
     def set_initial_cost_curves(self, samples: list[Any]) -> None:
-        """Do nothing: no cost curves are used."""
+        """Keep the samples of those batches for the planner."""
+        self.profiled = step_costs(samples, self.num_speculative_steps, self._context_length)
 
     def _survival(self, drafts: dict[str, int]) -> Any:
         """Return the survival probabilities of as many tokens as there are drafts, by confidences one step old."""

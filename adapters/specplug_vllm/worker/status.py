@@ -11,7 +11,7 @@ import asyncio
 from importlib.metadata import version
 from typing import Any
 
-from specplug.operator.status import by_plugin, reported_details, reported_settings
+from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
 from specplug_vllm import seams
 from specplug_vllm.config import engine_caps, engine_method, runner_of
 from specplug_vllm.worker.lifecycle import drafting_of
@@ -70,6 +70,7 @@ def engine_status(core: Any) -> dict[str, Any]:
         "async_scheduling": bool(config.scheduler_config.async_scheduling),
         "max_draft_length": caps.max_draft_length,
         "captured_draft_lengths": list(caps.captured_draft_lengths),
+        "rows": reported_rows(caps),
         "settings": reported_settings(step_planner.resolved),
         "scheduler": {
             "steps": step_planner.steps,

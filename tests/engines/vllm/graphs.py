@@ -31,7 +31,7 @@ def vllm_config(
         speculative_config=spec,
         diffusion_config=None,
         compilation_config=CompilationConfig(cudagraph_mode=others.get("mode", CUDAGraphMode.FULL_AND_PIECEWISE)),
-        model_config=SimpleNamespace(enforce_eager=False),
+        model_config=SimpleNamespace(enforce_eager=False, is_moe=others.get("experts", False)),
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192, async_scheduling=True),
         performance_mode="balanced",
         cache_config=SimpleNamespace(use_kda_recoverssm=False),

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import asdict
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from specplug.cost.profiled import curve_of
 from specplug.errors import EngineError
 from specplug.types.caps import Distribution, DraftLengthChange, Ragged
+from specplug.types.plan import StepCost, StepPlan
 from tests.engines.engines import Raised
-from tests.engines.vllm import steps
+from tests.engines.vllm import inside, steps
 from tests.engines.vllm.referee import assert_greedy, prompts
 from tests.engines.vllm.steps import assert_as_baseline
 
 BUDGET, DRAFT_LENGTH = 5, 6
 
 
-def launch(engine, budget=None, **given):
+def launch(engine, budget=None, policy="fixed", **given):
     """Make an engine that cuts drafts on the device."""
     requested = {
         "method": "custom_class",
@@ -25,7 +30,7 @@ def launch(engine, budget=None, **given):
         "num_speculative_tokens": DRAFT_LENGTH,
         "enable_adaptive_verification": True,
     }
-    settings = {"proposer": "ngram", "policy": "fixed", "options": {"fixed": {"token_budget": budget}}}
+    settings = {"proposer": "ngram", "policy": policy, "options": {policy: {"token_budget": budget}}}
     variables = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # tests' functions in other processes
     return engine("v2", settings, speculative_config=requested, environment=variables, name="adaptive", **given)
 
@@ -34,6 +39,12 @@ def launch(engine, budget=None, **given):
 @pytest.fixture(params=[pytest.param(False, marks=pytest.mark.slow), True], ids=["sync", "async"])
 def cutting(request, engine):
     return launch(engine, BUDGET, asynchronous=request.param)
+
+
+@pytest.fixture
+def learning(engine):
+    """An engine whose policy learns what steps cost."""
+    return launch(engine, policy="batch")
 
 
 def requests(count=4, tokens=24, **params):
@@ -99,12 +110,22 @@ def logprob_gap(run, expected):
     return max(gaps)
 
 
-def test_without_a_budget_everything_is_verified(baseline_v2, engine):
-    run = launch(engine).call(steps.cut, requests=requests(3))
+def test_without_a_budget_everything_is_verified(baseline_v2, learning):
+    run = learning.call(cut_by_nothing, requests=requests(3))
     assert_as_baseline(baseline_v2, run, requests(3))
     with_drafts = [step["drafts"] for step in run["record"] if any(step["drafts"].values())]
     assert run["admitted"] == with_drafts
     assert run["total"]["never_verified"] == 0
+
+
+def cut_by_nothing(llm, requests):
+    """Run requests by plans with neither a budget nor prices, from which the policy learns nothing."""
+    planner = inside.scheduler(llm).step_planner.stage._planner
+    planner.plan, planner.observe = lambda _: StepPlan(planner._caps.max_draft_length), lambda _: None
+    try:
+        return steps.cut(llm, requests)
+    finally:
+        del planner.plan, planner.observe
 
 
 def test_a_budget_of_zero_decodes_plainly(baseline_v2, engine):
@@ -117,6 +138,74 @@ def test_a_budget_of_zero_decodes_plainly(baseline_v2, engine):
 def test_what_cannot_be_cut_stops_the_start(engine):
     with pytest.raises(Raised, match=r"Adaptive verification is not currently compatible.*LoRA"):
         launch(engine, enable_lora=True).call("inside.facts")
+
+
+def test_the_planner_starts_from_what_vllm_profiles(baseline_v2, learning):
+    """Graphs are captured on a GPU only, so vLLM's profile is asked for here, and timed on the host."""
+    run = learning.call(profiled, requests=requests(3), sizes=[1, 4, 8, 16])
+    assert_as_baseline(baseline_v2, run, requests(3))
+    costs = [StepCost(**cost) for cost in run["received"]]
+    expected = [(size, min(size, 8), 1024 * min(size, 8)) for size in (1, 4, 8, 16, 24, 32, 64) for _ in range(5)]
+    assert [(cost.tokens, cost.requests, cost.context_tokens) for cost in costs] == expected
+    assert [(cost.draft_length, cost.prompt_tokens) for cost in costs[::5]] == [
+        *((0, 0), (0, 0), (0, 0), (1, 0), (2, 0), (3, 0)),
+        (DRAFT_LENGTH, 64 - 8 * (DRAFT_LENGTH + 1)),
+    ]
+    assert [cost.seconds for cost in costs] == [sample / 1e3 for sample in run["milliseconds"]]
+    assert run["times"] == 1
+    assert run["basis"] == ["assumed, as no step was measured yet", "profiled by the engine at start-up", "measured"]
+    curve = curve_of(costs)
+    assert curve is not None
+    assert run["predicted"] == [curve(tokens) for tokens in (4, 12, 20)]
+
+
+def profiled(llm, requests, sizes):
+    """Let vLLM profile as it does once graphs of `sizes` are captured, then serve; return what the planner received."""
+    runner, stage = inside.runner(llm), inside.scheduler(llm).step_planner.stage
+    planner, manager = stage._planner, runner.adaptive_verification
+    found = {"basis": [planner._costs.basis], "times": 0}
+    most, manager.req_states.max_num_batched_tokens = manager.req_states.max_num_batched_tokens, 64
+    with timed_on_the_host(), runner.step_timing.collect() as samples:
+        for batch in manager.batches_to_profile(sizes):
+            runner._dummy_run(**batch)
+    manager.req_states.max_num_batched_tokens = most
+    manager.set_initial_cost_curves(samples)
+    calibrate = planner.calibrate
+
+    def noting(costs):
+        calibrate(costs)
+        found["times"] += 1
+        found["received"] = [asdict(cost) for cost in costs]
+        found["basis"].append(planner._costs.basis)
+        found["predicted"] = planner._costs.seconds(4, 0.0, [4, 12, 20], [0, 2, 4]).tolist()
+
+    planner.calibrate = noting
+    run = steps.recorded(llm, requests)
+    found["basis"].append(stage.status()["costs"])
+    return {**run, **found, "milliseconds": [sample.forward_ms for sample in samples]}
+
+
+@contextmanager
+def timed_on_the_host():
+    """Let vLLM time steps by the host's clock: events on a CPU are placeholders."""
+    from vllm.v1.worker.gpu import async_utils
+
+    class Event:
+        def record(self):
+            self.at = perf_counter()
+
+        def synchronize(self):
+            """Do nothing."""
+
+        def elapsed_time(self, end):
+            return 1e3 * (end.at - self.at)
+
+    original = async_utils.StepTimingEvents
+    async_utils.StepTimingEvents = lambda: original(Event(), Event(), Event(), Event())
+    try:
+        yield
+    finally:
+        async_utils.StepTimingEvents = original
 
 
 # -- without an engine -----------------------------------------------------------------------------------------------
@@ -210,6 +299,28 @@ def test_ranks_cut_alike(baseline_v2, engine):
     with pytest.raises(AssertionError):
         assert_greedy(given, expected, tp.call("inside.generate", **requested))
     tp.stop()
+
+
+@pytest.mark.slow  # two ranks in Triton's interpreter
+@pytest.mark.parametrize(("useful", "basis"), [(0, "profiled by the engine at start-up"), (1, "assumed")])
+def test_rank_0s_profile_reaches_the_planner(engine, useful, basis):
+    """The profile of the other rank shows nothing.  Workers, engine core and test are processes of their own."""
+    tp = launch(engine, policy="batch", tensor_parallel_size=2, in_process=False)
+    prompt = [list(prompts()[0])]
+    assert tp.call(served_with_profile, useful=useful, prompts=prompt, params={"max_tokens": 1}).startswith(basis)
+    tp.stop()
+
+
+def served_with_profile(llm, useful, **given):
+    """Leave a profile on each worker, a useful one on one of them, serve, and return what predictions then rest on."""
+    llm.collective_rpc(_leave_profile, args=(useful,))
+    inside.generate(llm, **given)
+    return llm.llm_engine.engine_core.call_utility("specplug_status")["scheduler"]["policy"]["costs"]
+
+
+def _leave_profile(worker, useful):
+    sizes = (1, 8, 64) if worker.rank == useful else (1,)
+    worker.model_runner.adaptive_verification.profiled = tuple(StepCost(n, n, 0, 0, 1e-3 * n) for n in sizes)
 
 
 def keep_confidences(llm):

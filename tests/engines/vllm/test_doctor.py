@@ -56,7 +56,7 @@ def test_a_v2_launch_with_too_small_a_budget_is_warned_of_by_doctor_and_by_the_s
     _, arguments = launch.parsed(line_of(config))
     command = [sys.executable, "-m", "specplug_vllm.doctor.launch", json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=config.variables())
-    found = Launch(**launches.received(done, "vLLM"))
+    found = Launch(**launches.answer_of(done, "vLLM"))
     text = "\n".join(result.summary for result in advise(found))
     assert "V2 runner, async scheduling, up to 32 draft tokens" in text
     assert "on the host, on a thread" not in text

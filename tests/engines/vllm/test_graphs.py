@@ -116,7 +116,7 @@ def test_settings_that_repeat_the_number_follow_it():
     "others",
     [
         {"v2": False},
-        {"data_parallel": 2},
+        {"data_parallel": 2, "experts": True},
         {"cuts": True},
         {"mode": CUDAGraphMode.NONE},
         {"mode": CUDAGraphMode.PIECEWISE},
@@ -130,11 +130,16 @@ def test_other_launches_are_left_alone(others):
     found = sized(8, **{"max_num_seqs": 64, **others})
     assert found.speculative_config.num_speculative_tokens == 8
     assert found.speculative_config.num_speculative_tokens_per_batch_size == others.get("lengths")
-    assert engine_caps(found).captured_draft_lengths == ((2, 8) if "lengths" in others else ())
+    expected = (2, 8) if "lengths" in others else (0, 8) if "experts" in others else ()
+    assert engine_caps(found).captured_draft_lengths == expected
+
+
+def test_data_parallel_ranks_of_a_dense_model_are_engines_with_all_lengths():
+    assert graphs.captured(sized(8, 64, data_parallel=2)) == graphs.captured(sized(8, 64))
 
 
 def test_one_length_is_captured_where_ranks_must_not_choose():
-    assert graphs.captured(sized(8, 64, data_parallel=2)) == {8: 512 // 9}
+    assert graphs.captured(sized(8, 64, data_parallel=2, experts=True)) == {8: 512 // 9}
     assert graphs.captured(sized(8, 64, mode=CUDAGraphMode.NONE)) == {}
 
 
