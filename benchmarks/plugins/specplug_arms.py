@@ -52,7 +52,8 @@ class Arms(specplug.Planner):
             return self._constant
         number = self._own[stats.step] = self.counts.steps
         self.counts.steps += 1
-        return self._learnt.plan(replace(stats, step=number, last_step=self._last_step))
+        own = specplug.HostStats(number, stats.requests, stats.num_waiting, stats.prefill_tokens, self._last_step)
+        return self._learnt.plan(own)
 
     def observe(self, report):  # type: ignore[no-untyped-def]
         number = self._own.pop(report.step, None)
