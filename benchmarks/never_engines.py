@@ -123,9 +123,7 @@ def _vllm_end(llm: Any) -> dict[str, Any]:
     return counts(watching.drafting(llm).stage)
 
 
-def _vllm(
-    llm: Any, prompts: list[str], params: dict[str, Any], concurrency: int
-) -> tuple[list[list[int]], float]:
+def _vllm(llm: Any, prompts: list[str], params: dict[str, Any], concurrency: int) -> tuple[list[list[int]], float]:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

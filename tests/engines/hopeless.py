@@ -19,7 +19,7 @@ Counts = list[tuple[int, int, int]]
 """Per step its requests, and the draft positions that were verified, padding included, and accepted."""
 
 
-def beginnings() -> list[list[int]]:
+def file_prefixes() -> list[list[int]]:
     """Return prompts that are continued at the temperature of `TEXT` in such a way that hardly any draft is right."""
     return [list(prompt) for prompt in prompts()[KINDS.index("code") :: len(KINDS)][:ROWS]]
 

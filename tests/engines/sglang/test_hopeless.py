@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.engines.hopeless import TEXT, assert_given_up, batch_policy, beginnings
+from tests.engines.hopeless import TEXT, assert_given_up, batch_policy, file_prefixes
 from tests.engines.sglang import inside
 
 
@@ -24,7 +24,7 @@ def test_drafts_that_do_not_pay_are_given_up(engine):
     specplug = engine("SPECPLUG", name="specplug")
     specplug.inside(begin)
     try:
-        specplug.call(inside.generate, prompts=beginnings(), params={**TEXT, "max_new_tokens": 400})
+        specplug.call(inside.generate, prompts=file_prefixes(), params={**TEXT, "max_new_tokens": 400})
     finally:
         counts = specplug.inside(end)
     assert_given_up(counts, 200)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.hopeless import TEXT, assert_given_up, batch_policy, beginnings
+from tests.engines.hopeless import TEXT, assert_given_up, batch_policy, file_prefixes
 from tests.engines.vllm import inside
 
 
@@ -20,4 +20,4 @@ def served(llm: Any, prompts: list[list[int]], params: dict[str, Any]) -> list[A
 @pytest.mark.parametrize(("kind", "steps", "after"), [("v1", 400, 200), ("v2_async", 50, 32)])
 def test_drafts_that_do_not_pay_are_given_up(kind, steps, after, v1, v2_async):
     engine = {"v1": v1, "v2_async": v2_async}[kind]
-    assert_given_up(engine.call(served, prompts=beginnings(), params={**TEXT, "max_tokens": steps}), after)
+    assert_given_up(engine.call(served, prompts=file_prefixes(), params={**TEXT, "max_tokens": steps}), after)
