@@ -97,15 +97,17 @@ def begin(step_planner: Any, stage: Any, arm: Arm) -> dict[str, Any]:
     from specplug_arms import Arms
 
     step_planner.control.set(mode="off" if arm == OFF else "on")
-    Arms.newest.begin(arm if isinstance(arm, int) else None)
-    return counts(stage)
+    step_planner.holds_until = 0  # the plan of another arm
+    Arms.newest.begin(step_planner.steps, arm if isinstance(arm, int) else None, arm == POLICY)
+    return counts(step_planner, stage)
 
 
-def counts(stage: Any) -> dict[str, Any]:
+def counts(step_planner: Any, stage: Any) -> dict[str, Any]:
     """Return the worker's counts, and those of the policy's own steps."""
     from specplug_arms import Arms
 
-    return {"worker": stage.metrics.snapshot().total.as_dict(), "policy": asdict(Arms.newest.counts)}
+    policy = asdict(Arms.newest.count(step_planner.steps))
+    return {"worker": stage.metrics.snapshot().total.as_dict(), "policy": policy}
 
 
 # -- vLLM ------------------------------------------------------------------------------------------------------------
@@ -118,9 +120,9 @@ def _vllm_begin(llm: Any, arm: Arm) -> dict[str, Any]:
 
 
 def _vllm_end(llm: Any) -> dict[str, Any]:
-    from tests.engines.vllm import watching
+    from tests.engines.vllm import inside, watching
 
-    return counts(watching.drafting(llm).stage)
+    return counts(inside.scheduler(llm).step_planner, watching.drafting(llm).stage)
 
 
 def _vllm(llm: Any, prompts: list[str], params: dict[str, Any], concurrency: int) -> tuple[list[list[int]], float]:
@@ -166,7 +168,8 @@ def begin_in_scheduler(scheduler: Any, arm: Arm) -> dict[str, Any]:
 
 def counts_in_scheduler(scheduler: Any) -> dict[str, Any]:
     """Return the counts in SGLang's scheduler."""
-    return counts(scheduler.draft_worker.drafting.stage)
+    drafting = scheduler.draft_worker.drafting
+    return counts(drafting.step_planner, drafting.stage)
 
 
 def _sglang_serve(

@@ -20,7 +20,7 @@ class Counts:
     """Counts of the installed policy's own steps, as its plan half is told.
 
     Attributes:
-        steps: steps planned.
+        steps: steps of the engine in the policy's turns.
         verified: tokens verified beyond one per request, padding included.
         accepted: those of them that were accepted.
     """
@@ -38,20 +38,31 @@ class Arms(specplug.Planner):
     def __init__(self, context):  # type: ignore[no-untyped-def]
         self._caps, self._constant = context.caps, None
         self._learnt = default_registry().get(specplug.PolicySpec, LEARNT).build(replace(context, options=None))
-        self._own, self._last_step = {}, None  # the policy's own numbers of steps; its newest cost
+        self._own, self._last_step = {}, None  # the policy's numbers of the steps that it has planned; its newest cost
+        self._offset = 0  # from them to the engine's, in the policy's turns
         self.counts = Counts()
         Arms.newest = self
 
-    def begin(self, draft_length):  # type: ignore[no-untyped-def]
-        """Begin the turn of a constant draft length, or of `LEARNT` for None."""
+    def begin(self, step, draft_length, is_policy):  # type: ignore[no-untyped-def]
+        """Begin a turn at this step of the engine: the policy's, a constant draft length's, or one without speculation.
+
+        The operator's control has to see to the last one.
+        """
+        self.count(step)
         fits = self._caps.fit_draft_length
         self._constant = None if draft_length is None else specplug.StepPlan(fits(draft_length))
+        self._offset = step - self.counts.steps if is_policy else None
+
+    def count(self, step):  # type: ignore[no-untyped-def]
+        """Return the counts up to this step of the engine."""
+        if self._offset is not None:
+            self.counts.steps = step - self._offset
+        return self.counts
 
     def plan(self, stats):  # type: ignore[no-untyped-def]
         if self._constant is not None:
             return self._constant
-        number = self._own[stats.step] = self.counts.steps
-        self.counts.steps += 1
+        number = self._own[stats.step] = stats.step - self._offset
         own = specplug.HostStats(number, stats.requests, stats.num_waiting, stats.prefill_tokens, self._last_step)
         return self._learnt.plan(own)
 

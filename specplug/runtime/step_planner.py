@@ -104,6 +104,7 @@ class StepPlanner(Generic[R]):
         faults: counts per plug-in and kind, as in `SpecMetrics`.
         plan: the newest plan.
         steps: number of steps planned.
+        holds_until: step before which the newest plan holds for as many requests.
         is_off: whether the operator allowed no drafts when the newest plan was made, or it was a plan of several steps
             that was not made anew.  Its step is then `UNREPORTED`.
         reads_costs: whether steps must be passed to `launch`, unless `is_off`, and to `finish`.
@@ -128,7 +129,7 @@ class StepPlanner(Generic[R]):
         self.reads_costs, self.is_off = self.stage.reads_costs, False
         self.last_step: StepCost | None = None
         self._planned = 0  # number of requests
-        self._holds_until = 0  # step before which the newest plan holds for as many requests
+        self.holds_until = 0
         self._ended = 0.0
         self._identify, self._measure, self._bounds = identify, measure, bounds
         self._tallies: dict[str, _Tally] = {}
@@ -140,7 +141,7 @@ class StepPlanner(Generic[R]):
         The planner is not called for a constant plan.  Where a plan has no drafts, or the operator allows none, nothing
         is done for the single requests.  While a plan of several steps holds, it is the plan.
         """
-        self.stage.ceiling, holds = self.control.ceiling(), self.steps < self._holds_until
+        self.stage.ceiling, holds = self.control.ceiling(), self.steps < self.holds_until
         holds = holds and len(running) == self._planned
         self._planned = len(running)
         self.is_off, plan = self.stage.is_off or holds, self.plan if holds else self.stage.settled
@@ -153,7 +154,7 @@ class StepPlanner(Generic[R]):
                 stats = HostStats(self.steps, figures, num_waiting, prefill_tokens, self.last_step)
                 plan = self.stage.plan(stats)
             plan = self._enforced(plan, self._planned)
-            self._holds_until = 0 if plan.draft_length else self.steps + plan.num_steps
+            self.holds_until = 0 if plan.draft_length else self.steps + plan.num_steps
         self.plan = plan
         self.steps += 1
         return plan

@@ -144,22 +144,23 @@ def step(arms, number, verified=0, accepted=0, cost=None):
 
 def test_the_policy_knows_nothing_of_the_turns_of_others(arms):
     cost = StepCost(requests=3, tokens=9, context_tokens=30, draft_length=2, seconds=0.5)
-    assert [step(arms, number, 6, 1, cost) for number in (0, 1)] == [2, 2]
-    arms.begin(5)
+    assert [step(arms, number, 6, 1, cost) for number in (0, 2)] == [2, 2]  # the first plan held for two steps
+    arms.begin(4, 5, False)
     other = replace(cost, seconds=9.0)
-    assert [step(arms, number, 15, 15, other) for number in (2, 3)] == [5, 5]
-    arms.begin(None)  # and speculation was off meanwhile: no plan was made for steps 4 to 8
-    assert step(arms, 9, 4, 1) == 2
+    assert [step(arms, number, 15, 15, other) for number in (4, 5)] == [5, 5]
+    arms.begin(6, None, False)  # without speculation: no plan is made
+    arms.begin(17, None, True)
+    assert step(arms, 17, 4, 1) == 2
     learnt = arms._learnt
     assert learnt.options is None
-    assert learnt.planned == [(0, None), (1, cost), (2, cost)]
-    assert [report.step for report in learnt.reports] == [0, 1, 2]
-    assert vars(arms.counts) == {"steps": 3, "verified": 6 + 6 + 3 * 2, "accepted": 3}
+    assert learnt.planned == [(0, None), (2, cost), (4, cost)]
+    assert [report.step for report in learnt.reports] == [0, 2, 4]
+    assert vars(arms.count(18)) == {"steps": 5, "verified": 6 + 6 + 3 * 2, "accepted": 3}
 
 
 def test_a_report_that_comes_after_the_turn_is_still_the_policys(arms):
     arms.plan(HostStats(0, ()))
-    arms.begin(1)
+    arms.begin(1, 1, False)
     arms.plan(HostStats(1, ()))
     for number in (0, 1):
         arms.observe(StepReport(number, 1, 3, 2, 0, (), ()))

@@ -49,6 +49,7 @@ def batch_policy(step_planner: Any) -> Iterator[Counts]:
         yield counts
     finally:
         step_planner.stage, step_planner.reads_costs = before
+        step_planner.holds_until = 0
         del step_planner.finish
 
 
