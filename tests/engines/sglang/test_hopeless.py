@@ -27,4 +27,4 @@ def test_drafts_that_do_not_pay_are_given_up(engine):
         specplug.call(inside.generate, prompts=file_prefixes(), params={**TEXT, "max_new_tokens": 400})
     finally:
         counts = specplug.inside(end)
-    assert_given_up(counts, 200)
+    assert_given_up(counts, 400, 200)
