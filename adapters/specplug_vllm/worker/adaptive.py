@@ -51,6 +51,7 @@ def _our_sampling(original: Callable[..., Any]) -> Callable[..., Any]:
         manager = self.adaptive_verification
         if output is not None and hasattr(manager, "admitted"):
             step_metadata.state_admitted(getattr(output, "model_runner_output", output), manager.admitted)
+            manager.admitted = 0  # of the next step, if that has no drafts
         return output
 
     return sample_tokens

@@ -21,7 +21,7 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
 
     Attributes:
         plan: the plan of the drafts that the next batch verifies.
-        admitted: number of draft tokens that the newest batch verifies.
+        admitted: number of draft tokens that the newest batch verifies, until it is stated with the step's output.
     """
 
     plan: StepPlan = NO_SPECULATION
