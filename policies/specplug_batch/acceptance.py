@@ -1,4 +1,4 @@
-"""Acceptance by position in the draft, learnt from verified drafts."""
+"""Mean acceptance length by draft length, learnt from verified drafts of any length."""
 
 from __future__ import annotations
 
@@ -10,67 +10,78 @@ from specplug.types.plan import StepReport
 Array = npt.NDArray[np.float64]
 
 _FIRST_RATE = 0.6
-"""Acceptance to assume before anything was verified."""
+"""Acceptance of every token to assume before anything was verified."""
 
-_LONG_MEMORY = 256.0
-"""First tokens over which their acceptance is averaged."""
+_PRIOR_ROWS = 4.0
+"""Rows that the assumed acceptance counts as much as."""
 
-_PRIOR_TOKENS = 4.0
-"""Number of tested tokens that a position's prior, the rate of the position before it, counts as much as."""
-
-_MEMORY_STEPS, _MEMORY_TOKENS = 48.0, 768.0
+_MEMORY_STEPS, _MEMORY_ROWS = 48.0, 768.0
 """Steps after which an observation counts a third: at least the first number, and enough for so many rows."""
 
-_FADE_UNTRIED = 1.0 - 1.0 / 1024
-"""Share of the observations at a position that is left after a step that did not draft so far."""
+_SETTLED = 32
+"""Steps at a new draft length after which what it emits is compared with what was expected of it."""
+
+_CORRECTED, _MOST_WRONG = 0.5, 0.5
+"""Share of an error, as a logarithm, that later expectations are corrected by, and the largest that counts."""
 
 
-class AcceptanceCurve:
-    """The rate at which the token at each position is accepted if those before it are.
+class AcceptanceLengths:
+    """Tokens that a row emits per step, on average, at every draft length.
 
-    Tokens after a rejection, and positions that no plan reached, are unobserved and not counted.  What was observed
-    fades, so that a position that is not tried for long falls back to the rate of the one before it.
+    A request whose drafts are accepted in full goes on in the same run of tokens, whatever the draft length: with n
+    draft tokens, a run of t tokens takes ceil(t / (n + 1)) steps.  So runs that were served at one length tell what
+    others would emit.  Acceptance by position does not: long drafts leave easy stretches of text in fewer steps, so
+    the average over their steps shows too few of those, and that over the steps of short drafts too many.
+
+    Drafters that are worse at later positions break runs that shorter drafts would follow.  When the length grows,
+    what it emits corrects what shorter drafts expect of it and of longer ones.
 
     Args:
         most: the longest draft.
     """
 
     def __init__(self, most: int) -> None:
-        self._tested, self._accepted = np.zeros(most), np.zeros(most)
-        self._average = _FIRST_RATE  # of the first position, over a long time
+        self._sizes = np.arange(1, most + 2)  # most tokens of a row and step, by draft length
+        assumed = np.cumsum(_FIRST_RATE ** np.arange(most + 1))
+        self._tokens, self._steps = _PRIOR_ROWS, _PRIOR_ROWS / assumed
+        self._rows = 0.0
+        self._corrections = np.zeros(most + 1)  # logarithms
+        self._present, self._at_present = 0, (0, 0, 0)  # draft length; steps, tokens and rows at it
+        self._expected: float | None = None  # what the length before expected of the present one
 
     def observe(self, report: StepReport) -> None:
         """Learn from the results of a step."""
-        if not report.draft_length:
+        if not report.runs:
             return
-        places = min(len(report.tested_at), len(self._tested))
-        fade = 1.0 - 1.0 / max(_MEMORY_STEPS, _MEMORY_TOKENS / max(1, report.requests))
-        for counts in (self._tested, self._accepted):
-            counts[:places] *= fade
-            counts[places:] *= _FADE_UNTRIED
-        self._tested[:places] += report.tested_at[:places]
-        self._accepted[:places] += report.accepted_at[:places]
-        if places and report.tested_at[0]:
-            share = report.tested_at[0] / (_LONG_MEMORY + report.tested_at[0])
-            self._average += share * (report.accepted_at[0] / report.tested_at[0] - self._average)
+        before, after = np.array(report.runs, np.int64).T
+        keep = 1.0 - 1.0 / max(_MEMORY_STEPS, _MEMORY_ROWS / len(after))
+        sizes = self._sizes[:, None]
+        self._steps = self._steps * keep + (-(-after // sizes) + -before // sizes).sum(axis=1)
+        emitted = int((after - before).sum())
+        self._tokens = self._tokens * keep + emitted
+        self._rows = self._rows * keep + len(after)
+        if report.draft_length == self._present:
+            steps, tokens, rows = self._at_present
+            self._at_present = steps + 1, tokens + emitted, rows + len(after)
+            if steps + 1 == _SETTLED and self._expected is not None:
+                wrong = np.log((tokens + emitted) / (rows + len(after)) / self._expected)
+                self._corrections[self._present :] += _CORRECTED * float(np.clip(wrong, -_MOST_WRONG, _MOST_WRONG))
 
-    def rates(self, optimism: float = 0.0) -> Array:
-        """Return the acceptance rate of each position, [most] float64.
+    def settle(self, draft_length: int) -> None:
+        """State that steps have this draft length from now on, but for single ones."""
+        if draft_length == self._present:
+            return
+        comparable = 0 < self._present < draft_length and self._at_present[0] >= _SETTLED
+        self._expected = float(self.expected()[draft_length]) if comparable else None
+        self._present, self._at_present = draft_length, (0, 0, 0)
+
+    def expected(self, optimism: float = 0.0) -> Array:
+        """Return the tokens that a row emits per step at each draft length, [most + 1] float64, 1 at length 0.
 
         Args:
             optimism: number of standard errors to add.
         """
-        found = np.empty_like(self._tested)
-        before = self._average
-        for place, (tested, accepted) in enumerate(zip(self._tested.tolist(), self._accepted.tolist(), strict=True)):
-            total = tested + _PRIOR_TOKENS
-            before = (accepted + _PRIOR_TOKENS * before) / total
-            found[place] = before
-        if optimism:
-            spread = np.sqrt(np.maximum(found * (1.0 - found), 0.01) / (self._tested + 1.0))
-            found = np.minimum(found + optimism * spread, 1.0)
+        corrections = np.where(self._sizes > self._present + 1, self._corrections, 0.0)
+        found: Array = self._tokens / self._steps * np.exp(corrections)
+        found = np.clip(found * (1.0 + optimism / np.sqrt(self._rows + _PRIOR_ROWS)), 1.0, self._sizes)
         return found
-
-    def expected_tokens(self, optimism: float = 0.0) -> Array:
-        """Return the tokens that a row emits per step at each draft length, [most + 1] float64, 1 at length 0."""
-        return np.concatenate(([1.0], 1.0 + np.cumsum(np.cumprod(self.rates(optimism)))))

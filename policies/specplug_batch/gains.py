@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-_CLASSES = 16
-"""Number of batch-size classes; the class of a batch size is its number of binary digits."""
-
 _TRUST = 8.0
-"""Number of steps without gain with which the average of a class starts."""
+"""Number of steps like those of the nearest class, or without gain, with which the average of a class starts."""
+
+_KNOWN_ROWS = 128
+"""Least number of rows, of all steps together."""
 
 _MEMORY_STEPS, _MEMORY_ROWS = 48.0, 768.0
 """Steps after which one counts a third: at least the first number, and enough for so many rows."""
@@ -15,12 +15,12 @@ _MEMORY_STEPS, _MEMORY_ROWS = 48.0, 768.0
 class Gains:
     """The speed-up of drafting per class of batch sizes: tokens per row and step over the relative cost of the steps.
 
-    A ratio of averages, and no average of ratios: a long step counts as much as it takes.
+    A ratio of averages, and no average of ratios: a long step counts as much as it takes.  The class of a batch size is
+    its number of binary digits.
     """
 
     def __init__(self) -> None:
-        self._sums = [(_TRUST, _TRUST)] * _CLASSES
-        self._counts = [0] * _CLASSES
+        self._sums: dict[int, tuple[float, float, int]] = {}  # by class: tokens, cost, and how many were entered
 
     def observe(self, requests: int, tokens: float, cost: float) -> None:
         """Enter a step.
@@ -30,21 +30,23 @@ class Gains:
             tokens: tokens that each row emitted, on average.
             cost: of the step, as a multiple of one without drafts.
         """
-        place = _class_of(requests)
         keep = 1.0 - 1.0 / max(_MEMORY_STEPS, _MEMORY_ROWS / requests)
-        all_tokens, all_cost = self._sums[place]
-        self._sums[place] = all_tokens * keep + tokens, all_cost * keep + cost
-        self._counts[place] += 1
+        first = _TRUST * self.speed_up(requests), _TRUST, 0
+        all_tokens, all_cost, count = self._sums.get(requests.bit_length(), first)
+        self._sums[requests.bit_length()] = all_tokens * keep + tokens, all_cost * keep + cost, count + 1
 
     def speed_up(self, requests: int) -> float:
-        """Return the speed-up at about this batch size, 1 at first."""
-        tokens, cost = self._sums[_class_of(requests)]
+        """Return the speed-up at about this batch size, that of the nearest class at first, or 1."""
+        if not self._sums:
+            return 1.0
+        tokens, cost, _ = self._sums[min(self._sums, key=lambda each: abs(each - requests.bit_length()))]
         return tokens / cost
 
+    def forget(self) -> None:
+        """Keep the averages as a first guess only."""
+        self._sums = {place: (_TRUST * tokens / cost, _TRUST, 0) for place, (tokens, cost, _) in self._sums.items()}
+
     def is_known(self, requests: int) -> bool:
-        """Return whether as many steps were entered at about this batch size as the average starts with."""
-        return self._counts[_class_of(requests)] >= _TRUST
-
-
-def _class_of(requests: int) -> int:
-    return min(requests.bit_length(), _CLASSES) - 1
+        """Return whether enough was entered at about this batch size to tell a gain from a loss."""
+        count = self._sums.get(requests.bit_length(), (0.0, 0.0, 0))[2]
+        return count >= _TRUST and count * requests >= _KNOWN_ROWS

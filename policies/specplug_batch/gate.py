@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log2
+
 DECIDE_EVERY = 8
 """Steps between decisions at the same batch size."""
 
@@ -37,3 +39,8 @@ class Probes:
     def hasten(self) -> None:
         """Let the following probes come sooner, because something has changed."""
         self._wait = max(_FIRST, self._wait // 4)
+
+
+def size_class(requests: int) -> int:
+    """Return the class of batch sizes that share their trials: quarters of an octave."""
+    return round(4 * log2(requests))

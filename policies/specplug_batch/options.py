@@ -6,15 +6,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class BatchOptions(BaseModel):
-    """Limits on draft lengths, and the cost model of a step: `max(1, tokens / saturation) + overhead`, in any unit."""
+    """A limit on draft tokens, and the cost of a step while none is measured, in any unit.
+
+    It is `max(1, tokens / saturation) + overhead`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    gamma_small: int = Field(
-        default=32, ge=0, description="most draft tokens per request and step with up to `small_batch` requests"
-    )
-    gamma_large: int = Field(default=16, ge=0, description="most draft tokens per request and step with more requests")
-    small_batch: int = Field(default=8, ge=0, description="most requests that `gamma_small` is for")
     saturation: int = Field(
         default=256, ge=1, description="tokens per step up to which more tokens are free, as a step is memory-bound"
     )

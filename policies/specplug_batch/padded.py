@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import numpy as np
 from specplug.cost import StepCosts
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import HostStats, StepPlan, StepReport
-from specplug_batch.acceptance import AcceptanceCurve, Array
-from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes
+from specplug_batch.acceptance import AcceptanceLengths, Array
+from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes, size_class
 from specplug_batch.options import BatchOptions
 from specplug_batch.roofline import Roofline
 
@@ -19,6 +20,9 @@ _GAIN_TO_CHANGE = 0.01
 
 _MOST_OVER = 4
 """Most tokens of a step that are considered, as a multiple of the setting `saturation`."""
+
+_EMITTED_STEPS = 32
+"""Number of steps over which the emitted tokens are averaged, about as many as prompts are counted over."""
 
 _OPTIMISM, _COST_DOUBT = 1.5, 0.4
 
@@ -36,10 +40,12 @@ class PaddedPlanner(Planner):
         self._caps = context.caps
         self._roofline = Roofline.of(self._options)
         self._costs = StepCosts(self._roofline.cost)
-        self._curve = AcceptanceCurve(self._caps.max_draft_length)
+        self._acceptance = AcceptanceLengths(self._caps.max_draft_length)
         self._lengths = self._candidates()
         self._decision: tuple[list[int], Array] | None = None  # draft lengths and their predicted rates
-        self._trials: dict[int, int] = {}  # steps planned to measure each draft length at a new batch size
+        # By class of batch sizes: steps planned to measure each draft length; None once that is done.
+        self._trials: dict[int, Counter[int] | None] = {}
+        self._emitted = 1.0  # tokens per row and step, lately
         self._planned = (0, 0, -1)  # draft length, batch size, step of the decision
         self._probes = Probes()
 
@@ -51,9 +57,13 @@ class PaddedPlanner(Planner):
         if is_new or stats.step - at >= DECIDE_EVERY or stats.step < EARLY:
             length = self._decide(requests, stats, length if planned_for > 0 else None)
             self._planned = length, requests, stats.step
-        if is_new:
-            self._trials = dict.fromkeys(self._considered(requests), 0)
-        if self._trials and self._costs.is_measured and (trial := self._trial(requests, stats)) is not None:
+            self._acceptance.settle(length)
+        trials = self._trials.setdefault(size_class(requests), Counter())
+        if (
+            trials is not None
+            and self._costs.is_measured
+            and (trial := self._trial(requests, stats, trials)) is not None
+        ):
             return StepPlan(trial, self._options.token_budget)
         if self._probes.is_due(stats.step):
             length = self._probe(requests, stats, length)
@@ -61,7 +71,9 @@ class PaddedPlanner(Planner):
 
     def observe(self, report: StepReport) -> None:
         """Learn from a step's results and cost."""
-        self._curve.observe(report)
+        self._acceptance.observe(report)
+        if report.requests:
+            self._emitted += (1.0 + report.accepted / report.requests - self._emitted) / _EMITTED_STEPS
         if report.cost is not None:
             self._costs.observe(report.cost)
 
@@ -75,13 +87,14 @@ class PaddedPlanner(Planner):
         known = self._decision
         if known is None:
             return {"why": "nothing was planned yet"}
+        expected = self._acceptance.expected()
         gains = {each: float(rate / known[1][0]) for each, rate in zip(*known, strict=True)}
         return {
             "why": _why(requests, length, gains),
             "draft_length": length,
             "requests": requests,
             "predicted_speedup": {str(each): round(gain, 3) for each, gain in gains.items()},
-            "acceptance_by_position": [round(float(rate), 3) for rate in self._curve.rates()],
+            "tokens_per_row": {str(each): round(float(expected[each]), 3) for each in known[0]},
             "cost_error": None if self._costs.error is None else round(self._costs.error, 3),
             "costs": "measured" if self._costs.is_measured else "assumed, as no step was measured yet",
         }
@@ -101,24 +114,24 @@ class PaddedPlanner(Planner):
             self._probes.hasten()
         return lengths[best]
 
-    def _trial(self, requests: int, stats: HostStats) -> int | None:
+    def _trial(self, requests: int, stats: HostStats, trials: Counter[int]) -> int | None:
         """Return the shortest draft length whose cost at this batch size is unknown, and which might be the best.
 
         A step costs at least what a measured one of a shorter length does, and gains at most what is hoped for.
         """
-        lengths, context = list(self._trials), self._context(requests, stats)
-        hoped = self._curve.expected_tokens(_OPTIMISM)
+        lengths, context = self._considered(requests), self._context(requests, stats)
+        hoped = self._acceptance.expected(_OPTIMISM)
         seconds = self._costs.seconds(requests, context, _tokens(requests, lengths), lengths)
-        expected = self._curve.expected_tokens()
+        expected = self._acceptance.expected()
         best = least = 0.0
         for length, predicted in zip(lengths, seconds.tolist(), strict=True):
             known = self._costs.measured(requests, requests * (length + 1), length)
-            if known < TRIALS and self._trials[length] < TRIALS and (not best or hoped[length] / least > best):
-                self._trials[length] += 1
+            if known < TRIALS and trials[length] < TRIALS and (not best or hoped[length] / least > best):
+                trials[length] += 1
                 return length
             if known:
                 best, least = max(best, expected[length] / predicted), predicted
-        self._trials = {}
+        self._trials[size_class(requests)] = None
         return None
 
     def _probe(self, requests: int, stats: HostStats, present: int) -> int:
@@ -137,9 +150,9 @@ class PaddedPlanner(Planner):
 
     def _rates(self, requests: int, stats: HostStats, lengths: list[int], optimism: float = 0.0) -> Array:
         """Return the expected tokens per second of the batch at each draft length."""
-        tokens: Array = self._curve.expected_tokens(optimism)[lengths]
-        expected = self._curve.expected_tokens()
-        pace = expected[lengths] / expected[self._planned[0]]
+        tokens: Array = self._acceptance.expected(optimism)[lengths]
+        expected = self._acceptance.expected()
+        pace = expected[lengths] / self._emitted
         context = self._context(requests, stats)
         seconds = self._costs.seconds(requests, context, _tokens(requests, lengths), lengths, pace)
         return requests * tokens / seconds
@@ -152,10 +165,8 @@ class PaddedPlanner(Planner):
 
     def _considered(self, requests: int) -> list[int]:
         """Return the draft lengths to choose from, ascending from 0, at most a few times the tokens that are free."""
-        options = self._options
-        gamma = options.gamma_small if requests <= options.small_batch else options.gamma_large
-        most = max(1, _MOST_OVER * options.saturation // requests - 1)
-        return [length for length in self._lengths if length <= min(gamma, most)] or [0]
+        most = max(1, _MOST_OVER * self._options.saturation // requests - 1)
+        return [length for length in self._lengths if length <= most]
 
     def _candidates(self) -> list[int]:
         """Return the engine's draft lengths; where it runs all at full speed, 2^n - 1 and the longest."""

@@ -37,7 +37,4 @@ class FreePlanner(Planner):
 
     def longest_draft(self, batch_size: int) -> int:
         """Return the draft length at this batch size, the only one planned."""
-        options = self._options
-        gamma = options.gamma_small if batch_size <= options.small_batch else options.gamma_large
-        free = max(0, options.saturation // batch_size - 1)
-        return self._caps.fit_draft_length(min(gamma, free))
+        return self._caps.fit_draft_length(max(0, self._options.saturation // batch_size - 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from specplug.interfaces import Planner, PluginContext
 from specplug.types.caps import Feedback, PlanSite
 from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
 from specplug_batch.gains import Gains
-from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes
+from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes, size_class
 from specplug_batch.options import BatchOptions
 from specplug_batch.prices import prices_of
 from specplug_batch.roofline import Roofline
@@ -42,7 +43,7 @@ class RaggedPlanner(Planner):
         self._learns = self._caps.feedback is not Feedback.NONE and self._caps.plan_site is not PlanSite.INLINE
         self._roofline = Roofline.of(self._options)
         self._costs, self._gains, self._probes = StepCosts(self._roofline.cost), Gains(), Probes()
-        self._trials = 0  # steps without drafts that are left to measure at a new batch size
+        self._trials: Counter[tuple[int, bool]] = Counter()  # steps of `_trial`, by class of batch sizes
         self._is_on = self._is_hopeful = True
         self._plan, self._requests, self._step = NO_SPECULATION, 0, 0  # the newest decision
         self._context = 0.0  # context tokens per request
@@ -58,11 +59,8 @@ class RaggedPlanner(Planner):
             self._requests, self._step = requests, stats.step
         if not self._learns or not self._costs.is_measured:
             return self._plan
-        if is_new:
-            self._trials = TRIALS
-        if self._trials and self._costs.measured(requests, requests, 0) < TRIALS:
-            self._trials -= 1
-            return NO_SPECULATION
+        if (trial := self._trial(requests)) is not None:
+            return trial
         return self._probe(requests) if self._probes.is_due(stats.step) else self._plan
 
     def observe(self, report: StepReport) -> None:
@@ -76,6 +74,8 @@ class RaggedPlanner(Planner):
             verified = report.cost.tokens - report.cost.requests - report.cost.prompt_tokens
         tokens = 1.0 + report.accepted / requests
         plain, drafted = self._seconds(requests, [0, verified], [0, report.draft_length])
+        if self._learns and report.step == EARLY:
+            self._gains.forget()  # the first prices were those of assumed costs
         self._gains.observe(requests, tokens, drafted / plain)
         if not self._is_on:
             self._is_hopeful = tokens * plain > drafted
@@ -84,11 +84,9 @@ class RaggedPlanner(Planner):
 
     def longest_draft(self, batch_size: int) -> int:
         """Return the draft length at this batch size, the only one planned but 0."""
-        options = self._options
-        gamma = options.gamma_small if batch_size <= options.small_batch else options.gamma_large
-        if not self._learns:
-            gamma = min(gamma, max(options.saturation - batch_size, self._depth(batch_size)))
-        return self._caps.fit_draft_length(gamma)
+        if self._learns:
+            return self._caps.max_draft_length
+        return self._caps.fit_draft_length(max(self._options.saturation - batch_size, self._depth(batch_size)))
 
     def status(self) -> dict[str, Any]:
         """Return what is planned and why, with the figures that decided it, as plain data."""
@@ -103,6 +101,20 @@ class RaggedPlanner(Planner):
             "cost_error": None if self._costs.error is None else round(self._costs.error, 3),
             "costs": "measured" if self._costs.is_measured else "assumed",
         }
+
+    def _trial(self, requests: int) -> StepPlan | None:
+        """Return a plan without drafts, or with few, if the cost of such a step was not measured at this batch size.
+
+        Other steps seldom show these costs, from which all prices follow.
+        """
+        few = max(1, requests // 2)
+        for plan, tokens in ((NO_SPECULATION, 0), (StepPlan(self.longest_draft(requests), few), few)):
+            key = size_class(requests), tokens > 0
+            measured = self._costs.measured(requests, requests + tokens, plan.draft_length)
+            if self._trials[key] < TRIALS and measured < TRIALS:
+                self._trials[key] += 1
+                return plan
+        return None
 
     def _decide(self, requests: int) -> None:
         """Decide whether to draft, and set the prices."""

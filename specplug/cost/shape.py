@@ -11,7 +11,10 @@ Array = npt.NDArray[np.float64]
 KNOTS = tuple(float(1 << power) for power in range(3, 13))
 """Tokens of a step, 8 to 4096, above which each further token may cost more than those before it."""
 
-NUM_TERMS = 7 + len(KNOTS)
+CORNERS = (8.0, 32.0, 128.0, 512.0)
+"""Tokens of a step up to which tokens cost more than those after them, as where each may need further experts."""
+
+NUM_TERMS = 7 + len(KNOTS) + len(CORNERS)
 
 LEAST = 1e-9
 """Least seconds of a step."""
@@ -23,9 +26,10 @@ def terms(requests: Array, tokens: Array, prefill: Array, context: Array, draft_
     """Return the terms of n steps, [n, NUM_TERMS] float64, for arguments [n] as in `StepCost`.
 
     They are a constant, one for any drafts (a drafter's first pass, a graph of its own), one per draft token of a row
-    (its further passes), the requests, the tokens, what they exceed each knot by, the context, and one for any prompt
-    tokens (another graph), in units that make their usual sizes comparable.  A prompt token costs what a draft token
-    does: if it had a term of its own, steps of one draft length could not tell the two apart.
+    (its further passes), the requests, the tokens, what they exceed each knot by, their share of each corner, the
+    context, and one for any prompt tokens (another graph), in units that make their usual sizes comparable.  A prompt
+    token costs what a draft token does: if it had a term of its own, steps of one draft length could not tell the two
+    apart.
 
     Args:
         prefill: prompt tokens among `tokens`.
@@ -33,6 +37,7 @@ def terms(requests: Array, tokens: Array, prefill: Array, context: Array, draft_
     columns = [np.ones_like(tokens), draft_length > 0, draft_length / 8, requests / 64, tokens / 64, context / 65536]
     columns += [prefill > 0]
     columns += [np.maximum(tokens - knot, 0.0) / 64 for knot in KNOTS]
+    columns += [np.minimum(tokens, corner) / corner for corner in CORNERS]
     return np.stack(columns, axis=1).astype(np.float64)
 
 

@@ -132,11 +132,13 @@ class StepCosts:
         if not prefills:
             return decoding
         some = prefills[:: -(-len(prefills) // _PREFILLS_USED)]
+        share = pace * (len(prefills) / len(self._prefills)) * np.ones_like(decoding)
+        # Where every step has prompt tokens, each has as many more.
+        scale, share = np.maximum(share, 1.0), np.minimum(share, 1.0)
         mixed = [
-            _terms_of(requests, [each + prefill for each in tokens], prefill, context_tokens, draft_lengths)
+            _terms_of(requests, tokens + prefill * scale, prefill * scale, context_tokens, draft_lengths)
             for prefill in some
         ]
-        share = np.minimum(pace * (len(prefills) / len(self._prefills)), 1.0)
         both: Array = (1 - share) * decoding + share * (np.mean(mixed, axis=0) @ self._weights)
         return both
 
@@ -183,7 +185,7 @@ class StepCosts:
             self._fit()
 
     def _fit(self) -> None:
-        trust = (_PRIOR_STEPS / (_PRIOR_STEPS + self._steps)) ** 2
+        trust = (_PRIOR_STEPS / (_PRIOR_STEPS + self._seen)) ** 2
         gram = self._measured.gram + trust * self._assumed.gram
         self._weights = nonnegative_fit(gram, self._measured.moment + trust * self._assumed.moment)
         for cell in self._cells.values():
@@ -207,7 +209,7 @@ class _Moments:
 
 
 def _terms_of(
-    requests: float, tokens: Sequence[float], prefill: float, context: float, lengths: Sequence[int]
+    requests: float, tokens: Sequence[float] | Array, prefill: float | Array, context: float, lengths: Sequence[int]
 ) -> Array:
     length = np.asarray(lengths, np.float64)
     ones = np.ones_like(length)

@@ -62,13 +62,21 @@ UNREPORTED = Launched((-1, 0, NO_SPECULATION), 0.0, None)
 
 
 class _Tally:
-    """One request's bounds and its counts of verified and accepted draft tokens."""
+    """One request's bounds, its counts of verified and accepted draft tokens, and its run, see `StepReport.runs`."""
 
-    __slots__ = ("accepted", "bounds", "verified")
+    __slots__ = ("_drafted", "_run", "accepted", "bounds", "verified")
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.verified = self.accepted = 0
+        self._run, self._drafted = 0, -1  # the step that drafted last
+
+    def advance(self, step: int, draft_length: int, accepted: int) -> tuple[int, int]:
+        """Return the lengths of the run before and after a step; a step without drafts ends the run, too."""
+        before = self._run if step == self._drafted + 1 else 0
+        after = before + accepted + 1
+        self._run, self._drafted = after if accepted >= draft_length else 0, step
+        return before, after
 
 
 class _Figures(Sequence[RequestStats]):
@@ -189,20 +197,23 @@ class StepPlanner(Generic[R]):
 
         If the host runs ahead, a step waits for the preceding one, so its time counts from the end of that one.
         """
+        number, requests, plan = step.plan
+        runs = []
         for request_id, verified, accepted in fates:
             tally = self._tallies.get(request_id)
             if tally is not None:
                 tally.verified += verified
                 tally.accepted += accepted
+                if self.stage.learns:
+                    runs.append(tally.advance(number, plan.draft_length, accepted))
         cost = None
         if step.cost is not None:
             seconds = ended - max(step.began, self._ended)
             cost = self.last_step = StepCost(*step.cost[:4], seconds, prompt_tokens=step.cost[4])
         self._ended = ended
-        number, requests, plan = step.plan
         if self.stage.learns and number >= 0:
             counts = [(verified, accepted) for _, verified, accepted in fates]
-            self.stage.observe(StepReport.build(number, plan.draft_length, requests, counts, cost))
+            self.stage.observe(StepReport.build(number, plan.draft_length, requests, counts, cost, runs))
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop the state of finished requests."""

@@ -82,6 +82,8 @@ class StepReport:
             no positions.
         accepted_at: for each position, or depth in a tree, the number of requests whose token there was accepted.
         cost: cost of the step; None if its duration is not known.
+        runs: for each request with drafts, the length of its run before and after the step: the tokens that it emitted
+            since a draft of it was last not accepted in full.  Empty where the engine does not plan in its scheduler.
     """
 
     step: int
@@ -92,10 +94,17 @@ class StepReport:
     tested_at: tuple[int, ...]
     accepted_at: tuple[int, ...]
     cost: StepCost | None = None
+    runs: Sequence[tuple[int, int]] = ()
 
     @classmethod
     def build(
-        cls, step: int, draft_length: int, requests: int, fates: Sequence[tuple[int, int]], cost: StepCost | None = None
+        cls,
+        step: int,
+        draft_length: int,
+        requests: int,
+        fates: Sequence[tuple[int, int]],
+        cost: StepCost | None = None,
+        runs: Sequence[tuple[int, int]] = (),
     ) -> StepReport:
         """Sum up `fates`, the numbers of verified and accepted draft tokens of each request."""
         ends_tested, ends_accepted = [0] * (draft_length + 1), [0] * (draft_length + 1)
@@ -111,6 +120,7 @@ class StepReport:
             tested_at=_reached(ends_tested),
             accepted_at=_reached(ends_accepted),
             cost=cost,
+            runs=runs,
         )
 
 

@@ -212,10 +212,20 @@ class TestPlanning:
         step_planner.make(["a", "bb"], 0, 0)  # the host runs ahead
         step_planner.finish(step, [("a", 2, 1), ("bb", 1, 1)], 1.5)
         cost = StepCost(requests=2, tokens=6, context_tokens=30, draft_length=2, seconds=0.5)
-        assert planner.reports == [StepReport(0, 2, 2, 3, 2, (2, 1), (2, 0), cost)]
+        assert planner.reports == [StepReport(0, 2, 2, 3, 2, (2, 1), (2, 0), cost, [(0, 2), (0, 2)])]
         step_planner.make(["a", "bb"], 0, 0)
         assert [stats.last_step for stats in planner.stats] == [None, None, cost]
         assert [(r.verified, r.accepted) for r in planner.stats[-1].requests] == [(2, 1), (1, 1)]
+
+    def test_a_run_goes_on_while_drafts_are_accepted_in_full_and_ends_with_a_step_without(self, monkeypatch):
+        planner = Listens()
+        step_planner = self.step_planner(monkeypatch, planner)
+        for drafted, accepted in ((2, 2), (2, 2), (2, 1), (2, 2), (0, 0), (2, 0), (1, 1)):
+            step_planner.make(["a"], 0, 0)
+            fates = [("a", drafted, accepted)] if drafted else []
+            step_planner.finish(step_planner.launch(1.0, 1, 3, 9, 2), fates, 2.0)
+        runs = [run for report in planner.reports for run in report.runs]
+        assert runs == [(0, 3), (3, 6), (6, 8), (0, 3), (0, 1), (0, 2)]
 
     def test_a_step_that_waits_for_the_one_before_it_is_timed_from_its_end(self, monkeypatch):
         step_planner = self.step_planner(monkeypatch, Listens())

@@ -43,23 +43,21 @@ def plan(count: int, caps: EngineCaps | None = None, **options: object):
 
 class TestPlans:
     @pytest.mark.parametrize(
-        ("batch_size", "draft_length"), [(1, 32), (8, 31), (9, 16), (64, 3), (100, 1), (129, 0), (999, 0)]
+        ("batch_size", "draft_length"), [(1, 64), (8, 31), (9, 27), (64, 3), (100, 1), (129, 0), (999, 0)]
     )
     def test_where_rows_are_padded_only_free_tokens_are_drafted(self, batch_size, draft_length):
-        assert plan(batch_size, PADDED, gamma_small=32).draft_length == draft_length
+        assert plan(batch_size, PADDED).draft_length == draft_length
 
     def test_it_is_fitted_to_what_the_engine_runs(self):
         ladder = EngineCaps(24, captured_draft_lengths=(0, 4, 12, 24), draft_length_change=DraftLengthChange.CAPTURED)
-        assert [plan(n, ladder).draft_length for n in (1, 9, 256)] == [24, 12, 4]
+        assert [plan(n, ladder).draft_length for n in (1, 9, 256)] == [24, 24, 4]
         assert plan(1, EngineCaps(5)).draft_length == 5
 
     def test_options(self):
-        assert plan(3, small_batch=2, gamma_small=9, gamma_large=7).draft_length == 7
-        assert plan(2, small_batch=2, gamma_small=9, gamma_large=7).draft_length == 9
-        assert plan(300, saturation=1000).draft_length == 16
+        assert plan(300, PADDED, saturation=1000).draft_length == 2
         assert (plan(1).token_budget, plan(1, token_budget=5).token_budget) == (None, 5)
 
-    @pytest.mark.parametrize("wrong", [{"gamma_small": -1}, {"saturation": 0}, {"margin": -0.1}, {"gama": 3}])
+    @pytest.mark.parametrize("wrong", [{"saturation": 0}, {"margin": -0.1}, {"gama": 3}])
     def test_options_are_checked(self, wrong):
         with pytest.raises(ValidationError, match="|".join(wrong)):
             BatchOptions(**wrong)

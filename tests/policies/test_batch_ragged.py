@@ -124,7 +124,7 @@ def test_no_draft_length_is_planned_whose_last_token_cannot_pay(requests, satura
 
 @pytest.mark.parametrize(
     ("requests", "draft_length"),
-    [(0, 32), (1, 32), (8, 32), (9, 16), (128, 16), (250, 16), (256, 9), (300, 6), (512, 0)],
+    [(0, 64), (1, 64), (9, 64), (200, 64), (250, 33), (256, 9), (300, 6), (512, 0)],
 )
 def test_the_draft_length_follows_the_batch_size(requests, draft_length):
     assert plan_for(planner(), requests).draft_length == draft_length
@@ -163,17 +163,20 @@ def test_a_budget_binds_too():
 def test_the_speed_up_is_the_running_one(data):
     """Held to plain arithmetic over a few steps."""
     built, roofline = planner(saturation=8), Roofline(8, 0.02)
-    fades = {count: 1 - 1 / max(48, 768 / count) for count in range(4, 8)}
-    tokens = cost = 8.0
+    sums = {}  # by number of binary digits
     for step in range(data.draw(st.integers(1, 5))):
         fates = [(count, data.draw(st.integers(0, count))) for count in data.draw(st.lists(st.integers(0, 4)))]
-        count = len(fates)
+        count, verified = len(fates), sum(verified for verified, _ in fates)
         built.observe(StepReport.build(step, 4, count, fates))
-        if 4 <= count <= 7:
-            tokens = tokens * fades[count] + 1 + sum(accepted for _, accepted in fates) / count
-            verified = sum(verified for verified, _ in fates)
-            cost = cost * fades[count] + roofline.cost(count + verified) / roofline.cost(count)
-    assert built._gains.speed_up(5) == pytest.approx(tokens / cost)
+        if count:
+            digits, keep = len(f"{count:b}"), 1 - 1 / max(48, 768 / count)
+            near = min(sums, key=lambda known: abs(known - digits), default=digits)
+            tokens, cost = sums.get(near, (1, 1))
+            tokens, cost = (tokens, cost) if digits in sums else (8 * tokens / cost, 8)
+            emitted = 1 + sum(accepted for _, accepted in fates) / count
+            sums[digits] = tokens * keep + emitted, cost * keep + roofline.cost(count + verified) / roofline.cost(count)
+    for digits, (tokens, cost) in sums.items():
+        assert built._gains.speed_up(1 << digits - 1) == pytest.approx(tokens / cost)
 
 
 def long_run(kinds: list[list[float]], batch_size: int, roofline: Roofline) -> tuple[float, float]:
