@@ -50,10 +50,11 @@ class AcceptanceLengths:
         self._expected: float | None = None  # what the length before expected of the present one
 
     def observe(self, report: StepReport) -> None:
-        """Learn from the results of a step."""
-        if not report.runs:
+        """Learn from the results of a step; requests for which nothing was drafted emitted one token."""
+        if not report.draft_length or not report.requests:
             return
-        before, after = np.array(report.runs, np.int64).T
+        undrafted = [(0, 1)] * (report.requests - len(report.runs))
+        before, after = np.array([*report.runs, *undrafted], np.int64).T
         keep = 1.0 - 1.0 / max(_MEMORY_STEPS, _MEMORY_ROWS / len(after))
         sizes = self._sizes[:, None]
         self._steps = self._steps * keep + (-(-after // sizes) + -before // sizes).sum(axis=1)

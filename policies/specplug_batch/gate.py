@@ -19,6 +19,9 @@ GAIN_TO_START, GAIN_TO_KEEP = 0.03, 0.005
 TRIALS = 3
 """Steps of a kind, at about a batch size, after which its cost there counts as known."""
 
+REST = 32
+"""Most steps without speculation of which one is planned and measured."""
+
 _FIRST, _LAST = 4, 256
 """Steps to the next probe: at first, and at most, as probes change nothing."""
 
@@ -35,6 +38,10 @@ class Probes:
             return False
         self._next, self._wait = step + self._wait, min(2 * self._wait, _LAST)
         return True
+
+    def rest(self, step: int) -> int:
+        """Return for how many steps from this one nothing need be decided."""
+        return max(1, min(REST, self._next - step))
 
     def hasten(self) -> None:
         """Let the following probes come sooner, because something has changed."""

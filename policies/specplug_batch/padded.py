@@ -68,7 +68,8 @@ class PaddedPlanner(Planner):
             return StepPlan(trial, self._options.token_budget)
         if self._probes.is_due(stats.step):
             length = self._probe(requests, stats, length)
-        return StepPlan(length, self._options.token_budget)
+        rests = not length and stats.step >= EARLY and self._costs.is_measured
+        return StepPlan(length, self._options.token_budget, num_steps=self._probes.rest(stats.step) if rests else 1)
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
         """Start from costs that the engine profiled."""
@@ -160,7 +161,8 @@ class PaddedPlanner(Planner):
         pace = expected[lengths] / self._emitted
         context = self._context(requests, stats)
         seconds = self._costs.seconds(requests, context, _tokens(requests, lengths), lengths, pace)
-        return requests * tokens / seconds
+        rates: Array = requests * tokens / np.maximum.accumulate(seconds)  # no draft makes a step cheaper
+        return rates
 
     @staticmethod
     def _context(requests: int, stats: HostStats) -> float:

@@ -61,7 +61,11 @@ class RaggedPlanner(Planner):
             return self._plan
         if (trial := self._trial(requests)) is not None:
             return trial
-        return self._probe(requests) if self._probes.is_due(stats.step) else self._plan
+        if self._probes.is_due(stats.step):
+            return self._probe(requests)
+        if self._is_on or stats.step < EARLY:
+            return self._plan
+        return StepPlan(0, num_steps=self._probes.rest(stats.step))
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
         """Start from costs that the engine profiled."""
@@ -81,9 +85,10 @@ class RaggedPlanner(Planner):
         plain, drafted = self._seconds(requests, [0, verified], [0, report.draft_length])
         if self._learns and report.step == EARLY:
             self._gains.forget()  # the first prices were those of assumed costs
-        self._gains.observe(requests, tokens, drafted / plain)
+        cost = max(drafted / plain, 1.0)  # no draft makes a step cheaper
+        self._gains.observe(requests, tokens, cost)
         if not self._is_on:
-            self._is_hopeful = tokens * plain > drafted
+            self._is_hopeful = tokens > cost
             if self._is_hopeful:
                 self._probes.hasten()
 

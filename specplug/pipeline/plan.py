@@ -98,7 +98,8 @@ class PlanStage:
         budget = None if plan.token_budget is None else index(plan.token_budget)
         if self.ceiling is not None:
             draft_length = min(draft_length, self.ceiling)
-        return replace(plan, draft_length=self._caps.fit_draft_length(draft_length), token_budget=budget)
+        fitted = self._caps.fit_draft_length(draft_length)
+        return replace(plan, draft_length=fitted, token_budget=budget, num_steps=index(plan.num_steps))
 
 
 def _check(prices: Sequence[Price]) -> None:

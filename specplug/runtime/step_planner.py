@@ -112,8 +112,9 @@ class StepPlanner(Generic[R]):
         faults: counts per plug-in and kind, as in `SpecMetrics`.
         plan: the newest plan.
         steps: number of steps planned.
-        is_off: whether the operator allowed no drafts when the newest plan was made.  The step with its drafts is then
-            `UNREPORTED`.
+        holds_until: step before which the newest plan holds for as many requests.
+        is_off: whether the operator allowed no drafts when the newest plan was made, or it was a plan of several steps
+            that was not made anew.  Its step is then `UNREPORTED`.
         reads_costs: whether steps must be passed to `launch`, unless `is_off`, and to `finish`.
         last_step: cost of the newest step whose time is known; None at first.
     """
@@ -136,6 +137,7 @@ class StepPlanner(Generic[R]):
         self.reads_costs, self.is_off = self.stage.reads_costs, False
         self.last_step: StepCost | None = None
         self._planned = 0  # number of requests
+        self.holds_until = 0
         self._ended = 0.0
         self._identify, self._measure, self._bounds = identify, measure, bounds
         self._tallies: dict[str, _Tally] = {}
@@ -145,10 +147,12 @@ class StepPlanner(Generic[R]):
         """Plan the next step's drafts; `running` holds the engine's own requests.
 
         The planner is not called for a constant plan.  Where a plan has no drafts, or the operator allows none, nothing
-        is done for the single requests.
+        is done for the single requests.  While a plan of several steps holds, it is the plan.
         """
-        self.stage.ceiling, self._planned = self.control.ceiling(), len(running)
-        self.is_off, plan = self.stage.is_off, self.stage.settled
+        self.stage.ceiling, holds = self.control.ceiling(), self.steps < self.holds_until
+        holds = holds and len(running) == self._planned
+        self._planned = len(running)
+        self.is_off, plan = self.stage.is_off or holds, self.plan if holds else self.stage.settled
         if plan is None or plan.draft_length:
             for request in running:
                 if self._identify(request) not in self._tallies:
@@ -158,6 +162,7 @@ class StepPlanner(Generic[R]):
                 stats = HostStats(self.steps, figures, num_waiting, prefill_tokens, self.last_step)
                 plan = self.stage.plan(stats)
             plan = self._enforced(plan, self._planned)
+            self.holds_until = 0 if plan.draft_length else self.steps + plan.num_steps
         self.plan = plan
         self.steps += 1
         return plan
@@ -175,11 +180,15 @@ class StepPlanner(Generic[R]):
     ) -> Launched:
         """Record that the engine runs a step with the drafts of the newest plan; pass the result to `finish`.
 
+        It is `UNREPORTED` while `is_off`.
+
         Args:
             began: start time of the step by `time.perf_counter`.
             requests, tokens, context_tokens, draft_length, prompt_tokens: see `StepCost`.
             timed: whether the measured time covers this step alone.
         """
+        if self.is_off:
+            return UNREPORTED
         cost = (requests, tokens, context_tokens, draft_length, prompt_tokens) if timed and tokens else None
         return Launched((self.steps - 1, self._planned, self.plan), began, cost)
 
@@ -195,7 +204,7 @@ class StepPlanner(Generic[R]):
             if tally is not None:
                 tally.verified += verified
                 tally.accepted += accepted
-                if self.stage.learns:
+                if self.stage.learns and number >= 0:
                     runs.append(tally.advance(number, plan.draft_length, accepted))
         cost = None
         if step.cost is not None:

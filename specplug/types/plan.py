@@ -155,12 +155,15 @@ class StepPlan:
         caps: the most draft tokens by request id, for requests limited to fewer than `draft_length`.
         prices: passed to the trim half, ascending in both fields, at most `MOST_PRICES`: the more tokens a step
             verifies, the more a further one may cost.
+        num_steps: number of steps that a plan without drafts is for, while as many requests decode.  Engines then need
+            not call the planner, time the steps or report them until that many have been planned.
     """
 
     draft_length: int
     token_budget: int | None = None
     caps: Mapping[str, int] = field(default_factory=dict)
     prices: tuple[Price, ...] = ()
+    num_steps: int = 1
 
     def draft_length_for(self, request_id: str) -> int:
         """Return the most draft tokens that this plan allows the request."""

@@ -85,6 +85,14 @@ def test_optimism_shrinks_with_what_was_verified():
     assert 1.0 < found.expected(1.5)[7] / found.expected()[7] < first
 
 
+def test_requests_without_drafts_emit_one_token():
+    """Most rows of hopeless traffic have none; their steps cost as much as the others'."""
+    found = AcceptanceLengths(7)
+    for step in range(400):
+        found.observe(StepReport.build(step, 7, 8, [(7, 1)], runs=[(0, 2)]))
+    assert found.expected()[7] == pytest.approx(9 / 8, rel=0.01)
+
+
 def test_steps_without_drafts_teach_nothing():
     found = AcceptanceLengths(7)
     before = found.expected()

@@ -52,6 +52,7 @@ def _our_sampling(original: Callable[..., Any]) -> Callable[..., Any]:
         if output is not None and hasattr(manager, "admitted"):
             result = getattr(output, "model_runner_output", output)
             step_metadata.state_admitted(result, manager.admitted)
+            manager.admitted = 0  # of the next step, if that has no drafts
             if manager.profiled:  # with the first output; on several ranks that of rank 0 reaches the scheduler
                 step_metadata.state_profiled(result, manager.profiled)
                 manager.profiled = ()

@@ -23,7 +23,7 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
 
     Attributes:
         plan: the plan of the drafts that the next batch verifies.
-        admitted: number of draft tokens that the newest batch verifies.
+        admitted: number of draft tokens that the newest batch verifies, until it is stated with the step's output.
         profiled: step costs that vLLM has profiled, until a step's output takes them to the planner.
     """
 

@@ -1,0 +1,30 @@
+"""The policy `batch` gives up drafts that do not pay: exact counts, also of padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.engines.hopeless import TEXT, assert_given_up, batch_policy, file_prefixes
+from tests.engines.sglang import inside
+
+
+def begin(scheduler: Any) -> None:
+    """Let the policy plan."""
+    scheduler.hopeless = batch_policy(scheduler.draft_worker.drafting.step_planner)
+    scheduler.hopeless_counts = scheduler.hopeless.__enter__()
+
+
+def end(scheduler: Any) -> list[Any]:
+    """Return the counts of its steps, and let the engine's own policy plan again."""
+    scheduler.hopeless.__exit__(None, None, None)
+    return list(scheduler.hopeless_counts)
+
+
+def test_drafts_that_do_not_pay_are_given_up(engine):
+    specplug = engine("SPECPLUG", name="specplug")
+    specplug.inside(begin)
+    try:
+        specplug.call(inside.generate, prompts=file_prefixes(), params={**TEXT, "max_new_tokens": 400})
+    finally:
+        counts = specplug.inside(end)
+    assert_given_up(counts, 400, 200)

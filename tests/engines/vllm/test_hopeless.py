@@ -1,0 +1,23 @@
+"""The policy `batch` gives up drafts that do not pay: exact counts, also of padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.engines.hopeless import TEXT, assert_given_up, batch_policy, file_prefixes
+from tests.engines.vllm import inside
+
+
+def served(llm: Any, prompts: list[list[int]], params: dict[str, Any]) -> list[Any]:
+    """Serve requests under the policy; return the counts of its steps."""
+    with batch_policy(inside.scheduler(llm).step_planner) as counts:
+        inside.generate(llm, prompts, params)
+    return counts
+
+
+@pytest.mark.parametrize(("kind", "tokens", "after"), [("v1", 400, 200), ("v2_async", 50, 32)])
+def test_drafts_that_do_not_pay_are_given_up(kind, tokens, after, v1, v2_async):
+    engine = {"v1": v1, "v2_async": v2_async}[kind]
+    assert_given_up(engine.call(served, prompts=file_prefixes(), params={**TEXT, "max_tokens": tokens}), tokens, after)
