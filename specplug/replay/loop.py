@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple, Protocol
 
 from specplug.replay.items import Ids, TokenItem
@@ -162,12 +164,19 @@ def _step(engine: Replayed, running: Sequence[_Running], result: Result, *, toge
         emitted.append(emitted_tokens)
         result.counts.histogram[offer.verified, count, len(emitted_tokens)] += 1
         if offer.confidence and offer.parents is None:
-            # The first rejected token is decided, too, unless the output ended before it.
-            result.calibration.add(offer.confidence[: len(emitted_tokens)], count)
+            _count_outcomes(result, offer.confidence, count, len(emitted_tokens))
     if together:
         whole = len(running), sum(offer.verified for offer in offers), sum(map(len, emitted))
         result.counts.batches[whole] += 1
     engine.observe(offers, accepted, emitted)
+
+
+def _count_outcomes(result: Result, confidence: Sequence[float], accepted: int, emitted: int) -> None:
+    """Count a chain's tokens by confidence and survival, of which `accepted` were accepted, before `emitted` came."""
+    # The first rejected token is decided, too, unless the output ended before it.
+    result.calibration.add(confidence[:emitted], accepted)
+    known = len(confidence) if emitted > accepted else accepted
+    result.survival.add(list(accumulate(confidence[:known], mul)), accepted)
 
 
 def longest(items: Sequence[TokenItem]) -> int:

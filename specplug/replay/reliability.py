@@ -1,13 +1,16 @@
 """Calibration of confidences.  A proposer is calibrated if a share c of its tokens of confidence c is accepted.
 
 The Brier score (Brier 1950) is the mean squared difference between confidence and outcome: 0 is perfect, and a constant
-confidence equal to the overall share of accepted tokens scores that share times its complement.
+confidence equal to the overall share of accepted tokens scores that share times its complement.  The AUC, the area
+under the ROC curve, tells how well confidences rank tokens, whether calibrated or not: 1 is perfect, 0.5 is chance.
+Survival probabilities are judged in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from specplug.replay.score import Calibration, Reliability
@@ -23,12 +26,13 @@ class Summary:
     """Calibration figures of a proposer's confidences.
 
     Attributes:
-        tokens: draft tokens whose acceptance was decided: the accepted ones and the first rejected one of each draft.
+        tokens: draft tokens whose fate is known.
         confidence: their mean confidence.
         accepted: the share that was accepted.
         brier: the Brier score.
         constant_brier: the Brier score of giving every token the confidence `accepted`.
         gap: expected calibration error, the mean distance between confidence and acceptance over `CURVE_BINS` bins.
+        auc: see `Calibration.auc`; None unless there are tokens of both outcomes.
         curve: the bins with tokens in them, ascending.
     """
 
@@ -38,6 +42,7 @@ class Summary:
     brier: float
     constant_brier: float
     gap: float
+    auc: float | None
     curve: tuple[Reliability, ...]
 
     @property
@@ -55,6 +60,7 @@ class Summary:
             "constant_brier": self.constant_brier,
             "skill": self.skill,
             "calibration_error": self.gap,
+            "auc": self.auc,
             "curve": [each._asdict() for each in self.curve],
         }
 
@@ -77,8 +83,16 @@ def summarise(calibration: Calibration) -> Summary | None:
         brier=calibration.brier,
         constant_brier=share * (1 - share),
         gap=calibration.gap,
+        auc=calibration.auc,
         curve=tuple(calibration.curve(CURVE_BINS)),
     )
+
+
+def means(calibrations: Iterable[Calibration]) -> dict[str, float | None]:
+    """Return the mean Brier score and the mean AUC of workloads, each weighing the same; None if none has tokens."""
+    found = [each for each in calibrations if each.count]
+    aucs = [each.auc for each in found if each.auc is not None]
+    return {"brier": fmean(each.brier for each in found) if found else None, "auc": fmean(aucs) if aucs else None}
 
 
 def bar(point: Reliability) -> str:

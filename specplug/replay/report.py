@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from specplug.replay.matrix import Found
-from specplug.replay.reliability import Summary, bar, summarise, together
-from specplug.replay.score import Counts, ScoringRoofline, mean_speedup, pool
+from specplug.replay.reliability import Summary, bar, means, summarise, together
+from specplug.replay.score import Calibration, Counts, ScoringRoofline, mean_speedup, pool
 from specplug.replay.setup import Mode, Result
 
 POOLED, MEAN, NO_DRAFTS = "pooled", "geometric mean", "no drafts"
+
+MEAN_OF_WORKLOADS = "mean of workloads"
+
+JUDGED: dict[str, tuple[str, Callable[[Result], Calibration]]] = {
+    "reliability": ("Confidence", lambda result: result.calibration),
+    "survival": ("Survival", lambda result: result.survival),
+}
+"""The probabilities that are compared with outcomes: their name in tables, and where they are, by their key in JSON."""
 
 PLAIN = Counts.from_rows([(0, 0, 1, 1)])
 """Plain decoding: every step verifies nothing and emits one token."""
@@ -64,7 +72,7 @@ class Report:
             yield self._gap(in_flight)
         calibrated = list(self.reliabilities())
         if calibrated:
-            yield _scores(calibrated)
+            yield from self._scores([each[:2] for each in calibrated])
             yield _curves(calibrated)
 
     def _drafts(self, mode: Mode, batch: int) -> Table:
@@ -134,6 +142,21 @@ class Report:
                 if summary is not None:
                     yield label, mode, self.batches[0], summary
 
+    def _scores(self, calibrated: Sequence[tuple[str, Mode]]) -> Iterator[Table]:
+        """Yield the tables of how well confidences, and survival probabilities, tell which tokens are accepted."""
+        head = ("tokens", "stated", "accepted", "Brier", "Brier of the mean", "calibration error", "AUC")
+        for what, of in JUDGED.values():
+            rows: list[tuple[str, ...]] = []
+            for label, mode in calibrated:
+                results = self.at(label, mode, self.batches[0]).results
+                parts = {name: summarise(of(result)) for name, result in results.items()}
+                parts[POOLED] = summarise(together(map(of, results.values())))
+                rows += [(label, mode, name, *_figures(found)) for name, found in parts.items() if found]
+                mean = {name: _score(value) for name, value in means(map(of, results.values())).items()}
+                rows.append((label, mode, MEAN_OF_WORKLOADS, "", "", "", mean["brier"], "", "", mean["auc"]))
+            title = f"{what} against acceptance at batch size {self.batches[0]}"
+            yield Table(title, ("proposer", "mode", "workload", *head), rows)
+
     def faults(self) -> dict[str, dict[str, int]]:
         """Return the faults of all runs, by plug-in and kind."""
         total: dict[str, dict[str, int]] = {}
@@ -159,7 +182,6 @@ class Report:
         run = found.run
         setup = run.contender.setup
         counts = [result.counts for result in found.results.values()]
-        reliability = summarise(together(result.calibration for result in found.results.values()))
         return {
             "proposer": run.contender.label if setup is None else setup.proposer,
             "label": run.contender.label,
@@ -173,7 +195,8 @@ class Report:
             "workloads": {name: self._result(result, run.batches) for name, result in found.results.items()},
             "pooled": self._counts(pool(counts), run.batches),
             "mean_speedup": {str(batch): mean_speedup(counts, batch, self.roofline) for batch in run.batches},
-            "reliability": None if reliability is None else reliability.as_dict(),
+            **_judged(found.results.values()),
+            **{f"mean_{name}": means(map(of, found.results.values())) for name, (_, of) in JUDGED.items()},
         }
 
     def _result(self, result: Result, batches: Sequence[int]) -> dict[str, Any]:
@@ -183,6 +206,7 @@ class Report:
             "microseconds_per_step": result.microseconds_per_step,
             "memory_bytes": result.memory,
             "faults": result.faults,
+            **_judged([result]),
             "histogram": result.counts.rows(),
         }
 
@@ -219,23 +243,20 @@ def _compared(before: float, after: float) -> tuple[str, str, str]:
     return f"{before:.2f}", f"{after:.2f}", gap
 
 
-def _scores(calibrated: Sequence[tuple[str, Mode, int, Summary]]) -> Table:
-    """Return the table of Brier scores over tokens whose acceptance was decided."""
-    rows = [
-        (
-            label,
-            mode,
-            str(found.tokens),
-            f"{found.confidence:.3f}",
-            f"{found.accepted:.3f}",
-            f"{found.brier:.4f}",
-            f"{found.constant_brier:.4f}",
-            f"{found.gap:.4f}",
-        )
-        for label, mode, _, found in calibrated
-    ]
-    head = ("tokens", "confidence", "accepted", "Brier", "Brier of the mean", "calibration error")
-    return Table(f"Confidence against acceptance at batch size {calibrated[0][2]}", ("proposer", "mode", *head), rows)
+def _judged(results: Iterable[Result]) -> dict[str, Any]:
+    """Return the figures of probabilities against outcomes of all results together, ready for JSON."""
+    everything = list(results)
+    found = {name: summarise(together(map(of, everything))) for name, (_, of) in JUDGED.items()}
+    return {name: None if each is None else each.as_dict() for name, each in found.items()}
+
+
+def _figures(found: Summary) -> tuple[str, ...]:
+    shares = (f"{found.confidence:.3f}", f"{found.accepted:.3f}")
+    return (str(found.tokens), *shares, *map(_score, (found.brier, found.constant_brier, found.gap, found.auc)))
+
+
+def _score(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4f}"
 
 
 def _curves(calibrated: Sequence[tuple[str, Mode, int, Summary]]) -> Table:

@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import logit
 
 BATCHES = (1, 8, 32, 64, 128, 256)
 """The batch sizes that speed-ups are shown for."""
@@ -141,21 +142,25 @@ class Reliability(NamedTuple):
 
 
 FINE_BINS = 200
+RANKS = 1 << 14
+"""Bins in which confidences are ranked, of equal width in log-odds up to +-`_MOST_LOG_ODDS`."""
+
+_MOST_LOG_ODDS = 17.0  # a float32 below 1 has log-odds of at most 16.6
 _FLUSH = 8192
 
 
 class Calibration:
-    """Outcomes of draft tokens by confidence, for tokens whose acceptance was decided.
-
-    The accepted tokens and the first rejected one are decided; those after it are not.
+    """Outcomes of draft tokens by stated probability: confidences, or survival probabilities.
 
     Attributes:
-        sums: [4, FINE_BINS] float64: per bin of confidence the tokens, the sum of their confidences, those accepted,
-            and the sum of squared differences between confidence and outcome.
+        sums: [4, FINE_BINS] float64: per bin of probability the tokens, the sum of their probabilities, those accepted,
+            and the sum of squared differences between probability and outcome.
+        ranks: [2, RANKS] int64: tokens that were not accepted and tokens that were, by the bin of `rank_of`.
     """
 
-    def __init__(self, sums: npt.NDArray[np.float64] | None = None) -> None:
+    def __init__(self, sums: npt.NDArray[np.float64] | None = None, ranks: npt.NDArray[np.int64] | None = None) -> None:
         self._sums = np.zeros((4, FINE_BINS)) if sums is None else np.array(sums, dtype=np.float64)
+        self._ranks = np.zeros((2, RANKS), np.int64) if ranks is None else np.array(ranks, dtype=np.int64)
         self._confidence: list[float] = []
         self._accepted: list[bool] = []
 
@@ -164,25 +169,42 @@ class Calibration:
         self._flush()
         return self._sums
 
+    @property
+    def ranks(self) -> npt.NDArray[np.int64]:
+        self._flush()
+        return self._ranks
+
     def add(self, confidence: Sequence[float], accepted: int) -> None:
-        """Count decided tokens, of which the first `accepted` were kept and the others, at most one, were not."""
+        """Count tokens whose fate is known, of which the first `accepted` were kept and the others were not."""
         self._confidence += confidence
         self._accepted += [True] * accepted + [False] * (len(confidence) - accepted)
         if len(self._confidence) >= _FLUSH:
             self._flush()
 
     def __add__(self, other: Calibration) -> Calibration:
-        return Calibration(self.sums + other.sums)
+        return Calibration(self.sums + other.sums, self.ranks + other.ranks)
 
     @property
     def count(self) -> int:
-        """Draft tokens decided."""
+        """Draft tokens whose fate is known."""
         return int(self.sums[0].sum())
 
     @property
     def brier(self) -> float:
-        """Mean squared difference between confidence and outcome; 0 when nothing was decided."""
+        """Mean squared difference between probability and outcome; 0 when nothing was decided."""
         return _ratio(float(self.sums[3].sum()), self.count)
+
+    @property
+    def auc(self) -> float | None:
+        """Probability that an accepted token was given more than one that was not, ties counting half.
+
+        It is the area under the ROC curve, by the rank statistic of Mann and Whitney (1947).  Tokens of one bin of
+        `rank_of` are ties.  None unless there are tokens of both outcomes.
+        """
+        rejected, accepted = self.ranks.astype(np.float64)
+        pairs = float(rejected.sum() * accepted.sum())
+        below = np.cumsum(rejected) - rejected / 2
+        return float(accepted @ below) / pairs if pairs else None
 
     @property
     def gap(self) -> float:
@@ -206,7 +228,17 @@ class Calibration:
         place = np.minimum((confidence * FINE_BINS).astype(np.int64), FINE_BINS - 1)
         for row, weights in enumerate((None, confidence, accepted, (confidence - accepted) ** 2)):
             self._sums[row] += np.bincount(place, weights, minlength=FINE_BINS)
+        rank = rank_of(confidence)
+        for row in (0, 1):
+            self._ranks[row] += np.bincount(rank[accepted == row], minlength=RANKS)
         self._confidence, self._accepted = [], []
+
+
+def rank_of(probability: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Return the bin of each probability among `RANKS`, fine near 0 and 1, where long drafts differ."""
+    log_odds = np.clip(logit(probability), -_MOST_LOG_ODDS, _MOST_LOG_ODDS)
+    places: npt.NDArray[np.int64] = np.round((log_odds / _MOST_LOG_ODDS + 1) / 2 * (RANKS - 1)).astype(np.int64)
+    return places
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -63,7 +63,10 @@ class Result:
 
     Attributes:
         counts: steps by the numbers of tokens verified, accepted and emitted.
-        calibration: confidences against acceptance; empty for external drafters and trees.
+        calibration: confidences of the tokens whose acceptance was decided: the accepted ones and the first rejected
+            one of each draft.  Empty for trees and for external drafters without probabilities.
+        survival: survival probabilities of all tokens whose fate the recorded output shows, also those after a rejected
+            one, which are not accepted either.
         items: number of requests replayed.
         seconds: time spent in plan, propose, trim and observe, including events.
         memory: most bytes that the proposer reported to hold; None if it does not report.
@@ -72,6 +75,7 @@ class Result:
 
     counts: Counts = field(default_factory=Counts)
     calibration: Calibration = field(default_factory=Calibration)
+    survival: Calibration = field(default_factory=Calibration)
     items: int = 0
     seconds: float = 0.0
     memory: int | None = None

@@ -45,9 +45,8 @@ def play(talk: Talk, players: tuple[Client, ReferenceLookup], steps: int, *, cor
             client.lookup.remember(slot, owner, begin, talk.length[slot] + 1)
             plain.remember(slot, owner, begin, talk.length[slot] + 1)
             start(talk, players, slot)
-    assert np.array_equal(client.lookup.tables.votes, plain.learnt.votes)
-    assert np.array_equal(client.lookup.tables.evidence, plain.learnt.evidence)
-    assert np.array_equal(client.lookup.tables.contexts, plain.learnt.contexts)
+    for learnt, expected in zip(client.lookup.tables.arrays, plain.learnt.arrays, strict=True):
+        assert np.array_equal(learnt, expected)
     return drafted
 
 
@@ -93,9 +92,10 @@ def test_it_learns_what_the_reference_learns_and_forgets_likewise(trees: bool) -
         tables.votes *= 199.95  # one try more, and counts are halved
         tables.evidence *= 999.9
         tables.contexts *= 99.9
+        tables.tokens[:] = 150, 199.9
     assert play(talk, players, 150) > 300
     learnt = players[0].lookup.tables
-    for table in (learnt.votes, learnt.evidence, learnt.contexts):
+    for table in learnt.arrays:
         assert table[:, 1].min() < 0.6 * table[:, 1].max()
 
 
@@ -107,6 +107,7 @@ def test_neither_the_order_of_rows_nor_anything_but_history_matters(trees: bool,
     one, other = (Client(Lookup(5, 400, 6, OPTIONS[0], trees=trees), 6, trees) for _ in range(2))
     for player in (one, other):
         player.lookup.tables.contexts *= 98.0
+        player.lookup.tables.tokens[:] = 150, 198.0
         for slot in range(5):
             player.lookup.start(slot, owner="a")
     for step in range(40):
@@ -120,8 +121,7 @@ def test_neither_the_order_of_rows_nor_anything_but_history_matters(trees: bool,
         if step % 10 == 9:
             for player in (one, other):
                 player.lookup.remember(step % 5, "a", 0, talk.length[step % 5])
-    for name in ("votes", "evidence", "contexts"):
-        tables = (getattr(player.lookup.tables, name) for player in (one, other))
+    for tables in zip(one.lookup.tables.arrays, other.lookup.tables.arrays, strict=True):
         assert np.array_equal(*tables)
 
 

@@ -77,7 +77,8 @@ def arrays_of(rows: Any) -> Any:
     """Return the arrays of `Rows`; kernels alone see what is in such a record."""
     return (
         (rows.owners, rows.hit_rate, rows.tenants, rows.named, rows.anchors, rows.ages, rows.bounds, rows.points),
-        (rows.drafted_for, rows.num_considered, rows.tokens, rows.parents, rows.evidence, rows.contexts),
+        (rows.drafted_for, rows.num_considered, rows.tokens, rows.parents),
+        (rows.evidence, rows.contexts, rows.token_keys),
         (rows.num_candidate_votes, rows.candidate_vote_tokens, rows.candidate_vote_keys),
     )
 
@@ -86,7 +87,7 @@ def memory(lookup: Lookup) -> list[bytes]:
     """Return all that a lookup knows from one step to the next."""
     texts, tables = lookup.texts, lookup.tables
     arrays = [texts.text, texts.lengths, texts.places, texts.match_lengths, texts.candidates, texts._children,
-              texts._heads, texts._trees, tables.votes, tables.evidence, tables.contexts]  # fmt: skip
+              texts._heads, texts._trees, *tables.arrays]  # fmt: skip
     rows = [array for group in arrays_of(lookup.rows.record) for array in group]
     return [array.tobytes() for array in arrays + rows]
 

@@ -19,8 +19,7 @@ class Unlearning(LookupProposer):
 
     def __init__(self, context: PluginContext) -> None:
         super().__init__(context)  # type: ignore[call-arg] - that of the proposer's own class
-        tables = self.lookup.tables
-        self._learnt = (tables.votes, tables.evidence, tables.contexts)
+        self._learnt = self.lookup.tables.arrays
         self._default_counts = tuple(table.copy() for table in self._learnt)
 
     def ingest(self, batch: BatchView) -> None:

@@ -49,6 +49,7 @@ def test_an_output_that_ends_inside_a_draft_decides_nothing_behind_its_end():
     assert found.counts.histogram == {(4, 2, 2): 1}
     assert found.calibration.count == 2
     assert found.calibration.brier == pytest.approx(0.25)
+    assert (found.survival.count, found.survival.brier) == (2, pytest.approx((0.5**2 + 0.75**2) / 2))
     assert proposer.observed == [([4], [4], [2])]
 
 

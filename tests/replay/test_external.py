@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specplug.errors import PluginError
 from specplug.replay.external import load_factory, replay_external
-from tests.replay.tools import ITEMS, harness, item
+from tests.replay.tools import EOS, ITEMS, harness, item
 
 
 class Remembers:
@@ -95,6 +95,20 @@ def test_trees_pay_for_all_they_process_and_probabilities_are_confidences():
     assert found.counts.histogram == {(5, 2, 3): 1, (2, 1, 2): 1}
     assert found.calibration.count == 2
     assert found.calibration.brier == pytest.approx(0.0625)
+    assert found.survival.brier == pytest.approx((0.25**2 + (0.75 * 0.25) ** 2) / 2)
+
+
+def test_the_fate_of_tokens_after_a_rejected_one_is_known_and_that_of_those_after_the_end_is_not():
+    answers = [([9, 4, 4], [0.5, 0.5, 0.5]), ([EOS, 3, 3], [0.5, 0.5, 0.5])]
+
+    class Scripted(Remembers):
+        def propose(self, request_id, context, max_tokens):
+            return answers.pop(0)
+
+    found = replay_external([item([5], [1, 2])], Scripted, gamma=4)
+    assert found.counts.histogram == {(3, 0, 1): 1, (3, 1, 1): 1}
+    assert (found.calibration.count, found.survival.count) == (2, 4)
+    assert found.survival.brier == pytest.approx((0.5**2 + 0.25**2 + 0.125**2 + 0.5**2) / 4)
 
 
 def test_documents_are_loaded_once_in_serving_mode():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,19 +14,21 @@ from specplug.replay.matrix import Contender, Found, Run, plan_runs
 from specplug.replay.plots import plot
 from specplug.replay.reliability import bar, summarise, together
 from specplug.replay.report import Report
-from specplug.replay.score import Calibration, Counts, Reliability, ScoringRoofline
+from specplug.replay.score import RANKS, Calibration, Counts, Reliability, ScoringRoofline, rank_of
 from specplug.replay.setup import Result, Setup
 
 OURS = Contender("ours", Setup("ngram"))
+PROBABILITIES = st.integers(0, 1 << 24).map(lambda count: count / (1 << 24))
 PEER = Contender("peer:factory", peer="peer:factory")
 
 
 def result(*rows: tuple[int, int, int, int], confidence: float | None = None, **rest) -> Result:
-    calibration = Calibration()
+    calibration, survival = Calibration(), Calibration()
     for n, a, _, steps in rows:
         for _ in range(steps if confidence is not None else 0):
             calibration.add([confidence] * min(n, a + 1), a)
-    return Result(Counts.from_rows(rows), calibration, items=2, **rest)
+            survival.add([confidence ** (k + 1) for k in range(n)], a)
+    return Result(Counts.from_rows(rows), calibration, survival, items=2, **rest)
 
 
 def report(in_flight: int | None = None) -> Report:
@@ -41,6 +45,10 @@ def report(in_flight: int | None = None) -> Report:
             one, other = result((1, 1, 2, 10)), result((0, 0, 1, 10))
         found.append(Found(run, {"edit": one, "chat": other}))
     return Report(found, ScoringRoofline())
+
+
+def scores(shown: Report, what: str) -> list[tuple[str, ...]]:
+    return list(next(it.rows for it in shown.tables() if it.title == f"{what} against acceptance at batch size 1"))
 
 
 def tables(shown: Report) -> dict[str, dict[tuple[str, str], tuple[str, ...]]]:
@@ -100,8 +108,13 @@ def test_the_gap_of_requests_in_flight_is_against_the_same_batch_size():
 
 def test_only_decided_tokens_of_those_who_give_confidences_count_as_reliability():
     shown = tables(report())
-    assert shown["Confidence against acceptance at batch size 1"] == {
-        ("ours", "serving"): ("50", "0.700", "0.600", "0.1700", "0.2400", "0.1000")
+    assert "peer:factory" not in {label for label, _ in shown["Confidence against acceptance at batch size 1"]}
+    rows = {row[:3]: row[3:] for row in scores(report(), "Confidence")}
+    assert rows == {
+        ("ours", "serving", "edit"): ("40", "0.800", "0.750", "0.1900", "0.1875", "0.0500", "0.5000"),
+        ("ours", "serving", "chat"): ("10", "0.300", "0.000", "0.0900", "0.0000", "0.3000", "none"),
+        ("ours", "serving", "pooled"): ("50", "0.700", "0.600", "0.1700", "0.2400", "0.1000", "0.7500"),
+        ("ours", "serving", "mean of workloads"): ("", "", "", "0.1400", "", "", "0.5000"),
     }
     (row, *_) = next(table for table in report().tables() if table.title == "Reliability").rows
     assert row[:5] == ("ours", "serving", "10", "0.300", "0.000")
@@ -123,6 +136,10 @@ def test_json_holds_what_the_tables_are_made_of():
     assert ours["workloads"]["edit"]["speedup"] == {"1": pytest.approx(4 / 1.02)}
     assert ours["pooled"]["tau"] == 2.5
     assert ours["reliability"]["brier"] == pytest.approx(0.17)
+    assert (ours["reliability"]["auc"], ours["workloads"]["chat"]["reliability"]["auc"]) == (pytest.approx(0.75), None)
+    assert ours["mean_reliability"] == {"brier": pytest.approx(0.14), "auc": pytest.approx(0.5)}
+    assert (ours["survival"]["tokens"], ours["workloads"]["edit"]["survival"]["auc"]) == (50, pytest.approx(1.0))
+    assert document["runs"][4]["mean_survival"] == {"brier": None, "auc": None}
     assert document["runs"][4]["reliability"] is None
     assert document["no_drafts"]["1"] == pytest.approx(1 / 1.02)
 
@@ -148,6 +165,36 @@ def test_brier_and_gap_are_what_their_definitions_say(tokens, cut):
     assert found.constant_brier == pytest.approx(sum((share - a) ** 2 for _, a in tokens) / len(tokens))
     weights = sum(point.count * abs(point.confidence - point.acceptance) for point in found.curve)
     assert found.gap == pytest.approx(weights / len(tokens))
+
+
+def plain_auc(tokens: Sequence[tuple[float, bool]]) -> float | None:
+    """Compare each accepted token with each that was not."""
+    accepted, rejected = ([c for c, kept in tokens if kept is wanted] for wanted in (True, False))
+    wins = [(one > other) + (one == other) / 2 for one in accepted for other in rejected]
+    return sum(wins) / len(wins) if wins else None
+
+
+@given(st.lists(st.tuples(PROBABILITIES, st.booleans()), max_size=60), st.integers(0, 60))
+def test_auc_is_the_share_of_pairs_in_the_right_order(tokens, cut):
+    halves = [Calibration(), Calibration()]
+    for place, (confidence, accepted) in enumerate(tokens):
+        halves[place < cut].add([confidence], int(accepted))
+    ranked = [(int(rank_of(np.array([confidence]))[0]), accepted) for confidence, accepted in tokens]
+    assert together(halves).auc == pytest.approx(plain_auc(ranked))
+    if all(a == b or abs(a - b) > 0.001 for a, _ in tokens for b, _ in tokens):  # bins tell these apart
+        assert together(halves).auc == pytest.approx(plain_auc(tokens))
+
+
+@given(st.lists(PROBABILITIES, min_size=2))
+def test_ranks_keep_the_order_of_probabilities(probabilities):
+    ranks = rank_of(np.sort(np.array(probabilities, np.float64)))
+    assert (np.diff(ranks) >= 0).all()
+    assert ranks.min() >= 0
+    assert ranks.max() < RANKS
+
+
+def test_ranks_tell_near_certainties_apart():
+    assert len(set(rank_of(np.array([0, 1e-6, 1.1e-6, 0.5, 0.999, 0.9991, 0.99999, 1.0])).tolist())) == 8
 
 
 def test_nothing_decided_has_no_reliability():

@@ -62,6 +62,7 @@ def test_nothing_counted_is_nothing_divided():
     assert nothing.tau == nothing.acceptance_rate == nothing.waste == nothing.speedup(8) == 0
     assert mean_speedup([nothing], 8) == 0
     assert Calibration().brier == 0
+    assert Calibration().auc is None
     assert Calibration().curve() == []
 
 
@@ -78,6 +79,7 @@ def test_calibration_by_hand():
         (1, 0.8, 1.0),
         (3, pytest.approx(2.8 / 3), pytest.approx(2 / 3)),
     ]
+    assert seen.auc == pytest.approx((1.0 + 0.5 + 1.0 + 1.0 + 0.0 + 1.0) / 6)
     assert seen.gap == pytest.approx((0.5 + 0.2 + 3 * abs(2.8 / 3 - 2 / 3)) / 5)
 
 
@@ -89,4 +91,5 @@ def test_calibrations_add_and_long_ones_are_summed_on_the_way():
     both = one + other
     assert both.count == 12_000
     assert both.sums.shape == (4, FINE_BINS)
+    assert both.ranks.sum() == 12_000
     assert both.brier == pytest.approx((3000 * (0.5625 + 0.0625 + 0.015625) + 3000 * 0.25) / 12_000)

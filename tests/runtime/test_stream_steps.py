@@ -29,8 +29,7 @@ def test_steps_equal_those_of_the_stage(random, count):
 
 
 def learnt_by(engine: Engine) -> list[bytes]:
-    tables = engine.stage.proposers["ngram"].lookup.tables
-    return [tables.votes.tobytes(), tables.evidence.tobytes(), tables.contexts.tobytes()]
+    return [table.tobytes() for table in engine.stage.proposers["ngram"].lookup.tables.arrays]
 
 
 @settings(max_examples=60, deadline=None)

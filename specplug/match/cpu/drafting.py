@@ -13,8 +13,9 @@ from specplug.match.cpu.evidence import (
     confidence,
     context_key,
     evidence_key,
-    prefetch_context,
+    prefetch_counts,
     source_bit,
+    token_key,
     vote_key,
 )
 from specplug.match.cpu.gathering import gather, gather_anew
@@ -46,10 +47,10 @@ def _consider(state: Any, slot: int, entry: int, parent: int, t: int, share: flo
     evidence = evidence_key(
         length, share, workspace.support[t], rows.hit_rate[slot], workspace.sources[t], workspace.near[t]
     )
-    context = context_key(last, owner, length, share)
+    context, token = context_key(last, owner, length, share), token_key(workspace.token[t], owner, share)
     rows.tokens[slot, entry], rows.parents[slot, entry] = workspace.token[t], parent
-    rows.evidence[slot, entry], rows.contexts[slot, entry] = evidence, context
-    return confidence(state.tables, evidence, context)
+    rows.evidence[slot, entry], rows.contexts[slot, entry], rows.token_keys[slot, entry] = evidence, context, token
+    return confidence(state.tables, evidence, context, token)
 
 
 @compiled
@@ -111,7 +112,7 @@ def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any, s
         token = workspace.token[t]
         ids[drafted], confidences[drafted], sources[drafted] = token, chance, _source(state, slot, t)
         workspace.drafted[drafted] = token
-        prefetch_context(state.tables, token, rows.owners[slot], workspace.longest[t] + 1, share)
+        prefetch_counts(state.tables, token, rows.owners[slot], workspace.longest[t] + 1, share)
         count = follow(state, slot, 0, count, token, 0)
         drafted += 1
     rows.num_considered[slot] = drafted
@@ -142,19 +143,21 @@ def _copy_on(
     last, least = copied[drafted - 1], state.least
     while drafted < limit:
         if at + PREFETCH_DISTANCE < stop:
-            prefetch_context(
+            prefetch_counts(
                 tables, predicted(text, n, responses, end, kind, at + PREFETCH_DISTANCE, copied), owner, length, 1.0
             )
         token = predicted(text, n, responses, end, kind, at, copied)
         if token < 0:
             break
         evidence, context = evidence_key(length, 1.0, 1, hit_rate, joined, near), context_key(last, owner, length, 1.0)
-        chance = confidence(tables, evidence, context)
+        own = token_key(token, owner, 1.0)
+        chance = confidence(tables, evidence, context, own)
         survival *= chance
         if survival < least:
             break
         rows.tokens[slot, drafted], rows.parents[slot, drafted] = token, drafted - 1
         rows.evidence[slot, drafted], rows.contexts[slot, drafted] = evidence, context
+        rows.token_keys[slot, drafted] = own
         ids[drafted], confidences[drafted], copied[drafted] = token, chance, token
         sources[drafted] = int(at < start) if source == OWN else (2 if source == RESPONSE else 3)
         last, at, length, drafted = token, at + 1, length + 1, drafted + 1

@@ -1,15 +1,16 @@
 """Hit rates of matches, learnt online: how often candidates, and the tokens considered from them, were right.
 
-Three tables count tries and hits.  Counting needs no verification: every token that the target emits shows for each
+Four tables count tries and hits.  Counting needs no verification: every token that the target emits shows for each
 candidate whether it was right, even if it was not drafted or was cut before verification.
 
 - `votes`, by kind of candidate and match length: a candidate's weight in the choice of the drafted token.
 - `evidence`, by the evidence for a token: match length, share of votes, support, the row's recent hit rate, sources.
 - `contexts`, by the token before and the match length: some tokens have predictable continuations, others do not.
+- `tokens`, by the token itself and whether the votes agree: some tokens are predictable, others are not.
 
-A token's confidence combines the last two as the mean of their log-odds, as in the second stage of a PAQ compressor
-(M. Mahoney, 2005).  Counts are whole numbers and are halved after a step if they are large, so the result does not
-depend on the order of rows.
+A token's confidence combines the last three as the mean of their log-odds, in which evidence counts twice; so does the
+second stage of a PAQ compressor (M. Mahoney, 2005).  Counts are whole numbers and are halved after a step if they are
+large, so the result does not depend on the order of rows.
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ HASHES, COARSE = 16384, 6
 
 MOST_TRIES = 4000.0
 MOST_CONTEXT_TRIES = 200.0
+"""Also of `tokens`."""
+
+PRIOR_TRIES = 2.0
+"""Tries at the rate of the evidence that count with a token's own, so that a new token has the rate of its evidence."""
+
+_LEAST_RATE = 0.005
+_AGREED = 0.7
+"""Share of the votes above which they agree."""
 
 _LEAST = np.float32(0.01)
 """The least count of hits and of misses, because repeated halving would make the rarer of them vanish."""
@@ -52,15 +61,25 @@ class _Tables(Record):
     pass
 
 
-define(_Tables, TablesType, ["votes", "evidence", "contexts"])
+define(_Tables, TablesType, ["votes", "evidence", "contexts", "tokens"])
 
 
 class Tables:
-    """The three tables, each [n, 2] float32: hits and tries.  They start with a few tries at typical hit rates."""
+    """The four tables, each [n, 2] float32: hits and tries.
+
+    `tokens` starts empty, since a token without tries has the odds of its evidence; the others start with a few tries
+    at typical hit rates.
+    """
 
     def __init__(self) -> None:
         self.votes, self.evidence, self.contexts = _default_votes(), _default_evidence(), _default_contexts()
-        self.record = _Tables(self.votes, self.evidence, self.contexts)  # type: ignore[no-untyped-call]
+        self.tokens = np.zeros((2 * HASHES, 2), np.float32)
+        self.record = _Tables(*self.arrays)  # type: ignore[no-untyped-call]
+
+    @property
+    def arrays(self) -> tuple[Table, Table, Table, Table]:
+        """All tables."""
+        return self.votes, self.evidence, self.contexts, self.tokens
 
 
 @compiled
@@ -118,16 +137,28 @@ def evidence_key(length: int, share: float, support: int, hit_rate: float, sourc
 
 
 @compiled
+def _hash(token: int, owner: int) -> int:
+    mixed = (np.uint64(token) + np.uint64(owner) * np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xD6E8FEB86659FD93)
+    return np.int64((mixed >> np.uint64(40)) % np.uint64(HASHES))  # type: ignore[return-value]
+
+
+@compiled
+def token_key(token: int, owner: int, share: float) -> int:
+    """Return the row of `tokens` for `token` in texts of `owner`, by whether most votes are for it."""
+    return 2 * _hash(token, owner) + int(share > _AGREED)
+
+
+@compiled
 def context_key(token: int, owner: int, length: int, share: float) -> int:
     """Return the row of `contexts` for what follows `token` in texts of `owner`, by match length and share of votes."""
-    mixed = (np.uint64(token) + np.uint64(owner) * np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xD6E8FEB86659FD93)
-    row = np.int64((mixed >> np.uint64(40)) % np.uint64(HASHES)) * COARSE + min(length_class(length) // 2, COARSE - 1)
+    row = _hash(token, owner) * COARSE + min(length_class(length) // 2, COARSE - 1)
     return 3 * row + int(share > 0.3) + int(share > 0.85)  # type: ignore[return-value]
 
 
 @compiled
-def prefetch_context(tables: Any, token: int, owner: int, length: int, share: float) -> None:
-    """Prefetch the likely row of `contexts` for what follows `token`; the table is larger than near caches."""
+def prefetch_counts(tables: Any, token: int, owner: int, length: int, share: float) -> None:
+    """Prefetch the likely rows of a token and of what follows it; the tables are larger than near caches."""
+    prefetch(tables.tokens, 2 * token_key(token, owner, share))
     prefetch(tables.contexts, 2 * context_key(token, owner, length, share))
 
 
@@ -138,9 +169,19 @@ def odds(table: Any, key: int) -> float:
 
 
 @compiled
-def confidence(tables: Any, evidence: int, context: int) -> float:
-    """Return the probability that a token is right, in (0, 1)."""
-    joint = np.sqrt(odds(tables.evidence, evidence) * odds(tables.contexts, context))
+def token_odds(table: Any, key: int, evidence: float) -> float:
+    """Return hits over misses in `tokens`, above 0 and finite, with `PRIOR_TRIES` more tries at the evidence's odds."""
+    rate = min(max(evidence / (1.0 + evidence), _LEAST_RATE), 1.0 - _LEAST_RATE)
+    hits, tries = np.float64(table[key, 0]), np.float64(table[key, 1])
+    return (hits + PRIOR_TRIES * rate) / (tries - hits + PRIOR_TRIES * (1.0 - rate))  # type: ignore[no-any-return]
+
+
+@compiled
+def confidence(tables: Any, evidence: int, context: int, token: int) -> float:
+    """Return the probability that a token is right, in (0, 1), from its rows in the tables."""
+    seen = np.float64(odds(tables.evidence, evidence))
+    after = np.float64(odds(tables.contexts, context))
+    joint = np.sqrt(seen * np.sqrt(after * token_odds(tables.tokens, token, seen)))
     return joint / (1.0 + joint)  # type: ignore[no-any-return]
 
 

@@ -46,6 +46,7 @@ def _judge(state: Any, slot: int, parent: int, total: int, judged: int, token: i
             hit = rows.tokens[slot, entry] == token
             count(tables.evidence, rows.evidence[slot, entry], hit)
             count(tables.contexts, rows.contexts[slot, entry], hit)
+            count(tables.tokens, rows.token_keys[slot, entry], hit)
             if hit:
                 found = entry
         elif inside:
@@ -62,3 +63,4 @@ def halve_large_counts(state: Any, slot: int) -> None:
     for k in range(rows.num_considered[slot]):
         halve(tables.evidence, rows.evidence[slot, k], MOST_TRIES)
         halve(tables.contexts, rows.contexts[slot, k], MOST_CONTEXT_TRIES)
+        halve(tables.tokens, rows.token_keys[slot, k], MOST_CONTEXT_TRIES)

@@ -24,6 +24,7 @@ def prefetch_predictions(state: Any, slot: int) -> None:
     prefetch(rows.parents, entries)
     prefetch(rows.evidence, entries)
     prefetch(rows.contexts, entries)
+    prefetch(rows.token_keys, entries)
 
 
 @compiled

@@ -44,6 +44,7 @@ define(
         "parents",
         "evidence",
         "contexts",
+        "token_keys",
         "num_candidate_votes",
         "candidate_vote_tokens",
         "candidate_vote_keys",
@@ -78,7 +79,7 @@ class Rows:
         self.anchors, self.ages = np.zeros((max_slots, 3), np.int64), table(3)
         self.bounds = np.zeros((max_slots, 2), np.int64)
         self.drafted_for = table() - 1
-        considered = [table(most_considered) for _ in range(4)]
+        considered = [table(most_considered) for _ in range(5)]
         candidate_votes = [table(MOST_CANDIDATE_VOTES) for _ in range(2)]
         self.record = _Rows(  # type: ignore[no-untyped-call]
             self.owners,

@@ -21,6 +21,7 @@ class Considered(NamedTuple):
     parent: int
     evidence: int
     context: int
+    key: int
 
 
 @dataclass
@@ -40,11 +41,10 @@ class Predictions:
 
 
 class Learnt:
-    """Tables of hits and tries: by kind and length of candidates, by evidence for a token, and by the token before."""
+    """Tables of hits and tries: by kind and length of candidates, evidence, the token before, and the token itself."""
 
     def __init__(self) -> None:
-        tables = Tables()
-        self.votes, self.evidence, self.contexts = tables.votes, tables.evidence, tables.contexts
+        self.arrays = self.votes, self.evidence, self.contexts, self.tokens = Tables().arrays
 
     @staticmethod
     def length_class(length: int) -> int:
@@ -57,7 +57,7 @@ class Learnt:
         return float(odds * odds)
 
     def consider(self, predictions: Predictions, token: int, parent: int, last: int, owner: int, signs: Signs) -> float:
-        """Record a token, and return the probability that it is right, from the mean of two log-odds."""
+        """Record a token, and return the probability that it is right, from the weighted mean of three log-odds."""
         longest, share, support, sources, near = signs
         size = self.length_class(longest)
         shares = sum(share > bound for bound in (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.999))
@@ -68,11 +68,14 @@ class Learnt:
         evidence = int(
             np.ravel_multi_index((size, shares, supports, hit_levels, sources, int(near)), (14, 9, 3, 3, 8, 2))
         )
-        mixed = (last + owner * 0x9E3779B97F4A7C15) * 0xD6E8FEB86659FD93 % 2**64
-        row = (mixed >> 40) % 16384 * 6 + min(size // 2, 5)
-        context = 3 * row + (share > 0.3) + (share > 0.85)
-        predictions.considered.append(Considered(token, parent, evidence, context))
-        joint = float(np.sqrt(_odds(self.evidence, evidence) * _odds(self.contexts, context)))
+        context = 3 * (_hash(last, owner) * 6 + min(size // 2, 5)) + (share > 0.3) + (share > 0.85)
+        key = 2 * _hash(token, owner) + (share > 0.7)
+        predictions.considered.append(Considered(token, parent, evidence, context, key))
+        seen = float(_odds(self.evidence, evidence))
+        rate = min(max(seen / (1.0 + seen), 0.005), 1.0 - 0.005)
+        hits, tries = self.tokens[key].tolist()
+        own = (hits + 2.0 * rate) / (tries - hits + 2.0 * (1.0 - rate))
+        joint = float(np.sqrt(seen * np.sqrt(float(_odds(self.contexts, context)) * own)))
         return joint / (1.0 + joint)
 
     def learn(self, predictions: Predictions, emitted: Sequence[int]) -> None:
@@ -86,6 +89,7 @@ class Learnt:
             for _, it in after:
                 self.evidence[it.evidence] += (it.token == came, 1)
                 self.contexts[it.context] += (it.token == came, 1)
+                self.tokens[it.key] += (it.token == came, 1)
             right = [k for k, it in after if it.token == came]
             if not right:
                 break
@@ -100,6 +104,12 @@ class Learnt:
         for it in predictions.considered:
             _halve(self.evidence, it.evidence, MOST_TRIES)
             _halve(self.contexts, it.context, MOST_CONTEXT_TRIES)
+            _halve(self.tokens, it.key, MOST_CONTEXT_TRIES)
+
+
+def _hash(token: int, owner: int) -> int:
+    mixed = (token + owner * 0x9E3779B97F4A7C15) * 0xD6E8FEB86659FD93 % 2**64
+    return (mixed >> 40) % 16384
 
 
 def _odds(table: Table, key: int) -> np.float32:

@@ -2,8 +2,8 @@
 
 Each step verifies the number of draft tokens with the most expected tokens per second on the profiled curve, from
 confidences one step old, and gives them to the likeliest tokens (vLLM 0.32, `adaptive_verification.py`).  Confidences
-are counts by source, bucket of the match length and position, (accepted + 1) / (tested + 2), halved now and then, as in
-vLLM's suffix speculator.  The curve has no host time, and new requests count as certain, also as there.
+are `BucketCounts`, as in vLLM's suffix speculator.  The curve has no host time, and new requests count as certain, also
+as there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from specplug.interfaces import Planner, PluginContext, Trimmer
 from specplug.plugins.specs import PolicySpec
-from specplug.simulate.matching import LEAST
+from specplug.simulate.matching import BucketCounts
 from specplug.simulate.modes import CAPTURED_TOKENS
 from specplug.simulate.peers.setup import PeerSetup
 from specplug.simulate.profile import Profile
@@ -27,13 +27,8 @@ from specplug.types.plan import HostStats, StepPlan
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Verdict
 
-HALVING = 1024
-"""Steps after which counts are halved."""
-
 KNEE = 1.15
 """The gate's knee is where the target's kernels take so many times the time of the smallest batch."""
-
-MAX_SOURCES = 8
 
 
 class Counts:
@@ -45,33 +40,26 @@ class Counts:
 
     def __init__(self, setup: PeerSetup, *, own_confidences: bool) -> None:
         self._features, self._uses_drafts = setup.features, own_confidences
-        self._counts = np.zeros((MAX_SOURCES + 1, len(LEAST) + 1, setup.profile.mode.gamma, 2), np.int64)
-        self._steps = 0
+        self._gamma = setup.profile.mode.gamma
+        self._counts = BucketCounts(self._gamma)
         self._cells: tuple[Array, Array] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
-        self.survival = np.zeros((0, setup.profile.mode.gamma))
+        self.survival = np.zeros((0, self._gamma))
 
     def rated(self, draft: Draft) -> Draft:
         """Return the draft with the confidences that the peer uses, and store its survival probabilities."""
         size = draft.draft_length
-        self._cells = draft.source[:, 0].numpy() + 1, self._features.matches.astype(np.int64)
+        self._cells = draft.source[:, 0].numpy(), self._features.matches.astype(np.int64)
         if not self._uses_drafts:
-            counts = self._counts[self._cells[0], self._cells[1], :size]
-            rates = torch.from_numpy(((counts[..., 0] + 1) / (counts[..., 1] + 2)).astype(np.float32))
+            rates = torch.from_numpy(self._counts.rates(*self._cells)[:, :size].astype(np.float32))
             draft = replace(draft, confidence=torch.where(draft.mask(), rates, 0.0))
         survival = draft.survival().numpy().astype(np.float64)
-        self.survival = np.zeros((draft.batch_size, self._counts.shape[2]))
+        self.survival = np.zeros((draft.batch_size, self._gamma))
         self.survival[:, :size] = survival
         return draft
 
     def learn(self, verified: Array, accepted: Array) -> None:
         """Count the tokens whose acceptance was decided."""
-        places = np.arange(self._counts.shape[2])
-        for kind, most in ((0, accepted), (1, np.minimum(accepted + 1, verified))):
-            rows, columns = np.nonzero(places < most[:, None])
-            np.add.at(self._counts[..., kind], (self._cells[0][rows], self._cells[1][rows], columns), 1)
-        self._steps += 1
-        if self._steps % HALVING == 0:
-            self._counts >>= 1
+        self._counts.learn(*self._cells, verified, accepted)
 
 
 class SurvivalPlanner(Planner):
