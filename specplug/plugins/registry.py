@@ -19,6 +19,7 @@ from specplug.errors import PluginError, ends_process, suggest
 from specplug.plugins import hooks
 from specplug.plugins.specs import (
     ENGINE_DRAFTER,
+    JOINS_POLICIES,
     CheckSpec,
     EngineSpec,
     PluginSpec,
@@ -129,6 +130,9 @@ class Registry:
                 found=repr(spec.name),
                 expected="a name other than the engine's own drafter's",
             )
+        if spec.kind == PolicySpec.kind and JOINS_POLICIES in spec.name:
+            expected = f"a name without {JOINS_POLICIES!r}, which joins policies in settings"
+            raise PluginError.build("reserved character", who=hook, found=repr(spec.name), expected=expected)
         self._entries[spec.kind].setdefault(spec.name, []).append(Entry(spec, owner))
 
     def _record(self, owner: Owner, stage: str, error: BaseException) -> None:

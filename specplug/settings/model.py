@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from specplug.plugins.specs import ENGINE_DRAFTER
+from specplug.plugins.specs import ENGINE_DRAFTER, JOINS_POLICIES
 
 MAX_SPECULATIVE_TOKENS = 256
 """The longest draft that a setting or a request may allow."""
@@ -111,7 +111,9 @@ class Settings(Section):
     extra_proposers: tuple[str, ...] = Field(
         default=(), strict=False, description="further proposers to load at start-up, which requests may name"
     )
-    policy: str = Field(default="batch", description="the policy that chooses draft lengths")
+    policy: str = Field(
+        default="batch", description="the policy that chooses draft lengths; several are joined by '+'"
+    )
     verifier: str = Field(
         default="reference",
         description="the verifier that accepts or rejects drafts; an engine with its own uses this only when it is set",
@@ -140,6 +142,19 @@ class Settings(Section):
     def drafts_in_engine(self) -> bool:
         """True if the engine's own drafter drafts, and specplug only plans."""
         return self.proposer == ENGINE_DRAFTER
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The names of the policies whose limits hold together."""
+        return tuple(self.policy.split(JOINS_POLICIES))
+
+    @field_validator("policy")
+    @classmethod
+    def _differ(cls, policy: str) -> str:
+        names = policy.split(JOINS_POLICIES)
+        if len(set(names)) < len(names):
+            raise ValueError(f"names that differ from each other, joined by {JOINS_POLICIES!r}")
+        return policy
 
     @field_validator("extra_proposers")
     @classmethod
