@@ -1,4 +1,4 @@
-"""The acceptance of each running request, learnt from its counts of accepted and rejected drafts."""
+"""The acceptance of each running request, learnt from its counts of accepted tokens and rejected drafts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ _MEMORY, _LONG_MEMORY = 32.0, 1024.0
 class _Seen(NamedTuple):
     """What is known of a request: its totals when they were read, and faded counts of its decided tokens."""
 
-    length: int = 0
     accepted: int = 0
-    verified: int = 0
     rejected: int = 0
     good: float = 0.0
     bad: float = 0.0
+
+
+_NEW = _Seen()
 
 
 class Acceptance:
@@ -38,24 +39,16 @@ class Acceptance:
 
     A draft that is rejected after n accepted tokens decides n + 1 tokens; those beyond are undecided.  A request's rate
     is drawn to the average of the server, and what was decided long ago counts less.
-
-    Attributes:
-        yields: tokens emitted per token that the target ran, lately.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, _Seen] = {}
         self._good, self._bad = _FIRST_RATE * _FIRST_TOKENS, (1.0 - _FIRST_RATE) * _FIRST_TOKENS
-        self._emitted = self._run = _FIRST_TOKENS
 
     @property
     def average(self) -> float:
         """The rate of all requests together."""
         return self._good / (self._good + self._bad)
-
-    @property
-    def yields(self) -> float:
-        return self._emitted / self._run
 
     def read(self, requests: Sequence[RequestStats]) -> tuple[Array, npt.NDArray[np.bool_]]:
         """Learn what happened since the last reading, and forget requests that are not there.
@@ -65,29 +58,15 @@ class Acceptance:
             swept: [B] bool, whether all of the request's drafts since then were accepted, and there were some.
         """
         known: dict[str, _Seen] = {}
-        new_good = new_bad = emitted = run = 0
-        good, bad, swept = [], [], []
-        for name, length, _, _, verified, accepted, rejected in requests:
+        rows: list[tuple[float, float, int, int]] = []
+        for name, _, _, _, _, accepted, rejected in requests:
             before = self._known.get(name, _NEW)
             gained, lost = accepted - before.accepted, rejected - before.rejected
             keep = _MEMORY / (_MEMORY + gained + lost)
-            seen = _Seen(length, accepted, verified, rejected, keep * before.good + gained, keep * before.bad + lost)
-            known[name] = seen
-            good.append(seen.good)
-            bad.append(seen.bad)
-            swept.append(gained > 0 and not lost)
-            new_good, new_bad = new_good + gained, new_bad + lost
-            if before is not _NEW:
-                emitted += length - before.length
-                run += length - before.length - gained + verified - before.verified
+            seen = known[name] = _Seen(accepted, rejected, keep * before.good + gained, keep * before.bad + lost)
+            rows.append((seen.good, seen.bad, gained, lost))
         self._known = known
-        keep = _LONG_MEMORY / (_LONG_MEMORY + new_good + new_bad)
-        self._good, self._bad = keep * self._good + new_good, keep * self._bad + new_bad
-        keep = _LONG_MEMORY / (_LONG_MEMORY + run)
-        self._emitted, self._run = keep * self._emitted + emitted, keep * self._run + run
-        hits, misses = np.array(good), np.array(bad)
-        rates = (hits + _PRIOR_TOKENS * self.average) / (hits + misses + _PRIOR_TOKENS)
-        return rates, np.array(swept, np.bool_)
-
-
-_NEW = _Seen()
+        good, bad, gains, losses = np.array(rows).T
+        keep = _LONG_MEMORY / (_LONG_MEMORY + gains.sum() + losses.sum())
+        self._good, self._bad = float(keep * self._good + gains.sum()), float(keep * self._bad + losses.sum())
+        return (good + _PRIOR_TOKENS * self.average) / (good + bad + _PRIOR_TOKENS), (gains > 0) & (losses == 0)

@@ -1,8 +1,9 @@
-"""Caps of requests: how far each one's drafts are worth what their tokens have to be."""
+"""How far the drafts of requests are worth what their tokens cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,25 +11,41 @@ import numpy.typing as npt
 from specplug.types.plan import Price
 
 
-def worthwhile_lengths(
-    rates: npt.NDArray[np.float64], draft_length: int, prices: Sequence[Price]
-) -> npt.NDArray[np.int64]:
-    """Return the draft tokens of each request that are worth verifying, [B] int64, from 0 to `draft_length`.
+class Worthwhile(NamedTuple):
+    """The lengths of drafts whose tokens are worth their prices.
+
+    Attributes:
+        lengths: [B] int64, at least 1.
+        gain: what the tokens beyond them would cost more than they yield, as a share of what the step yields.
+    """
+
+    lengths: npt.NDArray[np.int64]
+    gain: float
+
+
+def worthwhile(
+    rates: npt.NDArray[np.float64], most: int, prices: Sequence[Price], least: npt.NDArray[np.int64] | int = 1
+) -> Worthwhile:
+    """Return the draft lengths of requests that are worth verifying.
 
     The token at position j survives with probability rate^j.  The likeliest tokens of the batch come first, and each is
     worth verifying if it survives by the price after those before it.
 
     Args:
         rates: [B] float64, each request's acceptance rate.
-        draft_length: the longest draft.
-        prices: as in a plan.
+        most: the longest draft.
+        prices: as in a plan, in any number.
+        least: [B] int64, or of every request: lengths to draft in any case.
     """
-    survival = rates[:, None] ** np.arange(1, draft_length + 1)
+    place = np.arange(most)
+    survival = rates[:, None] ** (place + 1)
     ordered = np.sort(survival, axis=None)[::-1]
-    least = np.zeros(ordered.size)
+    cost = np.zeros(ordered.size)
     for price in prices:
-        least[price.after :] = price.survival
-    count = int(np.count_nonzero(ordered >= least))  # a prefix, as prices rise and survival falls
-    if not count:
-        return np.zeros(rates.size, np.int64)
-    return np.count_nonzero(survival >= ordered[count - 1], axis=1)
+        cost[price.after :] = price.survival
+    count = int(np.count_nonzero(ordered >= cost))  # a prefix, as prices rise and survival falls
+    threshold = ordered[count - 1] if count else np.inf
+    lengths = np.clip(np.count_nonzero(survival >= threshold, axis=1), np.maximum(least, 1), most)
+    kept = place < lengths[:, None]
+    saved = cost[int(lengths.sum()) :].sum() - survival[~kept].sum()
+    return Worthwhile(lengths, float(saved / (rates.size + survival[kept].sum())))

@@ -131,8 +131,12 @@ class Registry:
                 expected="a name other than the engine's own drafter's",
             )
         if spec.kind == PolicySpec.kind and JOINS_POLICIES in spec.name:
-            expected = f"a name without {JOINS_POLICIES!r}, which joins policies in settings"
-            raise PluginError.build("reserved character", who=hook, found=repr(spec.name), expected=expected)
+            raise PluginError.build(
+                "reserved character",
+                who=hook,
+                found=repr(spec.name),
+                expected=f"a name without {JOINS_POLICIES!r}, which joins the names of policies",
+            )
         self._entries[spec.kind].setdefault(spec.name, []).append(Entry(spec, owner))
 
     def _record(self, owner: Owner, stage: str, error: BaseException) -> None:

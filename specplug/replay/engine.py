@@ -222,7 +222,8 @@ class ReplayEngine:
 
     def _plan(self) -> StepPlan:
         figures = tuple([occupant.stats() for occupant in self._slots.taken]) * self._repeats
-        self._plan_made = self._early.exchange(self._plans.plan(HostStats(self._steps, figures, last_plan=self._plan_made)))
+        stats = HostStats(self._steps, figures, last_plan=self._plan_made)
+        self._plan_made = self._early.exchange(self._plans.plan(stats))
         return self._plan_made
 
     def _report(self, verified: Sequence[int], accepted: Sequence[int]) -> StepReport:

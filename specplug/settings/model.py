@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from specplug.plugins.specs import ENGINE_DRAFTER, JOINS_POLICIES
 
@@ -18,6 +18,10 @@ DEFAULT_SPECULATIVE_TOKENS = 15
 
 2^n - 1, so that 1 + length is a power of two and every batch size finds a captured graph.
 """
+
+
+ENGINE_DRAFTER_POLICY = "adaptive+batch"
+"""The default policy for the engine's own drafter, whose drafts have no confidences that a trim half could use."""
 
 
 class Section(BaseModel):
@@ -112,7 +116,9 @@ class Settings(Section):
         default=(), strict=False, description="further proposers to load at start-up, which requests may name"
     )
     policy: str = Field(
-        default="batch", description="the policy that chooses draft lengths; several are joined by '+'"
+        default="batch",
+        description="the policy that chooses draft lengths, several joined by '+'; by default 'adaptive+batch' for the "
+        "engine's own drafter",
     )
     verifier: str = Field(
         default="reference",
@@ -147,6 +153,13 @@ class Settings(Section):
     def policies(self) -> tuple[str, ...]:
         """The names of the policies whose limits hold together."""
         return tuple(self.policy.split(JOINS_POLICIES))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_policy(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("proposer") == ENGINE_DRAFTER:
+            return {"policy": ENGINE_DRAFTER_POLICY, **given}
+        return given
 
     @field_validator("policy")
     @classmethod

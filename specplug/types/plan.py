@@ -61,7 +61,7 @@ class HostStats:
         num_waiting: number of requests that wait for a slot.
         prefill_tokens: prompt tokens that share this step.
         last_step: cost of the newest step whose duration is known; None before the first.
-        last_plan: the plan made for the step before, with the limits of all policies and requests; None before the first.
+        last_plan: the plan of the step before, with the limits of all policies and requests; None before the first.
     """
 
     step: int
