@@ -17,10 +17,12 @@ class Worthwhile(NamedTuple):
     Attributes:
         lengths: [B] int64, at least 1.
         gain: what the tokens beyond them would cost more than they yield, as a share of what the step yields.
+        emitted: tokens that the step is expected to emit with these lengths, and with the longest drafts.
     """
 
     lengths: npt.NDArray[np.int64]
     gain: float
+    emitted: tuple[float, float]
 
 
 def worthwhile(
@@ -47,5 +49,6 @@ def worthwhile(
     threshold = ordered[count - 1] if count else np.inf
     lengths = np.clip(np.count_nonzero(survival >= threshold, axis=1), np.maximum(least, 1), most)
     kept = place < lengths[:, None]
-    saved = cost[int(lengths.sum()) :].sum() - survival[~kept].sum()
-    return Worthwhile(lengths, float(saved / (rates.size + survival[kept].sum())))
+    emitted, lost = float(rates.size + survival[kept].sum()), float(survival[~kept].sum())
+    gain = (float(cost[int(lengths.sum()) :].sum()) - lost) / emitted
+    return Worthwhile(lengths, gain, (emitted, emitted + lost))

@@ -57,6 +57,14 @@ class TokenCosts:
         slopes = convex_slopes(np.array(extra, np.float64), np.array(seconds))
         return tuple([Price(rate * slope, after) for slope, after in zip(slopes.tolist(), extra, strict=False)])
 
+    def gain(self, stats: HostStats, most: int, drafted: int, emitted: tuple[float, float]) -> float:
+        """Return how much more tokens per second so many draft tokens emit than drafts of `most` tokens, less 1.
+
+        Unlike prices, this knows what measured steps of either kind turned out to cost, with or without CUDA graphs.
+        """
+        capped, longest = self._seconds(stats, [drafted, len(stats.requests) * most], most)
+        return emitted[0] / capped * longest / emitted[1] - 1.0
+
     def _seconds(self, stats: HostStats, extra: list[int], draft_length: int) -> list[float]:
         """Return the predicted seconds of steps with so many draft tokens, or relative costs at first."""
         requests, last, context = len(stats.requests), stats.last_step, 0.0

@@ -93,7 +93,9 @@ class AdaptivePlanner(Planner):
         rates, swept = self._acceptance.read(stats.requests)
         names = [request.request_id for request in stats.requests]
         before = np.array([self._plan.draft_length_for(name) for name in names])
-        lengths, gain = worthwhile(rates, most, prices, np.where(swept, 2 * before, 1))
+        lengths, gain, emitted = worthwhile(rates, most, prices, np.where(swept, 2 * before, 1))
+        if not self._is_priced:
+            gain = self._costs.gain(stats, most, int(lengths.sum()), emitted)
         if gain < _GAIN:
             return self._uncapped
         longest = int(lengths.max())

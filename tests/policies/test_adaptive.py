@@ -78,6 +78,7 @@ def test_the_gain_is_what_is_saved_beyond_what_is_lost():
     assert found.lengths.tolist() == [1, 2]
     kept, lost, saved = 0.5 + 0.9 + 0.81, 0.25, 0.6
     assert found.gain == pytest.approx((saved - lost) / (2 + kept))
+    assert found.emitted == pytest.approx((2 + kept, 2 + kept + lost))
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(-5, 20)), min_size=2, max_size=9))
@@ -141,6 +142,17 @@ def test_prices_follow_from_the_formula_until_steps_are_measured():
     gain = (0.95 * 8 + 3) / (0.95 * 8 + 1)
     for price, before in zip(costs.prices(HostStats(1, requests), 8), found, strict=True):
         assert price == (pytest.approx(before.survival * gain), before.after)
+
+
+@pytest.mark.parametrize(("seconds", "pays"), [(0.006, True), (0.012, False)])
+def test_caps_gain_if_steps_with_them_turned_out_to_be_shorter(seconds, pays):
+    costs, requests = TokenCosts(saturation=16), tuple(stats(f"r{i}", 0, 0, 0) for i in range(8))
+    for step in range(64):
+        tokens, spent = ((72, 0.010), (24, seconds))[step % 2]
+        cost = StepCost(8, tokens, 800, 8, spent)
+        costs.observe(StepReport.build(step, 8, 8, [(8, 4)] * 8, cost))
+    newest = HostStats(64, requests, last_step=StepCost(8, 72, 800, 8, 0.010))
+    assert (costs.gain(newest, 8, drafted=16, emitted=(20.0, 22.0)) > 0) is pays
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------
