@@ -17,7 +17,7 @@ from specplug_adaptive.options import AdaptiveOptions
 _LEAST = 1e-3
 """Survival probability below which a price is none."""
 
-_GAIN = 0.03
+_GAIN = 0.05
 """Least predicted gain of caps, since rows of different lengths may take a step off its CUDA graph."""
 
 
