@@ -23,11 +23,12 @@ from specplug.metrics import SpecMetrics
 from specplug.pipeline import memory
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.handles import ProposerHandle, make_handle
+from specplug.pipeline.joined_plan import JoinedPlanner
 from specplug.pipeline.plan import PlanStage
 from specplug.pipeline.runner import ProposerRunner
 from specplug.plugins import specs
 from specplug.plugins.registry import Registry
-from specplug.plugins.specs import PluginSpec, PolicySpec, ProposerSpec, VerifierSpec
+from specplug.plugins.specs import PluginSpec, PolicySpec, ProposerSpec, VerifierSpec, trimming
 from specplug.settings.mistakes import shown
 from specplug.settings.model import Section, Settings
 from specplug.settings.plugins import plugin_options
@@ -41,16 +42,18 @@ _FRAMES_SHOWN = 3
 
 
 def build_plan_stage(settings: Settings, registry: Registry, context: PluginContext, sink: FaultSink) -> PlanStage:
-    """Build the host half of the policy that the settings name; `sink` counts its faults."""
-    spec = registry.get(PolicySpec, settings.policy)
-    with _starting(spec):
-        planner: Planner = _checked(spec.build(_context_for(spec, settings, context)), Planner, spec)
-    return PlanStage(
-        planner,
-        context.caps,
-        _guard(settings, f"policy {spec.name}", sink),
-        ceiling=0 if settings.mode == "off" else None,
-    )
+    """Build the host half of the policies that the settings name; `sink` counts their faults."""
+    parts: dict[str, PlanStage] = {}
+    for spec in _policies(settings, registry):
+        with _starting(spec):
+            planner: Planner = _checked(spec.build(_context_for(spec, settings, context)), Planner, spec)
+        parts[spec.name] = PlanStage(planner, context.caps, _guard(settings, f"policy {spec.name}", sink))
+    if len(parts) > 1:
+        stage = PlanStage(JoinedPlanner(parts), context.caps, _guard(settings, f"policy {settings.policy}", sink))
+    else:
+        (stage,) = parts.values()
+    stage.ceiling = 0 if settings.mode == "off" else None
+    return stage
 
 
 def build_draft_stage(
@@ -68,7 +71,7 @@ def build_draft_stage(
 
     names = (settings.proposer, *settings.extra_proposers)
     handles = [_handle(name, settings, registry, context, sink) for name in names]
-    policy = registry.get(PolicySpec, settings.policy)
+    policy = trimming(_policies(settings, registry))
     with _starting(policy):
         trimmer: Trimmer = _checked(policy.build_trimmer(_context_for(policy, settings, context)), Trimmer, policy)
     sources = tuple(source for handle in handles for source in handle.sources)
@@ -188,6 +191,10 @@ def may_stream(settings: Settings, registry: Registry, device: torch.device) -> 
     if settings.extra_proposers or device.type not in ("cpu", "cuda"):
         return False
     return registry.get(ProposerSpec, settings.proposer).caps_for(device.type).host_step
+
+
+def _policies(settings: Settings, registry: Registry) -> list[PolicySpec]:
+    return [registry.get(PolicySpec, name) for name in settings.policies]
 
 
 @contextmanager

@@ -85,7 +85,7 @@ class Decoder:
         """Plan, propose and trim."""
         states = batch.states
         figures = tuple(state.stats() for state in states)
-        stats = HostStats(self.steps, figures, num_waiting=num_waiting, last_step=self.last_step)
+        stats = HostStats(self.steps, figures, num_waiting, last_step=self.last_step, last_plan=self._plan)
         plan = self._plan = self._plans.plan(stats)
         allowed = [state.draft_cap(plan.draft_length_for(state.request.request_id)) for state in states]
         caps = torch.tensor(allowed, dtype=torch.int32, device=self._runner.device)
@@ -133,6 +133,7 @@ class Decoder:
             state.computed = start + len(tokens) - 1
             state.verified += verified
             state.accepted += len(tokens) - 1
+            state.rejected += len(tokens) - 1 < verified
             state.steps += 1
         outcome = Outcome(
             verified=draft.lengths,

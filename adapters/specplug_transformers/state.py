@@ -34,7 +34,7 @@ class RequestState:
         row: row of the key-value cache; -1 while the request waits.
         computed: positions whose keys and values are in the cache.
         was_running: whether the request has held a slot before.
-        verified, accepted, steps: draft tokens and target steps so far.
+        verified, accepted, rejected, steps: draft tokens, rejected drafts and target steps so far.
         new_tokens, new_text: output since the last `RequestOutput`.
     """
 
@@ -58,6 +58,7 @@ class RequestState:
     finish_reason: FinishReason | None = None
     verified: int = 0
     accepted: int = 0
+    rejected: int = 0
     steps: int = 0
     new_tokens: list[int] = field(default_factory=list)
     new_text: str = ""
@@ -93,6 +94,7 @@ class RequestState:
             self.request.options.cap,
             verified=self.verified,
             accepted=self.accepted,
+            rejected=self.rejected,
         )
 
     def draft_cap(self, draft_length: int) -> int:

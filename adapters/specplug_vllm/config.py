@@ -97,14 +97,16 @@ def engine_caps(vllm_config: Any) -> EngineCaps:
     spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     v2 = runner_of(vllm_config) == "v2"
     cuts = cuts_on_device(vllm_config)
-    # Nothing trims the drafts of vLLM's own drafter, so each row verifies the step's draft length.
-    pads = engine_method(vllm_config) is not None or (v2 and not cuts)
+    if engine_method(vllm_config) is not None:  # nothing trims its drafts: rows are as long as the plan and its caps
+        ragged = Ragged.PADDED if v2 else Ragged.COSTS_FULL_GRAPH
+    else:
+        ragged = Ragged.PADDED if v2 and not cuts else Ragged.NATIVE
     several_ranks = parallel.tensor_parallel_size > 1  # full distributions are not sent from rank to rank
     distribution = Distribution.LOGITS if v2 else Distribution.PROBS
     return EngineCaps(
         max_draft_length=spec.num_speculative_tokens,
         captured_draft_lengths=_ladder(vllm_config) if v2 and not cuts else (),
-        ragged=Ragged.PADDED if pads else Ragged.NATIVE,
+        ragged=ragged,
         draft_length_change=_draft_length_change(vllm_config, v2),
         # Confidences, and so the drafted tokens, decide which tokens are cut: only one-hot drafts stay lossless.
         draft_input=Distribution.ONE_HOT if several_ranks or cuts else distribution,

@@ -77,7 +77,7 @@ def _problem(spec: PluginSpec, settings: Settings, registry: Registry) -> CheckR
     try:
         try_to_build(spec, settings, registry, _small_engine(settings))
     except SpecplugError as error:
-        in_force = {settings.proposer, *settings.extra_proposers, settings.policy, settings.verifier}
+        in_force = {settings.proposer, *settings.extra_proposers, *settings.policies, settings.verifier}
         status = "fail" if spec.name in in_force else "warn"
         return CheckResult(status, str(error), f"Correct its options in the settings, or choose another {spec.kind}")
     return None

@@ -16,7 +16,9 @@ from specplug.plugins.specs import EngineSpec
 
 EngineName = Annotated[str, typer.Option("--engine", help="The engine that runs the model; see `specplug list`.")]
 Proposer = Annotated[str | None, typer.Option("--proposer", help="The proposer that drafts; see `specplug list`.")]
-Policy = Annotated[str | None, typer.Option("--policy", help="The policy that chooses draft lengths.")]
+Policy = Annotated[
+    str | None, typer.Option("--policy", help="The policy that chooses draft lengths; join several by +.")
+]
 DraftLength = Annotated[
     int | None,
     typer.Option("--num-speculative-tokens", "-n", min=0, help="Most draft tokens per step; 0 drafts nothing."),

@@ -21,7 +21,7 @@ class PlanStage:
 
     def __init__(self, planner: Planner, caps: EngineCaps, guard: FaultGuard, *, ceiling: int | None = None) -> None:
         self._planner, self._caps, self._guard = planner, caps, guard
-        self._learns, self._is_constant = planner.learns, planner.is_constant
+        self._learns, self.is_constant = planner.learns, planner.is_constant
         self._newest: tuple[StepPlan, int | None, StepPlan] | None = None  # a plan, the ceiling, and the fitted plan
         self.ceiling = ceiling
         """The operator's limit on the draft length, changeable while serving; 0 stops drafting, None is no limit."""
@@ -55,7 +55,7 @@ class PlanStage:
         if self.is_off:
             return NO_SPECULATION
         known = self._newest
-        return known[2] if self._is_constant and known is not None and known[1] == self.ceiling else None
+        return known[2] if self.is_constant and known is not None and known[1] == self.ceiling else None
 
     @property
     def learns(self) -> bool:
@@ -65,7 +65,7 @@ class PlanStage:
     @property
     def reads_costs(self) -> bool:
         """True if the planner may read what steps cost."""
-        return self._learns or not self._is_constant
+        return self._learns or not self.is_constant
 
     def status(self) -> dict[str, Any]:
         """Return what the planner reports of itself, {"error": ...} if that fails; empty if it reports nothing."""

@@ -19,6 +19,7 @@ from specplug.errors import PluginError, ends_process, suggest
 from specplug.plugins import hooks
 from specplug.plugins.specs import (
     ENGINE_DRAFTER,
+    JOINS_POLICIES,
     CheckSpec,
     EngineSpec,
     PluginSpec,
@@ -128,6 +129,13 @@ class Registry:
                 who=hook,
                 found=repr(spec.name),
                 expected="a name other than the engine's own drafter's",
+            )
+        if spec.kind == PolicySpec.kind and JOINS_POLICIES in spec.name:
+            raise PluginError.build(
+                "reserved character",
+                who=hook,
+                found=repr(spec.name),
+                expected=f"a name without {JOINS_POLICIES!r}, which joins the names of policies",
             )
         self._entries[spec.kind].setdefault(spec.name, []).append(Entry(spec, owner))
 

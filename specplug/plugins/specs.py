@@ -7,7 +7,7 @@ plug-ins then imports none of their code.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,6 +17,12 @@ from specplug.types.caps import ProposerCaps, VerifierCaps
 Factory = str | Callable[..., Any]
 LISTED_DEVICES = ("cpu", "cuda")
 """The device types whose capabilities listings show."""
+
+JOINS_POLICIES = "+"
+"""Stands between the names of joined policies, so that no policy's own name may contain it."""
+
+SURVIVAL_TRIMMER = "specplug.trim:SurvivalTrimmer"
+"""The default trim half."""
 
 ENGINE_DRAFTER = "engine"
 """The proposer's name that stands for the engine's own drafter, such as EAGLE; no plug-in may use it."""
@@ -138,11 +144,28 @@ class PolicySpec(PluginSpec):
     """A policy in two halves that share no state: ``factory(context) -> Planner``, ``trimmer(context) -> Trimmer``."""
 
     kind: ClassVar[str] = "policy"
-    trimmer: Factory = "specplug.trim:SurvivalTrimmer"
+    trimmer: Factory = SURVIVAL_TRIMMER
 
     def build_trimmer(self, *args: Any, **kwargs: Any) -> Any:
         """Resolve the trim half and build it."""
         return resolve(self.trimmer, f"policy {self.name!r}")(*args, **kwargs)
+
+
+def trimming(policies: Sequence[PolicySpec]) -> PolicySpec:
+    """Return the one of several joined policies whose trim half runs: the one that does not take the default.
+
+    Raises:
+        PluginError: several have trim halves of their own.
+    """
+    own = [policy for policy in policies if policy.trimmer != SURVIVAL_TRIMMER]
+    if len(own) > 1:
+        raise PluginError.build(
+            "policies with trim halves of their own cannot be joined",
+            found=" and ".join(repr(policy.name) for policy in own),
+            expected="at most one; the others take the default, specplug.trim.SurvivalTrimmer",
+            remedy="Leave one of them out",
+        )
+    return own[0] if own else policies[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from specplug.errors import EngineError
 from specplug.interfaces import PluginContext, Trimmer
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import Registry, default_registry
-from specplug.plugins.specs import PluginSpec, PolicySpec, ProposerSpec
+from specplug.plugins.specs import PluginSpec, PolicySpec, ProposerSpec, trimming
 from specplug.replay.corpora import Corpora, hand_over
 from specplug.replay.fast_path import FastPathStage, can_stand_in
 from specplug.replay.items import Ids
@@ -79,6 +79,8 @@ class ReplayEngine:
         registry = registry or default_registry()
         self._settings = load_settings(setup.as_settings(), flags_origin="specplug replay", registry=registry).settings
         self._setup, self._repeats, self._corpora = setup, repeats, corpora
+        policies = [registry.get(PolicySpec, name) for name in self._settings.policies]
+        self._trimming = trimming(policies).name
         self._registry = _WrappingRegistry(registry, self._wrap)
         self._context = PluginContext(
             EngineCaps(max_draft_length=setup.gamma, trees=setup.trees, decision_lag=setup.lag),
@@ -200,6 +202,7 @@ class ReplayEngine:
             occupant.verified += drafted
             occupant.accepted += count
             verified.append(drafted if len(tokens) > count or offer.parents is not None else count)
+            occupant.rejected += count < verified[-1]
         view = self._slots.view()
         outcome = view.outcome(verified, accepted, [len(tokens) for tokens in emitted])
         self._stage.observe(view.batch(()), outcome)
@@ -219,7 +222,8 @@ class ReplayEngine:
 
     def _plan(self) -> StepPlan:
         figures = tuple([occupant.stats() for occupant in self._slots.taken]) * self._repeats
-        self._plan_made = self._early.exchange(self._plans.plan(HostStats(self._steps, figures)))
+        stats = HostStats(self._steps, figures, last_plan=self._plan_made)
+        self._plan_made = self._early.exchange(self._plans.plan(stats))
         return self._plan_made
 
     def _report(self, verified: Sequence[int], accepted: Sequence[int]) -> StepReport:
@@ -240,7 +244,7 @@ class ReplayEngine:
 
     def _wrap(self, spec: PluginSpec) -> PluginSpec:
         """Return a plug-in's spec with the wrappers that a replay adds."""
-        if isinstance(spec, PolicySpec) and (self._repeats > 1 or self._setup.lag):
+        if isinstance(spec, PolicySpec) and spec.name == self._trimming and (self._repeats > 1 or self._setup.lag):
             return replace(spec, trimmer=lambda context: self._wrapped(spec.build_trimmer(context)))
         if isinstance(spec, ProposerSpec) and self._setup.lag and spec.caps_for("cpu").learns:
             return replace(spec, factory=lambda context: LateVerdicts(spec.build(context), self._setup.lag))

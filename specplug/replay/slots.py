@@ -28,15 +28,16 @@ PLENTY = 1 << 20
 class Occupant:
     """A running request: its slot, and its statistics so far."""
 
-    __slots__ = ("accepted", "generation", "length", "request", "slot", "verified")
+    __slots__ = ("accepted", "generation", "length", "rejected", "request", "slot", "verified")
 
     def __init__(self, slot: int, generation: int, request: Request) -> None:
         self.slot, self.generation, self.request = slot, generation, request
-        self.length = self.verified = self.accepted = 0
+        self.length = self.verified = self.accepted = self.rejected = 0
 
     def stats(self) -> RequestStats:
         """Return the statistics for planners."""
-        return RequestStats(self.request.request_id, self.length, PLENTY, None, self.verified, self.accepted)
+        counts = self.verified, self.accepted, self.rejected
+        return RequestStats(self.request.request_id, self.length, PLENTY, None, *counts)
 
 
 class ReplaySlots:

@@ -64,11 +64,11 @@ UNREPORTED = Launched((-1, 0, NO_SPECULATION), 0.0, None)
 class _Tally:
     """One request's bounds, its counts of verified and accepted draft tokens, and its run, see `StepReport.runs`."""
 
-    __slots__ = ("_drafted", "_run", "accepted", "bounds", "verified")
+    __slots__ = ("_drafted", "_run", "accepted", "bounds", "rejected", "verified")
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        self.verified = self.accepted = 0
+        self.verified = self.accepted = self.rejected = 0
         self._run, self._drafted = 0, -1  # the step that drafted last
 
     def advance(self, step: int, draft_length: int, accepted: int) -> tuple[int, int]:
@@ -159,7 +159,8 @@ class StepPlanner(Generic[R]):
                     self._admit(request)
             if plan is None:
                 figures = _Figures(running, self._figures)
-                stats = HostStats(self.steps, figures, num_waiting, prefill_tokens, self.last_step)
+                newest = self.plan if self.steps else None
+                stats = HostStats(self.steps, figures, num_waiting, prefill_tokens, self.last_step, newest)
                 plan = self.stage.plan(stats)
             plan = self._enforced(plan, self._planned)
             self.holds_until = 0 if plan.draft_length else self.steps + plan.num_steps
@@ -204,6 +205,8 @@ class StepPlanner(Generic[R]):
             if tally is not None:
                 tally.verified += verified
                 tally.accepted += accepted
+                if accepted < verified:
+                    tally.rejected += 1
                 if self.stage.learns and number >= 0:
                     runs.append(tally.advance(number, plan.draft_length, accepted))
         cost = None
@@ -236,7 +239,7 @@ class StepPlanner(Generic[R]):
         name, length = self._identify(request), self._measure(request)
         tally = self._tallies[name]
         end, cap = tally.bounds.end, tally.bounds.cap
-        return RequestStats(name, length, end - length, cap, tally.verified, tally.accepted)
+        return RequestStats(name, length, end - length, cap, tally.verified, tally.accepted, tally.rejected)
 
     def _enforced(self, plan: StepPlan, num_requests: int) -> StepPlan:
         """Apply the requests' own caps and the token budget to a plan.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from specplug.plugins.specs import ENGINE_DRAFTER
+from specplug.plugins.specs import ENGINE_DRAFTER, JOINS_POLICIES
 
 MAX_SPECULATIVE_TOKENS = 256
 """The longest draft that a setting or a request may allow."""
@@ -18,6 +18,10 @@ DEFAULT_SPECULATIVE_TOKENS = 15
 
 2^n - 1, so that 1 + length is a power of two and every batch size finds a captured graph.
 """
+
+
+ENGINE_DRAFTER_POLICY = "adaptive+batch"
+"""The default policy for the engine's own drafter, whose drafts have no confidences that a trim half could use."""
 
 
 class Section(BaseModel):
@@ -111,7 +115,11 @@ class Settings(Section):
     extra_proposers: tuple[str, ...] = Field(
         default=(), strict=False, description="further proposers to load at start-up, which requests may name"
     )
-    policy: str = Field(default="batch", description="the policy that chooses draft lengths")
+    policy: str = Field(
+        default="batch",
+        description="the policy that chooses draft lengths, several joined by '+'; by default 'adaptive+batch' for the "
+        "engine's own drafter",
+    )
     verifier: str = Field(
         default="reference",
         description="the verifier that accepts or rejects drafts; an engine with its own uses this only when it is set",
@@ -140,6 +148,26 @@ class Settings(Section):
     def drafts_in_engine(self) -> bool:
         """True if the engine's own drafter drafts, and specplug only plans."""
         return self.proposer == ENGINE_DRAFTER
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The names of the policies whose limits hold together."""
+        return tuple(self.policy.split(JOINS_POLICIES))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_policy(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("proposer") == ENGINE_DRAFTER:
+            return {"policy": ENGINE_DRAFTER_POLICY, **given}
+        return given
+
+    @field_validator("policy")
+    @classmethod
+    def _differ(cls, policy: str) -> str:
+        names = policy.split(JOINS_POLICIES)
+        if len(set(names)) < len(names):
+            raise ValueError(f"names that differ from each other, joined by {JOINS_POLICIES!r}")
+        return policy
 
     @field_validator("extra_proposers")
     @classmethod

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from specplug.errors import PluginError, SettingsError, suggest
 from specplug.plugins.registry import Registry
-from specplug.plugins.specs import CheckSpec, EngineSpec, PluginSpec, PolicySpec, ProposerSpec, VerifierSpec
+from specplug.plugins.specs import CheckSpec, EngineSpec, PluginSpec, PolicySpec, ProposerSpec, VerifierSpec, trimming
 from specplug.settings.mistakes import Mistake, from_pydantic, shown, together, unknown
 from specplug.settings.model import Settings
 
@@ -42,11 +42,15 @@ def plugin_mistakes(settings: Settings, registry: Registry, *, engine_drafts: bo
     own = engine_drafts and settings.drafts_in_engine
     if own:
         yield from _unread(settings)
+    policies: list[PolicySpec] = []
     for key, kind, name in _named(settings):
         if own and kind is ProposerSpec:
             continue
         try:
             spec = registry.get(kind, name)
+            if isinstance(spec, PolicySpec):
+                policies.append(spec)
+                trimming(policies)
             if name not in settings.options:  # the plug-in may have a required option
                 yield from _parse(spec, {})[1]
         except PluginError as error:
@@ -60,7 +64,8 @@ def _named(settings: Settings) -> Iterator[tuple[str, type[PluginSpec], str]]:
     yield "proposer", ProposerSpec, settings.proposer
     for index, name in enumerate(settings.extra_proposers):
         yield f"extra_proposers.{index}", ProposerSpec, name
-    yield "policy", PolicySpec, settings.policy
+    for name in settings.policies:
+        yield "policy", PolicySpec, name
     yield "verifier", VerifierSpec, settings.verifier
 
 

@@ -38,6 +38,7 @@ class RequestStats(NamedTuple):
         cap: the request's own limit on draft tokens; None if it set none.  The pipeline enforces it, whatever the plan.
         verified, accepted: draft tokens verified and accepted so far, bonus excluded.  If the planner's process does
             not know the draft lengths (vLLM's V2 runner), padding counts as verified.
+        rejected: drafts so far of which not all verified tokens were accepted.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class RequestStats(NamedTuple):
     cap: int | None = None
     verified: int = 0
     accepted: int = 0
+    rejected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class HostStats:
         num_waiting: number of requests that wait for a slot.
         prefill_tokens: prompt tokens that share this step.
         last_step: cost of the newest step whose duration is known; None before the first.
+        last_plan: the plan of the step before, with the limits of all policies and requests; None before the first.
     """
 
     step: int
@@ -66,6 +69,7 @@ class HostStats:
     num_waiting: int = 0
     prefill_tokens: int = 0
     last_step: StepCost | None = None
+    last_plan: StepPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)

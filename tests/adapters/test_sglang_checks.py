@@ -101,7 +101,11 @@ def test_a_drafter_of_sglangs_is_named_with_what_it_costs():
             "ngram, policy batch, up to 8 draft tokens, trees, synchronous, switched off by mode 'off'",
         ),
         (replace(GPU, graphs_up_to=16), {}, "ngram, policy batch, up to 8 draft tokens, chains, overlap"),
-        (EAGLE, {"proposer": "engine"}, "engine, policy batch, up to 5 draft tokens, SGLang's EAGLE, chains, overlap"),
+        (
+            EAGLE,
+            {"proposer": "engine"},
+            "engine, policy adaptive+batch, up to 5 draft tokens, SGLang's EAGLE, chains, overlap",
+        ),
     ],
 )
 def test_one_line_says_what_starts_and_warnings_follow_once(monkeypatch, caplog, found, settings, line):

@@ -263,6 +263,13 @@ def test_a_factory_is_built_from_its_path_or_itself():
     assert PolicySpec(name="echo", factory=len, summary="", trimmer=sorted).build_trimmer("ba") == ["a", "b"]
 
 
+def test_no_policy_may_have_a_name_that_stands_for_two():
+    registry = Registry()
+    policies = [PolicySpec(name=name, factory="nowhere:Nothing", summary="") for name in ("one+two", "mine")]
+    registry.add(plugin("specplug_register_policies", *policies), owner())
+    assert "reserved character; found 'one+two'; expected a name without '+'" in registry.load_errors[0].error
+
+
 def test_no_proposer_may_have_the_name_of_the_engines_own_drafter():
     registry = Registry()
     registry.add(plugin("specplug_register_proposers", proposer("engine"), proposer("mine")), owner())

@@ -53,6 +53,11 @@ class Plugin:
             PolicySpec(name="batch", factory="nowhere:Nothing", summary=""),
             PolicySpec(name="fixed", factory="nowhere:Nothing", summary="", options=LaxOptions),
             PolicySpec(name="twin", factory="nowhere:Nothing", summary="", options=LaxOptions),
+            PolicySpec(name="adaptive", factory="nowhere:Nothing", summary=""),
+            *(
+                PolicySpec(name=name, factory="nowhere:No", summary="", trimmer="nowhere:Trims")
+                for name in ("own", "his")
+            ),
         )
         self.specplug_register_verifiers = hook(
             VerifierSpec(name="reference", factory="nowhere:Nothing", summary="", caps=VerifierCaps(lossless=True))
@@ -337,9 +342,25 @@ def test_merging_keeps_every_leaf_that_the_higher_layer_does_not_replace(low, hi
         assert touched or found[key] == value
 
 
+def test_policies_are_joined_by_name(registry):
+    assert load_settings({"policy": "batch+fixed"}, env={}, registry=registry).settings.policies == ("batch", "fixed")
+    for policy, parts in (
+        ("batch+fixd", ["'policy'; found 'fixd'. unknown policy 'fixd'. Did you mean 'fixed'?"]),
+        ("batch+", ["unknown policy ''"]),
+        ("batch+batch", ["expected names that differ from each other, joined by '+'"]),
+        ("own+batch+his", ["trim halves of their own cannot be joined; found 'own' and 'his'; expected at most one"]),
+    ):
+        message = mistakes({"policy": policy}, registry=registry)
+        assert all(part in message for part in parts), message
+        assert "\n" not in message
+    assert load_settings({"policy": "own+batch"}, env={}, registry=registry).settings.policy == "own+batch"
+
+
 def test_the_engines_own_drafter_is_a_proposer_only_where_the_engine_has_one(registry):
     found = load_settings({"proposer": "engine"}, env={}, registry=registry, engine_drafts=True)
     assert found.settings.drafts_in_engine
+    assert (found.settings.policy, found.was_set("policy")) == ("adaptive+batch", False)
+    assert load_settings({"proposer": "engine", "policy": "batch"}, env={}).settings.policies == ("batch",)
     assert not load_settings({}, env={}, registry=registry, engine_drafts=True).settings.drafts_in_engine
     message = mistakes({"proposer": "engine"}, registry=registry)
     assert "the engine's own drafter is not used here" in message

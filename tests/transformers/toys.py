@@ -22,6 +22,7 @@ from transformers import (
 )
 
 import specplug.plugins.builtin
+import specplug_adaptive.plugin
 import specplug_batch.plugin
 import specplug_fixed.plugin
 import specplug_ngram.plugin
@@ -242,6 +243,7 @@ def make_registry(more: Sequence[ProposerSpec] = ()) -> Registry:
     registry = Registry()
     plugins = {
         "core": specplug.plugins.builtin,
+        "adaptive": specplug_adaptive.plugin,
         "batch": specplug_batch.plugin,
         "fixed": specplug_fixed.plugin,
         "ngram": specplug_ngram.plugin,

@@ -121,7 +121,7 @@ def with_batch(engine: Callable[..., Engine], shallow: Path) -> Engine:
 
 def test_the_default_policy_plans_a_smaller_draft_model(with_batch):
     assert_greedy(ROWS, [greedy(row) for row in ROWS], answers(with_batch))
-    assert with_batch.call(status)["settings"]["policy"] == {"value": "batch", "origin": "default"}
+    assert with_batch.call(status)["settings"]["policy"] == {"value": "adaptive+batch", "origin": "default"}
     found = counts(with_batch)["standalone"]
     assert 0 < found["accepted"] < found["verified"]
 

@@ -25,10 +25,13 @@ DRAFT_MODEL = {"method": "draft_model", "model": str(TINY), "num_speculative_tok
 
 @pytest.fixture
 def ladder(engine):
-    """Make an engine whose draft length changes at every step, and whose second request is capped."""
+    """Make an engine whose draft length changes at every step, and whose second request is capped.
+
+    Its policy is joined, so that the limits of a part reach the engine.
+    """
 
     def make(kind: str, drafter: dict[str, Any], caps: tuple[int | None, ...] = (), **arguments: Any) -> Any:
-        settings = {"policy": "ladder", "options": {"ladder": {"draft_lengths": DRAFT_LENGTHS, "caps": caps}}}
+        settings = {"policy": "fixed+ladder", "options": {"ladder": {"draft_lengths": DRAFT_LENGTHS, "caps": caps}}}
         spec = {"num_speculative_tokens": LONGEST, **drafter}
         return engine(**RUNNERS[kind], specplug=settings, speculative_config=spec, name="own", **arguments)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from specplug.errors import EngineError, SettingsError
+from specplug.settings import Settings
 from specplug_vllm import seams
 from specplug_vllm.config import refuse_unsupported, resolved
 from tests.engines.launch import TINY
@@ -22,7 +23,7 @@ DRAFT_MODEL = {"method": "draft_model", "model": str(TINY), "num_speculative_tok
 @pytest.fixture(scope="module")
 def server(serve: Callable[..., Server]) -> Server:
     """A server on V1 whose launch names nothing of specplug but a policy."""
-    return serve("v1", {"policy": "batch"}, speculative_config=DRAFT_MODEL, name="own", in_process=True)
+    return serve("v1", {"policy": "adaptive+batch"}, speculative_config=DRAFT_MODEL, name="own", in_process=True)
 
 
 def counts(server: Server) -> dict[str, Any]:
@@ -36,11 +37,13 @@ def test_status_names_the_drafter_and_counts_its_drafts(server):
     scheduler = engine["scheduler"]
     assert (scheduler["engine_drafter"], engine["workers"], engine["max_draft_length"]) == ("draft_model", [], 4)
     assert engine["settings"]["proposer"] == {"value": "engine", "origin": "--speculative-config"}
-    assert engine["settings"]["policy"]["value"] == "batch"
+    assert engine["settings"]["policy"]["value"] == Settings(proposer="engine").policy == "adaptive+batch"
+    assert scheduler["policy"].keys() == {"adaptive", "batch"}
     drafted = scheduler["metrics"]["by_source"]["draft_model"]
     assert drafted["accepted"] == drafted["verified"] > 0
     assert re.search(
-        r"specplug [\d.]+\S*: engine, policy batch, up to 4 draft tokens, vLLM's draft_model, V1", server.log()
+        r"specplug [\d.]+\S*: engine, policy adaptive\+batch, up to 4 draft tokens, vLLM's draft_model, V1",
+        server.log(),
     )
 
 

@@ -1,0 +1,95 @@
+"""What a draft token has to be worth where no other policy says so: by learnt step costs, and the gain of drafts."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from specplug.cost import StepCosts
+from specplug.types.plan import HostStats, Price, StepReport
+
+Array = npt.NDArray[np.float64]
+
+_TOKENS_PER_ROW = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
+"""Draft tokens per row at which the cost of a step is predicted; the first one of a row is not in question."""
+
+_TRUST, _MEMORY = 8.0, 0.95
+"""Number of readings without gain that the speed-up starts with, and the share that is left of it after each."""
+
+
+class TokenCosts:
+    """Prices of draft tokens: what the time that they take would yield elsewhere.
+
+    Args:
+        saturation: tokens per step up to which further ones are free, until steps are measured.
+    """
+
+    def __init__(self, saturation: int) -> None:
+        self._costs = StepCosts(lambda tokens: max(1.0, tokens / saturation))
+        self._tokens = self._cost = _TRUST  # of steps with drafts, per row and relative to a step without
+        self._rows = self._accepted = self._verified = 0  # since the last reading
+
+    def observe(self, report: StepReport) -> None:
+        """Learn from a step's results and cost."""
+        if report.cost is not None:
+            self._costs.observe(report.cost)
+        if report.draft_length:
+            self._rows += report.requests
+            self._accepted += report.accepted
+            self._verified += report.verified
+
+    def prices(self, stats: HostStats, most: int) -> tuple[Price, ...]:
+        """Return the prices of tokens beyond one per request, in ascending order and any number.
+
+        Args:
+            stats: of a step with requests.
+            most: the longest draft.
+        """
+        requests = len(stats.requests)
+        extra = sorted({round(min(each, most) * requests) for each in _TOKENS_PER_ROW})
+        lately = round(requests * self._verified / max(1, self._rows))
+        plain, drafted, *seconds = self._seconds(stats, [0, lately, *extra], most)
+        if self._rows:
+            self._tokens = _MEMORY * self._tokens + 1.0 + self._accepted / self._rows
+            self._cost = _MEMORY * self._cost + drafted / plain
+            self._rows = self._accepted = self._verified = 0
+        rate = requests / plain * max(1.0, self._tokens / self._cost)
+        slopes = convex_slopes(np.array(extra, np.float64), np.array(seconds))
+        return tuple([Price(rate * slope, after) for slope, after in zip(slopes.tolist(), extra, strict=False)])
+
+    def gain(self, stats: HostStats, most: int, drafted: int, emitted: tuple[float, float]) -> float:
+        """Return how much more tokens per second so many draft tokens emit than drafts of `most` tokens, less 1.
+
+        Unlike prices, this knows what measured steps of either kind turned out to cost, with or without CUDA graphs.
+        """
+        capped, longest = self._seconds(stats, [drafted, len(stats.requests) * most], most)
+        return emitted[0] / capped * longest / emitted[1] - 1.0
+
+    def _seconds(self, stats: HostStats, extra: list[int], draft_length: int) -> list[float]:
+        """Return the predicted seconds of steps with so many draft tokens, or relative costs at first."""
+        requests, last, context = len(stats.requests), stats.last_step, 0.0
+        if last is not None and last.requests:
+            context = last.context_tokens * requests / last.requests
+        lengths = [draft_length if each else 0 for each in extra]
+        found: list[float] = self._costs.seconds(
+            requests, context, [requests + each for each in extra], lengths
+        ).tolist()
+        return found
+
+
+def convex_slopes(places: Array, values: Array) -> Array:
+    """Return the slopes, [n - 1] ascending from 0, of the greatest convex function that rises below n points.
+
+    Between two neighbours it is the steepest, over all points up to the left one, of the flattest lines to a point
+    from the right one on.
+
+    Args:
+        places: [n], ascending.
+        values: [n].
+    """
+    runs = places[None, :] - places[:, None]
+    lines = np.full_like(runs, np.inf)
+    np.divide(values[None, :] - values[:, None], runs, out=lines, where=runs > 0)
+    flattest = np.minimum.accumulate(lines[:, ::-1], axis=1)[:, ::-1]
+    found = [flattest[: left + 1, left + 1].max() for left in range(places.size - 1)]
+    return np.array([max(0.0, slope) for slope in found])

@@ -1,0 +1,104 @@
+"""The plan half: caps on the drafts of single requests, where shorter drafts of one save anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from specplug.interfaces import Planner, PluginContext
+from specplug.types.caps import EngineCaps, Feedback, Ragged
+from specplug.types.plan import HostStats, StepPlan, StepReport
+from specplug_adaptive.acceptance import Acceptance
+from specplug_adaptive.caps import worthwhile
+from specplug_adaptive.costs import TokenCosts
+from specplug_adaptive.options import AdaptiveOptions
+
+_LEAST = 1e-3
+"""Survival probability below which a price is none."""
+
+_GAIN = 0.05
+"""Least predicted gain of caps, since rows of different lengths may take a step off its CUDA graph."""
+
+
+def build(context: PluginContext) -> Planner:
+    """Return the plan half for an engine: without caps where a request's shorter draft is verified at full length."""
+    return AdaptivePlanner(context) if caps_save(context.caps) else NoCaps(context)
+
+
+def caps_save(caps: EngineCaps) -> bool:
+    """Return whether an engine verifies less if single requests are capped, and reports what was accepted.
+
+    The nodes of a tree have no positions that a rate could be learnt for.
+    """
+    verifies_less = caps.ragged in (Ragged.NATIVE, Ragged.COSTS_FULL_GRAPH) and not caps.verifies_budget
+    return verifies_less and not caps.trees and caps.feedback is not Feedback.NONE and caps.max_draft_length > 1
+
+
+class NoCaps(Planner):
+    """Plans the longest draft at every step."""
+
+    is_constant = True
+
+    def __init__(self, context: PluginContext) -> None:
+        self._plan = StepPlan(context.caps.fit_draft_length(context.caps.max_draft_length))
+
+    def plan(self, stats: HostStats) -> StepPlan:
+        """Return the constant plan."""
+        return self._plan
+
+
+class AdaptivePlanner(Planner):
+    """Caps each request at the last draft token that its own acceptance makes worth verifying, at least one.
+
+    What a token has to be worth is the price of the newest plan, if another policy states any, and else follows from
+    learnt step costs.
+
+    A request whose drafts were all accepted may draft twice as far as before.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        self._options: AdaptiveOptions = context.options or AdaptiveOptions()
+        self._most = context.caps.fit_draft_length(context.caps.max_draft_length)
+        self._acceptance, self._costs = Acceptance(), TokenCosts(self._options.saturation)
+        self._is_priced = False  # by another policy
+        self._uncapped = self._plan = StepPlan(self._most)
+        self._next = 0  # step of the next reading
+
+    def plan(self, stats: HostStats) -> StepPlan:
+        """Return the caps, which are set anew every few steps."""
+        newest = stats.last_plan or self._uncapped
+        if stats.step >= self._next and newest.draft_length and stats.requests:
+            self._next = stats.step + self._options.read_every
+            self._plan = self._capped(stats, newest)
+        return self._plan
+
+    def observe(self, report: StepReport) -> None:
+        """Learn what steps cost, unless another policy does."""
+        if not self._is_priced:
+            self._costs.observe(report)
+
+    def status(self) -> dict[str, Any]:
+        """Return the average acceptance and the number of requests that are capped, as plain data."""
+        return {"acceptance": round(self._acceptance.average, 3), "capped_requests": len(self._plan.caps)}
+
+    def _capped(self, stats: HostStats, newest: StepPlan) -> StepPlan:
+        is_limited = newest.draft_length < self._plan.draft_length  # by another policy
+        most = newest.draft_length if is_limited else self._most
+        self._is_priced = bool(newest.prices)
+        prices = newest.prices or self._costs.prices(stats, most)
+        places = len(stats.requests) * most
+        if not any(price.survival > _LEAST and price.after < places for price in prices):
+            return self._uncapped  # nothing can cost too much, so the figures of single requests are not read
+        rates, swept = self._acceptance.read(stats.requests)
+        names = [request.request_id for request in stats.requests]
+        before = np.array([self._plan.draft_length_for(name) for name in names])
+        lengths, gain, emitted = worthwhile(rates, most, prices, np.where(swept, 2 * before, 1))
+        if not self._is_priced:
+            gain = self._costs.gain(stats, most, int(lengths.sum()), emitted)
+        if gain < _GAIN:
+            return self._uncapped
+        longest = int(lengths.max())
+        caps = {name: cap for name, cap in zip(names, lengths.tolist(), strict=True) if cap < longest}
+        plan = StepPlan(longest if longest < most else self._most, caps=caps)
+        return self._plan if plan == self._plan else plan

@@ -1,0 +1,203 @@
+"""Joined policies: the limits of all plans hold together, and each part works, and fails, under its own name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specplug.assembly import build_draft_stage, build_plan_stage
+from specplug.errors import PluginError
+from specplug.interfaces import Planner, PluginContext
+from specplug.pipeline.joined_plan import joined, price_after
+from specplug.plugins.hooks import hookimpl
+from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.specs import PolicySpec, ProposerSpec, trimming
+from specplug.settings import Settings
+from specplug.trim import SurvivalTrimmer
+from specplug.types.caps import EngineCaps, ProposerCaps
+from specplug.types.plan import MOST_PRICES, NO_SPECULATION, HostStats, Price, RequestStats, StepPlan, StepReport
+from tests.pipeline.tools import Recorder
+
+NAMES = ("a", "b", "c", "d")
+
+
+@st.composite
+def price_lists(draw: st.DrawFn) -> tuple[Price, ...]:
+    count = draw(st.integers(0, MOST_PRICES))
+    levels = sorted(draw(st.lists(st.floats(0.0, 2.0), min_size=count, max_size=count)))
+    places = sorted(draw(st.lists(st.integers(0, 300), min_size=count, max_size=count)))
+    return tuple(map(Price, levels, places))
+
+
+plans = st.builds(
+    StepPlan,
+    st.integers(0, 16),
+    st.none() | st.integers(0, 50),
+    st.dictionaries(st.sampled_from(NAMES), st.integers(0, 16)),
+    price_lists(),
+)
+
+
+@given(st.lists(plans, min_size=1, max_size=4))
+def test_every_limit_of_every_plan_holds_and_no_other(parts):
+    found = joined(parts)
+    for name in (*NAMES, "uncapped"):
+        assert found.draft_length_for(name) == min(part.draft_length_for(name) for part in parts)
+    for places in (0, 7, 1000):
+        assert found.budget_of(places) == min(part.budget_of(places) for part in parts)
+    assert all(cap < found.draft_length for cap in found.caps.values()) or len(parts) == 1
+    assert list(found.prices) == sorted(found.prices)
+    assert [price.after for price in found.prices] == sorted(price.after for price in found.prices)
+    assert len(found.prices) <= MOST_PRICES
+    steps = {price.after for part in parts for price in part.prices}
+    is_exact = len(steps) <= MOST_PRICES
+    for count in range(302):
+        dearest = max(price_after(part.prices, count) for part in parts)
+        paid = price_after(found.prices, count)
+        assert paid == dearest if is_exact else paid >= dearest
+
+
+def test_prices_that_are_too_many_rise_early_where_that_matters_least():
+    many = [(Price(0.1 * place, 10 * place),) for place in range(1, MOST_PRICES + 1)]
+    close = (Price(0.5001, 51),)  # beside 0.5 after 50
+    found = joined([StepPlan(4, prices=prices) for prices in (*many, close)]).prices
+    assert len(found) == MOST_PRICES
+    paid = [price_after(found, count) for count in (49, 50, 60, 300)]
+    assert paid == pytest.approx([0.4, 0.5001, 0.6, 1.6])
+
+
+class Part(Planner):
+    """Plans what it is told, and keeps the reports."""
+
+    def __init__(self, *sequence: Any, longest: int | None = None, is_constant: bool = False) -> None:
+        self.sequence, self.longest, self.is_constant = list(sequence), longest, is_constant
+        self.reports: list[StepReport] = []
+
+    def plan(self, stats: HostStats) -> StepPlan:
+        found = self.sequence.pop(0) if len(self.sequence) > 1 else self.sequence[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def observe(self, report: StepReport) -> None:
+        self.reports.append(report)
+
+    def longest_draft(self, batch_size: int) -> int | None:
+        return self.longest
+
+    def status(self) -> dict[str, Any]:
+        return {"planned": len(self.sequence)}
+
+
+class Silent(Planner):
+    """Neither learns nor reports a status."""
+
+    is_constant = True
+
+    def plan(self, stats: HostStats) -> StepPlan:
+        return StepPlan(9)
+
+
+class OtherTrimmer(SurvivalTrimmer):
+    def cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
+        return True
+
+
+def registry_of(**factories: Any) -> Registry:
+    """Return policies by name; a tuple holds the plan half and the trim half."""
+
+    class Plugin:
+        @hookimpl
+        def specplug_register_policies(self, register: Any) -> None:
+            for name, factory in factories.items():
+                half, *trimmer = factory if isinstance(factory, tuple) else (factory,)
+                own = {"trimmer": trimmer[0]} if trimmer else {}
+                register(PolicySpec(name=name, factory=lambda _, half=half: half, summary="", **own))
+
+        @hookimpl
+        def specplug_register_proposers(self, register: Any) -> None:
+            caps = ProposerCaps()
+            register(ProposerSpec(name="ngram", factory=lambda _: Recorder(), summary="", caps=caps))
+
+    registry = Registry()
+    registry.add(Plugin(), Owner("tests", "tests", "0"))
+    assert not registry.load_errors
+    return registry
+
+
+def stage_of(faults: Counter[tuple[str, str]] | None = None, **factories: Any) -> Any:
+    counts = Counter() if faults is None else faults
+    settings = Settings(policy="+".join(factories), faults={"max_consecutive": 2, "cooldown_steps": 3})
+    context = PluginContext(EngineCaps(8))
+
+    def sink(name: str, kind: str) -> None:
+        counts[name, kind] += 1
+
+    return build_plan_stage(settings, registry_of(**factories), context, sink)
+
+
+def test_the_parts_are_planned_reported_and_asked_together():
+    one, other = Part(StepPlan(6), StepPlan(3), longest=7), Part(StepPlan(5, caps={"a": 1}), longest=4)
+    stage = stage_of(one=one, other=other, silent=Silent())
+    assert [stage.plan(HostStats(step, ())) for step in range(2)] == [
+        StepPlan(5, caps={"a": 1}),
+        StepPlan(3, caps={"a": 1}),
+    ]
+    assert stage.plan(HostStats(2, ())) is stage.plan(HostStats(3, ()))  # where nothing changed, nothing is built
+    report = StepReport.build(0, 5, 1, [(5, 2)])
+    stage.observe(report)
+    assert one.reports == other.reports == [report]
+    assert stage.longest_draft(3) == 4
+    assert stage.status() == {"one": {"planned": 1}, "other": {"planned": 1}}
+    assert (stage.learns, stage.is_constant) == (True, False)
+
+
+def test_joined_constant_plans_are_constant():
+    stage = stage_of(one=Silent(), other=Silent())
+    assert stage.settled is None
+    stage.plan(HostStats(0, ()))
+    assert stage.settled == StepPlan(8)  # fitted to the engine
+    assert not stage.learns
+
+
+def test_a_part_that_fails_stops_drafts_under_its_own_name_and_the_others_go_on_learning():
+    faults: Counter[tuple[str, str]] = Counter()
+    good, bad = Part(StepPlan(4)), Part(ValueError("boom"), StepPlan(2))
+    stage = stage_of(faults, good=good, bad=bad)
+    assert [stage.plan(HostStats(step, ())).draft_length for step in range(2)] == [0, 2]
+    assert faults == {("policy bad", "raised"): 1}
+
+    def fails(report: StepReport) -> None:
+        raise ValueError("boom")
+
+    bad.observe = fails  # type: ignore[method-assign]
+    stage.observe(StepReport.build(0, 2, 1, [(2, 1)]))
+    assert len(good.reports) == 1
+    assert faults == {("policy bad", "raised"): 2}
+
+
+def test_mode_off_plans_nothing():
+    stage = build_plan_stage(
+        Settings(policy="one+other", mode="off"),
+        registry_of(one=Part(StepPlan(4)), other=Part(StepPlan(4))),
+        PluginContext(EngineCaps(8)),
+        lambda name, kind: None,
+    )
+    requests = (RequestStats("a", 5, 5),)
+    assert stage.plan(HostStats(0, requests)) == NO_SPECULATION
+    assert stage.is_off
+
+
+def test_the_trim_half_is_that_of_the_part_that_has_its_own():
+    registry = registry_of(plain=Silent(), own=(Silent(), OtherTrimmer), second=(Silent(), OtherTrimmer))
+    stage = build_draft_stage(Settings(policy="plain+own"), registry, PluginContext(EngineCaps(8), vocab_size=8))
+    assert stage.cuts(1, 8, StepPlan(8))
+    stage.close()
+    specs = [registry.get(PolicySpec, name) for name in ("plain", "own", "second")]
+    assert trimming(specs[:1]).name == "plain"
+    with pytest.raises(PluginError, match="'own' and 'second'; expected at most one"):
+        trimming(specs)

@@ -1,0 +1,260 @@
+"""The policy `adaptive`: caps of single requests by their own acceptance, held to plain references."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specplug.interfaces import Planner, PluginContext
+from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.specs import PolicySpec
+from specplug.testing import PolicyContract
+from specplug.testing.policy_harness import ENGINES
+from specplug.types.caps import DraftLengthChange, EngineCaps, Feedback, Ragged
+from specplug.types.plan import HostStats, Price, RequestStats, StepCost, StepPlan, StepReport
+from specplug_adaptive import plugin
+from specplug_adaptive.acceptance import Acceptance
+from specplug_adaptive.caps import worthwhile
+from specplug_adaptive.costs import TokenCosts, convex_slopes
+from specplug_adaptive.options import AdaptiveOptions
+from specplug_adaptive.policy import AdaptivePlanner, NoCaps, build
+
+
+def spec() -> PolicySpec:
+    registry = Registry()
+    registry.add(plugin, Owner("adaptive", "specplug", "test"))
+    return registry.get(PolicySpec, "adaptive")
+
+
+class TestAdaptive(PolicyContract):
+    spec = spec()
+    options: Mapping[str, object] = MappingProxyType({"saturation": 8, "read_every": 1})
+    engines = MappingProxyType({**ENGINES, "a drafter's rows": EngineCaps(8, ragged=Ragged.COSTS_FULL_GRAPH)})
+
+
+# -- what is worthwhile ----------------------------------------------------------------------------------------------
+
+
+def plain_lengths(rates: list[float], most: int, prices: list[Price]) -> list[int]:
+    """Admit tokens one by one, the likeliest first, until one is not worth its price."""
+    lengths = [0] * len(rates)
+    for count in range(len(rates) * most):
+        open_rows = [row for row, length in enumerate(lengths) if length < most]
+        best = max(open_rows, key=lambda row: rates[row] ** (lengths[row] + 1))
+        price = max([each.survival for each in prices if each.after <= count], default=0.0)
+        if rates[best] ** (lengths[best] + 1) < price:
+            break
+        lengths[best] += 1
+    return [max(1, length) for length in lengths]
+
+
+@given(
+    st.lists(st.integers(1, 999), min_size=1, max_size=6, unique=True),
+    st.integers(1, 6),
+    st.lists(st.tuples(st.integers(1, 120), st.integers(0, 30)), max_size=4),
+)
+def test_requests_draft_as_far_as_tokens_are_worth_their_price(rates, most, steps):
+    levels = [rate / 1000 for rate in rates]
+    prices = [
+        Price(survival / 100, after)
+        for survival, after in zip(sorted(each for each, _ in steps), sorted(each for _, each in steps), strict=True)
+    ]
+    found = worthwhile(np.array(levels), most, prices)
+    assert found.lengths.tolist() == plain_lengths(levels, most, prices)
+    floor = np.full(len(levels), most)
+    assert worthwhile(np.array(levels), most, prices, floor).lengths.tolist() == [most] * len(levels)
+    if not prices:
+        assert found.gain == 0.0
+
+
+def test_the_gain_is_what_is_saved_beyond_what_is_lost():
+    found = worthwhile(np.array([0.5, 0.9]), 2, [Price(0.6)])
+    assert found.lengths.tolist() == [1, 2]
+    kept, lost, saved = 0.5 + 0.9 + 0.81, 0.25, 0.6
+    assert found.gain == pytest.approx((saved - lost) / (2 + kept))
+    assert found.emitted == pytest.approx((2 + kept, 2 + kept + lost))
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(-5, 20)), min_size=2, max_size=9))
+def test_slopes_are_those_of_the_greatest_convex_function_below(points):
+    places = np.cumsum([run for run, _ in points]).astype(float)
+    values = np.array([value for _, value in points], float)
+    slopes = convex_slopes(places, values)
+    assert (np.diff(slopes) >= -1e-9).all()
+    # At each point that function is the least mean of two points around it.
+    hull = [
+        min(
+            values[left]
+            + (place - places[left]) * (values[right] - values[left]) / max(1e-9, places[right] - places[left])
+            for left in range(at + 1)
+            for right in range(at, len(places))
+        )
+        for at, place in enumerate(places)
+    ]
+    assert slopes == pytest.approx(np.maximum(np.diff(hull) / np.diff(places), 0.0))
+
+
+# -- what is learnt --------------------------------------------------------------------------------------------------
+
+
+def stats(name: str, verified: int, accepted: int, rejected: int) -> RequestStats:
+    return RequestStats(name, 100 + accepted, 50, None, verified, accepted, rejected)
+
+
+def test_acceptance_is_of_decided_tokens_and_drawn_to_the_average():
+    acceptance = Acceptance()
+    for step in range(1, 40):
+        easy, hard = stats("easy", 8 * step, 8 * step, 0), stats("hard", 8 * step, 2 * step, step)
+        rates, swept = acceptance.read([easy, hard])
+    assert swept.tolist() == [True, False]
+    assert rates[0] > 0.97
+    assert 0.66 < rates[1] < 0.72  # two of three decided tokens, and a little of the average
+    assert acceptance.average == pytest.approx(10 / 11, abs=0.03)
+    (new,), _ = acceptance.read([stats("new", 0, 0, 0)])
+    assert new == pytest.approx(acceptance.average)
+
+
+def test_what_was_decided_long_ago_counts_less():
+    acceptance = Acceptance()
+    for step in range(1, 60):
+        acceptance.read([stats("a", 4 * step, 0, step)])
+    (before,), _ = acceptance.read([stats("a", 240, 0, 60)])
+    (after,), _ = acceptance.read([stats("a", 340, 100, 60)])
+    assert before < 0.1
+    assert after > 0.7
+
+
+def test_prices_follow_from_the_formula_until_steps_are_measured():
+    costs, requests = TokenCosts(saturation=16), tuple(stats(f"r{i}", 0, 0, 0) for i in range(4))
+    found = costs.prices(HostStats(0, requests), 8)
+    free = [price for price in found if price.after < 12]
+    assert all(price.survival == pytest.approx(0.0) for price in free)
+    assert all(price.survival == pytest.approx(4 / 16) for price in found if price.after >= 12)
+    costs.observe(
+        StepReport.build(0, 8, 4, [(3, 2)] * 4)
+    )  # at no more cost than none, drafts yield three times as much
+    gain = (0.95 * 8 + 3) / (0.95 * 8 + 1)
+    for price, before in zip(costs.prices(HostStats(1, requests), 8), found, strict=True):
+        assert price == (pytest.approx(before.survival * gain), before.after)
+
+
+@pytest.mark.parametrize(("seconds", "pays"), [(0.006, True), (0.012, False)])
+def test_caps_gain_if_steps_with_them_turned_out_to_be_shorter(seconds, pays):
+    costs, requests = TokenCosts(saturation=16), tuple(stats(f"r{i}", 0, 0, 0) for i in range(8))
+    for step in range(64):
+        tokens, spent = ((72, 0.010), (24, seconds))[step % 2]
+        cost = StepCost(8, tokens, 800, 8, spent)
+        costs.observe(StepReport.build(step, 8, 8, [(8, 4)] * 8, cost))
+    newest = HostStats(64, requests, last_step=StepCost(8, 72, 800, 8, 0.010))
+    assert (costs.gain(newest, 8, drafted=16, emitted=(20.0, 22.0)) > 0) is pays
+
+
+# -- plans -----------------------------------------------------------------------------------------------------------
+
+
+def planner(caps: EngineCaps | None = None, **options: Any) -> Planner:
+    return build(PluginContext(caps or EngineCaps(8), options=AdaptiveOptions(**options)))
+
+
+@pytest.mark.parametrize(
+    ("caps", "kind"),
+    [
+        ({}, AdaptivePlanner),
+        ({"ragged": Ragged.COSTS_FULL_GRAPH}, AdaptivePlanner),
+        ({"ragged": Ragged.PADDED}, NoCaps),
+        ({"verifies_budget": True}, NoCaps),
+        ({"trees": True}, NoCaps),
+        ({"feedback": Feedback.NONE}, NoCaps),
+    ],
+)
+def test_where_caps_save_nothing_the_plan_is_constant(caps, kind):
+    found = planner(EngineCaps(8, **caps))
+    assert type(found) is kind
+    assert found.is_constant is (kind is NoCaps)
+
+
+def test_a_constant_plan_is_fitted_to_the_engine():
+    caps = EngineCaps(8, (0, 3, 7), Ragged.PADDED, DraftLengthChange.CAPTURED)
+    assert planner(caps).plan(HostStats(0, ())).draft_length == 7
+
+
+class Counting(tuple):
+    """Requests that count how often their figures are read."""
+
+    reads = 0
+
+    def __iter__(self):
+        Counting.reads += 1
+        return super().__iter__()
+
+
+def rows(step: int, easy: int = 2, hard: int = 6) -> Counting:
+    """Return requests all of whose draft tokens are accepted, and others with none."""
+    good = [stats(f"easy {number}", 8 * step, 8 * step, 0) for number in range(easy)]
+    return Counting([*good, *(stats(f"hard {number}", 8 * step, 0, step) for number in range(hard))])
+
+
+def test_requests_that_are_rejected_are_capped_and_others_are_not():
+    found = planner(saturation=16, read_every=1)
+    for step in range(12):
+        plan = found.plan(HostStats(step, rows(step)))
+    assert plan.draft_length == 8
+    assert plan.caps == {f"hard {number}": 1 for number in range(6)}
+    assert found.status()["capped_requests"] == 6
+    assert found.plan(HostStats(12, rows(12))) is plan
+
+
+def test_a_request_that_becomes_easy_doubles_its_drafts_at_every_reading():
+    found, caps = planner(saturation=16, read_every=1), []
+    for step in range(20):
+        plan = found.plan(HostStats(step, rows(step)))
+    for more in range(1, 4):
+        easier = [
+            each._replace(accepted=each.accepted + more) if each.request_id == "hard 0" else each for each in rows(19)
+        ]
+        plan = found.plan(HostStats(19 + more, tuple(easier)))
+        caps.append(plan.draft_length_for("hard 0"))
+    assert caps == [2, 4, 8]
+    assert plan.draft_length_for("hard 1") == 1
+
+
+def test_all_draft_less_where_all_are_capped():
+    found = planner(saturation=16, read_every=1)
+    for step in range(12):
+        plan = found.plan(HostStats(step, rows(step, easy=0, hard=8)))
+    assert plan == StepPlan(1)
+
+
+def test_while_tokens_are_free_or_nothing_is_drafted_no_request_is_read():
+    found = planner(saturation=1000, read_every=1)
+    Counting.reads = 0
+    for step in range(5):
+        assert found.plan(HostStats(step, rows(step))) == StepPlan(8)
+    found = planner(saturation=16, read_every=1)
+    for step in range(5):
+        found.plan(HostStats(step, rows(step), last_plan=StepPlan(0)))
+    assert Counting.reads == 0
+    found = planner(saturation=16, read_every=3)
+    for step in range(7):
+        found.plan(HostStats(step, rows(step)))
+    assert Counting.reads == 2 * 3  # at steps 0, 3 and 6; figures and names
+
+
+def test_prices_of_another_policy_hold_and_costs_are_then_not_learnt():
+    found = planner(saturation=1, read_every=1)
+    cheap, dear = StepPlan(8, prices=(Price(0.2, 1000),)), StepPlan(8, prices=(Price(0.9),))
+    for step in range(12):
+        plan = found.plan(HostStats(step, rows(step), last_plan=cheap))
+    assert not plan.caps
+    cost = StepCost(8, 72, 800, 8, 0.01)
+    found.observe(StepReport.build(1, 8, 8, [(8, 4)] * 8, cost))
+    assert not found._costs._costs.is_measured
+    for step in range(12, 24):
+        plan = found.plan(HostStats(step, rows(step), last_plan=dear))
+    assert plan.caps == {f"hard {number}": 1 for number in range(6)}
