@@ -261,7 +261,7 @@ def test_a_step_without_drafts_is_not_stated_to_verify_those_of_the_step_before(
     from specplug_vllm import step_metadata
     from specplug_vllm.worker.adaptive import _our_sampling
 
-    runner = SimpleNamespace(adaptive_verification=SimpleNamespace(admitted=3))
+    runner = SimpleNamespace(adaptive_verification=SimpleNamespace(admitted=3, profiled=()))
     sample_tokens = _our_sampling(lambda self: SimpleNamespace())
     assert [step_metadata.admitted(sample_tokens(runner)) for _ in range(2)] == [3, 0]
 
