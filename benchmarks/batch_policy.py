@@ -114,7 +114,7 @@ _BOTH = ("specplug_batch.padded", "specplug_batch.ragged")
 ABLATIONS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "exploration": {
-        "specplug_batch.gate.Probes.is_due": lambda self, step: False,
+        "specplug_batch.gate.Probes.is_due": lambda self, step, *, resumes=False: False,
         **{f"{module}.TRIALS": 0 for module in _BOTH},
     },
     "the gate": {f"{module}.{name}": -1.0 for module in _BOTH for name in ("GAIN_TO_START", "GAIN_TO_KEEP")},

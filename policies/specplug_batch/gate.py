@@ -13,7 +13,7 @@ LIKE = 0.1
 EARLY = 64
 """Number of first steps that are all decided anew."""
 
-GAIN_TO_START, GAIN_TO_KEEP = 0.03, 0.005
+GAIN_TO_START, GAIN_TO_KEEP = 0.015, 0.005
 """Least predicted gain over no speculation, to start drafting and to go on."""
 
 TRIALS = 3
@@ -22,7 +22,7 @@ TRIALS = 3
 REST = 32
 """Most steps without speculation of which one is planned and measured."""
 
-_FIRST, _LAST = 4, 256
+_FIRST, _LAST = 4, 512
 """Steps to the next probe: at first, and at most, as probes change nothing."""
 
 
@@ -30,12 +30,16 @@ class Probes:
     """Steps at which a plan half tries something else; they become rare while they change nothing."""
 
     def __init__(self) -> None:
-        self._wait, self._next = _FIRST, _FIRST
+        self._wait, self._next, self._until = _FIRST, _FIRST, 0
 
-    def is_due(self, step: int) -> bool:
-        """Return whether this step is a probe; then the next one is due after twice the time."""
+    def is_due(self, step: int, *, resumes: bool = False) -> bool:
+        """Return whether this step is a probe; then the next one is due after twice the time.
+
+        One that `resumes` drafting takes two steps, because the first one's cost is that of catching up.
+        """
         if step < self._next:
-            return False
+            return step < self._until
+        self._until = step + 1 + resumes
         self._next, self._wait = step + self._wait, min(2 * self._wait, _LAST)
         return True
 

@@ -66,7 +66,7 @@ class PaddedPlanner(Planner):
             and (trial := self._trial(requests, stats, trials)) is not None
         ):
             return StepPlan(trial, self._options.token_budget)
-        if self._probes.is_due(stats.step):
+        if self._probes.is_due(stats.step, resumes=not length):
             length = self._probe(requests, stats, length)
         rests = not length and stats.step >= EARLY and self._costs.is_measured
         return StepPlan(length, self._options.token_budget, num_steps=self._probes.rest(stats.step) if rests else 1)

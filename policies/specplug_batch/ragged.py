@@ -61,7 +61,7 @@ class RaggedPlanner(Planner):
             return self._plan
         if (trial := self._trial(requests)) is not None:
             return trial
-        if self._probes.is_due(stats.step):
+        if self._probes.is_due(stats.step, resumes=not self._is_on):
             return self._probe(requests)
         if self._is_on or stats.step < EARLY:
             return self._plan

@@ -94,6 +94,7 @@ def simulate(
     `specplug simulate --trajectories drafts.npz --policy fixed --option fixed.gamma=3 --json`
     """
     from specplug.plugins.registry import default_registry
+    from specplug.plugins.specs import JOINS_POLICIES
     from specplug.settings.sources import load_settings
     from specplug.simulate.deciding import Policy
     from specplug.simulate.judge import judge, runs_of
@@ -103,7 +104,10 @@ def simulate(
     given = nested_options(options or [])
     named = {"options": given} if given else {}
     default = load_settings(named, flags_origin="command line", registry=default_registry()).settings
-    judged = [Policy(name, name, given.get(name, {})) for name in policies or [default.policy]]
+    judged = [
+        Policy(name, name, {part: given[part] for part in name.split(JOINS_POLICIES) if part in given})
+        for name in policies or [default.policy]
+    ]
     judged_cases = cases(
         surfaces or [],
         modes or MODES,

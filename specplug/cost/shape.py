@@ -19,7 +19,8 @@ NUM_TERMS = 7 + len(KNOTS) + len(CORNERS)
 LEAST = 1e-9
 """Least seconds of a step."""
 
-_RIDGE = 1e-6
+PENALTIES: Array = np.array([1e-6] * (NUM_TERMS - len(CORNERS)) + [1e-3] * len(CORNERS))
+"""Penalties in a fit, so that costs that rise evenly are not taken for ones that flatten where none was measured."""
 
 
 def terms(requests: Array, tokens: Array, prefill: Array, context: Array, draft_length: Array) -> Array:
@@ -41,17 +42,18 @@ def terms(requests: Array, tokens: Array, prefill: Array, context: Array, draft_
     return np.stack(columns, axis=1).astype(np.float64)
 
 
-def nonnegative_fit(gram: Array, moment: Array) -> Array:
+def nonnegative_fit(gram: Array, moment: Array, penalties: Array) -> Array:
     """Minimise x' gram x / 2 - moment' x over x >= 0; terms that no step had stay 0.
 
     Args:
         gram: [n, n], positive semidefinite.
         moment: [n].
+        penalties: [n], of the squares of the terms' shares; above 0, so that collinear terms have a solution.
     """
     scale = np.sqrt(np.diag(gram))
     seen = scale > 0
     scale = scale[seen]
-    scaled = gram[np.ix_(seen, seen)] / np.outer(scale, scale) + _RIDGE * np.eye(len(scale))
+    scaled = gram[np.ix_(seen, seen)] / np.outer(scale, scale) + np.diag(penalties[seen])
     root = np.linalg.cholesky(scaled).T
     found = np.zeros_like(moment)
     found[seen] = nnls(root, np.linalg.solve(root.T, moment[seen] / scale))[0] / scale

@@ -15,11 +15,11 @@ import numpy as np
 
 from specplug.cost.cell import AGREEING, CELL_SIZE, Cell
 from specplug.cost.profiled import Curve, curve_of
-from specplug.cost.shape import LEAST, NUM_TERMS, Array, nonnegative_fit, terms
+from specplug.cost.shape import LEAST, NUM_TERMS, PENALTIES, Array, nonnegative_fit, terms
 from specplug.types.plan import StepCost
 
 _PRIOR_STEPS = 32.0
-"""Number of measured steps after which the prior counts a quarter."""
+"""Number of measured steps after which the prior counts a sixteenth."""
 
 _PRIOR_BATCHES, _PRIOR_LENGTHS = (1, 4, 16, 64, 256), (0, 1, 3, 7, 15)
 _THINNED, _REFIT_EVERY = 4, 32
@@ -67,6 +67,7 @@ class StepCosts:
         self._cells: dict[tuple[bool, int, int], Cell] = {}
         self._prefills: deque[int] = deque(maxlen=_PREFILLS)  # prompt tokens of the newest steps
         self._seen = self._steps = self._mixed = 0
+        self._drafted = True  # in the step before
         self.error: float | None = None
 
     @property
@@ -87,11 +88,17 @@ class StepCosts:
             self._prior, self._is_profiled = curve, True
 
     def observe(self, cost: StepCost) -> None:
-        """Learn from a measured step."""
+        """Learn from a measured step, unless it is the first with drafts after some without.
+
+        That one's cost depends on how much its proposer has to catch up with.
+        """
         if cost.seconds <= 0 or not cost.requests:
             return
         prefill = cost.prompt_tokens
         self._prefills.append(prefill)
+        resumes, self._drafted = cost.draft_length > 0 and not self._drafted, cost.draft_length > 0
+        if resumes:
+            return
         if prefill:
             self._observe_prefill(cost, prefill)
             return
@@ -195,9 +202,9 @@ class StepCosts:
             self._fit()
 
     def _fit(self) -> None:
-        trust = (_PRIOR_STEPS / (_PRIOR_STEPS + self._seen)) ** 2
+        trust = (_PRIOR_STEPS / (_PRIOR_STEPS + self._seen)) ** 4
         gram = self._measured.gram + trust * self._assumed.gram
-        self._weights = nonnegative_fit(gram, self._measured.moment + trust * self._assumed.moment)
+        self._weights = nonnegative_fit(gram, self._measured.moment + trust * self._assumed.moment, PENALTIES)
         for cell in self._cells.values():
             cell.known = None
 

@@ -15,7 +15,8 @@ def joined(plans: Sequence[StepPlan]) -> StepPlan:
     """Return the plan that allows what each of the plans, at least one, allows.
 
     It has the least draft length, the least token budget, each request's least cap, and at any number of draft tokens
-    the dearest price.  If those are more than `MOST_PRICES`, some rise earlier than they have to.
+    the dearest price.  If those are more than `MOST_PRICES`, some rise earlier than they have to.  It holds for as many
+    steps as any plan without drafts does.
     """
     draft_length = min([plan.draft_length for plan in plans])
     budgets = [plan.token_budget for plan in plans if plan.token_budget is not None]
@@ -24,7 +25,9 @@ def joined(plans: Sequence[StepPlan]) -> StepPlan:
         for name, cap in plan.caps.items():
             if cap < caps.get(name, draft_length):
                 caps[name] = cap
-    return StepPlan(draft_length, min(budgets, default=None), caps, _dearest([plan.prices for plan in plans]))
+    prices = _dearest([plan.prices for plan in plans])
+    num_steps = max([plan.num_steps for plan in plans if not plan.draft_length], default=1)
+    return StepPlan(draft_length, min(budgets, default=None), caps, prices, num_steps)
 
 
 def price_after(prices: Sequence[Price], count: int) -> float:

@@ -43,14 +43,14 @@ class Policy:
     Attributes:
         label: its name in tables.
         name: its name in the registry.
-        options: its own settings.
+        options: settings of policies, by name.
         peer: name of a peer of `specplug.simulate.peers`, which is registered for one run only; None for installed
             policies.
     """
 
     label: str
     name: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
     peer: str | None = None
 
 
@@ -101,7 +101,7 @@ class PolicyDecider:
                 "policy": policy.name,
                 "proposer": "recorded",
                 "num_speculative_tokens": mode.gamma,
-                "options": {policy.name: policy.options} if policy.options else {},
+                "options": policy.options,
                 "faults": {"host_deadline_ms": None},
             },
             flags_origin="specplug simulate",

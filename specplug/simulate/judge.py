@@ -67,7 +67,7 @@ class Verdict:
 
 def fixed(gamma: int) -> Policy:
     """Return the policy of a constant draft length."""
-    return Policy(f"fixed {gamma}", "fixed", {"gamma": gamma})
+    return Policy(f"fixed {gamma}", "fixed", {"fixed": {"gamma": gamma}})
 
 
 def field_of(mode: Mode, peers: Iterable[str] = PEERS) -> list[Policy]:

@@ -112,6 +112,15 @@ def test_steps_of_prompts_alone_teach_nothing():
     assert not costs.is_measured
 
 
+def test_the_first_step_with_drafts_after_some_without_teaches_nothing():
+    costs = StepCosts(flat)
+    for _ in range(20):
+        for length, seconds in ((0, 0.010), (0, 0.010), (3, 0.030), (3, 0.012), (3, 0.012)):  # the third catches up
+            costs.observe(measured(32, length, seconds))
+    found = predicted(costs, 32)[list(LENGTHS).index(3)]
+    assert found == pytest.approx(0.012, rel=0.02)
+
+
 def test_before_anything_is_measured_the_prior_holds():
     assert predicted(StepCosts(flat), 64).tolist() == [flat(64 * (length + 1)) for length in LENGTHS]
 
@@ -218,7 +227,7 @@ def test_the_fit_never_makes_more_work_cheaper(steps):
 
 def test_terms_that_no_step_had_stay_0():
     gram, moment = np.diag([2.0, 0.0, 1.0]), np.array([4.0, 0.0, -1.0])
-    assert nonnegative_fit(gram, moment).tolist() == pytest.approx([2.0, 0.0, 0.0], rel=1e-5)
+    assert nonnegative_fit(gram, moment, np.full(3, 1e-6)).tolist() == pytest.approx([2.0, 0.0, 0.0], rel=1e-5)
 
 
 def test_terms_have_a_row_per_step():

@@ -77,5 +77,5 @@ def test_every_option_is_documented_with_its_default_and_no_other(policy):
 def test_the_example_settings_are_valid():
     (text,) = re.findall(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     resolved = load_settings(tomllib.loads(text), env={})
-    assert resolved.settings.policy == "batch"
+    assert resolved.settings.policy == "adaptive+batch"
     BatchOptions(**resolved.settings.options["batch"])

@@ -212,7 +212,10 @@ def test_a_policy_sees_what_became_of_drafts():
     policy = PlantedPolicy(lambda stats: StepPlan(2))
     planted(Planted(lambda batch, row, limit: [1, 2]), [item([3], [1, 1, 2, 1, 1])], policy=policy)
     # prefill: 1 | drafted 1, 2 and right: 1, 2, 1 | drafted 1, 2, of which 1 is right: 1 and the end
-    assert [stats.requests[0][1:] for stats in policy.stats] == [(2, PLENTY, None, 0, 0), (5, PLENTY, None, 2, 2)]
+    assert [stats.requests[0][1:] for stats in policy.stats] == [
+        (2, PLENTY, None, 0, 0, 0),
+        (5, PLENTY, None, 2, 2, 0),
+    ]
 
 
 def test_a_budget_that_suffices_trims_nothing():

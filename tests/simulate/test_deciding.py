@@ -125,7 +125,7 @@ def test_unknown_policies_and_options_are_errors():
     with pytest.raises((PluginError, SettingsError), match="adaptve"):
         run(random_trajectories(), Policy("a", "adaptve"))
     with pytest.raises(SettingsError, match="gama"):
-        run(random_trajectories(), Policy("a", "fixed", {"gama": 3}))
+        run(random_trajectories(), Policy("a", "none+fixed", {"fixed": {"gama": 3}}))
 
 
 def test_a_constant_plan_verifies_what_was_recorded():

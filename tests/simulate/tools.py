@@ -86,7 +86,7 @@ def run(
 
 
 def fixed(gamma: int, **options: Any) -> Policy:
-    return Policy("fixed", "fixed", {"gamma": gamma, **options})
+    return Policy("fixed", "fixed", {"fixed": {"gamma": gamma, **options}})
 
 
 class Planted(Planner):
