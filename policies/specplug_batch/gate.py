@@ -35,12 +35,13 @@ class Probes:
     def is_due(self, step: int, *, resumes: bool = False) -> bool:
         """Return whether this step is a probe; then the next one is due after twice the time.
 
-        One that `resumes` drafting takes two steps, because the first one's cost is that of catching up.
+        One that `resumes` drafting takes two steps, because the first one's cost is that of catching up, and the next
+        one is due after three times the time.
         """
         if step < self._next:
             return step < self._until
         self._until = step + 1 + resumes
-        self._next, self._wait = step + self._wait, min(2 * self._wait, _LAST)
+        self._next, self._wait = step + self._wait, min((2 + resumes) * self._wait, _LAST)
         return True
 
     def rest(self, step: int) -> int:

@@ -55,7 +55,7 @@ def batch_policy(step_planner: Any) -> Iterator[Counts]:
 
 
 def assert_given_up(counts: Counts, tokens: int, after: int) -> None:
-    """Hold what is verified in vain after so many steps to a share of what is emitted then, and one probe.
+    """Hold what is verified in vain after so many steps to a share of what is emitted then, and one probe of two steps.
 
     Args:
         tokens: how many each row emitted.
@@ -64,4 +64,4 @@ def assert_given_up(counts: Counts, tokens: int, after: int) -> None:
     assert sum(verified for _, verified, _ in early) > ROWS, "drafts were tried"
     emitted = ROWS * (tokens - after) - sum(accepted for *_, accepted in early)
     assert emitted > ROWS * 10
-    assert sum(verified - accepted for _, verified, accepted in late) <= SHARE * emitted + ROWS
+    assert sum(verified - accepted for _, verified, accepted in late) <= SHARE * emitted + 2 * ROWS

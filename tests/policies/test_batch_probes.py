@@ -15,15 +15,20 @@ def probes_until(last: int, *, resumes: bool) -> list[int]:
 
 
 def test_probes_become_rare():
-    found = probes_until(3000, resumes=False)
-    waits = [after - before for before, after in pairwise(found)]
+    waits = [after - before for before, after in pairwise(probes_until(3000, resumes=False))]
     assert waits[:9] == [4, 8, 16, 32, 64, 128, 256, 512, 512]
 
 
-def test_a_probe_that_resumes_drafting_takes_two_steps():
+def test_probes_that_resume_drafting_take_two_steps():
     found = probes_until(3000, resumes=True)
-    single = probes_until(3000, resumes=False)
-    assert found == sorted([*single, *(step + 1 for step in single)])
+    assert found[:10] == [4, 5, 8, 9, 20, 21, 56, 57, 164, 165]
+    assert all(second == first + 1 for first, second in zip(found[::2], found[1::2], strict=True))
+
+
+def test_after_200_steps_they_are_at_most_half_a_per_cent():
+    found = probes_until(20000, resumes=True)
+    for last in range(600, 20000):
+        assert sum(200 <= step < last for step in found) <= 0.005 * (last - 200) + 1
 
 
 def test_no_rest_is_longer_than_the_time_to_the_next_probe():
