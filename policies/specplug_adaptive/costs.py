@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
-from specplug.cost import StepCosts
+from specplug.cost import StepCosts, prices_of
 from specplug.types.plan import HostStats, Price, StepReport
-
-Array = npt.NDArray[np.float64]
 
 _TOKENS_PER_ROW = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
 """Draft tokens per row at which the cost of a step is predicted; the first one of a row is not in question."""
@@ -39,7 +34,7 @@ class TokenCosts:
             self._verified += report.verified
 
     def prices(self, stats: HostStats, most: int) -> tuple[Price, ...]:
-        """Return the prices of tokens beyond one per request, in ascending order and any number.
+        """Return the prices of tokens beyond one per request.
 
         Args:
             stats: of a step with requests.
@@ -54,8 +49,7 @@ class TokenCosts:
             self._cost = _MEMORY * self._cost + drafted / plain
             self._rows = self._accepted = self._verified = 0
         rate = requests / plain * max(1.0, self._tokens / self._cost)
-        slopes = convex_slopes(np.array(extra, np.float64), np.array(seconds))
-        return tuple([Price(rate * slope, after) for slope, after in zip(slopes.tolist(), extra, strict=False)])
+        return prices_of(extra, seconds, rate)
 
     def gain(self, stats: HostStats, most: int, drafted: int, emitted: tuple[float, float]) -> float:
         """Return how much more tokens per second so many draft tokens emit than drafts of `most` tokens, less 1.
@@ -75,21 +69,3 @@ class TokenCosts:
             requests, context, [requests + each for each in extra], lengths
         ).tolist()
         return found
-
-
-def convex_slopes(places: Array, values: Array) -> Array:
-    """Return the slopes, [n - 1] ascending from 0, of the greatest convex function that rises below n points.
-
-    Between two neighbours it is the steepest, over all points up to the left one, of the flattest lines to a point
-    from the right one on.
-
-    Args:
-        places: [n], ascending.
-        values: [n].
-    """
-    runs = places[None, :] - places[:, None]
-    lines = np.full_like(runs, np.inf)
-    np.divide(values[None, :] - values[:, None], runs, out=lines, where=runs > 0)
-    flattest = np.minimum.accumulate(lines[:, ::-1], axis=1)[:, ::-1]
-    found = [flattest[: left + 1, left + 1].max() for left in range(places.size - 1)]
-    return np.array([max(0.0, slope) for slope in found])

@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from specplug.cost import StepCosts
+from specplug.cost import StepCosts, prices_of
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.caps import Feedback, PlanSite
 from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.gains import Gains
 from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes, size_class
 from specplug_batch.options import BatchOptions
-from specplug_batch.prices import prices_of
 from specplug_batch.roofline import Roofline
 
 SUREST = 0.999

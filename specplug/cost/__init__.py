@@ -1,5 +1,6 @@
-"""Costs of an engine's steps, learnt while serving: from measured steps to the time of steps not yet run."""
+"""Costs of an engine's steps, learnt while serving, and what draft tokens have to be worth by them."""
 
+from specplug.cost.prices import prices_of
 from specplug.cost.step_costs import StepCosts
 
-__all__ = ["StepCosts"]
+__all__ = ["StepCosts", "prices_of"]

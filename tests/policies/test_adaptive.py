@@ -21,7 +21,7 @@ from specplug.types.plan import HostStats, Price, RequestStats, StepCost, StepPl
 from specplug_adaptive import plugin
 from specplug_adaptive.acceptance import Acceptance
 from specplug_adaptive.caps import worthwhile
-from specplug_adaptive.costs import TokenCosts, convex_slopes
+from specplug_adaptive.costs import TokenCosts
 from specplug_adaptive.options import AdaptiveOptions
 from specplug_adaptive.policy import AdaptivePlanner, NoCaps, build
 
@@ -79,25 +79,6 @@ def test_the_gain_is_what_is_saved_beyond_what_is_lost():
     kept, lost, saved = 0.5 + 0.9 + 0.81, 0.25, 0.6
     assert found.gain == pytest.approx((saved - lost) / (2 + kept))
     assert found.emitted == pytest.approx((2 + kept, 2 + kept + lost))
-
-
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(-5, 20)), min_size=2, max_size=9))
-def test_slopes_are_those_of_the_greatest_convex_function_below(points):
-    places = np.cumsum([run for run, _ in points]).astype(float)
-    values = np.array([value for _, value in points], float)
-    slopes = convex_slopes(places, values)
-    assert (np.diff(slopes) >= -1e-9).all()
-    # At each point that function is the least mean of two points around it.
-    hull = [
-        min(
-            values[left]
-            + (place - places[left]) * (values[right] - values[left]) / max(1e-9, places[right] - places[left])
-            for left in range(at + 1)
-            for right in range(at, len(places))
-        )
-        for at, place in enumerate(places)
-    ]
-    assert slopes == pytest.approx(np.maximum(np.diff(hull) / np.diff(places), 0.0))
 
 
 # -- what is learnt --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specplug.cost import prices_of
 from specplug.interfaces import PluginContext
 from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import EngineCaps, PlanSite, Ragged
@@ -18,7 +19,6 @@ from specplug.types.paths import ROOT
 from specplug.types.plan import HostStats, StepPlan, StepReport
 from specplug.types.trim import TrimLimits
 from specplug_batch.options import BatchOptions
-from specplug_batch.prices import prices_of
 from specplug_batch.ragged import RaggedPlanner
 from specplug_batch.roofline import Roofline
 from tests.pipeline.tools import Recorder, drafts, rig_of, rows
@@ -92,24 +92,6 @@ def test_what_is_admitted_gains_most_of_all_that_could_be(trees, data):
     found = [(r, token - 10 * r) for r, row in enumerate(drafts(trimmed)) for token in row]
     assert found in closed_sets(forest)
     assert gain(found) >= max(map(gain, closed_sets(forest))) - 1e-4
-
-
-@given(seconds=st.lists(st.floats(0.1, 10), min_size=1, max_size=20), rate=st.floats(0.1, 4))
-def test_prices_are_the_slopes_of_the_greatest_convex_function_below_the_seconds(seconds, rate):
-    extra = [3 * place for place in range(len(seconds))]
-    prices = prices_of(extra, seconds, rate)
-    assert list(prices) == sorted(prices)
-    for place in range(len(seconds) - 1):
-        found = max([price.survival for price in prices if price.after <= extra[place]], default=0.0)
-        # The slope at a place: the steepest lower bound from the left, of the flattest ways on to the right.
-        slope = max(
-            min(
-                (seconds[right] - seconds[left]) / (extra[right] - extra[left])
-                for right in range(place + 1, len(extra))
-            )
-            for left in range(place + 1)
-        )
-        assert found == pytest.approx(max(0.0, rate * slope), abs=2e-6)
 
 
 @given(st.integers(1, 2000), st.integers(1, 600))

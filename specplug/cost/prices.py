@@ -23,7 +23,7 @@ def prices_of(extra: Sequence[int], seconds: Sequence[float], rate: float) -> tu
     that cross a step in the costs do not pay, and many may.
 
     Args:
-        extra: numbers of draft tokens, ascending from 0.
+        extra: numbers of draft tokens, ascending; those up to the first one have no price.
         seconds: of the step with so many; in any unit.
         rate: tokens per second.
     """
