@@ -110,7 +110,7 @@ def test_every_request_gets_its_text(call, broken, truth):
 def break_policy(scheduler: Any, every: int) -> None:
     """Let the policy raise at every n-th step; 0 stops that."""
     stage = scheduler.draft_worker.drafting.step_planner.stage
-    planner, stage._is_constant = stage._planner, not every  # a constant plan is made once
+    planner, stage.is_constant = stage._planner, not every  # a constant plan is made once
     planner.__dict__.pop("plan", None)
     original, steps = planner.plan, []
 
