@@ -39,10 +39,11 @@ def test_tables_name_the_surface_and_say_simulated(tmp_path):
         "none", "fixed 1", "fixed 3", "fixed 7", "fixed 15", "fixed", "clairvoyant",
     ]  # fmt: skip
     assert data["runs"][4]["goodput"] == data["runs"][5]["goodput"]  # by default as long as the server allows
-    joined = ("--policy", "fixed+none", "--option", "fixed.gamma=1")
+    joined = ("--policy", "adaptive+fixed", "--option", "fixed.gamma=1")
     last = call("simulate", *QUICK, "--trajectories", str(path), "--json", "--no-peers", *joined)
     runs = json.loads(last.stdout)["runs"]
-    assert runs[0]["goodput"] == runs[-2]["goodput"]
+    assert runs[1]["policy"] == "fixed 1"
+    assert runs[1]["goodput"] == runs[-2]["goodput"]
 
 
 @pytest.mark.parametrize(
