@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from specplug.cost import StepCosts, prices_of
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.caps import Feedback, PlanSite
@@ -46,6 +48,7 @@ class RaggedPlanner(Planner):
         self._is_on = self._is_hopeful = True
         self._plan, self._requests, self._step = NO_SPECULATION, 0, 0  # the newest decision
         self._context = 0.0  # context tokens per request
+        self._curve = np.zeros(1), np.ones(1)  # the newest: draft tokens per request, cost relative to none
 
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the draft length, the budget of the settings, and the prices."""
@@ -81,10 +84,9 @@ class RaggedPlanner(Planner):
         if report.cost is not None:  # what was run, which may be more or less than what the planner's process knows
             verified = report.cost.tokens - report.cost.requests - report.cost.prompt_tokens
         tokens = 1.0 + report.accepted / requests
-        plain, drafted = self._seconds(requests, [0, verified], [0, report.draft_length])
         if self._learns and report.step == EARLY:
             self._gains.forget()  # the first prices were those of assumed costs
-        cost = max(drafted / plain, 1.0)  # no draft makes a step cheaper
+        cost = max(float(np.interp(verified / requests, *self._curve)), 1.0)  # no draft makes a step cheaper
         self._gains.observe(requests, tokens, cost)
         if not self._is_on:
             self._is_hopeful = tokens > cost
@@ -133,7 +135,8 @@ class RaggedPlanner(Planner):
             if is_on is not self._is_on:
                 self._probes.hasten()
             self._is_on = is_on
-        self._plan = self._priced(requests) if self._is_on else NO_SPECULATION
+        plan = self._priced(requests)
+        self._plan = plan if self._is_on else NO_SPECULATION
 
     def _probe(self, requests: int) -> StepPlan:
         """Return a plan that verifies more than the present one, but hopeless drafts no more than one token a row."""
@@ -147,18 +150,14 @@ class RaggedPlanner(Planner):
         length = self.longest_draft(requests)
         free = self._options.saturation - requests
         most = requests * length
-        extra = {0, *([free] if 0 < free < most else []), *(round(each * requests) for each in _TOKENS_PER_ROW)}
+        extra = {0, most, *([free] if 0 < free < most else []), *(round(each * requests) for each in _TOKENS_PER_ROW)}
         grid = sorted(each for each in extra if each <= most)
-        plain, *seconds = self._seconds(requests, [0, *grid], [0, *[length] * len(grid)])
+        tokens, lengths = [requests, *(requests + each for each in grid)], [0, *[length] * len(grid)]
+        plain, *seconds = self._costs.seconds(requests, self._context * requests, tokens, lengths).tolist()
         rate = requests / plain * max(1.0, self._gains.speed_up(requests))
+        self._curve = np.array(grid) / requests, np.array(seconds) / plain
         prices = prices_of(grid, seconds, rate * (1.0 + self._options.margin) * share)
         return StepPlan(length, self._options.token_budget, prices=prices)
-
-    def _seconds(self, requests: int, extra: Sequence[int], draft_lengths: Sequence[int]) -> list[float]:
-        """Return the predicted seconds of steps with so many draft tokens, or relative costs at first."""
-        tokens = [requests + each for each in extra]
-        found: list[float] = self._costs.seconds(requests, self._context * requests, tokens, draft_lengths).tolist()
-        return found
 
     def _depth(self, batch_size: int) -> int:
         """Return the last draft position that pays for tokens of confidence `SUREST`, if no token is free."""

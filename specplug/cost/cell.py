@@ -15,6 +15,9 @@ CELL_SIZE = 24
 AGREEING = 0.2
 """Largest distance of a logarithm from the median of its cell at which it counts."""
 
+_TRUST = 0.5
+"""Least number of measurements at which a correction counts half."""
+
 
 class Cell:
     """The newest measurements of steps of one draft length and about one batch size.
@@ -48,3 +51,27 @@ class Cell:
             near = over[np.abs(over - middle) <= AGREEING]
             self.known = len(over), float(near.mean()) if len(near) else middle
         return self.known
+
+
+def drawn_together(counts: Array, corrections: Array, noise: float) -> Array:
+    """Return corrections of k cells, [k] float64, each drawn to their mean as far as noise explains their differences.
+
+    Prices follow from differences between cells, and would follow noise otherwise.  The variance of the true
+    corrections is estimated as in a random-effects model (DerSimonian and Laird, "Meta-analysis in clinical trials",
+    1986).  A cell without measurements gets the mean, which few measurements draw away from 0 only in part.
+
+    Args:
+        counts: [k] float64, measurements of each cell.
+        corrections: [k] float64, their means; ignored where there are none.
+        noise: variance of one measurement.
+    """
+    total = counts.sum()
+    if not total:
+        return np.zeros_like(corrections)
+    mean = counts @ corrections / total
+    spread = counts @ (corrections - mean) ** 2 - (np.count_nonzero(counts) - 1) * noise
+    between = spread / max(total - counts @ counts / total, LEAST)
+    trust = max(_TRUST, noise / between) if between > 0 else np.inf
+    shares = counts / (counts + trust)
+    found: Array = shares * corrections + (1 - shares) * mean * total / (total + _TRUST)
+    return found

@@ -16,6 +16,8 @@ CORNERS = (8.0, 32.0, 128.0, 512.0)
 
 NUM_TERMS = 7 + len(KNOTS) + len(CORNERS)
 
+_KNOTS, _CORNERS = np.array(KNOTS), np.array(CORNERS)
+
 LEAST = 1e-9
 """Least seconds of a step."""
 
@@ -23,8 +25,10 @@ PENALTIES: Array = np.array([1e-6] * (NUM_TERMS - len(CORNERS)) + [1e-3] * len(C
 """Penalties in a fit, so that costs that rise evenly are not taken for ones that flatten where none was measured."""
 
 
-def terms(requests: Array, tokens: Array, prefill: Array, context: Array, draft_length: Array) -> Array:
-    """Return the terms of n steps, [n, NUM_TERMS] float64, for arguments [n] as in `StepCost`.
+def terms(
+    requests: Array | float, tokens: Array, prefill: Array | float, context: Array | float, draft_length: Array
+) -> Array:
+    """Return the terms of n steps, [n, NUM_TERMS] float64, for arguments [n] or of all steps, as in `StepCost`.
 
     They are a constant, one for any drafts (a drafter's first pass, a graph of its own), one per draft token of a row
     (its further passes), the requests, the tokens, what they exceed each knot by, their share of each corner, the
@@ -35,11 +39,17 @@ def terms(requests: Array, tokens: Array, prefill: Array, context: Array, draft_
     Args:
         prefill: prompt tokens among `tokens`.
     """
-    columns = [np.ones_like(tokens), draft_length > 0, draft_length / 8, requests / 64, tokens / 64, context / 65536]
-    columns += [prefill > 0]
-    columns += [np.maximum(tokens - knot, 0.0) / 64 for knot in KNOTS]
-    columns += [np.minimum(tokens, corner) / corner for corner in CORNERS]
-    return np.stack(columns, axis=1).astype(np.float64)
+    found = np.empty((len(tokens), NUM_TERMS))
+    found[:, 0] = 1.0
+    found[:, 1] = draft_length > 0
+    found[:, 2] = draft_length / 8
+    found[:, 3] = requests / 64
+    found[:, 4] = tokens / 64
+    found[:, 5] = context / 65536
+    found[:, 6] = prefill > 0
+    found[:, 7 : -len(CORNERS)] = np.maximum(tokens[:, None] - _KNOTS, 0.0) / 64
+    found[:, -len(CORNERS) :] = np.minimum(tokens[:, None], _CORNERS) / _CORNERS
+    return found
 
 
 def nonnegative_fit(gram: Array, moment: Array, penalties: Array) -> Array:

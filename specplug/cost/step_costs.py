@@ -13,7 +13,7 @@ from math import log
 
 import numpy as np
 
-from specplug.cost.cell import AGREEING, CELL_SIZE, Cell
+from specplug.cost.cell import AGREEING, CELL_SIZE, Cell, drawn_together
 from specplug.cost.profiled import Curve, curve_of
 from specplug.cost.shape import LEAST, NUM_TERMS, PENALTIES, Array, nonnegative_fit, terms
 from specplug.types.plan import StepCost
@@ -27,9 +27,6 @@ _THINNED, _REFIT_EVERY = 4, 32
 
 _MEMORY = 4096.0
 """Number of steps after which a measurement counts a third."""
-
-_CELL_TRUST = 0.5
-"""Number of measurements at which a correction counts half."""
 
 _NEAR, _MOST_NEARBY = 3, 3
 """Quarters of an octave up to which a batch size is like another, and the most measurements that count there."""
@@ -45,6 +42,9 @@ _MIXED_TRUSTED = 32
 
 _KNOWN, _ERROR_MEMORY = 4, 128
 """Least measurements of a cell whose next one counts for the error, and the steps over which that is averaged."""
+
+_FIRST_ERROR, _VARIANCE = 0.05, 1.57
+"""Error to assume at first, and variance of a normal variable whose mean absolute value is 1."""
 
 
 class StepCosts:
@@ -140,11 +140,9 @@ class StepCosts:
             return np.array([self._prior(each) for each in tokens])
         found = _terms_of(requests, tokens, 0, context_tokens, draft_lengths) @ self._weights
         cells = [self._correction(requests, *each) for each in zip(tokens, draft_lengths, strict=True)]
-        # A correction of few measurements is drawn to the other steps', because it may hold for all of them.
-        total = sum(count for count, _ in cells)
-        shared = sum(count * mean for count, mean in cells) / (total + _CELL_TRUST)
-        corrections = [(count * mean + _CELL_TRUST * shared) / (count + _CELL_TRUST) for count, mean in cells]
-        decoding: Array = np.maximum(found, LEAST) * np.exp(corrections)
+        counts, means = np.array(cells).T
+        noise = _FIRST_ERROR if self.error is None else self.error
+        decoding: Array = np.maximum(found, LEAST) * np.exp(drawn_together(counts, means, _VARIANCE * noise**2))
         prefills = [prefill for prefill in self._prefills if prefill]
         if not prefills:
             return decoding
@@ -228,9 +226,7 @@ class _Moments:
 def _terms_of(
     requests: float, tokens: Sequence[float] | Array, prefill: float | Array, context: float, lengths: Sequence[int]
 ) -> Array:
-    length = np.asarray(lengths, np.float64)
-    ones = np.ones_like(length)
-    return terms(requests * ones, np.asarray(tokens, np.float64), prefill * ones, context * ones, length)
+    return terms(requests, np.asarray(tokens, np.float64), prefill, context, np.asarray(lengths, np.float64))
 
 
 def _cell(requests: int, tokens: int, draft_length: int) -> tuple[bool, int, int]:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.cost import StepCosts
+from specplug.cost.cell import drawn_together
 from specplug.cost.profiled import curve_of
 from specplug.cost.shape import NUM_TERMS, nonnegative_fit, terms
 from specplug.types.plan import StepCost
@@ -233,3 +234,46 @@ def test_terms_that_no_step_had_stay_0():
 def test_terms_have_a_row_per_step():
     ones = np.ones(3)
     assert terms(ones, ones, ones, ones, ones).shape == (3, NUM_TERMS)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_cost_of_a_further_token_does_not_follow_noise(seed):
+    """One request at a time: neighbouring numbers of tokens differ by less than their measurements scatter."""
+    costs, rng = StepCosts(flat), np.random.default_rng(seed)
+    for _ in range(600):
+        drafted = int(rng.choice([0, 1, 2, 4, 6, 8, 12, 15], p=[0.2, 0.05, 0.05, 0.1, 0.1, 0.2, 0.1, 0.2]))
+        costs.observe(StepCost(1, 1 + drafted, 500, 15, (3.5 + 0.08 * drafted) * 1e-3 * np.exp(rng.normal(0, 0.06))))
+    drafted = np.array([0, 1, 2, 4, 6, 8, 12, 15])
+    found = costs.seconds(1, 500, (1 + drafted).tolist(), [15] * len(drafted))
+    assert np.diff(found) / np.diff(drafted) == pytest.approx(8e-5, abs=2e-5)
+
+
+class TestDrawnTogether:
+    """Corrections of cells that share what noise does not tell apart."""
+
+    def test_differences_within_the_noise_vanish(self):
+        found = drawn_together(np.full(4, 10.0), np.array([0.01, -0.01, 0.02, 0.02]), 0.01)
+        assert np.ptp(found) == 0.0
+        assert found[0] == pytest.approx(0.01, rel=0.02)
+
+    def test_differences_far_beyond_it_stay(self):
+        stated = np.array([0.3, -0.3, 0.0])
+        assert drawn_together(np.full(3, 20.0), stated, 1e-4) == pytest.approx(stated, abs=0.01)
+
+    def test_cells_without_measurements_get_the_mean(self):
+        found = drawn_together(np.array([24.0, 24.0, 0.0]), np.array([0.2, 0.4, 9.9]), 1e-6)
+        assert found == pytest.approx([0.2, 0.4, 0.3], abs=0.01)
+
+    def test_nothing_is_corrected_without_measurements(self):
+        assert drawn_together(np.zeros(3), np.zeros(3), 0.01).tolist() == [0.0, 0.0, 0.0]
+
+    @given(
+        cells=st.lists(st.tuples(st.integers(0, 40), st.floats(-0.7, 0.7)), min_size=1, max_size=8),
+        noise=st.floats(1e-6, 0.1),
+    )
+    def test_none_leaves_the_range_of_all_and_zero(self, cells, noise):
+        counts, stated = np.array(cells, np.float64).T
+        found = drawn_together(counts, stated, noise)
+        known = [0.0, *stated[counts > 0]]
+        assert min(known) - 1e-9 <= found.min()
+        assert found.max() <= max(known) + 1e-9

@@ -143,12 +143,14 @@ def test_a_budget_binds_too():
 
 @given(data=st.data())
 def test_the_speed_up_is_the_running_one(data):
-    """Held to plain arithmetic over a few steps."""
-    built, roofline = planner(saturation=8), Roofline(8, 0.02)
+    """Held to plain arithmetic over a few steps, of batch sizes that allow the longest draft."""
+    built, roofline = planner(saturation=16), Roofline(16, 0.02)
     sums = {}  # by number of binary digits
     for step in range(data.draw(st.integers(1, 5))):
-        fates = [(count, data.draw(st.integers(0, count))) for count in data.draw(st.lists(st.integers(0, 4)))]
+        counts = data.draw(st.lists(st.integers(0, 4), max_size=12))
+        fates = [(count, data.draw(st.integers(0, count))) for count in counts]
         count, verified = len(fates), sum(verified for verified, _ in fates)
+        plan_for(built, max(1, count))
         built.observe(StepReport.build(step, 4, count, fates))
         if count:
             digits, keep = len(f"{count:b}"), 1 - 1 / max(48, 768 / count)
