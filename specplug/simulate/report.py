@@ -18,8 +18,11 @@ HEADINGS = {
     "rejected_share": "draft tokens and padding verified in vain, per emitted token",
 }
 
-RATIOS = ("to_none", "to_best_fixed", "to_best_peer", "to_clairvoyant", "p99_to_best_peer")
-"""Ratios of a policy's goodput, and of its 99th percentile of latency, to those of others."""
+RATIOS = ("to_none", "to_best_fixed", "to_best_peer", "to_clairvoyant", "p99_to_best_peer", "p99_to_least")
+"""Ratios of a policy's goodput to those of others, and of its 99th percentile of latency to that of the best peer
+(`Outcome.merit`), and to the least of all peers."""
+
+_UNKNOWN = {"goodput": math.nan, "latency_p99": math.nan}
 
 
 class Report:
@@ -51,17 +54,21 @@ class Report:
     def comparisons(self) -> Iterator[dict[str, Any]]:
         """Yield how each policy compares in each case, by the keys `RATIOS`; None without anything to compare with."""
         for case, group in groupby(self._figures, key=lambda it: it[0].case):
-            found = {verdict.label: figures for verdict, figures in group}
+            rows = {verdict.label: (verdict.outcome.merit, figures) for verdict, figures in group}
+            found = {label: figures for label, (_, figures) in rows.items()}
             fixed = [label for label in found if is_constant(label) and label != NONE.label]
-            peers = [label for label in found if label in PEERS]
+            peers = [row for label, row in rows.items() if label in PEERS]
+            _, best = max(peers, key=lambda row: row[0], default=(0.0, _UNKNOWN))
             for label in self._policies:
                 own, named = found[label], {"policy": label, "surface": case.surface.name, "mode": case.mode.name}
+                goodput, p99 = own["goodput"], own["latency_p99"]
                 ratios = (
-                    own["goodput"] / found[NONE.label]["goodput"],
-                    own["goodput"] / max((found[each]["goodput"] for each in fixed), default=math.nan),
-                    own["goodput"] / max((found[each]["goodput"] for each in peers), default=math.nan),
-                    own["goodput"] / found[CEILING]["goodput"],
-                    own["latency_p99"] / min((found[each]["latency_p99"] for each in peers), default=math.nan),
+                    goodput / found[NONE.label]["goodput"],
+                    goodput / max((found[each]["goodput"] for each in fixed), default=math.nan),
+                    goodput / max((figures["goodput"] for _, figures in peers), default=math.nan),
+                    goodput / found[CEILING]["goodput"],
+                    p99 / best["latency_p99"],
+                    p99 / min((figures["latency_p99"] for _, figures in peers), default=math.nan),
                 )
                 finite = [None if math.isnan(ratio) else ratio for ratio in ratios]
                 yield {**named, "traffic": str(case.traffic), **dict(zip(RATIOS, finite, strict=True))}
