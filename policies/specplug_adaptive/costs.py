@@ -43,7 +43,7 @@ class TokenCosts:
         requests = len(stats.requests)
         extra = sorted({round(min(each, most) * requests) for each in _TOKENS_PER_ROW})
         lately = round(requests * self._verified / max(1, self._rows))
-        plain, drafted, *seconds = self._seconds(stats, [0, lately, *extra], most)
+        plain, drafted, *seconds = self._seconds(stats, [lately, *extra], most)
         if self._rows:
             self._tokens = _MEMORY * self._tokens + 1.0 + self._accepted / self._rows
             self._cost = _MEMORY * self._cost + drafted / plain
@@ -56,16 +56,19 @@ class TokenCosts:
 
         Unlike prices, this knows what measured steps of either kind turned out to cost, with or without CUDA graphs.
         """
-        capped, longest = self._seconds(stats, [drafted, len(stats.requests) * most], most)
+        _, capped, longest = self._seconds(stats, [drafted, len(stats.requests) * most], most)
         return emitted[0] / capped * longest / emitted[1] - 1.0
 
     def _seconds(self, stats: HostStats, extra: list[int], draft_length: int) -> list[float]:
-        """Return the predicted seconds of steps with so many draft tokens, or relative costs at first."""
+        """Return the predicted seconds of a step without drafts and of steps with so many draft tokens.
+
+        Those of prompts are left out; at first they are relative costs.
+        """
         requests, last, context = len(stats.requests), stats.last_step, 0.0
         if last is not None and last.requests:
             context = last.context_tokens * requests / last.requests
-        lengths = [draft_length if each else 0 for each in extra]
-        found: list[float] = self._costs.seconds(
-            requests, context, [requests + each for each in extra], lengths
-        ).tolist()
+        drafted = [0, *extra]
+        lengths = [draft_length if each else 0 for each in drafted]
+        tokens = [requests + each for each in drafted]
+        found: list[float] = self._costs.seconds_beside_prompts(requests, context, tokens, lengths).tolist()
         return found

@@ -21,8 +21,9 @@ _MEMORY_STEPS, _MEMORY_ROWS = 48.0, 768.0
 _SETTLED = 32
 """Steps at a new draft length after which what it emits is compared with what was expected of it."""
 
-_CORRECTED, _MOST_WRONG = 0.5, 0.5
-"""Share of an error, as a logarithm, that later expectations are corrected by, and the largest that counts."""
+_MOST_WRONG, _DOUBTED_ROWS = 0.5, 1024.0
+"""Largest error, as a logarithm, that counts, and the rows after which half of it corrects later expectations: few rows
+are of few requests, whose texts differ."""
 
 
 class AcceptanceLengths:
@@ -65,8 +66,9 @@ class AcceptanceLengths:
             steps, tokens, rows = self._at_present
             self._at_present = steps + 1, tokens + emitted, rows + len(after)
             if steps + 1 == _SETTLED and self._expected is not None:
-                wrong = np.log((tokens + emitted) / (rows + len(after)) / self._expected)
-                self._corrections[self._present :] += _CORRECTED * float(np.clip(wrong, -_MOST_WRONG, _MOST_WRONG))
+                rows += len(after)
+                wrong = float(np.clip(np.log((tokens + emitted) / rows / self._expected), -_MOST_WRONG, _MOST_WRONG))
+                self._corrections[self._present :] += wrong * rows / (rows + _DOUBTED_ROWS)
 
     def settle(self, draft_length: int) -> None:
         """State that steps have this draft length from now on, but for single ones."""

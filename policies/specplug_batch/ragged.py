@@ -153,7 +153,8 @@ class RaggedPlanner(Planner):
         extra = {0, most, *([free] if 0 < free < most else []), *(round(each * requests) for each in _TOKENS_PER_ROW)}
         grid = sorted(each for each in extra if each <= most)
         tokens, lengths = [requests, *(requests + each for each in grid)], [0, *[length] * len(grid)]
-        plain, *seconds = self._costs.seconds(requests, self._context * requests, tokens, lengths).tolist()
+        found = self._costs.seconds_beside_prompts(requests, self._context * requests, tokens, lengths)
+        plain, *seconds = found.tolist()
         rate = requests / plain * max(1.0, self._gains.speed_up(requests))
         self._curve = np.array(grid) / requests, np.array(seconds) / plain
         prices = prices_of(grid, seconds, rate * (1.0 + self._options.margin) * share)

@@ -136,15 +136,9 @@ class StepCosts:
             pace: [n], tokens that a step of each length emits, as multiples of what steps emitted lately: requests end
                 sooner, and prompts fill so many more of the steps.
         """
-        if not self._steps:
-            return np.array([self._prior(each) for each in tokens])
-        found = _terms_of(requests, tokens, 0, context_tokens, draft_lengths) @ self._weights
-        cells = [self._correction(requests, *each) for each in zip(tokens, draft_lengths, strict=True)]
-        counts, means = np.array(cells).T
-        noise = _FIRST_ERROR if self.error is None else self.error
-        decoding: Array = np.maximum(found, LEAST) * np.exp(drawn_together(counts, means, _VARIANCE * noise**2))
+        decoding = self._decoding_seconds(requests, context_tokens, tokens, draft_lengths)
         prefills = [prefill for prefill in self._prefills if prefill]
-        if not prefills:
+        if not prefills or not self._steps:
             return decoding
         some = prefills[:: -(-len(prefills) // _PREFILLS_USED)]
         share = pace * (len(prefills) / len(self._prefills)) * np.ones_like(decoding)
@@ -156,6 +150,31 @@ class StepCosts:
         ]
         both: Array = (1 - share) * decoding + share * (np.mean(mixed, axis=0) @ self._weights)
         return both
+
+    def seconds_beside_prompts(
+        self, requests: int, context_tokens: float, tokens: Sequence[int], draft_lengths: Sequence[int]
+    ) -> Array:
+        """Return the same less what the prompts add to the first of the steps, [n] float64.
+
+        A prompt is computed once, however fast its request decodes.  So tokens per second are highest where these
+        seconds per token are least.  What prompts add to the cost of a draft token is in them.
+        """
+        found = self.seconds(requests, context_tokens, tokens, draft_lengths)
+        alone = float(self._decoding_seconds(requests, context_tokens, tokens, draft_lengths)[0])
+        return found - float(found[0]) + alone
+
+    def _decoding_seconds(
+        self, requests: int, context_tokens: float, tokens: Sequence[int], draft_lengths: Sequence[int]
+    ) -> Array:
+        """Return the predicted seconds of steps without prompt tokens; relative at first."""
+        if not self._steps:
+            return np.array([self._prior(each) for each in tokens])
+        found = _terms_of(requests, tokens, 0, context_tokens, draft_lengths) @ self._weights
+        cells = [self._correction(requests, *each) for each in zip(tokens, draft_lengths, strict=True)]
+        counts, means = np.array(cells).T
+        noise = _FIRST_ERROR if self.error is None else self.error
+        decoding: Array = np.maximum(found, LEAST) * np.exp(drawn_together(counts, means, _VARIANCE * noise**2))
+        return decoding
 
     def _observe_prefill(self, cost: StepCost, prefill: int) -> None:
         """Learn from a step with prompt tokens, once the scale is known; steps that are far off are left out."""

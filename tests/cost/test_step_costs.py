@@ -106,6 +106,22 @@ def test_prompts_raise_the_cost_of_draft_tokens_that_share_their_steps():
     assert shared[0] == pytest.approx(0.5 * 5e-3 + 0.5 * (6e-3 + 1e-5 * (608 - 256)), rel=0.15)
 
 
+def test_beside_prompts_a_step_costs_what_it_does_alone_and_its_drafts_what_they_add():
+    """Prompts fill half of the steps, and would take most of the time."""
+    costs, rng = StepCosts(flat), np.random.default_rng(3)
+    for _ in range(2000):
+        prompt, drafted = int(rng.choice([0, 600])), int(rng.choice([0, 8, 64]))
+        tokens = 8 + drafted + prompt
+        seconds = 1e-3 * (5 + 0.05 * max(0, tokens - 32)) * np.exp(rng.normal(0, 0.02))
+        costs.observe(StepCost(8, tokens, 4000, 15 if drafted else 0, seconds, prompt_tokens=prompt))
+    tokens, lengths = [8, 16, 72], [0, 15, 15]
+    with_prompts = costs.seconds(8, 4000, tokens, lengths)
+    beside = costs.seconds_beside_prompts(8, 4000, tokens, lengths)
+    assert with_prompts[0] > 3 * beside[0]
+    assert np.diff(beside) == pytest.approx(np.diff(with_prompts))
+    assert beside == pytest.approx(1e-3 * np.array([5.0, 5.2, 7.6]), rel=0.06)
+
+
 def test_steps_of_prompts_alone_teach_nothing():
     costs = StepCosts(flat)
     costs.observe(StepCost(4, 600, 0, 3, 0.5, 584))

@@ -77,6 +77,22 @@ def test_a_drafter_that_is_worse_at_later_positions_corrects_what_is_expected():
     assert promised[-2] == pytest.approx(truth[7] / truth[3], rel=0.08)
 
 
+def test_few_requests_correct_little():
+    """Eight rows emit half of what was expected for a while: that may be their texts."""
+    rows, found = Copies(8), AcceptanceLengths(15)
+    found.settle(7)
+    for _ in range(400):
+        found.observe(rows.step(7))
+    gained = found.expected()[15] / found.expected()[7]
+    found.settle(15)
+    for _ in range(32):
+        found.observe(StepReport.build(0, 15, 8, [(15, 0)] * 8, runs=[(0, 1)] * 8))
+    found.settle(7)
+    for _ in range(400):
+        found.observe(rows.step(7))
+    assert found.expected()[15] / found.expected()[7] == pytest.approx(0.9 * gained, rel=0.05)
+
+
 def test_optimism_shrinks_with_what_was_verified():
     rows, found = Copies(8), AcceptanceLengths(15)
     first = found.expected(1.5)[7] / found.expected()[7]
