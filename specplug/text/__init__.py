@@ -7,4 +7,5 @@ request_tokenizer   tokenization of requests' reference texts while an engine se
 pieces              splitting of long texts at token boundaries
 retokenized         the tokens that a text begins with after a space or a new line
 jump_forward        the canonical tokens of a string that a grammar forces
+translate           token ids of one tokenizer as those of another
 """

@@ -1,0 +1,87 @@
+"""Drafted ids as the target's: string-level exact match (SLEM; Timor et al., ICML 2025, arXiv 2502.05202)."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import NamedTuple
+
+from specplug.text.translate.translator import TAIL, Context
+from specplug.text.translate.vocabulary import ESCAPED
+
+
+class TargetDraft(NamedTuple):
+    """Draft tokens of the target.
+
+    Attributes:
+        ids: tokens whose bytes are exactly the drafted ones; an incomplete last character is left out.
+        num_stable: how many of the first ones no further text changes: those of complete words.  The others are of the
+            last word, in which the target might choose longer tokens.
+    """
+
+    ids: list[int]
+    num_stable: int
+
+
+def target_draft(context: Context, drafted: Iterable[int]) -> TargetDraft:
+    """Return the target's tokens for ids that the draft model has drafted after its context.
+
+    They continue the target's own last word as its tokenizer would, if it would write this word's tokens so far as they
+    are; otherwise the drafted text is encoded alone.  The draft ends at the first special token, which is its last
+    token if the target has one that corresponds.  It is empty if the draft contradicts the bytes of a character that
+    the target has begun.
+    """
+    data, special = _drafted_bytes(context, drafted)
+    held_back = context.held_back
+    if not data.startswith(held_back):
+        return TargetDraft([], 0)
+    decoder = codecs.getincrementaldecoder("utf-8")(ESCAPED)
+    text = decoder.decode(data, final=special is not None)
+    ids, num_stable = _continued(context, text.encode(errors=ESCAPED)[len(held_back) :])
+    ends = context.translator.controls.to_target.get(special, -1) if special is not None else -1
+    if special is not None:
+        ids += [ends] if ends >= 0 else []
+        num_stable = len(ids)
+    return TargetDraft(ids, num_stable)
+
+
+def _drafted_bytes(context: Context, drafted: Iterable[int]) -> tuple[bytes, int | None]:
+    """Return the bytes before the first special token, and that token."""
+    draft, data, special = context.translator.draft, bytearray(), None
+    for token in map(int, drafted):
+        if token in draft.controls:
+            special = token
+            break
+        data += draft.piece(token)
+    return bytes(data.removeprefix(b" ") if context.adds_space else data), special
+
+
+def _continued(context: Context, data: bytes) -> tuple[list[int], int]:
+    """Return the tokens of bytes after the target's own, and how many of them are of complete words."""
+    if not data:
+        return [], 0
+    encoder, own = context.translator.target_words, _last_word(context)
+    before = b" " if context.takes_space else context.translator.target.bytes_of(own)
+    words = encoder.words((before + data).decode(errors=ESCAPED))
+    ids = [token for word in words for token in encoder.word(word)]
+    if ids[: len(own)] != own:
+        words, own = encoder.words(data.decode(errors=ESCAPED)), []
+        ids = [token for word in words for token in encoder.word(word)]
+    return ids[len(own) :], max(0, len(ids) - len(encoder.word(words[-1])) - len(own))
+
+
+def _last_word(context: Context) -> list[int]:
+    """Return the target's newest tokens from the beginning of a word on; none if it began before the tail."""
+    tail, is_whole = list(context.tail), len(context.tail) < TAIL
+    pieces = [context.translator.target.piece(token) for token in tail]
+    starts = {
+        end - len(piece): at for at, (piece, end) in enumerate(zip(pieces, accumulate(map(len, pieces)), strict=True))
+    }
+    text = codecs.getincrementaldecoder("utf-8")(ESCAPED).decode(b"".join(pieces))
+    at = len(text.encode(errors=ESCAPED))
+    for word in reversed(context.translator.target_words.words(text)):
+        at -= len(word.encode(errors=ESCAPED))
+        if at in starts and (at or is_whole):
+            return tail[starts[at] :]
+    return tail if is_whole else []

@@ -1,0 +1,159 @@
+"""The draft's context has the target's bytes, however it grows, and is what the draft's tokenizer would write."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from specplug.errors import ContractError
+from specplug.text.fingerprint_texts import fingerprint_texts
+from specplug.text.translate import reference
+from specplug.text.translate.translator import Context, Translator
+from specplug.text.translate.vocabulary import Vocabulary
+from specplug.text.translate.words import LONGEST_WORD, WordEncoder
+from tests.text.translate.tools import PAIRS, TEXTS, own_encoding, target_ids, translator, vocabulary
+
+pytest.importorskip("mistral_common")
+
+
+def extended(context: Context, before: list[int], ids: Sequence[int]) -> list[int]:
+    """Return the draft's context after some more ids, and check that as much of it is kept as possible."""
+    assert len(context) == len(before)
+    keep, new = context.extend(ids)
+    after = before[:keep] + new
+    assert 0 <= keep <= len(before)
+    assert keep == len(before) or not new or new[0] != before[keep]
+    assert len(context) == len(after)
+    return after
+
+
+def whole(pair: tuple[str, str], ids: Sequence[int]) -> list[int]:
+    return extended(Context(translator(*pair)), [], ids)
+
+
+PAIR_AND_IDS = st.sampled_from(PAIRS).flatmap(lambda pair: st.tuples(st.just(pair), target_ids(pair[0])))
+
+
+@given(PAIR_AND_IDS)
+def test_the_bytes_are_the_targets_and_no_token_is_unknown(found):
+    (target, draft), ids = found
+    context = Context(translator(target, draft))
+    written = extended(context, [], ids)
+    expected = reference.draft_parts(vocabulary(target), vocabulary(draft), ids)
+    if context.held_back:
+        last = expected.pop()
+        assert isinstance(last, bytes)
+        assert last.endswith(context.held_back)
+        expected += [last.removesuffix(context.held_back)] if last != context.held_back else []
+    assert reference.decoded(vocabulary(draft), written) == expected
+    assert vocabulary(draft).unk_id not in written
+
+
+@given(PAIR_AND_IDS, st.data())
+def test_it_does_not_matter_how_many_ids_come_at_once(found, data):
+    pair, ids = found
+    context, written, at = Context(translator(*pair)), list[int](), 0
+    while at < len(ids):
+        size = data.draw(st.integers(0, 5))
+        written = extended(context, written, ids[at : at + size])
+        at += size
+    assert extended(context, written, []) == whole(pair, ids)
+
+
+def is_plain(text: str, *names: str) -> bool:
+    """Return whether tokenizers keep a text as it is, find no special tokens in it, and no word that is cut."""
+    if "\u2581" in text or unicodedata.normalize("NFC", text) != text:
+        return False
+    if text.startswith(" ") and "byte_fallback" in names:  # Metaspace puts no space before one, and decoding removes it
+        return False
+    is_short = all(len(word) < LONGEST_WORD for name in names for word in encoder(name).words(f" {text}"))
+    return is_short and not any(each in text for name in names for each in vocabulary(name).controls.values())
+
+
+def encoder(name: str) -> WordEncoder:
+    return translator(name, "tiny" if name != "tiny" else "tekken").target_words
+
+
+@given(st.sampled_from(PAIRS), TEXTS)
+@example(("tekken", "spm1"), " Leading and  double")
+@example(("spm3", "tekken"), "I'll say: \"we've seen\" (it).\n\n    return x\n")
+def test_a_text_becomes_what_the_drafts_tokenizer_writes(pair, text):
+    assume(is_plain(text, *pair))
+    assert whole(pair, own_encoding(pair[0], text)) == own_encoding(pair[1], text)
+
+
+def test_a_word_without_boundaries_is_cut_and_its_bytes_stay():
+    text = "abcdefgh" * 200
+    ids = vocabulary("tekken").encode(text)
+    assert vocabulary("tiny").bytes_of(whole(("tekken", "tiny"), ids)) == text.encode()
+
+
+def test_the_first_bytes_of_a_character_are_held_back():
+    target, context, written = vocabulary("tekken"), Context(translator("tekken", "tiny")), list[int]()
+    for byte in "é👍".encode():
+        written = extended(context, written, [target.byte_ids[byte]])
+        assert vocabulary("tiny").bytes_of(written).decode() in ("", "é", "é👍")
+    assert context.held_back == b""
+    assert vocabulary("tiny").bytes_of(extended(context, written, [target.byte_ids[0xE2]])) == "é👍".encode()
+    assert context.held_back == b"\xe2"
+
+
+def test_special_tokens_become_those_of_the_same_role_or_their_text():
+    spm3, tiny, byte_level = (vocabulary(name) for name in ("spm3", "tiny", "byte_level"))
+    names = {text: token for token, text in spm3.controls.items()}
+    ids = [*spm3.prefix, names["[INST]"], *own_encoding("spm3", "Say [INST]")[1:], names["</s>"]]
+    assert reference.decoded(tiny, whole(("spm3", "tiny"), ids)) == [b"[INST]Say [INST]", tiny.eos_id]
+    tekken = vocabulary("tekken")
+    parts = reference.decoded(tekken, whole(("spm3", "tekken"), ids))
+    assert parts == [*tekken.prefix, 3, b"Say [INST]", tekken.eos_id]  # Tekken has an [INST] too
+    assert reference.decoded(byte_level, whole(("tiny", "byte_level"), [1])) == [*byte_level.prefix, b"<|edit|>"]
+
+
+def test_an_unknown_token_is_read_as_its_name_and_an_id_of_no_token_is_refused():
+    assert reference.decoded(vocabulary("spm3"), whole(("spm1", "spm3"), [1, 0])) == [1, b"<unk>"]
+    for token in (-1, 2048):
+        with pytest.raises(ContractError, match=r"tiny: no token has this id.*expected"):
+            Context(translator("tiny", "spm1")).extend([token])
+
+
+def counted(found: Vocabulary, characters: list[int]) -> Vocabulary:
+    def encode(text: str) -> list[int]:
+        characters.append(len(text))
+        return found.encode(text)
+
+    return replace(found, encode=encode)
+
+
+def work(context_length: int) -> tuple[int, int, int]:
+    """Return the characters encoded, ids written and functions called in 64 steps after a context of some length."""
+    characters: list[int] = []
+    pair = Translator(vocabulary("spm3"), counted(vocabulary("tekken"), characters), cached=0)
+    ids = [token for text in fingerprint_texts() for token in vocabulary("spm3").encode(f" {text}\n")]
+    context = Context(pair)
+    context.extend((ids * (1 + context_length // len(ids)))[-context_length:])
+    characters.clear()
+    calls = written = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        for token in ids[:64]:
+            written += len(context.extend([token]).ids)
+    finally:
+        sys.setprofile(None)
+    return sum(characters), written, calls
+
+
+def test_a_step_costs_no_more_after_128k_tokens_than_after_1k():
+    short, long = work(1 << 10), work(1 << 17)
+    assert long == short
+    assert short[0] < 64 * 40
