@@ -81,7 +81,7 @@ class Intersection:
     Attributes:
         to_draft: [target_vocab] int32, the draft's id of each of the target's; -1 where there is none.
         to_target: [draft_vocab] int32, the reverse.
-        of_target: percentage of the target's tokens that the draft has too.
+        of_target: percentage of the target's tokens that the draft has too; those with the same bytes count once.
         of_draft: percentage of the draft's tokens that the target has too.
     """
 

@@ -19,8 +19,9 @@ CACHED = 1 << 15
 Cuts = Callable[[str], Iterable[int]]
 """The boundaries within a text, ascending."""
 
-_ESCAPE = r"(?<=[\udc80-\udcff])|(?=[\udc80-\udcff])"
-_BEFORE_SPACE = rf"(?<=\S)(?= )|{_ESCAPE}"
+_ESCAPE = re.compile("[\udc80-\udcff]")
+_AROUND_ESCAPE = f"(?<={_ESCAPE.pattern})|(?={_ESCAPE.pattern})"
+_BEFORE_SPACE = rf"(?<=\S)(?= )|{_AROUND_ESCAPE}"
 # Not after marks, which Python counts to no class of letters, and neither before "_" nor apostrophes (o200k's 's).
 _AFTER_LETTER = (
     r"""(?<=[^\W\d_])(?=[!"#$%&()*+,\-./:;<=>?@\[\\\]^`{|}~\u3001-\u3003\u3008-\u3011\uff01-\uff06\uff08-\uff0f])"""
@@ -53,24 +54,14 @@ class WordEncoder:
 
         It would lose bytes that are no UTF-8, SentencePiece's sign for a space, and characters that it normalises.
         """
-        data = word.encode(errors=ESCAPED)
-        try:
-            data.decode()
-        except UnicodeDecodeError:
-            is_exact, found = False, []
-        else:
-            found = self.vocabulary.encode(word)
-            is_exact = self._is_exact(found, data)
-        if is_exact:
+        pieces = self.vocabulary.pieces
+        found = [] if _ESCAPE.search(word) else self.vocabulary.encode(word)
+        if b"".join([pieces[token] for token in found]) == word.encode(errors=ESCAPED):
             return tuple(found)
         if len(word) == 1:
             return tuple(self.vocabulary.spelled(word))
         half = len(word) // 2
         return self._word(word[:half]) + self._word(word[half:])
-
-    def _is_exact(self, tokens: list[int], data: bytes) -> bool:
-        pieces = self.vocabulary.pieces
-        return b"".join([pieces[token] for token in tokens]) == data
 
 
 def words(text: str, cuts: Cuts) -> list[str]:
@@ -93,19 +84,19 @@ def cuts_of(vocabulary: Vocabulary) -> Cuts:
     """Return the boundaries of a vocabulary.
 
     A tokenizer that merges across words, such as SentencePiece's, merges two characters only into a piece that holds
-    them beside each other.  A boundary is between any others.  This is exact.
+    them beside each other.  Any others have a boundary between them.
 
     One that splits text by a regular expression first merges nothing across a space after a word, nor in most cases
-    between a letter and punctuation.  This is tried on `fingerprint_texts`, because expressions differ; a rule that
-    fails there is not used.
+    between a letter and punctuation.
+
+    Each rule is tried on `fingerprint_texts`, because expressions differ; one that fails there is not used.
     """
-    if vocabulary.merges_across_words:
-        return _between_strangers(vocabulary)
-    rules = (f"{_BEFORE_SPACE}|{_AFTER_LETTER}", _BEFORE_SPACE)
-    return next((cuts for cuts in map(_matches, rules) if _splits_exactly(vocabulary, cuts)), _matches(_ESCAPE))
+    by_expression = map(_matches, (f"{_BEFORE_SPACE}|{_AFTER_LETTER}", _BEFORE_SPACE))
+    rules = [_never_together(vocabulary)] if vocabulary.merges_across_words else by_expression
+    return next((cuts for cuts in rules if _splits_exactly(vocabulary, cuts)), _matches(_AROUND_ESCAPE))
 
 
-def _between_strangers(vocabulary: Vocabulary) -> Cuts:
+def _never_together(vocabulary: Vocabulary) -> Cuts:
     texts = (piece.decode(errors="ignore") for piece in vocabulary.pieces if len(piece) > 1)
     together = {first + second for text in texts for first, second in pairwise(text)}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from functools import cache
 from itertools import permutations
-from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -62,6 +61,9 @@ def _byte_fallback() -> Tokenizer:
     spelled = [f"<0x{byte:02X}>" for byte in range(256)]
     found = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     found.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    found.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     trainer = trainers.BpeTrainer(
         vocab_size=1100, special_tokens=["<unk>", "<s>", "</s>", *spelled], limit_alphabet=90, show_progress=False
     )
@@ -91,12 +93,6 @@ def own_encoding(name: str, text: str) -> list[int]:
     if isinstance(found, Tokenizer):
         return list(found.encode(text).ids)
     return [*vocabulary(name).prefix, *found.encode(text).tolist()]
-
-
-def refused(**changes: Any) -> SimpleNamespace:
-    """Return a tokenizer whose description has other contents than that of `byte_level`."""
-    content = {**json.loads(library("byte_level").to_str()), **changes}
-    return SimpleNamespace(fingerprint=SimpleNamespace(name="mine"), library=Tokenizer.from_str(json.dumps(content)))
 
 
 _FRAGMENTS = (

@@ -1,0 +1,91 @@
+"""Drafted ids become the target's tokens of the same bytes, which continue those that the target has written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from specplug.text.translate.drafts import TargetDraft, target_draft
+from specplug.text.translate.translator import TAIL, Context
+from specplug.text.translate.vocabulary import ESCAPED
+from tests.text.translate.tools import PAIRS, TEXTS, target_ids, translator, vocabulary
+
+pytest.importorskip("mistral_common")
+
+
+def after(pair: tuple[str, str], ids: list[int]) -> Context:
+    context = Context(translator(*pair))
+    context.extend(ids)
+    return context
+
+
+@given(st.sampled_from(PAIRS).flatmap(lambda pair: st.tuples(st.just(pair), target_ids(pair[0]), target_ids(pair[1]))))
+def test_the_bytes_are_the_drafted_ones(found):
+    (target, draft), ids, drafted = found
+    drafted = [token for token in drafted if token not in vocabulary(draft).controls]
+    context = after((target, draft), ids)
+    drafted = [*vocabulary(draft).spelled(context.held_back.decode(errors=ESCAPED)), *drafted]
+    data, (new, num_stable) = vocabulary(draft).bytes_of(drafted), target_draft(context, drafted)
+    data = (data.removeprefix(b" ") if context.adds_space else data)[len(context.held_back) :]
+    written = vocabulary(target).bytes_of(new)
+    written = written.removeprefix(b" ") if context.takes_space else written
+    assert data.startswith(written)
+    assert len(data) - len(written) < 4  # an incomplete character
+    assert 0 <= num_stable <= len(new)
+
+
+@given(st.sampled_from(PAIRS), TEXTS, st.data())
+def test_what_the_target_would_write_is_found(pair, text, data):
+    """The target's own tokens of a text, cut anywhere, are continued by its own from the draft's of the same text."""
+    target, draft = translator(*pair).target_words, translator(*pair).draft_words
+    assume(text and all(len(target.word(word)) <= TAIL for word in target.words(f" {text}")))
+    own = target.text(f" {text}" if target.vocabulary.space_prefix != "never" else text)
+    cut = data.draw(st.integers(0, len(own)))
+    context = after(pair, own[:cut])
+    rest = target.vocabulary.bytes_of(own[cut:])
+    rest = context.held_back + (rest.removeprefix(b" ") if context.takes_space else rest)
+    drafted = draft.text((" " if context.adds_space and rest else "") + rest.decode(errors=ESCAPED))
+    assert target_draft(context, drafted).ids == own[cut:]
+    found = target_draft(context, drafted[: data.draw(st.integers(0, len(drafted)))])
+    assert found.ids[: found.num_stable] == own[cut:][: found.num_stable]
+
+
+def test_complete_words_are_stable():
+    drafted = vocabulary("tiny").encode(" is a test")
+    found = target_draft(after(("tekken", "tiny"), vocabulary("tekken").encode("This")), drafted)
+    assert found.ids == vocabulary("tekken").encode(" is a test")
+    assert found.num_stable == 2
+
+
+def test_tokens_continue_the_targets_own_even_if_its_tokenizer_would_write_the_word_otherwise():
+    tekken, tiny = vocabulary("tekken"), vocabulary("tiny")
+    context = after(("tekken", "tiny"), tekken.encode(" Hel"))
+    assert tekken.encode(" Hello")[0] != tekken.encode(" Hel")[0]
+    assert target_draft(context, tiny.encode("lo there")).ids == tekken.encode("lo there")
+
+
+def test_a_draft_ends_at_a_special_token():
+    spm1, tiny = vocabulary("spm1"), vocabulary("tiny")
+    context = after(("spm1", "tiny"), [1, *spm1.encode(" Yes")])
+    assert target_draft(context, [*tiny.encode(" I do"), tiny.eos_id, 500]) == TargetDraft(
+        [*spm1.encode(" I do"), spm1.eos_id], 3
+    )
+    assert target_draft(context, [*tiny.encode(" I do"), 3, 500]) == TargetDraft(spm1.encode(" I do"), 2)
+    assert target_draft(context, []) == TargetDraft([], 0)
+
+
+def test_the_first_word_after_a_special_token_has_its_space():
+    spm3, tekken = vocabulary("spm3"), vocabulary("tekken")
+    context = after(("spm3", "tekken"), [1, 3, *spm3.encode(" Hi"), 4])
+    assert target_draft(context, tekken.encode("Hello there")).ids == spm3.encode(" Hello there")
+    context = after(("tekken", "spm3"), [1, 3, *tekken.encode("Hi"), 4])
+    assert target_draft(context, spm3.encode(" Hello there")).ids == tekken.encode("Hello there")
+
+
+def test_a_character_that_the_target_has_begun_is_completed_or_nothing_is_drafted():
+    tekken, tiny = vocabulary("tekken"), vocabulary("tiny")
+    context = after(("tekken", "tiny"), [tekken.byte_ids[byte] for byte in "👍".encode()[:2]])
+    assert tekken.bytes_of(target_draft(context, tiny.encode("👍 a")).ids) == "👍".encode()[2:] + b" a"
+    assert target_draft(context, tiny.encode("é")) == TargetDraft([], 0)
+    assert target_draft(context, tiny.spelled("👍")[:1]) == TargetDraft([], 0)
