@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
 
-from specplug.text.translate.translator import TAIL, Context
+from specplug.text.translate.translator import Context
 from specplug.text.translate.vocabulary import ESCAPED
 
 
@@ -72,16 +72,14 @@ def _continued(context: Context, data: bytes) -> tuple[list[int], int]:
 
 
 def _last_word(context: Context) -> list[int]:
-    """Return the target's newest tokens from the beginning of a word on; none if it began before the tail."""
-    tail, is_whole = list(context.tail), len(context.tail) < TAIL
+    """Return the target's tokens of its last word, or all of the tail if the word began before it."""
+    tail = list(context.tail)
     pieces = [context.translator.target.piece(token) for token in tail]
-    starts = {
-        end - len(piece): at for at, (piece, end) in enumerate(zip(pieces, accumulate(map(len, pieces)), strict=True))
-    }
+    starts = dict(zip(accumulate(map(len, pieces), initial=0), range(len(tail)), strict=False))
     text = codecs.getincrementaldecoder("utf-8")(ESCAPED).decode(b"".join(pieces))
     at = len(text.encode(errors=ESCAPED))
     for word in reversed(context.translator.target_words.words(text)):
         at -= len(word.encode(errors=ESCAPED))
-        if at in starts and (at or is_whole):
+        if at in starts:
             return tail[starts[at] :]
-    return tail if is_whole else []
+    return tail

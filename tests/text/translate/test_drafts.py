@@ -87,5 +87,20 @@ def test_a_character_that_the_target_has_begun_is_completed_or_nothing_is_drafte
     tekken, tiny = vocabulary("tekken"), vocabulary("tiny")
     context = after(("tekken", "tiny"), [tekken.byte_ids[byte] for byte in "👍".encode()[:2]])
     assert tekken.bytes_of(target_draft(context, tiny.encode("👍 a")).ids) == "👍".encode()[2:] + b" a"
-    assert target_draft(context, tiny.encode("é")) == TargetDraft([], 0)
+    assert target_draft(context, tiny.encode("é or 天")) == TargetDraft([], 0)
     assert target_draft(context, tiny.spelled("👍")[:1]) == TargetDraft([], 0)
+
+
+def test_a_word_of_more_tokens_than_are_looked_at_is_continued():
+    tekken, tiny = vocabulary("tekken"), vocabulary("tiny")
+    digits = "".join(map(str, range(10, 40)))
+    context = after(("tekken", "tiny"), tekken.encode(digits))
+    assert len(context.tail) == TAIL < len(tekken.encode(digits))
+    assert target_draft(context, tiny.encode("567 is")).ids == tekken.encode("567 is")
+
+
+def test_a_token_of_several_bytes_that_are_no_character_is_continued():
+    tekken, tiny = vocabulary("tekken"), vocabulary("tiny")
+    piece = next(piece for piece in tekken.pieces if len(piece) == 2 and max(piece) < 0xC0 and min(piece) >= 0x80)
+    context = after(("tekken", "tiny"), [tekken.pieces.index(piece)])
+    assert target_draft(context, tiny.encode(" is")).ids == tekken.encode(" is")

@@ -56,6 +56,13 @@ def test_a_letter_is_the_token_that_text_is_encoded_to():
     assert found.to_draft[spm1.byte_ids[0xE2]] == tiny.byte_ids[0xE2]
 
 
+def test_the_first_of_several_equal_tokens_is_used():
+    tiny = vocabulary("tiny")
+    found = intersect(replace(tiny, pieces=(*tiny.pieces, tiny.pieces[500])), tiny)
+    assert found.to_draft[[500, 2048]].tolist() == [500, -1]
+    assert found.of_target == 100
+
+
 def test_control_tokens_correspond_by_text_then_by_role_and_ends_to_the_end():
     spm1, tiny, byte_level, tekken = map(vocabulary, ("spm1", "tiny", "byte_level", "tekken"))
     assert match_controls(spm1, tekken).to_draft == {1: 1, 2: 2}

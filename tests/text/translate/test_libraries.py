@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +59,20 @@ def test_runs_of_spaces_that_are_added_tokens_are_text():
     assert {1201, 1202} <= set(found.encode("a" + " " * 12 + "b"))
 
 
+def test_the_two_ways_to_put_a_space_before_text():
+    content = json.loads(library("byte_fallback").to_str())
+    steps = [
+        {"type": "Prepend", "prepend": "\u2581"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+    ]
+    content.update(pre_tokenizer=None, normalizer={"type": "Sequence", "normalizers": steps})
+    older = read_vocabulary(Tokenizer.from_str(json.dumps(content)))
+    assert older.space_prefix == "every"
+    for text in ("Hello  world", " a", "一 b"):
+        assert older.encode(text) == vocabulary("byte_fallback").encode(text)
+        assert older.encode(f" {text}") == Tokenizer.from_str(json.dumps(content)).encode(text).ids
+
+
 def test_tiktokens_own_and_tekkens_are_the_same():
     tekken, own = vocabulary("tekken"), vocabulary("tiktoken")
     assert own.pieces == tekken.pieces[1000:]
@@ -101,6 +116,16 @@ def test_a_tokenizer_without_a_token_for_each_byte_is_refused_by_name():
             read_vocabulary(Tokenizer(model), "mine")
 
 
+def test_the_models_unknown_token_is_one_even_if_it_was_not_added():
+    content = json.loads(library("byte_fallback").to_str())
+    found = read_vocabulary(Tokenizer.from_str(json.dumps({**content, "added_tokens": []})))
+    assert (found.controls, found.pieces[0]) == ({0: "<unk>"}, b"")
+
+
 def test_an_unknown_library_is_refused():
+    itself = SimpleNamespace(encode=list)
+    itself.tokenizer = itself
+    with pytest.raises(SettingsError, match="found SimpleNamespace"):
+        read_vocabulary(itself)
     with pytest.raises(SettingsError, match=r"mine: cannot translate.*found SimpleNamespace; expected"):
         read_vocabulary(SimpleNamespace(encode=list), "mine")

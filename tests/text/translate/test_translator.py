@@ -88,12 +88,6 @@ def test_a_text_becomes_what_the_drafts_tokenizer_writes(pair, text):
     assert whole(pair, own_encoding(pair[0], text)) == own_encoding(pair[1], text)
 
 
-def test_a_word_without_boundaries_is_cut_and_its_bytes_stay():
-    text = "abcdefgh" * 200
-    ids = vocabulary("tekken").encode(text)
-    assert vocabulary("tiny").bytes_of(whole(("tekken", "tiny"), ids)) == text.encode()
-
-
 def test_the_first_bytes_of_a_character_are_held_back():
     target, context, written = vocabulary("tekken"), Context(translator("tekken", "tiny")), list[int]()
     for byte in "é👍".encode():
@@ -102,6 +96,12 @@ def test_the_first_bytes_of_a_character_are_held_back():
     assert context.held_back == b""
     assert vocabulary("tiny").bytes_of(extended(context, written, [target.byte_ids[0xE2]])) == "é👍".encode()
     assert context.held_back == b"\xe2"
+
+
+def test_a_special_token_ends_a_character_that_is_not_complete():
+    tekken, tiny = vocabulary("tekken"), vocabulary("tiny")
+    ids = [*tekken.encode("a"), *tekken.spelled("👍")[:3], tekken.eos_id, *tekken.encode("b")]
+    assert reference.decoded(tiny, whole(("tekken", "tiny"), ids)) == [b"a\xf0\x9f\x91", tiny.eos_id, b"b"]
 
 
 def test_special_tokens_become_those_of_the_same_role_or_their_text():

@@ -34,11 +34,25 @@ def test_all_words_but_the_last_stay_when_a_text_continues(name, text, more):
     assert encoder(name).words(text + more)[: len(closed)] == closed
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_no_token_holds_a_boundary(name):
+    texts = {piece: piece.decode(errors="ignore") for piece in vocabulary(name).pieces}
+    whole = [text for piece, text in texts.items() if text.encode() == piece != b""]
+    assert [text for text in whole if len(encoder(name).words(text)) > 1] == []
+
+
 def test_words_of_tokenizers():
     text = "I'll be (here), soon\n  after"
     assert encoder("tekken").words(text) == ["I'll", " be", " (here", "),", " soon\n  after"]
     assert encoder("spm1").words("你好 x\ny z") == ["你", "好", " x", "\n", "y", " z"]
     assert encoder("tekken").words("我们去\uff0c你觉得") == ["我们去", "\uff0c你觉得"]
+
+
+def test_a_word_without_boundaries_is_cut_wherever_the_text_ends():
+    whole = encoder("tiny").words("a" * 600 + " b")
+    assert list(map(len, whole)) == [256, 256, 88, 2]
+    assert encoder("tiny").words("a" * 512 + " b")[1:] == ["a" * 256, " b"]
+    assert encoder("tiny").words("a" * 256) == ["a" * 256]
 
 
 def test_a_rule_that_fails_is_not_used():
