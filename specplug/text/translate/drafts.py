@@ -29,8 +29,8 @@ def target_draft(context: Context, drafted: Iterable[int]) -> TargetDraft:
 
     They continue the target's own last word as its tokenizer would, if it would write this word's tokens so far as they
     are; otherwise the drafted text is encoded alone.  The draft ends at the first special token, which is its last
-    token if the target has one that corresponds.  It is empty if the draft contradicts the bytes of a character that
-    the target has begun.
+    token if the target has one that corresponds, or at padding.  It is empty if it contradicts the bytes of a character
+    that the target has begun.
     """
     data, special = _drafted_bytes(context, drafted)
     held_back = context.held_back
@@ -39,21 +39,22 @@ def target_draft(context: Context, drafted: Iterable[int]) -> TargetDraft:
     decoder = codecs.getincrementaldecoder("utf-8")(ESCAPED)
     text = decoder.decode(data, final=special is not None)
     ids, num_stable = _continued(context, text.encode(errors=ESCAPED)[len(held_back) :])
-    ends = context.translator.controls.to_target.get(special, -1) if special is not None else -1
-    if special is not None:
-        ids += [ends] if ends >= 0 else []
-        num_stable = len(ids)
-    return TargetDraft(ids, num_stable)
+    if special is None:
+        return TargetDraft(ids, num_stable)
+    ends = context.translator.controls.to_target.get(special)
+    ids += [] if ends is None else [ends]
+    return TargetDraft(ids, len(ids))
 
 
 def _drafted_bytes(context: Context, drafted: Iterable[int]) -> tuple[bytes, int | None]:
-    """Return the bytes before the first special token, and that token."""
-    draft, data, special = context.translator.draft, bytearray(), None
+    """Return the bytes before the first id that has none, and that id."""
+    pieces, data, special = context.translator.draft.pieces, bytearray(), None
     for token in map(int, drafted):
-        if token in draft.controls:
+        piece = pieces[token] if 0 <= token < len(pieces) else b""
+        if not piece:
             special = token
             break
-        data += draft.piece(token)
+        data += piece
     return bytes(data.removeprefix(b" ") if context.adds_space else data), special
 
 

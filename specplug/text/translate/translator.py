@@ -92,7 +92,7 @@ class Context:
         """Append the target's next ids and return what changes in the draft's context.
 
         Raises:
-            ContractError: the target has no token of such an id.
+            ContractError: the target has no token of such an id; the context cannot be extended further then.
         """
         before, final = self._open_ids, [] if self._begun else list(self.translator.draft.prefix)
         data, self._begun = bytearray(), True

@@ -33,6 +33,9 @@ def test_the_bytes_are_the_drafted_ones(found):
     assert data.startswith(written)
     assert len(data) - len(written) < 4  # an incomplete character
     assert 0 <= num_stable <= len(new)
+    for count in range(len(drafted)):
+        before = target_draft(context, drafted[:count])
+        assert before.ids[: before.num_stable] == new[: before.num_stable]
 
 
 @given(st.sampled_from(PAIRS), TEXTS, st.data())
@@ -72,6 +75,8 @@ def test_a_draft_ends_at_a_special_token():
         [*spm1.encode(" I do"), spm1.eos_id], 3
     )
     assert target_draft(context, [*tiny.encode(" I do"), 3, 500]) == TargetDraft(spm1.encode(" I do"), 2)
+    for padding in (-1, 2048):
+        assert target_draft(context, [*tiny.encode(" I do"), padding, 500]) == TargetDraft(spm1.encode(" I do"), 2)
     assert target_draft(context, []) == TargetDraft([], 0)
 
 
