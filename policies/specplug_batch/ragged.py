@@ -167,9 +167,8 @@ class RaggedPlanner(Planner):
 
     def _why(self) -> str:
         """Return the reason for the plan in words."""
-        gain = (
-            f"at {self._requests} requests drafts emit {self._gains.speed_up(self._requests):.2f} times as much as none"
-        )
+        speed_up = f"{self._gains.speed_up(self._requests):.2f}"
+        gain = f"at {self._requests} requests decoding with drafts emits {speed_up} times as much as without"
         if not self._is_on:
             return f"off: {gain}, less than {1 + GAIN_TO_START:g} times"
         least = min([price.survival for price in self._plan.prices], default=0.0)

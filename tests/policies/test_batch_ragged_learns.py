@@ -175,7 +175,7 @@ def test_it_states_what_it_plans_and_why():
     server.serve("easy", 8, 4000 * 8)
     found = server.planner.status()
     assert (found["draft_length"], found["requests"], found["costs"]) == (16, 8, "measured")
-    assert found["why"].startswith("at 8 requests drafts emit")
+    assert found["why"].startswith("at 8 requests decoding with drafts emits ")
     assert found["speed_up"] > 5
     assert found["cost_error"] < 0.1
     server.serve("hopeless", 8, 4000 * 8)
