@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,10 @@ _MOST_OVER = 4
 _EMITTED_STEPS = 32
 """Number of steps over which the emitted tokens are averaged, about as many as prompts are counted over."""
 
-_OPTIMISM, _COST_DOUBT = 1.5, 0.4
+_OPTIMISM, _COST_DOUBT, _SCATTER = 1.5, 0.4, 2.0
+"""What a probe hopes for: standard errors of what is emitted; the share by which a step that was never measured may be
+cheaper; and mean errors of single steps by which the average of measured ones may be.
+"""
 
 
 class PaddedPlanner(Planner):
@@ -148,8 +152,9 @@ class PaddedPlanner(Planner):
         rates, hoped = self._rates(requests, stats, lengths), self._rates(requests, stats, lengths, _OPTIMISM)
         if self._costs.is_measured:
             counts = [self._costs.measured(requests, requests * (length + 1), length) for length in lengths]
-            doubts = [_COST_DOUBT / (1.0 + count) for count in counts]
-            hoped = hoped / (1.0 - np.array(doubts))
+            scatter = _SCATTER * (self._costs.error or 0.0)
+            doubts = [max(_COST_DOUBT / (1.0 + count), scatter / sqrt(1.0 + count)) for count in counts]
+            hoped = hoped / (1.0 - np.minimum(doubts, _COST_DOUBT))
         hoped[lengths.index(present)] = 0.0
         best = int(np.argmax(hoped))
         return lengths[best] if hoped[best] > rates[lengths.index(present)] else present

@@ -153,3 +153,14 @@ def test_it_states_what_it_plans_and_why():
     assert found["cost_error"] < 0.1
     server.serve("hopeless", 8, 4000 * 8)
     assert server._planner.status()["why"].startswith("off: at 8 requests")
+
+
+@pytest.mark.parametrize(("error", "probed"), [(0.02, 15), (0.3, 7)])
+def test_lengths_stay_in_question_while_single_steps_scatter(monkeypatch, error, probed):
+    """7 draft tokens turned out to be 5% slower than 15, in two dozen steps."""
+    planner = PaddedPlanner(PluginContext(CAPS, options=BatchOptions()))
+    planner.observe(StepReport.build(0, 0, 8, [], StepCost(8, 8, 8000, 0, 1e-3)))
+    monkeypatch.setattr(planner, "_rates", lambda *_: np.array([1.0, 1.0, 1.0, 1.9, 2.0]))
+    monkeypatch.setattr(planner._costs, "measured", lambda *_: 24.0)
+    planner._costs.error = error
+    assert planner._probe(8, HostStats(1, range(8)), 15) == probed
