@@ -120,7 +120,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "the gate": {f"{module}.{name}": -1.0 for module in _BOTH for name in ("GAIN_TO_START", "GAIN_TO_KEEP")},
     "sharing": {
         "specplug.cost.step_costs._NEAR": 0,
-        "specplug.cost.step_costs.drawn_together": lambda counts, corrections, noise: corrections,
+        "specplug.cost.step_costs.shrunk": lambda counts, corrections, noise: corrections,
         **{f"{module}.size_class": lambda requests: requests for module in _BOTH},
     },
 }

@@ -53,8 +53,8 @@ class Cell:
         return self.known
 
 
-def drawn_together(counts: Array, corrections: Array, noise: float) -> Array:
-    """Return corrections of k cells, [k] float64, each drawn to their mean as far as noise explains their differences.
+def shrunk(counts: Array, corrections: Array, noise: float) -> Array:
+    """Return the corrections of k cells, [k] float64, shrunk toward their mean as far as noise explains differences.
 
     Prices follow from differences between cells, and would follow noise otherwise.  The variance of the true
     corrections is estimated as in a random-effects model (DerSimonian and Laird, "Meta-analysis in clinical trials",

@@ -13,7 +13,7 @@ from math import log
 
 import numpy as np
 
-from specplug.cost.cell import AGREEING, CELL_SIZE, Cell, drawn_together
+from specplug.cost.cell import AGREEING, CELL_SIZE, Cell, shrunk
 from specplug.cost.profiled import Curve, curve_of
 from specplug.cost.shape import LEAST, NUM_TERMS, PENALTIES, Array, nonnegative_fit, terms
 from specplug.types.plan import StepCost
@@ -137,6 +137,33 @@ class StepCosts:
                 sooner, and prompts fill so many more of the steps.
         """
         decoding = self._decoding_seconds(requests, context_tokens, tokens, draft_lengths)
+        return self._with_prompts(decoding, requests, context_tokens, tokens, draft_lengths, pace)
+
+    def seconds_beside_prompts(
+        self, requests: int, context_tokens: float, tokens: Sequence[int], draft_lengths: Sequence[int]
+    ) -> Array:
+        """Return the predicted mean seconds of n steps without those of their prompts, [n] float64.
+
+        A prompt is computed once, however fast its request decodes, so tokens per second are highest where these
+        seconds per token are least.  What prompts add to the cost of draft tokens is included.
+
+        Args:
+            requests, context_tokens, tokens, draft_lengths: as for `seconds`; the first step is one without drafts.
+        """
+        decoding = self._decoding_seconds(requests, context_tokens, tokens, draft_lengths)
+        found = self._with_prompts(decoding, requests, context_tokens, tokens, draft_lengths)
+        return found - float(found[0]) + float(decoding[0])
+
+    def _with_prompts(
+        self,
+        decoding: Array,
+        requests: int,
+        context_tokens: float,
+        tokens: Sequence[int],
+        draft_lengths: Sequence[int],
+        pace: Array | float = 1.0,
+    ) -> Array:
+        """Return the mean seconds of steps of which some have prompt tokens, from those of steps that have none."""
         prefills = [prefill for prefill in self._prefills if prefill]
         if not prefills or not self._steps:
             return decoding
@@ -151,18 +178,6 @@ class StepCosts:
         both: Array = (1 - share) * decoding + share * (np.mean(mixed, axis=0) @ self._weights)
         return both
 
-    def seconds_beside_prompts(
-        self, requests: int, context_tokens: float, tokens: Sequence[int], draft_lengths: Sequence[int]
-    ) -> Array:
-        """Return the same less what the prompts add to the first of the steps, [n] float64.
-
-        A prompt is computed once, however fast its request decodes.  So tokens per second are highest where these
-        seconds per token are least.  What prompts add to the cost of a draft token is in them.
-        """
-        found = self.seconds(requests, context_tokens, tokens, draft_lengths)
-        alone = float(self._decoding_seconds(requests, context_tokens, tokens, draft_lengths)[0])
-        return found - float(found[0]) + alone
-
     def _decoding_seconds(
         self, requests: int, context_tokens: float, tokens: Sequence[int], draft_lengths: Sequence[int]
     ) -> Array:
@@ -173,7 +188,7 @@ class StepCosts:
         cells = [self._correction(requests, *each) for each in zip(tokens, draft_lengths, strict=True)]
         counts, means = np.array(cells).T
         noise = _FIRST_ERROR if self.error is None else self.error
-        decoding: Array = np.maximum(found, LEAST) * np.exp(drawn_together(counts, means, _VARIANCE * noise**2))
+        decoding: Array = np.maximum(found, LEAST) * np.exp(shrunk(counts, means, _VARIANCE * noise**2))
         return decoding
 
     def _observe_prefill(self, cost: StepCost, prefill: int) -> None:

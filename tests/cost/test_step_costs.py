@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.cost import StepCosts
-from specplug.cost.cell import drawn_together
+from specplug.cost.cell import shrunk
 from specplug.cost.profiled import curve_of
 from specplug.cost.shape import NUM_TERMS, nonnegative_fit, terms
 from specplug.types.plan import StepCost
@@ -264,24 +264,24 @@ def test_the_cost_of_a_further_token_does_not_follow_noise(seed):
     assert np.diff(found) / np.diff(drafted) == pytest.approx(8e-5, abs=2e-5)
 
 
-class TestDrawnTogether:
+class TestShrunk:
     """Corrections of cells that share what noise does not tell apart."""
 
     def test_differences_within_the_noise_vanish(self):
-        found = drawn_together(np.full(4, 10.0), np.array([0.01, -0.01, 0.02, 0.02]), 0.01)
+        found = shrunk(np.full(4, 10.0), np.array([0.01, -0.01, 0.02, 0.02]), 0.01)
         assert np.ptp(found) == 0.0
         assert found[0] == pytest.approx(0.01, rel=0.02)
 
     def test_differences_far_beyond_it_stay(self):
         stated = np.array([0.3, -0.3, 0.0])
-        assert drawn_together(np.full(3, 20.0), stated, 1e-4) == pytest.approx(stated, abs=0.01)
+        assert shrunk(np.full(3, 20.0), stated, 1e-4) == pytest.approx(stated, abs=0.01)
 
     def test_cells_without_measurements_get_the_mean(self):
-        found = drawn_together(np.array([24.0, 24.0, 0.0]), np.array([0.2, 0.4, 9.9]), 1e-6)
+        found = shrunk(np.array([24.0, 24.0, 0.0]), np.array([0.2, 0.4, 9.9]), 1e-6)
         assert found == pytest.approx([0.2, 0.4, 0.3], abs=0.01)
 
     def test_nothing_is_corrected_without_measurements(self):
-        assert drawn_together(np.zeros(3), np.zeros(3), 0.01).tolist() == [0.0, 0.0, 0.0]
+        assert shrunk(np.zeros(3), np.zeros(3), 0.01).tolist() == [0.0, 0.0, 0.0]
 
     @given(
         cells=st.lists(st.tuples(st.integers(0, 40), st.floats(-0.7, 0.7)), min_size=1, max_size=8),
@@ -289,7 +289,7 @@ class TestDrawnTogether:
     )
     def test_none_leaves_the_range_of_all_and_zero(self, cells, noise):
         counts, stated = np.array(cells, np.float64).T
-        found = drawn_together(counts, stated, noise)
+        found = shrunk(counts, stated, noise)
         known = [0.0, *stated[counts > 0]]
         assert min(known) - 1e-9 <= found.min()
         assert found.max() <= max(known) + 1e-9

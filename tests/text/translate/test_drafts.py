@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -10,8 +9,6 @@ from specplug.text.translate.drafts import TargetDraft, target_draft
 from specplug.text.translate.translator import TAIL, Context
 from specplug.text.translate.vocabulary import ESCAPED
 from tests.text.translate.tools import PAIRS, TEXTS, target_ids, translator, vocabulary
-
-pytest.importorskip("mistral_common")
 
 
 def after(pair: tuple[str, str], ids: list[int]) -> Context:

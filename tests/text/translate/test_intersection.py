@@ -10,8 +10,6 @@ import pytest
 from specplug.text.translate.intersection import intersect, match_controls
 from tests.text.translate.tools import PAIRS, vocabulary
 
-pytest.importorskip("mistral_common")
-
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_it_is_one_to_one_and_of_the_same_bytes_or_role(pair):

@@ -14,8 +14,6 @@ from specplug.text.fingerprint_texts import fingerprint_texts
 from specplug.text.translate.libraries import byte_alphabet, read_vocabulary
 from tests.text.translate.tools import NAMES, library, own_encoding, vocabulary
 
-pytest.importorskip("mistral_common")
-
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bytes_are_those_that_the_library_decodes_to(name):

@@ -19,8 +19,6 @@ from specplug.text.translate.vocabulary import ESCAPED, Vocabulary
 from specplug.text.translate.words import LONGEST_WORD, WordEncoder
 from tests.text.translate.tools import PAIRS, TEXTS, own_encoding, target_ids, translator, vocabulary
 
-pytest.importorskip("mistral_common")
-
 
 def extended(context: Context, before: list[int], ids: Sequence[int]) -> list[int]:
     """Return the draft's context after some more ids, and check that as much of it is kept as possible."""

@@ -12,8 +12,6 @@ from specplug.text.translate.vocabulary import ESCAPED
 from specplug.text.translate.words import LONGEST_WORD, WordEncoder, cuts_of, words
 from tests.text.translate.tools import NAMES, TEXTS, translator, vocabulary
 
-pytest.importorskip("mistral_common")
-
 
 def encoder(name: str) -> WordEncoder:
     return translator(name, "tiny" if name != "tiny" else "tekken").target_words
