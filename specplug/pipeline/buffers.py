@@ -21,8 +21,8 @@ class DraftBuffers:
     """One buffer of S rows per proposer, and one for the merged draft if there are several proposers.
 
     At most one buffer has a distribution, [S, N, Vd] float32: that of the first proposer that declares a distribution
-    that the engine takes.  The merged draft shares its memory.  The tokens of all other proposers are verified as
-    one-hot drafts, which is also lossless.
+    that the engine takes, or logits if the engine takes probabilities, to which `merge` turns them.  The merged draft
+    shares its memory.  The tokens of all other proposers are verified as one-hot drafts, which is also lossless.
     """
 
     def __init__(
@@ -53,13 +53,16 @@ class DraftBuffers:
         trees = [handle.caps.trees for handle in handles]
         self.parts = [allocate(Distribution.ONE_HOT, of_one) for of_one in trees]
         """The buffer of each proposer."""
-        taken = caps.draft_input
-        states = (it.caps.distribution is taken is not Distribution.ONE_HOT for it in handles)
+        taken = {Distribution.PROBS: (Distribution.PROBS, Distribution.LOGITS)}.get(
+            caps.draft_input, (caps.draft_input,)
+        )
+        states = (it.caps.distribution in taken and taken[0] is not Distribution.ONE_HOT for it in handles)
         self._stating = next((index for index, it in enumerate(states) if it), -1)
         if self._stating >= 0:
             handle = handles[self._stating]
             draft_vocab = checked_draft_vocab(handle.spec.name, handle.proposer, vocab_size)
             self.parts[self._stating] = allocate(handle.caps.distribution, handle.caps.trees, draft_vocab)
+        self._to_probs = self._stating >= 0 and self.parts[self._stating].distribution is not caps.draft_input
         self._merged = self.parts[0]
         if len(handles) > 1:
             self._merged = allocate(Distribution.ONE_HOT, any(trees))
@@ -80,7 +83,7 @@ class DraftBuffers:
     @property
     def distribution(self) -> Distribution:
         """The distribution that the draft of a whole batch may carry."""
-        return self._merged.distribution
+        return Distribution.PROBS if self._to_probs else self._merged.distribution
 
     def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
         """Return the buffer of the whole batch, empty."""
@@ -95,8 +98,10 @@ class DraftBuffers:
         """
         for start, part in zip(self.starts, parts, strict=False):
             shift_sources(part, start)
-        if len(parts) == 1:
-            return replace(parts[0], sources=self.sources)
+        merged = replace(parts[0], sources=self.sources) if len(parts) == 1 else self._joined(batch, parts)
+        return _as_probs(merged, batch.temperature) if self._to_probs else merged
+
+    def _joined(self, batch: EngineBatch, parts: Sequence[Draft]) -> Draft:
         merged = self.empty(batch, parts[0].draft_length)
         for index, part in enumerate(parts):
             rows = part.lengths > 0
@@ -104,6 +109,16 @@ class DraftBuffers:
             if index != self._stating:
                 merged.as_one_hot(rows)
         return merged
+
+
+def _as_probs(draft: Draft, temperature: Tensor) -> Draft:
+    """Turn logits into probabilities, in place; `temperature` is [B]."""
+    assert draft.draft_logits is not None
+    draws = temperature > 0
+    if draws.device.type != "cpu" or draws.any():  # greedy drafts have no use for them
+        heat = torch.where(draws, temperature, 1.0)[:, None, None]
+        torch.softmax(draft.draft_logits.div_(heat), dim=-1, out=draft.draft_logits)
+    return replace(draft, distribution=Distribution.PROBS, draft_probs=draft.draft_logits, draft_logits=None)
 
 
 def shift_sources(draft: Draft, start: int) -> None:

@@ -148,5 +148,5 @@ def _states_distributions(step_planner: StepPlanner[Any], device: str) -> bool:
     settings = step_planner.resolved.settings
     specs = (default_registry().get(ProposerSpec, name) for name in (settings.proposer, *settings.extra_proposers))
     return step_planner.caps.draft_input is Distribution.PROBS and any(
-        spec.caps_for(device).distribution is Distribution.PROBS for spec in specs
+        spec.caps_for(device).distribution is not Distribution.ONE_HOT for spec in specs
     )

@@ -1,0 +1,9 @@
+"""Drafts from a smaller model, whose tokenizer may be another one than the target's.
+
+options      the proposer's settings
+proposer     the proposer: from a batch of the engine to drafts
+requests     the draft model's context of each running request
+drawing      which ids the model drafts, and their probabilities
+writing      drafted ids as draft tokens of the target
+acceptance   what each route's drafts turned out to be worth
+"""

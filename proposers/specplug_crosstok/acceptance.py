@@ -1,0 +1,68 @@
+"""Acceptance: how often drafted tokens are accepted, by route and by the draft model's own probability."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Floats = npt.NDArray[np.float64]
+Kinds = npt.NDArray[np.int32]
+
+NUM_BUCKETS = 12
+_FINEST = 8  # the last bucket begins at 1 - 2 ** -8
+_PRIOR = 8.0  # tokens that the model's own probability counts for in a bucket
+_FORGET = 4096.0  # tokens of a bucket after which the older ones count half
+
+
+class Acceptance:
+    """Tested and accepted tokens by kind and probability; rates begin with the probabilities.
+
+    Args:
+        num_kinds: kinds of tokens, such as those of a route, that are counted apart.
+    """
+
+    def __init__(self, num_kinds: int) -> None:
+        self._counts = np.zeros((num_kinds, NUM_BUCKETS, 2))  # tested, accepted
+
+    def learn(self, kinds: Kinds, probabilities: Floats, accepted: int) -> None:
+        """Learn from the tested tokens of one draft, [n] each: the first `accepted` were accepted, the next was not."""
+        results = np.stack([np.ones(len(kinds)), np.arange(len(kinds)) < accepted], 1)
+        np.add.at(self._counts, (kinds, _buckets(probabilities)), results)
+        self._counts[self._counts[:, :, 0] > _FORGET] /= 2
+
+    def confidence(self, kinds: Kinds, probabilities: Floats) -> Floats:
+        """Return [n]: the probability that each token is accepted."""
+        tested, accepted = np.moveaxis(self._counts[kinds, _buckets(probabilities)], -1, 0)
+        confidence: Floats = np.clip((accepted + _PRIOR * probabilities) / (tested + _PRIOR), 0.0, 1.0)
+        return confidence
+
+    def by_bucket(self, kinds: slice) -> Floats:
+        """Return [kinds, buckets]: the confidence in the middle of each bucket."""
+        middles = 1.0 - 2.0 ** -((np.arange(NUM_BUCKETS) + 0.5) * _FINEST / NUM_BUCKETS)
+        tested, accepted = np.moveaxis(self._counts[kinds], -1, 0)
+        confidence: Floats = (accepted + _PRIOR * middles) / (tested + _PRIOR)
+        return confidence
+
+    def num_tested(self, kind: int) -> int:
+        """Return how many tokens of a kind have been tested, the older ones at less weight."""
+        return int(self._counts[kind, :, 0].sum())
+
+    def rate(self, kind: int) -> float:
+        """Return the share of a kind's tested tokens that was accepted; `num_tested` must not be 0."""
+        tested, accepted = self._counts[kind].sum(0)
+        return float(accepted / tested)
+
+
+def bucket_of(probabilities: Tensor) -> Tensor:
+    """Return int64 buckets, narrower towards 1, where most tokens of a good draft are."""
+    doubt = -torch.log2((1.0 - probabilities).clamp(min=2.0**-_FINEST))
+    return (doubt * (NUM_BUCKETS / _FINEST)).long().clamp(0, NUM_BUCKETS - 1)
+
+
+def _buckets(probabilities: Floats) -> npt.NDArray[np.int64]:
+    """The same for arrays."""
+    doubt = -np.log2(np.maximum(1.0 - probabilities, 2.0**-_FINEST))
+    buckets: npt.NDArray[np.int64] = np.clip(doubt * (NUM_BUCKETS / _FINEST), 0, NUM_BUCKETS - 1).astype(np.int64)
+    return buckets

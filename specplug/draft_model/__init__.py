@@ -1,0 +1,7 @@
+"""A Hugging Face causal language model that drafts: batched over requests, with a key-value cache for each.
+
+pairing    what the tokenizers of a target and a draft model have in common
+cache      key-value caches of many texts, written at any position
+model      one forward pass over new tokens of many texts
+texts      which ids of each text are cached, and which have to be computed
+"""

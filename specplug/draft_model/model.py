@@ -1,0 +1,135 @@
+"""DraftModel: one forward pass of a causal language model over new tokens of many texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specplug.errors import PluginError, SpecplugError
+
+WIDTH_STEP = 128
+"""Attention reads a multiple of this many columns, so that few shapes occur."""
+
+
+class DraftModel:
+    """A causal language model of Hugging Face, and the key-value caches of S texts.
+
+    Its memory does not grow: `warm_up` takes all of it.
+
+    Args:
+        path: a folder, or a model id at Hugging Face.
+        max_texts: S.
+        max_length: L, the most tokens of a text; at most the model's own limit.
+        device: where it runs.
+        dtype: of weights and caches; None for the checkpoint's, and float32 on a CPU.
+
+    Raises:
+        PluginError: the model cannot be loaded, or it is of a kind that has no key-value cache for each token.
+    """
+
+    def __init__(
+        self, path: str, *, max_texts: int, max_length: int, device: torch.device, dtype: torch.dtype | None = None
+    ) -> None:
+        from specplug.draft_model.cache import TextCache  # imports transformers
+
+        chosen = torch.float32 if dtype is None and device.type == "cpu" else dtype
+        self.path, self.device, self.max_texts = path, device, max_texts
+        self._model = _load(path, "auto" if chosen is None else chosen).to(device).eval()
+        text = self._model.config.get_text_config()
+        self.vocab_size: int = text.vocab_size
+        """Columns of the logits; a tokenizer may have fewer ids."""
+        self.max_length: int = min(max_length, getattr(text, "max_position_embeddings", None) or max_length)
+        self.num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
+        self._windows = _attention_windows(path, text)
+        self._cache = TextCache(text.num_hidden_layers, max_texts, self.max_length)
+
+    def warm_up(self) -> None:
+        """Run once, which allocates all caches."""
+        zeros = torch.zeros(self.max_texts, dtype=torch.int64, device=self.device)
+        self.forward(zeros[:, None], zeros, zeros)
+
+    @torch.inference_mode()
+    def forward(
+        self, ids: Tensor, starts: Tensor, counts: Tensor, first: int = 0, longest: int | None = None
+    ) -> Tensor:
+        """Append tokens to the texts in rows `first` to `first` + R, and return the logits after each one's last.
+
+        Reads nothing back from the device.
+
+        Args:
+            ids: [R, T] int64, the new tokens, aligned to the right; entries before the newest `counts` are padding.
+            starts: [R] int64, how many tokens of each text stay in its cache, before the new ones.
+            counts: [R] int64, the number of new tokens, at most T; 0 for a row that is left alone.
+            longest: an upper bound of starts + counts; by default `max_length`.
+
+        Returns:
+            [R, V], meaningless where `counts` is 0.
+        """
+        num_rows, num_new = ids.shape
+        offsets = torch.arange(num_new, device=self.device) - num_new + counts[:, None]
+        is_token = offsets >= 0
+        positions = (starts[:, None] + offsets).clamp(min=0)
+        place = self._cache.place
+        place.first, place.last = first, first + num_rows
+        place.positions = torch.where(is_token, positions, self.max_length)
+        width = self.max_length if longest is None else longest
+        place.width = min(self.max_length, -(-width // WIDTH_STEP) * WIDTH_STEP)
+        logits: Tensor = self._model(
+            input_ids=torch.where(is_token, ids, 0),
+            position_ids=torch.where(is_token, positions, 0),
+            attention_mask=self._masks(torch.where(is_token, positions, 0)),
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        return logits[:, -1]
+
+    def _masks(self, positions: Tensor) -> Tensor | dict[str, Tensor]:
+        """Return [R, 1, T, W] bool, true for the columns that each token sees, by kind of layer if there are more."""
+        columns = torch.arange(self._cache.place.width, device=self.device)
+        before = columns <= positions[:, None, :, None]
+        masks = {
+            kind: before if window is None else before & (columns > positions[:, None, :, None] - window)
+            for kind, window in self._windows.items()
+        }
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _attention_windows(path: str, config: Any) -> dict[str, int | None]:
+    """Return how far back each kind of layer sees; None for no limit.
+
+    Raises:
+        PluginError: a kind of layer keeps a state instead of keys and values.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    if not kinds:
+        return {"all": window}
+    if not kinds <= {"full_attention", "sliding_attention"}:
+        raise PluginError.build(
+            "cannot draft with this model",
+            who=path,
+            found=f"layers of the kinds {', '.join(sorted(kinds))}",
+            expected="full_attention and sliding_attention only, whose caches can be rolled back",
+            remedy="Choose a draft model with plain attention",
+        )
+    return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
+
+
+def _load(path: str, dtype: torch.dtype | str) -> Any:
+    try:
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+    except SpecplugError:
+        raise
+    except Exception as error:  # hub clients, configurations and weights raise many kinds
+        raise PluginError.build(
+            "cannot load the draft model",
+            who=path,
+            found=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            expected="a folder or a model id of a causal language model that transformers loads",
+            remedy="Check the name, or download it first",
+        ) from error

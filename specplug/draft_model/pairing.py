@@ -1,0 +1,86 @@
+"""Pair: what the tokenizers of a target and of a draft model have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from specplug.errors import SettingsError
+from specplug.text.fingerprint import fingerprint
+from specplug.text.translate.intersection import Intersection, intersect
+from specplug.text.translate.libraries import read_vocabulary
+from specplug.text.translate.translator import Context, Extension, Translator
+
+
+class Translation(Protocol):
+    """The draft model's context of one request."""
+
+    def extend(self, ids: Iterable[int]) -> Extension:
+        """Append the target's next ids and return what changes in the draft's context."""
+        ...
+
+
+class SameIds:
+    """The translation between two models with one tokenizer."""
+
+    def __init__(self) -> None:
+        self._length = 0
+
+    def extend(self, ids: Iterable[int]) -> Extension:
+        """Append ids as they are."""
+        new = list(map(int, ids))
+        self._length += len(new)
+        return Extension(self._length - len(new), new)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two tokenizers.
+
+    Attributes:
+        intersection: the ids that stand for the same text.
+        translator: translates texts; None if the tokenizers give all texts the same ids.
+        num_first: how many ids the draft's tokenizer puts before a text.
+    """
+
+    intersection: Intersection
+    translator: Translator | None
+    num_first: int = 0
+
+    @classmethod
+    def of(cls, target: Any, draft: Any, target_vocab: int, draft_vocab: int) -> Pair:
+        """Compare two tokenizers.
+
+        Args:
+            target, draft: tokenizers that `specplug.text.translate.libraries.read_vocabulary` reads.
+            target_vocab, draft_vocab: the sizes of the models' vocabularies, padding included.
+
+        Raises:
+            SettingsError: the target's tokenizer is not known, or one of the two cannot be translated.
+        """
+        if target is None:
+            raise SettingsError.build(
+                "the target's tokenizer is not known",
+                expected="a server that loads it",
+                remedy="Leave out --skip-tokenizer-init",
+            )
+        first, second = fingerprint(target), fingerprint(draft)
+        if first.digest == second.digest and first.vocab_size <= draft_vocab:
+            return cls(_same_ids(first.vocab_size, target_vocab, draft_vocab), None)
+        own, other = read_vocabulary(target, first.name), read_vocabulary(draft, second.name)
+        return cls(intersect(own, other, target_vocab, draft_vocab), Translator(own, other), len(other.prefix))
+
+    def translation(self) -> Translation:
+        """Return the translation of one request's context."""
+        return SameIds() if self.translator is None else Context(self.translator)
+
+
+def _same_ids(known: int, target_vocab: int, draft_vocab: int) -> Intersection:
+    def table(size: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        ids = np.arange(size, dtype=np.int32)
+        return np.where(ids < min(known, target_vocab, draft_vocab), ids, -1).astype(np.int32)
+
+    return Intersection(table(max(target_vocab, known)), table(draft_vocab), 100.0, 100.0)
