@@ -1,0 +1,60 @@
+"""The proposer `crosstok` in tests of engines: its settings, and the law of the shipped model's first sampled tokens."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from specplug.demo import model_path
+from specplug.testing.statistics import g_test
+from tests.engines.plain import forward, ids
+
+TOP_K, TEMPERATURE, LENGTH = 3, 1.0, 3
+SAMPLED = {"temperature": TEMPERATURE, "top_k": TOP_K}
+
+
+def settings(draft: str = "tiny-draft-other", **options: Any) -> dict[str, Any]:
+    """Return settings that draft with a shipped model, for as long as it takes."""
+    own = {"model": str(model_path(draft)), "max_ms": None, **options}
+    faults = {"host_deadline_ms": None}
+    return {"proposer": "crosstok", "policy": "fixed", "faults": faults, "options": {"crosstok": own}}
+
+
+@functools.cache
+def prompt() -> list[int]:
+    """Return a prompt after which several tokens are likely, of both models."""
+    begun = "def Client(address):\n    _in, _out = Queue(), Queue()\n\ndef _remove(self,"
+    return ids(f"<|code|>{begun}")
+
+
+@functools.cache
+def law() -> dict[tuple[int, ...], float]:
+    """Return the probability of each possible beginning of an answer, `LENGTH` tokens that are sampled as `SAMPLED`."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(LENGTH):
+        longer = {}
+        for text, probability in found.items():
+            kept = (forward([*prompt(), *text]).double() / TEMPERATURE).topk(TOP_K)
+            for token, share in zip(kept.indices.tolist(), kept.values.softmax(0).tolist(), strict=True):
+                longer[(*text, token)] = probability * share
+        found = longer
+    return found
+
+
+def p_value(answers: Sequence[Sequence[int]]) -> float:
+    """Return the p-value of the answers' beginnings, by a G-test; one that cannot occur gives 0."""
+    places = {text: place for place, text in enumerate(law())}
+    seen = [places.get(tuple(answer[:LENGTH]), -1) for answer in answers]
+    if min(seen) < 0:
+        return 0.0
+    return g_test(np.bincount(seen, minlength=len(places)), np.array(list(law().values())))
+
+
+def requests(count: int) -> tuple[list[list[int]], list[dict[str, Any]]]:
+    """Return prompts and sampling parameters of so many answers."""
+    return list(itertools.repeat(prompt(), count)), list(itertools.repeat(SAMPLED, count))

@@ -1,0 +1,50 @@
+"""Drafts of a model with another tokenizer: greedy output is the plain model's, and sampled output has its law."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engines import crosstok
+from tests.engines.plain import MAX_TOKENS, assert_greedy, greedy, prompts
+from tests.engines.sglang import inside
+from tests.engines.sglang.engines import Engine
+
+PROMPTS = [list(prompt) for prompt in prompts()]
+
+
+@pytest.fixture(scope="session")
+def paired(engine: Callable[..., Engine]) -> Engine:
+    """An engine whose draft model has another tokenizer, overlapped."""
+    environment = {"SPECPLUG_CONFIG": json.dumps(crosstok.settings())}
+    return engine("SPECPLUG", draft_length=4, sampling=True, environment=environment, name="crosstok")
+
+
+def counted(scheduler: Any) -> dict[str, Any]:
+    """Return what specplug has counted so far, and its proposers' faults."""
+    stage = scheduler.draft_worker.drafting.stage
+    found: dict[str, Any] = stage.metrics.snapshot().as_dict()
+    return found
+
+
+def test_greedy(paired: Engine) -> None:
+    answers = paired.call(inside.generate, prompts=PROMPTS, params={"max_new_tokens": MAX_TOKENS})
+    assert_greedy(PROMPTS, [greedy(prompt) for prompt in prompts()], answers)
+    found = paired.inside(counted)
+    assert not found["faults"]
+    assert found["by_source"]["crosstok/text"]["acceptance_rate"] > 0.5
+    assert found["total"]["tau"] > 1.3
+
+
+def test_sampled(paired: Engine) -> None:
+    asked, params = crosstok.requests(384)
+    limits = {"max_new_tokens": crosstok.LENGTH + 1, "ignore_eos": True}
+    before = paired.inside(counted)["total"]
+    answers = paired.call(inside.generate, prompts=asked, params=[{**own, **limits} for own in params])
+    after = paired.inside(counted)
+    assert not after["faults"]
+    assert all(after["total"][count] - before[count] > 30 for count in ("accepted", "rejected"))
+    assert crosstok.p_value([answer["token_ids"] for answer in answers]) > 1e-4
