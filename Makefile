@@ -10,7 +10,7 @@ PINS   := .ci/environments
 PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang demo demo-vllm demo-sglang demo-rag test test-all test-core \
+.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang demo demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core \
   then-vllm then-sglang test-vllm test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
 
 help: ## show this list
@@ -78,6 +78,10 @@ check-sglang:
 
 demo: setup ## the shipped model, without and with speculation, side by side
 	$(BIN)/specplug demo --plot demo.png
+
+demo-crosstok: setup ## a draft model with another tokenizer, and then lookup beside it
+	$(BIN)/specplug demo --draft tiny-draft-other --policy fixed --num-speculative-tokens 5
+	$(BIN)/specplug demo --draft tiny-draft-other --proposer hybrid
 
 demo-vllm: setup-vllm ## a vLLM server on the shipped model, with and without reference texts
 	$(VLLM)/bin/python examples/vllm_demo.py

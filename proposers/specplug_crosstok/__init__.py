@@ -1,6 +1,7 @@
 """Drafts from a smaller model, whose tokenizer may be another one than the target's.
 
 options      the proposer's settings
+memory       the memory that it declares
 proposer     the proposer: from a batch of the engine to drafts
 requests     the draft model's context of each running request
 drawing      which ids the model drafts, and their probabilities

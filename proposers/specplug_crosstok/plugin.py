@@ -18,6 +18,7 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             factory="specplug_crosstok.proposer:CrossTok",
             summary="drafts with a smaller model, of the same tokenizer or another one",
             options="specplug_crosstok.options:CrossTokSettings",
+            memory="specplug_crosstok.memory:declared",
             caps=ProposerCaps(needs_host=True, incremental=True, distribution=Distribution.LOGITS, learns=True),
         )
     )

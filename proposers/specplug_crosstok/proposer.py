@@ -234,6 +234,14 @@ class CrossTok(Proposer):
 
 
 def _device(name: str) -> torch.device:
-    if name != "auto":
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
         return torch.device(name)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    except RuntimeError as error:
+        raise SettingsError.build(
+            "no such device",
+            who="proposer 'crosstok'",
+            found=f"options.crosstok.device is {name!r}",
+            expected="auto, cpu, cuda, or cuda:N",
+        ) from error

@@ -68,6 +68,7 @@ def target_tokens(
         if common:
             found = [int(to_target[token]) for token in ids]
             found = next((found[: at + 1] for at, token in enumerate(found) if token in controls), found)
+            steps = steps[: len(found)]
             tokens.add(found, [COMMON] * len(found), probabilities[steps].tolist(), steps)
             is_whole = len(found) == len(ids)
         else:
@@ -87,7 +88,8 @@ def _add_text(tokens: Tokens, context: Context, drafted: Sequence[int], probabil
     """
     found, pieces = target_draft(context, drafted), context.translator.draft.pieces
     ends = list(accumulate(max(1, len(context.translator.target.pieces[token])) for token in found.ids))
-    begins = list(accumulate((max(1, len(pieces[token])) for token in drafted), initial=-len(context.held_back)))
+    sizes = (len(pieces[token]) if token < len(pieces) else 0 for token in drafted)  # the model's ids may have padding
+    begins = list(accumulate((max(1, size) for size in sizes), initial=-len(context.held_back)))
     of_tokens = np.ones(len(ends) + 1)
     np.multiply.at(of_tokens, np.searchsorted(ends, begins[:-1], side="right"), probabilities)
     sources = [TEXT if at < found.num_stable else OPEN_WORD for at in range(len(found.ids))]

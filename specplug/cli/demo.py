@@ -8,7 +8,19 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from specplug.cli.launch import Device, DraftLength, Dtype, EngineName, Policy, Proposer, Threads, flags, start_engine
+from specplug.cli.launch import (
+    Device,
+    DraftLength,
+    DraftModel,
+    Dtype,
+    EngineName,
+    Policy,
+    Proposer,
+    Threads,
+    drafted_by,
+    flags,
+    start_engine,
+)
 from specplug.cli.output import AsJson, console, print_json, print_table
 from specplug.demo.tasks import KINDS, Kind, make_tasks
 
@@ -24,6 +36,7 @@ def demo(
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens per answer.")] = 400,
     seed: Annotated[int, typer.Option("--seed", help="Seed that selects the tasks.")] = 0,
     engine: EngineName = "transformers",
+    draft: DraftModel = None,
     proposer: Proposer = None,
     policy: Policy = None,
     draft_length: DraftLength = None,
@@ -39,9 +52,13 @@ def demo(
     files that it was never trained on.  Each task is served without and with speculation; the outputs must be
     identical.  The exit code is 1 if any differ.
 
-    Example: `specplug demo --tasks 20 --plot demo.png`
+    Examples:
+
+    `specplug demo --tasks 20 --plot demo.png`
+
+    `specplug demo --draft tiny-draft-other`, with a draft model that has another tokenizer
     """
-    chosen = flags(proposer=proposer, policy=policy, num_speculative_tokens=draft_length)
+    chosen = drafted_by(draft, proposer) | flags(policy=policy, num_speculative_tokens=draft_length)
     launch: dict[str, Any] = {"device": device, "dtype": dtype, "max_num_seqs": 1, "threads": threads}
     plain = start_engine(engine, model, {**chosen, "mode": "off"}, **launch)
     speculative = start_engine(engine, model, chosen, **launch)

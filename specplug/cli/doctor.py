@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -35,15 +37,52 @@ Launch = Annotated[
 ]
 
 
-def doctor(launch: Launch = "", as_json: AsJson = False) -> None:
+Target = Annotated[
+    str | None,
+    typer.Option("--target", metavar="MODEL", help="With --draft, check the pairing of two models and nothing else."),
+]
+DraftModelName = Annotated[
+    str | None,
+    typer.Option("--draft", metavar="MODEL", help="The draft model: a folder, a model id, or a shipped one."),
+]
+Prompt = Annotated[
+    list[str] | None, typer.Option("--prompt", metavar="TEXT", help="A prompt for a quick run of the pairing; repeat.")
+]
+Prompts = Annotated[
+    Path | None, typer.Option("--prompts", metavar="FILE", help="Prompts for the quick run, one per line.")
+]
+
+
+def doctor(
+    launch: Launch = "",
+    target: Target = None,
+    draft: DraftModelName = None,
+    prompt: Prompt = None,
+    prompts: Prompts = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens per answer of the run.")] = 64,
+    gamma: Annotated[int, typer.Option("--gamma", min=1, max=64, help="Draft tokens per step of the run.")] = 8,
+    as_json: AsJson = False,
+) -> None:
     """Check this machine, the plug-ins and the settings, and name a remedy for every problem.
 
     Runs every check that the installed packages registered, then shows the settings in effect and the origin of each
     value: the default or SPECPLUG_CONFIG. The exit code is 1 if a check fails. Settings inside a launch line are shown
     by the check that examines it.
 
+    With --target and --draft, checks instead whether the two models make a pair for the proposer `crosstok`:
+    tokenizers, kinds, maximum lengths, sizes and memory, without loading weights.  With prompts it also generates a few
+    tokens, without and with speculation, and predicts the speed-up.
+
     Example: `SPECPLUG_CONFIG=server.toml specplug doctor`
+
+    Example: `specplug doctor --target ./8B --draft ./1B --prompts prompts.txt`
     """
+    if target or draft or prompt or prompts:
+        from specplug.cli.pairing import doctor_of_pairing
+
+        run = {"max_tokens": max_tokens, "gamma": gamma}
+        doctor_of_pairing(target, draft, prompt or [], prompts, launch=launch, as_json=as_json, **run)
+        return
     registry = default_registry()
     resolved, findings = _settings(registry)
     settings = Settings() if resolved is None else resolved.settings
@@ -111,12 +150,17 @@ def _values(resolved: ResolvedSettings) -> list[dict[str, Any]]:
     ]
 
 
-def _print(findings: list[Finding], values: list[dict[str, Any]]) -> None:
+def print_findings(title: str, findings: Iterable[Finding]) -> None:
+    """Print results as a table."""
     print_table(
-        "Checks",
+        title,
         ("check", "status", "found", "remedy"),
         ((f.check, Text(f.status, style=_COLOURS[f.status]), f.summary, f.remedy) for f in findings),
     )
+
+
+def _print(findings: list[Finding], values: list[dict[str, Any]]) -> None:
+    print_findings("Checks", findings)
     if values:
         rows = ((v["key"], json.dumps(v["value"], default=str), v["origin"], v["description"]) for v in values)
         print_table("Settings", ("setting", "value", "from", "meaning"), rows)

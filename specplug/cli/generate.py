@@ -10,7 +10,19 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from specplug.cli.launch import Device, DraftLength, Dtype, EngineName, Policy, Proposer, Threads, flags, start_engine
+from specplug.cli.launch import (
+    Device,
+    DraftLength,
+    DraftModel,
+    Dtype,
+    EngineName,
+    Policy,
+    Proposer,
+    Threads,
+    drafted_by,
+    flags,
+    start_engine,
+)
 from specplug.cli.output import AsJson, console, print_json
 from specplug.demo.loops import loop_mask
 from specplug.errors import RequestError
@@ -28,6 +40,7 @@ def generate(
         typer.Option("--reference", "-r", exists=True, dir_okay=False, help="Text the answer may copy from; repeat."),
     ] = None,
     engine: EngineName = "transformers",
+    draft: DraftModel = None,
     proposer: Proposer = None,
     policy: Policy = None,
     draft_length: DraftLength = None,
@@ -67,8 +80,8 @@ def generate(
         fields["references"] = [{"text": _text(path), "name": path.name} for path in references]
     from specplug.plugins.engines import TextRequest
 
-    overrides = flags(
-        proposer=proposer, policy=policy, num_speculative_tokens=draft_length, mode=None if speculate else "off"
+    overrides = drafted_by(draft, proposer) | flags(
+        policy=policy, num_speculative_tokens=draft_length, mode=None if speculate else "off"
     )
     launch: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
     running = start_engine(engine, model, overrides, **launch)

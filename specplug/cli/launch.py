@@ -19,6 +19,12 @@ Proposer = Annotated[str | None, typer.Option("--proposer", help="The proposer t
 Policy = Annotated[
     str | None, typer.Option("--policy", help="The policy that chooses draft lengths; join several by +.")
 ]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        "--draft", metavar="MODEL", help="Draft with this model: a folder, a model id, or a shipped one (`crosstok`)."
+    ),
+]
 DraftLength = Annotated[
     int | None,
     typer.Option("--num-speculative-tokens", "-n", min=0, help="Most draft tokens per step; 0 drafts nothing."),
@@ -45,6 +51,16 @@ def find_model(name: str) -> str:
 def flags(**given: Any) -> dict[str, Any]:
     """Return the settings that were given on the command line."""
     return {key: value for key, value in given.items() if value is not None}
+
+
+def drafted_by(draft: str | None, proposer: str | None) -> dict[str, Any]:
+    """Return the settings of a draft model and a proposer that were given; the model's proposer is `crosstok`.
+
+    A proposer that has `crosstok` as a part, such as `hybrid`, may be given beside the model.
+    """
+    if draft is None:
+        return flags(proposer=proposer)
+    return {"proposer": proposer or "crosstok", "options": {"crosstok": {"model": find_model(draft)}}}
 
 
 def nested_options(given: Iterable[str]) -> dict[str, Any]:

@@ -15,13 +15,13 @@ class Place:
     Attributes:
         first, last: the rows of the cache that it computes: first up to but not including last.
         positions: [R, T] int64, the column that each token is written to; that of padding is the last column.
-        width: W; columns before it are read.
+        num_columns: W; columns before it are read.
     """
 
     first: int
     last: int
     positions: Tensor
-    width: int
+    num_columns: int
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -50,11 +50,11 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             assert held is not None
             mine = held[place.first : place.last]
             mine[rows, place.positions] = states.transpose(1, 2)
-            read.append(mine[:, : place.width].transpose(1, 2))
+            read.append(mine[:, : place.num_columns].transpose(1, 2))
         return read[0], read[1]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._place.width, 0
+        return self._place.num_columns, 0
 
     def get_seq_length(self) -> int:
         return 0  # positions and masks are given

@@ -48,7 +48,7 @@ class Drafter:
         ready = self._catch_up(texts, missing)
         if not ready:
             return [], torch.empty(0, 0, dtype=torch.int64, device=self.model.device)
-        logits, lengths = self._forward(missing, ready, [texts[row].num_cached for row in ready])
+        logits, lengths = self._forward(missing, ready, [texts[row].num_cached for row in ready], max(texts) + 1)
         active = (lengths > 0).long()
         drafted: list[Tensor] = []
         longest = int(max(texts[row].num_cached + len(missing[row]) for row in ready))
@@ -79,14 +79,14 @@ class Drafter:
         self.model.forward(new, place, self._tensor([len(ids)]), first=row, longest=start + len(ids))
 
     def _forward(
-        self, missing: Mapping[int, Sequence[int]], ready: Sequence[int], starts: Sequence[int]
+        self, missing: Mapping[int, Sequence[int]], ready: Sequence[int], starts: Sequence[int], num_rows: int
     ) -> tuple[Tensor, Tensor]:
         """Compute the missing ids of the ready rows; return logits [R, V] and lengths [R], 0 for all other rows."""
-        num_rows, width = max(missing) + 1, max(len(missing[row]) for row in ready)
-        ids = [[0] * width for _ in range(num_rows)]
+        num_columns = max(len(missing[row]) for row in ready)
+        ids = [[0] * num_columns for _ in range(num_rows)]
         begin, count = [0] * num_rows, [0] * num_rows
         for row, start in zip(ready, starts, strict=True):
-            ids[row][width - len(missing[row]) :] = missing[row]
+            ids[row][num_columns - len(missing[row]) :] = missing[row]
             begin[row], count[row] = start, len(missing[row])
         first, counts = self._tensor(begin), self._tensor(count)
         longest = max(begin[row] + count[row] for row in ready)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specplug.errors import PluginError, SpecplugError
 
-WIDTH_STEP = 128
+COLUMN_STEP = 128
 """Attention reads a multiple of this many columns, so that few shapes occur."""
 
 
@@ -42,7 +42,7 @@ class DraftModel:
         """Columns of the logits; a tokenizer may have fewer ids."""
         self.max_length: int = min(max_length, getattr(text, "max_position_embeddings", None) or max_length)
         self.num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
-        self._windows = _attention_windows(path, text)
+        self._windows = attention_windows(path, text)
         self._cache = TextCache(text.num_hidden_layers, max_texts, self.max_length)
 
     def warm_up(self) -> None:
@@ -74,8 +74,8 @@ class DraftModel:
         place = self._cache.place
         place.first, place.last = first, first + num_rows
         place.positions = torch.where(is_token, positions, self.max_length)
-        width = self.max_length if longest is None else longest
-        place.width = min(self.max_length, -(-width // WIDTH_STEP) * WIDTH_STEP)
+        longest = self.max_length if longest is None else longest
+        place.num_columns = min(self.max_length, -(-longest // COLUMN_STEP) * COLUMN_STEP)
         logits: Tensor = self._model(
             input_ids=torch.where(is_token, ids, 0),
             position_ids=torch.where(is_token, positions, 0),
@@ -88,7 +88,7 @@ class DraftModel:
 
     def _masks(self, positions: Tensor) -> Tensor | dict[str, Tensor]:
         """Return [R, 1, T, W] bool, true for the columns that each token sees, by kind of layer if there are more."""
-        columns = torch.arange(self._cache.place.width, device=self.device)
+        columns = torch.arange(self._cache.place.num_columns, device=self.device)
         before = columns <= positions[:, None, :, None]
         masks = {
             kind: before if window is None else before & (columns > positions[:, None, :, None] - window)
@@ -97,8 +97,12 @@ class DraftModel:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
-def _attention_windows(path: str, config: Any) -> dict[str, int | None]:
+def attention_windows(path: str, config: Any) -> dict[str, int | None]:
     """Return how far back each kind of layer sees; None for no limit.
+
+    Args:
+        path: the model, for messages.
+        config: the configuration of its text model.
 
     Raises:
         PluginError: a kind of layer keeps a state instead of keys and values.

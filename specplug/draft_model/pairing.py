@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from specplug.errors import SettingsError
+from specplug.errors import ContractError, SettingsError
 from specplug.text.fingerprint import fingerprint
 from specplug.text.translate.intersection import Intersection, intersect
 from specplug.text.translate.libraries import read_vocabulary
@@ -24,14 +24,27 @@ class Translation(Protocol):
 
 
 class SameIds:
-    """The translation between two models with one tokenizer."""
+    """The translation between two models with one tokenizer.
 
-    def __init__(self) -> None:
-        self._length = 0
+    Args:
+        vocab_size: of the draft model, whose padding may be shorter than the target's.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size, self._length = vocab_size, 0
 
     def extend(self, ids: Iterable[int]) -> Extension:
-        """Append ids as they are."""
+        """Append ids as they are.
+
+        Raises:
+            ContractError: the draft model has no such id.
+        """
         new = list(map(int, ids))
+        wrong = [token for token in new if not 0 <= token < self._vocab_size]
+        if wrong:
+            raise ContractError.build(
+                "the draft model has no such id", found=wrong[0], expected=f"ids in [0, {self._vocab_size})"
+            )
         self._length += len(new)
         return Extension(self._length - len(new), new)
 
@@ -75,7 +88,7 @@ class Pair:
 
     def translation(self) -> Translation:
         """Return the translation of one request's context."""
-        return SameIds() if self.translator is None else Context(self.translator)
+        return Context(self.translator) if self.translator else SameIds(len(self.intersection.to_target))
 
 
 def _same_ids(known: int, target_vocab: int, draft_vocab: int) -> Intersection:

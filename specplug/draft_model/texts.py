@@ -40,7 +40,7 @@ class Text:
         """Replace all ids but the first `keep` of the text.  Cached ids stay up to the first that differs."""
         del self._ids[keep:]
         self._ids += ids
-        if keep < self._start and self._start > self._num_first:
+        if keep <= self._start and self._start > self._num_first:
             self._restart()
             return
         same = min(len(self._cached), keep if keep <= self._num_first else self._num_first + keep - self._start)

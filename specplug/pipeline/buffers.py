@@ -112,12 +112,14 @@ class DraftBuffers:
 
 
 def _as_probs(draft: Draft, temperature: Tensor) -> Draft:
-    """Turn logits into probabilities, in place; `temperature` is [B]."""
+    """Turn logits into probabilities, in place; `temperature` is [B].  Greedy rows become one-hot."""
     assert draft.draft_logits is not None
+    assert draft.drawn is not None
     draws = temperature > 0
-    if draws.device.type != "cpu" or draws.any():  # greedy drafts have no use for them
-        heat = torch.where(draws, temperature, 1.0)[:, None, None]
-        torch.softmax(draft.draft_logits.div_(heat), dim=-1, out=draft.draft_logits)
+    draft.drawn.logical_and_(draws[:, None])
+    rows = draft.drawn_rows()
+    heat = torch.where(draws, temperature, 1.0)[rows, None, None]
+    draft.draft_logits[rows] = torch.softmax(draft.draft_logits[rows] / heat, dim=-1)
     return replace(draft, distribution=Distribution.PROBS, draft_probs=draft.draft_logits, draft_logits=None)
 
 

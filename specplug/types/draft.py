@@ -233,6 +233,12 @@ class Draft:
         picked._pad()
         return picked
 
+    def drawn_rows(self) -> Tensor:
+        """Return [n] int64: the rows whose distribution is of use; on a GPU all rows, because nothing is read back."""
+        if self.drawn is None or self.device.type != "cpu":
+            return torch.arange(self.batch_size, device=self.device)
+        return (self.drawn & self.mask()).any(1).nonzero()[:, 0]
+
     def shorten(self, lengths: Tensor) -> None:
         """Cut every row, in place, to at most `lengths` [B] tokens.  A prefix of a tree is a tree."""
         torch.minimum(self.lengths, lengths.to(self.lengths.dtype), out=self.lengths)
@@ -250,6 +256,7 @@ class Draft:
         """Copy another draft of the same shape into this buffer, across devices if necessary.
 
         If this buffer has no room for a full distribution, the tokens become one-hot drafts, which is also lossless.
+        Distributions that no token was drawn from are not copied from the CPU.
 
         Raises:
             ContractError: `other` is a tree and this buffer is not, or it lacks this buffer's distribution.
@@ -266,7 +273,10 @@ class Draft:
         self.base_len.copy_(other.base_len)
         theirs = other._per_token()
         for name, tensor in self._per_token().items():
-            if name in theirs:
+            if name in _DISTRIBUTIONS and name in theirs and other.device.type == "cpu":
+                rows = other.drawn_rows()
+                tensor[rows.to(self.device)] = theirs[name][rows].to(self.device)
+            elif name in theirs:
                 tensor.copy_(theirs[name])
         if self.parents is not None and other.parents is None:
             self.parents.copy_(chain_parents(self))
@@ -294,5 +304,6 @@ def chain_parents(draft: Draft) -> Tensor:
 
 _INTS = dict.fromkeys(("token_ids", "source", "parents"), torch.int32)
 _DTYPES = {**_INTS, "confidence": torch.float32, "drawn": torch.bool}
-_PER_TOKEN = (*_DTYPES, "draft_logits", "draft_probs")
+_DISTRIBUTIONS = ("draft_logits", "draft_probs")
+_PER_TOKEN = (*_DTYPES, *_DISTRIBUTIONS)
 _PADDING = {"token_ids": NO_TOKEN, "confidence": 0.0, "source": -1, "parents": ROOT}

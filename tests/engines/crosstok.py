@@ -1,4 +1,4 @@
-"""The proposer `crosstok` in tests of engines: its settings, and the law of the shipped model's first sampled tokens."""
+"""The proposer `crosstok` in tests of engines: its settings, and what the shipped model samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from specplug.demo import model_path
 from specplug.testing.statistics import g_test
@@ -33,7 +32,7 @@ def prompt() -> list[int]:
 
 
 @functools.cache
-def law() -> dict[tuple[int, ...], float]:
+def distribution() -> dict[tuple[int, ...], float]:
     """Return the probability of each possible beginning of an answer, `LENGTH` tokens that are sampled as `SAMPLED`."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(LENGTH):
@@ -48,11 +47,11 @@ def law() -> dict[tuple[int, ...], float]:
 
 def p_value(answers: Sequence[Sequence[int]]) -> float:
     """Return the p-value of the answers' beginnings, by a G-test; one that cannot occur gives 0."""
-    places = {text: place for place, text in enumerate(law())}
+    places = {text: place for place, text in enumerate(distribution())}
     seen = [places.get(tuple(answer[:LENGTH]), -1) for answer in answers]
     if min(seen) < 0:
         return 0.0
-    return g_test(np.bincount(seen, minlength=len(places)), np.array(list(law().values())))
+    return g_test(np.bincount(seen, minlength=len(places)), np.array(list(distribution().values())))
 
 
 def requests(count: int) -> tuple[list[list[int]], list[dict[str, Any]]]:

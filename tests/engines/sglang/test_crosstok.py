@@ -1,4 +1,4 @@
-"""Drafts of a model with another tokenizer: greedy output is the plain model's, and sampled output has its law."""
+"""Drafts of a model with another tokenizer: greedy output is the plain model's, and samples have its distribution."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def test_greedy(paired: Engine) -> None:
 
 
 def test_sampled(paired: Engine) -> None:
-    asked, params = crosstok.requests(384)
+    texts, params = crosstok.requests(384)
     limits = {"max_new_tokens": crosstok.LENGTH + 1, "ignore_eos": True}
     before = paired.inside(counted)["total"]
-    answers = paired.call(inside.generate, prompts=asked, params=[{**own, **limits} for own in params])
+    answers = paired.call(inside.generate, prompts=texts, params=[{**own, **limits} for own in params])
     after = paired.inside(counted)
     assert not after["faults"]
     assert all(after["total"][count] - before[count] > 30 for count in ("accepted", "rejected"))

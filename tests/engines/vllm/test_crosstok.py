@@ -1,4 +1,4 @@
-"""Drafts of a model with another tokenizer: greedy output equals vLLM's, and sampled output has the target's law."""
+"""Drafts of a model with another tokenizer: greedy output equals vLLM's, and samples have the target's distribution."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_greedy(paired: Engine, truth: Answers) -> None:
 
 @pytest.mark.parametrize(("kind", "pair"), KINDS, indirect=True)
 def test_sampled(kind: str, paired: Engine) -> None:
-    asked, params = crosstok.requests(384 if kind == "v1" else 128)
+    texts, params = crosstok.requests(384 if kind == "v1" else 128)
     limits = {"max_tokens": crosstok.LENGTH + 1, "ignore_eos": True}
-    found = paired.call("watching.counted", prompts=asked, params=[{**own, **limits} for own in params])
+    found = paired.call("watching.counted", prompts=texts, params=[{**own, **limits} for own in params])
     assert not found["faults"]
     tested = found["by_source"]["crosstok/common ids"]
     assert min(tested["accepted"], tested["rejected"]) > 30

@@ -1,0 +1,23 @@
+"""Registration of the proposer `hybrid`.  Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specplug.plugins.hooks import hookimpl
+from specplug.plugins.specs import ProposerSpec
+from specplug.types.caps import ProposerCaps
+
+
+@hookimpl
+def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> None:
+    """Register the proposer."""
+    register(
+        ProposerSpec(
+            name="hybrid",
+            factory="specplug_hybrid.proposer:Hybrid",
+            summary="lookup where it is surer, a draft model elsewhere, and none of its steps where they do not pay",
+            options="specplug_hybrid.options:HybridSettings",
+            caps=ProposerCaps(needs_host=True, inline=True, learns=True),
+        )
+    )

@@ -1,0 +1,99 @@
+"""The proposer `hybrid`: lookup and a draft model under one decision."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specplug.composing import ComposedProposer, splice
+from specplug.interfaces import PluginContext
+from specplug.types.batch import BatchView
+from specplug.types.draft import Draft
+from specplug.types.request import BEGINS, Event, RequestEvent
+from specplug.types.verdict import Verdict
+from specplug_hybrid.gains import Gains
+from specplug_hybrid.options import HybridSettings
+
+LOOKUP, MODEL = range(2)
+_TRIED_EVERY = 64  # steps after which the model is tried again although it does not pay
+
+
+class Hybrid(ComposedProposer):
+    """Drafts by lookup where that is expected to have more tokens accepted, and by a model elsewhere.
+
+    Lookup drafts first, for all rows.  What the model's drafts are worth is learnt from verdicts.  It runs for the rows
+    that gain by it if the batch then emits more per second, by the measured times of its own steps and the target's;
+    otherwise none of its steps run.  Where lookup's draft begins with all of the model's and is longer, its rest
+    follows the model's draft.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        options: HybridSettings = context.options or HybridSettings()
+        super().__init__(context, [options.lookup, options.model])
+        self._first_of_model = len(self.parts[LOOKUP].sources)
+        self.gains = Gains()
+        self._began = self._in_model = 0.0
+        self._skipped = self._steps = self._steps_with_model = 0
+
+    def compose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+        """Draft by lookup, and by the model for the rows that `_rows_for_model` returns."""
+        now = time.monotonic()
+        if self._began:
+            self.gains.time_step(now - self._began - self._in_model)
+        self._began, self._in_model, self._steps = now, 0.0, self._steps + 1
+        found = self.part_draft(LOOKUP, batch, limits, draft.draft_length)
+        rows = self._rows_for_model(batch, limits, found)
+        if rows is None:
+            self._skipped += 1
+            self.parts[MODEL].ingest(batch)
+        else:
+            self._skipped, self._steps_with_model = 0, self._steps_with_model + 1
+            began = time.monotonic()
+            drafted = self.part_draft(MODEL, batch, torch.where(rows, limits, 0), draft.draft_length)
+            self._in_model = time.monotonic() - began
+            self.gains.time_model(self._in_model)
+            splice(draft, drafted)
+        splice(draft, found)
+
+    def _rows_for_model(self, batch: BatchView, limits: Tensor, found: Draft) -> Tensor | None:
+        """Return [B] bool, the rows that gain by the model; None if it should not run."""
+        by_lookup = found.survival().sum(1).double().numpy()
+        by_model = np.minimum(self.gains.expected(batch.slots.tolist()), limits.numpy())
+        rows = by_model > by_lookup
+        more = float((by_model - by_lookup)[rows].sum())
+        if not rows.any():
+            return None
+        if self.gains.pays(len(rows), float(by_lookup.sum()), more) or self._skipped >= _TRIED_EVERY:
+            return torch.from_numpy(rows)
+        return None
+
+    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+        """Let the parts learn, and learn what the model's drafts were worth."""
+        super().observe(batch, draft, verdict)
+        by_model = (draft.source >= self._first_of_model).sum(1)
+        is_verified = (by_model > 0) & (verdict.verified > 0)
+        accepted = torch.minimum(by_model, verdict.accepted)
+        rows = zip(batch.slots.tolist(), is_verified.tolist(), accepted.tolist(), strict=True)
+        for slot, is_model, count in rows:
+            if is_model:
+                self.gains.learn(slot, count)
+
+    def on_event(self, event: Event) -> None:
+        """Pass the event to the parts, and forget a request that has left its slot."""
+        super().on_event(event)
+        if isinstance(event, RequestEvent) and event.kind not in BEGINS:
+            self.gains.forget(event.slot)
+
+    def status(self) -> dict[str, Any]:
+        """Return the parts' statuses, and how often the model ran."""
+        own = {
+            "steps": self._steps,
+            "steps_with_model": self._steps_with_model,
+            "step_ms": round(1000 * self.gains.step_seconds, 3),
+            "model_ms": round(1000 * self.gains.model_seconds, 3),
+        }
+        return {**super().status(), "hybrid": own}

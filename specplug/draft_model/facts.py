@@ -1,0 +1,202 @@
+"""Facts: what a model's configuration says about it, without its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specplug.draft_model.model import attention_windows
+from specplug.errors import PluginError
+
+_BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.0, "load_in_4bit": 4.0, "load_in_8bit": 8.0}
+_NUM_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Numbers of weights.
+
+    Attributes:
+        dense: those that every token is multiplied with, the output head included.
+        embedding: those of an input embedding that is not the output head too; a step looks rows up only.
+        experts, experts_per_token: routed experts of a layer, and those that one token is routed to; 0 for a dense
+            model.
+        expert: those of one routed expert of every layer together.
+    """
+
+    dense: int
+    embedding: int
+    experts: int = 0
+    experts_per_token: int = 0
+    expert: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model's configuration.
+
+    Attributes:
+        path: a folder, or a model id at Hugging Face.
+        config: its configuration of Hugging Face.
+    """
+
+    path: str
+    config: Any
+
+    @property
+    def text(self) -> Any:
+        """The configuration of its text model."""
+        return self.config.get_text_config()
+
+    @property
+    def kind(self) -> str:
+        """Its architecture, by Hugging Face's name."""
+        return str(self.config.model_type)
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        return int(self.text.vocab_size)
+
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens of a text; None if the configuration does not say."""
+        found = getattr(self.text, "max_position_embeddings", None)
+        return found if isinstance(found, int) else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The checkpoint's; bfloat16 if the configuration does not say."""
+        name = str(self.config.dtype or self.text.dtype or torch.bfloat16).removeprefix("torch.")
+        found = getattr(torch, name, None)
+        return found if isinstance(found, torch.dtype) else torch.bfloat16
+
+    @property
+    def quantised_bits(self) -> float | None:
+        """Bits of a quantised weight; None if the weights have the dtype, or are quantised in a way not known here."""
+        quantisation = getattr(self.config, "quantization_config", None)
+        given = quantisation if isinstance(quantisation, dict) else getattr(quantisation, "__dict__", {})
+        found: list[Any] = [bits for key, bits in _BITS.items() if given.get("quant_method") == key or given.get(key)]
+        groups = (given.get("config_groups") or {}).values()
+        found += [(group.get("weights") or {}).get("num_bits") for group in groups if isinstance(group, dict)]
+        found.append(given.get("bits"))
+        return next((float(bits) for bits in found if bits), None)
+
+    @property
+    def weight_bits(self) -> float:
+        """Bits of a weight as the checkpoint has it."""
+        return self.quantised_bits or 8.0 * self.dtype.itemsize
+
+
+def read_facts(path: str) -> ModelFacts:
+    """Read a model's configuration.
+
+    Raises:
+        PluginError: there is none, or transformers does not know such a model.
+    """
+    try:
+        from transformers import AutoConfig
+
+        return ModelFacts(path, AutoConfig.from_pretrained(path))
+    except Exception as error:  # hub clients and configurations raise many kinds
+        is_missing = path.startswith(("/", ".", "~")) and not Path(path).exists()
+        raise PluginError.build(
+            "cannot read the model's configuration",
+            who=path,
+            found="no such folder" if is_missing else _first_line(error),
+            expected="a folder or a model id of a causal language model that transformers loads",
+            remedy="Check the name, or download it first",
+        ) from error
+
+
+def count_parameters(facts: ModelFacts) -> Parameters:
+    """Count a model's parameters.
+
+    Raises:
+        PluginError: it is no causal language model, or an encoder-decoder.
+    """
+    if facts.config.is_encoder_decoder:
+        raise PluginError.build(
+            "no causal language model",
+            who=facts.path,
+            found=f"an encoder-decoder, {facts.kind}",
+            expected="a model of a decoder only",
+            remedy="Choose another model",
+        )
+    model = _empty(facts)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    is_untied = head is not None and head.weight is not embedding.weight
+    num_embedding = embedding.weight.numel() if is_untied else 0
+    experts = next((number for name in _NUM_EXPERTS if (number := getattr(facts.text, name, None))), 0)
+    per_token = getattr(facts.text, "num_experts_per_tok", None) or 0
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    routed = sum(size for name, size in sizes.items() if ".experts." in name) if experts and per_token else 0
+    dense = sum(sizes.values()) - num_embedding - routed
+    if not routed:
+        return Parameters(dense, num_embedding)
+    return Parameters(dense, num_embedding, experts, per_token, routed // experts)
+
+
+def cache_elements(facts: ModelFacts) -> int | None:
+    """Return the elements of a draft model's keys and values for one token, from a forward pass without any data.
+
+    None if the model computes nothing without data.
+
+    Raises:
+        PluginError: the model cannot draft: a layer keeps a state instead of keys and values, or
+            `specplug.draft_model.model.DraftModel` cannot load such a model.
+    """
+    from specplug.draft_model.cache import TextCache  # imports transformers
+
+    kinds, num_layers = attention_windows(facts.path, facts.text), int(facts.text.num_hidden_layers)
+    model, cache = _empty(facts, attn_implementation="sdpa"), TextCache(num_layers, 1, 1)
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device="meta")
+    place, ids = cache.place, torch.zeros(1, 1, dtype=torch.int64, device="meta")
+    place.first, place.last, place.positions, place.num_columns = 0, 1, ids, 1
+    try:
+        with torch.inference_mode():
+            model(
+                input_ids=ids,
+                position_ids=ids,
+                attention_mask=dict.fromkeys(kinds, mask) if len(kinds) > 1 else mask,
+                past_key_values=cache,
+                use_cache=True,
+            )
+    except Exception:  # operations that read data raise many kinds
+        return None
+    layers: list[Any] = cache.layers
+    written = [states for layer in layers if layer.is_initialized for states in (layer.keys, layer.values)]
+    num_written = len(written) // 2 + (getattr(facts.text, "num_kv_shared_layers", None) or 0)
+    if num_written < num_layers:
+        raise PluginError.build(
+            "cannot draft with this model",
+            who=facts.path,
+            found=f"keys and values of {num_written} of {num_layers} layers",
+            expected="keys and values of every layer, which can be rolled back",
+            remedy="Choose a draft model with plain attention",
+        )
+    return sum(int(states.shape[2] * states.shape[3]) for states in written)
+
+
+def _empty(facts: ModelFacts, **options: Any) -> Any:
+    """Return the model without memory for its weights."""
+    try:
+        from transformers import AutoModelForCausalLM
+
+        build: Any = AutoModelForCausalLM.from_config
+        with torch.device("meta"):
+            return build(facts.config, dtype=torch.bfloat16, **options).eval()
+    except Exception as error:  # each architecture raises its own kinds
+        raise PluginError.build(
+            "no causal language model that transformers builds",
+            who=facts.path,
+            found=_first_line(error),
+            remedy="Choose another model",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0].rstrip('.')}"
