@@ -23,7 +23,7 @@ REST = 32
 """Most steps without speculation of which one is planned and measured."""
 
 _FIRST, _LAST = 4, 512
-"""Steps to the next probe: at first, and at most, as probes change nothing."""
+"""Steps to the next probe: at first, and at most, as probes that cost no more than other steps change nothing."""
 
 
 class Probes:
@@ -32,16 +32,17 @@ class Probes:
     def __init__(self) -> None:
         self._wait, self._next, self._until = _FIRST, _FIRST, 0
 
-    def is_due(self, step: int, *, resumes: bool = False) -> bool:
+    def is_due(self, step: int, *, resumes: bool = False, cost: float = 1.0) -> bool:
         """Return whether this step is a probe; then the next one is due after twice the time.
 
         One that `resumes` drafting takes two steps, because the first one's cost is that of catching up, and the next
-        one is due after three times the time.
+        one is due after three times the time.  Probes that are `cost` times as long as other steps become so much rarer.
         """
         if step < self._next:
             return step < self._until
         self._until = step + 1 + resumes
-        self._next, self._wait = step + self._wait, min((2 + resumes) * self._wait, _LAST)
+        longest = round(_LAST * max(1.0, cost))
+        self._next, self._wait = step + self._wait, min((2 + resumes) * self._wait, longest)
         return True
 
     def rest(self, step: int) -> int:

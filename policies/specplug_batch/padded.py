@@ -52,7 +52,7 @@ class PaddedPlanner(Planner):
         self._trials: dict[int, Counter[int] | None] = {}
         self._emitted = 1.0  # tokens per row and step, lately
         self._planned = (0, 0, -1)  # draft length, batch size, step of the decision
-        self._probes = Probes()
+        self._probes, self._cost_of_probe = Probes(), 1.0  # of one draft token, relative to a step without drafts
 
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the draft length."""
@@ -70,7 +70,7 @@ class PaddedPlanner(Planner):
             and (trial := self._trial(requests, stats, trials)) is not None
         ):
             return StepPlan(trial, self._options.token_budget)
-        if self._probes.is_due(stats.step, resumes=not length):
+        if self._probes.is_due(stats.step, resumes=not length, cost=1.0 if length else self._cost_of_probe):
             length = self._probe(requests, stats, length)
         rests = not length and stats.step >= EARLY and self._costs.is_measured
         return StepPlan(length, self._options.token_budget, num_steps=self._probes.rest(stats.step) if rests else 1)
@@ -114,6 +114,9 @@ class PaddedPlanner(Planner):
         lengths = self._considered(requests)
         rates = self._rates(requests, stats, lengths)
         self._decision = lengths, rates
+        if len(lengths) > 1:
+            tokens = self._acceptance.expected()[lengths[:2]]
+            self._cost_of_probe = float(tokens[1] / rates[1] * rates[0] / tokens[0])
         best = max(range(len(lengths)), key=lambda i: rates[i])
         least = GAIN_TO_KEEP if present else GAIN_TO_START
         if rates[best] < rates[0] * (1.0 + least):

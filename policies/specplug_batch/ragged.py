@@ -63,7 +63,7 @@ class RaggedPlanner(Planner):
             return self._plan
         if (trial := self._trial(requests)) is not None:
             return trial
-        if self._probes.is_due(stats.step, resumes=not self._is_on):
+        if self._probes.is_due(stats.step, resumes=not self._is_on, cost=1.0 if self._is_on else self._curve[1][0]):
             return self._probe(requests)
         if self._is_on or stats.step < EARLY:
             return self._plan

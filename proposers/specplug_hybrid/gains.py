@@ -29,7 +29,7 @@ class Drafted(NamedTuple):
 
 
 class Gains:
-    """Learns how many tokens of the model's drafts are accepted, by request, and the times of steps and of the model."""
+    """Learns how many tokens of the model's drafts are accepted, by request, and the times of steps and the model."""
 
     def __init__(self) -> None:
         self._all = Drafted(1.0, _OPTIMISM)

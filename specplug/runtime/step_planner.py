@@ -181,7 +181,9 @@ class StepPlanner(Generic[R]):
     ) -> Launched:
         """Record that the engine runs a step with the drafts of the newest plan; pass the result to `finish`.
 
-        It is `UNREPORTED` while `is_off`.
+        It is `UNREPORTED` while `is_off`.  Its time is not reported if it drafts and verifies nothing, or the reverse, as
+        at a change of plans where drafts are verified a step later: such a step costs neither what steps with drafts do
+        nor what those without do.
 
         Args:
             began: start time of the step by `time.perf_counter`.
@@ -190,7 +192,8 @@ class StepPlanner(Generic[R]):
         """
         if self.is_off:
             return UNREPORTED
-        cost = (requests, tokens, context_tokens, draft_length, prompt_tokens) if timed and tokens else None
+        timed = timed and tokens > 0 and (draft_length > 0) == (self.plan.draft_length > 0)
+        cost = (requests, tokens, context_tokens, draft_length, prompt_tokens) if timed else None
         return Launched((self.steps - 1, self._planned, self.plan), began, cost)
 
     def finish(self, step: Launched, fates: Sequence[Fate], ended: float) -> None:

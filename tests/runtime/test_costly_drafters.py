@@ -1,0 +1,96 @@
+"""Where drafts are verified a step later, a drafter that takes long is switched off if it does not pay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specplug.interfaces import PluginContext
+from specplug.runtime.step_planner import Bounds, StepPlanner
+from specplug.settings import load_settings
+from specplug.settings.sources import ResolvedSettings
+from specplug.types.caps import DraftLengthChange, EngineCaps, Feedback, PlanSite, Ragged
+from specplug.types.plan import StepPlan
+
+REQUESTS, LONGEST = ("a", "b", "c", "d"), 15
+PLAIN, PER_TOKEN = 6e-3, 2e-4  # seconds of a step without drafts, and of each draft token that it verifies
+ACCEPTED = 0.9
+RAGGED = EngineCaps(LONGEST, plan_site=PlanSite.SCHEDULER, feedback=Feedback.SCHEDULER, decision_lag=1)
+PADDED = EngineCaps(
+    LONGEST,
+    ragged=Ragged.PADDED,
+    draft_length_change=DraftLengthChange.FREE,
+    plan_site=PlanSite.SCHEDULER,
+    feedback=Feedback.SCHEDULER,
+    decision_lag=1,
+)
+
+
+def planner_of(caps: EngineCaps) -> StepPlanner[str]:
+    settings = load_settings({"policy": "batch", "num_speculative_tokens": LONGEST}, env={}).settings
+    found = ResolvedSettings(settings=settings, origins={})
+    return StepPlanner(found, PluginContext(caps, max_slots=8), str, lambda name: 100, lambda name: Bounds(1000, None))
+
+
+def verified_of(plan: StepPlan) -> list[int]:
+    """Return how many draft tokens of each request are verified: those that survive by the price, up to the budget."""
+    least = min([price.survival for price in plan.prices], default=0.0)
+    count = sum(ACCEPTED ** (place + 1) >= least for place in range(plan.draft_length))
+    left, counts = len(REQUESTS) * LONGEST if plan.token_budget is None else plan.token_budget, []
+    for row in range(len(REQUESTS)):
+        counts.append(min(count, -(-left // (len(REQUESTS) - row))))
+        left -= counts[-1]
+    return counts
+
+
+def rate_of(planner: StepPlanner[str], steps: int, per_draft: float, *, pads: bool) -> float:
+    """Return the tokens per second of the last half of the steps, relative to no speculation.
+
+    A step verifies the drafts of the plan before, and then drafts for the newest plan, which takes `per_draft` a token.
+    """
+    random, before, clock = np.random.default_rng(0), StepPlan(0), 0.0
+    tokens = seconds = 0.0
+    for step in range(steps):
+        plan = planner.make(REQUESTS, 0, 0)
+        verified = [before.draft_length] * len(REQUESTS) if pads else verified_of(before)
+        took = PLAIN + per_draft * plan.draft_length + PER_TOKEN * sum(verified)
+        took *= float(np.exp(0.05 * random.standard_normal()))
+        accepted = [int(np.argmin([*(random.random(count) < ACCEPTED), False])) for count in verified]
+        if planner.is_off:
+            planner.finish(planner.launch(clock, 0, 0, 0, 0), (), clock + took)
+        else:
+            count = len(REQUESTS) + sum(verified)
+            launched = planner.launch(clock, len(REQUESTS), count, 400, before.draft_length)
+            fates = list(zip(REQUESTS, verified, accepted, strict=True)) if before.draft_length else []
+            planner.finish(launched, fates, clock + took)
+        clock, before = clock + took, plan
+        if step >= steps // 2:
+            tokens, seconds = tokens + len(REQUESTS) + sum(accepted), seconds + took
+    return tokens / seconds * PLAIN / len(REQUESTS)
+
+
+def test_one_that_loses_is_switched_off():
+    """At 10 ms a token, a step with 15 draft tokens takes 27 times as long as one without, and probes are rare."""
+    assert rate_of(planner_of(RAGGED), 3000, 1e-2, pads=False) > 0.98
+
+
+def test_one_that_gains_stays_on():
+    assert rate_of(planner_of(RAGGED), 1500, 1e-4, pads=False) > 1.5
+
+
+@pytest.mark.parametrize("per_draft", [1e-3, 2e-3, 4e-3])
+def test_what_is_predicted_is_what_it_gains(per_draft):
+    planner = planner_of(PADDED)
+    rate = rate_of(planner, 3000, per_draft, pads=True)
+    status = planner.stage.status()
+    assert rate > 1.02
+    assert status["predicted_speedup"][str(status["draft_length"])] == pytest.approx(rate, rel=0.1)
+
+
+def test_a_step_at_which_drafting_begins_or_ends_has_no_cost():
+    planner = planner_of(RAGGED)
+    found = []
+    for planned, verified in ((5, 0), (5, 5), (0, 5), (0, 0)):
+        planner.plan = StepPlan(planned)
+        found.append(planner.launch(0.0, 4, 4 + 4 * verified, 400, verified).cost is not None)
+    assert found == [False, True, False, True]
