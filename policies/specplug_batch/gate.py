@@ -36,7 +36,8 @@ class Probes:
         """Return whether this step is a probe; then the next one is due after twice the time.
 
         One that `resumes` drafting takes two steps, because the first one's cost is that of catching up, and the next
-        one is due after three times the time.  Probes that are `cost` times as long as other steps become so much rarer.
+        one is due after three times the time.  Probes that take `cost` times as long as other steps become so much
+        rarer.
         """
         if step < self._next:
             return step < self._until

@@ -181,9 +181,9 @@ class StepPlanner(Generic[R]):
     ) -> Launched:
         """Record that the engine runs a step with the drafts of the newest plan; pass the result to `finish`.
 
-        It is `UNREPORTED` while `is_off`.  Its time is not reported if it drafts and verifies nothing, or the reverse, as
-        at a change of plans where drafts are verified a step later: such a step costs neither what steps with drafts do
-        nor what those without do.
+        It is `UNREPORTED` while `is_off`.  Its time is not reported if it drafts and verifies nothing, or the reverse,
+        as at a change of plans where drafts are verified a step later: such a step costs neither what steps with drafts
+        do nor what those without do.
 
         Args:
             began: start time of the step by `time.perf_counter`.

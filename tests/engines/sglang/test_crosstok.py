@@ -48,3 +48,21 @@ def test_sampled(paired: Engine) -> None:
     assert not after["faults"]
     assert all(after["total"][count] - before[count] > 30 for count in ("accepted", "rejected"))
     assert crosstok.p_value([answer["token_ids"] for answer in answers]) > 1e-4
+
+
+@pytest.fixture(scope="session")
+def hybrid(engine: Callable[..., Engine]) -> Engine:
+    """An engine with lookup and the same draft model under one decision."""
+    environment = {"SPECPLUG_CONFIG": json.dumps({**crosstok.settings(), "proposer": "hybrid"})}
+    return engine("SPECPLUG", draft_length=4, environment=environment, name="hybrid")
+
+
+@pytest.mark.slow
+def test_greedy_with_lookup(hybrid: Engine) -> None:
+    answers = hybrid.call(inside.generate, prompts=PROMPTS, params={"max_new_tokens": MAX_TOKENS})
+    assert_greedy(PROMPTS, [greedy(prompt) for prompt in prompts()], answers)
+    found = hybrid.inside(counted)
+    assert not found["faults"]
+    accepted = {name: counts["accepted"] for name, counts in found["by_source"].items()}
+    assert all(any(accepted[name] for name in accepted if part in name) for part in ("hybrid/ngram", "hybrid/crosstok"))
+    assert found["total"]["tau"] > 1.3

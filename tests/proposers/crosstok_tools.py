@@ -1,0 +1,50 @@
+"""The proposer `crosstok` with the shipped models, built as an engine with the model "tiny" would."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from specplug.demo import model_path
+from specplug.interfaces import PluginContext
+from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.specs import ProposerSpec
+from specplug.text.loading import load_tokenizer
+from specplug.types.target import TargetModel
+from specplug_crosstok import plugin
+from specplug_crosstok.proposer import CrossTok
+
+VOCAB = 2048
+SAME, OTHER = "tiny-draft", "tiny-draft-other"
+
+
+def registered() -> ProposerSpec:
+    registry = Registry()
+    registry.add(plugin, Owner("crosstok", "specplug", "test"))
+    return registry.get(ProposerSpec, "crosstok")
+
+
+@functools.cache
+def tokenizer(name: str = "tiny") -> Any:
+    return load_tokenizer(str(model_path(name))).library
+
+
+def build(context: PluginContext) -> CrossTok:
+    """Build the proposer for a target whose tokenizer is that of "tiny"."""
+    return CrossTok(replace(context, target=TargetModel(tokenizer=tokenizer())))
+
+
+def spec() -> ProposerSpec:
+    """Return what is registered, for such a target."""
+    return replace(registered(), factory=build)
+
+
+def options(draft: str, **more: object) -> Mapping[str, object]:
+    return {"model": str(model_path(draft)), "max_ms": None, **more}
+
+
+def encoded(text: str) -> list[int]:
+    found: list[int] = tokenizer().encode(text, add_special_tokens=False)
+    return found

@@ -1,0 +1,134 @@
+"""A draft model of the same or another tokenizer leaves greedy outputs as they are, by every route."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from specplug.demo import model_path
+from specplug.metrics import SpecMetrics
+from specplug_transformers import Engine
+from tests.transformers.conftest import assert_greedy_equal, requests_of
+
+TEXTS = (
+    "def add(first, second):\n    return",
+    "<|code|>import os\n\n\ndef read(path):\n    ",
+    "Ünïcödé: 天地 👍 is",
+    "x",
+    "class Node:\n    def __init__(self, value):\n" * 6,
+)
+TOKENS = 24
+
+Make = Callable[..., Engine]
+
+
+@functools.cache
+def tiny() -> Any:
+    return AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32).eval()
+
+
+@functools.cache
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(model_path())
+
+
+@functools.cache
+def prompts() -> list[list[int]]:
+    """Return the texts' ids, and characters that have just begun, after a space and at the beginning."""
+    whole = [tokenizer().encode(text, add_special_tokens=False) for text in TEXTS]
+    begun = [tokenizer().encode(text, add_special_tokens=False)[:-1] for text in (" 天", "天")]
+    assert all(tokenizer().decode(ids).endswith("\ufffd") for ids in begun)
+    return [*whole, *begun]
+
+
+def settings(draft: str, **options: Any) -> dict[str, Any]:
+    """Return settings that draft with a model, for as long as it takes."""
+    return {
+        "proposer": "crosstok",
+        "policy": "fixed",
+        "num_speculative_tokens": 4,
+        "faults": {"host_deadline_ms": None},
+        "options": {"crosstok": {"model": draft, "max_ms": None, **options}},
+    }
+
+
+@pytest.fixture
+def engine() -> Iterator[Make]:
+    """Build engines that serve the tiny model, and close them."""
+    built: list[Engine] = []
+
+    def make(draft: str = "", *, max_num_seqs: int = 8, **options: Any) -> Engine:
+        chosen = settings(str(model_path(draft)), **options) if draft else {"policy": "none"}
+        built.append(Engine(tiny(), tokenizer(), settings=chosen, max_num_seqs=max_num_seqs, prefill_chunk=64))
+        return built[-1]
+
+    yield make
+    for each in built:
+        each.close()
+
+
+@functools.cache
+def expected() -> list[list[int]]:
+    """Return what the model answers without drafts."""
+    plain = Engine(tiny(), tokenizer(), settings={"policy": "none"})
+    outputs = plain.generate(requests_of(prompts(), max_tokens=TOKENS, ignore_eos=True))
+    plain.close()
+    return [list(output.token_ids) for output in outputs]
+
+
+def assert_same(found: Engine) -> SpecMetrics:
+    """Serve the prompts in one batch, compare, and return the counters."""
+    outputs = found.generate(requests_of(prompts(), max_tokens=TOKENS, ignore_eos=True))
+    assert_greedy_equal(tiny(), prompts(), expected(), [list(output.token_ids) for output in outputs])
+    counts = found.metrics.snapshot()
+    assert not counts.faults
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("draft", "route", "sources"),
+    [
+        ("tiny-draft", "auto", {"common ids"}),
+        ("tiny-draft-other", "slem", {"text", "open word"}),
+        ("tiny-draft-other", "tli", {"common ids"}),
+        ("tiny-draft-other", "auto", {"text", "open word"}),
+    ],
+)
+def test_outputs_are_the_targets(draft: str, route: str, sources: set[str], engine: Make) -> None:
+    counts = assert_same(engine(draft, route=route))
+    used = {name for name, count in counts.by_source.items() if count.accepted}
+    assert used == {f"crosstok/{source}" for source in sources}
+    assert counts.total.accepted > 0.4 * counts.total.tested
+
+
+@pytest.mark.parametrize("draft", ["tiny-draft", "tiny-draft-other"])
+def test_requests_take_turns(draft: str, engine: Make) -> None:
+    """There are fewer slots than requests, fewer caches than slots, and long prompts are caught up with in chunks."""
+    counts = assert_same(engine(draft, max_num_seqs=3, max_requests=2, prefill_chunk=16))
+    assert counts.total.accepted > 0
+
+
+def test_texts_longer_than_the_drafts_window(engine: Make) -> None:
+    counts = assert_same(engine("tiny-draft-other", max_context=64))
+    assert counts.total.accepted > 0
+
+
+@pytest.mark.parametrize("draft", ["tiny-draft", "tiny-draft-other"])
+def test_a_preempted_request_goes_on_in_another_slot(draft: str, engine: Make) -> None:
+    found = engine(draft)
+    names = [found.add(request) for request in requests_of(prompts(), max_tokens=TOKENS, ignore_eos=True)]
+    done: dict[str, list[int]] = {}
+    for number in range(10**3):
+        if not found.has_work:
+            break
+        if number in (2, 4):
+            found.preempt(names[number % 3])
+            found.preempt(names[0])
+        done |= {output.request_id: list(output.token_ids) for output in found.step() if output.finished}
+    assert_greedy_equal(tiny(), prompts(), expected(), [done[name] for name in names])
+    assert not found.metrics.snapshot().faults

@@ -1,0 +1,217 @@
+"""Sampled output has the target's distribution whichever route a draft's tokens take; planted mistakes are found out.
+
+Target and draft model have random weights and a few likely tokens each, some of which both have, so that drafts are
+accepted and rejected, common ids are only a part of what the draft model would say, and its text often takes the
+target several tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from specplug.demo import model_path
+from specplug.metrics import SpecMetrics
+from specplug.pipeline import buffers
+from specplug.testing import g_test
+from specplug_crosstok import drawing, proposer, writing
+from specplug_transformers import Engine
+from tests.transformers.conftest import requests_of
+from tests.transformers.test_crosstok import settings
+
+PROMPT, TOKENS, TOP_K, HEAT, SAMPLES = "def a u", 3, 4, 1.5, 1024
+TARGET = (" u", "s", "a", " c", "ho")  # "ho" is no token of the other tokenizer
+SAME = (*TARGET, "i")
+OTHER = (" u", "s", "a", " c", " us", "i")  # " us" is no token of the target's
+
+
+@functools.cache
+def tokenizer(name: str = "tiny") -> Any:
+    return AutoTokenizer.from_pretrained(model_path(name))
+
+
+def ids_of(name: str, pieces: tuple[str, ...]) -> list[int]:
+    """Return the ids of pieces that are one token each."""
+    found = [tokenizer(name).encode(piece, add_special_tokens=False) for piece in pieces]
+    assert all(len(ids) == 1 for ids in found)
+    return [ids[0] for ids in found]
+
+
+def model(vocab: int, likely: list[int], seed: int) -> Any:
+    """Return a model of one layer; one feature is the same after every text, and makes some tokens likely."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.35,
+        tie_word_embeddings=False,
+    )
+    built = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        layer, embedding, head = built.model.layers[0], built.model.embed_tokens.weight, built.lm_head.weight
+        layer.self_attn.o_proj.weight[0] = layer.mlp.down_proj.weight[0] = 0
+        embedding.mul_(2)
+        embedding[:, 0] = 2
+        rows = torch.randn(len(likely), 16) * 0.4
+        rows[:, 0] = 6
+        head.zero_()
+        head[likely] = rows
+    return built
+
+
+@functools.cache
+def target() -> Any:
+    return model(2048, ids_of("tiny", TARGET), 3)
+
+
+@functools.cache
+def prompt() -> list[int]:
+    found: list[int] = tokenizer().encode(PROMPT, add_special_tokens=False)
+    return found
+
+
+@functools.cache
+def distribution() -> dict[tuple[int, ...], float]:
+    """Return the probability of each possible output, by plain forward passes."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(TOKENS):
+        longer = {}
+        for output, prob in found.items():
+            with torch.no_grad():
+                kept = target()(input_ids=torch.tensor([[*prompt(), *output]])).logits[0, -1].double().topk(TOP_K)
+            for token, share in zip(kept.indices.tolist(), (kept.values / HEAT).softmax(0).tolist(), strict=True):
+                longer[*output, token] = prob * share
+        found = longer
+    return found
+
+
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Draft models in folders, by their tokenizers."""
+    folders = {}
+    for name, vocab, likely, seed in (("tiny-draft", 2048, SAME, 5), ("tiny-draft-other", 1024, OTHER, 12)):
+        folder = tmp_path_factory.mktemp(name)
+        model(vocab, ids_of(name, likely), seed).save_pretrained(folder)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(model_path(name) / file, folder)
+        folders[name] = str(folder)
+    return folders
+
+
+def sample(draft: str, *, primed: bool = False, seeded: bool = True, **options: Any) -> tuple[float, SpecMetrics]:
+    """Sample outputs; return the p-value of the G-test against the target's distribution, and the counters.
+
+    If `primed`, the proposer has learned that text is accepted where the draft model is sure, so it takes both routes.
+    """
+    chosen = settings(draft, max_context=64, max_requests=SAMPLES, **options)
+    chosen["num_speculative_tokens"] = TOKENS - 1
+    engine = Engine(target(), tokenizer(), settings=chosen, max_num_seqs=256)
+    if primed:
+        kinds = np.full(4000, proposer._TEXT.start, np.int32)
+        engine._drafts.proposers["crosstok"].acceptance.learn(kinds, np.linspace(0.5, 1.0, 4000), 4000)
+    params = {"max_tokens": TOKENS, "temperature": HEAT, "top_k": TOP_K, "ignore_eos": True}
+    requests = [
+        replace(it, params=replace(it.params, seed=index if seeded else None))
+        for index, it in enumerate(requests_of([prompt()] * SAMPLES, **params))
+    ]
+    outputs = [output.token_ids for output in engine.generate(requests)]
+    counts = engine.metrics.snapshot()
+    engine.close()
+    assert not counts.faults
+    assert counts.total.proposed > SAMPLES, "too little was drafted"
+    places = {output: place for place, output in enumerate(distribution())}
+    if not places.keys() >= set(outputs):
+        return 0.0, counts  # top-k forbids it
+    seen = np.bincount([places[output] for output in outputs], minlength=len(places))
+    return g_test(seen, np.array(list(distribution().values()))), counts
+
+
+ROUTES = {
+    "same tokenizer": ("tiny-draft", {}, ("common ids",)),
+    "text": ("tiny-draft-other", {"route": "slem"}, ("text",)),
+    "common ids": ("tiny-draft-other", {"route": "tli"}, ("common ids",)),
+    "auto": ("tiny-draft-other", {"route": "auto"}, ("common ids", "text")),
+    "auto, both": ("tiny-draft-other", {"route": "auto", "primed": True}, ("common ids", "text", "open word")),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_distribution_is_the_targets(route: str, drafts: dict[str, str]) -> None:
+    draft, options, sources = ROUTES[route]
+    p_value, counts = sample(drafts[draft], **options)
+    for source in sources:
+        count = counts.by_source[f"crosstok/{source}"]
+        assert min(count.accepted, count.tested - count.accepted) > 20, f"{source}: too few to tell"
+    assert p_value > 1e-4
+
+
+def test_without_seeds_too(drafts: dict[str, str]) -> None:
+    assert sample(drafts["tiny-draft-other"], seeded=False, primed=True)[0] > 1e-4
+
+
+# Mistakes
+
+
+def stated_flatter(self: drawing.Drawing) -> drawing.Drawn:
+    """State another distribution than the one that was drawn from."""
+    found = _result(self)
+    assert found.logits is not None
+    return found._replace(logits=found.logits / 2)
+
+
+def stated_a_step_late(self: drawing.Drawing) -> drawing.Drawn:
+    found = _result(self)
+    assert found.logits is not None
+    return found._replace(logits=found.logits.roll(1, 1))
+
+
+def most_likely(logits: Tensor, _heat: Tensor, _uniforms: Tensor) -> Tensor:
+    """Draw nothing, and state a distribution all the same."""
+    return logits.argmax(1)
+
+
+def text_as_drawn(*args: Any) -> writing.Tokens:
+    """Take the tokens of a text for drawn ones."""
+    found, last = _target_tokens(*args), len(args[2]) - 1
+    count = len(found.ids)
+    return writing.Tokens(
+        found.ids, [writing.COMMON] * count, found.probabilities, [min(it, last) for it in range(count)]
+    )
+
+
+def without_temperature(draft: Any, temperature: Tensor) -> Any:
+    return _as_probs(draft, torch.ones_like(temperature))
+
+
+_result, _target_tokens, _as_probs = drawing.Drawing.result, proposer.target_tokens, buffers._as_probs
+
+MISTAKES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
+    "a flatter distribution": ("common ids", drawing.Drawing, "result", stated_flatter),
+    "the step before": ("common ids", drawing.Drawing, "result", stated_a_step_late),
+    "no draws": ("common ids", drawing, "_draw", most_likely),
+    "text as drawn": ("auto, both", proposer, "target_tokens", text_as_drawn),
+    "no temperature": ("common ids", buffers, "_as_probs", without_temperature),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found_out(mistake: str, drafts: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same test at the same size rejects what is not lossless."""
+    route, place, name, wrong = MISTAKES[mistake]
+    monkeypatch.setattr(place, name, wrong)
+    draft, options, _ = ROUTES[route]
+    assert sample(drafts[draft], **options)[0] < 1e-6
