@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
+from specplug.cli.findings import COLOURS, Finding, print_findings
 from specplug.cli.output import AsJson, console, print_json, print_table
 from specplug.errors import SettingsError
 from specplug.plugins.registry import Entry, Registry, default_registry
 from specplug.plugins.specs import CheckResult, CheckSpec
 from specplug.settings import ResolvedSettings, Settings, leaves, load_settings
 from specplug.settings.mistakes import flatten
-
-_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One result, with the check and package that produced it."""
-
-    check: str
-    owner: str
-    status: str
-    summary: str
-    remedy: str
-
 
 Launch = Annotated[
     str, typer.Option("--launch", metavar="LINE", help="An engine's launch line, for the checks that examine one.")
@@ -109,7 +94,7 @@ def run_check(entry: Entry, settings: Settings, launch: str = "") -> list[Findin
         found = entry.spec.build(settings, launch=launch) if entry.spec.takes_launch else entry.spec.build(settings)
         results = found if isinstance(found, list) else [found]
         for result in results:
-            if not isinstance(result, CheckResult) or result.status not in _COLOURS:
+            if not isinstance(result, CheckResult) or result.status not in COLOURS:
                 raise TypeError(f"found {result!r}; expected a CheckResult of status ok, warn or fail")
     except Exception as error:  # a broken check must not hide what the others found
         summary = f"the check itself failed: {type(error).__name__}: {error}"
@@ -148,15 +133,6 @@ def _values(resolved: ResolvedSettings) -> list[dict[str, Any]]:
         }
         for key, value in flatten(resolved.settings.model_dump())
     ]
-
-
-def print_findings(title: str, findings: Iterable[Finding]) -> None:
-    """Print results as a table."""
-    print_table(
-        title,
-        ("check", "status", "found", "remedy"),
-        ((f.check, Text(f.status, style=_COLOURS[f.status]), f.summary, f.remedy) for f in findings),
-    )
 
 
 def _print(findings: list[Finding], values: list[dict[str, Any]]) -> None:

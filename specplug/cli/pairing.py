@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import typer
 
-from specplug.cli.doctor import Finding, print_findings
+from specplug.cli.findings import PairingFinding, finding, print_findings
 from specplug.cli.launch import find_model
 from specplug.cli.output import console, print_json
+from specplug.cli.pairing_run import Progress, quick_run
 from specplug.draft_model.facts import ModelFacts, Parameters, cache_elements, count_parameters, read_facts
 from specplug.draft_model.pairing import Pair
 from specplug.errors import SettingsError, SpecplugError
@@ -26,21 +27,12 @@ from specplug.settings import load_settings
 from specplug.settings.plugins import plugin_options
 from specplug.text.loading import load_tokenizer
 
-Progress = Callable[[str], None]
-
 ROUTES = {
     "auto": "text, and as common ids where a sampled request's are accepted more often",
     "slem": "text",
     "tli": "common ids",
 }
 """How drafts go from one tokenizer to another, by the setting `route` of the proposer `crosstok`."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairingFinding(Finding):
-    """One result, with its figures for programs."""
-
-    figures: dict[str, Any] = field(default_factory=dict)
 
 
 class PairedModel(NamedTuple):
@@ -137,17 +129,10 @@ def check_pairing(
     if not prompts:
         yield finding("quick run", "ok", "left out, because it needs prompts", "Give --prompt TEXT or --prompts FILE")
         return
-    from specplug.cli.pairing_run import quick_run
-
     try:
         yield from quick_run(target, pair[1].path, prompts, progress, size.figures["draft_cost"], max_tokens, gamma)
     except Exception as error:  # engines raise many kinds, and the results above are to be shown
         yield finding("quick run", "fail", _explained(error), "Do what the message says, or leave out the prompts")
-
-
-def finding(check: str, status: str, summary: str, remedy: str = "", **figures: Any) -> PairingFinding:
-    """Return one result of the core."""
-    return PairingFinding(check, "specplug", status, summary, remedy, figures)
 
 
 def check_tokenizers(target: ModelFacts, draft: ModelFacts, route: str) -> PairingFinding:

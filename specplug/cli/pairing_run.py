@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from specplug.cli.findings import PairingFinding, finding
 from specplug.cli.launch import start_engine
-from specplug.cli.pairing import PairingFinding, Progress, finding
 from specplug.cli.plan_inputs import DEFAULT_SATURATION
 from specplug.forecast.acceptance import Acceptance
 from specplug.forecast.speedup import forecast
 from specplug.forecast.step_cost import SaturationCost
 from specplug.metrics import MetricsSnapshot, SourceCounts
 from specplug.plugins.engines import TextRequest
+
+Progress = Callable[[str], None]
+"""Called with what is being done."""
 
 OVERHEAD = 0.02
 """The fixed cost of drafting per step, in steps without drafts: the default of `specplug plan`."""
