@@ -38,10 +38,11 @@ class Acceptance:
         confidence: Floats = np.clip((accepted + _PRIOR * probabilities) / (tested + _PRIOR), 0.0, 1.0)
         return confidence
 
-    def by_bucket(self, kinds: slice) -> Floats:
-        """Return [kinds, buckets]: the confidence in the middle of each bucket."""
+    def by_bucket(self, kinds: slice, *, joined: bool = False) -> Floats:
+        """Return [kinds, buckets], or [1, buckets] for all joined: the confidence in the middle of each bucket."""
         middles = 1.0 - 2.0 ** -((np.arange(NUM_BUCKETS) + 0.5) * _FINEST / NUM_BUCKETS)
-        tested, accepted = np.moveaxis(self._counts[kinds], -1, 0)
+        counts = self._counts[kinds]
+        tested, accepted = np.moveaxis(counts.sum(0, keepdims=True) if joined else counts, -1, 0)
         confidence: Floats = (accepted + _PRIOR * middles) / (tested + _PRIOR)
         return confidence
 

@@ -25,10 +25,10 @@ from specplug_crosstok.acceptance import Acceptance
 from specplug_crosstok.drawing import NUM_LEVELS, Common, Drawing, Drawn, uniforms
 from specplug_crosstok.options import CrossTokSettings
 from specplug_crosstok.requests import DraftContext, DraftContexts, InFlight
-from specplug_crosstok.writing import COMMON, SOURCES, TEXT, target_tokens
+from specplug_crosstok.writing import COMMON, OPEN_WORD, SOURCES, TEXT, target_tokens
 
 _DRAWN = slice(2 * len(SOURCES), 2 * len(SOURCES) + NUM_LEVELS)
-_TEXT = slice(len(SOURCES) + TEXT, len(SOURCES) + TEXT + 1)
+_TEXT = slice(len(SOURCES) + TEXT, len(SOURCES) + OPEN_WORD + 1)
 _NUM_KINDS = 2 * len(SOURCES) + NUM_LEVELS  # greedy, sampled, and drawn by the share of the common ids
 
 
@@ -71,8 +71,7 @@ class CrossTok(Proposer):
       from a distribution over the target's vocabulary, so they are verified as one-hot.
 
     Raises:
-        SettingsError: no model is named, its vocabulary has nothing in common with the target's, or one of the
-            tokenizers cannot be translated.
+        SettingsError: no model is named, or one of the tokenizers cannot be translated.
         PluginError: the model cannot be loaded.
     """
 
@@ -99,7 +98,7 @@ class CrossTok(Proposer):
         self.pair = Pair.of(context.target.tokenizer, draft_tokenizer, context.vocab_size, self.model.vocab_size)
         seconds = None if options.max_ms is None else options.max_ms / 1000
         self._drafter = Drafter(self.model, chunk=options.prefill_chunk, seconds=seconds)
-        self._contexts = DraftContexts(self.pair, max_texts, self.model.max_length)
+        self._contexts = DraftContexts(self.pair, max_texts, self.model.max_length, self.model.vocab_size)
         self.acceptance = Acceptance(_NUM_KINDS)
         to_target = self.pair.intersection.to_target[: self.model.vocab_size]
         self._to_target = np.where(to_target < context.vocab_size, to_target, -1)
@@ -205,8 +204,9 @@ class CrossTok(Proposer):
             numbers = torch.zeros(num_rows, num_tokens, dtype=torch.float64)
             numbers[list(draws)] = torch.from_numpy(uniforms(self._seed, [it.key for it in draws.values()], num_tokens))
             numbers = numbers.to(to)
-        confidence = torch.tensor(np.concatenate([self.acceptance.by_bucket(kinds) for kinds in (_DRAWN, _TEXT)]))
-        common = Common(self._common, self._is_common, confidence.to(to))
+        drawn, text = self.acceptance.by_bucket(_DRAWN), self.acceptance.by_bucket(_TEXT, joined=True)
+        confidence = torch.tensor(np.concatenate([drawn, text])).to(to)
+        common = Common(self._common, self._is_common, confidence)
         return Drawing(common, restricted.to(to), temperature.to(to), numbers)
 
     def _write(self, it: _Row, draft: Draft, drafted: list[int], drawn: Drawn, row: int) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from specplug.draft_model.pairing import Pair, Translation
 from specplug.draft_model.texts import Text
-from specplug.errors import SpecplugError
+from specplug.errors import ContractError, SpecplugError
 from specplug.types.batch import BatchView
 
 logger = logging.getLogger(__name__)
@@ -60,10 +60,11 @@ class DraftContexts:
         pair: the tokenizers.
         max_texts: the rows of the draft model's cache.
         max_length: the most ids of a text.
+        vocab_size: the draft model's; its tokenizer may have more ids.
     """
 
-    def __init__(self, pair: Pair, max_texts: int, max_length: int) -> None:
-        self._pair, self._max_length = pair, max_length
+    def __init__(self, pair: Pair, max_texts: int, max_length: int, vocab_size: int) -> None:
+        self._pair, self._max_length, self._vocab_size = pair, max_length, vocab_size
         self._free = list(range(max_texts))[::-1]
         self._by_slot: dict[int, DraftContext] = {}
 
@@ -109,7 +110,10 @@ class DraftContexts:
         if context.row is None:
             return
         try:
-            context.text.change(*context.translation.extend(new))
+            keep, ids = context.translation.extend(new)
+            if max(ids, default=0) >= self._vocab_size:
+                raise ContractError.build("the draft model has no such id", found=max(ids), expected=self._vocab_size)
+            context.text.change(keep, ids)
         except SpecplugError as error:  # an id that the target's tokenizer does not have
             logger.warning("a request gets no drafts from the draft model: %s", error)
             self._free.append(context.row)

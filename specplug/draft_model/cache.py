@@ -68,4 +68,10 @@ class TextCache(Cache):
 
     def __init__(self, num_layers: int, max_texts: int, max_length: int) -> None:
         self.place = Place()
-        super().__init__(layers=[_Layer(self.place, max_texts, max_length) for _ in range(num_layers)])
+        self._own = [_Layer(self.place, max_texts, max_length) for _ in range(num_layers)]
+        super().__init__(layers=list(self._own))
+
+    @property
+    def num_written(self) -> int:
+        """How many layers have been used."""
+        return sum(layer.is_initialized for layer in self._own)

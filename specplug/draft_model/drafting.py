@@ -44,6 +44,7 @@ class Drafter:
             text is ready.
         """
         started = time.monotonic()
+        num_tokens = min(num_tokens, self.model.max_length // 4)  # a window is half as long, or longer, when it moves
         missing = {row: text.missing(num_tokens) for row, text in texts.items() if len(text)}
         ready = self._catch_up(texts, missing)
         if not ready:

@@ -43,12 +43,20 @@ class DraftModel:
         self.max_length: int = min(max_length, getattr(text, "max_position_embeddings", None) or max_length)
         self.num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
         self._windows = attention_windows(path, text)
+        self._num_shared: int = getattr(text, "num_kv_shared_layers", None) or 0
         self._cache = TextCache(text.num_hidden_layers, max_texts, self.max_length)
 
     def warm_up(self) -> None:
-        """Run once, which allocates all caches."""
+        """Run once, which allocates all caches.
+
+        Raises:
+            PluginError: a layer has written no keys and values.
+        """
         zeros = torch.zeros(self.max_texts, dtype=torch.int64, device=self.device)
         self.forward(zeros[:, None], zeros, zeros)
+        written, num_layers = self._cache.num_written + self._num_shared, len(self._cache.layers)
+        if written < num_layers:
+            raise _cannot_roll_back(self.path, f"keys and values of {written} of {num_layers} layers")
 
     @torch.inference_mode()
     def forward(
@@ -112,14 +120,18 @@ def attention_windows(path: str, config: Any) -> dict[str, int | None]:
     if not kinds:
         return {"all": window}
     if not kinds <= {"full_attention", "sliding_attention"}:
-        raise PluginError.build(
-            "cannot draft with this model",
-            who=path,
-            found=f"layers of the kinds {', '.join(sorted(kinds))}",
-            expected="full_attention and sliding_attention only, whose caches can be rolled back",
-            remedy="Choose a draft model with plain attention",
-        )
+        raise _cannot_roll_back(path, f"layers of the kinds {', '.join(sorted(kinds))}")
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
+
+
+def _cannot_roll_back(path: str, found: str) -> SpecplugError:
+    return PluginError.build(
+        "cannot draft with this model",
+        who=path,
+        found=found,
+        expected="full_attention and sliding_attention in all layers, whose caches can be rolled back",
+        remedy="Choose a draft model with plain attention",
+    )
 
 
 def _load(path: str, dtype: torch.dtype | str) -> Any:

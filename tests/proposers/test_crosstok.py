@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -244,3 +247,22 @@ def test_registering_imports_neither_torch_nor_transformers() -> None:
     code = f"import sys, specplug_crosstok.plugin; sys.exit(sorted({heavy} & set(sys.modules)) or None)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "crosstok.md").read_text(encoding="utf-8")
+
+
+def test_every_option_is_documented_with_its_default_and_no_other() -> None:
+    table = PAGE.split("\n| `options.crosstok` |")[1].split("\n\n", 1)[0]
+    found = dict(re.findall(r"^\| `(\w+)` \| ?`?([\w.]*)`? \|", table, re.M))
+    expected = CrossTokSettings().model_dump()
+    assert found.keys() == expected.keys()
+    assert {name: type(expected[name])(value) for name, value in found.items()} == expected
+
+
+def test_the_documented_settings_are_valid() -> None:
+    texts = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert texts
+    for text in texts:
+        options = load_settings(tomllib.loads(text), env={}).settings.options
+        CrossTokSettings.model_validate(options["crosstok"])
