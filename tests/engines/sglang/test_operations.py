@@ -36,7 +36,8 @@ def control_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(serve: Callable[..., Server], control_file: Path) -> Server:
     """A server with both of SGLang's keys, a control file and metrics."""
-    settings = {"faults": {"host_deadline_ms": None}, "control": {"file": str(control_file), "poll_seconds": 0.0}}
+    faults, control = {"host_deadline_ms": None}, {"file": str(control_file), "poll_seconds": 0.0}
+    settings = {"policy": "fixed", "faults": faults, "control": control}
     return serve(
         "SPECPLUG",
         name="operated",
