@@ -10,10 +10,19 @@ from torch import Tensor
 Floats = npt.NDArray[np.float64]
 Kinds = npt.NDArray[np.int32]
 
-NUM_BUCKETS = 12
 _FINEST = 8  # the last bucket begins at 1 - 2 ** -8
-_PRIOR = 8.0  # tokens that the model's own probability counts for in a bucket
-_FORGET = 4096.0  # tokens of a bucket after which the older ones count half
+
+NUM_BUCKETS = 12
+"""Buckets of probabilities."""
+
+PRIOR = 8.0
+"""Tokens that the model's own probability counts for in a bucket."""
+
+FORGET = 4096.0
+"""Tokens of a bucket after which the older ones count half."""
+
+MIDDLES: Floats = 1.0 - 2.0 ** -((np.arange(NUM_BUCKETS) + 0.5) * _FINEST / NUM_BUCKETS)
+"""[NUM_BUCKETS], the probability in the middle of each bucket."""
 
 
 class Acceptance:
@@ -30,30 +39,25 @@ class Acceptance:
         """Learn from the tested tokens of one draft, [n] each: the first `accepted` were accepted, the next was not."""
         results = np.stack([np.ones(len(kinds)), np.arange(len(kinds)) < accepted], 1)
         np.add.at(self._counts, (kinds, _buckets(probabilities)), results)
-        self._counts[self._counts[:, :, 0] > _FORGET] /= 2
+        self._counts[self._counts[:, :, 0] > FORGET] /= 2
 
     def confidence(self, kinds: Kinds, probabilities: Floats) -> Floats:
         """Return [n]: the probability that each token is accepted."""
         tested, accepted = np.moveaxis(self._counts[kinds, _buckets(probabilities)], -1, 0)
-        confidence: Floats = np.clip((accepted + _PRIOR * probabilities) / (tested + _PRIOR), 0.0, 1.0)
+        confidence: Floats = np.clip((accepted + PRIOR * probabilities) / (tested + PRIOR), 0.0, 1.0)
         return confidence
 
     def by_bucket(self, kinds: slice, *, joined: bool = False) -> Floats:
         """Return [kinds, buckets], or [1, buckets] for all joined: the confidence in the middle of each bucket."""
-        middles = 1.0 - 2.0 ** -((np.arange(NUM_BUCKETS) + 0.5) * _FINEST / NUM_BUCKETS)
         counts = self._counts[kinds]
         tested, accepted = np.moveaxis(counts.sum(0, keepdims=True) if joined else counts, -1, 0)
-        confidence: Floats = (accepted + _PRIOR * middles) / (tested + _PRIOR)
+        confidence: Floats = (accepted + PRIOR * MIDDLES) / (tested + PRIOR)
         return confidence
 
-    def num_tested(self, kind: int) -> int:
-        """Return how many tokens of a kind have been tested, the older ones at less weight."""
-        return int(self._counts[kind, :, 0].sum())
-
-    def rate(self, kind: int) -> float:
-        """Return the share of a kind's tested tokens that was accepted; `num_tested` must not be 0."""
-        tested, accepted = self._counts[kind].sum(0)
-        return float(accepted / tested)
+    def counts(self) -> Floats:
+        """Return tested and accepted tokens of each kind, [kinds, 2], the older ones at less weight."""
+        found: Floats = self._counts.sum(1)
+        return found
 
 
 def bucket_of(probabilities: Tensor) -> Tensor:

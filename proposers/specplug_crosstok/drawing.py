@@ -47,8 +47,28 @@ class Common(NamedTuple):
     confidence: Tensor
 
 
-class Drawing:
-    """The choice of ids for the rows of one step.
+class Choice(NamedTuple):
+    """The choice of R rows' next ids.
+
+    Attributes:
+        ids: [R] int64.
+        is_common: [R] bool, true where a common id was chosen as such.
+        levels: [R] int64, see `share_level`; 0 without random numbers.
+        probabilities: [R] float32, of the most probable id that was allowed.
+        logits: [R, Vd] float32, over the common ids; None without random numbers.
+    """
+
+    ids: Tensor
+    is_common: Tensor
+    levels: Tensor
+    probabilities: Tensor
+    logits: Tensor | None
+
+
+def choose(
+    common: Common, restricted: Tensor, temperature: Tensor, logits: Tensor, uniforms: Tensor | None = None
+) -> Choice:
+    """Choose the next ids of R rows.
 
     A row without a temperature takes the most probable id, of the common ones only if it is restricted.  A row with a
     temperature draws a common id where these have been accepted at least as often as the most probable id would be, and
@@ -58,53 +78,57 @@ class Drawing:
         common: the common ids.
         restricted: [R] bool.
         temperature: [R] float32, 0 for rows that draw nothing.
+        logits: [R, V], of the draft model.
+        uniforms: [R] float64 in [0, 1), for rows with a temperature; None if there are none.
+    """
+    logits = logits.float()
+    of_common = logits.masked_fill(~common.is_used, -torch.inf)
+    allowed = torch.where(restricted[:, None], of_common, logits)
+    probabilities, ids = torch.softmax(allowed, 1).max(1)
+    if uniforms is None:
+        return Choice(ids, restricted, torch.zeros_like(ids), probabilities, None)
+    mine = of_common[:, common.ids]
+    heat = torch.where(temperature > 0, temperature, 1.0)[:, None]
+    levels = share_level((torch.softmax(logits / heat, 1) * common.is_used).sum(1))
+    bucket = bucket_of(probabilities)
+    pays = common.confidence[levels, bucket] >= common.confidence[-1, bucket]
+    draws = (temperature > 0) & (restricted | pays)
+    ids = torch.where(draws, common.ids[_draw(mine, heat, uniforms)], ids)
+    return Choice(ids, restricted | draws, levels, probabilities, mine)
+
+
+class Drawing:
+    """The choices of one step, by `choose`.
+
+    Args:
+        common, restricted, temperature: as for `choose`.
         uniforms: [R, N] float64 in [0, 1), for rows with a temperature; None if there are none.
     """
 
     def __init__(self, common: Common, restricted: Tensor, temperature: Tensor, uniforms: Tensor | None) -> None:
         self._common, self._restricted, self._temperature, self._uniforms = common, restricted, temperature, uniforms
-        self._is_common: list[Tensor] = []
-        self._levels: list[Tensor] = []
-        self._probabilities: list[Tensor] = []
-        self._logits: list[Tensor] = []
+        self._choices: list[Choice] = []
 
     def choose(self, step: int, logits: Tensor) -> Tensor:
         """Choose the ids [R] int64 of a step by logits [R, V]."""
-        logits = logits.float()
-        common = logits.masked_fill(~self._common.is_used, -torch.inf)
-        allowed = torch.where(self._restricted[:, None], common, logits)
-        probability, chosen = torch.softmax(allowed, 1).max(1)
-        is_common, level = self._restricted, torch.zeros_like(chosen)
-        if self._uniforms is not None:
-            heat = torch.where(self._temperature > 0, self._temperature, 1.0)[:, None]
-            share = (torch.softmax(logits / heat, 1) * self._common.is_used).sum(1)
-            level = share_level(share)
-            draws = (self._temperature > 0) & (self._restricted | self._pays(level, probability))
-            mine = common[:, self._common.ids]
-            chosen = torch.where(draws, self._common.ids[_draw(mine, heat, self._uniforms[:, step])], chosen)
-            is_common = self._restricted | draws
-            self._logits.append(mine)
-        self._is_common.append(is_common)
-        self._levels.append(level)
-        self._probabilities.append(probability)
-        return chosen
-
-    def _pays(self, level: Tensor, probability: Tensor) -> Tensor:
-        confidence = self._common.confidence
-        bucket = bucket_of(probability)
-        pays: Tensor = confidence[level, bucket] >= confidence[-1, bucket]
-        return pays
+        uniforms = None if self._uniforms is None else self._uniforms[:, step]
+        self._choices.append(choose(self._common, self._restricted, self._temperature, logits, uniforms))
+        return self._choices[-1].ids
 
     def result(self) -> Drawn:
         """Return what was drawn; waits for the device."""
-        is_common, levels = (torch.stack(them, 1).cpu().numpy() for them in (self._is_common, self._levels))
-        probabilities = torch.stack(self._probabilities, 1).double().cpu().numpy()
-        return Drawn(is_common, levels, probabilities, torch.stack(self._logits, 1) if self._logits else None)
+        _, is_common, levels, probabilities, logits = zip(*self._choices, strict=True)
+        return Drawn(
+            torch.stack(is_common, 1).cpu().numpy(),
+            torch.stack(levels, 1).cpu().numpy(),
+            torch.stack(probabilities, 1).double().cpu().numpy(),
+            None if self._uniforms is None else torch.stack(logits, 1),
+        )
 
 
 def share_level(share: Tensor) -> Tensor:
     """Return int64 levels of the common ids' share of a distribution: up to 0.5, 0.8, 0.95, and more."""
-    level: Tensor = torch.bucketize(share, share.new_tensor(SHARES))
+    level: Tensor = sum((share > bound).long() for bound in SHARES)  # type: ignore[assignment]
     return level
 
 

@@ -15,10 +15,16 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
     register(
         ProposerSpec(
             name="crosstok",
-            factory="specplug_crosstok.proposer:CrossTok",
+            factory="specplug_crosstok.choice:build",
             summary="drafts with a smaller model, of the same tokenizer or another one",
             options="specplug_crosstok.options:CrossTokSettings",
             memory="specplug_crosstok.memory:declared",
-            caps=ProposerCaps(needs_host=True, incremental=True, distribution=Distribution.LOGITS, learns=True),
+            caps=caps,
         )
     )
+
+
+def caps(device: str) -> ProposerCaps:
+    """Return what it needs: in the host's memory it translates word by word, on a device by tables."""
+    on_host = device == "cpu"
+    return ProposerCaps(needs_host=on_host, incremental=on_host, distribution=Distribution.LOGITS, learns=True)

@@ -10,11 +10,7 @@ import torch
 from torch import Tensor
 
 from specplug.draft_model.drafting import Drafter
-from specplug.draft_model.model import DraftModel
-from specplug.draft_model.pairing import Pair
-from specplug.errors import SettingsError
 from specplug.interfaces import PluginContext, Proposer
-from specplug.text.loading import load_tokenizer
 from specplug.text.translate.translator import Context
 from specplug.types.batch import BatchView
 from specplug.types.caps import Distribution
@@ -22,14 +18,12 @@ from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, Event, RequestEvent
 from specplug.types.verdict import Verdict
 from specplug_crosstok.acceptance import Acceptance
-from specplug_crosstok.drawing import NUM_LEVELS, Common, Drawing, Drawn, uniforms
+from specplug_crosstok.drawing import Common, Drawing, Drawn, uniforms
+from specplug_crosstok.kinds import DRAWN, NUM_KINDS, SAMPLED, TEXTS, status_of
+from specplug_crosstok.opening import common_ids, device_of, open_model
 from specplug_crosstok.options import CrossTokSettings
 from specplug_crosstok.requests import DraftContext, DraftContexts, InFlight
-from specplug_crosstok.writing import COMMON, OPEN_WORD, SOURCES, TEXT, target_tokens
-
-_DRAWN = slice(2 * len(SOURCES), 2 * len(SOURCES) + NUM_LEVELS)
-_TEXT = slice(len(SOURCES) + TEXT, len(SOURCES) + OPEN_WORD + 1)
-_NUM_KINDS = 2 * len(SOURCES) + NUM_LEVELS  # greedy, sampled, and drawn by the share of the common ids
+from specplug_crosstok.writing import COMMON, SOURCES, target_tokens
 
 
 class _Row(NamedTuple):
@@ -56,7 +50,7 @@ class _Row(NamedTuple):
     @property
     def kind(self) -> int:
         """The first of the kinds of its tokens, see `Acceptance`."""
-        return len(SOURCES) * (self.temperature > 0)
+        return SAMPLED * (self.temperature > 0)
 
 
 class CrossTok(Proposer):
@@ -80,30 +74,14 @@ class CrossTok(Proposer):
     def __init__(self, context: PluginContext) -> None:
         options: CrossTokSettings = context.options or CrossTokSettings()
         self._options, self._seed = options, context.seed
-        if not options.model:
-            raise SettingsError.build(
-                "no draft model is named",
-                who="proposer 'crosstok'",
-                found="options.crosstok.model is empty",
-                expected="a folder, or a model id at Hugging Face",
-                remedy='Set {"options": {"crosstok": {"model": "..."}}}',
-            )
-        max_texts = min(options.max_requests, context.max_slots)
-        device = _device(options.device)
-        dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
-        self.model = DraftModel(
-            options.model, max_texts=max_texts, max_length=options.max_context, device=device, dtype=dtype
-        )
-        draft_tokenizer = load_tokenizer(options.model).library
-        self.pair = Pair.of(context.target.tokenizer, draft_tokenizer, context.vocab_size, self.model.vocab_size)
+        self.model, self.pair = open_model(context, options, device_of(options.device))
+        max_texts, device = self.model.max_texts, self.model.device
         seconds = None if options.max_ms is None else options.max_ms / 1000
         self._drafter = Drafter(self.model, chunk=options.prefill_chunk, seconds=seconds)
         self._contexts = DraftContexts(self.pair, max_texts, self.model.max_length, self.model.vocab_size)
-        self.acceptance = Acceptance(_NUM_KINDS)
-        to_target = self.pair.intersection.to_target[: self.model.vocab_size]
-        self._to_target = np.where(to_target < context.vocab_size, to_target, -1)
-        common = np.flatnonzero(self._to_target >= 0)
-        self._common = torch.from_numpy(common).to(device)
+        self.acceptance = Acceptance(NUM_KINDS)
+        self._to_target, common = common_ids(self.pair, self.model.vocab_size, context.vocab_size)
+        self._common = common.to(device)
         self._is_common = torch.zeros(self.model.vocab_size, dtype=torch.bool, device=device)
         self._is_common[self._common] = True
         self.draft_vocab = torch.from_numpy(self._to_target[common].astype(np.int64)).to(context.device)
@@ -148,22 +126,7 @@ class CrossTok(Proposer):
 
     def status(self) -> dict[str, Any]:
         """Return the pair, and what its drafts were worth."""
-        shared = self.pair.intersection
-        names = [f"{source}, {how}" for how in ("greedy", "sampled") for source in SOURCES]
-        names += [f"drawn, share level {level}" for level in range(NUM_LEVELS)]
-        rates = {
-            name: {"tested": self.acceptance.num_tested(kind), "acceptance_rate": self.acceptance.rate(kind)}
-            for kind, name in enumerate(names)
-            if self.acceptance.num_tested(kind)
-        }
-        return {
-            "draft_model": self.model.path,
-            "parameters": self.model.num_parameters,
-            "same_tokenizer": self.pair.translator is None,
-            "overlap_of_target_percent": round(shared.of_target, 1),
-            "overlap_of_draft_percent": round(shared.of_draft, 1),
-            "acceptance": rates,
-        }
+        return status_of(self.model, self.pair, self.acceptance.counts())
 
     def _rows(self, batch: BatchView, limits: Tensor, *, states: bool) -> dict[int, _Row]:
         """Return the rows to draft for, by their row of the model's cache."""
@@ -204,7 +167,7 @@ class CrossTok(Proposer):
             numbers = torch.zeros(num_rows, num_tokens, dtype=torch.float64)
             numbers[list(draws)] = torch.from_numpy(uniforms(self._seed, [it.key for it in draws.values()], num_tokens))
             numbers = numbers.to(to)
-        drawn, text = self.acceptance.by_bucket(_DRAWN), self.acceptance.by_bucket(_TEXT, joined=True)
+        drawn, text = self.acceptance.by_bucket(DRAWN), self.acceptance.by_bucket(TEXTS, joined=True)
         confidence = torch.tensor(np.concatenate([drawn, text])).to(to)
         common = Common(self._common, self._is_common, confidence)
         return Drawing(common, restricted.to(to), temperature.to(to), numbers)
@@ -219,7 +182,7 @@ class CrossTok(Proposer):
         sources = np.array(tokens.sources[:count], np.int32)
         is_drawn = (sources == COMMON) & it.draws
         levels = drawn.levels[row, tokens.steps[:count]]
-        kinds = np.where(is_drawn, _DRAWN.start + levels, sources + it.kind).astype(np.int32)
+        kinds = np.where(is_drawn, DRAWN.start + levels, sources + it.kind).astype(np.int32)
         probabilities = np.array(tokens.probabilities[:count])
         draft.token_ids[it.at, :count] = torch.tensor(tokens.ids[:count], dtype=torch.int32)
         draft.lengths[it.at] = count
@@ -231,17 +194,3 @@ class CrossTok(Proposer):
             if drawn.logits is not None and draft.draft_logits is not None and is_drawn.any():
                 steps = [tokens.steps[at] for at in np.flatnonzero(is_drawn)]
                 draft.draft_logits[it.at, np.flatnonzero(is_drawn)] = drawn.logits[row, steps].to(draft.device)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise SettingsError.build(
-            "no such device",
-            who="proposer 'crosstok'",
-            found=f"options.crosstok.device is {name!r}",
-            expected="auto, cpu, cuda, or cuda:N",
-        ) from error

@@ -14,6 +14,7 @@ from specplug.plugins.specs import ProposerSpec
 from specplug.text.loading import load_tokenizer
 from specplug.types.target import TargetModel
 from specplug_crosstok import plugin
+from specplug_crosstok.device.proposer import DeviceCrossTok
 from specplug_crosstok.proposer import CrossTok
 
 VOCAB = 2048
@@ -39,6 +40,15 @@ def build(context: PluginContext) -> CrossTok:
 def spec() -> ProposerSpec:
     """Return what is registered, for such a target."""
     return replace(registered(), factory=build)
+
+
+def device_spec() -> ProposerSpec:
+    """Return the form for batches on a GPU, which runs on any device."""
+
+    def build_on_device(context: PluginContext) -> DeviceCrossTok:
+        return DeviceCrossTok(replace(context, target=TargetModel(tokenizer=tokenizer())))
+
+    return replace(registered(), factory=build_on_device, caps=registered().caps_for("cuda"))
 
 
 def options(draft: str, **more: object) -> Mapping[str, object]:

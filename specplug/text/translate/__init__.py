@@ -6,5 +6,6 @@ words          boundaries over which a tokenizer merges nothing, and the cached 
 intersection   tokens that two vocabularies share: special ones by role, ordinary ones by bytes (TLI)
 translator     the draft's context of a request, extended by the target's new ids
 drafts         drafted ids as the target's (SLEM)
+tables         translation token by token, by tables, for devices on which no tokenizer runs
 reference      plain translation of whole contexts; property tests compare the incremental one with it
 """

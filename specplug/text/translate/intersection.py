@@ -99,7 +99,7 @@ def intersect(target: Vocabulary, draft: Vocabulary, target_vocab: int = 0, draf
     """
     to_draft = np.full(max(target_vocab, len(target.pieces)), -1, np.int32)
     to_target = np.full(max(draft_vocab, len(draft.pieces)), -1, np.int32)
-    own, other, controls = _ids(target), _ids(draft), match_controls(target, draft)
+    own, other, controls = ids_by_piece(target), ids_by_piece(draft), match_controls(target, draft)
     pairs = [(own[piece], other[piece]) for piece in own.keys() & other.keys()]
     pairs += [(token, to) for token, to in controls.to_draft.items() if controls.to_target.get(to) == token]
     for token, to in pairs:
@@ -111,7 +111,7 @@ def intersect(target: Vocabulary, draft: Vocabulary, target_vocab: int = 0, draf
     )
 
 
-def _ids(vocabulary: Vocabulary) -> dict[bytes, int]:
+def ids_by_piece(vocabulary: Vocabulary) -> dict[bytes, int]:
     """Return bytes -> id; ids for bytes alone are used only if no other token has the same ones."""
     alone = set(vocabulary.byte_ids)
     ordinary = [(piece, token) for token, piece in enumerate(vocabulary.pieces) if piece]

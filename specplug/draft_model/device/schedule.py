@@ -1,0 +1,117 @@
+"""Schedule: what the host decides for texts whose lengths only the device knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specplug.draft_model.device.polled import News, Polled
+from specplug.types.transfer import to_device
+
+NO_ROW = -1
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row of the model's cache: the slot that has it, and how many tokens its text was behind when last known."""
+
+    slot: int
+    behind: int
+    began: int
+
+
+class Schedule:
+    """Gives slots rows of the model's cache, and tells which texts have to be caught up.
+
+    Lengths arrive some steps late.  Until then texts count as long as they can have become.
+
+    Args:
+        max_slots, max_rows, max_length: slots of the engine, rows of the cache, and the most ids of a row.
+        device: where the texts are.
+    """
+
+    def __init__(self, max_slots: int, max_rows: int, max_length: int, device: torch.device) -> None:
+        self._rows: list[_Row | None] = [None] * max_rows
+        self._row_of = [NO_ROW] * max_slots
+        self._max_length, self._device = max_length, device
+        self._on_device: Tensor | None = None
+        self._polled = Polled((3, max_rows), device)
+        self._step = self._grown = self._sent_grown = 0
+        self._known_length = 0
+
+    @property
+    def num_rows(self) -> int:
+        """R, up to the last row in use."""
+        return max((row + 1 for row, it in enumerate(self._rows) if it is not None), default=0)
+
+    @property
+    def longest(self) -> int:
+        """An upper bound of the ids of a row."""
+        return min(self._max_length, self._known_length + self._grown)
+
+    def begin(self, slot: int, num_tokens: int) -> None:
+        """Give a slot a row if one is free, for a request of `num_tokens` tokens so far."""
+        self.release(slot)
+        row = next((row for row, it in enumerate(self._rows) if it is None), NO_ROW)
+        if row != NO_ROW:
+            self._rows[row] = _Row(slot, num_tokens, self._step)
+            self._row_of[slot], self._on_device = row, None
+
+    def release(self, slot: int) -> None:
+        """Take a slot's row back."""
+        row = self._row_of[slot]
+        if row != NO_ROW:
+            self._rows[row], self._row_of[slot], self._on_device = None, NO_ROW, None
+
+    def row_of_slot(self) -> Tensor:
+        """Return [S] int64 on the device, the row of each slot or `NO_ROW`."""
+        if self._on_device is None:
+            (self._on_device,) = to_device([torch.tensor(self._row_of)], self._device)
+        return self._on_device
+
+    def grow(self, num_ids: int) -> None:
+        """Note that each text may have become longer by so many ids."""
+        self._grown += num_ids
+
+    def to_catch_up(self, most: int, at_once: int) -> list[tuple[int, int]]:
+        """Return rows with how many tokens to catch them up by, the shortest first, and at most `most` in all.
+
+        Args:
+            at_once: tokens of a text by which every step catches it up anyway.
+        """
+        found = []
+        behind = [(it.behind, row) for row, it in enumerate(self._rows) if it is not None and it.behind > at_once]
+        for count, row in sorted(behind):
+            taken = min(count, most)
+            if not taken:
+                break
+            found.append((row, taken))
+            most -= taken
+        return found
+
+    def caught_up(self, row: int, num_tokens: int) -> None:
+        """Note that a row was caught up by as many tokens, if it had them."""
+        it = self._rows[row]
+        assert it is not None
+        it.behind = max(0, it.behind - num_tokens)
+
+    def end(self, figures: Tensor) -> None:
+        """End a step: send the figures of its rows, [3, R], see `DeviceTexts.figures`, and learn those that arrived."""
+        news = self._polled.take()
+        if news is not None:
+            self._learn(news)
+        if self._polled.is_free:
+            padding = len(self._rows) - figures.shape[1]
+            self._polled.send(torch.nn.functional.pad(figures, (0, padding)), self._step)
+            self._sent_grown = self._grown
+        self._step += 1
+
+    def _learn(self, news: News) -> None:
+        tokens, ids, lengths = news.figures
+        for row, it in enumerate(self._rows):
+            if it is not None and it.began <= news.sent:
+                it.behind = int(tokens[row] + ids[row])
+        self._known_length, self._grown = int(lengths.max()), self._grown - self._sent_grown
+        self._sent_grown = 0
