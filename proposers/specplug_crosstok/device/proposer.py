@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specplug.draft_model.device.loop import NUM_MISSING, DraftLoop, size_for, sizes
-from specplug.draft_model.device.schedule import Schedule
+from specplug.draft_model.device.schedule import IdsPerToken, Schedule
 from specplug.draft_model.device.segments import Segmenter, Segments
 from specplug.draft_model.device.texts import NOBODY, DeviceTexts, Missing, Running
 from specplug.draft_model.model import DraftModel
@@ -54,8 +54,8 @@ class DeviceCrossTok(Proposer):
         max_rows, most, pair = self.model.max_texts, context.caps.max_draft_length, self.pair
         is_text = pair.translator is not None and options.route != "tli"
         table = _table(pair)
-        self._ids_per_token = table.usual_length if is_text else 1.0
-        self._num_drafted = min(2 * most, math.ceil(most * self._ids_per_token))
+        self._ids_per_token = IdsPerToken(min(2.0, table.usual_length), context.device) if is_text else None
+        self._num_drafted = 2 * (most + 1) if is_text else most
         self.schedule = Schedule(context.max_slots, max_rows, self.model.max_length, context.device)
         self._texts = _texts(table, pair, self.model, self._num_drafted)
         self.acceptance = DeviceAcceptance(NUM_KINDS, context.device)
@@ -107,7 +107,7 @@ class DeviceCrossTok(Proposer):
         limits = torch.where(at.is_running, limits[at.place].long(), 0)
         is_active, heat = is_ready & (limits > 0), at.of_rows(batch.temperature)
         self._set_drawing(at, running, heat if draft.distribution is not Distribution.ONE_HOT else 0.0)
-        count = min(math.ceil(draft_length * self._ids_per_token), self._num_drafted)
+        count = self._num_ids(draft_length)
         self._loop.run(missing, is_active, count, self.schedule.longest + count)
         drafted = self._loop.drafted[: at.num_rows, :count]
         self._texts.feed(slice(at.num_rows), drafted[:, :-1], torch.where(is_active, count - 1, 0))
@@ -125,6 +125,12 @@ class DeviceCrossTok(Proposer):
         tested = torch.where(is_mine, verdict.tested(), 0)
         self.acceptance.learn(sent.kinds[row], sent.probabilities[row], tested, verdict.accepted)
         self._common.confidence.copy_(self._confidence())
+        if self._ids_per_token is not None:
+            newest = torch.arange(draft.draft_length + 1, device=self._device)
+            at = (batch.lengths[:, None] - 1 - newest).clamp(min=0)
+            is_new = newest < verdict.emitted[:, None]
+            num_ids = self._texts.num_ids(batch.tokens[batch.rows[:, None], at].long())
+            self._ids_per_token.learn(torch.where(is_new, num_ids, 0).sum(), is_new.sum())
 
     def status(self) -> dict[str, Any]:
         """Return the pair, and what its drafts were worth; waits for the device."""
@@ -132,6 +138,12 @@ class DeviceCrossTok(Proposer):
 
     def _num_rows(self) -> int:
         return size_for(self.schedule.num_rows, sizes(self.model.max_texts, 1))
+
+    def _num_ids(self, num_tokens: int) -> int:
+        """Return how many ids to draft for so many tokens; a text for one more, because its last token may go on."""
+        if self._ids_per_token is None:
+            return num_tokens
+        return math.ceil((num_tokens + 1) * self._ids_per_token.value)
 
     def _confidence(self) -> Tensor:
         drawn, text = self.acceptance.by_bucket(DRAWN), self.acceptance.by_bucket(TEXTS, joined=True)

@@ -1,4 +1,4 @@
-"""Schedule: what the host decides for texts whose lengths only the device knows."""
+"""Schedule: what the host decides for texts whose lengths only the device knows, and what it learns of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from specplug.draft_model.device.polled import News, Polled
 from specplug.types.transfer import to_device
 
 NO_ROW = -1
+
+_PRIOR, _FORGET = 64.0, 4096.0  # tokens that the beginning counts for, and after which older ones count half
 
 
 @dataclass(slots=True)
@@ -115,3 +117,29 @@ class Schedule:
                 it.behind = int(tokens[row] + ids[row])
         self._known_length, self._grown = int(lengths.max()), self._grown - self._sent_grown
         self._sent_grown = 0
+
+
+class IdsPerToken:
+    """How many ids of the draft's a token of the target has on average, in the newest outputs; learnt late.
+
+    Args:
+        usual: what it begins with.
+        device: where outputs are counted.
+    """
+
+    def __init__(self, usual: float, device: torch.device) -> None:
+        self.value = usual
+        """The average that the host knows, from 1 to 2: beyond it, drafts get fewer tokens."""
+        self._counts = torch.tensor([[_PRIOR * usual], [_PRIOR]], dtype=torch.float64).to(device)
+        self._polled = Polled((2, 1), device)
+
+    def learn(self, num_ids: Tensor, num_tokens: Tensor) -> None:
+        """Learn from a step that emitted so many tokens, both [] int64 on the device."""
+        news = self._polled.take()
+        if news is not None:
+            ids, tokens = news.figures[:, 0]
+            self.value = min(2.0, max(1.0, float(ids / tokens)))
+        self._counts *= torch.where(self._counts[1] > _FORGET, 0.5, 1.0)
+        self._counts += torch.stack([num_ids, num_tokens])[:, None]
+        if self._polled.is_free:
+            self._polled.send(self._counts.round().long(), 0)

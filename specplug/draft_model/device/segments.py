@@ -6,6 +6,7 @@ tokenizer that merges pairs mostly finds the longest token of a word, but not al
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specplug.draft_model.pairing import Pair
-from specplug.text.translate.tables import LONGEST_PIECE, PieceHashes, piece_bytes
+from specplug.text.translate.tables import LONGEST_PIECE, PieceHashes, leaves_last_space, piece_bytes
 
 BYTES_PER_ID = 12
 """Bytes of drafted text that a step reads, for each id that it drafts at most."""
@@ -58,6 +59,7 @@ class Segmenter:
         target, draft = pair.translator.target, pair.translator.draft
         hashes = PieceHashes.of(target, self._num_bytes, target_vocab)
         self._keys, self._ids, self._powers, self._inverses = (torch.from_numpy(it).to(device) for it in hashes)
+        self._leaves_last_space = leaves_last_space(target)
         of_ids = piece_bytes(draft, size)
         self._starts, self._sizes, self._bytes = (torch.from_numpy(numbers).to(device) for numbers in of_ids)
         controls = [token for token in draft.controls if token < size]
@@ -122,7 +124,10 @@ class Segmenter:
         values = self._starts[of.drafted.gather(1, source)] + places - begins
         text = self._bytes[values.clamp(0, len(self._bytes) - 1)]
         text = torch.where(of.is_control.gather(1, source), _CONTROL, text)
-        sizes, found = self._matches(text, of.next_fixed().gather(1, source) - places)
+        room = of.next_fixed().gather(1, source) - places
+        if self._leaves_last_space:
+            room = torch.minimum(room, _to_last_space(text, of.ends[:, -1:]))
+        sizes, found = self._matches(text, room)
         is_fixed = of.is_fixed.gather(1, source)
         sizes = torch.where(is_fixed, of.sizes.gather(1, source), sizes)
         return source, sizes, torch.where(is_fixed, of.tokens.gather(1, source), found)
@@ -138,6 +143,19 @@ class Segmenter:
         fits = (self._keys[at] == hashed) & (sizes <= room[:, :, None]) & (stops <= num_bytes)
         longest = torch.where(fits, sizes, 0).amax(2)
         return longest.clamp(min=1), self._ids[at.gather(2, (longest - 1).clamp(min=0)[:, :, None])[:, :, 0]]
+
+
+def _to_last_space(text: Tensor, total: Tensor) -> Tensor:
+    """Return [R, M], the bytes from each place to the next space between another one and a word."""
+    num_bytes = text.shape[1]
+    places = torch.arange(num_bytes, device=text.device)
+    is_space = ((text == 32) | ((text >= 9) & (text <= 13))) & (places < total)
+    before, after = (is_space.roll(shift, 1) for shift in (1, -1))
+    is_last = is_space & before & ~after & (places > 0) & (places + 1 < total)
+    at = torch.where(is_last, places, 2 * num_bytes)
+    later = at.flip(1).cummin(1).values.flip(1).roll(-1, 1)
+    later[:, -1] = 2 * num_bytes
+    return later - places
 
 
 class _Drafted(NamedTuple):
@@ -162,7 +180,12 @@ class _Drafted(NamedTuple):
 
 
 def segmented(
-    pieces: Mapping[bytes, int], drafted: Sequence[bytes | int], is_fixed: Sequence[bool], tokens: Sequence[int]
+    pieces: Mapping[bytes, int],
+    drafted: Sequence[bytes | int],
+    is_fixed: Sequence[bool],
+    tokens: Sequence[int],
+    *,
+    leaves_last_space: bool = False,
 ) -> list[int]:
     """Return the target's tokens for drafted ids: a plain reference for `Segmenter.find`.
 
@@ -172,16 +195,19 @@ def segmented(
             with which the draft ends.
         is_fixed: whether the token that corresponds to each is to be used.
         tokens: this token.
+        leaves_last_space: see `specplug.text.translate.tables.leaves_last_space`.
     """
     found: list[int] = []
     text = b""
 
     def flush() -> None:
         nonlocal text
-        while text:
-            size = next(size for size in range(min(len(text), LONGEST_PIECE), 0, -1) if text[:size] in pieces)
-            found.append(pieces[text[:size]])
-            text = text[size:]
+        for part in re.split(rb"(?<=\s)(?=\s\S)", text) if leaves_last_space else [text]:
+            while part:
+                size = next(size for size in range(min(len(part), LONGEST_PIECE), 0, -1) if part[:size] in pieces)
+                found.append(pieces[part[:size]])
+                part = part[size:]
+        text = b""
 
     for piece, fixed, token in zip(drafted, is_fixed, tokens, strict=True):
         if isinstance(piece, int):

@@ -166,6 +166,11 @@ class DeviceTexts:
         for numbers in (self.cached, self._num_fed):
             numbers[rows] = torch.where(moved > 0, 0, numbers[rows])
 
+    def num_ids(self, tokens: Tensor) -> Tensor:
+        """Return how many ids each token has, of the shape of `tokens`; 0 for ids of no token."""
+        is_id = (tokens >= 0) & (tokens < len(self._counts))
+        return torch.where(is_id, self._counts[torch.where(is_id, tokens, 0)], 0).clamp(min=0)
+
     def rejoin(self, rows: slice) -> None:
         """Keep what the model has computed of its last draft, up to the first id that the text has otherwise."""
         place = torch.arange(self._num_drafted, device=self._device)

@@ -138,5 +138,18 @@ class PieceHashes(NamedTuple):
         return cls(joined[order], np.concatenate(ids)[order], *(it.view(np.int64) for it in (powers, inverses)))
 
 
+def leaves_last_space(vocabulary: Vocabulary) -> bool:
+    """Return whether the last of several spaces always belongs to the word after them.
+
+    So split the regular expressions of GPT-2's tokenizer and its successors.
+    """
+    for text in ("a    b", "a\n    b", "a\n\n  ("):
+        ids = vocabulary.encode(text)
+        ends = np.cumsum([len(vocabulary.pieces[token]) for token in ids])
+        if len(text) - 2 not in ends:
+            return False
+    return True
+
+
 def _powers(base: int, count: int) -> npt.NDArray[Any]:
     return np.array([pow(base, exponent, _MODULUS) for exponent in range(count)], np.uint64)
