@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,76 +16,102 @@ from specplug.draft_model.model import COLUMN_STEP, DraftModel
 NUM_MISSING = 8
 """The most missing ids of a text that are computed in the pass before the first draft token; more take more steps."""
 
-Choose = Callable[[int, Tensor, Tensor], Tensor]
-"""`choose(num_rows, step [1] int64, logits [R, V]) -> [R] int64`: the ids that the first R rows draft."""
+
+class Parts(Protocol):
+    """What a step does before, between and after the forward passes, for the first R rows of the model's cache.
+
+    The methods are captured: they read and write tensors that stay where they are, decide nothing by their values, and
+    return tensors of shapes that depend on R alone.
+    """
+
+    def begin(self, num_rows: int) -> None:
+        """Begin a step."""
+
+    def prepare(self, num_rows: int) -> tuple[Missing, Tensor]:
+        """Return the ids that are missing, with `NUM_MISSING` columns, and [R] bool, the rows that draft after them."""
+
+    def choose(self, num_rows: int, step: Tensor, logits: Tensor) -> Tensor:
+        """Return [R] int64, the ids that rows draft at a step, [1] int64, by logits [R, V]."""
+
+    def finish(self, num_rows: int) -> None:
+        """End a step, whose drafted ids are in the loop."""
 
 
 class DraftLoop:
     """Drafts up to n ids for the first R rows of the model's cache.
 
-    A GPU runs each forward pass and the choice after it as one graph, for the next larger of a few sizes.
+    A GPU runs each part of a step as one graph, for the next larger of a few sizes.
 
     Args:
         model: the draft model.
-        choose: chooses each next id; its tensors stay where they are, as those of the loop do.
         num_drafted: n.
 
     Attributes:
         drafted: [rows, n] int64, the ids.
+        num_ids: [1] int64, how many of them the step drafts.
     """
 
-    def __init__(self, model: DraftModel, choose: Choose, num_drafted: int) -> None:
-        self._model, self._choose = model, choose
-        self._graphs = Graphs(model.device, model.path)
+    def __init__(self, model: DraftModel, num_drafted: int) -> None:
+        self._model, self.graphs = model, Graphs(model.device, model.path)
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=model.device)
 
         rows = model.max_texts
-        self.drafted = zeros(rows, num_drafted)
-        self._missing = Missing(zeros(rows, NUM_MISSING), zeros(rows), zeros(rows))
+        self.drafted, self.num_ids = zeros(rows, num_drafted), zeros(1)
         self._chosen, self._next, self._active, self._step = zeros(rows), zeros(rows), zeros(rows), zeros(1)
 
-    def capture(self) -> None:
+    def capture(self, parts: Parts) -> None:
         """Capture all graphs, the largest first, which share their memory."""
         for num_rows in reversed(sizes(self._model.max_texts, 1)):
+            self.graphs.capture(("begin", num_rows), partial(parts.begin, num_rows))
             for longest in reversed(sizes(self._model.max_length, COLUMN_STEP)):
-                for number, function in enumerate((self._first, self._further)):
-                    self._graphs.capture((number, num_rows, longest), partial(function, num_rows, longest))
+                for key, function in self._passes(parts, num_rows, longest).items():
+                    self.graphs.capture(key, function)
+            self.graphs.capture(("finish", num_rows), partial(parts.finish, num_rows))
 
-    def run(self, missing: Missing, is_active: Tensor, num_tokens: int, longest: int) -> None:
-        """Compute missing ids, and draft.
+    def begin(self, parts: Parts, num_rows: int) -> None:
+        """Begin a step of R rows, a number of `sizes`."""
+        self.graphs.run(("begin", num_rows), partial(parts.begin, num_rows))
+
+    def run(self, parts: Parts, num_rows: int, num_ids: int, longest: int) -> None:
+        """Draft, and end the step.
 
         Args:
-            missing: of R rows, with `NUM_MISSING` columns.
-            is_active: [R] bool, the rows that draft: those whose texts are complete with the missing ids.
-            num_tokens: ids to draft, at least 1.
+            parts: its parts, which have begun.
+            num_rows: R.
+            num_ids: ids to draft, at least 1.
             longest: an upper bound of the lengths of texts with their drafts.
         """
-        num_rows = len(is_active)
-        for mine, given in zip(self._missing, missing, strict=True):
-            mine[:num_rows] = given
+        self.num_ids.fill_(num_ids)
+        passes = self._passes(parts, num_rows, size_for(longest, sizes(self._model.max_length, COLUMN_STEP)))
+        (first, further) = passes.items()
+        self.graphs.run(*first)
+        for _ in range(1, num_ids):
+            self.graphs.run(*further)
+        self.graphs.run(("finish", num_rows), partial(parts.finish, num_rows))
+
+    def _passes(self, parts: Parts, num_rows: int, longest: int) -> dict[Hashable, Callable[[], None]]:
+        return {
+            ("first", num_rows, longest): partial(self._first, parts, num_rows, longest),
+            ("further", num_rows, longest): partial(self._further, parts, num_rows, longest),
+        }
+
+    def _first(self, parts: Parts, num_rows: int, longest: int) -> None:
+        missing, is_active = parts.prepare(num_rows)
         self._active[:num_rows] = is_active
-        at = num_rows, size_for(longest, sizes(self._model.max_length, COLUMN_STEP))
-        self._graphs.run((0, *at), partial(self._first, *at))
-        for _ in range(1, num_tokens):
-            self._graphs.run((1, *at), partial(self._further, *at))
-
-    def _first(self, num_rows: int, longest: int) -> None:
-        missing = Missing(*(it[:num_rows] for it in self._missing))
-        logits = self._model.forward(*missing, longest=longest)
-        self._step.zero_()
         self._next[:num_rows] = missing.starts + missing.counts
-        self._take(num_rows, logits)
+        self._step.zero_()
+        self._take(parts, num_rows, self._model.forward(*missing, longest=longest))
 
-    def _further(self, num_rows: int, longest: int) -> None:
+    def _further(self, parts: Parts, num_rows: int, longest: int) -> None:
         given = self._chosen[:num_rows, None], self._next[:num_rows], self._active[:num_rows]
         logits = self._model.forward(*given, longest=longest)
         self._next[:num_rows] += 1
-        self._take(num_rows, logits)
+        self._take(parts, num_rows, logits)
 
-    def _take(self, num_rows: int, logits: Tensor) -> None:
-        chosen = self._choose(num_rows, self._step, logits)
+    def _take(self, parts: Parts, num_rows: int, logits: Tensor) -> None:
+        chosen = parts.choose(num_rows, self._step, logits)
         self._chosen[:num_rows] = chosen
         self.drafted[:num_rows].index_copy_(1, self._step, chosen[:, None])
         self._step += 1

@@ -72,21 +72,25 @@ class Segmenter:
         self._control_of = torch.where(is_control, ends, -1).to(device)
         self._to_target = to_target
 
-    def find(self, drafted: Tensor, is_fixed: Tensor, probabilities: Tensor, num_tokens: int) -> Segments:
+    def find(
+        self, drafted: Tensor, num_ids: Tensor, is_fixed: Tensor, probabilities: Tensor, num_tokens: int
+    ) -> Segments:
         """Return at most K = `num_tokens` tokens for each row.
 
         The draft ends with a special token, before an id that has no text, and where the text is too long.
 
         Args:
             drafted: [R, n] int64.
+            num_ids: [1] int64, how many of the n were drafted; the others are ignored.
             is_fixed: [R, n] bool, the ids that become the token that they correspond to.
             probabilities: [R, n] float64.
         """
         sizes, controls = self._sizes[drafted].clamp(min=0), self._control_of[drafted]
         is_control = controls >= 0
         sizes = torch.where(is_control, 1, sizes)
+        is_there = torch.arange(drafted.shape[1], device=drafted.device) < num_ids
         ended = (is_control.long().cumsum(1) - is_control.long()) > 0
-        sizes = torch.where(((sizes > 0) & ~ended).long().cumprod(1) > 0, sizes, 0)
+        sizes = torch.where(((sizes > 0) & is_there & ~ended).long().cumprod(1) > 0, sizes, 0)
         fits = sizes.cumsum(1) <= self._num_bytes
         sizes = torch.where(fits, sizes, 0)
         ends = sizes.cumsum(1)

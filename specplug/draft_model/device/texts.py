@@ -15,25 +15,21 @@ NOBODY = -1
 
 
 class Running(NamedTuple):
-    """The requests of a batch by row of the draft model's cache, [R] int64 each; other rows have `NOBODY` as owner.
+    """The requests of a batch by row of the draft model's cache, [R] int64 each.
 
     Attributes:
-        tokens: [S, L] int32, the engine's token table.
-        entries: the row of `tokens` of each.
+        owners: a number that no two requests share; `NOBODY` in rows without a request.
         lengths: how many tokens each has.
-        owners: a number that no two requests share.
         starts: the first token that is text, after images and the like.
     """
 
-    tokens: Tensor
-    entries: Tensor
-    lengths: Tensor
     owners: Tensor
+    lengths: Tensor
     starts: Tensor
 
     def at(self, rows: slice) -> Running:
         """Return some of the rows."""
-        return Running(self.tokens, *(it[rows] for it in self[1:]))
+        return Running(*(it[rows] for it in self))
 
 
 class Missing(NamedTuple):
@@ -114,10 +110,22 @@ class DeviceTexts:
         for numbers in (self.cached, self._num_fed):
             numbers[rows] = torch.where(is_new, 0, numbers[rows])
 
-    def extend(self, running: Running, rows: slice, num_tokens: int) -> None:
-        """Append the next tokens of some rows, at most `num_tokens` of each, and at most `growth` ids for them."""
-        most = self.growth(num_tokens)
-        new, total, taken = self._translated(running.at(rows), rows, num_tokens, most)
+    def newest(self, tokens: Tensor, entries: Tensor, rows: slice, num_tokens: int) -> Tensor:
+        """Return [R, n], the next tokens of some rows; those that are not there yet are undefined.
+
+        Args:
+            tokens: [S, L] int32, the engine's token table.
+            entries: [R] int64, the row of `tokens` of each.
+            rows: the rows.
+            num_tokens: n.
+        """
+        places = self.done[rows, None] + torch.arange(num_tokens, device=self._device)
+        return tokens[entries[:, None], places.clamp(max=tokens.shape[1] - 1)].long()
+
+    def extend(self, running: Running, rows: slice, tokens: Tensor) -> None:
+        """Append the next tokens of some rows, [R, n] from `newest`, but at most `growth` ids for them."""
+        most = self.growth(tokens.shape[1])
+        new, total, taken = self._translated(running.at(rows), rows, tokens, most)
         self._make_room(rows, total)
         place = torch.arange(most, device=self._device)
         columns = torch.where(place < total[:, None], self.lengths[rows, None] + place, self._max_length)
@@ -125,12 +133,11 @@ class DeviceTexts:
         self.lengths[rows] += total
         self.done[rows] += taken
 
-    def _translated(self, running: Running, rows: slice, num_tokens: int, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the ids [R, most] for the next tokens, how many of them count, and how many tokens they are for."""
+    def _translated(self, running: Running, rows: slice, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the ids [R, most] for tokens, how many of them count, and how many tokens they are for."""
+        num_tokens = tokens.shape[1]
         places = self.done[rows, None] + torch.arange(num_tokens, device=self._device)
         is_next = (places < running.lengths[:, None]) & (running.owners != NOBODY)[:, None]
-        at = places.clamp(max=running.tokens.shape[1] - 1)
-        tokens = running.tokens[running.entries[:, None], at].long()
         is_id = (tokens >= 0) & (tokens < len(self._counts))
         tokens = torch.where(is_id, tokens, 0)
         counts = torch.where(is_id, self._counts[tokens], -1)
