@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,13 @@ SHARES = (0.5, 0.8, 0.95)
 """The bounds of the levels of `share_level`."""
 
 NUM_LEVELS = len(SHARES) + 1
+
+GENERATION_BITS = 24
+"""Bits of a generation, and of a length, in a draft's key."""
+
+Integers = TypeVar("Integers", Tensor, int)
+
+_SHIFT, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # of SplitMix64, as int64
 
 
 class Drawn(NamedTuple):
@@ -139,11 +146,28 @@ def _draw(logits: Tensor, heat: Tensor, uniforms: Tensor) -> Tensor:
     return place[:, 0].clamp(max=logits.shape[1] - 1)
 
 
-def uniforms(seed: int, keys: list[tuple[int, int, int]], count: int) -> Floats:
-    """Return [B, count] random numbers: each row's own stream, for a key of slot, generation and length.
+def key_of(slot: Integers, generation: Integers, length: Integers) -> Integers:
+    """Return a number for a draft, [B] int64 or one number; no two drafts of a server have the same."""
+    return (((slot << GENERATION_BITS) | generation) << GENERATION_BITS) | length
 
-    A row's draft is drawn once for a key, so no two drafts have the same numbers; and they depend on neither the
-    order of the rows nor the verifier's.
+
+def uniforms(seed: int, keys: Tensor, steps: Tensor) -> Tensor:
+    """Return float64 numbers in [0, 1), a random one for each key and step, int64 (SplitMix64; Steele et al., 2014).
+
+    A draft is drawn once for a key, so no two drafts have the same numbers; and they depend on neither the order of the
+    rows nor the verifier's.
     """
-    streams = (np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *map(abs, key)]))) for key in keys)
-    return np.stack([stream.random(count) for stream in streams])
+    bits = _mixed(_mixed(_mixed(keys) ^ seed) + steps * _SHIFT)
+    return _shifted(bits, 11).double() * 2.0**-53
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    numbers = numbers + _SHIFT
+    numbers = (numbers ^ _shifted(numbers, 30)) * _FIRST
+    numbers = (numbers ^ _shifted(numbers, 27)) * _SECOND
+    return numbers ^ _shifted(numbers, 31)
+
+
+def _shifted(numbers: Tensor, bits: int) -> Tensor:
+    """Shift to the right, as unsigned numbers."""
+    return (numbers >> bits) & ((1 << (64 - bits)) - 1)

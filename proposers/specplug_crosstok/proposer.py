@@ -18,7 +18,7 @@ from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, Event, RequestEvent
 from specplug.types.verdict import Verdict
 from specplug_crosstok.acceptance import Acceptance
-from specplug_crosstok.drawing import Common, Drawing, Drawn, uniforms
+from specplug_crosstok.drawing import Common, Drawing, Drawn, key_of, uniforms
 from specplug_crosstok.kinds import DRAWN, NUM_KINDS, SAMPLED, TEXTS, status_of
 from specplug_crosstok.opening import common_ids, device_of, open_model
 from specplug_crosstok.options import CrossTokSettings
@@ -164,9 +164,9 @@ class CrossTok(Proposer):
         to = self.model.device
         if draws:
             temperature[list(draws)] = torch.tensor([it.temperature for it in draws.values()])
-            numbers = torch.zeros(num_rows, num_tokens, dtype=torch.float64)
-            numbers[list(draws)] = torch.from_numpy(uniforms(self._seed, [it.key for it in draws.values()], num_tokens))
-            numbers = numbers.to(to)
+            keys = torch.zeros(num_rows, dtype=torch.int64)
+            keys[list(draws)] = torch.tensor([key_of(*it.key) for it in draws.values()])
+            numbers = uniforms(self._seed, keys[:, None], torch.arange(num_tokens)).to(to)
         drawn, text = self.acceptance.by_bucket(DRAWN), self.acceptance.by_bucket(TEXTS, joined=True)
         confidence = torch.tensor(np.concatenate([drawn, text])).to(to)
         common = Common(self._common, self._is_common, confidence)

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from specplug.demo import model_path
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
+from specplug.testing.driver import Driver
 from specplug.text.loading import load_tokenizer
+from specplug.types.batch import BatchView
 from specplug.types.target import TargetModel
 from specplug_crosstok import plugin
 from specplug_crosstok.device.proposer import DeviceCrossTok
@@ -58,3 +62,11 @@ def options(draft: str, **more: object) -> Mapping[str, object]:
 def encoded(text: str) -> list[int]:
     found: list[int] = tokenizer().encode(text, add_special_tokens=False)
     return found
+
+
+class Warm(Driver):
+    """Passes batches whose rows are sampled, at temperatures of their own, except for every third."""
+
+    def batch(self, order: Any = None) -> BatchView:
+        batch = super().batch(order)
+        return replace(batch, temperature=torch.where(batch.slots % 3 == 2, 0.0, 0.5 + batch.slots / 4))

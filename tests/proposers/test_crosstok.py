@@ -24,7 +24,6 @@ from specplug.settings import load_settings
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
 from specplug.testing.harness import ProposerHarness
-from specplug.types.batch import BatchView
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.request import Lifecycle
@@ -33,7 +32,7 @@ from specplug_crosstok import plugin
 from specplug_crosstok.options import CrossTokSettings
 from specplug_crosstok.proposer import CrossTok
 from tests.draft_model.tools import greedy
-from tests.proposers.crosstok_tools import OTHER, SAME, VOCAB, encoded, options, spec, tokenizer
+from tests.proposers.crosstok_tools import OTHER, SAME, VOCAB, Warm, encoded, options, spec, tokenizer
 
 CODE = "def add(first, second):\n    return first + second\n\n\ndef sub("
 TEXTS = (encoded(CODE), encoded("Ünïcödé 天地 👍 is text"), encoded("x"))
@@ -45,14 +44,6 @@ class TestContractOfOneTokenizer(ProposerContract):
 
 class TestContractOfTwoTokenizers(ProposerContract):
     spec, options, vocab_size, texts = spec(), options(OTHER), VOCAB, TEXTS
-
-
-class Warm(Driver):
-    """Passes batches whose rows are sampled, at temperatures of their own, except for every third."""
-
-    def batch(self, order: Any = None) -> BatchView:
-        batch = super().batch(order)
-        return replace(batch, temperature=torch.where(batch.slots % 3 == 2, 0.0, 0.5 + batch.slots / 4))
 
 
 class TestSampledRows(ProposerHarness):

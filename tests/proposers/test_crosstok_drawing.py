@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specplug_crosstok.acceptance import NUM_BUCKETS, Acceptance, _buckets, bucket_of
-from specplug_crosstok.drawing import NUM_LEVELS, Common, Drawing, Drawn, share_level, uniforms
+from specplug_crosstok.drawing import NUM_LEVELS, Common, Drawing, Drawn, key_of, share_level, uniforms
 
 VOCAB = 8
 COMMON = [1, 2, 5, 7]
@@ -104,27 +104,32 @@ def test_levels_of_the_share():
     assert share_level(torch.tensor([0.0, 0.5, 0.51, 0.8, 0.9, 0.95, 0.96, 1.0])).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
+def numbers_of(seed: int, keys: list[tuple[int, int, int]], count: int) -> Tensor:
+    """Return the numbers of drafts by slot, generation and length, [B, count]."""
+    return uniforms(seed, torch.tensor([key_of(*key) for key in keys])[:, None], torch.arange(count))
+
+
 KEYS = st.tuples(st.integers(0, 255), st.integers(0, 10**6), st.integers(0, 10**5))
 
 
 @given(st.integers(0, 2**31), st.lists(KEYS, min_size=1, max_size=5, unique=True), st.integers(1, 9), st.randoms())
 def test_numbers_belong_to_a_key_and_not_to_a_row(seed, keys, count, random):
-    found = dict(zip(keys, uniforms(seed, keys, count).tolist(), strict=True))
+    found = dict(zip(keys, numbers_of(seed, keys, count).tolist(), strict=True))
     moved = random.sample(keys, len(keys))
-    assert uniforms(seed, moved, count).tolist() == [found[key] for key in moved]
-    assert uniforms(seed, keys, count + 3)[:, :count].tolist() == list(found.values())
+    assert numbers_of(seed, moved, count).tolist() == [found[key] for key in moved]
+    assert numbers_of(seed, keys, count + 3)[:, :count].tolist() == list(found.values())
     assert all(0 <= number < 1 for row in found.values() for number in row)
     assert len({row[0] for row in found.values()}) == len(keys)
 
 
 def test_each_part_of_a_key_and_the_seed_make_other_numbers():
     keys = [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (2, 1, 3)]
-    numbers = np.concatenate([uniforms(seed, keys, 4) for seed in (0, 1)]).ravel()
-    assert len(set(numbers.tolist())) == numbers.size
+    numbers = torch.cat([numbers_of(seed, keys, 4) for seed in (0, 1)]).flatten()
+    assert len(set(numbers.tolist())) == numbers.numel()
 
 
 def test_numbers_are_spread_evenly():
-    numbers = uniforms(0, [(slot, 0, 40) for slot in range(2000)], 2)
+    numbers = numbers_of(0, [(slot, 0, 40) for slot in range(2000)], 2).numpy()
     assert np.histogram(numbers[:, 0], 10, (0, 1))[0] == pytest.approx(200, abs=60)
     assert abs(np.corrcoef(numbers.T)[0, 1]) < 0.1
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specplug_crosstok.drawing import Common, choose
-
-_SHIFT, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # of SplitMix64, as int64
+from specplug_crosstok.drawing import Common, choose, uniforms
 
 
 class DeviceDrawing:
@@ -35,7 +33,7 @@ class DeviceDrawing:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(max_rows, *shape, dtype=dtype, device=device)
 
-        self._common, self._seed = common, int(_mixed(torch.tensor([seed]))[0])
+        self._common, self._seed = common, seed
         self._restricted = zeros(dtype=torch.bool).fill_(is_restricted)
         self.temperature, self.keys = zeros(dtype=torch.float32), zeros(dtype=torch.int64)
         self.is_common, self.levels = (zeros(num_drafted, dtype=kind) for kind in (torch.bool, torch.int64))
@@ -44,9 +42,9 @@ class DeviceDrawing:
 
     def choose(self, num_rows: int, step: Tensor, logits: Tensor) -> Tensor:
         """Choose the ids [R] int64 of a step, [1] int64, by logits [R, V]."""
-        uniforms = None if self.logits is None else random(self.keys[:num_rows], step, self._seed)
+        numbers = None if self.logits is None else uniforms(self._seed, self.keys[:num_rows], step)
         restricted, temperature = self._restricted[:num_rows], self.temperature[:num_rows]
-        choice = choose(self._common, restricted, temperature, logits, uniforms)
+        choice = choose(self._common, restricted, temperature, logits, numbers)
         for held, new in (
             (self.is_common, choice.is_common),
             (self.levels, choice.levels),
@@ -56,21 +54,3 @@ class DeviceDrawing:
             if held is not None and new is not None:
                 held[:num_rows].index_copy_(1, step, new[:, None])
         return choice.ids
-
-
-def random(keys: Tensor, step: Tensor, seed: int) -> Tensor:
-    """Return [R] float64 in [0, 1), a random number for each key and step (SplitMix64; Steele et al., OOPSLA 2014)."""
-    bits = _mixed(_mixed(keys ^ seed) + step * _SHIFT)
-    return _shifted(bits, 11).double() * 2.0**-53
-
-
-def _mixed(numbers: Tensor) -> Tensor:
-    numbers = numbers + _SHIFT
-    numbers = (numbers ^ _shifted(numbers, 30)) * _FIRST
-    numbers = (numbers ^ _shifted(numbers, 27)) * _SECOND
-    return numbers ^ _shifted(numbers, 31)
-
-
-def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """Shift to the right, as unsigned numbers."""
-    return (numbers >> bits) & ((1 << (64 - bits)) - 1)

@@ -18,7 +18,8 @@ from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, Event, RequestEvent
 from specplug.types.transfer import to_device
 from specplug.types.verdict import Verdict
-from specplug_crosstok.device.step import GENERATION_BITS, DeviceStep
+from specplug_crosstok.device.step import DeviceStep
+from specplug_crosstok.drawing import GENERATION_BITS
 from specplug_crosstok.kinds import status_of
 from specplug_crosstok.opening import open_model
 from specplug_crosstok.options import CrossTokSettings
@@ -110,10 +111,10 @@ class DeviceCrossTok(Proposer):
         heat = at.of_rows(batch.temperature)
         inputs.running.owners[rows] = torch.where(at.is_running, _owners(batch)[at.place], NOBODY)
         inputs.running.lengths[rows] = at.of_rows(batch.lengths)
-        inputs.running.starts[rows] = at.of_rows(_text_starts(batch)) if batch.barriers else 0
+        inputs.running.starts[rows] = at.of_rows(_text_starts(batch))
         inputs.limits[rows] = at.of_rows(limits)
         inputs.temperature[rows] = heat
-        self._step.drawing.temperature[rows] = heat if states else 0.0
+        self._step.drawing.temperature[rows] = heat * states
 
     def _catch_up(self, batch: BatchView, entries: Tensor) -> None:
         """Compute texts that are many tokens behind, such as prompts, up to the chunk of a step."""
@@ -166,7 +167,9 @@ def _owners(batch: BatchView) -> Tensor:
 
 
 def _text_starts(batch: BatchView) -> Tensor:
-    """Return [B] int64, the position after each row's last barrier."""
+    """Return [B], the position after each row's last barrier."""
+    if not batch.barriers:
+        return torch.zeros_like(batch.slots)
     starts = [0] * batch.batch_size
     for barrier in batch.barriers:
         starts[barrier.row] = max(barrier.stop, starts[barrier.row])

@@ -18,12 +18,10 @@ from specplug.types.caps import Distribution
 from specplug_crosstok.device.acceptance import DeviceAcceptance
 from specplug_crosstok.device.drawing import DeviceDrawing
 from specplug_crosstok.device.written import Written
-from specplug_crosstok.drawing import Common
+from specplug_crosstok.drawing import GENERATION_BITS, Common
 from specplug_crosstok.kinds import DRAWN, NUM_KINDS, TEXTS
 from specplug_crosstok.opening import common_ids
 from specplug_crosstok.options import CrossTokSettings
-
-GENERATION_BITS = 24
 
 
 class Inputs(NamedTuple):

@@ -157,8 +157,7 @@ def _to_last_space(text: Tensor, total: Tensor) -> Tensor:
     before, after = (is_space.roll(shift, 1) for shift in (1, -1))
     is_last = is_space & before & ~after & (places > 0) & (places + 1 < total)
     at = torch.where(is_last, places, 2 * num_bytes)
-    later = at.flip(1).cummin(1).values.flip(1).roll(-1, 1)
-    later[:, -1] = 2 * num_bytes
+    later = torch.nn.functional.pad(at.flip(1).cummin(1).values.flip(1)[:, 1:], (0, 1), value=2 * num_bytes)
     return later - places
 
 
@@ -204,23 +203,26 @@ def segmented(
     found: list[int] = []
     text = b""
 
-    def flush() -> None:
+    def flush(following: bytes = b"") -> None:
+        """Append the longest tokens of the text, which these bytes follow."""
         nonlocal text
-        for part in re.split(rb"(?<=\s)(?=\s\S)", text) if leaves_last_space else [text]:
-            while part:
-                size = next(size for size in range(min(len(part), LONGEST_PIECE), 0, -1) if part[:size] in pieces)
-                found.append(pieces[part[:size]])
-                part = part[size:]
-        text = b""
+        whole = text + following[:1]
+        for part in re.split(rb"(?<=\s)(?=\s\S)", whole) if leaves_last_space else [whole]:
+            left = part[: len(text)]
+            text = text[len(left) :]
+            while left:
+                size = next(size for size in range(min(len(left), LONGEST_PIECE), 0, -1) if left[:size] in pieces)
+                found.append(pieces[left[:size]])
+                left = left[size:]
 
     for piece, fixed, token in zip(drafted, is_fixed, tokens, strict=True):
         if isinstance(piece, int):
-            flush()
+            flush(b"<")
             return [*found, piece]
         if not piece:
             break
         if fixed:
-            flush()
+            flush(piece)
             found.append(token)
         else:
             text += piece

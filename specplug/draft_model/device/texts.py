@@ -186,7 +186,7 @@ class DeviceTexts:
         is_kept = is_same & (place < self._num_fed[rows, None]) & (at < self.lengths[rows, None])
         self.cached[rows] += is_kept.long().cumprod(1).sum(1)
         self.cached[rows] = torch.minimum(self.cached[rows], (self.lengths[rows] - 1).clamp(min=0))
-        self._num_fed[rows] = 0
+        self._num_fed[rows].zero_()
 
     def missing(self, rows: slice, most: int, *, keep: int = 0) -> Missing:
         """Return the next missing ids of some rows, at most `most`, and without the last `keep`; aligned to the right.
