@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from torch.utils._python_dispatch import _disable_current_modes
 
 from specplug.demo import model_path
 from specplug.testing.statistics import g_test
@@ -22,6 +23,32 @@ def settings(draft: str = "tiny-draft-other", **options: Any) -> dict[str, Any]:
     own = {"model": str(model_path(draft)), "max_ms": None, **options}
     faults = {"host_deadline_ms": None}
     return {"proposer": "crosstok", "policy": "fixed", "faults": faults, "options": {"crosstok": own}}
+
+
+def on_device(draft: str = "tiny-draft-other", **options: Any) -> dict[str, Any]:
+    """Return settings of the form for batches on a GPU, which the test plug-ins register for any device."""
+    own = {"model": str(model_path(draft)), **options}
+    return {"proposer": "crosstok-device", "policy": "fixed", "options": {"crosstok-device": own}}
+
+
+def by_one_graph_each(step: Any) -> Callable[[], int]:
+    """Let what a GPU runs as a CUDA graph run unwatched; return a function that returns how many ran, since before."""
+    graphs, count = step.loop.graphs, 0
+    run = graphs.run
+
+    def counted(key: Any, function: Any) -> None:
+        nonlocal count
+        count += 1
+        with _disable_current_modes():
+            run(key, function)
+
+    def taken() -> int:
+        nonlocal count
+        found, count = count, 0
+        return found
+
+    graphs.run = counted
+    return taken
 
 
 @functools.cache

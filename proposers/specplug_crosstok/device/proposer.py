@@ -77,7 +77,7 @@ class DeviceCrossTok(Proposer):
         self._schedule.grow(step.texts.growth(step.num_tokens))
         num_ids = self._num_ids(draft.draft_length)
         step.loop.run(step, at.num_rows, num_ids, self._schedule.longest + num_ids)
-        step.written.write(draft, at.rows, step.acceptance, step.drawing.logits)
+        step.written.write(draft, at.rows, step.drawing.logits)
         self._schedule.end(step.figures)
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:

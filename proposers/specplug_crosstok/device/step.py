@@ -124,7 +124,8 @@ class DeviceStep:
         self.texts.feed(rows, drafted, torch.where(is_active, num_ids - 1, 0))
         counts = torch.where(is_active, self.inputs.limits[rows], 0)
         is_sampled = self.inputs.temperature[rows] > 0
-        self.written.store(Written.of(self._segments(drafted, num_ids), self.drawing, is_sampled, counts, running))
+        found = self._segments(drafted, num_ids)
+        self.written.store(Written.of(found, self.drawing, self.acceptance, is_sampled, counts, running))
         self.figures[:, rows] = self.texts.figures(running)
 
     def learn(self, kinds: Tensor, probabilities: Tensor, tested: Tensor, accepted: Tensor) -> None:

@@ -22,7 +22,8 @@ class Written(NamedTuple):
     Attributes:
         ids, sources, steps, kinds: int64; see `Draft`, `Segments` and `specplug_crosstok.kinds`.
         is_drawn: bool.
-        probabilities: float64.
+        probabilities: float64, see `Segments`.
+        confidence: float32, see `Draft`.
         counts: [R] int64.
         owners, base_len: [R] int64, the request, and its length.
     """
@@ -33,6 +34,7 @@ class Written(NamedTuple):
     kinds: Tensor
     is_drawn: Tensor
     probabilities: Tensor
+    confidence: Tensor
     counts: Tensor
     owners: Tensor
     base_len: Tensor
@@ -43,16 +45,26 @@ class Written(NamedTuple):
         numbers = torch.zeros(max_rows, draft_length, dtype=torch.int64, device=device)
         ids, sources, steps, kinds = (numbers.clone() for _ in range(4))
         counts, owners, base_len = (numbers[:, 0].clone() for _ in range(3))
-        is_drawn, probabilities = numbers > 0, numbers.double()
-        return cls(ids, sources, steps, kinds, is_drawn, probabilities, counts, owners.fill_(NOBODY), base_len)
+        is_drawn, probabilities, confidence = numbers > 0, numbers.double(), numbers.float()
+        of_tokens = ids, sources, steps, kinds, is_drawn, probabilities, confidence
+        return cls(*of_tokens, counts, owners.fill_(NOBODY), base_len)
 
     @classmethod
-    def of(cls, found: Segments, drawing: DeviceDrawing, is_sampled: Tensor, counts: Tensor, running: Running) -> Self:
+    def of(
+        cls,
+        found: Segments,
+        drawing: DeviceDrawing,
+        acceptance: DeviceAcceptance,
+        is_sampled: Tensor,
+        counts: Tensor,
+        running: Running,
+    ) -> Self:
         """Return the draft tokens.
 
         Args:
             found: the tokens.
             drawing: how their ids were drafted.
+            acceptance: what tokens are expected to be worth.
             is_sampled: [R] bool, the requests with a temperature.
             counts: [R] int64, how many of the tokens are wanted.
             running: the requests.
@@ -70,6 +82,7 @@ class Written(NamedTuple):
             kinds,
             is_drawn,
             found.probabilities,
+            acceptance.confidence(kinds, found.probabilities).float(),
             torch.minimum(counts, found.counts),
             running.owners,
             running.lengths,
@@ -81,22 +94,20 @@ class Written(NamedTuple):
         for held, given in zip(self, new, strict=True):
             held[:num_rows] = given
 
-    def write(self, draft: Draft, rows: Tensor, acceptance: DeviceAcceptance, logits: Tensor | None) -> None:
+    def write(self, draft: Draft, rows: Tensor, logits: Tensor | None) -> None:
         """Write the draft of B requests, whose rows are `rows` [B] int64, negative for those without one.
 
         Args:
             draft: [B, K], K at most that of the tokens.
             rows: see above.
-            acceptance: what the tokens are expected to be worth.
             logits: [R, n, Vd], what common ids were drawn from.
         """
         row, columns = rows.clamp(min=0), slice(draft.draft_length)
         draft.lengths.copy_(torch.where(rows >= 0, self.counts[row], 0))
         inside = draft.mask()
-        confidence = acceptance.confidence(self.kinds[row, columns], self.probabilities[row, columns])
         draft.token_ids.copy_(torch.where(inside, self.ids[row, columns], NO_TOKEN))
         draft.source.copy_(torch.where(inside, self.sources[row, columns], -1))
-        draft.confidence.copy_(torch.where(inside, confidence, 0.0))
+        draft.confidence.copy_(torch.where(inside, self.confidence[row, columns], 0.0))
         if draft.drawn is None:
             return
         draft.drawn.copy_(self.is_drawn[row, columns])

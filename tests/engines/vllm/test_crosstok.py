@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.engines import crosstok
 from tests.engines.engines import Engine
+from tests.engines.launches import most
 from tests.engines.plain import assert_greedy
+from tests.engines.vllm import inside
 from tests.engines.vllm.referee import MAX_TOKENS, RUNNERS, Answers, baseline, kind, prompts, truth
+from tests.engines.vllm.test_no_sync import steady_steps
 
 __all__ = ["baseline", "kind", "truth"]
 
@@ -20,9 +24,10 @@ PAIRS = {
     "another tokenizer": crosstok.settings(),
     "common ids": crosstok.settings(route="tli"),
     "one tokenizer": crosstok.settings("tiny-draft"),
+    "on the device": crosstok.on_device(),
 }
-# V2 runs in Triton's interpreter, so of its engines one, which draws its tokens, has to do, with fewer requests.
-KINDS = [("v1", "another tokenizer"), ("v1", "one tokenizer"), ("v2", "common ids"), ("v2_async", "common ids")]
+# V2 runs in Triton's interpreter, so of its engines these, which draw their tokens, have to do, with fewer requests.
+KINDS = [("v1", "another tokenizer"), ("v1", "one tokenizer"), ("v2", "common ids"), ("v2_async", "on the device")]
 
 
 @pytest.fixture(scope="session", params=PAIRS)
@@ -47,11 +52,39 @@ def test_greedy(kind: str, paired: Engine, truth: Answers) -> None:
 
 
 @pytest.mark.parametrize(("kind", "pair"), KINDS, indirect=True)
-def test_sampled(kind: str, paired: Engine) -> None:
+def test_sampled(kind: str, pair: str, paired: Engine) -> None:
     texts, params = crosstok.requests(384 if kind == "v1" else 96)
     limits = {"max_tokens": crosstok.LENGTH + 1, "ignore_eos": True}
     found = paired.call("watching.counted", prompts=texts, params=[{**own, **limits} for own in params])
     assert not found["faults"]
-    tested = found["by_source"]["crosstok/common ids"]
+    name = PAIRS[pair]["proposer"]
+    tested = found["by_source"][f"{name}/common ids"]
     assert min(tested["accepted"], tested["rejected"]) > (30 if kind == "v1" else 15)
     assert crosstok.p_value([answer["token_ids"] for answer in found["result"]]) > 1e-4
+
+
+@pytest.mark.parametrize(("kind", "pair"), [("v2_async", "on the device")], indirect=True)
+def test_a_step_on_the_device_waits_for_nothing(kind: str, paired: Engine) -> None:
+    """Nothing is read back or copied in; what a GPU runs as CUDA graphs counts once each."""
+    found = paired.call(steady, requested=PROMPTS[:3])
+    assert found["steps"] > 5
+    assert found["found"] == []
+    assert found["proposed"] > 10
+    own = (found["own"] + found["graphs"]) / found["steps"]
+    assert own <= most("`crosstok`", "the proposer's own")
+    assert (found["launches"] + found["graphs"]) / found["steps"] <= most("V2", "`crosstok`", "in all")
+
+
+def steady(llm: Any, requested: list[list[int]]) -> dict[str, Any]:
+    """Watch steady steps inside the engine's process."""
+    proposer = inside.runner(llm).speculator.drafting.stage.runners[0].handle.proposer
+    taken, per_step = crosstok.by_one_graph_each(proposer._step), []
+    propose = proposer.propose
+
+    def counting(*args: Any) -> None:
+        propose(*args)
+        per_step.append(taken())
+
+    proposer.propose = counting
+    found = steady_steps(llm, requested)
+    return {**found, "graphs": max(per_step) * found["steps"]}

@@ -19,6 +19,8 @@ def caps_anywhere(device: str) -> ProposerCaps:
     return ProposerCaps(needs_host=True, inline=True) if device == "cpu" else ProposerCaps()
 
 
+ON_DEVICE = ProposerCaps(distribution=Distribution.LOGITS, learns=True)
+
 PROPOSERS = {
     "oracle": ("oracle:Oracle", "OracleOptions", HOST, "the right continuation, with errors where told"),
     "thicket": ("thicket:Thicket", "ThicketOptions", TREES, "the right continuation among wrong siblings, in trees"),
@@ -31,6 +33,12 @@ PROPOSERS = {
     "liar-probs": ("drawn:Liar", "DrawnOptions", PROBS, "tokens at random, with another law's probabilities"),
     "tiny-model": ("tiny_model:TinyModel", "TinyModelOptions", PROBS, "a draft model over half of the vocabulary"),
     "tiny-model-logits": ("tiny_model:TinyModel", "TinyModelOptions", LOGITS, "the same, with its logits"),
+    "crosstok-device": (
+        "specplug_crosstok.device.proposer:DeviceCrossTok",
+        "specplug_crosstok.options:CrossTokSettings",
+        ON_DEVICE,
+        "a draft model on the engine's device, on a CPU too",
+    ),
     "raises": ("broken:RaisesOnHost", "RaisesOptions", LEARNS, "raises when told, on the host"),
     "raises-device": ("broken:RaisesOnDevice", "RaisesOptions", ProposerCaps(learns=True), "raises when told"),
     "garbage": ("broken:GarbageOnHost", "GarbageOptions", HOST, "malformed drafts from the host"),
@@ -55,9 +63,9 @@ def spec_of(name: str) -> ProposerSpec:
     factory, options, caps, summary = PROPOSERS[name]
     return ProposerSpec(
         name=name,
-        factory=f"specplug_testkit.{factory}",
+        factory=factory if factory.startswith("specplug_") else f"specplug_testkit.{factory}",
         summary=summary,
-        options=None if options is None else f"specplug_testkit.options:{options}",
+        options=options if options is None or ":" in options else f"specplug_testkit.options:{options}",
         caps=caps,
         memory=MEMORY.get(name),
     )
