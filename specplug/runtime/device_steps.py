@@ -86,9 +86,12 @@ class DeviceSteps:
 
     @staticmethod
     def applies(stage: DraftStage) -> bool:
-        """Return whether the steps of a stage can be taken so: one proposer, whose drafts are one-hot chains."""
+        """Return whether the steps of a stage can be taken so: one proposer, of chains, that states no probabilities.
+
+        The engine takes the logits that it states from the drafts, before temperature.
+        """
         (first, *others) = stage.runners
-        return not others and first.buffer.parents is None and stage.distribution is Distribution.ONE_HOT
+        return not others and first.buffer.parents is None and stage.distribution is not Distribution.PROBS
 
     @torch.inference_mode()
     def take(
@@ -120,6 +123,8 @@ class DeviceSteps:
         rows = self._rows_of(facts, engine)
         size, draft_length = len(facts.names), plan.draft_length
         draft = self._view(size, draft_length)
+        if draft.drawn is not None:
+            draft.drawn.fill_(True)
         if size:
             self._begin(rows, draft, engine, temperature, plan, reports)
             resets = self._slots.take_resets()
@@ -192,7 +197,9 @@ class DeviceSteps:
         shift_sources(draft, 0)
         cut = self._stage.cut(batch, draft, plan)
         if cut is not draft:
-            draft.copy_(cut)
+            draft.as_one_hot().copy_(cut)
+            if draft.drawn is not None:
+                draft.drawn.zero_()
 
     def _view(self, batch_size: int, draft_length: int) -> Draft:
         """Return the rows of the draft buffer that a step uses."""

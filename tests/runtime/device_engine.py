@@ -21,7 +21,8 @@ from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.slot_allocator import SlotAllocator
 from specplug.runtime.stops import StopDetector
 from specplug.trim import SurvivalTrimmer
-from specplug.types.caps import EngineCaps, ProposerCaps
+from specplug.types.caps import Distribution, EngineCaps, ProposerCaps
+from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from tests.pipeline.test_cpu_step import CutsAlways, Scripted, shown
 from tests.runtime import stream_engine
@@ -50,6 +51,10 @@ class Learning(Scripted):
         super().propose(batch, limits, draft)
         if self._steps % 3 == 0:
             draft.lengths.add_(7)
+        if draft.draft_logits is not None:
+            assert draft.drawn.all(), "the initial value"
+            draft.drawn[:, 1::2] = False
+            draft.draft_logits[:] = (batch.lengths * self._steps)[:, None, None]
 
     def observe(self, batch, draft, verdict):
         self.log.append(["observe", batch.num_new.tolist(), batch.lengths.tolist(), batch.temperature.tolist()])
@@ -71,10 +76,16 @@ class Watching(CutsAlways):
 
 
 def stage_of(
-    proposer: Learning, trimmer: Trimmer, draft_length: int, *, learns: bool, device: torch.device
+    proposer: Learning,
+    trimmer: Trimmer,
+    draft_length: int,
+    *,
+    learns: bool,
+    device: torch.device,
+    distribution: Distribution = Distribution.ONE_HOT,
 ) -> DraftStage:
-    """Return a draft stage of a proposer, which may learn."""
-    caps = ProposerCaps(learns=learns, incremental=learns)
+    """Return a draft stage of a proposer, which may learn, and state a distribution."""
+    caps = ProposerCaps(learns=learns, incremental=learns, distribution=distribution)
     spec = ProposerSpec(name="scripted", factory=lambda _: proposer, summary="", caps=caps)
     handle = make_handle(spec, proposer, None, device)
     metrics = SpecMetrics([*handle.sources, "another"], draft_length, device)
@@ -84,7 +95,7 @@ def stage_of(
         guards[:1],
         trimmer,
         guards[1],
-        caps=EngineCaps(draft_length),
+        caps=EngineCaps(draft_length, draft_input=distribution),
         max_slots=SLOTS,
         vocab_size=VOCAB,
         device=device,
@@ -101,17 +112,27 @@ class Engine(stream_engine.Engine):
         learns: whether the proposer learns.
         trims: whether the policy cuts every step, and learns.
         device: of everything.
+        distribution: that its proposer states.
 
     Attributes:
         by_kernels: decides, for each step, whether kernels take it.
         states: after each step, what the stage holds.
+        stated: after each step, the logits of the tokens that were drawn.
     """
 
     def __init__(
-        self, script: list[Any], launches: Launches | None, *, learns: bool, trims: bool, device: torch.device
+        self,
+        script: list[Any],
+        launches: Launches | None,
+        *,
+        learns: bool,
+        trims: bool,
+        device: torch.device,
+        distribution: Distribution = Distribution.ONE_HOT,
     ) -> None:
         self.proposer, self.trimmer = Learning(script), Watching() if trims else SurvivalTrimmer()
-        self.stage = stage_of(self.proposer, self.trimmer, DRAFT_LENGTH, learns=learns, device=device)
+        given = {"learns": learns, "device": device, "distribution": distribution}
+        self.stage = stage_of(self.proposer, self.trimmer, DRAFT_LENGTH, **given)
         self.allocator = SlotAllocator(SLOTS, device, lambda event: self.stage.on_event(event))
         self.slot_of: dict[str, int] = {}
         self.allocator.engine_slot = self.slot_of.__getitem__
@@ -119,6 +140,7 @@ class Engine(stream_engine.Engine):
         self._allocate(device)
         self.by_kernels: Callable[[], bool] = lambda: True
         self.states: list[Any] = []
+        self.stated: list[Any] = []
         self._by_device: DeviceSteps | None = None
         if launches is not None:
             assert DeviceSteps.applies(self.stage)
@@ -143,8 +165,19 @@ class Engine(stream_engine.Engine):
         confidence = torch.full((size, DRAFT_LENGTH), -9.0, device=self.device)
         engine = EngineRows(slots, self.lengths, self.texts, emitted, rejected)
         outputs, heat = DraftOutputs(out, confidence), torch.zeros(SLOTS, device=self.device)
-        steps.take(self._facts_of(names), engine, outputs, self.last, heat, plan)
+        facts = self._facts_of(names)
+        draft = steps.take(facts, engine, outputs, self.last, heat, plan)
+        if facts.names:
+            self.note(draft)
         return out, confidence
+
+    def note(self, draft: Draft) -> None:
+        """Note what a draft states."""
+        if draft.draft_logits is None:
+            self.stated.append([])
+        else:
+            drawn = draft.mask() & draft.drawn
+            self.stated.append([drawn.tolist(), draft.draft_logits[drawn].tolist()] if drawn.any() else [])
 
     def _state(self, names: list[str], draft_length: int) -> list[Any]:
         """Return what the stage holds, of its drafts in flight only those of a step of the rows `names`."""

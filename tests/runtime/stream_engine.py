@@ -20,6 +20,7 @@ from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
+from specplug.types.draft import Draft
 from specplug.types.plan import Price, StepPlan
 from specplug.types.request import Reference, Request, RequestOptions, Sampling
 from specplug.types.verdict import Outcome
@@ -185,11 +186,15 @@ class Engine:
         caps = torch.tensor([plan.caps.get(name, 99) for name in facts.names], dtype=torch.int32)
         draft = self.stage.propose(batch, plan.draft_length, torch.minimum(rows.caps, caps))
         draft = self.stage.trim(batch, draft, plan)
+        self.note(draft)
         for place, row in enumerate(kept):
             count = int(draft.lengths[place])
             out[row, :count], confidence[row, :count] = (
                 it[place, :count] for it in (draft.token_ids, draft.confidence)
             )
+
+    def note(self, draft: Draft) -> None:
+        """Note the draft of a step that the stage has taken."""
 
     def close(self) -> None:
         """Release the stage."""

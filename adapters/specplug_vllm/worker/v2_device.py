@@ -48,10 +48,15 @@ class DeviceDrafting:
             last_sampled: [S, 1] int64, each slot's newest token, which pads its draft.
             temperature: [S] float32, by slot.
         """
-        if self.steps is not None:
-            self.steps.take(facts, engine, outputs, last_sampled, temperature, self._drafting.plan)
-        else:
+        if self.steps is None:
             self._take(facts, engine, outputs, last_sampled, temperature)
+            return
+        draft = self.steps.take(facts, engine, outputs, last_sampled, temperature, self._drafting.plan)
+        if self._logits is not None and facts.names:
+            kept = self._kept_of(facts)
+            slots = (engine.idx_mapping if kept is None else engine.idx_mapping[kept]).long()
+            padded = outputs.ids if kept is None else outputs.ids[kept]
+            draft_logits.write(self._logits, slots, draft, temperature[slots], padded)
 
     def _take(
         self, facts: RowFacts, engine: EngineRows, outputs: DraftOutputs, last_sampled: Tensor, temperature: Tensor

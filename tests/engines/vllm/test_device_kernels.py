@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.pipeline.device.launches import launches_for
+from specplug.types.caps import Distribution
 from specplug.types.plan import StepPlan
 from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
@@ -58,12 +59,13 @@ def launches():
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 1 << 30), *[st.booleans()] * 3)
-def test_steps_equal_those_of_the_stage(launches, seed, mixed, learns, trims):
+@given(st.integers(0, 1 << 30), *[st.booleans()] * 4)
+def test_steps_equal_those_of_the_stage(launches, seed, mixed, learns, trims, states):
     """Both engines run the same schedule; in one, kernels take all steps, or any of them."""
     random = Random(seed)
     script = random_script(random)
-    plain, fast = engines = [Engine(script, each, learns=learns, trims=trims, device=CPU) for each in (None, launches)]
+    given = {"learns": learns, "trims": trims, "distribution": Distribution.LOGITS if states else Distribution.ONE_HOT}
+    plain, fast = engines = [Engine(script, each, device=CPU, **given) for each in (None, launches)]
     if mixed:
         fast.by_kernels = partial(random.choice, [False, True])
     for expected, found in run(random, engines, steps=25):
@@ -71,6 +73,7 @@ def test_steps_equal_those_of_the_stage(launches, seed, mixed, learns, trims):
         assert torch.equal(found[1], expected[1])
     assert repr(fast.states) == repr(plain.states)
     assert repr(fast.proposer.log) == repr(plain.proposer.log)
+    assert fast.stated == plain.stated
     assert not trims or repr(fast.trimmer.log) == repr(plain.trimmer.log)
 
 
