@@ -1,6 +1,6 @@
 """Benchmark of `crosstok`: draft models of another tokenizer beside those of the target's, on the transformers engine.
 
-    .venv/bin/python -m benchmarks.cross_tokenizer [--parts tau masked universal batches] [--tasks 6]
+    .venv/bin/python -m benchmarks.cross_tokenizer [--parts tau masked universal batches forms] [--tasks 6]
         [--same DIR ...] [--other DIR ...] [--json cross.json]
 
 All parts answer held-out tasks of the four kinds (`specplug.demo.tasks`) with the shipped target in float32 on a CPU,
@@ -14,6 +14,8 @@ with the policy "fixed", 5 draft tokens and no limit of time.
     universal  tokens per target step and per second beside transformers' assisted generation, one prompt at a time;
                see `benchmarks.cross_universal`
     batches    tokens per second of 1, 8 and 32 requests at a time
+    forms      tokens per target step and per second as on a GPU, where tables take the tokenizers' place, beside those
+               on the host; see `benchmarks.cross_device`
 
 These commands train a pair of which only the tokenizers differ, not the sizes of the layers, the texts and the number
 of steps; the other tokenizer has 1.475 times as many tokens in a text:
@@ -39,14 +41,14 @@ from typing import Any
 
 import torch
 
-from benchmarks import cross_masked, cross_universal
+from benchmarks import cross_device, cross_masked, cross_universal
 from benchmarks.cross_engine import GAMMA, PLAIN, Answers, Check, answer, prompts_of, serving, settings, tasks_of
 from benchmarks.machine import in_words, machine, versions
 from benchmarks.peers import note
 from specplug.cli.output import print_table
 from specplug.demo.tasks import CODE, KINDS, Task, make_tasks
 
-PARTS = ("tau", "masked", "universal", "batches")
+PARTS = ("tau", "masked", "universal", "batches", "forms")
 SHIPPED = ("tiny-draft", "tiny-draft-other")
 SAME = "the target's tokenizer"
 ROUTES = ("slem", "tli", "auto")
@@ -223,6 +225,29 @@ def show_batches(rows: Sequence[dict[str, Any]]) -> None:
     print_table(f"Batches, {SHIPPED[1]}, K = {GAMMA}", header, cells)
 
 
+def show_forms(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table of the forms."""
+    rates = {(row["draft"], row["route"], row["temperature"]): row for row in rows if row["form"] == cross_device.HOST}
+    cells = []
+    for row in rows:
+        host = rates[row["draft"], row["route"], row["temperature"]]
+        rate, of_host = (it["tokens"] / it["seconds"] for it in (row, host))
+        cells.append(
+            (
+                row["draft"],
+                row["route"],
+                f"{row['temperature']:g}",
+                row["form"],
+                f"{row['tau']:.2f}",
+                f"{row['accepted_of_tested']:.3f}",
+                f"{row['to_host']:.3f}",
+                f"{rate / of_host:.2f}",
+            )
+        )
+    header = ("draft", "route", "temperature", "form", "tau", "accepted of tested", "tau to host", "rate to host")
+    print_table(f"forms, K = {GAMMA}", header, cells)
+
+
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +290,12 @@ def main() -> None:
         prompts = prompts_of(tasks_of(8, given.seed))
         found["batches"] = cross_universal.batches(prompts, SHIPPED[1], given.rounds, check)
         show_batches(found["batches"])
+    if "forms" in given.parts:
+        arms = [(SHIPPED[0], "auto", 0.0), *((SHIPPED[1], route, 0.0) for route in ("slem", "tli"))]
+        arms += [(draft, "auto", 1.0) for draft in SHIPPED]
+        prompts = prompts_of(tasks_of(given.tasks, given.seed))
+        found["forms"] = cross_device.forms(prompts, arms, given.rounds, check)
+        show_forms(found["forms"])
     print(check)
     if given.json:
         stated = {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()}

@@ -44,6 +44,22 @@ def common_ids(pair: Pair, draft_vocab: int, target_vocab: int) -> tuple[npt.NDA
     return to_target, torch.from_numpy(np.flatnonzero(to_target >= 0))
 
 
+def check_device(name: str, device: torch.device) -> None:
+    """Check that the setting `device` does not name another device than that of the batches.
+
+    Raises:
+        SettingsError: it does.
+    """
+    if name != "auto" and device_of(name) != device and name != device.type:
+        raise SettingsError.build(
+            "the draft model runs on the engine's device",
+            who="proposer 'crosstok'",
+            found=f"options.crosstok.device is {name!r}",
+            expected=f"auto or {str(device)!r}",
+            remedy="Leave out options.crosstok.device",
+        )
+
+
 def device_of(name: str) -> torch.device:
     """Return the device that the setting `device` names.
 

@@ -22,7 +22,11 @@ class CrossTokSettings(BaseModel):
         description="slem re-encodes the drafted text with the target's tokenizer; tli drafts only tokens that both "
         "vocabularies have; auto uses whichever is accepted more",
     )
-    device: str = Field(default="auto", description="where the draft model runs; auto is a GPU if there is one")
+    device: str = Field(
+        default="auto",
+        description="where the draft model runs; auto is a GPU if there is one. For batches on a "
+        "GPU, that is their device",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="its weights and cache; auto is the checkpoint's, and float32 on a CPU"
     )
@@ -40,5 +44,6 @@ class CrossTokSettings(BaseModel):
     max_ms: float | None = Field(
         default=80.0,
         gt=0,
-        description="milliseconds of a step after which it drafts no further token; null sets no limit",
+        description="milliseconds of a step after which it drafts no further token; null sets no limit. Batches "
+        "on a GPU wait for no clock, and have none",
     )

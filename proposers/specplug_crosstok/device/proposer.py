@@ -21,7 +21,7 @@ from specplug.types.verdict import Verdict
 from specplug_crosstok.device.step import DeviceStep
 from specplug_crosstok.drawing import GENERATION_BITS
 from specplug_crosstok.kinds import status_of
-from specplug_crosstok.opening import open_model
+from specplug_crosstok.opening import check_device, open_model
 from specplug_crosstok.options import CrossTokSettings
 from specplug_crosstok.writing import SOURCES
 
@@ -33,7 +33,7 @@ class DeviceCrossTok(Proposer):
     match.  The draft model runs as CUDA graphs.
 
     Raises:
-        SettingsError: no model is named, or one of the tokenizers cannot be translated.
+        SettingsError: no model is named, another device is, or one of the tokenizers cannot be translated.
         PluginError: the model cannot be loaded, or not be captured as a CUDA graph.
     """
 
@@ -41,6 +41,7 @@ class DeviceCrossTok(Proposer):
 
     def __init__(self, context: PluginContext) -> None:
         options: CrossTokSettings = context.options or CrossTokSettings()
+        check_device(options.device, context.device)
         self.model, self.pair = open_model(context, options, context.device)
         self._options, self._device = options, context.device
         self._step = DeviceStep(context, options, self.model, self.pair)

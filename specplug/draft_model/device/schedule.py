@@ -17,11 +17,19 @@ _PRIOR, _FORGET = 64.0, 4096.0  # tokens that the beginning counts for, and afte
 
 @dataclass(slots=True)
 class _Row:
-    """A row of the model's cache: the slot that has it, and how many tokens its text was behind when last known."""
+    """A row of the model's cache.
+
+    Attributes:
+        slot: the slot that has it.
+        behind: how many tokens its text is behind, as far as is known.
+        began: the step in which it was given.
+        caught_up: tokens by which it was caught up since figures were last sent.
+    """
 
     slot: int
     behind: int
     began: int
+    caught_up: int = 0
 
 
 class Schedule:
@@ -98,6 +106,7 @@ class Schedule:
         it = self._rows[row]
         assert it is not None
         it.behind = max(0, it.behind - num_tokens)
+        it.caught_up += num_tokens
 
     def end(self, figures: Tensor) -> None:
         """End a step: send the figures of its rows, [3, R], see `DeviceTexts.figures`, and learn those that arrived."""
@@ -108,13 +117,16 @@ class Schedule:
             padding = len(self._rows) - figures.shape[1]
             self._polled.send(torch.nn.functional.pad(figures, (0, padding)), self._step)
             self._sent_grown = self._grown
+            for it in self._rows:
+                if it is not None:
+                    it.caught_up = 0
         self._step += 1
 
     def _learn(self, news: News) -> None:
         tokens, ids, lengths = news.figures
         for row, it in enumerate(self._rows):
             if it is not None and it.began <= news.sent:
-                it.behind = int(tokens[row] + ids[row])
+                it.behind = max(0, int(tokens[row] + ids[row]) - it.caught_up)
         self._known_length, self._grown = int(lengths.max()), self._grown - self._sent_grown
         self._sent_grown = 0
 

@@ -16,11 +16,20 @@ from tests.engines.sglang.engines import Engine
 PROMPTS = [list(prompt) for prompt in prompts()]
 
 
+FORMS = {"crosstok": crosstok.settings(), "crosstok-device": crosstok.on_device()}
+
+
+@pytest.fixture(scope="session", params=FORMS)
+def form(request: pytest.FixtureRequest) -> str:
+    """The proposer: on the host, or on the engine's device."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
-def paired(engine: Callable[..., Engine]) -> Engine:
+def paired(form: str, engine: Callable[..., Engine]) -> Engine:
     """An engine whose draft model has another tokenizer, overlapped."""
-    environment = {"SPECPLUG_CONFIG": json.dumps(crosstok.settings())}
-    return engine("SPECPLUG", draft_length=4, sampling=True, environment=environment, name="crosstok")
+    environment = {"SPECPLUG_CONFIG": json.dumps(FORMS[form])}
+    return engine("SPECPLUG", draft_length=4, sampling=True, environment=environment, name=form)
 
 
 def counted(scheduler: Any) -> dict[str, Any]:
@@ -30,12 +39,12 @@ def counted(scheduler: Any) -> dict[str, Any]:
     return found
 
 
-def test_greedy(paired: Engine) -> None:
+def test_greedy(form: str, paired: Engine) -> None:
     answers = paired.call(inside.generate, prompts=PROMPTS, params={"max_new_tokens": MAX_TOKENS})
     assert_greedy(PROMPTS, [greedy(prompt) for prompt in prompts()], answers)
     found = paired.inside(counted)
     assert not found["faults"]
-    assert found["by_source"]["crosstok/text"]["acceptance_rate"] > 0.5
+    assert found["by_source"][f"{form}/text"]["acceptance_rate"] > 0.5
     assert found["total"]["tau"] > 1.3
 
 
