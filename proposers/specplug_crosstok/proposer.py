@@ -20,7 +20,7 @@ from specplug.types.verdict import Verdict
 from specplug_crosstok.acceptance import Acceptance
 from specplug_crosstok.drawing import Common, Drawing, Drawn, key_of, uniforms
 from specplug_crosstok.kinds import DRAWN, NUM_KINDS, SAMPLED, TEXTS, status_of
-from specplug_crosstok.opening import common_ids, device_of, open_model
+from specplug_crosstok.loading import common_ids, device_of, load_model
 from specplug_crosstok.options import CrossTokSettings
 from specplug_crosstok.requests import DraftContext, DraftContexts, InFlight
 from specplug_crosstok.writing import COMMON, SOURCES, target_tokens
@@ -74,7 +74,7 @@ class CrossTok(Proposer):
     def __init__(self, context: PluginContext) -> None:
         options: CrossTokSettings = context.options or CrossTokSettings()
         self._options, self._seed = options, context.seed
-        self.model, self.pair = open_model(context, options, device_of(options.device))
+        self.model, self.pair = load_model(context, options, device_of(options.device))
         max_texts, device = self.model.max_texts, self.model.device
         seconds = None if options.max_ms is None else options.max_ms / 1000
         self._drafter = Drafter(self.model, chunk=options.prefill_chunk, seconds=seconds)

@@ -5,4 +5,5 @@ cache      key-value caches of many texts, written at any position
 model      one forward pass over new tokens of many texts
 texts      which ids of each text are cached, and which have to be computed
 facts      what a model's configuration says about it, without its weights
+device     drafting on the engine's own device, without reading anything back
 """

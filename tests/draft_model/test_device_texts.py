@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.draft_model.device.texts import NOBODY, DeviceTexts, Running
+from specplug.draft_model.device.texts import NO_REQUEST, DeviceTexts, Running
 from specplug.text.translate.tables import Ragged
 
 LENGTH, ROWS, DRAFTED, SLOTS = 64, 3, 4, 5
@@ -132,8 +132,8 @@ def of(plain: list[Plain]) -> Running:
 def test_a_row_without_a_request_is_left_alone() -> None:
     texts = made()
     table, entries, rows = torch.ones(SLOTS, 9, dtype=torch.int32), torch.zeros(ROWS).long(), slice(ROWS)
-    both = Running(torch.tensor([1, 2, NOBODY]), torch.tensor([9, 9, 0]), torch.zeros(ROWS).long())
-    one = Running(torch.tensor([1, NOBODY, NOBODY]), torch.tensor([9, 0, 0]), torch.zeros(ROWS).long())
+    both = Running(torch.tensor([1, 2, NO_REQUEST]), torch.tensor([9, 9, 0]), torch.zeros(ROWS).long())
+    one = Running(torch.tensor([1, NO_REQUEST, NO_REQUEST]), torch.tensor([9, 0, 0]), torch.zeros(ROWS).long())
     for running, count in ((both, 2), (one, 7), (both, 7)):
         texts.begin(running)
         texts.extend(running, rows, texts.newest(table, entries, rows, count))
@@ -172,5 +172,5 @@ def test_one_tokenizers_ids_are_their_own() -> None:
     table = Ragged.identity(3, 5)
     assert [table.of_id(token) for token in range(3)] == [[0], [1], [2]]
     assert table.counts.tolist() == [1, 1, 1, -1, -1]
-    assert table.usual_length == 1.0
-    assert np.isclose(Ragged.of([[1], [1, 2, 3]]).usual_length, np.sqrt(2))
+    assert table.mean_length == 1.0
+    assert np.isclose(Ragged.of([[1], [1, 2, 3]]).mean_length, np.sqrt(2))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specplug.draft_model.device.loop import NUM_MISSING, size_for, sizes
 from specplug.draft_model.device.schedule import IdsPerToken, Schedule
-from specplug.draft_model.device.texts import NOBODY
+from specplug.draft_model.device.texts import NO_REQUEST
 from specplug.interfaces import PluginContext, Proposer
 from specplug.types.batch import BatchView
 from specplug.types.caps import Distribution
@@ -21,7 +21,7 @@ from specplug.types.verdict import Verdict
 from specplug_crosstok.device.step import DeviceStep
 from specplug_crosstok.drawing import GENERATION_BITS
 from specplug_crosstok.kinds import status_of
-from specplug_crosstok.opening import check_device, open_model
+from specplug_crosstok.loading import check_device, load_model
 from specplug_crosstok.options import CrossTokSettings
 from specplug_crosstok.writing import SOURCES
 
@@ -42,10 +42,10 @@ class DeviceCrossTok(Proposer):
     def __init__(self, context: PluginContext) -> None:
         options: CrossTokSettings = context.options or CrossTokSettings()
         check_device(options.device, context.device)
-        self.model, self.pair = open_model(context, options, context.device)
+        self.model, self.pair = load_model(context, options, context.device)
         self._options, self._device = options, context.device
         self._step = DeviceStep(context, options, self.model, self.pair)
-        self._ids_per_token = IdsPerToken(min(2.0, self._step.usual_length), context.device)
+        self._ids_per_token = IdsPerToken(min(2.0, self._step.mean_length), context.device)
         self._schedule = Schedule(context.max_slots, self.model.max_texts, self.model.max_length, context.device)
         self.draft_vocab = self._step.draft_vocab
 
@@ -66,7 +66,7 @@ class DeviceCrossTok(Proposer):
 
     def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
         """Draft for the rows that may have drafts and that the model has caught up with."""
-        if not self._schedule.num_rows:
+        if not self._schedule.num_rows or not batch.batch_size:
             return
         at = _At.of(batch, self._schedule.row_of_slot(), self._num_rows())
         step, entries = self._step, batch.rows[at.place].long()
@@ -110,7 +110,7 @@ class DeviceCrossTok(Proposer):
         """Set the step's inputs."""
         inputs, rows = self._step.inputs, slice(at.num_rows)
         heat = at.of_rows(batch.temperature)
-        inputs.running.owners[rows] = torch.where(at.is_running, _owners(batch)[at.place], NOBODY)
+        inputs.running.owners[rows] = torch.where(at.is_running, _owners(batch)[at.place], NO_REQUEST)
         inputs.running.lengths[rows] = at.of_rows(batch.lengths)
         inputs.running.starts[rows] = at.of_rows(_text_starts(batch))
         inputs.limits[rows] = at.of_rows(limits)
@@ -121,11 +121,11 @@ class DeviceCrossTok(Proposer):
         """Compute texts that are many tokens behind, such as prompts, up to the chunk of a step."""
         chunk, texts = self._options.prefill_chunk, self._step.texts
         for row, count in self._schedule.to_catch_up(chunk, NUM_MISSING):
-            rows, width = slice(row, row + 1), size_for(count, sizes(chunk, 16))
-            self._schedule.grow(texts.growth(width))
-            texts.extend(self._step.inputs.running, rows, texts.newest(batch.tokens, entries[rows], rows, width))
+            rows, num_tokens = slice(row, row + 1), size_for(count, sizes(chunk, 16))
+            self._schedule.grow(texts.growth(num_tokens))
+            texts.extend(self._step.inputs.running, rows, texts.newest(batch.tokens, entries[rows], rows, num_tokens))
             texts.rejoin(rows)
-            missing = texts.missing(rows, texts.growth(width), keep=1)
+            missing = texts.missing(rows, texts.growth(num_tokens), keep=1)
             self.model.forward(*missing, first=row, longest=self._schedule.longest)
             self._schedule.caught_up(row, count)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specplug.draft_model.device.loop import NUM_MISSING, DraftLoop
 from specplug.draft_model.device.segments import Segmenter, Segments
-from specplug.draft_model.device.texts import NOBODY, DeviceTexts, Missing, Running
+from specplug.draft_model.device.texts import NO_REQUEST, DeviceTexts, Missing, Running
 from specplug.draft_model.model import DraftModel
 from specplug.draft_model.pairing import Pair
 from specplug.interfaces import PluginContext
@@ -20,7 +20,7 @@ from specplug_crosstok.device.drawing import DeviceDrawing
 from specplug_crosstok.device.written import Written
 from specplug_crosstok.drawing import GENERATION_BITS, Common
 from specplug_crosstok.kinds import DRAWN, NUM_KINDS, TEXTS
-from specplug_crosstok.opening import common_ids
+from specplug_crosstok.loading import common_ids
 from specplug_crosstok.options import CrossTokSettings
 
 
@@ -55,7 +55,7 @@ class DeviceStep:
         figures: [3, rows] int64, see `DeviceTexts.figures`.
         draft_vocab: [Vd] int64, the target's ids that are drawn from.
         is_text: whether drafts may be text.
-        usual_length: about how many ids of the draft's a token of the target has.
+        mean_length: about how many ids of the draft's a token of the target has.
     """
 
     def __init__(self, context: PluginContext, options: CrossTokSettings, model: DraftModel, pair: Pair) -> None:
@@ -63,7 +63,7 @@ class DeviceStep:
         self.is_text = pair.translator is not None and options.route != "tli"
         num_drafted = 2 * (most + 1) if self.is_text else most
         table = _table(pair)
-        self.usual_length = table.usual_length
+        self.mean_length = table.mean_length
         self.texts = _texts(table, pair, model, num_drafted)
         self.acceptance = DeviceAcceptance(NUM_KINDS, self._device)
         to_target, common = common_ids(pair, model.vocab_size, context.vocab_size)
@@ -86,7 +86,7 @@ class DeviceStep:
         self.loop = DraftLoop(model, num_drafted)
         numbers = torch.zeros(rows, 2 * (most + 1), dtype=torch.int64, device=self._device)
         owners, lengths, starts, limits = (numbers[:, 0].clone() for _ in range(4))
-        running = Running(owners.fill_(NOBODY), lengths, starts)
+        running = Running(owners.fill_(NO_REQUEST), lengths, starts)
         self.inputs = Inputs(running, limits, numbers[:, 0].float(), numbers)
         self._is_active = numbers[:, 0] > 0
         self.written = Written.allocate(rows, most, self._device)

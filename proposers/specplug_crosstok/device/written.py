@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specplug.draft_model.device.segments import Segments
-from specplug.draft_model.device.texts import NOBODY, Running
+from specplug.draft_model.device.texts import NO_REQUEST, Running
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug_crosstok.device.acceptance import DeviceAcceptance
 from specplug_crosstok.device.drawing import DeviceDrawing
@@ -47,7 +47,7 @@ class Written(NamedTuple):
         counts, owners, base_len = (numbers[:, 0].clone() for _ in range(3))
         is_drawn, probabilities, confidence = numbers > 0, numbers.double(), numbers.float()
         of_tokens = ids, sources, steps, kinds, is_drawn, probabilities, confidence
-        return cls(*of_tokens, counts, owners.fill_(NOBODY), base_len)
+        return cls(*of_tokens, counts, owners.fill_(NO_REQUEST), base_len)
 
     @classmethod
     def of(

@@ -21,13 +21,13 @@ class _Row:
 
     Attributes:
         slot: the slot that has it.
-        behind: how many tokens its text is behind, as far as is known.
+        missing: tokens that its text lacks, as far as is known.
         began: the step in which it was given.
         caught_up: tokens by which it was caught up since figures were last sent.
     """
 
     slot: int
-    behind: int
+    missing: int
     began: int
     caught_up: int = 0
 
@@ -92,8 +92,8 @@ class Schedule:
             at_once: tokens of a text by which every step catches it up anyway.
         """
         found = []
-        behind = [(it.behind, row) for row, it in enumerate(self._rows) if it is not None and it.behind > at_once]
-        for count, row in sorted(behind):
+        missing = [(it.missing, row) for row, it in enumerate(self._rows) if it is not None and it.missing > at_once]
+        for count, row in sorted(missing):
             taken = min(count, most)
             if not taken:
                 break
@@ -105,7 +105,7 @@ class Schedule:
         """Note that a row was caught up by as many tokens, if it had them."""
         it = self._rows[row]
         assert it is not None
-        it.behind = max(0, it.behind - num_tokens)
+        it.missing = max(0, it.missing - num_tokens)
         it.caught_up += num_tokens
 
     def end(self, figures: Tensor) -> None:
@@ -126,7 +126,7 @@ class Schedule:
         tokens, ids, lengths = news.figures
         for row, it in enumerate(self._rows):
             if it is not None and it.began <= news.sent:
-                it.behind = max(0, int(tokens[row] + ids[row]) - it.caught_up)
+                it.missing = max(0, int(tokens[row] + ids[row]) - it.caught_up)
         self._known_length, self._grown = int(lengths.max()), self._grown - self._sent_grown
         self._sent_grown = 0
 
@@ -135,14 +135,14 @@ class IdsPerToken:
     """How many ids of the draft's a token of the target has on average, in the newest outputs; learnt late.
 
     Args:
-        usual: what it begins with.
+        initial: what it begins with.
         device: where outputs are counted.
     """
 
-    def __init__(self, usual: float, device: torch.device) -> None:
-        self.value = usual
+    def __init__(self, initial: float, device: torch.device) -> None:
+        self.value = initial
         """The average that the host knows, from 1 to 2: beyond it, drafts get fewer tokens."""
-        self._counts = torch.tensor([[_PRIOR * usual], [_PRIOR]], dtype=torch.float64).to(device)
+        self._counts = torch.tensor([[_PRIOR * initial], [_PRIOR]], dtype=torch.float64).to(device)
         self._polled = Polled((2, 1), device)
 
     def learn(self, num_ids: Tensor, num_tokens: Tensor) -> None:

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from specplug.text.translate.tables import Ragged
 
-NOBODY = -1
+NO_REQUEST = -1
 
 
 class Running(NamedTuple):
     """The requests of a batch by row of the draft model's cache, [R] int64 each.
 
     Attributes:
-        owners: a number that no two requests share; `NOBODY` in rows without a request.
+        owners: a number that no two requests share; `NO_REQUEST` in rows without a request.
         lengths: how many tokens each has.
         starts: the first token that is text, after images and the like.
     """
@@ -88,7 +88,7 @@ class DeviceTexts:
         self.ids[:, : len(prefix)] = torch.tensor(prefix, dtype=torch.int64).to(device)
         self.lengths, self.done, self.cached = zeros(), zeros(), zeros()
         self.is_broken = zeros(dtype=torch.bool)
-        self._owners = zeros().fill_(NOBODY)
+        self._owners = zeros().fill_(NO_REQUEST)
         self._fed, self._num_fed = zeros(num_drafted), zeros()
 
     def growth(self, num_tokens: int) -> int:
@@ -98,7 +98,7 @@ class DeviceTexts:
     def begin(self, running: Running) -> None:
         """Empty the rows of requests that are new in them, or whose text begins anew."""
         rows = slice(len(running.owners))
-        is_known = running.owners != NOBODY
+        is_known = running.owners != NO_REQUEST
         done = self.done[rows]
         is_new = is_known & (
             (running.owners != self._owners[rows]) | (running.lengths < done) | (running.starts > done)
@@ -137,7 +137,7 @@ class DeviceTexts:
         """Return the ids [R, most] for tokens, how many of them count, and how many tokens they are for."""
         num_tokens = tokens.shape[1]
         places = self.done[rows, None] + torch.arange(num_tokens, device=self._device)
-        is_next = (places < running.lengths[:, None]) & (running.owners != NOBODY)[:, None]
+        is_next = (places < running.lengths[:, None]) & (running.owners != NO_REQUEST)[:, None]
         is_id = (tokens >= 0) & (tokens < len(self._counts))
         tokens = torch.where(is_id, tokens, 0)
         counts = torch.where(is_id, self._counts[tokens], -1)
@@ -204,7 +204,7 @@ class DeviceTexts:
         """Return [R] bool, whether the model has computed the whole text of each row."""
         rows = slice(len(running.owners))
         is_whole = (self.done[rows] == running.lengths) & (self.cached[rows] == self.lengths[rows])
-        return is_whole & (running.owners != NOBODY) & (self.lengths[rows] > 0)
+        return is_whole & (running.owners != NO_REQUEST) & (self.lengths[rows] > 0)
 
     def feed(self, rows: slice, drafted: Tensor, counts: Tensor) -> None:
         """Note the drafted ids [R, n] of which the model has computed the first `counts` [R]."""
@@ -214,6 +214,6 @@ class DeviceTexts:
     def figures(self, running: Running) -> Tensor:
         """Return [3, R]: tokens that are missing, ids that are not computed, and the ids of the text."""
         rows = slice(len(running.owners))
-        counts = (running.owners != NOBODY) & ~self.is_broken[rows]
-        behind = running.lengths - self.done[rows], self.lengths[rows] - self.cached[rows]
-        return torch.where(counts, torch.stack([*behind, self.lengths[rows]]), 0)
+        counts = (running.owners != NO_REQUEST) & ~self.is_broken[rows]
+        missing = running.lengths - self.done[rows], self.lengths[rows] - self.cached[rows]
+        return torch.where(counts, torch.stack([*missing, self.lengths[rows]]), 0)

@@ -60,7 +60,7 @@ class Ragged(NamedTuple):
         return found
 
     @property
-    def usual_length(self) -> float:
+    def mean_length(self) -> float:
         """About the average length of the lists in a text, 1 at least.
 
         Texts have more of the ids with short lists.  For ten pairs of tokenizers, texts had 0.98 to 0.72 times the

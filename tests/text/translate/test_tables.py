@@ -30,7 +30,7 @@ def test_every_token_becomes_its_own_bytes(target: str, draft: str) -> None:
         else:
             assert table.counts[token] == -1
     assert other.unk_id not in table.values[: table.counts.clip(0).sum()]
-    assert table.usual_length >= 1.0
+    assert table.mean_length >= 1.0
 
 
 def test_bytes_of_ids_end_where_tokens_end() -> None:
@@ -47,7 +47,7 @@ def test_lists_are_joined() -> None:
         [2, -1, 0, 1],
         [3, 4, 5],
     )
-    assert Ragged.of([]).usual_length == 1.0
+    assert Ragged.of([]).mean_length == 1.0
 
 
 @pytest.mark.parametrize("name", ["tekken", "byte_fallback"])

@@ -15,7 +15,7 @@ from specplug.text.loading import load_tokenizer
 from specplug_crosstok.options import CrossTokSettings
 
 
-def open_model(context: PluginContext, options: CrossTokSettings, device: torch.device) -> tuple[DraftModel, Pair]:
+def load_model(context: PluginContext, options: CrossTokSettings, device: torch.device) -> tuple[DraftModel, Pair]:
     """Load the draft model on a device, and compare its tokenizer with the target's.
 
     Raises:
