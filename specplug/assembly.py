@@ -21,6 +21,7 @@ from specplug.grammar.drafts import SOURCE
 from specplug.interfaces import Planner, PluginContext, Proposer, Trimmer, Verifier
 from specplug.metrics import SpecMetrics
 from specplug.pipeline import memory
+from specplug.pipeline.buffers import checked_draft_vocab
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.handles import ProposerHandle, make_handle
 from specplug.pipeline.joined_plan import JoinedPlanner
@@ -33,6 +34,7 @@ from specplug.settings.mistakes import shown
 from specplug.settings.model import Section, Settings
 from specplug.settings.plugins import plugin_options
 from specplug.trace import TraceWriter
+from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.verify.fitting import FittedVerifier
 
@@ -118,15 +120,24 @@ def try_to_build(spec: PluginSpec, settings: Settings, registry: Registry, conte
 
 
 def build_part(
-    name: str, settings: Settings, registry: Registry, context: PluginContext, sink: FaultSink, within: tuple[str, ...]
+    name: str,
+    settings: Settings,
+    registry: Registry,
+    context: PluginContext,
+    sink: FaultSink,
+    within: tuple[str, ...],
+    *,
+    states: bool = False,
 ) -> ProposerRunner:
-    """Build a proposer as a part of another one; its drafts are one-hot.
+    """Build a proposer as a part of another one.
 
     Args:
         name: name of the part.
         settings, registry, context: as in `build_draft_stage`.
         sink: counts its faults, under the names of the enclosing proposers and its own.
         within: names of the enclosing proposers, outermost first.
+        states: whether its drafts keep the logits that they are drawn from, if the engine takes any distribution; by
+            default they are one-hot.
 
     Raises:
         PluginError: it is not registered, does not start, or is one of the enclosing proposers.
@@ -139,11 +150,15 @@ def build_part(
             expected="parts that are made of others",
         )
     handle = _handle(name, settings, registry, context, sink, within)
+    states &= handle.caps.distribution is Distribution.LOGITS and context.caps.draft_input is not Distribution.ONE_HOT
     buffer = Draft.allocate(
         context.max_slots,
         context.caps.max_draft_length,
         device=context.device,
         trees=handle.caps.trees,
+        distribution=Distribution.LOGITS if states else Distribution.ONE_HOT,
+        vocab_size=context.vocab_size,
+        draft_vocab=checked_draft_vocab(name, handle.proposer, context.vocab_size) if states else None,
         sources=handle.sources,
     )
     return ProposerRunner(handle, _guard(settings, "/".join(path), sink), buffer)
@@ -165,8 +180,8 @@ def _handle(
         around = replace(context, device=own.device)
         parts: list[ProposerRunner] = []
 
-        def part(other: str) -> ProposerRunner:
-            parts.append(build_part(other, settings, registry, around, sink, (*within, name)))
+        def part(other: str, *, states: bool = False) -> ProposerRunner:
+            parts.append(build_part(other, settings, registry, around, sink, (*within, name), states=states))
             return parts[-1]
 
         own = replace(own, part=part)

@@ -27,13 +27,14 @@ from specplug.types.verdict import Verdict
 class ComposedProposer(Proposer):
     """A proposer composed of others, its parts.  By default, `splice` joins the parts' drafts of each row in order.
 
-    Register it as a device proposer with one-hot drafts.  Each part runs as it declares, on a host thread with a
-    deadline if it needs one, and a part that fails costs only its own drafts.  Declare `learns` if a part learns.
-    Drafts are chains; a part's tree is reduced to its best path.
+    Register it as a device proposer.  Each part runs as it declares, on a host thread with a deadline if it needs one,
+    and a part that fails costs only its own drafts.  Declare `learns` if a part learns, and `Distribution.LOGITS` if
+    one states the logits that its tokens are drawn from.  Drafts are chains; a part's tree is reduced to its best path.
 
     Args:
         context: the context of the composed proposer.
         names: names of registered proposers, each with its own settings.
+        stating: index of the part whose logits the drafts state; None if they are one-hot.
 
     Attributes:
         parts: the runners of the parts, in order.
@@ -42,8 +43,14 @@ class ComposedProposer(Proposer):
         PluginError: a part is not registered, does not start, or is composed of this proposer.
     """
 
-    def __init__(self, context: PluginContext, names: Sequence[str]) -> None:
-        self.parts: tuple[ProposerRunner, ...] = tuple(context.part(name) for name in names)
+    def __init__(self, context: PluginContext, names: Sequence[str], *, stating: int | None = None) -> None:
+        self.parts: tuple[ProposerRunner, ...] = tuple(
+            context.part(name, states=index == stating) for index, name in enumerate(names)
+        )
+        if stating is not None:
+            states = self.parts[stating].buffer.draft_logits is not None
+            nothing = torch.zeros(1, dtype=torch.int64, device=context.device)  # one id takes the least memory
+            self.draft_vocab = self.parts[stating].buffer.draft_vocab if states else nothing
         self.sources = tuple(source for part in self.parts for source in part.sources)
         self._starts = list(accumulate((len(part.sources) for part in self.parts), initial=0))
 
@@ -106,12 +113,13 @@ def splice(draft: Draft, other: Draft) -> None:
     """Extend each row of `draft`, in place, by the rest of the row of `other` if the latter starts with the former.
 
     An empty row is a prefix of every draft, so empty rows are filled.  All other rows are unchanged.  Runs on the
-    device and reads nothing back.  Tokens are selected by the value of the drafts before them, so they are lossless
-    only as one-hot drafts.
+    device and reads nothing back.  Tokens that continue a row are selected by the value of the drafts before them, so
+    they are lossless only as one-hot drafts; those that fill an empty row keep the logits that they were drawn from.
 
     Args:
-        draft: [B, N] one-hot chains.
-        other: [B, N] chains on the same device, with the same `sources`.
+        draft: [B, N] chains.
+        other: [B, N] chains on the same device, with the same `sources`, and the same draft vocabulary if both state
+            logits.
     """
     place = torch.arange(draft.draft_length, device=draft.device)
     after = place >= draft.lengths[:, None]
@@ -123,4 +131,20 @@ def splice(draft: Draft, other: Draft) -> None:
         (draft.source, other.source),
     ):
         torch.where(tail, theirs, mine, out=mine)
+    if draft.drawn is not None:
+        _take_logits(draft, other, tail, tail & (draft.lengths == 0)[:, None])
     draft.lengths.add_(tail.sum(1))
+
+
+def _take_logits(draft: Draft, other: Draft, new: Tensor, filling: Tensor) -> None:
+    """Mark the `new` [B, N] tokens of a draft as drawn, with their logits, where they are `filling` and were drawn."""
+    assert draft.drawn is not None
+    is_drawn = torch.zeros_like(filling) if other.drawn is None else filling & other.drawn
+    torch.where(new, is_drawn, draft.drawn, out=draft.drawn)
+    if draft.draft_logits is None or other.draft_logits is None:
+        return
+    if draft.device.type == "cpu":
+        rows, places = is_drawn.nonzero(as_tuple=True)
+        draft.draft_logits[rows, places] = other.draft_logits[rows, places]
+    else:
+        torch.where(is_drawn[:, :, None], other.draft_logits, draft.draft_logits, out=draft.draft_logits)

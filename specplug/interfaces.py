@@ -30,7 +30,7 @@ from specplug.types.verdict import Verdict
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 
 
-def _no_part(name: str) -> Any:
+def _no_part(name: str, *, states: bool = False) -> Any:
     raise ContractError.build(
         f"proposer {name!r} cannot be built as a part here",
         who="PluginContext",
@@ -56,7 +56,8 @@ class PluginContext:
         sections: the sections of the server's settings that the plug-in registered for (`PluginSpec.sections`), by
             name; empty when the plug-in is built without settings, for example by a test.
         part: builds another registered proposer as a part of this one, by name and with its own settings; returns a
-            `specplug.pipeline.runner.ProposerRunner`.  See `specplug.composing`.
+            `specplug.pipeline.runner.ProposerRunner`, whose drafts are one-hot unless `states=True` and it states
+            logits.  See `specplug.composing`.
     """
 
     caps: EngineCaps
@@ -69,7 +70,7 @@ class PluginContext:
     seed: int = 0
     target: TargetModel = field(default_factory=TargetModel)
     sections: Mapping[str, Any] = field(default_factory=dict)
-    part: Callable[[str], Any] = _no_part
+    part: Callable[..., Any] = _no_part
 
 
 class Proposer(abc.ABC):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from specplug.plugins.hooks import hookimpl
 from specplug.plugins.specs import ProposerSpec
-from specplug.types.caps import ProposerCaps
+from specplug.types.caps import Distribution, ProposerCaps
 
 
 @hookimpl
@@ -18,6 +18,6 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             factory="specplug_hybrid.proposer:Hybrid",
             summary="lookup where it is surer, a draft model elsewhere, and none of its steps where they do not pay",
             options="specplug_hybrid.options:HybridSettings",
-            caps=ProposerCaps(needs_host=True, inline=True, learns=True),
+            caps=ProposerCaps(needs_host=True, inline=True, distribution=Distribution.LOGITS, learns=True),
         )
     )

@@ -28,12 +28,13 @@ class Hybrid(ComposedProposer):
     Lookup drafts first, for all rows.  What the model's drafts are worth is learnt from verdicts.  It runs for the rows
     that gain by it if the batch then emits more per second, by the measured times of its own steps and the target's;
     otherwise none of its steps run.  Where lookup's draft begins with all of the model's and is longer, its rest
-    follows the model's draft.
+    follows the model's draft.  Which rows the model drafts for does not depend on its drafts, so those that it draws
+    state their logits.
     """
 
     def __init__(self, context: PluginContext) -> None:
         options: HybridSettings = context.options or HybridSettings()
-        super().__init__(context, [options.lookup, options.model])
+        super().__init__(context, [options.lookup, options.model], stating=MODEL)
         self._first_of_model = len(self.parts[LOOKUP].sources)
         self.gains = Gains()
         self._began = self._in_model = 0.0

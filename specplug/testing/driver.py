@@ -281,10 +281,10 @@ class Driver:
         self.proposer.step(batch, limits if draft_length else None, draft if draft_length else None)
         return draft
 
-    def _part(self, registry: Registry | None, name: str) -> ProposerRunner:
+    def _part(self, registry: Registry | None, name: str, *, states: bool = False) -> ProposerRunner:
         """Build a part whose faults fail the test."""
-        settings = Settings(faults=Faults(host_deadline_ms=None))
-        return build_part(name, settings, registry or default_registry(), self.context, _refuse, (self.spec.name,))
+        settings, known = Settings(faults=Faults(host_deadline_ms=None)), registry or default_registry()
+        return build_part(name, settings, known, self.context, _refuse, (self.spec.name,), states=states)
 
     def _notify(self, kind: Lifecycle, occupant: _Occupant, visible: int | None = None) -> None:
         self.proposer.on_event(RequestEvent(kind, occupant.request, occupant.slot, occupant.generation, visible))

@@ -11,6 +11,7 @@ import functools
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,22 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+import specplug.plugins.builtin
+import specplug_fixed.plugin
+import specplug_hybrid.proposer
 from specplug.demo import model_path
 from specplug.metrics import SpecMetrics
 from specplug.pipeline import buffers
+from specplug.plugins.hooks import hookimpl
+from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.specs import ProposerSpec
 from specplug.testing import g_test
+from specplug.types.draft import Draft
 from specplug_crosstok import drawing, proposer, writing
+from specplug_crosstok.device.written import Written
+from specplug_crosstok.kinds import TEXTS
 from specplug_transformers import Engine
+from tests.proposers import crosstok_tools
 from tests.transformers.conftest import requests_of
 from tests.transformers.test_crosstok import settings
 
@@ -112,16 +123,39 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return folders
 
 
-def sample(draft: str, *, primed: bool = False, seeded: bool = True, **options: Any) -> tuple[float, SpecMetrics]:
+def on_device() -> Registry:
+    """Return a registry whose `crosstok` is the form for GPUs."""
+    registry = Registry()
+    modules = {"core": specplug.plugins.builtin, "fixed": specplug_fixed.plugin}
+    for name, module in {**modules, "device": SimpleNamespace(specplug_register_proposers=_on_device)}.items():
+        registry.add(module, Owner(name, "tests", "0"))
+    assert not registry.load_errors
+    return registry
+
+
+@hookimpl
+def _on_device(register: Callable[[ProposerSpec], None]) -> None:
+    register(replace(crosstok_tools.device_spec(), memory=None))
+
+
+def sample(
+    draft: str,
+    *,
+    primed: bool = False,
+    seeded: bool = True,
+    proposer_name: str = "crosstok",
+    registry: Registry | None = None,
+    **options: Any,
+) -> tuple[float, SpecMetrics]:
     """Sample outputs; return the p-value of the G-test against the target's distribution, and the counters.
 
     If `primed`, the proposer has learned that text is accepted where the draft model is sure, so it takes both routes.
     """
     chosen = settings(draft, max_context=64, max_requests=SAMPLES, **options)
-    chosen["num_speculative_tokens"] = TOKENS - 1
-    engine = Engine(target(), tokenizer(), settings=chosen, max_num_seqs=256)
+    chosen |= {"num_speculative_tokens": TOKENS - 1, "proposer": proposer_name}
+    engine = Engine(target(), tokenizer(), settings=chosen, max_num_seqs=256, registry=registry)
     if primed:
-        kinds = np.full(4000, proposer._TEXT.start, np.int32)
+        kinds = np.full(4000, TEXTS.start, np.int32)
         engine._drafts.proposers["crosstok"].acceptance.learn(kinds, np.linspace(0.5, 1.0, 4000), 4000)
     params = {"max_tokens": TOKENS, "temperature": HEAT, "top_k": TOP_K, "ignore_eos": True}
     requests = [
@@ -156,6 +190,29 @@ def test_the_distribution_is_the_targets(route: str, drafts: dict[str, str]) -> 
     for source in sources:
         count = counts.by_source[f"crosstok/{source}"]
         assert min(count.accepted, count.tested - count.accepted) > 10, f"{source}: too few to tell"
+    assert p_value > 1e-4
+
+
+@pytest.mark.parametrize("route", ["same tokenizer", "common ids", "auto"])
+def test_it_is_in_the_form_for_gpus(route: str, drafts: dict[str, str]) -> None:
+    draft, options, sources = ROUTES[route]
+    p_value, counts = sample(drafts[draft], registry=on_device(), **options)
+    count = counts.by_source[f"crosstok/{sources[0]}"]
+    assert min(count.accepted, count.tested - count.accepted) > 10
+    assert p_value > 1e-4
+
+
+def test_it_is_with_lookup_before_the_model(drafts: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's tokens are verified against the distribution that they were drawn from, as without lookup.
+
+    The clock by which `hybrid` decides stands still, so the model runs wherever more tokens are expected of it.
+    """
+    monkeypatch.setattr(specplug_hybrid.proposer, "time", SimpleNamespace(monotonic=lambda: 1.0))
+    p_value, counts = sample(drafts["tiny-draft"], proposer_name="hybrid")
+    alone = sample(drafts["tiny-draft"])[1].by_source["crosstok/common ids"]
+    count = counts.by_source["hybrid/crosstok/common ids"]
+    assert min(count.accepted, count.tested - count.accepted) > 100
+    assert count.accepted / count.tested > 0.9 * alone.accepted / alone.tested
     assert p_value > 1e-4
 
 
@@ -215,3 +272,19 @@ def test_a_mistake_is_found_out(mistake: str, drafts: dict[str, str], monkeypatc
     monkeypatch.setattr(place, name, wrong)
     draft, options, _ = ROUTES[route]
     assert sample(drafts[draft], **options)[0] < 1e-6
+
+
+ON_DEVICE: dict[str, Callable[[Written, Draft, Tensor, Tensor], None]] = {
+    "a flatter distribution": lambda self, draft, rows, logits: _write(self, draft, rows, logits / 2),
+    "the step before": lambda self, draft, rows, logits: _write(self, draft, rows, logits.roll(1, 1)),
+    "another row's": lambda self, draft, rows, logits: _write(self, draft, rows, logits.roll(1, 0)),
+}
+_write = Written.write
+
+
+@pytest.mark.parametrize("mistake", ON_DEVICE)
+def test_a_mistake_of_the_form_for_gpus_is_found_out(
+    mistake: str, drafts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Written, "write", ON_DEVICE[mistake])
+    assert sample(drafts["tiny-draft-other"], registry=on_device(), route="tli")[0] < 1e-6
