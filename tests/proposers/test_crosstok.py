@@ -23,7 +23,6 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.settings import load_settings
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
-from specplug.testing.harness import ProposerHarness
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.request import Lifecycle
@@ -32,6 +31,7 @@ from specplug_crosstok import plugin
 from specplug_crosstok.options import CrossTokSettings
 from specplug_crosstok.proposer import CrossTok
 from tests.draft_model.tools import greedy
+from tests.proposers.crosstok_contract import SampledRows
 from tests.proposers.crosstok_tools import OTHER, SAME, VOCAB, Warm, encoded, options, spec, tokenizer
 
 CODE = "def add(first, second):\n    return first + second\n\n\ndef sub("
@@ -46,36 +46,8 @@ class TestContractOfTwoTokenizers(ProposerContract):
     spec, options, vocab_size, texts = spec(), options(OTHER), VOCAB, TEXTS
 
 
-class TestSampledRows(ProposerHarness):
-    """The clauses that concern distributions; drafts of other slots and generations are other draws."""
-
-    spec, vocab_size, texts = spec(), VOCAB, TEXTS
-
-    @pytest.fixture(autouse=True, params=[(SAME, "auto"), (OTHER, "auto"), (OTHER, "tli")], ids=" ".join)
-    def _route(self, request: pytest.FixtureRequest) -> None:
-        self.options = options(request.param[0], route=request.param[1])
-
-    def driver_of(self, kind: type[Any], **changes: Any) -> Any:
-        return super().driver_of(type(kind.__name__, (Warm, kind), {}), **changes)
-
-    test_fills_in_its_distribution = ProposerContract.test_fills_in_its_distribution
-    test_does_not_depend_on_the_order_of_rows = ProposerContract.test_does_not_depend_on_the_order_of_rows
-    test_works_through_the_pipeline = ProposerContract.test_works_through_the_pipeline
-    _compare_with_pipeline = ProposerContract._compare_with_pipeline
-
-    def test_draws_are_stated_and_others_are_not(self) -> None:
-        """Only sampled rows have drawn tokens, and all of those are common ids."""
-        with self.driver() as driver:
-            steps = [step for step in self.steps(driver) if bool(step.draft.lengths.any())]
-        drawn = 0
-        for step in steps:
-            inside, draft = step.draft.mask(), step.draft
-            assert draft.drawn is not None
-            is_drawn = inside & draft.drawn
-            assert not is_drawn[step.batch.temperature == 0].any()
-            assert bool((draft.source[is_drawn] == CrossTok.sources.index("common ids")).all())
-            drawn += int(is_drawn.sum())
-        assert drawn > 20
+class TestSampledRows(SampledRows):
+    spec, texts = spec(), TEXTS
 
 
 def drafted(draft: str, ids: list[int], limit: int = 4, **more: object) -> list[int]:

@@ -18,15 +18,14 @@ from specplug.demo import model_path
 from specplug.draft_model.device.loop import size_for, sizes
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver, Step
-from specplug.testing.harness import ProposerHarness
 from specplug.types.draft import Draft
 from specplug.types.request import Lifecycle
 from specplug_crosstok.acceptance import Acceptance
 from specplug_crosstok.device.acceptance import DeviceAcceptance
-from specplug_crosstok.device.proposer import DeviceCrossTok
 from tests.draft_model.recorded import RecordedGraphs
 from tests.draft_model.tools import greedy
 from tests.pipeline.test_no_sync import Watch
+from tests.proposers.crosstok_contract import SampledRows
 from tests.proposers.crosstok_tools import OTHER, SAME, VOCAB, Warm, device_spec, encoded, options, tokenizer
 
 CODE = "def add(first, second):\n    return first + second\n\n\ndef sub("
@@ -41,41 +40,8 @@ class TestContractOfTwoTokenizers(ProposerContract):
     spec, options, vocab_size, texts = device_spec(), options(OTHER), VOCAB, TEXTS
 
 
-class TestSampledRows(ProposerHarness):
-    """The clauses that concern distributions; drafts of other slots and generations are other draws."""
-
-    spec, vocab_size, texts = device_spec(), VOCAB, TEXTS
-
-    @pytest.fixture(autouse=True, params=[(SAME, "auto"), (OTHER, "auto"), (OTHER, "tli")], ids=" ".join)
-    def _route(self, request: pytest.FixtureRequest) -> None:
-        self.options = options(request.param[0], route=request.param[1])
-
-    def driver_of(self, kind: type[Any], **changes: Any) -> Any:
-        return super().driver_of(type(kind.__name__, (Warm, kind), {}), **changes)
-
-    test_fills_in_its_distribution = ProposerContract.test_fills_in_its_distribution
-    test_does_not_depend_on_the_order_of_rows = ProposerContract.test_does_not_depend_on_the_order_of_rows
-    test_works_through_the_pipeline = ProposerContract.test_works_through_the_pipeline
-    _compare_with_pipeline = ProposerContract._compare_with_pipeline
-
-    def test_draws_are_stated_and_others_are_not(self) -> None:
-        """Only sampled rows have drawn tokens, and all of those are common ids."""
-        with self.driver() as driver:
-            steps = [step for step in self.steps(driver) if bool(step.draft.lengths.any())]
-        drawn = 0
-        for step in steps:
-            inside, draft = step.draft.mask(), step.draft
-            assert draft.drawn is not None
-            assert draft.draft_logits is not None
-            assert draft.draft_vocab is not None
-            is_drawn = inside & draft.drawn
-            assert not is_drawn[step.batch.temperature == 0].any()
-            assert bool((draft.source[is_drawn] == DeviceCrossTok.sources.index("common ids")).all())
-            for row, place in is_drawn.nonzero().tolist():
-                column = draft.draft_vocab.tolist().index(int(draft.token_ids[row, place]))
-                assert draft.draft_logits[row, place, column] > -torch.inf
-            drawn += int(is_drawn.sum())
-        assert drawn > 20
+class TestSampledRows(SampledRows):
+    spec, texts = device_spec(), TEXTS
 
 
 def started(draft: str = OTHER, kind: type[Driver] = Driver, **more: object) -> Driver:
