@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.gpu.packages import WHEELS, make_importable
 
-PARTS = ("correctness", "drafting", "bubble")
+PARTS = ("correctness", "model", "drafting", "bubble")
 DRY: dict[str, Any] = {"batches": [1, 3], "contexts": [64], "threads": [1, 2], "rounds": 2, "steps": 3, "cases": 20}
 FULL: dict[str, Any] = {
     "batches": [1, 8, 32, 64, 128, 256, 512],
@@ -77,7 +77,7 @@ def _run(options: argparse.Namespace, installed: list[str]) -> int:
 def _parts(
     options: argparse.Namespace, device: Any, tokens: Any, finished: Any, deadline: float
 ) -> dict[str, Callable[[], dict[str, Any]]]:
-    from benchmarks.gpu import bubble, correctness, drafting
+    from benchmarks.gpu import bubble, correctness, draft_model, drafting
 
     gamma, rounds, steps = options.draft_length, options.rounds, options.steps
     alone = drafting.Sizes(options.batches, options.contexts, options.threads, gamma, rounds, steps)
@@ -88,6 +88,7 @@ def _parts(
     reserved = 0.25 * 60 * options.minutes  # for whole steps, which come last
     every: dict[str, Callable[[], dict[str, Any]]] = {
         "correctness": lambda: correctness.check(device.device, options.cases),
+        "model": lambda: draft_model.measure(device, options.batches[:4], gamma, rounds, deadline - 2 * reserved),
         "drafting": lambda: drafting.measure(device, tokens, finished, alone, deadline - reserved),
         "bubble": lambda: bubble.measure(device, tokens, finished, whole, deadline),
     }

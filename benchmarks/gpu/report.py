@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.bubble import WITHOUT
+from benchmarks.gpu.draft_model import GRAPHS, OPERATIONS
 from benchmarks.gpu.drafting import SCAN, SUFFIX
 
 
@@ -19,16 +20,28 @@ def show(report: dict[str, Any]) -> None:
     if texts := report.get("texts"):
         entered = f"{texts['finished']} tokens in {texts['responses']} finished responses"
         print(f"\nTexts: {texts['decoded']} tokens to decode; {SUFFIX} also has {entered}.")
+    if report.get("model", {}).get("cases"):
+        _show_model(report["model"]["cases"], is_right)
     if report.get("drafting", {}).get("cases"):
         _show_drafting(report["drafting"]["cases"], is_right)
     if report.get("bubble", {}).get("cases"):
         _show_bubble(report["bubble"], is_right)
-    for part in ("drafting", "bubble"):
+    for part in ("model", "drafting", "bubble"):
         for line in report.get(part, {}).get("left_out", ()):
             print(f"left out, {part}: {line}")
     for line in report["wrong"]:
         print(f"WRONG: {line}")
     print("Everything that was compared is equal." if is_right else "Because of these faults no ratio is shown.")
+
+
+def _show_model(cases: Sequence[dict[str, Any]], is_right: bool) -> None:
+    rows = []
+    for case in cases:
+        graphs, operations = case["device_us"][GRAPHS], case["device_us"][OPERATIONS]
+        figures = _spread(graphs), _spread(operations), _ratio(operations, graphs, is_right)
+        rows.append([case["draft"], str(case["batch"]), *figures])
+    header = ["draft model", "batch", GRAPHS, OPERATIONS, f"{OPERATIONS} / {GRAPHS}"]
+    _table("A draft model's step: microseconds of the device", header, rows)
 
 
 def _show_drafting(cases: Sequence[dict[str, Any]], is_right: bool) -> None:

@@ -7,6 +7,7 @@ import json
 import torch
 
 from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.draft_model import DRAFTS
 from benchmarks.gpu.scan import LONGEST, SHORTEST, draft
 
 
@@ -17,6 +18,8 @@ def test_a_dry_run_compares_and_measures_everything(tmp_path, capsys):
     report, shown = json.loads(path.read_text()), capsys.readouterr().out
     assert report["wrong"] == []
     assert min(report["correctness"]["compared"].values()) >= 8
+    assert [(case["draft"], case["batch"]) for case in report["model"]["cases"]] == [(name, 3) for name in DRAFTS]
+    assert all(len(times) == 2 for case in report["model"]["cases"] for times in case["device_us"].values())
     (case,) = report["drafting"]["cases"]
     assert case["arms"].keys() == {"host, 1 thread", "host, 2 threads", "empty function", "scan", "suffix decoding"}
     for arm in case["arms"].values():
