@@ -9,4 +9,4 @@ from specplug_crosstok.proposer import CrossTok
 
 def build(context: PluginContext) -> Proposer:
     """Return the proposer for batches on the context's device."""
-    return CrossTok(context) if context.device.type == "cpu" else DeviceCrossTok(context)
+    return DeviceCrossTok(context) if context.device.type == "cuda" else CrossTok(context)

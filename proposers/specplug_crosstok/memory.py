@@ -20,7 +20,7 @@ def declared(context: PluginContext) -> int:
     measures its memory.
     """
     options: CrossTokSettings = context.options or CrossTokSettings()
-    on_device = context.device.type != "cpu"
+    on_device = context.device.type == "cuda"
     on_gpu = options.device.startswith("cuda") or (options.device == "auto" and torch.cuda.is_available())
     if not options.model or (on_gpu and not on_device):
         return 0

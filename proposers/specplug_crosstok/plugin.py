@@ -25,6 +25,6 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
 
 
 def caps(device: str) -> ProposerCaps:
-    """Return what it needs: in the host's memory it translates word by word, on a device by tables."""
-    on_host = device == "cpu"
+    """Return what it needs: on a GPU it drafts there, elsewhere on the host."""
+    on_host = device != "cuda"
     return ProposerCaps(needs_host=on_host, incremental=on_host, distribution=Distribution.LOGITS, learns=True)

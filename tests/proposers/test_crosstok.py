@@ -17,17 +17,19 @@ from pydantic import ValidationError
 
 from specplug.assembly import try_to_build
 from specplug.demo import model_path
+from specplug.draft_model.facts import read_facts
 from specplug.errors import PluginError, SettingsError, SpecplugError
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.settings import load_settings
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
-from specplug.types.caps import EngineCaps
+from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.request import Lifecycle
 from specplug.types.target import TargetModel
 from specplug_crosstok import plugin
+from specplug_crosstok.memory import declared
 from specplug_crosstok.options import CrossTokSettings
 from specplug_crosstok.proposer import CrossTok
 from tests.draft_model.tools import greedy
@@ -229,3 +231,18 @@ def test_the_documented_settings_are_valid() -> None:
     for text in texts:
         options = load_settings(tomllib.loads(text), env={}).settings.options
         CrossTokSettings.model_validate(options["crosstok"])
+
+
+def test_the_memory_that_is_declared_on_a_gpu_has_the_checkpoints_size() -> None:
+    """There the logits that drafts are drawn from count, too; on a CPU weights are in float32."""
+    caps = EngineCaps(max_draft_length=4, draft_input=Distribution.LOGITS)
+    context = PluginContext(caps, options=CrossTokSettings(**options(OTHER)), vocab_size=VOCAB, max_slots=8)
+    facts = read_facts(str(model_path(OTHER)))
+    on_cpu = declared(replace(context, options=CrossTokSettings(**options(OTHER, device="cpu"))))
+    on_gpu, without = (
+        declared(replace(context, caps=it, device=torch.device("cuda")))
+        for it in (caps, EngineCaps(max_draft_length=4))
+    )
+    assert on_gpu - without == 8 * 2 * 5 * facts.vocab_size * 4
+    weights = on_cpu - (64 << 20)
+    assert without - (64 << 20) - (256 << 20) == weights * facts.dtype.itemsize // 4
