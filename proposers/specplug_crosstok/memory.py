@@ -11,6 +11,7 @@ from specplug_crosstok.options import CrossTokSettings
 
 _TEMPORARIES = 64 << 20  # bytes of activations and logits of a pass
 _GRAPHS = 256 << 20  # bytes of captured graphs, and of the tables of two vocabularies
+_PER_LOGIT = 40  # bytes of the temporaries of a choice: the logits, three distributions and sums in float64
 
 
 def declared(context: PluginContext) -> int:
@@ -36,7 +37,7 @@ def declared(context: PluginContext) -> int:
 
 
 def _of_drafts(context: PluginContext, max_rows: int, draft_vocab: int) -> int:
-    """Return the bytes of graphs, and of the logits that drafts are drawn from."""
+    """Return the bytes of graphs, of choices, and of the logits that drafts are drawn from."""
     states = context.caps.draft_input is not Distribution.ONE_HOT
-    num_drafted = 2 * (context.caps.max_draft_length + 1)
-    return _GRAPHS + states * max_rows * num_drafted * min(draft_vocab, context.vocab_size) * torch.float32.itemsize
+    stated = 2 * (context.caps.max_draft_length + 1) * min(draft_vocab, context.vocab_size) * torch.float32.itemsize
+    return _GRAPHS + max_rows * (_PER_LOGIT * draft_vocab + states * stated)
