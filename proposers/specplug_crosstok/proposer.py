@@ -78,7 +78,9 @@ class CrossTok(Proposer):
         max_texts, device = self.model.max_texts, self.model.device
         seconds = None if options.max_ms is None else options.max_ms / 1000
         self._drafter = Drafter(self.model, chunk=options.prefill_chunk, seconds=seconds)
-        self._contexts = DraftContexts(self.pair, max_texts, self.model.max_length, self.model.vocab_size)
+        self._contexts = DraftContexts(
+            self.pair, max_texts, self.model.max_length, self.model.vocab_size, options.route
+        )
         self.acceptance = Acceptance(NUM_KINDS)
         self._to_target, common = common_ids(self.pair, self.model.vocab_size, context.vocab_size)
         self._common = common.to(device)
@@ -138,14 +140,8 @@ class CrossTok(Proposer):
             context = self._contexts.get(slot)
             if limit <= 0 or context is None or context.row is None or context.num_tokens != length:
                 continue
-            translation = context.translation
-            restricted, draws = route == "tli", states and heat > 0 and route != "slem"
-            if not isinstance(translation, Context):
-                restricted, draws = True, states and heat > 0
-            elif translation.held_back:  # the draft's context ends before these bytes
-                if restricted:
-                    continue
-                draws = False
+            is_same = not isinstance(context.translation, Context)
+            restricted, draws = is_same or route == "tli", states and heat > 0 and (is_same or route != "slem")
             rows[context.row] = _Row(at, limit, context, heat, restricted, draws, (slot, generation, length))
         return rows
 

@@ -13,6 +13,7 @@ from specplug.draft_model.pairing import Pair, Translation
 from specplug.draft_model.texts import Text
 from specplug.errors import ContractError, SpecplugError
 from specplug.types.batch import BatchView
+from specplug_crosstok.options import Route
 
 logger = logging.getLogger(__name__)
 
@@ -61,10 +62,12 @@ class DraftContexts:
         max_texts: the rows of the draft model's cache.
         max_length: the most ids of a text.
         vocab_size: the draft model's; its tokenizer may have more ids.
+        route: sampled requests that may draw common ids, and all that draft nothing else, are translated by tokens.
     """
 
-    def __init__(self, pair: Pair, max_texts: int, max_length: int, vocab_size: int) -> None:
-        self._pair, self._max_length, self._vocab_size = pair, max_length, vocab_size
+    def __init__(self, pair: Pair, max_texts: int, max_length: int, vocab_size: int, route: Route) -> None:
+        self._pair, self._max_length, self._vocab_size, self._route = pair, max_length, vocab_size, route
+        self._table = None if route == "slem" else pair.table()
         self._free = list(range(max_texts))[::-1]
         self._by_slot: dict[int, DraftContext] = {}
 
@@ -78,15 +81,16 @@ class DraftContexts:
     def ingest(self, batch: BatchView) -> None:
         """Append the batch's new tokens; rows whose whole text is new begin anew."""
         table, starts = batch.tokens.numpy(), _text_starts(batch)
-        columns = (batch.lengths - batch.num_new - (0 if batch.first is None else batch.first)).tolist()
-        for row, (slot, entry, length, num_new, column) in enumerate(
-            zip(*(x.tolist() for x in (batch.slots, batch.rows, batch.lengths, batch.num_new)), columns, strict=True)
+        first = batch.lengths - batch.num_new - (0 if batch.first is None else batch.first)
+        columns = (batch.slots, batch.rows, batch.lengths, batch.num_new, first, batch.temperature > 0)
+        for row, (slot, entry, length, num_new, column, is_sampled) in enumerate(
+            zip(*(it.tolist() for it in columns), strict=True)
         ):
             if not num_new:
                 continue
             skipped = max(0, starts.get(row, 0) - (length - num_new))
             if num_new == length or skipped:
-                self._begin(slot)
+                self._begin(slot, is_sampled)
             new = table[entry, column + skipped : column + num_new]
             context = self._by_slot.get(slot)
             if context is not None:
@@ -100,11 +104,12 @@ class DraftContexts:
             self._free.append(context.row)
             self._free.sort(reverse=True)  # the model computes all rows up to the last one in use
 
-    def _begin(self, slot: int) -> None:
+    def _begin(self, slot: int, is_sampled: bool) -> None:
         self.release(slot)
+        table = self._table if is_sampled or self._route == "tli" else None
         row = self._free.pop() if self._free else None
         text = Text(self._max_length, self._pair.num_first)
-        self._by_slot[slot] = DraftContext(self._pair.translation(), text, row)
+        self._by_slot[slot] = DraftContext(self._pair.translation(table), text, row)
 
     def _extend(self, context: DraftContext, new: Sequence[int]) -> None:
         if context.row is None:

@@ -12,7 +12,8 @@ from specplug.errors import ContractError, SettingsError
 from specplug.text.fingerprint import fingerprint
 from specplug.text.translate.intersection import Intersection, intersect
 from specplug.text.translate.libraries import read_vocabulary
-from specplug.text.translate.translator import Context, Extension, Translator
+from specplug.text.translate.tables import Ragged, expansions
+from specplug.text.translate.translator import Context, Extension, TokenContext, Translator
 
 
 class Translation(Protocol):
@@ -86,9 +87,18 @@ class Pair:
         own, other = read_vocabulary(target, first.name), read_vocabulary(draft, second.name)
         return cls(intersect(own, other, target_vocab, draft_vocab), Translator(own, other), len(other.prefix))
 
-    def translation(self) -> Translation:
-        """Return the translation of one request's context."""
-        return Context(self.translator) if self.translator else SameIds(len(self.intersection.to_target))
+    def table(self) -> Ragged:
+        """Return the draft's ids for each of the target's; takes a second or two for large vocabularies."""
+        to_draft = self.intersection.to_draft
+        if self.translator is None:
+            return Ragged.identity(int((to_draft >= 0).sum()), len(to_draft))
+        return expansions(self.translator.target, self.translator.draft, to_draft)
+
+    def translation(self, table: Ragged | None = None) -> Translation:
+        """Return the translation of one request's context, by tokens if a table is given, else by words."""
+        if self.translator is None:
+            return SameIds(len(self.intersection.to_target))
+        return Context(self.translator) if table is None else TokenContext(self.translator, table)
 
 
 def _same_ids(known: int, target_vocab: int, draft_vocab: int) -> Intersection:

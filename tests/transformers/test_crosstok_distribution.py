@@ -178,7 +178,7 @@ ROUTES = {
     "same tokenizer": ("tiny-draft", {}, ("common ids",)),
     "text": ("tiny-draft-other", {"route": "slem"}, ("text",)),
     "common ids": ("tiny-draft-other", {"route": "tli"}, ("common ids",)),
-    "auto": ("tiny-draft-other", {"route": "auto"}, ("common ids", "text")),
+    "auto": ("tiny-draft-other", {"route": "auto"}, ("common ids",)),
     "auto, both": ("tiny-draft-other", {"route": "auto", "primed": True}, ("common ids", "text", "open word")),
 }
 

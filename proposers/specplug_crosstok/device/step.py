@@ -13,7 +13,7 @@ from specplug.draft_model.device.texts import NO_REQUEST, DeviceTexts, Missing, 
 from specplug.draft_model.model import DraftModel
 from specplug.draft_model.pairing import Pair
 from specplug.interfaces import PluginContext
-from specplug.text.translate.tables import Ragged, expansions
+from specplug.text.translate.tables import Ragged
 from specplug.types.caps import Distribution
 from specplug_crosstok.device.acceptance import DeviceAcceptance
 from specplug_crosstok.device.drawing import DeviceDrawing
@@ -62,7 +62,7 @@ class DeviceStep:
         self._device, rows, most = model.device, model.max_texts, context.caps.max_draft_length
         self.is_text = pair.translator is not None and options.route != "tli"
         num_drafted = 2 * (most + 1) if self.is_text else most
-        table = _table(pair)
+        table = pair.table()
         self.mean_length = table.mean_length
         self.texts = _texts(table, pair, model, num_drafted)
         self.acceptance = DeviceAcceptance(NUM_KINDS, self._device)
@@ -146,14 +146,6 @@ class DeviceStep:
         steps = torch.arange(most, device=self._device).expand(num_rows, most)
         is_last = torch.zeros_like(is_common)
         return Segments(self._to_target[drafted], steps, is_common, is_last, probabilities, num_ids.expand(num_rows))
-
-
-def _table(pair: Pair) -> Ragged:
-    """Return the draft's ids for each of the target's."""
-    to_draft, translator = pair.intersection.to_draft, pair.translator
-    if translator is None:
-        return Ragged.identity(int((to_draft >= 0).sum()), len(to_draft))
-    return expansions(translator.target, translator.draft, to_draft)
 
 
 def _texts(table: Ragged, pair: Pair, model: DraftModel, num_drafted: int) -> DeviceTexts:

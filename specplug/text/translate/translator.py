@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from specplug.errors import ContractError
 from specplug.text.translate.intersection import match_controls
 from specplug.text.translate.libraries import read_vocabulary
+from specplug.text.translate.tables import Ragged
 from specplug.text.translate.vocabulary import ESCAPED, Vocabulary
 from specplug.text.translate.words import CACHED, WordEncoder
 
@@ -147,3 +149,46 @@ class Context:
         *closed, self._open = self.translator.draft_words.words(self._open + text)
         for word in closed:
             final += self.translator.draft_words.word(word)
+
+
+class TokenContext(Context):
+    """A context that is translated token by token, by a table, so that its tokens end where the target's do.
+
+    Words that the two tokenizers cut differently are not as the draft's own tokenizer would cut them.  Drafts of tokens
+    that both have (TLI) are accepted more often after it.  Its bytes are the target's, the space before the first word
+    included, and nothing is held back.
+
+    Args:
+        translator: the pair.
+        table: see `specplug.text.translate.tables.expansions`.
+    """
+
+    def __init__(self, translator: Translator, table: Ragged) -> None:
+        super().__init__(translator)
+        self._table = table
+
+    def extend(self, ids: Iterable[int]) -> Extension:
+        """Append the target's next ids and return the draft's, before which all of its ids stay.
+
+        Raises:
+            ContractError: the target has no token of such an id; the context cannot be extended further then.
+        """
+        found = [] if self._begun else list(self.translator.draft.prefix)
+        self._begun, self.takes_space, self.adds_space = True, False, False
+        target = self.translator.target
+        for token in map(int, ids):
+            place, self._num_read = self._num_read, self._num_read + 1
+            if token in target.controls:
+                self.tail.clear()
+            else:
+                self.tail.append(token)
+            if target.prefix[place : place + 1] != (token,):
+                found += self._translated(token)
+        keep, self._num_final = self._num_final, self._num_final + len(found)
+        return Extension(keep, found)
+
+    def _translated(self, token: int) -> list[int]:
+        if not 0 <= token < len(self._table.counts) or self._table.counts[token] < 0:
+            self.translator.target.piece(token)  # raises for ids of no token
+            raise ContractError.build("no token has this id", who=self.translator.target.name, found=token)
+        return self._table.of_id(token)

@@ -6,6 +6,7 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import assume, example, given
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from specplug.errors import ContractError
 from specplug.text.fingerprint_texts import fingerprint_texts
 from specplug.text.translate import reference
-from specplug.text.translate.translator import Context, Translator
+from specplug.text.translate.intersection import intersect
+from specplug.text.translate.tables import Ragged, expansions
+from specplug.text.translate.translator import Context, TokenContext, Translator
 from specplug.text.translate.vocabulary import ESCAPED, Vocabulary
 from specplug.text.translate.words import LONGEST_WORD, WordEncoder
 from tests.text.translate.tools import PAIRS, TEXTS, own_encoding, target_ids, translator, vocabulary
@@ -66,6 +69,43 @@ def test_it_does_not_matter_how_many_ids_come_at_once(found, data):
         written = extended(context, written, ids[at : at + size])
         at += size
     assert extended(context, written, []) == whole(pair, ids)
+
+
+@cache
+def table_of(target: str, draft: str) -> Ragged:
+    own, other = vocabulary(target), vocabulary(draft)
+    return expansions(own, other, intersect(own, other).to_draft)
+
+
+@given(PAIR_AND_IDS, st.data())
+def test_by_tokens_each_has_its_own_bytes(found, data):
+    """However many come at once; a prefix of the target's stands for the draft's own."""
+    (target, draft), ids = found
+    pair, own, other, table = translator(target, draft), vocabulary(target), vocabulary(draft), table_of(target, draft)
+    context, written, at = TokenContext(pair, table), list[int](), 0
+    while at < len(ids):
+        size = data.draw(st.integers(1, 5))
+        keep, new = context.extend(ids[at : at + size])
+        assert keep == len(written) == len(context) - len(new)
+        written, at = written + new, at + size
+    expected = list(other.prefix) if ids else []
+    for place, token in enumerate(ids):
+        expected += [] if own.prefix[place : place + 1] == (token,) else table.of_id(token)
+    assert written == expected
+    assert context.held_back == b""
+    assert list(context.tail) == tail_of(pair, ids)
+
+
+def tail_of(pair: Translator, ids: Sequence[int]) -> list[int]:
+    context = Context(pair)
+    context.extend(ids)
+    return list(context.tail)
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_by_tokens_ids_of_no_token_are_refused(token):
+    with pytest.raises(ContractError, match="no token has this id"):
+        TokenContext(translator("byte_fallback", "spm1"), table_of("byte_fallback", "spm1")).extend([token])
 
 
 def is_plain(text: str, *names: str) -> bool:
