@@ -26,14 +26,14 @@ class Graphs:
         self._pool: Any = None
 
     def capture(self, key: Hashable, function: Callable[[], None]) -> None:
-        """Run a function once and capture it; call this before serving.
+        """Capture a function, after it has run once; call this before serving.
 
         Raises:
             PluginError: it cannot be captured, for example because it reads a number back.
         """
-        function()
         if not self._is_captured:
             return
+        function()
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize()
