@@ -19,7 +19,7 @@ PROMPTS = [list(prompt) for prompt in prompts()]
 FORMS = {"crosstok": crosstok.settings(), "crosstok-device": crosstok.on_device()}
 
 
-@pytest.fixture(scope="session", params=FORMS)
+@pytest.fixture(scope="session", params=["crosstok-device", pytest.param("crosstok", marks=pytest.mark.slow)])
 def form(request: pytest.FixtureRequest) -> str:
     """The proposer: on the host, or on the engine's device."""
     return str(request.param)

@@ -27,7 +27,12 @@ PAIRS = {
     "on the device": crosstok.on_device(),
 }
 # V2 runs in Triton's interpreter, so of its engines these, which draw their tokens, have to do, with fewer requests.
-KINDS = [("v1", "another tokenizer"), ("v1", "one tokenizer"), ("v2", "common ids"), ("v2_async", "on the device")]
+KINDS = [
+    ("v1", "another tokenizer"),
+    ("v1", "one tokenizer"),
+    ("v2_async", "on the device"),
+    pytest.param("v2", "common ids", marks=pytest.mark.slow),  # on the host, as on a CPU
+]
 
 
 @pytest.fixture(scope="session", params=PAIRS)
