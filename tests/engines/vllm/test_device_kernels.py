@@ -58,7 +58,7 @@ def launches():
         yield launches_for(CPU)
 
 
-@settings(max_examples=40)
+@settings(max_examples=16)
 @given(st.integers(0, 1 << 30), *[st.booleans()] * 4)
 def test_steps_equal_those_of_the_stage(launches, seed, mixed, learns, trims, states):
     """Both engines run the same schedule; in one, kernels take all steps, or any of them."""
