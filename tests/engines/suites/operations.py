@@ -215,12 +215,23 @@ class OperationsSuite:
         complete(server)
         after = scraped(server)
         assert value(after, ACCEPTED, engine="0", source=SOURCE) > value(before, ACCEPTED, engine="0", source=SOURCE)
-        reported = self.status(server)["workers"][0]["metrics"]["by_source"]
+        reported, after = self.settled(server)
         for name, counts in reported.items():
             for field in ("emitted", "accepted", "proposed", "after_stop"):
                 assert value(after, f"specplug_{field}_tokens_total", engine="0", source=name) == counts[field]
         position = value(after, "specplug_position_accepted_tokens_total", engine="0", source=SOURCE, position="7")
         assert position == reported[SOURCE]["accepted_at"][7] > 0
+
+    def settled(self, server):
+        """Return the counts by source, and a scrape; a step may end after the answer that it was launched for."""
+        for _ in range(20):
+            reported, samples = self.status(server), scraped(server)
+            again = self.status(server)
+            if (counts := reported["workers"][0]["metrics"]["by_source"]) == again["workers"][0]["metrics"][
+                "by_source"
+            ]:
+                return counts, samples
+        raise AssertionError("counts change without requests")
 
     def test_metrics_are_documented(self, server):
         documents = (DOCS / "metrics.md").read_text() + (DOCS / "operations.md").read_text()
