@@ -225,13 +225,13 @@ class OperationsSuite:
     def settled(self, server):
         """Return the counts by source, and a scrape; a step may end after the answer that it was launched for."""
         for _ in range(20):
-            reported, samples = self.status(server), scraped(server)
-            again = self.status(server)
-            if (counts := reported["workers"][0]["metrics"]["by_source"]) == again["workers"][0]["metrics"][
-                "by_source"
-            ]:
+            counts, samples, later = self._counts(server), scraped(server), self._counts(server)
+            if counts == later:
                 return counts, samples
         raise AssertionError("counts change without requests")
+
+    def _counts(self, server):
+        return self.status(server)["workers"][0]["metrics"]["by_source"]
 
     def test_metrics_are_documented(self, server):
         documents = (DOCS / "metrics.md").read_text() + (DOCS / "operations.md").read_text()
