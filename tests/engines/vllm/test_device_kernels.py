@@ -68,7 +68,7 @@ def test_steps_equal_those_of_the_stage(launches, seed, mixed, learns, trims, st
     plain, fast = engines = [Engine(script, each, device=CPU, **given) for each in (None, launches)]
     if mixed:
         fast.by_kernels = partial(random.choice, [False, True])
-    for expected, found in run(random, engines, steps=25):
+    for expected, found in run(random, engines, steps=15):
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[1], expected[1])
     assert repr(fast.states) == repr(plain.states)

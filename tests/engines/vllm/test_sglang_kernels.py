@@ -116,7 +116,7 @@ def test_the_same_tokens_are_appended(kernels, random):
 
 
 @given(random=RANDOMS, mixed=st.booleans(), learns=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_drafts_between_kernels_are_those_of_the_stage(launches, random, mixed, learns):
     """Drafts, counts, and what a proposer is handed; batches with a grammar are the stage's, here any batch."""
     script = random_script(random)

@@ -76,6 +76,7 @@ def test_v2_ranks_hold_the_same_drafts_and_the_text_is_right(v2_ranks, truth):
     assert "raises-device" not in found["status"][0]["metrics"]["faults"], "it ran as rank 1"
 
 
+@pytest.mark.slow  # that the slow one above can fail
 def test_v2_drafts_that_differ_by_rank_would_be_seen(v2_ranks, truth):
     """The check above can fail: with drafts of its own on rank 1 the ranks differ, and so does the text."""
     found = v2_ranks.call("ranks.generate_and_hold", prompts=PROMPTS, params=PARAMS, apart=True)
