@@ -12,7 +12,8 @@ NULL_BLOCK = 0
 
 
 def install() -> None:
-    """Replace the decode kernels of short convolutions and of Mamba-2."""
+    """Replace the decode kernels of short convolutions, of Mamba-2 and of gated delta nets."""
+    from specplug_test_recurrent import gated_delta
     from vllm.model_executor.layers.mamba import mamba_mixer2, short_conv
 
     baseline_conv, baseline_scan = mamba_mixer2.causal_conv1d_update, mamba_mixer2.selective_state_update
@@ -31,6 +32,20 @@ def install() -> None:
     mamba_mixer2.causal_conv1d_update = short_conv.causal_conv1d_update = conv
     mamba_mixer2.selective_state_update = scan
     short_conv.ShortConv.forward_native = short_conv.ShortConv.forward_cuda
+    gated_delta.install(conv)
+    fix_rotary()
+
+
+def fix_rotary() -> None:
+    """Hand queries to vLLM's rotary embedding for CPUs without a dimension of heads, with which it turns some twice."""
+    from vllm import _custom_ops
+
+    baseline = _custom_ops.rotary_embedding
+
+    def rotary_embedding(positions: Tensor, query: Tensor, key: Tensor | None, *args: Any, **kwargs: Any) -> None:
+        baseline(positions, query.flatten(1), None if key is None else key.flatten(1), *args, **kwargs)
+
+    _custom_ops.rotary_embedding = rotary_embedding
 
 
 def conv_step(
@@ -51,12 +66,12 @@ def conv_step(
         x: [N, D], the tokens of B rows.
         state: [S, D, W - 1 + K] by block: what was convolved before, then the drafts of the step before.
         weight: [D, W].
-        conv_state_indices: [B, 1 + K], of which the first column counts.
+        conv_state_indices: [B, 1 + K], of which the first column counts, or [B].
         num_accepted_tokens: [B], the bonus included.
         query_start_loc: [B + 1].
     """
     out, before = torch.empty_like(x), weight.shape[1] - 1
-    starts, blocks = query_start_loc.tolist(), conv_state_indices[:, 0].tolist()
+    starts, blocks = query_start_loc.tolist(), conv_state_indices.reshape(len(conv_state_indices), -1)[:, 0].tolist()
     for row, accepted in enumerate(num_accepted_tokens.tolist()):
         block = blocks[row]
         start, stop = starts[row : row + 2]
