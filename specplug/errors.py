@@ -12,6 +12,8 @@ import threading
 import traceback
 from collections.abc import Iterable
 
+_LONGEST_COMPARED = 256  # characters of a name: comparing takes 0.1 s per million, and clients send names
+
 
 class SpecplugError(Exception):
     """Base class of all errors that specplug raises on purpose."""
@@ -82,6 +84,6 @@ def ends_process(error: BaseException) -> bool:
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return ``Did you mean 'x'?`` if `name` is close to a known name, followed by the list of known names."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) if len(name) <= _LONGEST_COMPARED else []
     hint = f"Did you mean {close[0]!r}? " if close else ""
     return f"{hint}Known: {', '.join(names) if names else 'none'}"

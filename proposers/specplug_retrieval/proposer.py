@@ -59,7 +59,7 @@ class Retrieval(LookupProposer):
         self._load_changes()
         super().ingest(batch)
 
-    def begin(self, slot: int, request: Request, owner: str | None) -> None:
+    def begin(self, slot: int, request: Request, owner: str) -> None:
         """Begin a request's text in a slot; documents that it names follow its own references."""
         self._load_changes()  # otherwise a new tenant of the store is not known yet
         tenant, options = request.tenant or SHARED, request.options

@@ -122,7 +122,7 @@ class LookupProposer(Proposer):
             self.lookup.host_step.seeded[slot] = 1
         owner = self._owner(request)
         self.begin(slot, request, owner)
-        self._occupants[slot] = _Occupant(event.generation, request, owner)
+        self._occupants[slot] = _Occupant(event.generation, request, owner if request.may_share else None)
 
     def _vacate(self, slot: int) -> None:
         """Clear a slot: its text, its references, and its access to responses and corpora."""
@@ -131,8 +131,8 @@ class LookupProposer(Proposer):
         self.lookup.host_step.seeded[slot] = 0
         self.lookup.start(slot)
 
-    def begin(self, slot: int, request: Request, owner: str | None) -> None:
-        """Begin a request's text in a slot; `owner`: the owner of the responses to draft from, None for none."""
+    def begin(self, slot: int, request: Request, owner: str) -> None:
+        """Begin a request's text in a slot; `owner`: whose responses to draft from, and whose hit rates to learn."""
         references = [reference.token_ids for reference in request.references]
         self.lookup.start(slot, owner=owner, references=references)
 
@@ -145,9 +145,14 @@ class LookupProposer(Proposer):
             return
         self.lookup.remember(event.slot, occupant.owner, occupant.request.prompt_length, event.visible)
 
-    def _owner(self, request: Request) -> str | None:
+    def _owner(self, request: Request) -> str:
+        """Return the owner in the response memory, and of the hit rates by token.
+
+        Requests that neither read nor extend the memory have an owner without responses: hit rates by token tell which
+        tokens a text repeats.
+        """
         if not request.may_share:
-            return None
+            return f"unstored:{request.isolation_key}"
         return "" if self._is_shared else f"key:{request.isolation_key}"
 
     def _begin_unreported(self, batch: BatchView) -> None:

@@ -8,12 +8,13 @@ single fields as ``specplug_<field>``.  Elsewhere ``specplug`` may also be a map
 from __future__ import annotations
 
 import difflib
+import itertools
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from specplug.errors import RequestError, suggest
+from specplug.errors import RequestError, SpecplugError, suggest
 from specplug.requests.fields import as_mapping, from_json
 from specplug.requests.schema import RequestFields
 from specplug.requests.wire import WIRE_KEY, is_encoded
@@ -25,6 +26,7 @@ PREFIX = f"{WIRE_KEY}_"
 _FIELDS = tuple(RequestFields.model_fields)
 _BOOLEANS: dict[object, bool] = {0: False, 1: True, "0": False, "1": True, "false": False, "true": True}
 _LONGEST_FIELD = 64
+_MOST_COMPARED = 16  # keys of one request; comparing takes some microseconds of the event loop's time each
 _MOST_WARNED = 32
 _warned: set[object] = set()
 _DEEPEST = 8  # nesting levels that are inspected; valid fields have fewer
@@ -39,7 +41,7 @@ def are_given(extra_args: Mapping[str, Any] | None) -> bool:
     if not extra_args:
         return False
     given = any(map(_is_ours, extra_args)) and not is_encoded(extra_args)
-    for key in extra_args:
+    for key in itertools.islice(extra_args, _MOST_COMPARED):
         if not _is_ours(key):
             _warn_of_near_miss(key)
     return given
@@ -57,9 +59,7 @@ def split(extra_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, A
         if _is_ours(key) and key != WIRE_KEY:
             name = _field(key, extra_args[key])
             if name in fields:
-                raise RequestError.build(
-                    f"request field {name!r} is given twice", found=f"{key!r}, and {name!r} inside {WIRE_KEY!r}"
-                )
+                raise _given_twice(name, f"{key!r}, and {name!r} inside {WIRE_KEY!r}")
             fields[name] = _value(name, extra_args[key])
     return fields, rest
 
@@ -67,27 +67,33 @@ def split(extra_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, A
 def with_prediction(extra_args: Mapping[str, Any] | None, prediction: object) -> dict[str, Any]:
     """Return the arguments with the request's own `prediction` field (OpenAI's) added to specplug's fields.
 
-    Arguments that are already parsed are returned unchanged.
+    Arguments that are already parsed are returned unchanged.  JSON in them is not decoded, which could take seconds:
+    a prediction inside it is found later, by `split`.
 
     Raises:
-        RequestError: specplug's fields also hold a prediction, or are malformed.
+        RequestError: the prediction is a text, or specplug's fields also hold one.
     """
     given = dict(extra_args or {})
     if is_encoded(given):
         return given
-    inside = as_mapping(given.get(WIRE_KEY))
-    flat = f"{PREFIX}prediction"
-    if flat in given or "prediction" in inside:
-        other = repr(flat) if flat in given else f"'prediction' inside {WIRE_KEY!r}"
+    key = f"{PREFIX}prediction"
+    if key in given:
+        raise _given_twice("prediction", f"the request's own 'prediction', and {key!r}")
+    if isinstance(prediction, str):  # which `specplug_prediction` may be
         raise RequestError.build(
-            "request field 'prediction' is given twice", found=f"the request's own 'prediction', and {other}"
+            "bad value for request field 'prediction'",
+            found=shown(prediction),
+            expected="OpenAI's object with 'type' and 'content'",
         )
-    return {**given, WIRE_KEY: {**inside, "prediction": prediction}}
+    return {**given, key: prediction}
 
 
-def characters(extra_args: Mapping[str, Any]) -> int:
-    """Return the approximate number of characters to parse, without decoding JSON strings."""
-    return sum(_weight(value) for key, value in extra_args.items() if _is_ours(key))
+def characters(extra_args: Mapping[str, Any], most: int) -> int:
+    """Return the approximate number of characters to parse, keys included, without decoding JSON strings.
+
+    Counting ends beyond `most`, as it runs on the event loop.
+    """
+    return _weight({key: value for key, value in extra_args.items() if _is_ours(key)}, most)
 
 
 def _is_ours(key: object) -> bool:
@@ -108,25 +114,36 @@ def _meant(key: str) -> str | None:
     """Return the field whose name a key resembles, or None."""
     if key in _FIELDS:
         return PREFIX + key
-    plain = re.sub("[^a-z]+", "_", key.lower()).replace("spec_plug", WIRE_KEY)
+    plain = re.sub("[^a-z]+", "_", key[:_LONGEST_FIELD].lower()).replace("spec_plug", WIRE_KEY)
     if len(key) > _LONGEST_FIELD or not plain.startswith("spec"):
         return None
     return next(iter(difflib.get_close_matches(plain, (WIRE_KEY, *(PREFIX + each for each in _FIELDS)), 1, 0.8)), None)
 
 
-def _weight(value: object, depth: int = _DEEPEST) -> int:
+def _weight(value: object, most: int, depth: int = _DEEPEST) -> int:
     if depth and isinstance(value, Mapping):
-        return sum(_weight(item, depth - 1) for item in value.values())
-    if depth and isinstance(value, (list, tuple)) and value and not isinstance(value[0], int):
-        return sum(_weight(item, depth - 1) for item in value)
-    return len(value) if hasattr(value, "__len__") else 1
+        parts: Iterable[object] = itertools.chain.from_iterable(value.items())
+    elif depth and isinstance(value, (list, tuple)) and value and not isinstance(value[0], int):
+        parts = value
+    else:
+        return len(value) if hasattr(value, "__len__") else 1
+    total = 0
+    for part in parts:
+        total += 1 + _weight(part, most - total, depth - 1)
+        if total > most:
+            break
+    return total
+
+
+def _given_twice(name: str, found: str) -> SpecplugError:
+    return RequestError.build(f"request field {name!r} is given twice", found=found)
 
 
 def _field(key: str, value: object) -> str:
     name = key.removeprefix(PREFIX)
     if name not in _FIELDS:
         raise RequestError.build(
-            f"unknown request field {key!r}",
+            f"unknown request field {shown(key)}",
             found=shown(value),
             remedy=suggest(key, [PREFIX + field for field in _FIELDS]),
         )

@@ -53,14 +53,14 @@ def parse_request_fields(
         raise RequestError.build(
             "this server has not loaded the proposer",
             who="request field 'proposer'",
-            found=repr(fields.proposer),
+            found=shown(fields.proposer),
             remedy=f"{suggest(fields.proposer, proposers)}. The server's extra_proposers names more",
         )
     if verifiers is not None and fields.verifier is not None and fields.verifier not in verifiers:
         raise RequestError.build(
             "this server does not verify with it",
             who="request field 'verifier'",
-            found=repr(fields.verifier),
+            found=shown(fields.verifier),
             expected=" or ".join(map(repr, verifiers)) or "none, as the engine's own verifier serves",
         )
     options = RequestOptions(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 
 def isolation_key(
     tenant: str | None,
@@ -13,7 +15,7 @@ def isolation_key(
 
     The tenant is the client's own claim, while a cache salt may come from a trusted proxy, so no part replaces another.
     Distinct combinations give distinct keys: clients choose some of the parts and must not be able to spell another
-    client's key.
+    client's key.  Keys are digests, because proposers keep them and a salt may be of any length.
 
     Args:
         tenant: the tenant that the request names, or None.
@@ -22,9 +24,9 @@ def isolation_key(
         client: digest of the request's API key, see `specplug.requests.clients`; None for a request without a key.
 
     Returns:
-        The key; "" for requests that have none of these parts, which share state.
+        The key, 64 characters; "" for requests that have none of these parts, which share state.
     """
     own = tuple(part or None for part in engine) if any(engine) else ()
     if tenant is None and lora_id is None and not client and not own:
         return ""
-    return repr((tenant, own, lora_id, client or None))
+    return hashlib.sha256(repr((tenant, own, lora_id, client or None)).encode()).hexdigest()

@@ -10,13 +10,16 @@ from typing import Any
 
 from specplug.errors import RequestError
 from specplug.requests import arguments, wire
-from specplug.requests.fields import parse_request_fields
+from specplug.requests.fields import CHARACTERS_PER_TOKEN, parse_request_fields
 from specplug.settings.sources import ResolvedSettings
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug.types.request import Reference, RequestOptions
 
 INLINE_CHARACTERS = 8192
 """Most characters that are parsed on the event loop, a few milliseconds of work; larger requests go to a thread."""
+
+ALLOWANCE = 1 << 18
+"""Characters of all other fields: names, numbers and JSON's own."""
 
 
 class Parser:
@@ -72,6 +75,7 @@ class Parser:
             RequestError: the fields are wrong; raised as `refusal`.
         """
         try:
+            self._refuse_large(extra_args)
             given, rest = arguments.split(extra_args)
             options, references, tenant = parse_request_fields(
                 given,
@@ -94,9 +98,20 @@ class Parser:
 
     async def parsed_beside(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
         """Do the same without blocking the event loop: parse large requests in a thread, one at a time."""
-        if arguments.characters(extra_args) <= INLINE_CHARACTERS:
+        if arguments.characters(extra_args, INLINE_CHARACTERS) <= INLINE_CHARACTERS:
             return self.parsed(extra_args)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.parsed, extra_args)
+
+    def _refuse_large(self, extra_args: Mapping[str, Any]) -> None:
+        """Refuse fields that cannot be within the limits before anything is decoded.  Raises RequestError."""
+        most = CHARACTERS_PER_TOKEN * self._settings.limits.max_reference_tokens + ALLOWANCE
+        if arguments.characters(extra_args, most) > most:
+            raise RequestError.build(
+                "request fields are too large",
+                found=f"more than {most} characters",
+                expected=f"at most {most}, of which {CHARACTERS_PER_TOKEN} for each token of references",
+                remedy="Send less text, or raise the server's limits.max_reference_tokens",
+            )
 
 
 def _refuse_sources(options: RequestOptions, references: Sequence[Reference]) -> None:

@@ -13,6 +13,9 @@ from specplug.settings.model import MAX_SPECULATIVE_TOKENS, Section
 MAX_NAME = 256
 """Longest name of a tenant, a corpus or a document, in characters."""
 
+MOST_KEYS = 32
+"""Most keys of one object; `RequestFields` has fewer fields."""
+
 MOST_PARTS = 1024
 """Most parts of a prediction."""
 
@@ -56,18 +59,29 @@ def _prediction(value: object) -> object:
     raise ValueError("a text as 'specplug_prediction', or OpenAI's object with 'type' and 'content'")
 
 
+class Fields(Section):
+    """A mapping that clients send; one with more keys than any needs is refused as a whole, not key by key."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_keys(cls, value: object) -> object:
+        if isinstance(value, Mapping) and len(value) > MOST_KEYS:
+            raise ValueError(f"at most {MOST_KEYS} keys")
+        return value
+
+
 Text = Annotated[str, PlainValidator(_text)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
 
-class ReferenceField(Section):
+class ReferenceField(Fields):
     """One reference: its text or its token ids."""
 
     text: Text | None = Field(default=None, description="the text, tokenised by the server")
     token_ids: Annotated[Ids, PlainValidator(parsed_ids)] | None = Field(
         default=None, description="the text as ids of the target's vocabulary: a list, or base64 of 32-bit integers"
     )
-    name: Text | None = Field(default=None, description="its name in traces")
+    name: Text | None = Field(default=None, max_length=MAX_NAME, description="its name in traces")
 
     @model_validator(mode="after")
     def _either(self) -> ReferenceField:
@@ -76,28 +90,28 @@ class ReferenceField(Section):
         return self
 
 
-class DocumentField(Section):
+class DocumentField(Fields):
     """One document of the server's corpora."""
 
     name: Name
     corpus: Name | None = Field(default=None, description="the corpus that holds it; null searches all of the tenant's")
 
 
-class ContentPart(Section):
+class ContentPart(Fields):
     """One part of a prediction."""
 
     type: Literal["text"]
     text: Text
 
 
-class Prediction(Section):
+class Prediction(Fields):
     """OpenAI's predicted output: text that the answer will mostly repeat."""
 
     type: Literal["content"]
     content: Annotated[tuple[ContentPart, ...], BeforeValidator(_parts)] = Field(strict=False)
 
 
-class RequestFields(Section):
+class RequestFields(Fields):
     """The fields of one request, as sent over HTTP."""
 
     enabled: bool = Field(default=True, description="false switches drafting off for this request")

@@ -84,16 +84,16 @@ def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, pre
     for item in error.errors(include_url=False):
         key = prefix + ".".join(str(part) for part in item["loc"])
         if len(mistakes) >= _MOST_SHOWN:
-            mistakes.append(Mistake(key, f"bad {noun} {key!r}"))
+            mistakes.append(Mistake(key, f"bad {noun} {shown(key)}"))
         elif item["type"] == "extra_forbidden":
             parent = ".".join(str(part) for part in item["loc"][:-1])
             names = {f"{parent}.{name}" if parent else name for name in _fields_at(model, item["loc"][:-1])}
             known = {prefix + name for name in names | {leaf.key for leaf in leaves(model)}}
             mistakes.append(unknown(key, item["input"], known, noun))
         elif item["type"] == "missing":
-            mistakes.append(Mistake(key, f"{noun} {key!r} is missing"))
+            mistakes.append(Mistake(key, f"{noun} {shown(key)} is missing"))
         else:
-            where = f"bad value for {noun} {key.rstrip('.')!r}" if key else f"bad {noun}s"
+            where = f"bad value for {noun} {shown(key.rstrip('.'))}" if key else f"bad {noun}s"
             expected = _PLAINER.get(item["type"]) or _expectation(item["msg"])
             choices = re.findall(r"'([^']*)'", expected) if item["type"] == "literal_error" else []
             remedy = suggest(str(_excerpt(item["input"])), choices) if choices else None
@@ -103,7 +103,7 @@ def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, pre
 
 def unknown(key: str, value: object, known: set[str], noun: str) -> Mistake:
     """Return the mistake of a key that does not exist."""
-    return Mistake(key, f"unknown {noun} {key!r}", shown(value), remedy=suggest(key, known))
+    return Mistake(key, f"unknown {noun} {shown(key)}", shown(value), remedy=suggest(key, known))
 
 
 def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specplug.errors import ContractError, RequestError
 from specplug.requests.fields import CHARACTERS_PER_TOKEN, parse_request_fields
-from specplug.requests.schema import MOST_PARTS, RequestFields
+from specplug.requests.schema import MOST_KEYS, MOST_PARTS, RequestFields
 from specplug.requests.token_ids import in_vocabulary, parsed_ids
 from specplug.settings import Limits, mistakes
 from specplug.types.request import Reference, RequestOptions, StoredDocument
@@ -395,8 +395,8 @@ def test_a_prediction_in_too_many_parts_is_refused_at_once():
 def test_of_many_unknown_fields_some_are_named(monkeypatch):
     calls = []
     monkeypatch.setattr(mistakes, "suggest", lambda *given: calls.append(given) or "")
-    message = refusal({f"field {number}": number for number in range(5000)})
-    assert "5000 request fields are wrong" in message
+    message = refusal({f"field {number}": number for number in range(MOST_KEYS)})
+    assert f"{MOST_KEYS} request fields are wrong" in message
     assert "'field 0'" in message
-    assert message.endswith("... and 4980 more")
+    assert message.endswith(f"... and {MOST_KEYS - 20} more")
     assert len(calls) == 20

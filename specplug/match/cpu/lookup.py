@@ -159,7 +159,7 @@ class Lookup:
 
         Args:
             slot: the slot; its previous text is removed.
-            owner: the owner of the responses to draft from; None for no responses.
+            owner: the owner of the responses to draft from, whose hit rates by token are used; None for no responses.
             references: [n] int32 each, additional text to draft from; if there is no room for all, the last are dropped
                 first.
             tenant: the tenant of the segments to draft from; None for no segments.
@@ -171,11 +171,10 @@ class Lookup:
         self.texts.clear(slot)
         self._starts[slot] = 0
         text = self._before(references)
-        remembers = owner is not None and self._options.response_tokens > 0
         number, named = self._numbers.known(tenant, corpora)
         self.texts.extend(slot, text)
         self._starts[slot] = text.size
-        self.rows.clear(slot, self.responses.owner(owner or "") if remembers else 0, number, named[:MOST_NAMED])
+        self.rows.clear(slot, 0 if owner is None else self.responses.owner(owner), number, named[:MOST_NAMED])
 
     def _before(self, references: Sequence[Tokens]) -> Tokens:
         """Return the text before a slot's own text: the references that fit, with NO_TEXT after each."""

@@ -98,9 +98,8 @@ class ReferenceLookup:
         text = [token for reference in references for token in (*reference, NO_TEXT)][: self.capacity // 2]
         if text:
             text[-1] = NO_TEXT
-        remembers = owner is not None and self.options.response_tokens > 0
         named = [name for name in corpora if (tenant, name) in self.loaded]
-        self.rows[slot] = Row(text, len(text), self._owner(owner or "") if remembers else 0, tenant, named)
+        self.rows[slot] = Row(text, len(text), 0 if owner is None else self._owner(owner), tenant, named)
         self.rows[slot].tenant = tenant if any(tenant == name for name, _ in self.loaded) else None
 
     def remember(self, slot: int, owner: str, begin: int, end: int) -> None:

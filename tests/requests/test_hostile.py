@@ -1,0 +1,101 @@
+"""Fields made to stall the server or to fill its memory are refused soon, and in few words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from specplug.errors import RequestError
+from specplug.requests import arguments
+from specplug.requests.isolation import isolation_key
+from specplug.requests.parser import INLINE_CHARACTERS, Parser
+from specplug.settings.sources import load_settings
+from specplug.text.request_tokenizer import RequestTokenizer
+
+LONG = "x" * (4 << 20)
+MANY = 200_000
+SECONDS = 1.0  # on a busy machine; each attack took 3 to 20 times as long before it was refused early
+
+PART = {"type": "text", "text": "a"}
+REFUSED: dict[str, dict[str, Any]] = {
+    "a long unknown key": {f"specplug_{LONG}": 1},
+    "long unknown keys": {"specplug": {f"{LONG}{number}": 1 for number in range(4)}},
+    "many unknown keys": {"specplug": {str(number): 1 for number in range(MANY)}},
+    "many unknown keys of a reference": {"specplug": {"references": [{str(number): 1 for number in range(MANY)}]}},
+    "many unknown keys of a prediction": {"specplug_prediction": {str(number): 1 for number in range(MANY)}},
+    "many unknown keys of a part": {
+        "specplug_prediction": {"type": "content", "content": [PART, {str(number): 1 for number in range(MANY)}]}
+    },
+    "a long proposer": {"specplug_proposer": LONG},
+    "a long verifier": {"specplug_verifier": LONG},
+    "a long tenant": {"specplug_tenant": LONG},
+    "a long name of a reference": {"specplug": {"references": [{"text": "a", "name": LONG}]}},
+    "a long name of a document": {"specplug_documents": LONG},
+    "a long choice": {"specplug_prediction": {"type": LONG, "content": "a"}},
+    "more JSON than can be within the limits": {"specplug": '{"references": [' + "{}," * 3_000_000 + "{}]}"},
+    "a key twice": {"specplug": f'{{"{LONG}": 1, "{LONG}": 2}}'},
+}
+EVENT_LOOP: dict[str, Callable[[], object]] = {
+    "many keys like fields": lambda: arguments.are_given({f"spec{number:07}": 1 for number in range(MANY)}),
+    "a long key like a field": lambda: arguments.are_given({"spec" + "X-" * len(LONG): 1}),
+    "many short texts": lambda: arguments.characters({"specplug_references": ["a"] * 2_000_000}, INLINE_CHARACTERS),
+    "a prediction beside JSON": lambda: arguments.with_prediction({"specplug": "[" + "{}," * 3_000_000 + "{}]"}, {}),
+}
+
+
+class Bytes:
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return list(text.encode())
+
+
+@pytest.fixture(scope="module")
+def parser() -> Parser:
+    limits = {"max_reference_tokens": 100_000}
+    return Parser(load_settings({"limits": limits}, env={}), 256, RequestTokenizer(Bytes))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_hostile_fields_are_refused_soon_and_in_few_words(parser: Parser, name: str) -> None:
+    begin = time.perf_counter()
+    with pytest.raises(RequestError) as refused:
+        parser.parsed(REFUSED[name])
+    assert time.perf_counter() - begin < SECONDS
+    assert len(str(refused.value)) < 2000
+    assert "\n" not in str(refused.value).replace("\n  ", "")
+
+
+@pytest.mark.parametrize("name", EVENT_LOOP)
+def test_the_event_loop_reads_no_more_than_it_has_to(name: str) -> None:
+    """What a front end does before it hands a request to a thread; 2 million items would take it a second."""
+    made = EVENT_LOOP[name]
+    begin = time.perf_counter()
+    made()
+    assert time.perf_counter() - begin < SECONDS / 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"specplug_" + LONG: 1}, {"specplug": {"references": [{"text": "a", "name": LONG}]}}],
+    ids=["key", "name"],
+)
+def test_keys_and_names_count_as_text_to_parse(fields: dict[str, Any]) -> None:
+    """Otherwise the event loop itself would parse them."""
+    assert arguments.characters(fields, INLINE_CHARACTERS) > INLINE_CHARACTERS
+
+
+@pytest.mark.parametrize("text", ["\n2026-01-01 ERROR forged", "\x1b[2J", "\u2028", "\ud800"])
+def test_messages_and_logs_show_control_characters_escaped(parser: Parser, text: str, caplog: Any) -> None:
+    arguments.are_given({f"specplug{text}": 1})
+    assert text not in caplog.text
+    for fields in ({f"specplug_{text}": 1}, {"specplug_proposer": text}, {"specplug": {text: text}}):
+        with pytest.raises(RequestError) as refused:
+            parser.parsed(fields)
+        assert text not in str(refused.value)
+
+
+def test_a_salt_of_any_length_gives_a_short_key() -> None:
+    """Proposers keep the keys of a few thousand owners."""
+    assert len(isolation_key(None, (LONG,))) == len(isolation_key("a", client="b")) == 64
