@@ -39,6 +39,7 @@ class SglangEngine:
         dtype: a torch dtype's name; float32 on a CPU and SGLang's own choice elsewhere by default.
         max_num_seqs: most concurrent requests.
         threads: CPU threads; None keeps SGLang's default.
+        baseline: run SGLang without speculation, as if specplug were not installed.
 
     Raises:
         EngineError: SGLang is not installed, does not run on this machine, or cannot load the model.
@@ -53,6 +54,7 @@ class SglangEngine:
         dtype: str | None = None,
         max_num_seqs: int = 8,
         threads: int | None = None,
+        baseline: bool = False,
     ) -> None:
         if importlib.util.find_spec("sglang") is None:
             raise _error("SGLang is not installed", remedy="Install it in specplug's environment")
@@ -63,6 +65,7 @@ class SglangEngine:
             "draft_length": settings.num_speculative_tokens,
             "seed": settings.seed,
             "max_num_seqs": max_num_seqs,
+            "baseline": baseline,
         }
         self._model = model
         self._process = _Process(_environment(settings, threads), arguments)
@@ -81,6 +84,11 @@ class SglangEngine:
                     what, _ = self._process.receive()
                 raise
             what, update = self._process.receive()
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the token ids of a prompt."""
+        self._process.send("tokenize", text)
+        return list(self._process.receive()[1])
 
     def describe(self) -> str:
         """Return model, dtype, device and engine in one line."""

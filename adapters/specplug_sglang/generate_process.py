@@ -1,12 +1,13 @@
 """The process that holds one `sglang.Engine` for the command line: ``python -m specplug_sglang.generate_process FD``.
 
-FD is one end of a pipe.  The process receives "start", "generate", "stop" and "status", and sends "ready", "update",
-"done" and "status", each with a value.  It sends "refused" for an invalid request and "raised" for any other error.  It
-ends when the other side closes the pipe.
+FD is one end of a pipe.  The process receives "start", "tokenize", "generate", "stop" and "status", and sends "ready",
+"tokens", "update", "done" and "status", each with a value.  It sends "refused" for an invalid request and "raised" for
+any other error.  It ends when the other side closes the pipe.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,8 @@ def main(connection: Connection) -> None:
                     connection.send(("ready", _describe(engine)))
                 elif what == "generate":
                     _generate(engine, value, connection)
+                elif what == "tokenize":
+                    connection.send(("tokens", engine.tokenizer_manager.tokenizer.encode(value)))
                 elif what == "status":
                     connection.send(("status", _status(engine)))
             except _Failure as failure:
@@ -57,7 +60,14 @@ def main(connection: Connection) -> None:
 
 
 def _start(
-    *, model: str, device: str | None, dtype: str | None, draft_length: int, seed: int | None, max_num_seqs: int
+    *,
+    model: str,
+    device: str | None,
+    dtype: str | None,
+    draft_length: int,
+    seed: int | None,
+    max_num_seqs: int,
+    baseline: bool,
 ) -> Any:
     import torch
 
@@ -75,20 +85,20 @@ def _start(
 
     seams.require("cli")
     more: dict[str, Any] = {}
+    if not baseline:
+        more = {"speculative_algorithm": ALGORITHM, "speculative_num_draft_tokens": max(1, draft_length) + 1}
     if is_cpu:
         # SGLang's default fraction would leave gigabytes unused, and SGLang exits if they are not free.
         small = {"max_total_tokens": MOST_CACHED_ON_A_CPU, "mem_fraction_static": 0.99}
-        more = {"device": "cpu", "disable_cuda_graph": True, **small}
+        more |= {"device": "cpu", "disable_cuda_graph": True, **small}
     elif device is not None:
-        more = {"device": device}
+        more |= {"device": device}
     try:
         return Engine(
             model_path=model,
             dtype=dtype or ("float32" if is_cpu else "auto"),
             max_running_requests=max_num_seqs,
             random_seed=seed,
-            speculative_algorithm=ALGORITHM,
-            speculative_num_draft_tokens=max(1, draft_length) + 1,
             **more,
         )
     except (OSError, ValueError, RuntimeError) as error:
@@ -112,9 +122,11 @@ def _generate(engine: Any, requests: list[dict[str, Any]], connection: Connectio
     """Serve requests until they have ended, or the other side sends "stop" or closes the pipe."""
     names = [f"specplug-{os.getpid()}-{number}" for number in range(len(requests))]
     outputs = engine.generate(
-        prompt=[request["prompt"] for request in requests],
+        **_prompts([request["prompt"] for request in requests]),
         sampling_params=[_translate(request) for request in requests],
         rid=names,
+        return_logprob=[request["top_logprobs"] > 0 for request in requests],
+        top_logprobs_num=[request["top_logprobs"] for request in requests],
         stream=True,
     )
     stopped = False
@@ -140,8 +152,21 @@ def _new_parts(outputs: Iterator[dict[str, Any]], count: int) -> Iterator[dict[s
             "text": text[texts[index] :],
             "token_ids": list(token_ids[ids[index] :]),
             "finish_reason": None if reason is None else reason["type"],
+            "top_logprobs": _top_logprobs(output["meta_info"])[ids[index] :],
         }
         texts[index], ids[index] = len(text), len(token_ids)
+
+
+def _top_logprobs(about: dict[str, Any]) -> list[dict[int, float]]:
+    """Return the log-probabilities of each output token and of the likeliest ones beside it, by token id."""
+    tokens, tops = about.get("output_token_logprobs") or (), about.get("output_top_logprobs") or ()
+    return [{token: value for value, token, _ in (*(top or ()), own)} for own, top in zip(tokens, tops, strict=True)]
+
+
+def _prompts(prompts: list[Any]) -> dict[str, Any]:
+    """Return the prompts, all texts or all token ids, as SGLang takes them."""
+    is_text = all(isinstance(prompt, str) for prompt in prompts)
+    return {"prompt": prompts} if is_text else {"input_ids": [list(prompt) for prompt in prompts]}
 
 
 def _translate(request: dict[str, Any]) -> dict[str, Any]:
@@ -155,6 +180,8 @@ def _translate(request: dict[str, Any]) -> dict[str, Any]:
     }
     if request["seed"] is not None:
         params["sampling_seed"] = request["seed"]
+    if request["json_schema"] is not None:
+        params["json_schema"] = json.dumps(request["json_schema"])
     if request["specplug"]:
         params["custom_params"] = {"specplug": dict(request["specplug"])}
     return params

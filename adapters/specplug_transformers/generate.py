@@ -10,12 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from specplug.errors import EngineError
+from specplug.errors import EngineError, RequestError
 from specplug.metrics import SpecMetrics
 from specplug.plugins.engines import TextRequest, TextUpdate
 from specplug.settings.model import Settings
 from specplug_transformers.engine import Engine
-from specplug_transformers.intake import GenerateRequest
+from specplug_transformers.intake import GenerateRequest, RequestOutput
 from specplug_transformers.params import SamplingParams
 
 
@@ -29,6 +29,7 @@ class TransformersEngine:
         dtype: a torch dtype's name; float32 on a CPU and bfloat16 on a GPU by default.
         max_num_seqs: most concurrent requests.
         threads: CPU threads, for the whole process; None keeps torch's default.
+        baseline: never speculate; log-probabilities are then those of a plain forward pass of the model.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class TransformersEngine:
         dtype: str | None = None,
         max_num_seqs: int = 8,
         threads: int | None = None,
+        baseline: bool = False,
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
@@ -47,6 +49,10 @@ class TransformersEngine:
         loaded, tokenizer = load(model, device, dtype or ("float32" if device == "cpu" else "bfloat16"))
         self._name = model
         self._model = loaded
+        self._tokenizer = tokenizer
+        self._baseline = baseline
+        if baseline:
+            settings = settings.model_copy(update={"mode": "off"})
         self.engine = Engine(loaded, tokenizer, settings=settings, max_num_seqs=max_num_seqs)
 
     @property
@@ -59,17 +65,46 @@ class TransformersEngine:
         index: dict[str, int] = {}
         try:
             for number, request in enumerate(requests):
+                self._check(request)
                 index[self.engine.add(_translate(request))] = number
             for output in self.engine.run():
+                number = index[output.request_id]
                 yield TextUpdate(
-                    index=index[output.request_id],
+                    index=number,
                     text=output.new_text,
                     token_ids=output.new_token_ids,
                     finish_reason=output.finish_reason,
+                    top_logprobs=self._top_logprobs(requests[number], output),
                 )
         finally:
             for name in index:
                 self.engine.abort(name)
+
+    def _check(self, request: TextRequest) -> None:
+        """Refuse what the embedded engine cannot do."""
+        if request.json_schema is not None:
+            raise _refused("JSON schemas", "a function for `allowed_tokens`, from Python")
+        if request.top_logprobs and not self._baseline:
+            raise _refused("log-probabilities", "a request without them")
+
+    def _top_logprobs(self, request: TextRequest, output: RequestOutput) -> list[dict[int, float]]:
+        """Return log-probabilities of all output tokens, when they are there, from a plain forward pass."""
+        if not (request.top_logprobs and output.finished):
+            return []
+        prompt = self.tokenize(request.prompt) if isinstance(request.prompt, str) else [*request.prompt]
+        text = torch.tensor([[*prompt, *output.token_ids]], device=self._model.device)
+        with torch.inference_mode():
+            logits = self._model(text).logits[0, len(prompt) - 1 : -1]
+        found = []
+        for token, logprobs in zip(output.token_ids, logits.float().log_softmax(-1), strict=True):
+            top = logprobs.topk(min(request.top_logprobs, logprobs.shape[-1]))
+            best = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+            found.append({token: float(logprobs[token]), **best})
+        return found
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the token ids of a prompt."""
+        return list(self._tokenizer(text).input_ids)
 
     def describe(self) -> str:
         """Return model, size, dtype and device in one line."""
@@ -83,6 +118,10 @@ class TransformersEngine:
     def close(self) -> None:
         """Release the engine."""
         self.engine.close()
+
+
+def _refused(what: str, expected: str) -> Exception:
+    return RequestError.build(f"the embedded engine has no {what}", who="specplug_transformers", expected=expected)
 
 
 def load(model: str, device: str, dtype: str) -> tuple[Any, Any]:

@@ -34,6 +34,7 @@ class VllmEngine:
         dtype: a torch dtype's name; float32 on a CPU and vLLM's own choice elsewhere by default.
         max_num_seqs: most concurrent requests.
         threads: CPU threads; None keeps vLLM's default.
+        baseline: run vLLM without speculation, as if specplug were not installed.
 
     Raises:
         EngineError: vLLM is not installed, is built for another device, or cannot load the model.
@@ -48,13 +49,12 @@ class VllmEngine:
         dtype: str | None = None,
         max_num_seqs: int = 8,
         threads: int | None = None,
+        baseline: bool = False,
     ) -> None:
         for name, value in {**_UNASKED, **({} if threads is None else {"OMP_NUM_THREADS": str(threads)})}.items():
             os.environ.setdefault(name, value)
         self._platform = _platform(device)
         self._name = model
-        draft_length = settings.num_speculative_tokens
-        changed = {key: value for key, value in differing(settings).items() if key != "num_speculative_tokens"}
         self._llm = _started(
             model,
             dtype=dtype or ("float32" if self._platform == "cpu" else "auto"),
@@ -62,8 +62,7 @@ class VllmEngine:
             max_num_seqs=max_num_seqs,
             enforce_eager=self._platform == "cpu",  # compilation would take longer than most answers
             disable_log_stats=True,
-            speculative_config={"method": METHOD, "model": PROPOSER, "num_speculative_tokens": max(1, draft_length)},
-            additional_config={SECTION: changed if draft_length else {**changed, "mode": "off"}},
+            **({} if baseline else _speculation(settings)),
         )
         self.metrics = _Counts(self._llm)
 
@@ -74,7 +73,7 @@ class VllmEngine:
         try:
             for number, request in enumerate(requests):
                 name = f"specplug-{number}"
-                engine.add_request(name, request.prompt, _translate(request))
+                engine.add_request(name, _prompt(request.prompt), _translate(request))
                 index[name] = number
             while engine.has_unfinished_requests():
                 for output in engine.step():
@@ -84,9 +83,17 @@ class VllmEngine:
                         text=completion.text,
                         token_ids=list(completion.token_ids),
                         finish_reason=completion.finish_reason,
+                        top_logprobs=[
+                            {token: found.logprob for token, found in (top or {}).items()}
+                            for top in completion.logprobs or ()
+                        ],
                     )
         finally:
             engine.abort_request(list(index))
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the token ids of a prompt."""
+        return list(self._llm.get_tokenizer().encode(text))
 
     def describe(self) -> str:
         """Return model, dtype, device and engine in one line."""
@@ -148,9 +155,26 @@ def _started(model: str, **arguments: Any) -> Any:
         ) from error
 
 
+def _speculation(settings: Settings) -> dict[str, Any]:
+    """Return vLLM's arguments that make it speculate with these settings."""
+    draft_length = settings.num_speculative_tokens
+    changed = {key: value for key, value in differing(settings).items() if key != "num_speculative_tokens"}
+    return {
+        "speculative_config": {"method": METHOD, "model": PROPOSER, "num_speculative_tokens": max(1, draft_length)},
+        "additional_config": {SECTION: changed if draft_length else {**changed, "mode": "off"}},
+    }
+
+
+def _prompt(prompt: str | Sequence[int]) -> Any:
+    """Return a prompt as vLLM takes it."""
+    return prompt if isinstance(prompt, str) else {"prompt_token_ids": list(prompt)}
+
+
 def _translate(request: TextRequest) -> Any:
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    schema = request.json_schema
 
     return SamplingParams(
         max_tokens=request.max_tokens,
@@ -159,6 +183,8 @@ def _translate(request: TextRequest) -> Any:
         top_p=request.top_p,
         seed=request.seed,
         stop=list(request.stop),
+        logprobs=request.top_logprobs or None,
+        structured_outputs=None if schema is None else StructuredOutputsParams(json=dict(schema)),
         output_kind=RequestOutputKind.DELTA,
         extra_args={SECTION: dict(request.specplug)} if request.specplug else None,
     )

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from specplug import __version__
+from specplug.cli.audit import audit
 from specplug.cli.bench import bench
 from specplug.cli.corpus import corpus
 from specplug.cli.demo import demo
@@ -72,5 +73,6 @@ app.command("demo")(demo)
 app.command("replay")(replay)
 app.command("simulate")(simulate)
 app.command("bench")(bench)
+app.command("audit")(audit)
 app.command("plan")(plan)
 app.add_typer(corpus, name="corpus")

@@ -183,6 +183,8 @@ class VerifierSpec(PluginSpec):
 class EngineSpec(PluginSpec):
     """An engine that the command line can drive: ``factory(model: str, settings: Settings, **launch) -> TextEngine``.
 
+    With `baseline=True` in `launch` the engine runs as if specplug were not installed.
+
     Attributes:
         requires: packages that must be installed for it, as requirement strings.
     """

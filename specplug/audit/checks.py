@@ -1,0 +1,64 @@
+"""The checks of an audit, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specplug.audit.chat import Chat
+from specplug.audit.check import Check
+from specplug.audit.greedy import Greedy
+from specplug.audit.logprobs import Logprobs
+from specplug.audit.sampled import Sampled
+from specplug.audit.stops import Stops
+from specplug.audit.structured import Structured
+from specplug.errors import SettingsError, suggest
+
+
+def all_checks(samples: int) -> dict[str, Check]:
+    """Return every check by name, in the order in which they run.
+
+    Args:
+        samples: samples for each prompt and each kind of sampling.
+    """
+    checks: list[Check] = [
+        Greedy(),
+        Sampled(samples),
+        Stops(),
+        Logprobs(),
+        Structured(),
+        Chat(
+            "tools",
+            "tool calls that the request demands are parsed as the control's, streamed and whole",
+            choices=("required", "read_lines", "weather"),
+            parsed="tool calls",
+            remedy="Start both servers with a chat template that takes tools",
+        ),
+        Chat(
+            "auto-tools",
+            "tool calls that the model chooses are parsed as the control's, streamed and whole",
+            choices=("auto",),
+            parsed="tool calls",
+            remedy="Start both servers with their tool-call parser, and send prompts that call for tools",
+        ),
+        Chat(
+            "reasoning",
+            "reasoning ends where the control's does, streamed and whole",
+            choices=(),
+            parsed="reasoning",
+            remedy="Start both servers with their reasoning parser",
+        ),
+    ]
+    return {check.name: check for check in checks}
+
+
+def chosen(names: Sequence[str], samples: int) -> list[Check]:
+    """Return the named checks, or all of them if none is named.
+
+    Raises:
+        SettingsError: a name is unknown.
+    """
+    known = all_checks(samples)
+    for name in names:
+        if name not in known:
+            raise SettingsError.build("unknown check", who="--check", found=repr(name), remedy=suggest(name, known))
+    return [check for name, check in known.items() if name in names or not names]

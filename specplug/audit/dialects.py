@@ -1,0 +1,160 @@
+"""The HTTP dialects of vLLM and SGLang: how a probe is sent, and what an answer says.
+
+Completions are compared by token ids.  vLLM returns them from its OpenAI routes; SGLang from its own route `/generate`
+only.  Chats go through OpenAI's route on both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from specplug.audit.probe import Answer, Probe, ToolCall
+
+
+class Dialect(Protocol):
+    """How one engine's server takes completions.
+
+    Attributes:
+        name: the engine.
+        path: route of completions.
+    """
+
+    name: str
+    path: str
+
+    def body(self, probe: Probe, model: str) -> dict[str, Any]:
+        """Return the body of a completion's request."""
+
+    def answer(self, found: Mapping[str, Any]) -> Answer:
+        """Return what a completion's answer says."""
+
+
+class Vllm:
+    """vLLM's `/v1/completions`."""
+
+    name = "vLLM"
+    path = "/v1/completions"
+
+    def body(self, probe: Probe, model: str) -> dict[str, Any]:
+        """Return the body of a completion's request."""
+        body: dict[str, Any] = {
+            "model": model,
+            "prompt": list(probe.prompt),
+            "max_tokens": probe.max_tokens,
+            "temperature": probe.temperature,
+            "stop": list(probe.stop),
+            "return_token_ids": True,
+        }
+        if probe.top_k:
+            body["top_k"] = probe.top_k
+        if probe.top_logprobs:
+            body |= {"logprobs": probe.top_logprobs, "return_tokens_as_token_ids": True}
+        if probe.json_schema is not None:
+            named = {"name": "audit", "schema": probe.json_schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        if probe.expected:
+            body["vllm_xargs"] = {"specplug_references": list(probe.expected)}
+        return body
+
+    def answer(self, found: Mapping[str, Any]) -> Answer:
+        """Return what a completion's answer says."""
+        choice = found["choices"][0]
+        logprobs = choice.get("logprobs") or {}
+        own, values, tops = (logprobs.get(key) or () for key in ("tokens", "token_logprobs", "top_logprobs"))
+        return Answer(
+            token_ids=tuple(choice["token_ids"]),
+            text=choice["text"],
+            finish_reason=choice["finish_reason"],
+            top_logprobs=tuple(
+                {_id(name): logprob for name, logprob in {**(top or {}), token: value}.items()}
+                for token, value, top in zip(own, values, tops, strict=True)
+            ),
+        )
+
+
+class Sglang:
+    """SGLang's `/generate`."""
+
+    name = "SGLang"
+    path = "/generate"
+
+    def body(self, probe: Probe, model: str) -> dict[str, Any]:
+        """Return the body of a completion's request."""
+        params: dict[str, Any] = {
+            "max_new_tokens": probe.max_tokens,
+            "temperature": probe.temperature,
+            "stop": list(probe.stop),
+        }
+        if probe.top_k:
+            params["top_k"] = probe.top_k
+        if probe.json_schema is not None:
+            params["json_schema"] = json.dumps(probe.json_schema)
+        if probe.expected:
+            params["custom_params"] = {"specplug_references": list(probe.expected)}
+        body: dict[str, Any] = {"input_ids": list(probe.prompt), "sampling_params": params}
+        if probe.top_logprobs:
+            body |= {"return_logprob": True, "top_logprobs_num": probe.top_logprobs}
+        return body
+
+    def answer(self, found: Mapping[str, Any]) -> Answer:
+        """Return what a completion's answer says."""
+        about = found["meta_info"]
+        own, top = about.get("output_token_logprobs") or (), about.get("output_top_logprobs") or ()
+        return Answer(
+            token_ids=tuple(found["output_ids"]),
+            text=found["text"],
+            finish_reason=(about["finish_reason"] or {}).get("type"),
+            top_logprobs=tuple(
+                {token: value for value, token, _ in (*(likeliest or ()), chosen)}
+                for chosen, likeliest in zip(own, top, strict=True)
+            ),
+        )
+
+
+CHAT_PATH = "/v1/chat/completions"
+
+
+def chat_body(probe: Probe, model: str) -> dict[str, Any]:
+    """Return the body of a chat's request, in OpenAI's form."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": list(probe.messages),
+        "max_tokens": probe.max_tokens,
+        "temperature": probe.temperature,
+        "stream": probe.stream,
+    }
+    if probe.tools:
+        named = {"type": "function", "function": {"name": probe.tool_choice}}
+        choice = probe.tool_choice if probe.tool_choice in ("auto", "required") else named
+        body |= {"tools": list(probe.tools), "tool_choice": choice}
+    return body
+
+
+def chat_answer(parts: Iterable[Mapping[str, Any]]) -> Answer:
+    """Return what a chat's answer says: one message, or the deltas of a stream.
+
+    Args:
+        parts: the first choice of the whole answer, or of each event of a stream.
+    """
+    text, reasoning, reason = "", "", None
+    calls: dict[int, list[str]] = {}
+    for part in parts:
+        message = part.get("message") or part.get("delta") or {}
+        text += message.get("content") or ""
+        reasoning += message.get("reasoning") or message.get("reasoning_content") or ""
+        reason = part.get("finish_reason") or reason
+        for place, call in enumerate(message.get("tool_calls") or ()):
+            index = call.get("index")
+            known = calls.setdefault(place if index is None else index, ["", ""])
+            function = call.get("function") or {}
+            known[0] += function.get("name") or ""
+            known[1] += function.get("arguments") or ""
+    called = tuple(ToolCall(*calls[index]) for index in sorted(calls))
+    return Answer(text=text, reasoning=reasoning, finish_reason=reason, tool_calls=called)
+
+
+def _id(token: str) -> int:
+    """Return the id in vLLM's name of a token, "token_id:17"."""
+    return int(token.rpartition(":")[2])

@@ -1,0 +1,83 @@
+"""An audit's side over an engine of the command line, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from specplug.audit.probe import Answer, DraftCounts, Probe
+from specplug.errors import RequestError
+from specplug.plugins.engines import TextEngine, TextRequest
+
+
+class TextEngineSide:
+    """A `Side` over a `specplug.plugins.engines.TextEngine`.
+
+    Args:
+        engine: closed by whoever built it.
+        drafts: whether the engine speculates; its counts are read if so.
+    """
+
+    def __init__(self, engine: TextEngine, *, drafts: bool) -> None:
+        self._engine, self._drafts = engine, drafts
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a prompt."""
+        return tuple(self._engine.tokenize(text))
+
+    def answer(self, probes: Sequence[Probe], together: int, done: Callable[[], None]) -> list[Answer]:
+        """Answer probes in batches of `together`; chats have no offline form."""
+        answers: list[Answer] = []
+        for first in range(0, len(probes), together):
+            answers += self._batch(probes[first : first + together], done)
+        return answers
+
+    def draft_counts(self) -> DraftCounts | None:
+        """Return the engine's counts; None for an engine that does not speculate."""
+        if not self._drafts:
+            return None
+        total = self._engine.metrics.snapshot().total
+        return DraftCounts(total.accepted, total.rejected)
+
+    def describe(self) -> str:
+        """Return model and engine in one line."""
+        return self._engine.describe()
+
+    def _batch(self, probes: Sequence[Probe], done: Callable[[], None]) -> list[Answer]:
+        if any(probe.messages for probe in probes):
+            return [_refused(done, "chats, tools and reasoning are parsed by servers only")] * len(probes)
+        tokens: list[list[int]] = [[] for _ in probes]
+        texts = [""] * len(probes)
+        reasons: list[str | None] = [None] * len(probes)
+        tops: list[list[dict[int, float]]] = [[] for _ in probes]
+        try:
+            for update in self._engine.stream([_request(probe) for probe in probes]):
+                tokens[update.index] += update.token_ids
+                texts[update.index] += update.text
+                tops[update.index] += [dict(top) for top in update.top_logprobs]
+                if update.finish_reason is not None:
+                    reasons[update.index] = update.finish_reason
+                    done()
+        except RequestError as error:
+            return [_refused(done, str(error))] * len(probes)
+        return [
+            Answer(token_ids=tuple(ids), text=text, finish_reason=reason, top_logprobs=tuple(top))
+            for ids, text, reason, top in zip(tokens, texts, reasons, tops, strict=True)
+        ]
+
+
+def _request(probe: Probe) -> TextRequest:
+    return TextRequest(
+        prompt=probe.prompt,
+        max_tokens=probe.max_tokens,
+        temperature=probe.temperature,
+        top_k=probe.top_k,
+        stop=probe.stop,
+        top_logprobs=probe.top_logprobs,
+        json_schema=probe.json_schema,
+        specplug={"references": [{"token_ids": list(probe.expected)}]} if probe.expected else {},
+    )
+
+
+def _refused(done: Callable[[], None], error: str) -> Answer:
+    done()
+    return Answer(error=error)

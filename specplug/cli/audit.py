@@ -1,0 +1,207 @@
+"""`specplug audit` command: compares a speculating engine with the same engine without speculation."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from specplug.cli.launch import (
+    Device,
+    DraftLength,
+    DraftModel,
+    Dtype,
+    EngineName,
+    PluginOptions,
+    Policy,
+    Proposer,
+    Threads,
+    drafted_by,
+    flags,
+    nested_options,
+    start_engine,
+)
+from specplug.cli.output import AsJson, console, print_json, print_line, print_table
+from specplug.errors import EngineError, SettingsError
+
+COLOURS = {"passed": "green", "failed": "red", "unproven": "yellow", "not run": "dim"}
+
+
+def audit(
+    audited: Annotated[
+        str, typer.Argument(help="A server, such as http://127.0.0.1:8000, or a model: a folder, an id, or tiny.")
+    ],
+    control: Annotated[
+        str | None,
+        typer.Argument(
+            help="For a server: the same server started without speculation. Without it, the audited server itself "
+            "answers again with speculation switched off."
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--prompts", help="File or folder of .jsonl with prompts; by default tasks made from Python files."
+        ),
+    ] = None,
+    checks: Annotated[
+        list[str] | None, typer.Option("--check", help="Run this check only, and fail if it cannot run; repeat.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Most prompts.")] = 24,
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, help="Samples for each of 4 prompts and 2 kinds of sampling.")
+    ] = 200,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Most tokens per answer.")] = 64,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Requests in flight.")] = 8,
+    engine: EngineName = "transformers",
+    draft: DraftModel = None,
+    proposer: Proposer = None,
+    policy: Policy = None,
+    verifier: Annotated[str | None, typer.Option("--verifier", help="The verifier; see `specplug list`.")] = None,
+    draft_length: DraftLength = None,
+    options: PluginOptions = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    threads: Threads = None,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="The servers' API key.")
+    ] = None,
+    operator_key: Annotated[
+        str | None,
+        typer.Option("--operator-key", envvar="SPECPLUG_OPERATOR_KEY", help="The operator's key, if different."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that speculation leaves an engine's output as it is, and report what was compared.
+
+    Greedy outputs, sampled tokens, stop strings, log-probabilities, structured output, tool calls and reasoning are
+    compared with those of the same engine without speculation. Two servers are compared over HTTP, whether they use
+    specplug or not; a model is run by --engine, first with speculation and then without. Tool calls and reasoning need
+    servers. docs/audit.md describes the checks.
+
+    The exit code is 1 if a check failed, could not be proven because no draft was at work, or was named by --check and
+    could not run.
+
+    Examples:
+
+    `specplug audit tiny --engine transformers --proposer ngram`
+
+    `specplug audit http://127.0.0.1:8000 http://127.0.0.1:8001 --prompts logs.jsonl --json`
+    """
+    _require_packages()
+    from specplug.audit.checks import chosen
+    from specplug.audit.run import run
+    from specplug.cli.replay_inputs import progress
+
+    selected = chosen(checks or [], samples)
+    if _is_url(audited):
+        sides = _servers(audited, control, api_key=api_key, operator_key=operator_key)
+    elif control is None:
+        overrides = drafted_by(draft, proposer) | flags(
+            policy=policy, verifier=verifier, num_speculative_tokens=draft_length
+        )
+        given = nested_options(options or ())
+        overrides["options"] = {**overrides.get("options", {}), **given}
+        sides = _engines(engine, audited, overrides, device=device, dtype=dtype, threads=threads)
+    else:
+        raise SettingsError.build(
+            "a control is a server",
+            who="specplug audit",
+            found=f"the model {audited!r} and a control",
+            expected="two servers' addresses, or one model",
+        )
+    with progress(quiet=as_json) as bar:
+
+        def advance(title: str, total: int) -> Callable[[], None]:
+            task = bar.add_task(title, total=total)
+            return lambda: bar.advance(task)
+
+        report = run(
+            audited=sides[0],
+            control=sides[1],
+            texts=_texts(prompts, limit),
+            checks=selected,
+            max_tokens=max_tokens,
+            together=concurrency,
+            progress=advance,
+        )
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        _print(report)
+    if not report.passed or (checks and report.not_run):
+        raise typer.Exit(1)
+
+
+def _servers(audited: str, control: str | None, **keys: Any) -> Any:
+    from specplug.audit.server import connect
+
+    if control is not None and not _is_url(control):
+        raise SettingsError.build(
+            "not a server", who="CONTROL", found=repr(control), expected="an address with http://"
+        )
+    if control is None:
+        return lambda: connect(audited, mode="on", **keys), lambda: connect(audited, mode="off", **keys)
+    return lambda: connect(audited, **keys), lambda: connect(control, **keys)
+
+
+def _engines(engine: str, model: str, overrides: dict[str, Any], **launch: Any) -> Any:
+    from specplug.audit.text_engine import TextEngineSide
+
+    @contextmanager
+    def started(baseline: bool) -> Iterator[Any]:
+        running = start_engine(engine, model, {} if baseline else overrides, baseline=baseline, **launch)
+        try:
+            yield TextEngineSide(running, drafts=not baseline)
+        finally:
+            running.close()
+
+    return lambda: started(False), lambda: started(True)
+
+
+def _texts(paths: list[Path] | None, limit: int) -> list[str]:
+    from specplug.bench.prompts import read_prompts
+    from specplug.demo.tasks import KINDS, make_tasks
+
+    if paths:
+        found = [prompt.text or prompt.messages[-1]["content"] for prompt in read_prompts(paths)]
+        return [text for text in found if isinstance(text, str)][:limit]
+    kinds = sorted(KINDS, key="code".__ne__)  # open tasks, whose answers are uncertain, first
+    tasks = [make_tasks(kind, "held-out", -(-limit // len(kinds))) for kind in kinds]
+    return [task.prompt for of_kind in zip(*tasks, strict=True) for task in of_kind][:limit]
+
+
+def _print(report: Any) -> None:
+    console().print(Text(f"audited: {report.audited}\ncontrol: {report.control}"), soft_wrap=True)
+    rows = [
+        (
+            finding.check,
+            Text(str(finding.status), style=COLOURS[str(finding.status)]),
+            finding.summary,
+            "" if finding.drafts is None else f"{finding.drafts.accepted} / {finding.drafts.rejected}",
+        )
+        for finding in report.findings
+    ]
+    print_table("Audit", ("check", "result", "found", "drafts accepted / rejected"), rows, whole=1)
+    for finding in report.findings:
+        for example in finding.examples:
+            print_line(f"{finding.check}: {example}")
+    verdict = "passed" if report.passed else "FAILED" if report.failed else "proves nothing yet"
+    console().print(Text(f"The audit {verdict}.", style="bold"))
+
+
+def _is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
+
+
+def _require_packages() -> None:
+    for package in ("httpx", "jsonschema"):
+        if importlib.util.find_spec(package) is None:
+            raise EngineError.build(
+                f"{package} is not installed", who="specplug audit", remedy="Install it: pip install 'specplug[audit]'"
+            )
