@@ -190,7 +190,7 @@ def _open_for_rows(path: Path) -> BinaryIO:
     """Open or create a trace, positioned at the end of its complete lines."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        path.touch(mode=0o600)  # it holds texts, as tokens
         file = path.open("r+b")
     except OSError as error:
         raise TraceError.build(

@@ -50,6 +50,11 @@ def write(path: Path, rows: list[TraceRow]) -> None:
             trace.write(row)
 
 
+def test_other_users_of_the_machine_cannot_read_it(path):
+    write(path, [ROW])
+    assert path.stat().st_mode & 0o077 == 0
+
+
 class TestRoundTrip:
     @given(st.lists(trace_rows(), max_size=4), st.lists(trace_rows(), max_size=2))
     @settings(max_examples=60, deadline=None)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from specplug.errors import SpecplugError
+from specplug.settings.mistakes import shown
 
 KEY_VARIABLE = "SPECPLUG_OPERATOR_KEY"
 KEY_HEADER = "X-Specplug-Operator-Key"
@@ -57,7 +59,7 @@ class Operators:
     def refusal(self, scope: Scope) -> Refusal | None:
         """Return the refusal of a request, given its ASGI scope; None for an operator's request."""
         headers = [(name.decode("latin-1").lower(), value) for name, value in scope["headers"]]
-        return self._by_key(scope, headers) if self._keys else _from_elsewhere(scope, [name for name, _ in headers])
+        return self._by_key(scope, headers) if self._keys else _from_elsewhere(scope, dict(headers))
 
     def guarding(self, app: App) -> App:
         """Return an ASGI app that passes operators' requests to `app` and refuses all others."""
@@ -91,13 +93,16 @@ class Operators:
         )
 
 
-def _from_elsewhere(scope: Scope, headers: Iterable[str]) -> Refusal | None:
+def _from_elsewhere(scope: Scope, headers: Mapping[str, bytes]) -> Refusal | None:
     """Return the refusal of a request that does not come from a program on this machine, or None."""
     forwarded = next((name for name in headers if name.startswith(_FORWARDED)), None)
     if forwarded is not None:
         return _not_local(scope, f"a request that a proxy has forwarded, by its header {forwarded!r}")
     if "origin" in headers:  # a web page can make the browser send any request
         return _not_local(scope, "a request of a web page, by its header 'origin'")
+    host = headers.get("host", b"localhost").decode("latin-1")
+    if not _is_local_name(host):  # a web page under a name that its owner has made an address of this machine
+        return _not_local(scope, f"a request to {shown(host)}, which is no name of this machine")
     peer = scope.get("client")
     if peer is None or not _is_loopback(peer[0]):
         return _not_local(scope, f"a request from {'an unknown address' if peer is None else peer[0]}")
@@ -110,7 +115,7 @@ def _not_local(scope: Scope, found: str) -> Refusal:
         scope,
         found=found,
         expected="one from this machine, as the server has no operator's key",
-        remedy=f"Set {KEY_VARIABLE} for the server, and send that key as 'Authorization: Bearer KEY'",
+        remedy=f"Use localhost there, or set {KEY_VARIABLE} for the server and send it as 'Authorization: Bearer KEY'",
     )
 
 
@@ -118,6 +123,12 @@ def _refused(status: int, scope: Scope, *, found: str, expected: str, remedy: st
     who = str(scope.get("path", "this route"))
     error = SpecplugError.build("for operators only", who=who, found=found, expected=expected, remedy=remedy)
     return Refusal(status, str(error))
+
+
+def _is_local_name(host: str) -> bool:
+    """Return whether a Host header is localhost or a loopback address, with a port or without."""
+    name = re.sub(r":[0-9]*$", "", host).removeprefix("[").removesuffix("]")
+    return name.lower() == "localhost" or _is_loopback(name)
 
 
 def _is_loopback(host: str) -> bool:

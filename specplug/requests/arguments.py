@@ -28,6 +28,7 @@ _BOOLEANS: dict[object, bool] = {0: False, 1: True, "0": False, "1": True, "fals
 _LONGEST_FIELD = 64
 _MOST_COMPARED = 16  # keys of one request; comparing takes some microseconds of the event loop's time each
 _MOST_WARNED = 32
+_MOST_ITEMS = 10_000
 _warned: set[object] = set()
 _DEEPEST = 8  # nesting levels that are inspected; valid fields have fewer
 _LONG_FORM = {
@@ -88,12 +89,13 @@ def with_prediction(extra_args: Mapping[str, Any] | None, prediction: object) ->
     return {**given, key: prediction}
 
 
-def characters(extra_args: Mapping[str, Any], most: int) -> int:
+def characters(extra_args: Mapping[str, Any]) -> int:
     """Return the approximate number of characters to parse, keys included, without decoding JSON strings.
 
-    Counting ends beyond `most`, as it runs on the event loop.
+    It runs on the event loop, so only the first `_MOST_ITEMS` entries of lists and objects are counted; valid fields
+    have fewer.
     """
-    return _weight({key: value for key, value in extra_args.items() if _is_ours(key)}, most)
+    return _weight({key: value for key, value in extra_args.items() if _is_ours(key)}, _MOST_ITEMS)[0]
 
 
 def _is_ours(key: object) -> bool:
@@ -120,19 +122,21 @@ def _meant(key: str) -> str | None:
     return next(iter(difflib.get_close_matches(plain, (WIRE_KEY, *(PREFIX + each for each in _FIELDS)), 1, 0.8)), None)
 
 
-def _weight(value: object, most: int, depth: int = _DEEPEST) -> int:
+def _weight(value: object, items: int, depth: int = _DEEPEST) -> tuple[int, int]:
+    """Return a value's characters, and how many of `items` may still be counted."""
     if depth and isinstance(value, Mapping):
         parts: Iterable[object] = itertools.chain.from_iterable(value.items())
     elif depth and isinstance(value, (list, tuple)) and value and not isinstance(value[0], int):
         parts = value
     else:
-        return len(value) if hasattr(value, "__len__") else 1
+        return (len(value) if hasattr(value, "__len__") else 1), items - 1
     total = 0
     for part in parts:
-        total += 1 + _weight(part, most - total, depth - 1)
-        if total > most:
+        weight, items = _weight(part, items, depth - 1)
+        total += weight
+        if items <= 0:
             break
-    return total
+    return total, items
 
 
 def _given_twice(name: str, found: str) -> SpecplugError:

@@ -1,4 +1,4 @@
-"""Identification of the client that sent an HTTP request, by its API key.
+"""The client that sent an HTTP request, and its identification by its API key.
 
 State kept from one client's requests must not be readable by another client.  The key itself stays in the process that
 serves HTTP; other processes receive a digest of it, keyed with a secret that the server draws at start-up, which
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextvars import ContextVar
@@ -19,7 +20,30 @@ SECRET_VARIABLE = "SPECPLUG_CLIENT_SECRET"
 """Environment variable of the secret: all HTTP processes of a server inherit it and compute the same digests."""
 
 _KEYS = (b"authorization", b"x-api-key", b"api-key")
-_current: ContextVar[str | None] = ContextVar("specplug_client", default=None)
+_current: ContextVar[Client | None] = ContextVar("specplug_client", default=None)
+
+
+class Client:
+    """The client of one HTTP request.
+
+    Attributes:
+        headers: the request's headers, as in an ASGI scope.
+        digest: see `digest`.
+    """
+
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.headers = list(headers)
+        self.digest = digest(self.headers)
+        self._at_end: list[Callable[[], None]] = []
+
+    def at_end(self, action: Callable[[], None]) -> None:
+        """Call `action` when the request has been served or has failed."""
+        self._at_end.append(action)
+
+    def end(self) -> None:
+        """Call all actions."""
+        for action in self._at_end:
+            action()
 
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -29,20 +53,29 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
 
 def digest(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """Return the client's digest from a request's headers, or None if they hold no key."""
-    shown = [value for name, value in headers if name.lower() in _KEYS]
+    shown = _values(headers)
     secret = os.environ.get(SECRET_VARIABLE, "")
     if not shown or not secret:
         return None
     return hashlib.blake2b(repr(shown).encode(), key=secret.encode()[:64], digest_size=16).hexdigest()
 
 
-def current() -> str | None:
-    """Return the digest of the client whose request is being served; set by `Clients`."""
+def keys_in(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """Return the API keys that a request shows, without the scheme before them."""
+    return [re.sub(rb"(?i)^bearer ", b"", value).strip() for value in _values(headers)]
+
+
+def _values(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    return [value for name, value in headers if name.lower() in _KEYS]
+
+
+def current() -> Client | None:
+    """Return the client whose request is being served; set by `Clients`."""
     return _current.get()
 
 
 class Clients:
-    """ASGI middleware that makes the client's digest available to the code that serves its request."""
+    """ASGI middleware that makes the client available to the code that serves its request."""
 
     def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]]) -> None:
         self._app = app
@@ -52,8 +85,10 @@ class Clients:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        token = _current.set(digest(scope["headers"]))
+        client = Client(scope["headers"])
+        token = _current.set(client)
         try:
             await self._app(scope, receive, send)
         finally:
             _current.reset(token)
+            client.end()

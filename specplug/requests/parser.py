@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from weakref import WeakValueDictionary
 
 from specplug.errors import RequestError
 from specplug.requests import arguments, wire
+from specplug.requests.clients import Client
 from specplug.requests.fields import CHARACTERS_PER_TOKEN, parse_request_fields
+from specplug.requests.quota import BusyError, Quota
+from specplug.requests.tenants import Tenants
 from specplug.settings.sources import ResolvedSettings
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug.types.request import Reference, RequestOptions
 
 INLINE_CHARACTERS = 8192
 """Most characters that are parsed on the event loop, a few milliseconds of work; larger requests go to a thread."""
+
+_TYPICAL_CHARACTERS = 4  # of a token, for texts that wait to be tokenised
 
 ALLOWANCE = 1 << 18
 """Characters of all other fields: names, numbers and JSON's own."""
@@ -30,6 +36,10 @@ class Parser:
         vocab_size: ids lie in [0, vocab_size).
         tokenizer: the tokenizer for reference texts.
         refusal: the exception type raised for wrong fields; the engine's front end answers it with a 400.
+        busy: the exception type raised where requests hold too many reference tokens; it is answered with a 429.
+
+    Attributes:
+        tenants: the tenants that the server assigns.
     """
 
     def __init__(
@@ -38,8 +48,11 @@ class Parser:
         vocab_size: int,
         tokenizer: RequestTokenizer,
         refusal: type[RequestError] = RequestError,
+        busy: type[Exception] = BusyError,
     ) -> None:
-        self._refusal = refusal
+        self._refusal, self._busy = refusal, busy
+        self.tenants, self._quota = Tenants(found.settings.tenants), Quota(found.settings.limits)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._settings, self._vocab_size, self._tokenizer = found.settings, vocab_size, tokenizer
         self._drafts = not found.settings.drafts_in_engine
         self._proposers = (found.settings.proposer, *found.settings.extra_proposers) if self._drafts else ()
@@ -85,6 +98,7 @@ class Parser:
                 proposers=self._proposers,
                 verifiers=self._verifiers,
             )
+            self.tenants.refuse(tenant)
             if not self._drafts:
                 _refuse_sources(options, references)
         except RequestError as error:
@@ -96,16 +110,73 @@ class Parser:
             )
         return {**rest, wire.WIRE_KEY: wire.encode(options, references, tenant)}
 
-    async def parsed_beside(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
-        """Do the same without blocking the event loop: parse large requests in a thread, one at a time."""
-        if arguments.characters(extra_args, INLINE_CHARACTERS) <= INLINE_CHARACTERS:
+    async def parsed_beside(self, extra_args: Mapping[str, Any], client: str | None = None) -> dict[str, Any]:
+        """Do the same without blocking the event loop: parse large requests in a thread, one at a time.
+
+        Clients take turns, so that one with many large requests delays the others by one of them.
+
+        Args:
+            extra_args: a request's extra arguments.
+            client: the digest of who sent it, "" if there is none; None for a program in this process.
+
+        Raises:
+            RequestError: the fields are wrong, raised as `refusal`; or too much text of the client's is waiting, raised
+                as `busy`.
+        """
+        size = arguments.characters(extra_args)
+        if size <= INLINE_CHARACTERS:
             return self.parsed(extra_args)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self.parsed, extra_args)
+        release = None if client is None else self.hold(client, size // _TYPICAL_CHARACTERS)
+        try:
+            async with self._turns.setdefault(client or "", asyncio.Lock()):
+                return await asyncio.get_running_loop().run_in_executor(self._thread, self.parsed, extra_args)
+        finally:
+            if release is not None:
+                release()
+
+    def hold(self, client: str, tokens: int) -> Callable[[], None]:
+        """Count reference tokens in memory as a client's until the returned function is called.
+
+        Raises:
+            BusyError: there would be too many; raised as `busy`.
+        """
+        try:
+            return self._quota.hold(client, tokens)
+        except BusyError as error:
+            raise self._busy(str(error)) from None
+
+    async def admitted(self, extra_args: Mapping[str, Any], client: Client | None, copies: int) -> dict[str, Any]:
+        """Return parsed extra arguments, whose references count as the client's until its HTTP request ends.
+
+        Args:
+            extra_args: unparsed.
+            client: who sent them; None for a program in this process, which has no quota.
+            copies: how many requests of the engine the HTTP request becomes.
+
+        Raises:
+            RequestError: as `parsed_beside`.
+        """
+        if client is None:
+            return await self.parsed_beside(extra_args)
+        parsed = await self.parsed_beside(extra_args, client.digest or "")
+        client.at_end(self.hold(client.digest or "", copies * wire.reference_tokens(parsed)))
+        return parsed
+
+    def tenant_of(self, client: Client) -> str | None:
+        """Return the tenant that the server assigns to a client.
+
+        Raises:
+            RequestError: the request names several, or an invalid one; raised as `refusal`.
+        """
+        try:
+            return self.tenants.of(client.headers)
+        except RequestError as error:
+            raise self._refusal(str(error)) from None
 
     def _refuse_large(self, extra_args: Mapping[str, Any]) -> None:
         """Refuse fields that cannot be within the limits before anything is decoded.  Raises RequestError."""
         most = CHARACTERS_PER_TOKEN * self._settings.limits.max_reference_tokens + ALLOWANCE
-        if arguments.characters(extra_args, most) > most:
+        if arguments.characters(extra_args) > most:
             raise RequestError.build(
                 "request fields are too large",
                 found=f"more than {most} characters",

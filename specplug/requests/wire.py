@@ -20,7 +20,7 @@ WIRE_KEY = "specplug"
 _VERSION_KEY = "wire"
 _VERSION = b"1"  # bytes, which JSON cannot express, so a client cannot send this marker
 _PACKED_VERSION = "1"
-_CLIENT_KEY = "client"
+_CLIENT_KEY, _TENANT_KEY = "client", "tenant"
 _IDS = np.dtype("<i4")
 
 DEFAULTS = RequestOptions()
@@ -45,7 +45,7 @@ def encode(options: RequestOptions, references: tuple[Reference, ...], tenant: s
     if references:
         wire["references"] = [[ref.name, ref.token_ids.astype(_IDS, copy=False).tobytes()] for ref in references]
     if tenant is not None:
-        wire["tenant"] = tenant
+        wire[_TENANT_KEY] = tenant
     return wire
 
 
@@ -82,7 +82,7 @@ def decode(extra_args: Mapping[str, Any] | None) -> tuple[RequestOptions, tuple[
     wire = extra_args.get(WIRE_KEY) if extra_args else None
     if not isinstance(wire, dict):
         return DEFAULTS, (), None
-    version = wire.get(_VERSION_KEY)
+    version, assigned = wire.get(_VERSION_KEY), wire.get(_TENANT_KEY)
     if version == _PACKED_VERSION:
         wire = _unpacked(wire)
     elif version != _VERSION:
@@ -92,19 +92,29 @@ def decode(extra_args: Mapping[str, Any] | None) -> tuple[RequestOptions, tuple[
         Reference(np.frombuffer(ids, dtype=_IDS).astype(np.int32, copy=False), name)
         for name, ids in wire.get("references", ())
     )
-    return options, references, wire.get("tenant")
+    return options, references, assigned or wire.get(_TENANT_KEY)
 
 
-def with_client(extra_args: Mapping[str, Any] | None, client: str) -> dict[str, Any]:
-    """Return the arguments with the client's digest added, see `specplug.requests.clients`.
+def with_client(extra_args: Mapping[str, Any] | None, client: str | None, tenant: str | None = None) -> dict[str, Any]:
+    """Return the arguments with the client's digest and assigned tenant added; see `clients` and `tenants`.
 
     Args:
         extra_args: parsed arguments, in either form, or those of a request without fields.
-        client: the client's digest.
+        client: the client's digest; None for a client without an API key.
+        tenant: the tenant that the server assigns; None for none.
     """
     given = extra_args if extra_args and WIRE_KEY in extra_args else {**(extra_args or {}), **NO_FIELDS}
     wire = given[WIRE_KEY]
-    return {**given, WIRE_KEY: type(wire)({**wire, _CLIENT_KEY: client})}
+    added = {_CLIENT_KEY: client, _TENANT_KEY: tenant}
+    return {**given, WIRE_KEY: type(wire)({**wire, **{key: each for key, each in added.items() if each is not None}})}
+
+
+def reference_tokens(extra_args: Mapping[str, Any]) -> int:
+    """Return the number of reference tokens in parsed arguments, in either form."""
+    wire = extra_args[WIRE_KEY]
+    if isinstance(wire, Packed):
+        return len(wire["ids"]) // (2 * _IDS.itemsize)
+    return sum(len(ids) for _, ids in wire.get("references", ())) // _IDS.itemsize
 
 
 def client_of(extra_args: Mapping[str, Any] | None) -> str | None:

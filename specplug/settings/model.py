@@ -48,7 +48,7 @@ class Faults(Section):
 
 
 class Limits(Section):
-    """Upper limits on the references, documents and corpora of one request."""
+    """Upper limits on the references, documents and corpora of requests."""
 
     max_references: int = Field(
         default=8, ge=0, description="reference texts per request, the prediction included; 0 refuses them"
@@ -60,6 +60,36 @@ class Limits(Section):
         default=64, ge=0, description="stored documents that one request may name; 0 refuses them"
     )
     max_corpora: int = Field(default=16, ge=0, description="corpora that one request may name; 0 refuses them")
+    max_client_reference_tokens: int = Field(
+        default=32_000_000,
+        ge=1,
+        description="reference tokens that the HTTP requests of one client hold at a time, waiting or running, each "
+        "prompt and sample counted",
+    )
+    max_server_reference_tokens: int = Field(
+        default=64_000_000, ge=1, description="likewise of all clients, in one process that serves HTTP"
+    )
+
+
+class TenantSettings(Section):
+    """The source of tenants' names in HTTP requests; at most one of these."""
+
+    header: str | None = Field(
+        default=None,
+        min_length=1,
+        description="HTTP header that holds the tenant, which a proxy sets; null: requests name their tenants",
+    )
+    keys: str | None = Field(
+        default=None,
+        min_length=1,
+        description="JSON file of tenants by the SHA-256 of API keys; null: requests name their tenants",
+    )
+
+    @model_validator(mode="after")
+    def _only_one(self) -> TenantSettings:
+        if self.header is not None and self.keys is not None:
+            raise ValueError("either 'header' or 'keys'")
+        return self
 
 
 class CorporaSettings(Section):
@@ -134,7 +164,10 @@ class Settings(Section):
         default_factory=dict, description="settings of plug-ins, by plug-in name and then by that plug-in's own keys"
     )
     faults: Faults = Field(default_factory=Faults, description="containment of proposers that misbehave")
-    limits: Limits = Field(default_factory=Limits, description="upper limits on what one request may carry")
+    limits: Limits = Field(default_factory=Limits, description="upper limits on what requests may carry")
+    tenants: TenantSettings = Field(
+        default_factory=TenantSettings, description="the source of tenants' names in HTTP requests"
+    )
     corpora: CorporaSettings = Field(
         default_factory=CorporaSettings, description="the corpora that proposers draft from"
     )

@@ -32,7 +32,7 @@ def test_without_a_key_nobody_else_is(host: str) -> None:
     assert refused.status == 403
     assert refused.message == (
         f"/specplug/mode: for operators only; found a request from {host}; expected one from this machine, as the "
-        "server has no operator's key. Set SPECPLUG_OPERATOR_KEY for the server, and send that key as "
+        "server has no operator's key. Use localhost there, or set SPECPLUG_OPERATOR_KEY for the server and send it as "
         "'Authorization: Bearer KEY'"
     )
 
@@ -59,6 +59,20 @@ def test_a_web_page_is_not_this_machine() -> None:
     refused = Operators(environment={}).refusal(scope(origin="http://localhost:8000"))
     assert refused is not None
     assert refused.status == 403
+
+
+@pytest.mark.parametrize("host", ["localhost:8000", "LOCALHOST", "127.0.0.1:8000", "127.1.2.3", "[::1]:8000", "[::1]"])
+def test_this_machine_by_its_own_names(host: str) -> None:
+    assert Operators(environment={}).refusal(scope(host=host)) is None
+
+
+@pytest.mark.parametrize("host", ["evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "\n"])
+def test_a_web_page_with_a_name_that_leads_here_is_not_this_machine(host: str) -> None:
+    """A browser sends no `Origin` with the GET of such a page (DNS rebinding), and lets it read the answer."""
+    refused = Operators(environment={}).refusal(scope(host=host))
+    assert refused is not None
+    assert refused.status == 403
+    assert "\n" not in refused.message
 
 
 @pytest.mark.parametrize("value", ["", "  "])

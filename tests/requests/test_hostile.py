@@ -41,7 +41,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 EVENT_LOOP: dict[str, Callable[[], object]] = {
     "many keys like fields": lambda: arguments.are_given({f"spec{number:07}": 1 for number in range(MANY)}),
     "a long key like a field": lambda: arguments.are_given({"spec" + "X-" * len(LONG): 1}),
-    "many short texts": lambda: arguments.characters({"specplug_references": ["a"] * 2_000_000}, INLINE_CHARACTERS),
+    "many short texts": lambda: arguments.characters({"specplug_references": ["a"] * 2_000_000}),
     "a prediction beside JSON": lambda: arguments.with_prediction({"specplug": "[" + "{}," * 3_000_000 + "{}]"}, {}),
 }
 
@@ -83,7 +83,7 @@ def test_the_event_loop_reads_no_more_than_it_has_to(name: str) -> None:
 )
 def test_keys_and_names_count_as_text_to_parse(fields: dict[str, Any]) -> None:
     """Otherwise the event loop itself would parse them."""
-    assert arguments.characters(fields, INLINE_CHARACTERS) > INLINE_CHARACTERS
+    assert arguments.characters(fields) > INLINE_CHARACTERS
 
 
 @pytest.mark.parametrize("text", ["\n2026-01-01 ERROR forged", "\x1b[2J", "\u2028", "\ud800"])

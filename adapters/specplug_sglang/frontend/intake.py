@@ -89,47 +89,60 @@ def _with_parser(original: Callable[..., None]) -> Callable[..., None]:
 
 def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `generate_request`: parse specplug's fields and add the HTTP client's digest before SGLang's own code."""
-    from specplug_sglang.frontend.parsing import has_unparsed_fields, with_client
+    from specplug_sglang.frontend.parsing import has_unparsed_fields, is_held, with_client
 
     @functools.wraps(original)
     def generate_request(self: Any, obj: Any, request: Any = None, *args: Any, **kwargs: Any) -> Any:
         parser = getattr(self, PARSER, None)
-        client = None if parser is None or request is None else clients.digest(request.headers.raw)
+        if parser is None:
+            return original(self, obj, request, *args, **kwargs)
+        client = _client(request)
 
         def begin() -> Any:
             if client is not None:
-                with_client(obj, client, self.preferred_sampling_params)
+                with_client(obj, client.digest, parser.tenant_of(client), self.preferred_sampling_params)
             return original(self, obj, request, *args, **kwargs)
 
-        if parser is None or not has_unparsed_fields(obj):
-            return begin()
-        return _after_parsing(parser, obj, begin)
+        return _served(parser, obj, client, begin) if has_unparsed_fields(obj) or is_held(obj) else begin()
 
     return generate_request
 
 
-async def _after_parsing(parser: Any, obj: Any, begin: Callable[[], Any]) -> AsyncIterator[Any]:
-    await parser.parse(obj)
-    answers = begin()
+def _client(request: Any) -> clients.Client | None:
+    return None if request is None else clients.Client(request.headers.raw)
+
+
+async def _served(parser: Any, obj: Any, client: clients.Client | None, begin: Callable[[], Any]) -> AsyncIterator[Any]:
+    from specplug_sglang.frontend.parsing import has_unparsed_fields, release
+
     try:
-        async for answer in answers:
-            yield answer
+        if has_unparsed_fields(obj):
+            await parser.parse(obj, client)
+        answers = begin()
+        try:
+            async for answer in answers:
+                yield answer
+        finally:
+            await answers.aclose()
     finally:
-        await answers.aclose()
+        release(obj)
 
 
 def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
     from specplug_sglang.frontend.parsing import has_unparsed_fields
-    from specplug_sglang.frontend.refusal import RefusedRequest
+    from specplug_sglang.frontend.refusal import BusyRequest, RefusedRequest
 
     @functools.wraps(original)
     async def serve_generate_request(obj: Any, request: Any) -> Any:
         module = sys.modules[_HTTP]
         parser = getattr(module.get_global_state().tokenizer_manager, PARSER, None)
-        if parser is not None and has_unparsed_fields(obj):
+        if parser is not None:
+            client = _client(request)
             try:
-                await parser.parse(obj)
-            except RefusedRequest as error:
+                parser.tenant_of(client)  # refuses an invalid one
+                if has_unparsed_fields(obj):
+                    await parser.parse(obj, client)
+            except (RefusedRequest, BusyRequest) as error:
                 return module._create_error_response(error)
         return await original(obj, request)
 

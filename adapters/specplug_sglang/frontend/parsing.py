@@ -6,15 +6,18 @@ strings, numbers, and flat lists and mappings of them; anything else ends the sc
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 from specplug.requests import arguments, parser, wire
+from specplug.requests.clients import Client
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_sglang.config import resolved
-from specplug_sglang.frontend.refusal import RefusedRequest
+from specplug_sglang.frontend.refusal import BusyRequest, RefusedRequest
 
 CUSTOM = "custom_params"
+_HELD = "_specplug_held"  # attribute of a request whose references are counted
 
 
 class Parser(parser.Parser):
@@ -33,22 +36,25 @@ class Parser(parser.Parser):
         """
         return wire.packed(super().parsed(extra_args))
 
-    async def parse(self, obj: Any) -> None:
+    async def parse(self, obj: Any, client: Client | None) -> None:
         """Replace the sampling parameters of a `GenerateReqInput` by new ones with the packed form.
 
-        A mapping of custom parameters that several requests share is parsed once.
+        A mapping of custom parameters that several requests share is parsed once.  References count as the client's
+        until `release` is called, or `obj` is deleted because it never ran.
 
         Raises:
             RefusedRequest: the fields are invalid.
+            BusyRequest: the client or the server holds too many reference tokens.
         """
         done: dict[int, dict[str, Any]] = {}
+        sender = None if client is None else client.digest or ""
 
         async def changed(params: Any) -> Any:
             if not _has_unparsed(params):
                 return params
             given = params[CUSTOM]
             if id(given) not in done:
-                done[id(given)] = await self.parsed_beside(given)
+                done[id(given)] = await self.parsed_beside(given, sender)
             return {**params, CUSTOM: done[id(given)]}
 
         params = obj.sampling_params
@@ -56,6 +62,8 @@ class Parser(parser.Parser):
             obj.sampling_params = [await changed(each) for each in params]
         else:
             obj.sampling_params = await changed(params)
+        if sender is not None:
+            setattr(obj, _HELD, weakref.finalize(obj, self.hold(sender, _reference_tokens(obj))))
 
     def preferred(self, params: Any) -> Any:
         """Return a server's preferred sampling parameters, parsed.
@@ -69,15 +77,45 @@ class Parser(parser.Parser):
 def parser_of(manager: Any) -> Parser:
     """Return the parser for the requests of an initialised `TokenizerManager`."""
     tokenizer = RequestTokenizer(lambda: manager.tokenizer)
-    return Parser(resolved(manager.server_args), manager.model_config.vocab_size, tokenizer, RefusedRequest)
+    return Parser(
+        resolved(manager.server_args), manager.model_config.vocab_size, tokenizer, RefusedRequest, BusyRequest
+    )
 
 
-def with_client(obj: Any, client: str, preferred: Any) -> None:
-    """Add the client's digest to a parsed request, in new sampling parameters.
+def is_held(obj: Any) -> bool:
+    """Return whether a request's references are counted."""
+    return hasattr(obj, _HELD)
+
+
+def release(obj: Any) -> None:
+    """Stop counting the references of a request that has been served."""
+    held = getattr(obj, _HELD, None)
+    if held is not None:
+        held()
+
+
+def _reference_tokens(obj: Any) -> int:
+    """Return the reference tokens of a parsed request, for each of its prompts and samples."""
+    prompts = obj.text if obj.text is not None else obj.input_ids
+    many = isinstance(prompts, list) and prompts and not isinstance(prompts[0], int)
+    params = obj.sampling_params
+    each = params if isinstance(params, list) else [params] * (len(prompts) if many else 1)
+    parsed = [one for one in each if isinstance(one, dict) and wire.is_encoded(one.get(CUSTOM) or {})]
+    return sum(wire.reference_tokens(one[CUSTOM]) * _samples(one) for one in parsed)
+
+
+def _samples(params: Mapping[str, Any]) -> int:
+    count = params.get("n")
+    return count if isinstance(count, int) and count > 1 else 1
+
+
+def with_client(obj: Any, client: str | None, tenant: str | None, preferred: Any) -> None:
+    """Add the client's digest and tenant to a parsed request, in new sampling parameters.
 
     Args:
         obj: a `GenerateReqInput`; other requests are unchanged.
-        client: a digest, see `specplug.requests.clients`.
+        client: a digest, see `specplug.requests.clients`; None for a client without an API key.
+        tenant: the tenant that the server assigns, or None.
         preferred: the server's preferred sampling parameters, parsed; their custom parameters apply if a request has
             none.
     """
@@ -87,11 +125,11 @@ def with_client(obj: Any, client: str, preferred: Any) -> None:
         given = (params if CUSTOM in params else preferred or {}).get(CUSTOM)
         if given is not None and not isinstance(given, dict):
             return params  # SGLang refuses it
-        if wire.client_of(given) == client:
+        if wire.client_of(given) == client and tenant is None:
             return params
         if not given or wire.WIRE_KEY not in given:
             given = wire.packed({**(given or {}), **wire.NO_FIELDS})
-        return {**params, CUSTOM: wire.with_client(given, client)}
+        return {**params, CUSTOM: wire.with_client(given, client, tenant)}
 
     if isinstance(obj, GenerateReqInput):
         params = obj.sampling_params

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from specplug.requests import arguments, clients, wire
@@ -83,11 +84,11 @@ def _with_parser(original: Callable[..., None]) -> Callable[..., None]:
 
         from specplug.requests.parser import Parser
         from specplug.text.request_tokenizer import RequestTokenizer
-        from specplug_vllm.frontend.refusal import RefusedRequest
+        from specplug_vllm.frontend.refusal import BusyRequest, RefusedRequest
 
         model = vllm_config.model_config
         tokenizer = RequestTokenizer(functools.partial(cached_tokenizer_from_config, model))
-        setattr(self, _PARSER, Parser(found, model.get_vocab_size(), tokenizer, RefusedRequest))
+        setattr(self, _PARSER, Parser(found, model.get_vocab_size(), tokenizer, RefusedRequest, BusyRequest))
         if proposes(vllm_config) and runner_of(vllm_config) == "v2":
             from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_LOGIT_BIAS_TOKENS
 
@@ -123,11 +124,14 @@ def _parsing_beside(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def add_request(self: Any, request_id: Any, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         parser = _parser(self)
-        if parser is not None and arguments.are_given(_extra_args(params)):
-            params = _with_extra_args(params, await parser.parsed_beside(params.extra_args))
         client = clients.current()
+        if parser is not None and arguments.are_given(_extra_args(params)):
+            copies = getattr(params, "n", None) or 1
+            params = _with_extra_args(params, await parser.admitted(params.extra_args, client, copies))
         if parser is not None and client is not None and hasattr(params, "extra_args"):
-            params = _with_extra_args(params, wire.with_client(params.extra_args, client))
+            tenant = parser.tenant_of(client)
+            if client.digest is not None or tenant is not None:
+                params = _with_extra_args(params, wire.with_client(params.extra_args, client.digest, tenant))
         return await original(self, request_id, prompt, params, *args, **kwargs)
 
     return add_request
@@ -135,6 +139,7 @@ def _parsing_beside(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the check that every generating endpoint awaits first, and parse once the check has passed."""
+    from specplug_vllm.frontend.refusal import BusyRequest
 
     @functools.wraps(original)
     async def check_model(self: Any, request: Any) -> Any:
@@ -149,11 +154,24 @@ def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
             prediction = getattr(request, "prediction", None)  # OpenAI's field, which vLLM keeps and does not use
             if prediction is not None and holder is request:
                 given = parser.with_prediction(given, prediction)
+            client = clients.current()
+            if client is not None:
+                parser.tenant_of(client)  # refuses an invalid one
             if arguments.are_given(given):
-                setattr(holder, name, await parser.parsed_beside(given))
+                try:
+                    setattr(holder, name, await parser.admitted(given, client, _copies(request, holder)))
+                except BusyRequest as error:
+                    return self.create_error_response(str(error), "TooManyRequestsError", HTTPStatus.TOO_MANY_REQUESTS)
         return refusal
 
     return check_model
+
+
+def _copies(request: Any, holder: Any) -> int:
+    """Return how many requests of the engine an HTTP request becomes: one for each prompt and sample."""
+    prompt = getattr(request, "prompt", None)
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    return prompts * (getattr(holder, "n", None) or 1)
 
 
 def _admitting(original: Callable[..., None]) -> Callable[..., None]:

@@ -70,7 +70,7 @@ def attached(admin_api_key: str | None) -> Iterator[tuple[Manager, Callable[...,
     module.build_server_info = lambda *_: {}
     try:
         attach(app, manager)
-        yield manager, lambda peer=HERE, **headers: TestClient(app, client=peer, headers=headers)
+        yield manager, lambda peer=HERE, **headers: TestClient(app, "http://localhost", client=peer, headers=headers)
     finally:
         module._global_state, module.build_server_info = state, build
         app.router.routes[:] = routes

@@ -72,7 +72,7 @@ def served(app: FastAPI, api_key: str | None = None, peer: str = "127.0.0.1") ->
     plugin, _ = app.state.endpoint_plugins
     arguments = SimpleNamespace(api_key=None if api_key is None else [api_key])
     asyncio.run(plugin.init_state(None, app.state, arguments))
-    return TestClient(app, client=(peer, 50000))
+    return TestClient(app, "http://localhost", client=(peer, 50000))
 
 
 def codes(http: TestClient, **headers: str) -> list[int]:

@@ -127,7 +127,7 @@ def routes_of_a_server_without_specplug(llm: Any) -> list[Any]:
     plugin.attach_router(app)
     client = SimpleNamespace(vllm_config=llm.llm_engine.vllm_config)
     asyncio.run(plugin.init_state(client, app.state, SimpleNamespace(api_key=None)))
-    http = TestClient(app, client=("127.0.0.1", 50000))
+    http = TestClient(app, "http://localhost", client=("127.0.0.1", 50000))
     answers = [
         http.get("/specplug/status"),
         http.post("/specplug/mode", json={"mode": "off"}),
