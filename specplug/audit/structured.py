@@ -23,14 +23,10 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
         "required": ["kind", "line", "ok"],
         "additionalProperties": False,
     },
-    {
-        "type": "array",
-        "items": {"enum": ["red", "green", "blue"]},
-        "minItems": 2,
-        "maxItems": 4,
-    },
+    {"type": "string", "pattern": "^(read|write) [0-9]{2} (lines|characters) of (main|notes)$"},
+    {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 2, "maxItems": 4},
 )
-"""Schemas with few choices, so that small models finish them, and with forced tokens."""
+"""Schemas with forced tokens and few choices; the second has no place for white space, in which small models loop."""
 
 LEAST_TOKENS = 96
 

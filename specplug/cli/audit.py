@@ -18,7 +18,6 @@ from specplug.cli.launch import (
     Dtype,
     EngineName,
     PluginOptions,
-    Policy,
     Proposer,
     Threads,
     drafted_by,
@@ -28,6 +27,9 @@ from specplug.cli.launch import (
 )
 from specplug.cli.output import AsJson, console, print_json, print_line, print_table
 from specplug.errors import EngineError, SettingsError
+
+POLICY = "fixed"
+"""The default policy of audited engines: it always drafts, where others stop if drafts do not pay."""
 
 COLOURS = {"passed": "green", "failed": "red", "unproven": "yellow", "not run": "dim"}
 
@@ -61,7 +63,12 @@ def audit(
     engine: EngineName = "transformers",
     draft: DraftModel = None,
     proposer: Proposer = None,
-    policy: Policy = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy", help=f"The policy that chooses draft lengths; by default {POLICY}, which always drafts."
+        ),
+    ] = None,
     verifier: Annotated[str | None, typer.Option("--verifier", help="The verifier; see `specplug list`.")] = None,
     draft_length: DraftLength = None,
     options: PluginOptions = None,
@@ -102,9 +109,8 @@ def audit(
     if _is_url(audited):
         sides = _servers(audited, control, api_key=api_key, operator_key=operator_key)
     elif control is None:
-        overrides = drafted_by(draft, proposer) | flags(
-            policy=policy, verifier=verifier, num_speculative_tokens=draft_length
-        )
+        overrides = drafted_by(draft, proposer) | flags(verifier=verifier, num_speculative_tokens=draft_length)
+        overrides["policy"] = policy or POLICY
         given = nested_options(options or ())
         overrides["options"] = {**overrides.get("options", {}), **given}
         sides = _engines(engine, audited, overrides, device=device, dtype=dtype, threads=threads)
