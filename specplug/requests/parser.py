@@ -126,7 +126,8 @@ class Parser:
         size = arguments.characters(extra_args)
         if size <= INLINE_CHARACTERS:
             return self.parsed(extra_args)
-        release = None if client is None else self.hold(client, size // _TYPICAL_CHARACTERS)
+        most = self._settings.limits.max_reference_tokens  # of what has more nothing is kept
+        release = None if client is None else self.hold(client, min(size // _TYPICAL_CHARACTERS, most))
         try:
             async with self._turns.setdefault(client or "", asyncio.Lock()):
                 return await asyncio.get_running_loop().run_in_executor(self._thread, self.parsed, extra_args)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.engines.server import Server
 from tests.engines.suites.server import REFERENCE, REGEX, SETTINGS, Answer, ServerSuite
+from tests.engines.suites.tenants import TenantsSuite
 
 FAULTS = {"faults": {"host_deadline_ms": None, "max_consecutive": 2, "cooldown_steps": 4}}
 
@@ -74,6 +75,10 @@ class TestServer(ServerSuite):
             ("/generate", {"text": "x", "stream": stream, "sampling_params": params}),
             ("/generate", {"text": ["x", "y"], "stream": stream, "sampling_params": [{}, params]}),
         ]
+
+
+class TestTenants(TenantsSuite):
+    fields = "custom_params"
 
 
 NAMES = {

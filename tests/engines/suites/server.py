@@ -20,7 +20,7 @@ SETTINGS = {
     "proposer": "ngram",
     "extra_proposers": ["oracle", "raises", "garbage"],
     "policy": "fixed",
-    "limits": {"max_reference_tokens": 2000, "max_references": 2},
+    "limits": {"max_reference_tokens": 2000, "max_references": 2, "max_client_reference_tokens": 40_000},
     "options": {"raises": {"every": 2}},
 }
 SAMPLED: list[dict[str, Any]] = [

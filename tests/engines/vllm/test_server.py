@@ -10,6 +10,7 @@ import pytest
 
 from tests.engines.server import Server
 from tests.engines.suites.server import REFERENCE, REGEX, SETTINGS, ServerSuite
+from tests.engines.suites.tenants import TenantsSuite
 
 FAULTS = {"faults": {"max_consecutive": 2, "cooldown_steps": 4}}
 
@@ -44,6 +45,10 @@ class TestServer(ServerSuite):
     )
     paths = (("/v1/responses", {"input": "x", "max_output_tokens": 4}),)
     regex: ClassVar[dict[str, Any]] = {"structured_outputs": {"regex": REGEX}}
+
+
+class TestTenants(TenantsSuite):
+    fields = "vllm_xargs"
 
 
 @pytest.mark.slow  # routes are the same for V1, and test_tensor_parallel has V2 in processes of its own
