@@ -68,25 +68,27 @@ class Chat:
         ]
 
     def control_probes(self, material: Material, answers: Sequence[Answer], control: Control) -> list[Probe]:
-        """Return the same probes."""
-        return self.probes(material)
+        """Return the same probes twice: how servers split a stream depends on their load, and parsers on the split."""
+        return self.probes(material) * 2
 
     def judge(
         self, material: Material, answers: Sequence[Answer], expected: Sequence[Answer], control: Control
     ) -> Finding:
-        """Compare reasoning, content and calls with those of the control, and validate complete calls."""
-        malformed, differences, calls = [], [], 0
-        for probe, found, wanted in zip(self.probes(material), answers, expected, strict=True):
+        """Compare reasoning, content and calls with both answers of the control, and validate complete calls."""
+        malformed, differences, calls, unstable = [], [], 0, 0
+        own = zip(expected[: len(answers)], expected[len(answers) :], strict=True)
+        for probe, found, pair in zip(self.probes(material), answers, own, strict=True):
             where = f"{probe.messages[0]['content'][-30:]!r}, {'streamed' if probe.stream else 'whole'}"
             calls += len(found.tool_calls)
-            if found.finish_reason != "length" and _problem(wanted) is None and (problem := _problem(found)):
+            unstable += _parts(pair[0]) != _parts(pair[1])
+            if found.finish_reason != "length" and not any(map(_problem, pair)) and (problem := _problem(found)):
                 malformed.append(f"{where}: {problem}")
-            if _parts(found) != _parts(wanted):
-                differences.append(f"{where}: expected {_parts(wanted)}, found {_parts(found)}")
+            if _parts(found) not in map(_parts, pair):
+                differences.append(f"{where}: expected {_parts(pair[0])}, found {_parts(found)}")
         coarse = control.tolerance > COARSE
         summary = (
             f"{len(answers) - len(differences)} of {len(answers)} chats are parsed as the control's, "
-            f"{len(malformed)} malformed, {calls} tool calls"
+            f"{len(malformed)} malformed, {calls} tool calls; the control differs from itself on {unstable}"
         )
         if not any(one.tool_calls if self._parsed == "tool calls" else one.reasoning for one in expected):
             return Finding(self.name, Status.NOT_RUN, f"the control parsed no {self._parsed}. {self._remedy}")

@@ -29,7 +29,7 @@ def all_checks(samples: int) -> dict[str, Check]:
         Chat(
             "tools",
             "tool calls that the request demands are parsed as the control's, streamed and whole",
-            choices=("required", "read_lines", "weather"),
+            choices=("required", "weather"),
             parsed="tool calls",
             remedy="Start both servers with a chat template that takes tools",
         ),

@@ -55,15 +55,13 @@ class Structured:
     def judge(
         self, material: Material, answers: Sequence[Answer], expected: Sequence[Answer], control: Control
     ) -> Finding:
-        """Validate complete outputs, and compare all of them."""
-        differences, ties, valid, complete = [], 0, 0, 0
+        """Compare all outputs, and validate those that are complete and valid on the control."""
+        invalid, differences, ties, valid = [], [], 0, 0
         for number, (found, wanted) in enumerate(zip(answers, expected, strict=True)):
-            if found.finish_reason != "length":
-                complete += 1
-                problem = _problem(found.text, _schema(number))
-                valid += problem is None
-                if problem is not None:
-                    differences.append(f"prompt {number}: {found.text[:80]!r} does not follow its schema: {problem}")
+            problem = _problem(found, _schema(number))
+            valid += problem is None
+            if problem is not None and _problem(wanted, _schema(number)) is None:
+                invalid.append(f"prompt {number}: {found.text[:80]!r} does not follow its schema: {problem}")
             difference = first_difference(number, wanted, found)
             if difference is None:
                 continue
@@ -72,12 +70,12 @@ class Structured:
             else:
                 differences.append(f"prompt {number}: {difference}".replace(f"request {number}, ", ""))
         summary = (
-            f"{valid} of {complete} complete outputs follow their schema; of {len(answers)} outputs "
-            f"{len(differences)} differ from the control's, {ties} near ties"
+            f"{valid} of {len(answers)} outputs are complete and follow their schema, {len(invalid)} do not where the "
+            f"control's do; {len(differences)} outputs differ from the control's, {ties} near ties"
         )
-        finding = judged(self.name, differences, summary, valid=valid, complete=complete, near_ties=ties)
-        if finding.status is Status.PASSED and not complete:
-            return Finding(self.name, Status.UNPROVEN, f"{summary}; no output was complete", figures=finding.figures)
+        finding = judged(self.name, [*invalid, *differences], summary, valid=valid, near_ties=ties)
+        if finding.status is Status.PASSED and not valid:
+            return Finding(self.name, Status.UNPROVEN, summary, figures=finding.figures)
         return finding
 
 
@@ -85,8 +83,9 @@ def _schema(number: int) -> dict[str, Any]:
     return SCHEMAS[number % len(SCHEMAS)]
 
 
-def _problem(text: str, schema: dict[str, Any]) -> str | None:
+def _problem(answer: Answer, schema: dict[str, Any]) -> str | None:
+    """Return what is wrong with an output, or None."""
     try:
-        return violation(json.loads(text), schema)
+        return violation(json.loads(answer.text), schema)
     except ValueError as error:
         return str(error)

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from specplug_sglang.config import is_requested
-from specplug_sglang.frontend import exporter, guards
+from specplug_sglang.frontend import exporter, guards, tool_streams
 
 _SERVER = "sglang.srt.entrypoints.http_server"
 _FRONT = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
@@ -22,7 +22,7 @@ def install() -> None:
 
 
 def front_made(result: Any, manager: Any) -> None:
-    """Add the routes to the app of a new `TokenizerManager` that will be served over HTTP.
+    """Add the routes to the app of a new `TokenizerManager` that will be served over HTTP, and mend its tool streams.
 
     SGLang imports its HTTP server before it creates the manager; an offline `Engine` does not import it.
     """
@@ -30,3 +30,4 @@ def front_made(result: Any, manager: Any) -> None:
         from specplug_sglang.frontend.endpoints import attach
 
         attach(sys.modules[_SERVER].app, manager)
+        tool_streams.install(manager.tokenizer)

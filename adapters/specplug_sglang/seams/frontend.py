@@ -66,6 +66,16 @@ _HTTP = (
         "http",
         takes="server_args port_args",
     ),
+    seam(
+        "sglang.srt.function_call.function_call_parser:FunctionCallParser.parse_stream_chunk",
+        "http",
+        takes="chunk_text",
+    ),
+    seam(
+        "sglang.srt.function_call.json_array_parser:JsonArrayParser.parse_streaming_increment",
+        "http",
+        takes="new_text tools",
+    ),
     seam("sglang.srt.utils.common:add_prometheus_middleware", "metrics", takes="app"),
     seam("sglang.srt.arg_groups.fields.serving:Serving", "http", holds="admin_api_key"),
     seam("sglang.srt.utils.auth:AuthLevel", "http", holds="ADMIN_OPTIONAL"),
