@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import os
 import threading
 import time
@@ -32,6 +33,9 @@ Ask = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 PATIENCE = 1.0
 """Seconds that a scrape waits for the engines to answer."""
+
+PAUSE = 0.1
+"""Seconds between two status requests, which take an engine's time; anyone may scrape, and scrapes share a request."""
 
 _GAUGES = {
     "mode": ("specplug_mode", "1 while the operator lets the server speculate, else 0."),
@@ -122,6 +126,7 @@ class _Engines:
         self._reports: list[_Report] = []
         self._failed = False
         self._requested_early = False
+        self._next = -math.inf
 
     def is_open(self) -> bool:
         """Return whether the engines can still be reached."""
@@ -158,6 +163,7 @@ class _Engines:
             return self._question
 
     async def _refresh(self) -> None:
+        await asyncio.sleep(self._next - self._loop.time())
         try:
             status = await self._ask()
         except Exception as error:
@@ -167,6 +173,8 @@ class _Engines:
         else:
             now = time.monotonic()
             self._reports, self._failed = [_Report(one, now) for one in status], False
+        finally:
+            self._next = self._loop.time() + PAUSE
 
 
 def _in_loop() -> bool:

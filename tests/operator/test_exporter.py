@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,8 +79,9 @@ Watch = Callable[..., tuple[Engines, CollectorRegistry]]
 def watch(loop, monkeypatch) -> Watch:
     """Export engines with the given statuses; scrapes wait `patience` seconds for them."""
 
-    def start(*stated: Any, patience: float = 20.0) -> tuple[Engines, CollectorRegistry]:
+    def start(*stated: Any, patience: float = 20.0, pause: float = 0.0) -> tuple[Engines, CollectorRegistry]:
         monkeypatch.setattr(exporter, "PATIENCE", patience)
+        monkeypatch.setattr(exporter, "PAUSE", pause)
         collector, registry = EngineCollector(), CollectorRegistry()
         registry.register(collector)
 
@@ -113,6 +115,16 @@ def test_every_scrape_asks_anew(watch):
     emitted(registry)
     engines.stated[0] = status(steps=2)
     assert emitted(registry) == expected(2) != expected(1)
+
+
+def test_scrapes_without_a_pause_do_not_keep_the_engines_busy(watch):
+    """Anybody may scrape, and an engine answers between two steps."""
+    engines, registry = watch(status(), pause=0.2)
+    begin = time.monotonic()
+    for _ in range(4):
+        assert emitted(registry) == expected(1), "late, but current"
+    assert engines.requested == 4
+    assert time.monotonic() - begin >= 3 * 0.2
 
 
 def test_each_engine_has_its_label_and_each_family_is_reported_once(watch):
