@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -92,7 +93,7 @@ class Parser:
             given, rest = arguments.split(extra_args)
             options, references, tenant = parse_request_fields(
                 given,
-                tokenize=self._tokenizer,
+                tokenize=partial(self._tokenizer, most=self._settings.limits.max_reference_tokens),
                 vocab_size=self._vocab_size,
                 limits=self._settings.limits,
                 proposers=self._proposers,

@@ -34,8 +34,8 @@ class RequestTokenizer:
                 self._own.model_max_length = sys.maxsize  # references may be longer than the context: no warning
         return self._own
 
-    def __call__(self, text: str) -> npt.NDArray[np.int32]:
-        """Return [n] int32.
+    def __call__(self, text: str, most: int = sys.maxsize) -> npt.NDArray[np.int32]:
+        """Return [n] int32; once there are more than `most`, the rest of the text is not tokenized.
 
         A long text is cut at the ends of lines (see `specplug.text.pieces`).  The tokens at a cut may differ from those
         of the whole text, which costs a draft token or two there.
@@ -48,5 +48,10 @@ class RequestTokenizer:
             raise RequestError.build(
                 "a reference text needs a tokenizer", found="a server without one", remedy="Send its token ids"
             )
-        ids = [np.array(tokenizer.encode(piece, add_special_tokens=False), dtype=np.int32) for piece in pieces(text)]
-        return np.concatenate(ids) if ids else np.empty(0, dtype=np.int32)
+        ids = [np.empty(0, dtype=np.int32)]
+        for piece in pieces(text):
+            ids.append(np.array(tokenizer.encode(piece, add_special_tokens=False), dtype=np.int32))
+            most -= len(ids[-1])
+            if most < 0:
+                break
+        return np.concatenate(ids)

@@ -99,3 +99,13 @@ def test_messages_and_logs_show_control_characters_escaped(parser: Parser, text:
 def test_a_salt_of_any_length_gives_a_short_key() -> None:
     """Proposers keep the keys of a few thousand owners."""
     assert len(isolation_key(None, (LONG,))) == len(isolation_key("a", client="b")) == 64
+
+
+def test_text_of_many_tokens_is_tokenized_no_further_than_the_limit(parser: Parser) -> None:
+    """Of rare characters each can be four tokens or more, and texts are admitted by their characters."""
+    tokenizer = RequestTokenizer(Bytes)
+    begin = time.perf_counter()
+    assert 100_000 < len(tokenizer("\U00010330" * 1_500_000, most=100_000)) < 400_000
+    with pytest.raises(RequestError, match="references of the request are too large"):
+        parser.parsed({"specplug_references": "\U00010330" * 1_500_000})
+    assert time.perf_counter() - begin < SECONDS
