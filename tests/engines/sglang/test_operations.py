@@ -26,6 +26,7 @@ from tests.engines.suites.operations import (
     assert_every_process_exports_every_engine,
     complete,
 )
+from tests.engines.suites.tenants import OperatorsSuite
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def control_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(serve: Callable[..., Server], control_file: Path) -> Server:
     """A server with both of SGLang's keys, a control file and metrics."""
     faults, control = {"host_deadline_ms": None}, {"file": str(control_file), "poll_seconds": 0.0}
-    settings = {"policy": "fixed", "faults": faults, "control": control}
+    settings = {"policy": "fixed", "faults": faults, "control": control, "tenants": {"header": "X-Tenant"}}
     return serve(
         "SPECPLUG",
         name="operated",
@@ -132,6 +133,10 @@ class TestOperations(OperationsSuite):
     def test_metrics_stand_beside_sglangs_own(self, server):
         body = ask(server, "/metrics").body
         assert body.count("# TYPE sglang:num_running_reqs gauge") == body.count("# TYPE specplug_mode gauge") == 1
+
+
+class TestOperators(OperatorsSuite):
+    fields = "custom_params"
 
 
 @pytest.mark.slow

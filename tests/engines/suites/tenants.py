@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 from typing import Any, ClassVar
 
 import pytest
 
 from tests.engines.server import MODEL, Server
+from tests.engines.suites.operations import ACCEPTED, ask, scraped, value
 from tests.engines.suites.server import metrics, raw
 
+REMEMBERED = "ngram/response memory"
 SECRET = "def volume(height, width):\n    depth ="
 REFERENCE_TOKENS, COPIES = 2000, 4
 FORGED = {"wire": "1", "fields": '{"options": {}, "references": []}', "ids": "", "client": "victim"}
@@ -21,7 +24,7 @@ def used(server: Server, body: dict[str, Any], **headers: str) -> int:
     """Send a request; return how many tokens of earlier responses were proposed for it."""
 
     def proposed() -> int:
-        return int(metrics(server)["by_source"]["ngram/response memory"]["proposed"])
+        return int(metrics(server)["by_source"][REMEMBERED]["proposed"])
 
     before = proposed()
     code, text = raw(server, "/v1/completions", body, {name.replace("_", "-"): each for name, each in headers.items()})
@@ -108,3 +111,89 @@ class TenantsSuite:
             wrong = {**body, "max_tokens": -1} if number % 2 else {**body, "prompt": [5] * 2000}
             assert raw(server, "/v1/completions", wrong)[0] == 400
             assert raw(server, "/v1/completions", body, {"Authorization": "Bearer none"})[0] == 200
+
+
+ROUTES = ("/specplug/status", "/specplug/mode", "/specplug/corpora")
+SPELLINGS = (
+    "{}", "{}/", "/{}", "//{}", "{}//", "{}?key=sesame", "{}#", "{};x", "{}%2F", "{}%00",
+    "/x/..{}", "/.{}", "/v1/..{}", "/health/../{}",
+)  # fmt: skip
+DISGUISES: list[dict[str, str]] = [
+    {},
+    {"Host": "localhost"},
+    {"X-Forwarded-For": "127.0.0.1"},
+    {"Forwarded": "for=127.0.0.1"},
+    {"X-Original-URL": "/health"},
+    {"Authorization": "Bearer "},
+    {"Authorization": "Basic c2VzYW1l"},
+    {"Authorization": "sesame"},
+    {"Proxy-Authorization": "Bearer sesame"},
+    {"X-Specplug-Operator-Key": ""},
+    {"Cookie": "Authorization=Bearer sesame"},
+]
+
+
+def answered(server: Server, method: str, path: str, headers: dict[str, str]) -> int:
+    """Send a request with a path as it is, which other clients would normalise; return the status."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.running().port, timeout=30)
+    try:
+        connection.request(
+            method, path, body=b'{"mode": "off"}' if method in ("POST", "PUT") else None, headers=headers
+        )
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+class OperatorsSuite:
+    """The fixture `server` is that of `OperationsSuite`, with `tenants.header` "X-Tenant"."""
+
+    fields: ClassVar[str]
+
+    def sent(self, server: Server, fields: dict[str, Any], tenant: str | None = None) -> tuple[int, str]:
+        """Send the request of `TenantsSuite` with the server's key."""
+        headers = {"Authorization": "Bearer sesame"} | ({} if tenant is None else {"X-Tenant": tenant})
+        body = {"model": MODEL, "prompt": SECRET, "max_tokens": 24, "temperature": 0, self.fields: fields}
+        return raw(server, "/v1/completions", body, headers)
+
+    def test_no_spelling_and_no_header_opens_a_route(self, server):
+        opened = [
+            (method, path, headers)
+            for route in ROUTES
+            for method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "get")
+            for path in {spelling.format(route) for spelling in SPELLINGS} | {route.upper(), route.title()}
+            for headers in (DISGUISES if path == route else DISGUISES[:1])
+            if answered(server, method, path, headers) < 300
+        ]
+        assert opened == []
+
+    def test_the_server_assigns_tenants_and_clients_do_not(self, server):
+        for fields in ({"specplug_tenant": "acme"}, {"specplug": json.dumps({"tenant": "acme"})}):
+            code, text = self.sent(server, fields, "other")
+            assert code == 400, text
+            assert "this server assigns tenants" in text
+            assert "the header 'X-Tenant' gives the tenant" in text
+        code, text = self.sent(server, {}, "a\x1fb")
+        assert code == 400, text
+
+    def test_an_assigned_tenant_drafts_from_its_own_responses_alone(self, server):
+        def remembered(tenant: str | None) -> int:
+            before = value(scraped(server), ACCEPTED, engine="0", source=REMEMBERED)
+            assert self.sent(server, {}, tenant)[0] == 200
+            return int(value(scraped(server), ACCEPTED, engine="0", source=REMEMBERED) - before)
+
+        assert [remembered(tenant) for tenant in ("acme", "other", None)] == [0, 0, 0]
+        assert all(remembered(tenant) > 0 for tenant in ("other", "acme", None))
+
+    def test_names_of_clients_are_neither_labels_nor_lines(self, server):
+        name = "hostile-name\nERROR forged by a client"
+        for fields in (
+            {"specplug_proposer": name},
+            {"specplug_corpora": [name]},
+            {"specplug_documents": [name]},
+            {f"specplug{name}": 1},
+            {"specplug": json.dumps({"references": [{"text": "a", "name": name}]})},
+        ):
+            assert self.sent(server, fields)[0] in (200, 400)
+        assert "hostile-name" not in ask(server, "/metrics").body
+        assert not any(line.startswith("ERROR forged") for line in server.log().splitlines())

@@ -23,6 +23,7 @@ from tests.engines.suites.operations import (
     scraped,
     value,
 )
+from tests.engines.suites.tenants import OperatorsSuite
 
 NGRAM = {"proposer": "ngram", "policy": "fixed"}
 
@@ -38,7 +39,7 @@ def server(serve: Callable[..., Server], control_file: Path) -> Server:
     watched = {"file": str(control_file), "poll_seconds": 0.0}
     return serve(
         "v1",
-        {**NGRAM, "control": watched},
+        {**NGRAM, "control": watched, "tenants": {"header": "X-Tenant"}},
         name="operated",
         api_key=KEY,
         per_request_spec_decode_metrics="detailed",
@@ -101,6 +102,10 @@ class TestOperations(OperationsSuite):
         mine = chunks[-1]["metrics"]["speculative_decoding"]
         assert sum(mine["per_step_drafted"]) == mine["num_draft_tokens"] > 0
         assert sum(mine["per_step_accepted"]) == mine["num_accepted_draft_tokens"]
+
+
+class TestOperators(OperatorsSuite):
+    fields = "vllm_xargs"
 
 
 @pytest.mark.slow  # four processes
