@@ -1,0 +1,53 @@
+"""A tenant of the embedded engine learns nothing of another's responses from drafts and counts, whatever it sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specplug.requests import isolation
+from specplug_transformers import Engine, GenerateRequest, RequestOutput, SamplingParams
+from tests.transformers import toys
+
+TRICKS: list[dict[str, Any]] = [
+    {},
+    {"tenant": "victim "},
+    {"tenant": "Victim"},
+    {"tenant": "('victim', (), None, None)"},
+    {"tenant": "key:victim"},
+    {"tenant": "victim\0"},
+    {"corpora": ["victim"], "documents": ["victim"]},
+    {"tenant": "victim", "store": False},
+]
+
+
+def remembered(engine: Engine, fields: dict[str, Any]) -> tuple[int, RequestOutput]:
+    """Serve a request; return how many tokens of earlier responses were proposed for it, and its output."""
+    before = engine.metrics.snapshot()
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    [output] = engine.generate([GenerateRequest(prompt=toys.prompts(1)[0], params=params, specplug=fields)])
+    return (engine.metrics.snapshot() - before).by_source["ngram/response memory"].proposed, output
+
+
+def thieves(make_engine: Any) -> list[int]:
+    """Let each trick have an engine of its own in which a victim was served; return what it was proposed."""
+    found = []
+    for trick in TRICKS:
+        engine = make_engine(proposer="ngram", policy="fixed")
+        own, output = remembered(engine, {"tenant": "victim"})
+        stolen, again = remembered(engine, trick)
+        assert own == 0
+        assert again.token_ids == output.token_ids
+        found.append(stolen)
+        assert remembered(engine, {"tenant": "victim"})[0] > 0, "there was something to find"
+    return found
+
+
+def test_no_trick_drafts_from_another_tenants_responses(make_engine: Any) -> None:
+    assert thieves(make_engine) == [0] * len(TRICKS)
+
+
+def test_a_key_that_leaves_out_the_tenant_would_be_noticed(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specplug_transformers.intake.isolation_key", lambda tenant: isolation.isolation_key(None))
+    assert max(thieves(make_engine)) > 0
