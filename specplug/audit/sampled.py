@@ -38,15 +38,15 @@ class Group:
     temperature: float
     top_k: int
 
-    @property
-    def probe(self) -> Probe:
-        """Return the probe of one sample."""
+    def probe(self, number: int) -> Probe:
+        """Return the probe of one sample; drafts have different lengths, so that rows of a batch are padded."""
+        end = len(self.prompt) + 1 + number % LENGTH
         return Probe(
             prompt=self.prompt,
             max_tokens=LENGTH,
             temperature=self.temperature,
             top_k=self.top_k,
-            expected=self.expected,
+            expected=self.expected[:end],
         )
 
 
@@ -65,7 +65,11 @@ class Sampled:
 
     def probes(self, material: Material) -> list[Probe]:
         """Return all samples, the groups in turn."""
-        return [group.probe for _ in range(self._samples) for group in _groups(material)]
+        return [
+            group.probe(number + place)
+            for number in range(self._samples)
+            for place, group in enumerate(_groups(material))
+        ]
 
     def control_probes(self, material: Material, answers: Sequence[Answer], control: Control) -> list[Probe]:
         """Return a request for the log-probabilities after each frequent context, or samples without them."""

@@ -113,7 +113,8 @@ def audit(
         overrides["policy"] = policy or POLICY
         given = nested_options(options or ())
         overrides["options"] = {**overrides.get("options", {}), **given}
-        sides = _engines(engine, audited, overrides, device=device, dtype=dtype, threads=threads)
+        launch = {"device": device, "dtype": dtype, "threads": threads, "max_num_seqs": concurrency}
+        sides = _engines(engine, audited, overrides, **launch)
     else:
         raise SettingsError.build(
             "a control is a server",

@@ -1,0 +1,69 @@
+"""`specplug audit` on transformers passes the real thing and fails every planted mistake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specplug.testing.mutants import LOSSY_MUTANTS
+from specplug_transformers.decode import Decoder
+from specplug_transformers.runner import ModelRunner
+from tests.audit.toy import audited, statuses
+
+FAST = ("--check", "greedy", "--check", "sampled", "--check", "stops", "-n", "3", "--concurrency", "32")
+
+
+@pytest.mark.parametrize("proposer", ["ngram", "drawn"])
+def test_the_real_thing_passes(prompts, proposer):
+    code, report = audited(prompts, *FAST, "--proposer", proposer)
+    assert statuses(report) == {"greedy": "passed", "sampled": "passed", "stops": "passed"}, report["findings"]
+    assert code == 0
+    assert report["drafts"]["accepted"] > 100
+    assert report["drafts"]["rejected"] > 100
+
+
+DRAWN = ("uniform draft law", "draft law at another temperature")
+"""Mistakes about the distribution of drafts, which show on drafts that are drawn from a stated one."""
+
+
+# Padding is -1 in this engine and never emitted, so that accepting it changes one draw in a hundred.
+@pytest.mark.parametrize("name", sorted(LOSSY_MUTANTS.keys() - {"dropped validity mask"}))
+def test_wrong_verifiers_fail(prompts, name):
+    proposer = "drawn" if name in DRAWN else "ngram"
+    code, report = audited(prompts, *FAST, "--proposer", proposer, "--verifier", name)
+    assert code == 1
+    assert "failed" in statuses(report).values(), report["findings"]
+
+
+def test_a_proposer_that_states_a_wrong_distribution_fails(prompts):
+    _, report = audited(prompts, *FAST, "--proposer", "liar")
+    assert statuses(report)["sampled"] == "failed"
+
+
+def test_shifted_key_values_fail(prompts, monkeypatch):
+    """A verification of more than two drafts overwrites the entry before its own; the engine probes short texts."""
+    forward = ModelRunner.forward
+
+    def shifted(self: ModelRunner, rows: Any, starts: list[int], token_ids: Any, *, keep_logits: bool = True) -> Any:
+        is_long = keep_logits and token_ids.shape[1] > 3 and min(starts) > 20
+        return forward(self, rows, [start - is_long for start in starts], token_ids, keep_logits=keep_logits)
+
+    monkeypatch.setattr(ModelRunner, "forward", shifted)
+    _, report = audited(prompts, *FAST)
+    assert statuses(report)["greedy"] == "failed"
+
+
+def test_rows_that_are_swapped_fail(prompts, monkeypatch):
+    logits_of = Decoder._target_logits
+
+    def swapped(self: Decoder, batch: Any, draft: Any) -> torch.Tensor:
+        logits = logits_of(self, batch, draft)
+        return logits.flip(0) if draft.draft_length > 1 and len(logits) == 3 else logits
+
+    monkeypatch.setattr(Decoder, "_target_logits", swapped)
+    _, report = audited(prompts, *FAST)
+    assert statuses(report)["greedy"] == "failed"
+    examples = report["findings"][0]["examples"]
+    assert "gap of log-probabilities" in examples[0]
