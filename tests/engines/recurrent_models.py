@@ -35,9 +35,7 @@ def mamba2(vocab: int) -> Any:
         n_groups=1,
         chunk_size=16,
         initializer_range=0.5,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
+        **_ENDS,
     )
 
 

@@ -196,6 +196,17 @@ _RECURRENT = (
         "recurrent",
         holds="num_computed_prefill_tokens prefill_len req_id_to_index",
     ),
+    seam("vllm.v1.worker.gpu_model_runner:GPUModelRunner._may_reorder_batch", "recurrent", takes="scheduler_output"),
+    seam(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
+        "recurrent",
+        holds="input_batch num_spec_tokens reorder_batch_threshold",
+    ),
+    seam(
+        "vllm.v1.worker.gpu_input_batch:InputBatch",
+        "recurrent",
+        holds="num_computed_tokens_cpu num_prompt_tokens req_ids swap_states",
+    ),
 )
 
 _ADAPTIVE = (

@@ -76,6 +76,25 @@ def refuse_layers(kv_cache_config: Any) -> None:
         )
 
 
+def install_v1_worker(runner: Any) -> None:
+    """Make V1 sort all decoding rows before prefilling rows.
+
+    vLLM takes a row with drafts for part of a prompt if any attention layer has no decode kernel for several tokens per
+    row (FlashInfer's, for example, on most GPUs), and leaves it behind rows that read a long prompt in pieces.
+    """
+    seams.require("recurrent")
+    original, longest = runner._may_reorder_batch, runner.num_spec_tokens + 1
+
+    @functools.wraps(original)
+    def may_reorder_batch(scheduler_output: Any) -> None:
+        original(scheduler_output)
+        threshold = runner.reorder_batch_threshold
+        if threshold is not None and threshold < longest:
+            _sort_decodes(runner.input_batch, scheduler_output.num_scheduled_tokens, threshold)
+
+    runner._may_reorder_batch = may_reorder_batch
+
+
 def install_worker(runner: Any) -> None:
     """Make V2 sort decoding rows before prefilling rows.  The patch follows the newest runner of the process.
 
@@ -100,6 +119,19 @@ def install_worker(runner: Any) -> None:
 
     sort_batch_req_ids._specplug_original = original  # type: ignore[attr-defined]
     model_runner.sort_batch_req_ids = sort_batch_req_ids
+
+
+def _sort_decodes(batch: Any, counts: Mapping[str, int], threshold: int) -> None:
+    """Sort V1's rows: those that decode `threshold` tokens or fewer, those that decode more, those that prefill."""
+    names = batch.req_ids
+    prefills = batch.num_computed_tokens_cpu[: len(names)] < batch.num_prompt_tokens[: len(names)]
+    keys = [2 if prefill else int(counts[name] > threshold) for name, prefill in zip(names, prefills, strict=True)]
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    for row, source in enumerate(order):
+        while source < row:  # an earlier swap has moved it
+            source = order[source]
+        if source != row:
+            batch.swap_states(row, source)
 
 
 def _architecture(vllm_config: Any) -> str:

@@ -13,7 +13,7 @@ import torch
 from specplug.types.draft import Draft
 from specplug.verify.draft_distribution import write_probs
 from specplug_vllm import seams
-from specplug_vllm.startup import engine_config
+from specplug_vllm.startup import engine_config, recurrent
 from specplug_vllm.worker import events, lifecycle, memory, ranks, status, verifier, verifier_v1, workarounds
 from specplug_vllm.worker.drafting import Drafting
 from specplug_vllm.worker.v1_steps import Steps
@@ -52,6 +52,8 @@ class Proposer:
         if self._runner is not None:
             return
         self._runner = runner
+        if recurrent.is_recurrent(runner.vllm_config):
+            recurrent.install_v1_worker(runner)
         if self.verifier is not None:
             verifier_v1.install(runner, self.verifier, self.drafting)
         if self.drafting is not None:

@@ -1,24 +1,22 @@
-"""Models with recurrent state, on kernels that roll back (see `tests.engines.recurrent_cpu`): tiny, of random weights.
+"""Models with recurrent state, on kernels that roll back (see `tests.engines.recurrent_cpu`): greedy text.
 
-Drafts are the right answer with every fifth token wrong, so that steps accept some and reject others.
+The truth is the model's own text, without an engine.  Drafts are that text with every fifth token wrong, so that steps
+accept some and reject others; requests of many lengths join and leave, and their prompts are read in pieces.
 """
 
 from __future__ import annotations
 
-import random
-import shutil
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from tests.engines.vllm.launch import TINY
+from tests.engines.engines import Engine, Raised
+from tests.engines.recurrent_models import save
+from tests.engines.recurrent_requests import Prompt, answers, prompts, tokens_of, wrong_tokens
 from tests.engines.vllm.referee import RUNNERS, reported
 
-DRAFT_LENGTH, TOKENS = 8, 20
+DRAFT_LENGTH = 4
 SETTINGS: dict[str, Any] = {
     "proposer": "ngram",
     "extra_proposers": ["oracle"],
@@ -28,108 +26,89 @@ SETTINGS: dict[str, Any] = {
 VARYING = {
     **SETTINGS,
     "policy": "ladder",
-    "options": {**SETTINGS["options"], "ladder": {"draft_lengths": (8, 0, 3, 0, 8, 1)}},
+    "options": {**SETTINGS["options"], "ladder": {"draft_lengths": (4, 0, 3, 0, 4, 1)}},
 }
+"""Each step has another draft length than the one before, and steps without drafts follow accepted drafts."""
 
-# A prompt of one token, and one as long as the longest verification, join others that decode.
-LENGTHS = (1, 3, 9, 1, 9, 5, 1, 9, 1, 9)
+SIZES: dict[str, Any] = {
+    "recurrent": True,
+    "draft_length": DRAFT_LENGTH,
+    "skip_tokenizer_init": True,
+    "max_model_len": 256,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 24,
+    "enable_prefix_caching": False,
+}
+CAPS = [DRAFT_LENGTH, 2, 1, 0, 3]
 
+HYBRIDS = ("falcon_h1", "lfm2", "qwen3_next")
+PAIRS = [(kind, name) for kind in RUNNERS for name in HYBRIDS] + [("v2", "mamba2"), ("v2_async", "mamba2")]
+FAST = [("v1", "falcon_h1"), ("v2_async", "falcon_h1")]
+SPLIT = [pytest.param(*pair, marks=[] if pair in FAST else pytest.mark.slow) for pair in PAIRS]
 
-def mamba2(folder: Path) -> Path:
-    """Save a Mamba-2 model of random weights with the tokenizer of the shipped model."""
-    from transformers import AutoConfig, AutoModelForCausalLM, Mamba2Config
-
-    config = Mamba2Config(
-        vocab_size=AutoConfig.from_pretrained(TINY).vocab_size,
-        hidden_size=64,
-        state_size=16,
-        num_hidden_layers=2,
-        head_dim=16,
-        num_heads=8,
-        n_groups=1,
-        chunk_size=16,
-        initializer_range=0.5,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TINY / name, folder)
-    return folder
+Serve = Callable[..., Engine]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(mamba2(tmp_path_factory.mktemp("mamba2")))
+@pytest.fixture(scope="session")
+def hybrid(engine: Serve, tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """Start a server of a model: ``hybrid("v1", "lfm2", VARYING)``."""
+    folders: dict[str, str] = {}
+
+    def start(kind: str, name: str, settings: dict[str, Any] | None, **sizes: Any) -> Engine:
+        if name not in folders:
+            folders[name] = save(name, tmp_path_factory.mktemp(name))
+        return engine(**RUNNERS[kind], specplug=settings, name=f"{name} {kind}", model=folders[name], **SIZES | sizes)
+
+    return start
 
 
-@pytest.fixture(scope="module")
-def answers(engine, model) -> list[dict[str, Any]]:
-    """The model's answers without speculation, with each request alone in its slot."""
-    plain = engine("v2", installed=False, name="baseline mamba2", **sizes(model))
-    outputs = plain.call("inside.drive", requests=requests())["outputs"]
-    return [outputs[str(number)]["token_ids"] for number in range(len(LENGTHS))]
-
-
-def sizes(model: str) -> dict[str, Any]:
-    return {"model": model, "max_model_len": 256, "max_num_seqs": 4, "recurrent": True}
-
-
-def requests(answers: list[Any] | None = None, **by_turn: list[int]) -> list[dict[str, Any]]:
+def joining(name: str, given: Sequence[Prompt], **by_turn: list[int]) -> list[dict[str, Any]]:
     """Return requests that join one by one, with drafts from their answers and further fields in turn."""
-    draw, found = random.Random(1), []
-    for number, length in enumerate(LENGTHS):
-        params: dict[str, Any] = {"max_tokens": TOKENS, "ignore_eos": True}
-        if answers is not None:
-            own = {name: values[number % len(values)] for name, values in by_turn.items()}
-            params |= reported(answers[number], **own)
-        prompt = [draw.randrange(5, 500) for _ in range(length)]
-        found.append({"id": str(number), "prompt": prompt, "at": number + 1, "params": params})
+    found = []
+    for number, (prompt, answer) in enumerate(zip(given, answers(name, given), strict=True)):
+        own = {field: values[number % len(values)] for field, values in by_turn.items()}
+        params = {"max_tokens": tokens_of(number), "ignore_eos": True, "detokenize": False, **reported(answer, **own)}
+        found.append({"id": str(number), "prompt": list(prompt), "at": number + number % 3, "params": params})
     return found
 
 
-def assert_same(run: dict[str, Any], answers: list[Any]) -> None:
-    assert [run["outputs"][str(number)]["token_ids"] for number in range(len(answers))] == answers
+def wrong(run: dict[str, Any], name: str, given: Sequence[Prompt]) -> int:
+    """Return how many tokens of a run are not the model's own."""
+    found = [run["outputs"][str(number)]["token_ids"] for number in range(len(given))]
+    return wrong_tokens(found, answers(name, given))
+
+
+def assert_right(served: Engine, name: str, given: Sequence[Prompt], **by_turn: list[int]) -> dict[str, Any]:
+    """Assert that a server answers as the model does, and that drafts were accepted and rejected; return the run."""
+    found = served.call("watching.counted", call="drive", requests=joining(name, given, **by_turn))
+    assert wrong(found["result"], name, given) == 0
+    assert not found["faults"]
+    assert found["total"]["accepted"] > 2 * len(given)
+    assert found["total"]["rejected"] > 2
+    return dict(found["result"])
+
+
+@pytest.mark.parametrize(("kind", "name"), SPLIT)
+def test_draft_lengths_that_change_at_every_step(kind, name, hybrid):
+    assert_right(hybrid(kind, name, VARYING), name, prompts(12, DRAFT_LENGTH))
+
+
+@pytest.mark.parametrize(("kind", "name"), SPLIT)
+def test_requests_that_cap_their_drafts(kind, name, hybrid):
+    assert_right(hybrid(kind, name, VARYING), name, prompts(6, DRAFT_LENGTH), num_speculative_tokens=CAPS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["v2", "v2_async"])
-def test_the_text_is_that_of_plain_decoding(engine, model, answers, kind):
-    fixed = engine(**RUNNERS[kind], specplug=SETTINGS, name=f"mamba2 {kind}", **sizes(model))
-    run = fixed.call("watching.counted", call="drive", requests=requests(answers))
-    assert_same(run["result"], answers)
-    assert run["total"]["accepted"] > TOKENS
-    assert run["total"]["rejected"] > 0
-    assert_same(fixed.call("inside.drive", requests=requests(answers, num_speculative_tokens=[8, 3, 1, 0, 5])), answers)
-    varying = engine(**RUNNERS[kind], specplug=VARYING, name=f"mamba2 {kind} varying", **sizes(model))
-    assert_same(varying.call("inside.drive", requests=requests(answers)), answers)
+@pytest.mark.parametrize(("kind", "name"), PAIRS)
+def test_a_fixed_draft_length(kind, name, hybrid):
+    served, given = hybrid(kind, name, SETTINGS), prompts(24, DRAFT_LENGTH)
+    assert_right(served, name, given)
+    assert_right(served, name, given, num_speculative_tokens=CAPS)
 
 
-def test_rows_that_decode_come_before_rows_that_prefill(monkeypatch):
-    """vLLM takes the first prefilling row for the end of those that decode."""
-    from vllm.v1.worker.gpu import model_runner
-
-    from specplug_vllm.startup import recurrent
-
-    decodes = {"drafted": 4, "full": DRAFT_LENGTH + 1, "plain": 1}
-    prefills = {"as long as a verification": DRAFT_LENGTH + 1, "fresh": 1, "long": 40}
-    counts = {**prefills, **decodes, "last of a prompt": 1}
-    drafts = {"drafted": [-1] * 3, "full": [-1] * DRAFT_LENGTH}
-    names = list(counts)
-    computed = {name: 7 if name in decodes else 6 if name == "last of a prompt" else 0 for name in names}
-    states = SimpleNamespace(
-        req_id_to_index={name: slot for slot, name in enumerate(names)},
-        num_computed_prefill_tokens=np.array([computed[name] for name in names]),
-        prefill_len=SimpleNamespace(np=np.array([7 if computed[name] else counts[name] for name in names])),
-    )
-    baseline = model_runner.sort_batch_req_ids(counts, drafts, DRAFT_LENGTH + 1)
-    assert baseline.index("as long as a verification") < baseline.index("plain")  # else vLLM has been mended
-
-    monkeypatch.setattr(model_runner, "sort_batch_req_ids", model_runner.sort_batch_req_ids)
-    for of_runner in (SimpleNamespace(), states):  # the second runner of a process takes the first one's place
-        recurrent.install_worker(SimpleNamespace(req_states=of_runner))
-    found = model_runner.sort_batch_req_ids(counts, drafts, DRAFT_LENGTH + 1)
-    assert set(found[: len(decodes) + 1]) == {*decodes, "last of a prompt"}
-    assert [name for name in baseline if name in prefills] == [name for name in found if name in prefills]
+def test_attention_free_models_are_refused_on_v1(hybrid):
+    """V1 counts accepted tokens for hybrid models alone."""
+    with pytest.raises(Raised, match="V1 runner does not record accepted draft tokens") as raised:
+        hybrid("v1", "mamba2", SETTINGS).call("inside.facts")
+    assert "Mamba2ForCausalLM on V1" in raised.value.text
+    assert "VLLM_USE_V2_MODEL_RUNNER=1" in raised.value.text

@@ -63,7 +63,12 @@ def delta_step(
         state[blocks] = torch.nan
         for number, token in enumerate(range(start, stop)):
             now, out[0, token] = advance(
-                now, normalize(q[0, token], dim=-1), normalize(k[0, token], dim=-1), v[0, token], decay[token], beta[token]
+                now,
+                normalize(q[0, token], dim=-1),
+                normalize(k[0, token], dim=-1),
+                v[0, token],
+                decay[token],
+                beta[token],
             )
             state[blocks[number]] = now
     return out, state

@@ -13,8 +13,9 @@ NULL_BLOCK = 0
 
 def install() -> None:
     """Replace the decode kernels of short convolutions, of Mamba-2 and of gated delta nets."""
-    from specplug_test_recurrent import gated_delta
     from vllm.model_executor.layers.mamba import mamba_mixer2, short_conv
+
+    from specplug_test_recurrent import gated_delta
 
     baseline_conv, baseline_scan = mamba_mixer2.causal_conv1d_update, mamba_mixer2.selective_state_update
 
@@ -31,6 +32,13 @@ def install() -> None:
 
     mamba_mixer2.causal_conv1d_update = short_conv.causal_conv1d_update = conv
     mamba_mixer2.selective_state_update = scan
+    baseline_prefill = mamba_mixer2.mamba_chunk_scan_combined_varlen
+
+    def prefill(*args: Any, **kwargs: Any) -> Tensor:
+        chunked = kwargs.get("return_intermediate_states")
+        return scan_chunks(baseline_prefill, *args, **kwargs) if chunked else baseline_prefill(*args, **kwargs)
+
+    mamba_mixer2.mamba_chunk_scan_combined_varlen = prefill
     short_conv.ShortConv.forward_native = short_conv.ShortConv.forward_cuda
     gated_delta.install(conv)
     fix_rotary()
@@ -128,3 +136,38 @@ def scan_step(
                 state_batch_indices=block, dst_state_batch_indices=block, out=out[one], **kwargs,
             )  # fmt: skip
             now = state[int(block)].clone()
+
+
+def scan_chunks(
+    baseline: Any,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    cu_chunk_seqlens: Tensor,
+    seq_idx: Tensor,
+    initial_states: Tensor | None,
+    out: Tensor,
+    **kwargs: Any,
+) -> Tensor:
+    """Read texts chunk by chunk, as prefix caching needs it; return the state after each chunk, [chunks, H, P, N].
+
+    Args:
+        baseline: vLLM's kernel for CPUs, which returns states after whole texts alone.
+        x: [N, H, P]; dt, B, C and `out` likewise by token.
+        cu_chunk_seqlens: [chunks + 1], where chunks begin and end; none holds tokens of two texts.
+        seq_idx: [chunks], each one's text.
+        initial_states: [texts, H, P, N].
+    """
+    states: list[Tensor] = []
+    texts, bounds = seq_idx.tolist(), cu_chunk_seqlens.tolist()
+    for chunk, text in enumerate(texts):
+        here, size = slice(*bounds[chunk : chunk + 2]), bounds[chunk + 1] - bounds[chunk]
+        goes_on = chunk > 0 and texts[chunk - 1] == text
+        before = states[-1] if goes_on else None if initial_states is None else initial_states[text : text + 1]
+        kwargs |= {"cu_seqlens": torch.tensor([0, size]), "cu_chunk_seqlens": torch.tensor([0, size])}
+        kwargs |= {"seq_idx": seq_idx[:1], "last_chunk_indices": torch.tensor([0]), "return_intermediate_states": False}
+        states.append(baseline(x[here], dt[here], A, B[here], C[here], initial_states=before, out=out[here], **kwargs))
+    return torch.cat(states)
