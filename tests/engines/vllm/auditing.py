@@ -1,0 +1,80 @@
+"""Functions that audit an engine from inside its process, and mistakes to plant there; see `tests.engines.auditing`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from specplug_vllm.generate import VllmEngine
+from tests.engines.auditing import answers_of
+from tests.engines.vllm.inside import runner
+from tests.engines.vllm.watching import drafting
+
+SHORT = 20
+"""Texts up to this length are left alone: a mistake at their beginning would be too easy to find."""
+
+
+def answer(llm: Any, probes: list[dict[str, Any]], together: int) -> list[dict[str, Any]]:
+    """Answer an audit's probes as the command line's engine does."""
+    engine = object.__new__(VllmEngine)
+    engine._llm = llm
+    return answers_of(engine, probes, together)
+
+
+def counts(llm: Any) -> list[int]:
+    """Return the accepted and the rejected draft tokens so far."""
+    total = drafting(llm).stage.metrics.snapshot().total
+    return [total.accepted, total.rejected]
+
+
+def swap_rows(llm: Any) -> None:
+    """V1: hand the first two rows of a verification each other's tokens."""
+    sampler = runner(llm).rejection_sampler
+    forward = sampler.forward
+
+    def swapped(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        rows = output.sampled_token_ids
+        output.sampled_token_ids = torch.cat([rows[:2].flip(0), rows[2:]])
+        return output
+
+    sampler.forward = swapped
+
+
+def accept_all(llm: Any) -> None:
+    """V1: keep every draft token."""
+    sampler = runner(llm).rejection_sampler
+    forward = sampler.forward
+
+    def accepting(metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        output, start = forward(metadata, *args, **kwargs), 0
+        for row, length in enumerate(metadata.num_draft_tokens):
+            drafts = metadata.draft_token_ids[start : start + length]
+            kept = output.sampled_token_ids[row]
+            last = kept[kept >= 0][-1:].clone()
+            kept[:length], kept[length : length + 1] = drafts, last
+            start += length
+        return output
+
+    sampler.forward = accepting
+
+
+def shift_slots(llm: Any) -> None:
+    """V1: write keys and values of verified tokens one position too early."""
+    tables = runner(llm).input_batch.block_table
+    compute = tables.compute_slot_mapping
+
+    def shifted(num_reqs: int, starts: Any, positions: Any) -> None:
+        is_long = (positions.shape[0] > num_reqs) & (positions > SHORT)
+        compute(num_reqs, starts, positions - is_long.to(positions.dtype))
+
+    tables.compute_slot_mapping = shifted
+
+
+def restore(llm: Any) -> None:
+    """Undo what was planted."""
+    own = runner(llm)
+    for owner, name in ((own.rejection_sampler, "forward"), (own.input_batch.block_table, "compute_slot_mapping")):
+        vars(owner).pop(name, None)
+    assert llm.reset_prefix_cache()
