@@ -11,8 +11,12 @@ from specplug.audit.greedy import Greedy
 from specplug.audit.sampled import Sampled
 from tests.engines.auditing import audit, statuses
 from tests.engines.engines import Engine
+from tests.engines.server import Server
 from tests.engines.sglang import auditing, inside, trees
 from tests.engines.sglang.test_exact import NGRAM, SERVED
+from tests.engines.suites.chats import ChatSuite, scripted_model
+
+__all__ = ["scripted_model"]
 
 SETTINGS = {"SPECPLUG_CONFIG": json.dumps({**NGRAM, "faults": {"host_deadline_ms": None}})}
 
@@ -59,3 +63,13 @@ def test_a_mistake_fails(ours, control, plant):
         assert ours.call(inside.flush)
     assert statuses(report) == {"greedy": "failed"}
     assert report.findings[0].examples
+
+
+@pytest.fixture(scope="session")
+def scripted_server(serve: Callable[..., Server], scripted_model: str) -> Server:
+    parsers = {"tool_call_parser": "qwen25", "reasoning_parser": "deepseek-r1"}
+    return serve("SPECPLUG", environment=SETTINGS, name="scripted", model_path=scripted_model, **parsers)
+
+
+class TestChats(ChatSuite):
+    """SGLang's parsers."""

@@ -13,7 +13,12 @@ from specplug.audit.logprobs import Logprobs
 from specplug.audit.sampled import Sampled
 from tests.engines.auditing import audit, statuses
 from tests.engines.engines import Engine
+from tests.engines.server import Server
+from tests.engines.suites.chats import ChatSuite, scripted_model
 from tests.engines.vllm import auditing
+from tests.engines.vllm.conftest import NGRAM
+
+__all__ = ["scripted_model"]
 
 SAMPLES = 60
 
@@ -59,3 +64,13 @@ def test_v2_with_async_scheduling_passes(v2_async, baseline_v1):
 def test_v2_with_async_scheduling_samples_by_the_controls_distribution(v2_async, baseline_v1):
     report = audit(v2_async, baseline_v1, Sampled(SAMPLES))
     assert report.passed, report
+
+
+@pytest.fixture(scope="session")
+def scripted_server(serve: Callable[..., Server], scripted_model: str) -> Server:
+    parsers = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "deepseek_r1"}
+    return serve("v1", NGRAM, name="scripted", endpoints=True, in_process=True, model=scripted_model, **parsers)
+
+
+class TestChats(ChatSuite):
+    """vLLM's parsers."""
