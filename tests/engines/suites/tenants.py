@@ -186,14 +186,17 @@ class OperatorsSuite:
         assert all(remembered(tenant) > 0 for tenant in ("other", "acme", None))
 
     def test_names_of_clients_are_neither_labels_nor_lines(self, server):
-        name = "hostile-name\nERROR forged by a client"
+        name = "hostile-name\nFORGED by a client"
         for fields in (
             {"specplug_proposer": name},
             {"specplug_corpora": [name]},
             {"specplug_documents": [name]},
-            {f"specplug{name}": 1},
+            {f"specplug_{name}": 1},
+            {"specplug-reference\nFORGED": 1},  # resembles a field, which is logged
             {"specplug": json.dumps({"references": [{"text": "a", "name": name}]})},
         ):
             assert self.sent(server, fields)[0] in (200, 400)
         assert "hostile-name" not in ask(server, "/metrics").body
-        assert not any(line.startswith("ERROR forged") for line in server.log().splitlines())
+        lines = server.log().splitlines()
+        assert any(r"specplug-reference\nFORGED" in line for line in lines)
+        assert not any(line.startswith("FORGED") for line in lines)
