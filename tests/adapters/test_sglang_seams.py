@@ -9,16 +9,16 @@ from specplug_sglang.seams.table import OPTIONAL, RUN, SEAMS, VERSIONS, Where
 from tests.seams.tools import ROOT, Adapter, duplicates, used
 
 OURS = """
-_specplug _specplug_intake _specplug_front specplug specplug_operators
+_specplug _specplug_intake _specplug_front _specplug_original specplug specplug_operators
 """
 PYTHONS = """
-aclose acquire addFilter getMessage loop release run_until_complete util value
+aclose acquire addFilter getMessage loop release run_until_complete span util value
 """
 NUMPYS = "writeable"
 TORCHS = "current_stream empty_cache is_available mem_get_info query synchronize"
 FASTAPIS = "add_api_route headers json path raw refresh routes scope state"
 OTHERS = "model_dump model_json_schema"  # of pydantic
-TOKENIZERS = "additional_stop_token_ids eos_token_id"
+TOKENIZERS = "additional_stop_token_ids backend_tokenizer eos_token_id"
 TRITONS = "arange constexpr full interpret jit knobs load next_power_of_2 program_id runtime store where"
 SETTINGS = "graph"  # a group of SGLang's settings, which holds `CudaGraphConfig`; groups are made at run time
 CONFIGS = "architectures"  # of transformers

@@ -1,14 +1,15 @@
-"""Streamed tool calls: SGLang's parsers get the tokens of a step one by one, as they would without speculation.
+"""Streamed reasoning and tool calls: SGLang's parsers get the tokens of a step one by one, as without speculation.
 
-The parsers of streams return at most one part of a call for each piece of text: its name, or arguments.  If the pieces
-are as long as a step with accepted drafts, the arguments of a short call are lost, because no further piece comes.
+Several of SGLang's parsers expect one token in each piece of a stream: they return at most one part of a call for a
+piece, its name or arguments.  If a piece has more, arguments, calls or content are lost; the table is in
+``docs/streamed-parsing.md``.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -21,28 +22,38 @@ def install(tokenizer: Any) -> None:
     """
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
     from sglang.srt.function_call.json_array_parser import JsonArrayParser
+    from sglang.srt.parser.reasoning_parser import ReasoningParser
 
-    whole_call, array = FunctionCallParser.parse_stream_chunk, JsonArrayParser.parse_streaming_increment
-    original_call = getattr(whole_call, "_specplug_original", whole_call)
-    original_array = getattr(array, "_specplug_original", array)
+    _wrap(FunctionCallParser, "parse_stream_chunk", tokenizer, _calls_joined)
+    _wrap(JsonArrayParser, "parse_streaming_increment", tokenizer, _results_joined)
+    _wrap(ReasoningParser, "parse_stream_chunk", tokenizer, _reasoning_joined)
 
-    @functools.wraps(original_call)
-    def parse_stream_chunk(self: Any, chunk_text: str) -> tuple[str, list[Any]]:
-        found = [original_call(self, piece) for piece in pieces(chunk_text, tokenizer)]
-        return "".join(text or "" for text, _ in found), [call for _, calls in found for call in calls]
 
-    @functools.wraps(original_array)
-    def parse_streaming_increment(self: Any, new_text: str, tools: Any) -> Any:
-        found = [original_array(self, piece, tools) for piece in pieces(new_text, tokenizer)]
-        text, calls = "".join(one.normal_text or "" for one in found), [call for one in found for call in one.calls]
-        return type(found[0])(normal_text=text, calls=calls)
+def _wrap(owner: Any, name: str, tokenizer: Any, join: Callable[[list[Any]], Any]) -> None:
+    """Make a parser's method parse the tokens of its text one by one, and join what it returns for them."""
+    current = getattr(owner, name)
+    original = getattr(current, "_specplug_original", current)
 
-    for owner, wrapped, original in (
-        (FunctionCallParser, parse_stream_chunk, original_call),
-        (JsonArrayParser, parse_streaming_increment, original_array),
-    ):
-        wrapped._specplug_original = original  # type: ignore[attr-defined]
-        setattr(owner, wrapped.__name__, wrapped)
+    @functools.wraps(original)
+    def parse(self: Any, text: str, *args: Any) -> Any:
+        found = [original(self, piece, *args) for piece in pieces(text, tokenizer)]
+        return found[0] if len(found) == 1 else join(found)
+
+    parse._specplug_original = original  # type: ignore[attr-defined]
+    setattr(owner, name, parse)
+
+
+def _calls_joined(found: list[Any]) -> tuple[str, list[Any]]:
+    return "".join(text or "" for text, _ in found), [call for _, calls in found for call in calls]
+
+
+def _results_joined(found: list[Any]) -> Any:
+    text, calls = "".join(one.normal_text or "" for one in found), [call for one in found for call in one.calls]
+    return type(found[0])(normal_text=text, calls=calls)
+
+
+def _reasoning_joined(found: list[Any]) -> tuple[str, str]:
+    return "".join(reasoning or "" for reasoning, _ in found), "".join(text or "" for _, text in found)
 
 
 def pieces(text: str, tokenizer: Any) -> Iterator[str]:
@@ -50,8 +61,7 @@ def pieces(text: str, tokenizer: Any) -> Iterator[str]:
 
     Characters that a token shares with its neighbours stay together, so the pieces always join to the text.
     """
-    offsets = _offsets(text, tokenizer)
-    ends = sorted({end for _, end in offsets[:-1] if end} | {len(text)})
+    ends = sorted({end for _, end in _offsets(text, tokenizer)[:-1] if end} | {len(text)})
     start = 0
     for end in ends:
         yield text[start:end]
@@ -60,10 +70,11 @@ def pieces(text: str, tokenizer: Any) -> Iterator[str]:
 
 def _offsets(text: str, tokenizer: Any) -> list[tuple[int, int]]:
     """Return where each token begins and ends; those of words if the tokenizer does not report them."""
-    if getattr(tokenizer, "is_fast", False):
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return [(int(start), int(end)) for start, end in encoded["offset_mapping"]]
-    return [found.span() for found in _WORDS.finditer(text)]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return [found.span() for found in _WORDS.finditer(text)]
+    offsets: list[tuple[int, int]] = backend.encode(text, add_special_tokens=False).offsets
+    return offsets
 
 
-_WORDS = re.compile(r"<[^<>\s]+>|\w+|\W")
+_WORDS = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]|\w+|\W")

@@ -76,6 +76,8 @@ _HTTP = (
         "http",
         takes="new_text tools",
     ),
+    seam("sglang.srt.function_call.core_types:StreamingParseResult", "http", holds="calls normal_text"),
+    seam("sglang.srt.parser.reasoning_parser:ReasoningParser.parse_stream_chunk", "http", takes="chunk_text"),
     seam("sglang.srt.utils.common:add_prometheus_middleware", "metrics", takes="app"),
     seam("sglang.srt.arg_groups.fields.serving:Serving", "http", holds="admin_api_key"),
     seam("sglang.srt.utils.auth:AuthLevel", "http", holds="ADMIN_OPTIONAL"),
