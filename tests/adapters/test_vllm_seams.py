@@ -21,7 +21,7 @@ add_subparsers body digest f_locals origin parent parse_known_args returncode ut
 TORCHS = "Module load_weights"
 FASTAPIS = "add_api_route add_middleware getlist headers include_router path_params query_params scope"
 OTHERS = "model_dump model_json_schema"  # of pydantic
-TOKENIZERS = "clean_up_tokenization_spaces"
+TOKENIZERS = "backend_tokenizer clean_up_tokenization_spaces"
 GRAMMARS = "compute_ff_tokens find_jump_forward_string"  # of llguidance and XGrammar
 
 ADAPTER = Adapter(
@@ -36,7 +36,7 @@ ADAPTER = Adapter(
             *TORCHS.split(),
             *FASTAPIS.split(),
             *OTHERS.split(),
-            TOKENIZERS,
+            *TOKENIZERS.split(),
             *GRAMMARS.split(),
         ]
     ),

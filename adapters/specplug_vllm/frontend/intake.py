@@ -67,9 +67,10 @@ def _open_http() -> None:
     seams.require("http")
     from vllm.entrypoints.generate.base.serving import GenerateBaseServing
 
-    from specplug_vllm.frontend import endpoints
+    from specplug_vllm.frontend import endpoints, tool_streams
 
     endpoints.install()
+    tool_streams.install()
     GenerateBaseServing._check_model = _parsing_first(GenerateBaseServing._check_model)
 
 

@@ -20,6 +20,11 @@ _HTTP = (
     seam("vllm.entrypoints.generate.base.serving:GenerateBaseServing", "http", holds="input_processor"),
     seam("vllm.entrypoints.generate.base.serving:GenerateBaseServing._check_model", "http", takes="request"),
     seam(
+        "vllm.entrypoints.serve.engine.serving:BaseServing.create_error_response",
+        "http",
+        takes="message err_type status_code",
+    ),
+    seam(
         "vllm.entrypoints.openai.completion.protocol:CompletionRequest", "http", holds="to_sampling_params vllm_xargs"
     ),
     seam(
@@ -49,6 +54,20 @@ _HTTP = (
     seam("vllm", "config", "routes", holds="__version__"),
 )
 
+_STREAMS = (
+    seam("vllm.parser.parser_manager:ParserManager.get_parser", "streams"),
+    seam("vllm.parser.abstract_parser:Parser", "streams", holds="model_tokenizer"),
+    seam(
+        "vllm.parser.abstract_parser:Parser.parse_delta",
+        "streams",
+        takes="delta_text delta_token_ids request prompt_token_ids",
+        named="finished",
+    ),
+    seam("vllm.entrypoints.generate.base.protocol:DeltaMessage", "streams", holds="content reasoning tool_calls"),
+    seam("vllm.entrypoints.generate.base.protocol:DeltaToolCall", "streams", holds="function id index"),
+    seam("vllm.entrypoints.generate.base.protocol:DeltaFunctionCall", "streams", holds="arguments name"),
+)
+
 _COMMAND_LINE = (
     seam("vllm.engine.arg_utils:AsyncEngineArgs", "cli", holds="from_cli_args"),
     seam("vllm.engine.arg_utils:AsyncEngineArgs.create_engine_config", "cli", named="usage_context"),
@@ -74,4 +93,4 @@ _COMMAND_LINE = (
     seam("vllm.platforms.interface:Platform", "cli", holds="device_type"),
 )
 
-FRONT: tuple[Seam, ...] = (*_API, *_HTTP, *_COMMAND_LINE)
+FRONT: tuple[Seam, ...] = (*_API, *_HTTP, *_STREAMS, *_COMMAND_LINE)

@@ -27,6 +27,7 @@ Where = Literal[
     "cli",
     "events",
     "routes",
+    "streams",
     "metrics",
     "status",
     "nccl",
@@ -36,6 +37,7 @@ Where = Literal[
 OPTIONAL = {
     "events": "proposers learn nothing of new weights, sleep and waking up",
     "routes": "the routes below /specplug",
+    "streams": "parsing streamed reasoning and tool calls token by token; vLLM parses several tokens at once",
     "metrics": "specplug's metrics on /metrics",
     "status": "the status of a server and orders to it",
     "nccl": "the communicator that is warm already: ranks send drafts through another one",

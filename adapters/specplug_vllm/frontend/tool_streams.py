@@ -1,0 +1,136 @@
+"""Streamed reasoning and tool calls: vLLM's parsers get the tokens of a step one by one, as they would without drafts.
+
+Several of vLLM's parsers expect one token in each piece of a stream.  If a piece has more, they lose arguments or names
+of calls, or leave markers in the reasoning; the table is in ``docs/streamed-parsing.md``.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from specplug_vllm import seams
+
+_TEXTS = "_specplug_texts"  # attribute of a parser, which vLLM makes for one stream
+_PROMPT_TOKENS = 8
+"""The prompt's last tokens that the decoder is given: some decoders drop the space before a text's first word."""
+
+
+def install() -> None:
+    """Wrap the parsers that vLLM's servers create from now on in this process."""
+    if not seams.available("streams"):
+        return
+    from vllm.parser.parser_manager import ParserManager
+
+    original = ParserManager.get_parser
+    if hasattr(original, "_specplug"):
+        return
+
+    @functools.wraps(original)
+    def get_parser(*args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        return None if found is None else by_token(found)
+
+    get_parser._specplug = True  # type: ignore[attr-defined]
+    ParserManager.get_parser = get_parser
+
+
+def by_token(parser: type[Any]) -> type[Any]:
+    """Return a subclass of a parser that parses a piece of several tokens as pieces of one token each."""
+    original = parser.parse_delta
+
+    @functools.wraps(original)
+    def parse_delta(
+        self: Any,
+        delta_text: str,
+        delta_token_ids: list[int],
+        request: Any,
+        prompt_token_ids: list[int] | None = None,
+        *,
+        finished: bool,
+    ) -> Any:
+        texts = getattr(self, _TEXTS, None)
+        if texts is None:
+            skip = getattr(request, "skip_special_tokens", True)
+            texts = TokenTexts(self.model_tokenizer, prompt_token_ids or (), skip_special_tokens=skip)
+            setattr(self, _TEXTS, texts)
+        cut = texts.cut(delta_text, delta_token_ids)
+        if cut is None or len(cut) < 2:
+            return original(self, delta_text, delta_token_ids, request, prompt_token_ids, finished=finished)
+        last = len(cut) - 1
+        return merged(
+            original(self, text, [token], request, prompt_token_ids, finished=finished and at == last)
+            for at, (text, token) in enumerate(zip(cut, delta_token_ids, strict=True))
+        )
+
+    return type(parser.__name__, (parser,), {"parse_delta": parse_delta})
+
+
+class TokenTexts:
+    """Cuts the pieces of one stream's text into the texts of their tokens.
+
+    The text may lag behind the tokens: vLLM holds back what may be the beginning of a stop string.
+
+    Args:
+        tokenizer: the server's.  Pieces are not cut if it is not one of the ``tokenizers`` library.
+        prompt_token_ids: of the stream's request.
+        skip_special_tokens: whether the text lacks special tokens.
+    """
+
+    def __init__(self, tokenizer: Any, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend = backend if isinstance(backend, Tokenizer) else None
+        self._stream = DecodeStream(
+            ids=list(prompt_token_ids[-_PROMPT_TOKENS:]), skip_special_tokens=skip_special_tokens
+        )
+        self._held_back = ""
+
+    def cut(self, text: str, token_ids: Sequence[int]) -> list[str] | None:
+        """Return the text of each token of the next piece, which join to its text; None if tokens and text differ."""
+        if self._backend is None:
+            return None
+        lag, decoded, ends = len(self._held_back), self._held_back, [0]
+        try:
+            for token in token_ids:
+                decoded += self._stream.step(self._backend, token) or ""
+                ends.append(min(max(len(decoded) - lag, 0), len(text)))
+        except Exception:  # of bytes that are no UTF-8, which the library has no class of its own for
+            self._backend = None
+            return None
+        ends[-1] = len(text)
+        if not decoded.startswith(text):
+            self._held_back = ""
+            return None
+        self._held_back = decoded[len(text) :]
+        return [text[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def merged(messages: Iterable[Any]) -> Any:
+    """Return what was parsed of a piece's tokens as one message of the stream; None if that is nothing."""
+    found = [message for message in messages if message is not None]
+    if not found:
+        return None
+    first, *others = found
+    for message in others:
+        for name in ("reasoning", "content"):
+            addition = getattr(message, name)
+            if addition is not None:  # assigned fields are sent, even if they are None
+                setattr(first, name, (getattr(first, name) or "") + addition)
+        for call in message.tool_calls:
+            _add(first, call)
+    return first
+
+
+def _add(message: Any, call: Any) -> None:
+    """Add a part of a call to a message; arguments alone join the part before them if it is of the same call."""
+    last = message.tool_calls[-1] if message.tool_calls else None
+    starts = call.id or call.function is None or call.function.name
+    if last is None or last.function is None or last.index != call.index or starts:
+        message.tool_calls = [*message.tool_calls, call]
+    else:
+        last.function.arguments = (last.function.arguments or "") + (call.function.arguments or "")

@@ -1,0 +1,291 @@
+"""vLLM's parsers of streams: alone, and with specplug, which gives them the tokens of a piece one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from vllm.entrypoints.generate.base.protocol import DeltaFunctionCall, DeltaMessage, DeltaToolCall
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.parser.parser_manager import ParserManager
+from vllm.reasoning import ReasoningParserManager
+from vllm.tokenizers.hf import get_cached_tokenizer
+from vllm.tool_parsers import ToolParserManager
+
+from specplug_vllm.frontend import tool_streams
+from tests.engines import streamed
+from tests.engines.forms import FORMS, THOUGHTS
+
+PARSERS = {
+    "apertus": "apertus",
+    "deepseek_v3": "deepseek v3",
+    "deepseek_v31": "deepseek v3.1",
+    "deepseek_v32": "deepseek v3.2",
+    "deepseek_v4": "deepseek v4",
+    "deepseek_v41": "deepseek v4.1",
+    "dots": "dots",
+    "ernie45": "ernie",
+    "functiongemma": "functiongemma",
+    "gemma4": "gemma",
+    "gigachat3": "gigachat call",
+    "glm45": "glm45",
+    "glm47": "glm47",
+    "granite": "granite",
+    "granite-20b-fc": "granite 20b",
+    "granite4": "hermes",
+    "hermes": "hermes",
+    "hunyuan_a13b": "tool calls",
+    "hy_v3": "hunyuan",
+    "hy_v4": "hunyuan v4",
+    "inkling": "inkling",
+    "internlm": "internlm",
+    "jamba": "jamba",
+    "k2_horizon": "k2 horizon",
+    "kimi_k2": "kimi k2",
+    "kimi_k3": "kimi k3",
+    "lfm2": "lfm2",
+    "ling3": "glm45",
+    "llama3_json": "llama",
+    "llama4_json": "llama",
+    "llama4_pythonic": "llama 4",
+    "longcat": "longcat",
+    "mimo": "mimo",
+    "minicpm5": "minicpm",
+    "minimax_m2": "minimax m2",
+    "minimax_m3": "minimax m3",
+    "mistral": "mistral args",
+    "muse_glimmer": "muse",
+    "olmo3": "olmo",
+    "plamo3": "plamo",
+    "poolside_v1": "glm45",
+    "pythonic": "python",
+    "qwen3_coder": "qwen xml",
+    "qwen3_json": "hermes",
+    "qwen3_xml": "qwen xml",
+    "seed_oss": "seed",
+    "step3": "step3",
+    "step3p5": "qwen xml",
+    "xlam": "array",
+}
+NOT_RUN = {"cohere_command3", "cohere_command4", "hf", "openai", "phi4_mini_json"}
+"""Cohere's and gpt-oss's need packages or files, hf's form comes with the model, phi4's streams none."""
+WRONG = {"functiongemma", "jamba"}
+"""Parsers that are wrong even if each piece has one token, of these forms with the tokens of the tiny model."""
+REASONING = {
+    "deepseek_r1": ["think", "opened"],
+    "deepseek_v3": ["none"],
+    "deepseek_v4": ["think"],
+    "deepseek_v41": ["think"],
+    "ernie45": ["ernie"],
+    "glm45": ["think"],
+    "glm47": ["think"],
+    "granite": ["granite"],
+    "granite_thinking_parser": ["think"],
+    "holo2": ["think"],
+    "hunyuan_a13b": ["hunyuan"],
+    "hy_v4": ["think"],
+    "inkling": ["inkling"],
+    "k2_horizon": ["k2 horizon"],
+    "kimi_k2": ["think"],
+    "kimi_k3": ["kimi k3"],
+    "ling3": ["think"],
+    "mimo": ["think"],
+    "minicpmv": ["think"],
+    "minimax_m2": ["opened"],
+    "minimax_m2_append_think": ["opened"],
+    "minimax_m3": ["minimax m3"],
+    "mistral": ["mistral"],
+    "muse_glimmer": ["muse"],
+    "nemotron_v3": ["think"],
+    "plamo3": ["plamo"],
+    "qwen3": ["think", "opened"],
+    "seed_oss": ["seed"],
+    "step3": ["opened"],
+    "step3p5": ["opened", "think"],
+}
+MORE = ("<think>", "</think>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]")  # what constructors look for
+
+
+def parser_of(tools: str | None = None, reasoning: str | None = None) -> Any:
+    return ParserManager.get_parser(
+        tool_parser_name=tools, reasoning_parser_name=reasoning, enable_auto_tools=tools is not None
+    )
+
+
+def parsed(parser: type[Any], text: str, size: int, with_tools: bool) -> tuple[Any, ...]:
+    """Parse a stream in pieces of a number of tokens as vLLM's chat server does, and join what a client gets.
+
+    Returns: the calls with their places, the reasoning, the content; the name of an error for both, if one is raised.
+    """
+    tokenizer = get_cached_tokenizer(streamed.tokenizer(text, MORE))
+    ids, texts = streamed.tokens(tokenizer, text)
+    tools: dict[str, Any] = {"tools": streamed.TOOLS, "tool_choice": "auto"} if with_tools else {}
+    request = ChatCompletionRequest(
+        model="m", messages=[{"role": "user", "content": "a"}], stream=True, skip_special_tokens=False, **tools
+    )
+    made, prompt = parser(tokenizer, request.tools), tokenizer.encode("Hello", add_special_tokens=False)
+    pieces = streamed.grouped([*zip(ids, texts, strict=True), (tokenizer.eos_token_id, "")], size)
+    try:
+        found = [
+            made.parse_delta(
+                "".join(text for _, text in piece),
+                [token for token, _ in piece],
+                request,
+                prompt_token_ids=prompt,
+                finished=piece is pieces[-1],
+            )
+            for piece in pieces
+        ]
+    except Exception as error:
+        return [], type(error).__name__, type(error).__name__
+    return joined(message for message in found if message is not None)
+
+
+def joined(messages: Iterator[DeltaMessage]) -> tuple[Any, ...]:
+    reasoning, content, calls = "", "", dict[int, list[str]]()
+    for message in messages:
+        reasoning += message.reasoning or ""
+        content += message.content or ""
+        for call in message.tool_calls:
+            parts = calls.setdefault(call.index, ["", ""])
+            parts[0] += (call.function and call.function.name) or ""
+            parts[1] += (call.function and call.function.arguments) or ""
+    values = streamed.values((name, arguments) for name, arguments in calls.values())
+    return [(place, *call) for place, call in zip(calls, values, strict=True)], reasoning, content
+
+
+def differing(parser: type[Any], text: str, with_tools: bool) -> list[str]:
+    return streamed.differing(lambda size: parsed(parser, text, size, with_tools))
+
+
+def test_every_parser_of_vllms_is_compared_or_named():
+    assert PARSERS.keys() | NOT_RUN == {*ToolParserManager.list_registered()}
+    missing = {*ReasoningParserManager.list_registered()} - REASONING.keys()
+    assert missing == {
+        *("cohere_command3", "cohere_command4", "hf", "openai_gptoss"),  # as above
+        *("gemma4", "hy_v3"),  # reason only if their templates ask for it
+        *("olmo3", "poolside_v1"),  # look for more tokens of their models
+    }
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_calls_are_parsed_as_token_by_token(parser: str):
+    text, original = FORMS[PARSERS[parser]], parser_of(tools=parser)
+    single = parsed(original, text, 1, True)
+    expected = [(place, *call) for place, call in enumerate(streamed.expected(PARSERS[parser]))]
+    assert (single[0] == expected) == (parser not in WRONG)
+    calls, _, content = differing(original, text, True)
+    assert [calls, content] == streamed.documented("vLLM's tool calls", parser, 2), "docs/streamed-parsing.md"
+    wrapped = tool_streams.by_token(original)
+    assert parsed(wrapped, text, 1, True) == single
+    assert not any(differing(wrapped, text, True))
+
+
+@pytest.mark.parametrize(("parser", "form"), [(parser, form) for parser, forms in REASONING.items() for form in forms])
+def test_reasoning_is_parsed_as_token_by_token(parser: str, form: str):
+    text, original = THOUGHTS[form], parser_of(reasoning=parser)
+    single = parsed(original, text, 1, False)
+    if parser not in ("minimax_m2_append_think", "hunyuan_a13b"):  # which leave reasoning in the content here
+        assert ("four" in single[1], "four" in single[2]) == (form != "none", False)
+    _, *alone = differing(original, text, False)
+    row = streamed.documented("vLLM's reasoning", parser, 2) if form == REASONING[parser][0] else ["", ""]
+    assert alone == row, "docs/streamed-parsing.md"
+    wrapped = tool_streams.by_token(original)
+    assert parsed(wrapped, text, 1, False) == single
+    assert not any(differing(wrapped, text, False))
+
+
+# -- the text of each token --------------------------------------------------------------------------------------------
+
+
+def texts_of(text: str, sizes: list[int], held: int = 0) -> tuple[list[str], list[str]]:
+    """Cut a stream whose text lags behind its tokens by some characters; return it and what the tokens spell."""
+    tokenizer = streamed.tokenizer("<tool_call>")
+    ids, spelled = streamed.tokens(tokenizer, text)
+    made, found, start, shown = tool_streams.TokenTexts(tokenizer, (5,), skip_special_tokens=False), [], 0, 0
+    for size in [*sizes, len(ids) - sum(sizes)]:
+        end = start + size
+        until = len(text) if end == len(ids) else max(shown, len("".join(spelled[:end])) - held)
+        cut = made.cut(text[shown:until], ids[start:end])
+        assert cut is not None
+        assert (len(cut), "".join(cut)) == (size, text[shown:until])
+        found += cut
+        start, shown = end, until
+    return found, spelled
+
+
+@pytest.mark.parametrize("text", ["Hello, you.", "a 👩\u200d👧 é 日本<tool_call>x", "\ufffd b", "  \n\n a, b."])
+def test_tokens_get_their_own_text_also_where_characters_have_several(text: str):
+    for sizes in ([1, 1, 1], [2], [3, 1], []):
+        found, spelled = texts_of(text, sizes)
+        assert found == spelled
+
+
+def test_text_that_is_held_back_for_stop_strings_is_cut_as_it_comes_with_single_tokens():
+    text = "The answer is <tool_call> and so on."
+    single, spelled = texts_of(text, [1] * 10, held=6)
+    found, _ = texts_of(text, [1, 1, 1, 1, 2, 2], held=6)
+    assert found == single != spelled
+
+
+def test_a_piece_whose_tokens_spell_another_text_is_not_cut_and_the_next_one_is():
+    tokenizer = streamed.tokenizer("<tool_call>")
+    made = tool_streams.TokenTexts(tokenizer, (), skip_special_tokens=False)
+    ids, spelled = streamed.tokens(tokenizer, "One two three.")
+    assert made.cut("something", ids[:2]) is None
+    assert made.cut("".join(spelled[2:]), ids[2:]) == spelled[2:]
+
+
+def test_a_tokenizer_of_another_library_cuts_nothing():
+    made = tool_streams.TokenTexts(object(), (), skip_special_tokens=False)
+    assert made.cut("One two", [5, 6]) is None
+
+
+def test_an_end_that_is_left_out_of_the_text_has_none():
+    tokenizer = streamed.tokenizer("<tool_call>")
+    made = tool_streams.TokenTexts(tokenizer, (), skip_special_tokens=False)
+    ids, spelled = streamed.tokens(tokenizer, "One two")
+    assert made.cut("One two", [*ids, tokenizer.eos_token_id]) == [*spelled, ""]
+
+
+# -- messages and the hook ---------------------------------------------------------------------------------------------
+
+
+def call(index: int, arguments: str | None = None, name: str | None = None, id: str | None = None) -> DeltaToolCall:
+    return DeltaToolCall(index=index, id=id, function=DeltaFunctionCall(name=name, arguments=arguments))
+
+
+def test_messages_are_merged_in_order_and_arguments_join_their_call():
+    messages = [
+        None,
+        DeltaMessage(reasoning="a"),
+        DeltaMessage(reasoning="b", content="c"),
+        DeltaMessage(tool_calls=[call(0, "", "read", "x")]),
+        DeltaMessage(tool_calls=[call(0, "{")]),
+        DeltaMessage(tool_calls=[call(0, "}"), call(1, None, "weather", "y")]),
+        DeltaMessage(tool_calls=[call(1, "{}")]),
+    ]
+    found = tool_streams.merged(messages)
+    assert (found.reasoning, found.content) == ("ab", "c")
+    assert found.tool_calls == [call(0, "{}", "read", "x"), call(1, "{}", "weather", "y")]
+    assert tool_streams.merged([None, None]) is None
+
+
+def test_fields_that_no_token_set_are_not_sent():
+    found = tool_streams.merged([DeltaMessage(content="a"), DeltaMessage(content="b")])
+    assert found.model_dump(exclude_unset=True) == {"content": "ab"}
+
+
+def test_parsers_are_wrapped_once_and_stay_of_their_class(monkeypatch: pytest.MonkeyPatch):
+    original = parser_of(tools="hermes")
+    monkeypatch.setattr(ParserManager, "get_parser", ParserManager.get_parser)
+    tool_streams.install()
+    tool_streams.install()
+    found = parser_of(tools="hermes")
+    assert found.parse_delta is not original.parse_delta
+    assert len([base for base in found.__mro__ if "parse_delta" in vars(base)]) == 1 + len(
+        [base for base in original.__mro__ if "parse_delta" in vars(base)]
+    )
+    assert found.tool_parser_cls is original.tool_parser_cls
+    assert parser_of() is None
