@@ -49,7 +49,7 @@ class Greedy:
             found for number, pair in enumerate(pairs) if (found := first_difference(number, *pair)) is not None
         ]
         ties = [one for one in differences if is_near_tie(one, control)]
-        failures = [_told(one, len(material.prompts)) for one in differences if not is_near_tie(one, control)]
+        failures = [_described(one, len(material.prompts)) for one in differences if not is_near_tie(one, control)]
         p = _surprise(len(ties), len(pairs), control.self_differences, len(control.greedy))
         if p < SURPRISING:
             failures.append(f"near ties are too frequent for rounding: p = {p:.2g}")
@@ -61,7 +61,7 @@ class Greedy:
             f"the control differs from itself on {control.self_differences} of {len(control.greedy)}",
             outputs=len(pairs),
             tokens=sum(len(answer.token_ids) for _, answer in pairs),
-            near_ties=[_told(one, len(material.prompts)) for one in ties],
+            near_ties=[_described(one, len(material.prompts)) for one in ties],
             differences=len(differences) - len(ties),
             tolerance=control.tolerance,
             noise=control.noise,
@@ -84,7 +84,7 @@ def _shortened(answer: Answer, most: int) -> Answer:
     return Answer(token_ids=answer.token_ids[:most], top_logprobs=answer.top_logprobs[:most])
 
 
-def _told(difference: Difference, prompts: int) -> str:
+def _described(difference: Difference, prompts: int) -> str:
     again = " with drafts" if difference.request >= prompts else ""
     tokens = f"expected {_name(difference.expected)}, found {_name(difference.actual)}"
     return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from specplug.errors import EngineError, RequestError
 from specplug.plugins.engines import TextRequest
@@ -72,3 +73,30 @@ def test_what_cannot_be_loaded_is_named(folder, tmp_path):
         TransformersEngine(str(tmp_path), settings, device="cpu")
     with pytest.raises(EngineError, match=r"unknown dtype; found 'floaty'; expected float32"):
         TransformersEngine(str(folder), settings, device="cpu", dtype="floaty")
+
+
+def test_the_baseline_gives_log_probabilities_of_a_plain_forward_pass(folder, engine):
+    """Without `baseline` they, and JSON schemas, are refused."""
+    wanted = TextRequest(prompt=spell(PROMPTS[0]), max_tokens=6, top_logprobs=3)
+    with pytest.raises(RequestError, match="no log-probabilities"):
+        list(engine.stream([wanted]))
+    with pytest.raises(RequestError, match="no JSON schemas"):
+        list(engine.stream([TextRequest(prompt="a", json_schema={})]))
+    settings = load_settings({}, env={}).settings
+    baseline = TransformersEngine(str(folder), settings, device="cpu", baseline=True)
+    try:
+        assert baseline.tokenize(PROMPTS[0]) == spell(PROMPTS[0])
+        updates = list(baseline.stream([wanted]))
+    finally:
+        baseline.close()
+    tokens = [token for update in updates for token in update.token_ids]
+    tops = [top for update in updates for top in update.top_logprobs]
+    assert len(tops) == len(tokens)
+    text = spell(PROMPTS[0])
+    for token, top in zip(tokens, tops, strict=True):
+        with torch.no_grad():
+            logits = cached_model("llama")(torch.tensor([text])).logits[0, -1].log_softmax(-1)
+        assert top == pytest.approx({each: float(logits[each]) for each in top}, abs=1e-4)
+        assert max(top, key=top.__getitem__) == token
+        text = [*text, token]
+    assert baseline.metrics.snapshot().total.proposed == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -108,3 +109,25 @@ def test_where_sglang_does_not_run_the_command_line_says_so_once(tmp_path):
     assert "ModuleNotFoundError" in stated
     assert "def main" not in done.stdout
     assert len(os.listdir(tmp_path)) == 1  # the log that the message names
+
+
+@pytest.mark.slow
+def test_audit_runs_sglang_with_and_without_speculation():
+    options = (
+        "audit",
+        "tiny",
+        "--engine",
+        "sglang",
+        "--limit",
+        "4",
+        "--check",
+        "greedy",
+        "--check",
+        "logprobs",
+        "--json",
+    )
+    variables = configuration().variables()
+    done = subprocess.run([SPECPLUG, *options], capture_output=True, text=True, timeout=900, env=variables)
+    report = json.loads(done.stdout)
+    assert report["passed"], report
+    assert report["drafts"]["accepted"] > 0

@@ -158,3 +158,23 @@ def test_generate_runs_on_vllm_and_writes_what_plain_decoding_does():
     assert fast["statistics"]["accepted"] > 0 == plain["statistics"]["drafted"]
     assert fast["statistics"]["target_steps"] < plain["statistics"]["target_steps"] == 40
     assert "vLLM" in fast["statistics"]["model"]
+
+
+@pytest.mark.slow
+def test_audit_runs_vllm_with_and_without_speculation():
+    options = (
+        "audit",
+        "tiny",
+        "--engine",
+        "vllm",
+        "--limit",
+        "4",
+        "--check",
+        "greedy",
+        "--check",
+        "logprobs",
+        "--json",
+    )
+    report = json.loads(specplug(configuration("v1"), *options))
+    assert report["passed"]
+    assert report["drafts"]["accepted"] > 0

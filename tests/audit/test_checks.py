@@ -1,0 +1,219 @@
+"""Judgements of an audit's checks, on answers written by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from specplug.audit.chat import Chat
+from specplug.audit.checks import all_checks, chosen
+from specplug.audit.differences import first_difference, noise
+from specplug.audit.finding import Finding, Status, unanswered
+from specplug.audit.greedy import Greedy, half_right
+from specplug.audit.logprobs import Logprobs
+from specplug.audit.probe import Answer, Control, DraftCounts, Material, ToolCall
+from specplug.audit.stops import Stops, stop_within
+from specplug.audit.structured import Structured
+from specplug.errors import SettingsError
+
+PROMPTS = tuple((place, 1, 2) for place in range(6))
+TEXT = (3, 4, 5, 6, 7, 8)
+
+
+def answer(tokens: Sequence[int] = TEXT, *, gap: float = 1.0, **more: object) -> Answer:
+    """Return an answer whose tokens lead all others by `gap`."""
+    tops = tuple({token: -0.5, 99: -0.5 - gap} for token in tokens)
+    given = {"text": "".join(map(chr, tokens)), "finish_reason": "length", "top_logprobs": tops, **more}
+    return Answer(token_ids=tuple(tokens), **given)
+
+
+def material(greedy: Sequence[Answer]) -> Material:
+    return Material(PROMPTS, tuple(map(str, PROMPTS)), tuple(greedy), len(TEXT))
+
+
+def greedily(first: Sequence[Answer], control: Control, second: Sequence[Answer] | None = None) -> Finding:
+    again = second or [answer(TEXT[: max(1, len(TEXT) - 3 * (number % 5))]) for number in reversed(range(len(PROMPTS)))]
+    return Greedy().judge(material(first), again, [], control)
+
+
+SAME = [answer()] * len(PROMPTS)
+EXACT = Control(tuple(SAME))
+
+
+def test_equal_outputs_pass():
+    assert greedily(SAME, EXACT).status is Status.PASSED
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ((3, 4, 99, 6, 7, 8), "output token 2: expected token 5, found token 99"),
+        ((3, 4, 42, 6, 7, 8), "found token 42, gap of log-probabilities inf"),
+        ((3, 4), "expected token 5, found the end"),
+    ],
+)
+def test_a_difference_fails_and_is_named(tokens, words):
+    found = greedily([answer(tokens), *SAME[1:]], EXACT)
+    assert found.status is Status.FAILED
+    assert words in found.examples[0]
+
+
+def test_a_near_tie_is_rounding():
+    control = Control((answer(gap=5e-5), *SAME[1:]))
+    found = greedily([answer((3, 99, 5, 6, 7, 8)), *SAME[1:]], control)
+    assert found.status is Status.PASSED
+    assert "1 near ties" in found.summary
+
+
+def test_the_controls_noise_widens_ties():
+    """In half precision the control's own log-probabilities depend on the batch."""
+    tied = (answer(gap=0.02), *SAME[1:])
+    mine = [answer((3, 99, 5, 6, 7, 8)), *SAME[1:]]
+    assert greedily(mine, Control(tied)).status is Status.FAILED
+    assert greedily(mine, Control(tied, noise=0.01)).status is Status.PASSED
+
+
+def test_too_many_near_ties_fail():
+    """Each of them could be rounding, but the control never differs from itself."""
+    control = Control(tuple(answer(gap=1e-6) for _ in PROMPTS))
+    wrong = [answer((99, *TEXT[1:]))] * len(PROMPTS)
+    assert greedily(wrong, control, [answer((99,))] * len(PROMPTS)).status is Status.FAILED
+
+
+def test_without_log_probabilities_every_difference_fails():
+    control = Control(tuple(replace(one, top_logprobs=()) for one in SAME))
+    found = greedily([answer((3, 99, 5, 6, 7, 8)), *SAME[1:]], control)
+    assert found.status is Status.FAILED
+    assert "nan" in found.examples[0]
+
+
+def test_noise_is_measured_until_texts_part():
+    one, other = answer(gap=1.0), answer((3, 4, 6, 6, 7, 8), gap=1.25)
+    assert noise([one], [other]) == (0.25, 1)
+    far = answer((9,), gap=9.0)
+    assert noise([one], [far])[0] == 8.0  # at the first token both saw the same text
+    assert noise([one], [one]) == (0.0, 0)
+
+
+def test_first_difference_knows_equal_texts():
+    assert first_difference(0, answer(), answer()) is None
+    assert math.isinf(first_difference(0, answer(), answer((*TEXT, 9))).gap)
+
+
+def test_half_right_drafts_are_partly_wrong():
+    assert half_right(TEXT) == (3, 4, 5, 5, 7, 8)
+    assert half_right((5, 5, 5, 5)) == (5, 5, 5, 5)
+
+
+def test_a_check_without_accepted_drafts_proves_nothing():
+    passed = greedily(SAME, EXACT)
+    assert passed.with_drafts(DraftCounts(0, 5)).status is Status.UNPROVEN
+    assert passed.with_drafts(DraftCounts(1, 5)).status is Status.PASSED
+    assert passed.with_drafts(None).status is Status.PASSED
+    failed = greedily([answer((3,)), *SAME[1:]], EXACT)
+    assert failed.with_drafts(DraftCounts(0, 0)).status is Status.FAILED
+
+
+def test_unanswered_probes():
+    assert unanswered("x", (answer(),), "the control") is None
+    refused = Answer(error="HTTP 400")
+    assert unanswered("x", (refused, refused), "the control").status is Status.NOT_RUN
+    assert unanswered("x", (refused, answer()), "the control").status is Status.FAILED
+
+
+# -- other checks ------------------------------------------------------------------------------------------------------
+
+
+def test_stops_compare_text_and_reason():
+    stopped = [answer(finish_reason="stop")] * len(PROMPTS)
+    judge = Stops().judge
+    assert judge(material(SAME), stopped, stopped, EXACT).status is Status.PASSED
+    assert judge(material(SAME), SAME, SAME, EXACT).status is Status.UNPROVEN
+    late = [replace(stopped[0], text="later"), *stopped[1:]]
+    assert judge(material(SAME), late, stopped, EXACT).status is Status.FAILED
+
+
+def test_a_stop_string_is_never_empty():
+    assert [stop_within(text) for text in ("abcdef", "ab", " ", "")] == ["def", "b", "\n", "\n"]
+
+
+def test_log_probabilities_must_be_there_and_equal():
+    judge = Logprobs().judge
+    assert judge(material(SAME), SAME, [], EXACT).status is Status.PASSED
+    wrong = [answer(gap=1.1), *SAME[1:]]
+    assert judge(material(SAME), wrong, [], EXACT).status is Status.FAILED
+    missing = [replace(SAME[0], top_logprobs=SAME[0].top_logprobs[1:]), *SAME[1:]]
+    assert "5 log-probabilities for 6 tokens" in judge(material(SAME), missing, [], EXACT).examples[0]
+    bare = Control(tuple(replace(one, top_logprobs=()) for one in SAME))
+    assert judge(material(SAME), SAME, [], bare).status is Status.NOT_RUN
+
+
+def structured(text: str) -> Answer:
+    return answer(tuple(map(ord, text)), text=text, finish_reason="stop")
+
+
+VALID = '{"kind": "class", "line": 3, "ok": true}'
+
+
+def test_structured_output_is_validated_where_the_controls_is_valid():
+    texts = [VALID, '"read 12 lines of main"', '["red", "blue"]'] * 2
+    good = [structured(text) for text in texts]
+    judge = Structured().judge
+    assert judge(material(SAME), good, good, EXACT).status is Status.PASSED
+    torn = [structured(VALID[:-1]), *good[1:]]
+    found = judge(material(SAME), torn, good, EXACT)
+    assert found.status is Status.FAILED
+    assert "does not follow its schema" in found.examples[0]
+    assert judge(material(SAME), torn, torn, EXACT).status is Status.PASSED  # the engine's own mistake
+    none = [structured("x")] * len(texts)
+    assert judge(material(SAME), none, none, EXACT).status is Status.UNPROVEN
+
+
+def chat(arguments: str = '{"city": "Oslo", "unit": "C"}', **more: object) -> Answer:
+    return Answer(**{"finish_reason": "tool_calls", "tool_calls": (ToolCall("weather", arguments),), **more})
+
+
+@pytest.fixture
+def tools() -> Chat:
+    found = all_checks(1)["tools"]
+    assert isinstance(found, Chat)
+    return found
+
+
+def test_calls_are_compared_by_value(tools):
+    right = [chat()] * 12
+    spaced = [chat('{"unit":"C","city":"Oslo"}')] * 12
+    assert tools.judge(material(SAME), spaced, right * 2, EXACT).status is Status.PASSED
+    lost = [chat(""), *right[1:]]
+    found = tools.judge(material(SAME), lost, right * 2, EXACT)
+    assert found.status is Status.FAILED
+    assert "whole: arguments ''" in found.examples[0]
+
+
+def test_either_answer_of_an_unstable_control_will_do(tools):
+    right, other = [chat()] * 12, [chat(reasoning="<think>")] * 12
+    found = tools.judge(material(SAME), right, other + right, EXACT)
+    assert found.status is Status.PASSED
+    assert "the control differs from itself on 12" in found.summary
+
+
+def test_in_half_precision_only_malformed_calls_fail(tools):
+    right, noisy = [chat()] * 12, Control(tuple(SAME), noise=0.01)
+    other = [chat('{"city": "Paris", "unit": "C"}')] * 12
+    assert tools.judge(material(SAME), other, right * 2, noisy).status is Status.PASSED
+    unknown = [chat('{"city": "Rome", "unit": "C"}')] * 12
+    assert tools.judge(material(SAME), unknown, right * 2, noisy).status is Status.FAILED
+
+
+def test_a_control_without_calls_shows_nothing(tools):
+    silent = [Answer(text="no", finish_reason="stop")] * 12
+    assert tools.judge(material(SAME), silent, silent * 2, EXACT).status is Status.NOT_RUN
+
+
+def test_unknown_checks_are_refused():
+    assert [check.name for check in chosen(["stops", "greedy"], 1)] == ["greedy", "stops"]
+    with pytest.raises(SettingsError, match="Did you mean 'greedy'"):
+        chosen(["gredy"], 1)
