@@ -6,17 +6,14 @@ Weights are so large that a state which is off by one token changes the text wit
 from __future__ import annotations
 
 import functools
-import shutil
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.engines.launch import TINY
-
 VOCAB = 48
-"""The vocabulary of models without a tokenizer."""
 
 _ENDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
@@ -115,11 +112,36 @@ def qwen3_next(vocab: int) -> Any:
     )
 
 
+def nemotron_h(vocab: int) -> Any:
+    """Return the config of Mamba-2 layers around an attention layer, and an MLP."""
+    from transformers import NemotronHConfig
+
+    return NemotronHConfig(
+        vocab_size=vocab,
+        hidden_size=32,
+        intermediate_size=64,
+        layers_block_type=["linear_attention", "full_attention", "mlp", "linear_attention"],
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=256,
+        ssm_state_size=16,
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        n_groups=1,
+        conv_kernel=4,
+        chunk_size=16,
+        initializer_range=0.5,
+        **_ENDS,
+    )
+
+
 CONFIGS: dict[str, Callable[[int], Any]] = {
     "mamba2": mamba2,
     "falcon_h1": falcon_h1,
     "lfm2": lfm2,
     "qwen3_next": qwen3_next,
+    "nemotron_h": nemotron_h,
 }
 
 
@@ -137,9 +159,11 @@ def model(name: str, vocab: int = VOCAB, seed: int = 3) -> Any:
 
 
 def save(name: str, folder: Path, vocab: int = VOCAB) -> str:
-    """Save a model, with the shipped model's tokenizer if it has its vocabulary; return the folder."""
+    """Save a model as published ones are, without a tokenizer; return the folder."""
     model(name, vocab).save_pretrained(folder)
-    if vocab > VOCAB:
-        for file in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(TINY / file, folder)
+    if name == "nemotron_h":  # in the words of its publisher, which SGLang knows
+        path, types = folder / "config.json", {"linear_attention": "mamba", "full_attention": "attention"}
+        config = json.loads(path.read_text())
+        config["layers_block_type"] = [types.get(kind, kind) for kind in config["layers_block_type"]]
+        path.write_text(json.dumps({**config, "mamba_n_groups": config["n_groups"]}))
     return str(folder)

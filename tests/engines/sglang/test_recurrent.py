@@ -1,4 +1,5 @@
-"""Models whose layers keep a state per request: LFM2, with random weights, against the model without an engine.
+"""Models whose layers keep a state per request: LFM2's short convolutions and Nemotron-H's Mamba-2 layers, with random
+weights, against the model without an engine.
 
 Each step's state is taken back to the last accepted token, whatever draft length the step had.
 """
@@ -9,45 +10,23 @@ import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
 from tests.engines.engines import Raised
+from tests.engines.recurrent_models import VOCAB, model, save
+from tests.engines.recurrent_requests import wrong_tokens
 from tests.engines.sglang import inside, trees
 from tests.engines.sglang.continuations import continuations, nearly
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.launch import SMALL
 from tests.engines.sglang.test_registration import outcome
 
-VOCAB, DRAFT_LENGTH, TOKENS = 48, 4, 40
-
-
-@functools.cache
-def model() -> Any:
-    """Two short convolutions around an attention; weights so large that a wrong state changes the text at once."""
-    from transformers import Lfm2Config, Lfm2ForCausalLM
-
-    torch.manual_seed(3)
-    config = Lfm2Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        layer_types=["conv", "full_attention", "conv"],
-        conv_L_cache=3,
-        block_auto_adjust_ff_dim=False,
-        initializer_range=0.4,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    return Lfm2ForCausalLM(config).eval()
+DRAFT_LENGTH, TOKENS = 4, 40
+MODELS = ("lfm2", "nemotron_h")
 
 
 @functools.cache
@@ -58,37 +37,58 @@ def prompts() -> list[list[int]]:
 
 
 @functools.cache
-def truth() -> list[list[int]]:
+def truth(name: str) -> list[list[int]]:
     """The model's own continuations."""
-    return continuations(model(), prompts(), TOKENS)
+    return continuations(model(name), prompts(), TOKENS)
 
 
 @pytest.fixture(scope="session")
-def lfm2(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path: Path = tmp_path_factory.mktemp("lfm2")
-    model().save_pretrained(path)
-    return str(path)
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {name: save(name, tmp_path_factory.mktemp(name)) for name in MODELS}
 
 
-@pytest.fixture(params=[False, True], ids=["sync", "overlap"])
-def drafted(request: pytest.FixtureRequest, engine: Callable[..., Engine], lfm2: str) -> Engine:
-    how = "overlapped" if request.param else "sync"
-    return engine(
-        "SPECPLUG",
-        draft_length=DRAFT_LENGTH,
-        overlap=request.param,
-        model_path=lfm2,
-        skip_tokenizer_init=True,
-        context_length=128,
-        disable_radix_cache=True,  # else SGLang overlaps no steps of such a model on a CPU
-        name=f"LFM2 {how}",
-    )
+def started(engine: Callable[..., Engine], saved: dict[str, str], name: str, how: str, **arguments: Any) -> Engine:
+    requested = {
+        "draft_length": DRAFT_LENGTH,
+        "overlap": how == "overlap",
+        "model_path": saved[name],
+        "skip_tokenizer_init": True,
+        "context_length": 128,
+        "disable_radix_cache": how != "radix",  # with it SGLang overlaps no steps of such a model on a CPU
+        **arguments,
+    }
+    return engine("SPECPLUG", name=f"{name} {how}", **requested)
 
 
-def answers(engine: Engine, rows: list[int], cap: int | None = None) -> tuple[list[list[int]], int]:
+FAST = [("lfm2", "sync"), ("lfm2", "overlap"), ("nemotron_h", "overlap")]
+SPLIT = [
+    pytest.param((name, how), id=f"{name}-{how}", marks=[] if (name, how) in FAST else pytest.mark.slow)
+    for name in MODELS
+    for how in ("sync", "overlap", "radix")
+]
+
+
+@pytest.fixture(params=SPLIT)
+def drafted(request: pytest.FixtureRequest, engine: Callable[..., Engine], saved: dict[str, str]) -> Served:
+    name, how = request.param
+    return Served(started(engine, saved, name, how), name)
+
+
+@dataclass
+class Served:
+    """An engine, and the name of its model."""
+
+    engine: Engine
+    name: str
+
+    def truth(self, rows: list[int]) -> list[list[int]]:
+        return [truth(self.name)[row][: tokens_of(row)] for row in rows]
+
+
+def answers(served: Served, rows: list[int], cap: int | None = None) -> tuple[list[list[int]], int]:
     """Return the answers to requests of one batch, and how many draft tokens were accepted."""
     capped = {} if cap is None else {"specplug_num_speculative_tokens": cap}
-    references = [nearly(prompts()[row], truth()[row]) for row in rows]
+    references = [nearly(prompts()[row], truth(served.name)[row]) for row in rows]
     params = [
         {
             "max_new_tokens": tokens_of(row),
@@ -97,7 +97,7 @@ def answers(engine: Engine, rows: list[int], cap: int | None = None) -> tuple[li
         }
         for row, reference in zip(rows, references, strict=True)
     ]
-    found = engine.call(inside.generate, prompts=[prompts()[row] for row in rows], params=params)
+    found = served.engine.call(inside.generate, prompts=[prompts()[row] for row in rows], params=params)
     accepted = sum(answer["meta"]["spec_num_correct_drafts"] for answer in found)
     return [answer["token_ids"] for answer in found], accepted
 
@@ -107,9 +107,9 @@ def tokens_of(row: int) -> int:
     return TOKENS - 4 * (row * 5 % 8)
 
 
-def assert_as_without(engine: Engine, rows: list[int], cap: int | None = None) -> int:
-    found, accepted = answers(engine, rows, cap)
-    assert found == [truth()[row][: tokens_of(row)] for row in rows]
+def assert_as_without(served: Served, rows: list[int], cap: int | None = None) -> int:
+    found, accepted = answers(served, rows, cap)
+    assert found == served.truth(rows)
     return accepted
 
 
@@ -124,11 +124,11 @@ def test_at_a_fixed_draft_length(cap, drafted):
 
 
 @pytest.fixture
-def changing(drafted: Engine) -> Iterator[Engine]:
+def changing(drafted: Served) -> Iterator[Served]:
     """Each step has another draft length than the one before."""
-    drafted.inside(change_lengths)
+    drafted.engine.inside(change_lengths)
     yield drafted
-    drafted.inside(trees.restore)
+    drafted.engine.inside(trees.restore)
 
 
 def change_lengths(scheduler: Any) -> None:
@@ -143,25 +143,39 @@ def test_at_changing_draft_lengths(changing):
     assert_as_without(changing, [3])
 
 
-def test_a_state_that_is_not_taken_back_is_seen(drafted):
-    drafted.inside(keep_states)
+@pytest.mark.parametrize("mistake", ["keep_states", "take_counts_of_the_next_row"])
+def test_a_wrong_state_is_seen(mistake, drafted):
+    drafted.engine.inside(globals()[mistake])
     try:
-        assert answers(drafted, EVERY)[0] != [truth()[row][: tokens_of(row)] for row in EVERY]
+        found, _ = answers(drafted, EVERY)
     finally:
-        drafted.inside(trees.restore)
+        drafted.engine.inside(trees.restore)
+    assert wrong_tokens(found, drafted.truth(EVERY)) > 10
     assert_as_without(drafted, EVERY)
 
 
 def keep_states(scheduler: Any) -> None:
-    """The mistake: the state after all drafts is kept."""
+    """The mistake: the state before all drafts is kept."""
     import sglang.srt.speculative.spec_utils as module
 
     trees.put(module, "commit_mamba_states_after_verify", lambda *args: None)
 
 
-def test_trees_are_refused(baseline, lfm2):
+def take_counts_of_the_next_row(scheduler: Any) -> None:
+    """The mistake: each row's state is taken as far as the next row's drafts were accepted."""
+    import sglang.srt.speculative.spec_utils as module
+
+    commit = module.commit_mamba_states_after_verify
+
+    def commit_of_the_next_row(worker: Any, batch: Any, accept_lens: Any, accept_index: Any, n: int) -> None:
+        commit(worker, batch, accept_lens.roll(1), accept_index, n)
+
+    trees.put(module, "commit_mamba_states_after_verify", commit_of_the_next_row)
+
+
+def test_trees_are_refused(baseline, saved):
     """SGLang's layers go by no parents; its own n-gram drafts trees for such models, whose text is wrong."""
-    requested = {**SMALL, "model_path": lfm2, "skip_tokenizer_init": True, "context_length": 128}
+    requested = {**SMALL, "model_path": saved["lfm2"], "skip_tokenizer_init": True, "context_length": 128}
     found = baseline.call(outcome, arguments={**requested, "speculative_eagle_topk": 4})
     assert found.startswith("ValueError: specplug_sglang: trees"), found
     for part in ("recurrent state", "Lfm2ForCausalLM", "--speculative-eagle-topk 4", "--speculative-eagle-topk 1"):

@@ -6,6 +6,7 @@ A plug-in of SGLang's own kind, effective in every process of an engine; see the
 from __future__ import annotations
 
 import os
+from typing import Any
 
 SAMPLING = "SPECPLUG_TEST_SAMPLING"  # "1": verification samples at temperature > 0; else it takes the likeliest token
 OVERLAP = "SPECPLUG_TEST_OVERLAP"  # "1": SGLang's own algorithms keep overlap scheduling
@@ -15,14 +16,19 @@ def register() -> None:
     """Hook into SGLang, once per process."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from specplug_test_sglang_cpu import attention, calls, drafting, recurrent, sampling
+    from specplug_test_sglang_cpu import attention, calls, drafting, recurrent, recurrent_mamba2, sampling
 
     HookRegistry.register(f"{attention.BACKEND}.__init__", attention.built, HookType.AFTER)
     HookRegistry.register(f"{attention.BACKEND}.forward_extend", attention.forward_extend, HookType.AROUND)
     HookRegistry.register(f"{drafting.FACTORY}._create_backend", drafting.create, HookType.AROUND)
     HookRegistry.register(drafting.GATHER, drafting.gather, HookType.REPLACE)
     HookRegistry.register(calls.TARGET, calls.handle_rpc_request, HookType.AROUND)
-    recurrent.install(lambda path, function: HookRegistry.register(path, function, HookType.REPLACE))
+
+    def replace(path: str, function: Any) -> None:
+        HookRegistry.register(path, function, HookType.REPLACE)
+
+    recurrent.install(replace)
+    recurrent_mamba2.install(replace, lambda path, function: HookRegistry.register(path, function, HookType.AFTER))
     if os.environ.get(SAMPLING) == "1":
         sampling.install()
     if os.environ.get(OVERLAP) == "1":

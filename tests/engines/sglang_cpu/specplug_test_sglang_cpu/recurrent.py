@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv1d
+from torch.nn.functional import conv1d, silu
 
 _CONVOLUTION = "sglang.kernels.ops.mamba.causal_conv1d_triton"
 _SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
@@ -44,16 +44,15 @@ def read(
         conv_states: [slots, channels, K - 1], read where `has_initial_state` [B] and written for each text.
         query_start_loc: [B + 1], where texts begin and end.
         cache_indices: [B], each text's slot.
-        activation: None, as LFM2 has it.
+        activation: None or "silu".
     """
-    _refuse(activation)
     out = torch.empty_like(x)
     bounds, slots = query_start_loc.tolist(), cache_indices.tolist()
     for row, (slot, goes_on) in enumerate(zip(slots, has_initial_state.tolist(), strict=True)):
         here = slice(bounds[row], bounds[row + 1])
         state = conv_states[slot].to(x.dtype) if goes_on else x.new_zeros(conv_states.shape[1:])
         whole = torch.cat([state, x[:, here]], 1)
-        out[:, here] = _convolved(whole, weight, bias)
+        out[:, here] = _convolved(whole, weight, bias, activation)
         conv_states[slot] = whole[:, whole.shape[1] - state.shape[1] :]
     return out
 
@@ -76,19 +75,18 @@ def extend(
         conv_state: [slots, channels, K - 1]; becomes the state after all n tokens.
         weight: [channels, K].
         bias: [channels].
-        activation: None, as LFM2 has it.
+        activation: None or "silu".
         conv_state_indices: [B], each request's slot.
         intermediate_conv_window: [rows, most tokens, channels, K - 1]; becomes the state after each token.
         intermediate_state_indices: [B], each request's row in it.
     """
-    _refuse(activation)
     assert conv_state_indices is not None
     tokens = x if x.dim() == 3 else x[:, :, None]
     out = torch.empty_like(tokens)
     kept = conv_state.shape[-1]
     for row, slot in enumerate(conv_state_indices.tolist()):
         whole = torch.cat([conv_state[slot].to(x.dtype), tokens[row]], 1)
-        out[row] = _convolved(whole, weight, bias)
+        out[row] = _convolved(whole, weight, bias, activation)
         conv_state[slot] = whole[:, whole.shape[1] - kept :]
         if intermediate_conv_window is not None and intermediate_state_indices is not None:
             window = intermediate_conv_window[int(intermediate_state_indices[row])]
@@ -120,11 +118,11 @@ def take_back(
             dst[:, slot] = src[:, row, step]
 
 
-def _convolved(whole: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _convolved(whole: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
     """Return [channels, tokens] of a state and tokens [channels, K - 1 + tokens]."""
-    return conv1d(whole[None], weight[:, None].to(whole.dtype), bias, groups=len(weight))[0]
-
-
-def _refuse(activation: str | None) -> None:
-    if activation is not None:
-        raise NotImplementedError("the tests run convolutions without activation only")
+    found = conv1d(whole[None], weight[:, None].to(whole.dtype), bias, groups=len(weight))[0]
+    if activation is None:
+        return found
+    if activation != "silu":
+        raise NotImplementedError(f"convolutions with activation {activation!r}")
+    return silu(found)
