@@ -6,6 +6,7 @@ decides which one follows.  At the beginning all scripts are likely, in their or
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,4 +85,4 @@ def transitions(tokenizer: Any) -> Iterator[tuple[int, int]]:
     """Yield each token of the scripts with the one after it; the end follows the last one."""
     for script in SCRIPTS:
         ids = [*tokenizer.convert_tokens_to_ids(list(script)), tokenizer.eos_token_id]
-        yield from zip(ids[:-1], ids[1:], strict=True)
+        yield from itertools.pairwise(ids)
