@@ -22,7 +22,7 @@ PROMPTS = prompts(5)
 def tiny(kind: str, **config: Any) -> Any:
     """Build a model by its class's prefix, as small as it can be."""
     shape = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**shape, **config))
+    return getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**{**shape, **config}))
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,38 @@ def test_models_that_cannot_be_served_are_refused(kind, config, words):
     with pytest.raises(EngineError, match=words) as caught:
         Engine(tiny(kind, **config))
     assert "expected" in str(caught.value)
+
+
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 4, "mamba_expand": 2, "mamba_chunk_size": 8}
+LINEAR, CONV = (["linear_attention", "full_attention"], ["conv", "full_attention"])
+RECURRENT: dict[str, dict[str, Any]] = {
+    "Bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "FalconH1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
+    "FalconMamba": {"state_size": 4},
+    "GraniteMoeHybrid": {**MAMBA, "layer_types": LINEAR, "num_local_experts": 0, "shared_intermediate_size": 32},
+    "Jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "num_experts": 2, "mamba_d_state": 4},
+    "Lfm2": {"layer_types": CONV},
+    "Lfm2Moe": {"layer_types": CONV, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
+    "Mamba2": {"head_dim": 16, "num_heads": 4, "n_groups": 1},
+    "MiniMax": {"layer_types": LINEAR, "num_local_experts": 2},
+    "NemotronH": {"layers_block_type": LINEAR, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 1},
+    "Qwen3Next": {"layer_types": LINEAR, "num_experts": 2, "num_experts_per_tok": 1},
+    "RecurrentGemma": {"lru_width": 32},
+    "Zamba2": {**MAMBA, "layers_block_type": ["mamba", "hybrid"], "hybrid_layer_ids": [1], "n_mamba_heads": 4},
+    "xLSTM": {},
+}
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_models_with_recurrent_layers_are_refused(kind):
+    """Their states cannot be rolled back to an accepted length, also where attention layers stand beside them."""
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_key_value_heads": 1}
+    model = tiny(kind, **{"pad_token_id": None, **shape, **RECURRENT[kind]})
+    words = r"layers of type \['[^\]]*(conv|hybrid|linear_attention)|recurrent state"
+    with pytest.raises(EngineError, match=words) as caught:
+        Engine(model)
+    assert model.config.model_type in str(caught.value)
+    assert "rolls back to the accepted length" in str(caught.value)
 
 
 def test_models_that_look_ahead_are_found_out():
