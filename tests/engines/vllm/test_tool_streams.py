@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from vllm.entrypoints.generate.base.protocol import DeltaFunctionCall, DeltaMessage, DeltaToolCall
+from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser.parser_manager import ParserManager
 from vllm.reasoning import ReasoningParserManager
@@ -194,87 +194,6 @@ def test_reasoning_is_parsed_as_token_by_token(parser: str, form: str):
     wrapped = tool_streams.by_token(original)
     assert parsed(wrapped, text, 1, False) == single
     assert not any(differing(wrapped, text, False))
-
-
-# -- the text of each token --------------------------------------------------------------------------------------------
-
-
-def texts_of(text: str, sizes: list[int], held: int = 0) -> tuple[list[str], list[str]]:
-    """Cut a stream whose text lags behind its tokens by some characters; return it and what the tokens spell."""
-    tokenizer = streamed.tokenizer("<tool_call>")
-    ids, spelled = streamed.tokens(tokenizer, text)
-    made, found, start, shown = tool_streams.TokenTexts(tokenizer, (5,), skip_special_tokens=False), [], 0, 0
-    for size in [*sizes, len(ids) - sum(sizes)]:
-        end = start + size
-        until = len(text) if end == len(ids) else max(shown, len("".join(spelled[:end])) - held)
-        cut = made.cut(text[shown:until], ids[start:end])
-        assert cut is not None
-        assert (len(cut), "".join(cut)) == (size, text[shown:until])
-        found += cut
-        start, shown = end, until
-    return found, spelled
-
-
-@pytest.mark.parametrize("text", ["Hello, you.", "a 👩\u200d👧 é 日本<tool_call>x", "\ufffd b", "  \n\n a, b."])
-def test_tokens_get_their_own_text_also_where_characters_have_several(text: str):
-    for sizes in ([1, 1, 1], [2], [3, 1], []):
-        found, spelled = texts_of(text, sizes)
-        assert found == spelled
-
-
-def test_text_that_is_held_back_for_stop_strings_is_cut_as_it_comes_with_single_tokens():
-    text = "The answer is <tool_call> and so on."
-    single, spelled = texts_of(text, [1] * 10, held=6)
-    found, _ = texts_of(text, [1, 1, 1, 1, 2, 2], held=6)
-    assert found == single != spelled
-
-
-def test_a_piece_whose_tokens_spell_another_text_is_not_cut_and_the_next_one_is():
-    tokenizer = streamed.tokenizer("<tool_call>")
-    made = tool_streams.TokenTexts(tokenizer, (), skip_special_tokens=False)
-    ids, spelled = streamed.tokens(tokenizer, "One two three.")
-    assert made.cut("something", ids[:2]) is None
-    assert made.cut("".join(spelled[2:]), ids[2:]) == spelled[2:]
-
-
-def test_a_tokenizer_of_another_library_cuts_nothing():
-    made = tool_streams.TokenTexts(object(), (), skip_special_tokens=False)
-    assert made.cut("One two", [5, 6]) is None
-
-
-def test_an_end_that_is_left_out_of_the_text_has_none():
-    tokenizer = streamed.tokenizer("<tool_call>")
-    made = tool_streams.TokenTexts(tokenizer, (), skip_special_tokens=False)
-    ids, spelled = streamed.tokens(tokenizer, "One two")
-    assert made.cut("One two", [*ids, tokenizer.eos_token_id]) == [*spelled, ""]
-
-
-# -- messages and the hook ---------------------------------------------------------------------------------------------
-
-
-def call(index: int, arguments: str | None = None, name: str | None = None, id: str | None = None) -> DeltaToolCall:
-    return DeltaToolCall(index=index, id=id, function=DeltaFunctionCall(name=name, arguments=arguments))
-
-
-def test_messages_are_merged_in_order_and_arguments_join_their_call():
-    messages = [
-        None,
-        DeltaMessage(reasoning="a"),
-        DeltaMessage(reasoning="b", content="c"),
-        DeltaMessage(tool_calls=[call(0, "", "read", "x")]),
-        DeltaMessage(tool_calls=[call(0, "{")]),
-        DeltaMessage(tool_calls=[call(0, "}"), call(1, None, "weather", "y")]),
-        DeltaMessage(tool_calls=[call(1, "{}")]),
-    ]
-    found = tool_streams.merged(messages)
-    assert (found.reasoning, found.content) == ("ab", "c")
-    assert found.tool_calls == [call(0, "{}", "read", "x"), call(1, "{}", "weather", "y")]
-    assert tool_streams.merged([None, None]) is None
-
-
-def test_fields_that_no_token_set_are_not_sent():
-    found = tool_streams.merged([DeltaMessage(content="a"), DeltaMessage(content="b")])
-    assert found.model_dump(exclude_unset=True) == {"content": "ab"}
 
 
 def test_parsers_are_wrapped_once_and_stay_of_their_class(monkeypatch: pytest.MonkeyPatch):
