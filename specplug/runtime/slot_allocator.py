@@ -43,6 +43,14 @@ class SlotAllocator:
         """Return whether the request holds a slot."""
         return request_id in self._slots
 
+    def status(self) -> dict[str, int]:
+        """Return how many slots there are and how many are occupied, and how many requests are preempted."""
+        return {
+            "total": len(self.slots.generations),
+            "occupied": len(self._slots),
+            "preempted": len(self._waiting),
+        }
+
     def is_waiting(self, request_id: str) -> bool:
         """Return whether the request was preempted and has not resumed."""
         return request_id in self._waiting

@@ -50,6 +50,11 @@ class ServerProcess:
                 raise HostDied(f"the server did not come up; {tail(self.log, 60)}")
             time.sleep(0.2)
 
+    @property
+    def session(self) -> int:
+        """The session of the server's processes."""
+        return self._process.pid
+
     def close(self) -> None:
         """End the server and its children."""
         self._process.terminate()

@@ -77,6 +77,7 @@ def worker_status(scheduler: Any) -> dict[str, Any]:
         status |= {
             "device": str(drafting.device),
             "proposers": [settings.proposer, *settings.extra_proposers],
+            "slots": drafting.allocator.status(),
             "sources": list(drafting.stage.sources),
             "details": reported_details(drafting.stage.proposers),
             "metrics": drafting.counts.read().as_dict(),

@@ -46,6 +46,7 @@ def worker_status(worker: Any) -> dict[str, Any]:
         status |= {
             "device": str(drafting.device),
             "proposers": [settings.proposer, *settings.extra_proposers],
+            "slots": drafting.allocator.status(),
             "distribution_bytes": drafting.distribution_bytes,
             "sources": list(drafting.stage.sources),
             "details": reported_details(drafting.stage.proposers),

@@ -1,0 +1,88 @@
+"""Command of the soak: starts the control and learns the answers, then starts the server with specplug and soaks it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from tests.engines.server import ServerProcess
+from tests.soak.report import Report
+from tests.soak.run import Plant, Soak, answers, with_wrong_token
+from tests.soak.targets import PROPOSERS, TARGETS, Target
+from tests.soak.traffic import Traffic
+from tests.soak.truth import Truth, learn
+
+Engine = StrEnum("Engine", {name: name for name in TARGETS})
+Planted = StrEnum("Planted", {name: name for name in get_args(Plant)})
+
+app = typer.Typer(add_completion=False)
+console = Console(stderr=True)
+
+
+def known(target: Target, folder: Path) -> Truth:
+    """Return the answers of the control."""
+    console.print(f"{target.name}: starting the control, without specplug")
+    process = ServerProcess(target.control(), folder / "control.log")
+    try:
+        url = f"http://127.0.0.1:{process.port}"
+        found = learn(lambda prompts: asyncio.run(answers(url, target, list(prompts))), target.size)
+    finally:
+        process.close()
+    kept = len(found.ordinary) / target.size.prompts
+    console.print(f"{target.name}: {len(found.ordinary)} prompts with sure answers, {len(found.long)} long ones")
+    assert kept > 0.7, "the control and the plain model disagree"
+    assert found.long
+    return found
+
+
+def soaked(target: Target, requests: int, minutes: float, seed: int, plant: Plant | None, folder: Path) -> Report:
+    """Start the server with specplug and soak it."""
+    truth, store = known(target, folder), folder / "store"
+    console.print(f"{target.name}: starting the server with specplug")
+    process = ServerProcess(target.soaked(store), folder / "server.log")
+    traffic = Traffic(truth if plant != "token" else with_wrong_token(truth), seed, PROPOSERS, target.shortest)
+    url = f"http://127.0.0.1:{process.port}"
+    soak = Soak(target, url, process.session, process.log, truth, traffic, store, seed, plant=plant)
+    try:
+        with Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as progress:
+            task = progress.add_task(target.name, total=requests)
+            return asyncio.run(soak.run(requests, minutes, lambda count: progress.update(task, completed=count)))
+    finally:
+        process.close()
+
+
+@app.command()
+def main(
+    engine: Annotated[Engine, typer.Option(help="the engine, which this Python environment has to have")],
+    requests: Annotated[int, typer.Option(help="most requests")] = 10_000,
+    minutes: Annotated[float, typer.Option(help="most minutes of traffic")] = 10.0,
+    seed: Annotated[int, typer.Option(help="of the traffic and the faults")] = 0,
+    plant: Annotated[Planted | None, typer.Option(help="a failure on purpose, which must be found")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
+    logs: Annotated[Path | None, typer.Option(help="folder that keeps the servers' logs")] = None,
+) -> None:
+    """Soak a real server on the shipped model; exit with 1 if anything was wrong."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        try:
+            report = soaked(TARGETS[engine.value], requests, minutes, seed, plant and plant.value, folder)
+        finally:
+            if logs is not None:
+                logs.mkdir(parents=True, exist_ok=True)
+                for log in folder.glob("*.log"):
+                    (logs / log.name).write_bytes(log.read_bytes())
+    print(json.dumps(report.as_dict(), indent=2) if as_json else "\n".join(report.lines()), flush=True)
+    sys.exit(bool(report.failures))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,192 @@
+"""Faults and changes while a server serves: its corpora, its store's files, its disk, its mode and its caches."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import resource
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from specplug.corpus.documents import Document
+from specplug.corpus.store import Store
+from tests.engines.plain import tokenizer
+from tests.soak.leaks import processes
+from tests.soak.targets import SglangTarget, Target
+from tests.soak.traffic import CORPORA
+from tests.soak.truth import Truth
+
+MARGIN = 256 << 10
+"""Bytes by which a server's log may grow while its disk is full."""
+
+SETTLE_SECONDS = 0.5
+"""Time for the server to notice a change of its store; it looks every 0.2 s."""
+
+
+class Faults:
+    """Injects one fault after the other.
+
+    Args:
+        http: client of an operator.
+        target: the engine.
+        truth: whose texts the corpora hold.
+        session: of the server's processes.
+        log: file that the server writes.
+        store: folder of its corpora; None leaves out the faults that need one.
+        seed: selects what is added and removed.
+
+    Attributes:
+        counts: of the faults that were injected.
+        problems: answers of the server that were not as expected.
+    """
+
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        target: Target,
+        truth: Truth,
+        session: int,
+        log: Path,
+        store: Path | None,
+        seed: int,
+    ) -> None:
+        self._http, self._target, self._truth = http, target, truth
+        self._session, self._log, self._store = session, log, store
+        self._random = random.Random(seed)
+        self._present: dict[str, str | None] = {}
+        self._numbers = itertools.count()
+        self.counts: Counter[str] = Counter()
+        self.problems: list[str] = []
+
+    async def inject(self, pause: float) -> None:
+        """Inject all faults in turn, `pause` seconds apart, until cancelled."""
+        anywhere = [self.speculation_off, self.short_drafts, self.cache_flushed, self.wrong_order]
+        stored = [self.corpus_added, self.corpus_removed, self.segment_cut, self.corpus_added, self.disk_full]
+        kinds: list[Callable[[], Awaitable[None]]] = anywhere if self._store is None else [*stored, *anywhere]
+        for fault in itertools.cycle(kinds):
+            await asyncio.sleep(pause)
+            try:
+                await fault()
+            except (httpx.HTTPError, OSError) as error:
+                self._problem(fault.__name__, f"{type(error).__name__}: {error}")
+            self.counts[fault.__name__.replace("_", " ")] += 1
+
+    async def restore(self) -> None:
+        """Switch speculation on again, without a limit."""
+        await self._order("POST", "/specplug/mode", {"mode": "on", "num_speculative_tokens": None})
+
+    # -- corpora -------------------------------------------------------------------------------------------------------
+
+    async def corpus_added(self) -> None:
+        """Add a corpus of texts that answers repeat, over the server's route."""
+        absent = [name for name in CORPORA if name not in self._present]
+        if not absent:
+            return
+        name = self._random.choice(absent)
+        tenant = None if isinstance(self._target, SglangTarget) else self._random.choice([None, "acme", "bolt"])
+        prompts = self._random.sample(self._truth.ordinary, 5)
+        texts = [tokenizer().decode([*one.token_ids, *one.answer], skip_special_tokens=True) for one in prompts]
+        await self._expect("a corpus is added", True, *self._target.add_order(name, texts, tenant))
+        self._present[name] = tenant
+
+    async def corpus_removed(self) -> None:
+        """Remove one of the corpora, over the server's route."""
+        if self._present:
+            name = self._random.choice(sorted(self._present))
+            order = self._target.remove_order(name, self._present.pop(name))
+            await self._expect("a corpus is removed", True, *order)
+
+    async def segment_cut(self) -> None:
+        """Let another process add a corpus, replace its file by one that was cut off, and remove it."""
+        await asyncio.to_thread(self._add_for, "torn")
+        await asyncio.sleep(SETTLE_SECONDS)
+        assert self._store is not None
+        for segment in self._store.glob("tenants/t-torn/*.safetensors"):
+            replace_by_part(segment)
+        await asyncio.sleep(SETTLE_SECONDS)
+        await asyncio.to_thread(Store.open(self._store).remove, "cut", tenant="torn")
+
+    def _add_for(self, tenant: str) -> None:
+        import numpy as np
+
+        assert self._store is not None
+        prompt = self._random.choice(self._truth.ordinary)
+        document = Document("a", np.array([*prompt.token_ids, *prompt.answer], np.int32))
+        Store.open(self._store).add("cut", [document], tenant=tenant)
+
+    async def disk_full(self) -> None:
+        """Add a corpus that does not fit, while no file may grow beyond a limit; then one that fits."""
+        name = f"large {next(self._numbers)}"
+        limit = self._log.stat().st_size + MARGIN
+        text = " ".join(str(self._random.getrandbits(40)) for _ in range(limit // 8))
+        with files_limited(self._session, limit):
+            await self._expect("a full disk", False, *self._target.add_order(name, [text], None))
+        await self._expect("a corpus after a full disk", True, *self._target.add_order(name, [text[:100]], None))
+        await self._expect("its removal", True, *self._target.remove_order(name, None))
+
+    # -- control -------------------------------------------------------------------------------------------------------
+
+    async def speculation_off(self) -> None:
+        """Switch speculation off for a while."""
+        await self._expect("mode off", True, "POST", "/specplug/mode", {"mode": "off"})
+        await asyncio.sleep(SETTLE_SECONDS)
+        await self._expect("mode on", True, "POST", "/specplug/mode", {"mode": "on"})
+
+    async def short_drafts(self) -> None:
+        """Limit the length of drafts for a while."""
+        for limit in (self._random.randint(0, 3), None):
+            await self._expect("a limit", True, "POST", "/specplug/mode", {"num_speculative_tokens": limit})
+            await asyncio.sleep(SETTLE_SECONDS)
+
+    async def cache_flushed(self) -> None:
+        """Let the engine empty its prefix cache; SGLang refuses while requests run."""
+        status, body = await self._order("POST", self._target.flush, None)
+        if status not in (200, 400):
+            self._problem("cache flushed", f"status {status}, {body}")
+
+    async def wrong_order(self) -> None:
+        """Give orders that must be refused."""
+        for order in ({"mode": "of"}, {"modes": "off"}, {}, {"num_speculative_tokens": -1}):
+            await self._expect("a wrong order", False, "POST", "/specplug/mode", order)
+
+    async def _expect(self, what: str, success: bool, method: str, path: str, body: Any) -> None:
+        status, found = await self._order(method, path, body)
+        if (status == 200 and found.get("success", True)) != success or status == 0:
+            self._problem(what, f"status {status}, {str(found)[:200]}")
+
+    async def _order(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        answer = await self._http.request(method, path, json=body)
+        try:
+            return answer.status_code, answer.json()
+        except ValueError:
+            return answer.status_code, {"text": answer.text}
+
+    def _problem(self, what: str, found: str) -> None:
+        self.problems.append(f"{what}: {found}")
+
+
+def replace_by_part(file: Path) -> None:
+    """Replace a file by its first half.  It is not changed in place, as it may be mapped: see docs/corpus.md."""
+    part = file.with_suffix(".part")
+    part.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    os.replace(part, file)
+
+
+@contextmanager
+def files_limited(session: int, size: int) -> Iterator[None]:
+    """Let no process of a session write beyond `size` bytes into a file, as on a full disk."""
+    limited = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in processes(session)}
+    try:
+        for pid, (_, hard) in limited.items():
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
+        yield
+    finally:
+        for pid in limited.keys() & processes(session).keys():
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, limited[pid])

@@ -1,0 +1,126 @@
+"""Resources of a server's processes, read from /proc while it serves, and whether they stay flat.
+
+A server warms up, so its start does not count: the median of the second quarter of a run is compared with that of the
+last quarter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+LEAST_SAMPLES = 40
+"""Fewer samples judge no memory: a short run is all warm-up."""
+
+MIB = 1 << 20
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The resources of all processes of one server at one time.
+
+    Attributes:
+        requests: that had been answered by then.
+        memory: resident bytes; pages that processes share count once for each.
+        threads: threads.
+        files: open files, sockets and pipes.
+        slots: occupied slots of specplug, and requests that it holds as preempted.
+    """
+
+    requests: int
+    memory: int
+    threads: int
+    files: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """One resource in the second and in the last quarter of a run.
+
+    Attributes:
+        name: of the resource.
+        early, late: medians.
+        tolerance: the most that `late` may exceed `early`; None where it is not judged.
+        per_request: growth per request between the two quarters.
+    """
+
+    name: str
+    early: float
+    late: float
+    tolerance: float | None
+    per_request: float
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it has grown by no more than the tolerance."""
+        return self.tolerance is None or self.late - self.early <= self.tolerance
+
+
+def growths(samples: Sequence[Sample]) -> list[Growth]:
+    """Compare the quarters of a run; without four samples there is nothing to compare."""
+    if len(samples) < 4:
+        return []
+    quarter = len(samples) // 4
+    second, last = samples[quarter : 2 * quarter], samples[-quarter:]
+    requests = max(1.0, median(s.requests for s in last) - median(s.requests for s in second))
+    found = []
+    for name in ("memory", "threads", "files", "slots"):
+        early, late = (float(median(getattr(s, name) for s in part)) for part in (second, last))
+        found.append(Growth(name, early, late, tolerance(name, early, len(samples)), (late - early) / requests))
+    return found
+
+
+def tolerance(name: str, early: float, samples: int) -> float | None:
+    """Return how much a resource may grow between the two quarters.
+
+    Memory: 24 MiB and one percent, for caches that are still filling and for the allocators' fragments.  Threads: 2.
+    Files: 6, as connections come and go.  Slots: 4, as the load of a moment does.
+    """
+    if name == "memory":
+        return 24 * MIB + early / 100 if samples >= LEAST_SAMPLES else None
+    return {"threads": 2.0, "files": 6.0, "slots": 4.0}[name]
+
+
+def processes(session: int) -> dict[int, int]:
+    """Return the processes of a session that run, and the number of threads of each."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (stat := _read(folder / "stat")):
+            fields = stat.rpartition(")")[2].split()  # a process may be called anything, with blanks and brackets
+            if int(fields[3]) == session and fields[0] not in "ZX":
+                found[int(folder.name)] = int(fields[17])
+    return found
+
+
+def sample(session: int, requests: int, slots: int) -> Sample:
+    """Read the resources of all processes of a session."""
+    running = processes(session)
+    pages = [int((_read(Path(f"/proc/{pid}/statm")) or "0 0").split()[1]) for pid in running]
+    return Sample(requests, sum(pages) * PAGE, sum(running.values()), sum(map(_files, running)), slots)
+
+
+def _files(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:  # it has ended
+        return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def occupied(status: Mapping[str, object]) -> int:
+    """Return how many requests the workers hold, running or preempted, by `GET /specplug/status`."""
+    engines: list[dict] = status["engines"]  # type: ignore[assignment]
+    slots = [worker["slots"] for engine in engines for worker in engine["workers"] if "slots" in worker]
+    assert slots, "no worker reports its slots"
+    return sum(each["occupied"] + each["preempted"] for each in slots)

@@ -1,0 +1,118 @@
+"""Report of a soak: what was sent, what was broken, what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tests.soak.judge import LEAST_P, Judge
+from tests.soak.leaks import MIB, Growth, Sample
+
+
+@dataclass(frozen=True)
+class Report:
+    """Result of one run.
+
+    Attributes:
+        engine: name of the target.
+        seconds: that traffic ran.
+        judge: what became of the requests.
+        faults: that were injected, by kind.
+        fault_problems: faults that the server did not take as expected.
+        growths: resources in the second and last quarter.
+        first, last: the resources before and after the traffic, idle.
+        preemptions: of requests.
+        accepted: draft tokens that were accepted.
+        proposer_faults: faults of proposers that the server counted, by proposer and kind.
+        crash: how the server failed, or None.
+    """
+
+    engine: str
+    seconds: float
+    judge: Judge
+    faults: Mapping[str, int]
+    fault_problems: Sequence[str]
+    growths: Sequence[Growth]
+    first: Sample
+    last: Sample
+    preemptions: int
+    accepted: int
+    proposer_faults: Mapping[str, Mapping[str, int]]
+    crash: str | None
+
+    @property
+    def failures(self) -> list[str]:
+        """What was wrong, in words; empty if nothing was."""
+        found = [] if self.crash is None else [f"crash: {self.crash}"]
+        found += [f"wrong tokens in {self.judge.wrong} outputs"] * bool(self.judge.wrong)
+        found += [f"{self.judge.failed} requests failed"] * bool(self.judge.failed)
+        found += self.judge.problems
+        found += self.fault_problems
+        found += [f"leak of {growth.name}: {_numbers(growth)}" for growth in self.growths if not growth.is_flat]
+        found += [f"{self.last.slots} slots are occupied when no request runs"] * bool(self.last.slots)
+        found += [f"sampled with {name}: p = {p:.2g}" for name, p in self.judge.p_values().items() if p < LEAST_P]
+        allowed = sum(self.judge.kinds.values()) // 100
+        found += [f"{self.judge.near_ties} near ties, {allowed} allowed"] * (self.judge.near_ties > allowed)
+        found += ["no draft was accepted"] * (not self.accepted)
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        judge = self.judge
+        return {
+            "engine": self.engine,
+            "ok": not self.failures,
+            "failures": self.failures,
+            "seconds": round(self.seconds, 1),
+            "requests": sum(judge.kinds.values()),
+            "kinds": dict(judge.kinds),
+            "variants": dict(judge.variants),
+            "left": {kind: count for kind, count in judge.left.items() if count},
+            "compared": judge.compared,
+            "tokens": judge.tokens,
+            "wrong": judge.wrong,
+            "failed": judge.failed,
+            "near_ties": judge.near_ties,
+            "p_values": judge.p_values(),
+            "accepted": self.accepted,
+            "preemptions": self.preemptions,
+            "faults": dict(self.faults),
+            "proposer_faults": {name: dict(kinds) for name, kinds in self.proposer_faults.items()},
+            "first": asdict(self.first),
+            "last": asdict(self.last),
+            "growths": [{**asdict(growth), "is_flat": growth.is_flat} for growth in self.growths],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the report as text."""
+        judge = self.judge
+        yield f"{self.engine}: {sum(judge.kinds.values()):,} requests in {self.seconds:.0f} s"
+        yield "  by kind: " + _listed(judge.kinds)
+        yield "  by fields: " + _listed(judge.variants)
+        yield "  clients that left: " + _listed(judge.left)
+        yield f"  preemptions: {self.preemptions}; draft tokens accepted: {self.accepted:,}"
+        yield "  faults injected: " + _listed(self.faults)
+        faults = (f"{name} {_listed(kinds)}" for name, kinds in self.proposer_faults.items())
+        yield "  faults of proposers: " + "; ".join(faults)
+        yield f"  wrong tokens: {judge.wrong} of {judge.compared:,} outputs; {judge.tokens:,} tokens compared"
+        yield "  sampled: " + (", ".join(f"{name} p = {p:.3g}" for name, p in judge.p_values().items()) or "none")
+        yield f"  idle, before and after: {_sample(self.first)}; {_sample(self.last)}"
+        yield from (f"  {growth.name}: {_numbers(growth)}" for growth in self.growths)
+        yield from (f"  FAILED: {failure}" for failure in self.failures)
+        yield "  passed" if not self.failures else "  failed"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()) if count) or "none"
+
+
+def _sample(found: Sample) -> str:
+    return f"{found.memory / MIB:,.0f} MiB, {found.threads} threads, {found.files} files, {found.slots} slots"
+
+
+def _numbers(growth: Growth) -> str:
+    unit, name = (MIB, " MiB") if growth.name == "memory" else (1, "")
+    judged = "not judged" if growth.tolerance is None else f"{growth.tolerance / unit:.0f}{name} allowed"
+    change = f"{growth.early / unit:,.1f} to {growth.late / unit:,.1f}{name}, {judged}"
+    return change + (f"; {growth.per_request / 1024:.2f} KiB a request" if growth.name == "memory" else "")

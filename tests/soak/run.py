@@ -1,0 +1,177 @@
+"""A soak of one running server: traffic, faults and the watch over its processes, together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from specplug.operator.status import counting
+from tests.soak import client, leaks
+from tests.soak.faults import Faults
+from tests.soak.judge import Judge
+from tests.soak.report import Report
+from tests.soak.targets import Target
+from tests.soak.traffic import Request, Traffic
+from tests.soak.truth import Prompt, Truth
+
+Plant = Literal["token", "crash", "files"]
+"""A failure on purpose, which a run must find: a wrong token in a known answer, a process that is killed, connections
+that stay open."""
+
+SAMPLE_SECONDS = 1.0
+DRAIN_SECONDS = 60.0
+
+
+@dataclass
+class Soak:
+    """One run.
+
+    Attributes:
+        target: the engine.
+        url: of its server.
+        session: of the server's processes.
+        log: file that the server writes.
+        truth: prompts and their known answers.
+        traffic: endless requests.
+        store: folder of the server's corpora, or None.
+        seed: of the faults.
+        pause: seconds between faults.
+        plant: failure on purpose.
+    """
+
+    target: Target
+    url: str
+    session: int
+    log: Path
+    truth: Truth
+    traffic: Traffic
+    store: Path | None = None
+    seed: int = 0
+    pause: float = 1.0
+    plant: Plant | None = None
+    judge: Judge = field(default_factory=Judge)
+    samples: list[leaks.Sample] = field(default_factory=list)
+    crash: str | None = None
+    _held: list[Any] = field(default_factory=list)
+
+    async def run(self, requests: int, minutes: float, done: Callable[[int], None] = lambda count: None) -> Report:
+        """Send `requests` requests, or as many as fit into the time."""
+        async with client.connect(self.url) as http:
+            faults = Faults(http, self.target, self.truth, self.session, self.log, self.store, self.seed)
+            running = set(leaks.processes(self.session))
+            before = await self._counts(http)
+            first = await self._sample(http)
+            began = time.monotonic()
+            beside = [asyncio.create_task(faults.inject(self.pause)), asyncio.create_task(self._watch(http))]
+            given = self._given(requests, began + 60 * minutes)
+            await asyncio.gather(*(self._work(http, given, running, done) for _ in range(self.target.together)))
+            seconds = time.monotonic() - began
+            for task in beside:
+                task.cancel()
+            ended = await asyncio.gather(*beside, return_exceptions=True)
+            faults.problems += [f"{type(e).__name__}: {e}" for e in ended if isinstance(e, Exception)]
+            last = await self._drained(http, faults)
+            after = await self._counts(http) if self.crash is None else before
+        return Report(
+            engine=self.target.name,
+            seconds=seconds,
+            judge=self.judge,
+            faults=faults.counts,
+            fault_problems=faults.problems,
+            growths=leaks.growths(self.samples),
+            first=first,
+            last=last or first,
+            preemptions=after["preemptions"] - before["preemptions"],
+            accepted=after["accepted"] - before["accepted"],
+            proposer_faults=after["faults"],
+            crash=self.crash,
+        )
+
+    def _given(self, requests: int, deadline: float) -> Iterator[Request]:
+        for request in self.traffic:
+            if request.number >= requests or time.monotonic() > deadline or self.crash is not None:
+                return
+            if self.plant == "crash" and request.number == requests // 3:
+                os.kill(max(leaks.processes(self.session)), signal.SIGKILL)
+            yield request
+
+    async def _work(
+        self, http: httpx.AsyncClient, given: Iterator[Request], running: set[int], done: Callable[[int], None]
+    ) -> None:
+        """Send requests one after the other."""
+        for request in given:
+            if self.plant == "files":
+                port = httpx.URL(self.url).port
+                self._held.append(await asyncio.open_connection("127.0.0.1", port))
+            outcome = await client.send(http, self.target, request)
+            if self.crash is None:
+                self.judge.take(outcome)
+                done(sum(self.judge.kinds.values()))
+            lost = running - set(leaks.processes(self.session)) if outcome.status in (0, 500, 503) else set()
+            if lost:
+                self.crash = f"processes {sorted(lost)} of the server have ended, at request {request.number}"
+
+    async def _watch(self, http: httpx.AsyncClient) -> None:
+        """Read the server's resources now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(SAMPLE_SECONDS)
+            self.samples.append(await self._sample(http))
+
+    async def _sample(self, http: httpx.AsyncClient) -> leaks.Sample:
+        slots = leaks.occupied((await http.get("/specplug/status")).raise_for_status().json())
+        return leaks.sample(self.session, sum(self.judge.kinds.values()), slots)
+
+    async def _drained(self, http: httpx.AsyncClient, faults: Faults) -> leaks.Sample | None:
+        """Wait until no request runs; return the resources then, or None if the server does not answer."""
+        deadline = time.monotonic() + DRAIN_SECONDS
+        try:
+            await faults.restore()
+            while True:
+                found = await self._sample(http)
+                if not found.slots or time.monotonic() > deadline:
+                    (await http.get("/health")).raise_for_status()
+                    return found
+                await asyncio.sleep(0.2)
+        except httpx.HTTPError as error:
+            self.crash = self.crash or f"the server does not answer: {type(error).__name__}: {error}"
+            return None
+
+    async def _counts(self, http: httpx.AsyncClient) -> dict[str, Any]:
+        """Return counts of specplug and of the engine."""
+        status = (await http.get("/specplug/status")).raise_for_status().json()
+        parts = [part["metrics"] for engine in status["engines"] for part in counting(engine)]
+        metrics = (await http.get("/metrics")).text
+        return {
+            "accepted": sum(part["total"]["accepted"] for part in parts),
+            "faults": parts[0]["faults"],
+            "preemptions": self.target.preemptions(metrics, self.log.read_text(errors="replace")),
+        }
+
+
+def with_wrong_token(truth: Truth) -> Truth:
+    """Return the truth with one token of one known answer changed."""
+    first, *others = truth.ordinary
+    answer = (first.answer[0] ^ 1, *first.answer[1:])
+    return replace(truth, ordinary=(replace(first, answer=answer), *others))
+
+
+async def answers(url: str, target: Target, prompts: list[tuple[Prompt, int]]) -> list[tuple[int, ...]]:
+    """Let a server answer prompts greedily, a few at a time."""
+    places = asyncio.Semaphore(target.together)
+
+    async def one(http: httpx.AsyncClient, prompt: Prompt, tokens: int) -> tuple[int, ...]:
+        async with places:
+            outcome = await client.send(http, target, Request(0, "greedy", prompt, max_tokens=tokens))
+        assert outcome.status == 200, outcome.text
+        return outcome.token_ids
+
+    async with client.connect(url) as http:
+        return list(await asyncio.gather(*(one(http, prompt, tokens) for prompt, tokens in prompts)))

@@ -1,0 +1,178 @@
+"""The engines of a soak: how each is launched, with specplug and as the control, and how it is spoken to."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specplug.audit.dialects import Dialect, Sglang, Vllm
+from specplug.audit.probe import Probe
+from tests.engines.launch import MODEL, Configuration
+from tests.soak.traffic import Request
+from tests.soak.truth import SAMPLING, Size
+
+PROPOSERS = ("oracle", "raises", "garbage", "slow", "retrieval")
+KV_TOKENS = 1536
+"""Room of the key-value cache: less than eight long requests need, so that some are preempted."""
+
+FAULTY: dict[str, Any] = {"raises": {"every": 2}, "slow": {"seconds": 0.12, "every": 3}}
+"""Options of proposers: `slow` takes longer than the deadline below."""
+
+
+def settings(store: Path) -> dict[str, Any]:
+    """Return specplug's settings on every engine."""
+    from tests.engines.suites.server import SETTINGS
+
+    return {
+        **SETTINGS,
+        "extra_proposers": list(PROPOSERS),
+        "options": FAULTY,
+        "faults": {"host_deadline_ms": 50.0, "max_consecutive": 2, "cooldown_steps": 4},
+        "corpora": {"store": str(store), "poll_seconds": 0.2},
+    }
+
+
+@dataclass(frozen=True)
+class Target:
+    """One engine.
+
+    Attributes:
+        name: as the command line has it.
+        dialect: of its completions.
+        carrier: the field of a request that holds specplug's fields.
+        flush: route that empties its prefix cache.
+        corpora: routes that add and remove a corpus, the same one for vLLM.
+        size: of the known answers.
+        shortest: fewest tokens that a greedy request asks for.
+        together: requests in flight.
+    """
+
+    name: str
+    dialect: Dialect = field(default_factory=Vllm)
+    carrier: str = "vllm_xargs"
+    flush: str = "/reset_prefix_cache"
+    size: Size = field(default_factory=Size)
+    shortest: int = 4
+    together: int = 12
+
+    def soaked(self, store: Path) -> Configuration:
+        """Return how the server with specplug is launched."""
+        launch = importlib.import_module("tests.engines.vllm.launch")
+        return launch.configuration(
+            "v2" if self.name == "vllm-v2" else "v1",
+            settings(store),
+            in_process=False,
+            endpoints=True,
+            environment={"VLLM_SERVER_DEV_MODE": "1"},
+            **self._vllm(),
+        )
+
+    def control(self) -> Configuration:
+        """Return how the same server is launched without specplug; V1 is the control of V2, too."""
+        launch = importlib.import_module("tests.engines.vllm.launch")
+        return launch.configuration("v1", installed=False, in_process=True, **self._vllm())
+
+    def _vllm(self) -> dict[str, Any]:
+        return {
+            "served_model_name": MODEL,
+            "block_size": 16,
+            "num_gpu_blocks_override": KV_TOKENS // 16,
+            "max_num_batched_tokens": 2048,
+            "uvicorn_log_level": "warning",
+        }
+
+    def body(self, request: Request) -> dict[str, Any]:
+        """Return the body of a request."""
+        body = self.dialect.body(probe_of(request), MODEL)
+        body |= {"stream": request.stream, "ignore_eos": request.prompt.ignores_end}
+        if request.fields:
+            body[self.carrier] = dict(request.fields)
+        return body
+
+    def read_event(self, event: Mapping[str, Any], before: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
+        """Return all tokens of a stream up to one of its events, and why it has finished, if it has."""
+        for choice in event.get("choices", ())[:1]:
+            return (*before, *(choice.get("token_ids") or ())), choice.get("finish_reason")
+        return before, None
+
+    def preemptions(self, metrics: str, log: str) -> int:
+        """Return how often a request was preempted."""
+        found = re.search(r"^vllm:num_preemptions_total\{[^}]*\} (\S+)$", metrics, re.MULTILINE)
+        return int(float(found[1])) if found else 0
+
+    def add_order(self, name: str, documents: list[str], tenant: str | None) -> tuple[str, str, dict[str, Any]]:
+        """Return method, path and body that add a corpus."""
+        return "POST", "/specplug/corpora", {"name": name, "documents": documents, "tenant": tenant}
+
+    def remove_order(self, name: str, tenant: str | None) -> tuple[str, str, dict[str, Any] | None]:
+        """Return method, path and body that remove a corpus."""
+        from urllib.parse import quote
+
+        return "DELETE", f"/specplug/corpora/{quote(name)}" + (f"?tenant={tenant}" if tenant else ""), None
+
+
+class SglangTarget(Target):
+    """SGLang, whose corpora routes know no tenants."""
+
+    def soaked(self, store: Path) -> Configuration:
+        launch = importlib.import_module("tests.engines.sglang.launch")
+        given = {"SPECPLUG_CONFIG": json.dumps(settings(store))}
+        return launch.configuration("SPECPLUG", sampling=True, environment=given, **self._sglang())
+
+    def control(self) -> Configuration:
+        launch = importlib.import_module("tests.engines.sglang.launch")
+        return launch.configuration(**self._sglang())
+
+    def _sglang(self) -> dict[str, Any]:
+        return {"served_model_name": MODEL, "max_total_tokens": KV_TOKENS, "schedule_conservativeness": 0.1}
+
+    def body(self, request: Request) -> dict[str, Any]:
+        body = self.dialect.body(probe_of(request), MODEL)
+        body["stream"] = request.stream
+        body["sampling_params"]["ignore_eos"] = request.prompt.ignores_end
+        if request.fields:
+            body["sampling_params"][self.carrier] = dict(request.fields)
+        return body
+
+    def read_event(self, event: Mapping[str, Any], before: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
+        reason = event["meta_info"]["finish_reason"]
+        return tuple(event["output_ids"]), reason and reason["type"]
+
+    def preemptions(self, metrics: str, log: str) -> int:
+        return sum(int(count) for count in re.findall(r"#retracted_reqs: (\d+)", log))
+
+    def add_order(self, name: str, documents: list[str], tenant: str | None) -> tuple[str, str, dict[str, Any]]:
+        return "POST", "/add_external_corpus", {"corpus_id": name, "documents": documents}
+
+    def remove_order(self, name: str, tenant: str | None) -> tuple[str, str, dict[str, Any] | None]:
+        return "POST", "/remove_external_corpus", {"corpus_id": name}
+
+
+def probe_of(request: Request) -> Probe:
+    """Return a request as the audit's dialects take it."""
+    sampling = SAMPLING[request.sampling] if request.kind == "sampled" else {}
+    given = request.prompt
+    return Probe(prompt=given.token_ids, max_tokens=request.max_tokens, json_schema=given.schema, **sampling)
+
+
+INTERPRETED = Size(
+    prompts=60,
+    tokens=32,
+    long_prompts=4,
+    long_prompt_tokens=200,
+    long_tokens=32,
+    structured=9,
+    sampled=1,
+)
+"""For vLLM's V2 runner in Triton's interpreter, which takes tens of milliseconds for a step."""
+
+TARGETS: dict[str, Target] = {
+    "vllm": Target("vllm"),
+    "vllm-v2": Target("vllm-v2", size=INTERPRETED, shortest=8, together=10),
+    "sglang": SglangTarget("sglang", Sglang(), "custom_params", "/flush_cache"),
+}
