@@ -1,5 +1,5 @@
-"""Models whose layers keep a state per request: LFM2's short convolutions and Nemotron-H's Mamba-2 layers, with random
-weights, against the model without an engine.
+"""Models whose layers keep a state per request, with random weights, against the model without an engine: LFM2's short
+convolutions, and Mamba-2 layers beside attention in Nemotron-H and Falcon-H1.
 
 Each step's state is taken back to the last accepted token, whatever draft length the step had.
 """
@@ -26,7 +26,7 @@ from tests.engines.sglang.launch import SMALL
 from tests.engines.sglang.test_registration import outcome
 
 DRAFT_LENGTH, TOKENS = 4, 40
-MODELS = ("lfm2", "nemotron_h")
+MODELS = ("lfm2", "nemotron_h", "falcon_h1")
 
 
 @functools.cache
@@ -141,6 +141,30 @@ def change_lengths(scheduler: Any) -> None:
 def test_at_changing_draft_lengths(changing):
     assert assert_as_without(changing, EVERY) > 40
     assert_as_without(changing, [3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_whose_beginnings_are_cached(name, engine, saved):
+    """Chats that go on: the state after a prompt and its answer is in the radix cache."""
+    served = started(engine, saved, name, "radix")
+
+    def ask(given: list[list[int]], right: list[list[int]]) -> list[dict[str, Any]]:
+        drafts = [nearly(prompt, answer) for prompt, answer in zip(given, right, strict=True)]
+        params = [
+            {"max_new_tokens": TOKENS, "ignore_eos": True, "custom_params": {"specplug_references": draft}}
+            for draft in drafts
+        ]
+        found: list[dict[str, Any]] = served.call(inside.generate, prompts=given, params=params)
+        assert [answer["token_ids"] for answer in found] == right
+        return found
+
+    begun, answered = prompts()[:4], truth(name)[:4]
+    ask(begun, answered)
+    given = [[*prompt, *answer, 7, 3] for prompt, answer in zip(begun, answered, strict=True)]
+    found = ask(given, continuations(model(name), given, TOKENS))
+    assert sum(answer["meta"]["cached_tokens"] for answer in found) > 0
+    assert sum(answer["meta"]["spec_num_correct_drafts"] for answer in found) > 40
 
 
 @pytest.mark.parametrize("mistake", ["keep_states", "take_counts_of_the_next_row"])

@@ -1,4 +1,4 @@
-"""Mamba-2 layers (Nemotron-H), whose states SGLang keeps per request and rolls back after verification, in plain torch.
+"""Mamba-2 layers (Nemotron-H, Falcon-H1), whose states SGLang keeps per request and rolls back after verification, in plain torch.
 
 A state is [H, P, N]: heads, their size, and what is remembered of each.  Verification leaves it as it is and writes the
 one after each of its tokens into a buffer; SGLang copies back the one after the last accepted token.
@@ -28,8 +28,8 @@ def name_kernels(result: None, *args: Any, **kwargs: Any) -> None:
     """Name the kernels in the module of the layers, which imports some of them on GPUs alone."""
     from sglang.srt.layers.attention.mamba import mamba
 
-    mamba.causal_conv1d_fn_triton = recurrent.read
-    mamba.causal_conv1d_update_triton = recurrent.extend
+    mamba.causal_conv1d_fn = mamba.causal_conv1d_fn_triton = recurrent.read
+    mamba.causal_conv1d_update = mamba.causal_conv1d_update_triton = recurrent.extend
     mamba.mamba_chunk_scan_combined = read
     mamba.selective_state_update = extend
 
