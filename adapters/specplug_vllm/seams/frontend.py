@@ -12,7 +12,7 @@ _API = (
     seam("vllm.v1.engine.async_llm:AsyncLLM", "api", holds="input_processor"),
     seam("vllm.v1.engine.async_llm:AsyncLLM.add_request", "api", takes="request_id prompt params"),
     seam("vllm.sampling_params:SamplingParams._validate_spec_decode", "api", takes="speculative_config"),
-    seam("vllm.sampling_params:SamplingParams", "api", holds="logit_bias"),
+    seam("vllm.sampling_params:SamplingParams", "api", holds="logit_bias n"),
     seam("vllm.v1.worker.gpu.sample.logit_bias:MAX_NUM_LOGIT_BIAS_TOKENS", "api"),
 )
 
@@ -77,7 +77,7 @@ _COMMAND_LINE = (
     seam("vllm.plugins:load_general_plugins", "cli"),
     seam("vllm.utils.argparse_utils:FlexibleArgumentParser", "cli", holds="parse_args"),
     seam("vllm", "cli", holds="LLM SamplingParams"),
-    seam("vllm:LLM", "cli", holds="collective_rpc llm_engine"),
+    seam("vllm:LLM", "cli", holds="collective_rpc get_tokenizer llm_engine"),
     seam(
         "vllm.v1.engine.llm_engine:LLMEngine",
         "cli",
@@ -86,9 +86,11 @@ _COMMAND_LINE = (
     seam("vllm.v1.engine.llm_engine:LLMEngine.add_request", "cli", takes="request_id prompt params"),
     seam("vllm.v1.engine.core_client:EngineCoreClient", "cli", holds="shutdown"),
     seam("vllm.sampling_params:RequestOutputKind", "cli", holds="DELTA"),
-    seam("vllm.sampling_params:SamplingParams", "cli", holds="output_kind stop"),
+    seam("vllm.sampling_params:SamplingParams", "cli", holds="logprobs output_kind stop structured_outputs"),
+    seam("vllm.sampling_params:StructuredOutputsParams", "cli", holds="json"),
+    seam("vllm.logprobs:Logprob", "cli", holds="logprob"),
     seam("vllm.outputs:RequestOutput", "cli", holds="outputs request_id"),
-    seam("vllm.outputs:CompletionOutput", "cli", holds="finish_reason text token_ids"),
+    seam("vllm.outputs:CompletionOutput", "cli", holds="finish_reason logprobs text token_ids"),
     seam("vllm.platforms", "cli", holds="current_platform"),
     seam("vllm.platforms.interface:Platform", "cli", holds="device_type"),
 )
