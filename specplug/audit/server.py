@@ -55,12 +55,12 @@ class ServerSide:
 
     def draft_counts(self) -> DraftCounts | None:
         """Return the counts of specplug's status route, or of vLLM's metrics."""
-        status = self._http.get("/specplug/status", headers=self._operator)
+        status = self._request("GET", "/specplug/status", headers=self._operator)
         if status.status_code == 200:
             parts = [part for engine in status.json()["engines"] for part in counting(engine)]
             totals = [part["metrics"]["total"] for part in parts]
             return DraftCounts(sum(t["accepted"] for t in totals), sum(t["rejected"] for t in totals))
-        return _from_metrics(self._http.get("/metrics", headers=self._headers).text)
+        return _from_metrics(self._request("GET", "/metrics").text)
 
     def set_mode(self, mode: Literal["on", "off"]) -> Literal["on", "off"]:
         """Switch speculation on or off; return the mode before.
@@ -99,10 +99,7 @@ class ServerSide:
         Raises:
             EngineError: the server cannot be reached, or does not accept the key.
         """
-        try:
-            found = self._http.get(path, headers=self._headers)
-        except httpx.HTTPError as error:
-            raise _unreachable(self.url, f"{type(error).__name__}: {error}") from error
+        found = self._request("GET", path)
         if found.status_code in (401, 403):
             raise _unreachable(f"GET {self.url}{path}", f"HTTP {found.status_code}", "Give the key with --api-key")
         try:
@@ -111,13 +108,16 @@ class ServerSide:
             return None
 
     def _call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
-        try:
-            found = self._http.request(method, path, headers=headers or self._headers, json=body)
-        except httpx.HTTPError as error:
-            raise _unreachable(self.url, f"{type(error).__name__}: {error}") from error
+        found = self._request(method, path, body, headers)
         if found.status_code != 200:
             raise _unreachable(f"{method} {self.url}{path}", f"HTTP {found.status_code}: {found.text[:200]}")
         return found.json()
+
+    def _request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
+        try:
+            return self._http.request(method, path, headers=headers or self._headers, json=body)
+        except httpx.HTTPError as error:
+            raise _unreachable(self.url, f"{type(error).__name__}: {error}") from error
 
     async def _in_flight(self, probes: Sequence[Probe], together: int, done: Callable[[], None]) -> list[Answer]:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)

@@ -1,0 +1,160 @@
+"""An audit's side over HTTP: requests and answers of both dialects, streams, counts, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from typing import Any, ClassVar
+
+import pytest
+from typer.testing import CliRunner
+
+from specplug.audit.probe import Answer, DraftCounts, Probe, ToolCall
+from specplug.audit.server import ServerSide
+from specplug.cli.app import app
+from specplug.errors import EngineError
+from tests.local_http import served
+
+COMPLETION = {
+    "choices": [
+        {
+            "text": "ab",
+            "token_ids": [7, 8],
+            "finish_reason": "length",
+            "logprobs": {
+                "tokens": ["token_id:7", "token_id:8"],
+                "token_logprobs": [-0.1, -2.0],
+                "top_logprobs": [{"token_id:7": -0.1}, {"token_id:9": -0.5}],
+            },
+        }
+    ]
+}
+GENERATED = {
+    "text": "ab",
+    "output_ids": [7, 8],
+    "meta_info": {
+        "finish_reason": {"type": "length"},
+        "output_token_logprobs": [[-0.1, 7, "a"], [-2.0, 8, "b"]],
+        "output_top_logprobs": [[[-0.1, 7, "a"]], [[-0.5, 9, "c"]]],
+    },
+}
+DELTAS = [
+    {"delta": {"role": "assistant", "content": ""}},
+    {"delta": {"reasoning_content": "hm"}},
+    {"delta": {"tool_calls": [{"index": 0, "function": {"name": "weather", "arguments": '{"ci'}}]}},
+    {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": 'ty": 1}'}}]}},
+    {"delta": {}, "finish_reason": "tool_calls"},
+]
+STREAM = "".join(f"data: {json.dumps({'choices': [delta]})}\n\n" for delta in DELTAS) + "data: [DONE]\n\n"
+METRICS = (
+    'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 5.0\n'
+    'vllm:spec_decode_num_accepted_tokens_total{engine="1"} 2.0\n'
+    'vllm:spec_decode_num_draft_tokens_total{engine="0"} 10.0\n'
+)
+MODELS, TOKENS = {"data": [{"id": "m"}]}, {"tokens": [1, 2]}
+VLLM = {"/version": {"version": "0.32.0"}, "/v1/completions": COMPLETION, "/metrics": METRICS}
+SGLANG = {"/server_info": {"version": "0.5.23"}, "/generate": GENERATED}
+WANTED = Answer(token_ids=(7, 8), text="ab", finish_reason="length", top_logprobs=({7: -0.1}, {9: -0.5, 8: -2.0}))
+PROBE = Probe(prompt=(1, 2), max_tokens=2, temperature=1.5, top_k=20, stop=("x",), top_logprobs=3, expected=(1, 2, 7))
+
+
+class Fake(BaseHTTPRequestHandler):
+    """Answers by `routes`, and keeps the bodies that it received."""
+
+    routes: ClassVar[dict[str, Any]] = {}
+    received: ClassVar[list[dict[str, Any]]] = []
+
+    def do_GET(self) -> None:
+        found = self.routes.get(self.path)
+        body = found if isinstance(found, str) else json.dumps(found)
+        self.send_response(404 if found is None else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def do_POST(self) -> None:
+        self.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.do_GET()
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Iterator[str]:
+    Fake.routes = {"/v1/models": MODELS, "/tokenize": TOKENS, "/v1/chat/completions": STREAM, **request.param}
+    Fake.received = []
+    with served(Fake) as url:
+        yield url
+
+
+def done() -> None: ...
+
+
+@pytest.mark.parametrize("server", [VLLM, SGLANG], ids=["vLLM", "SGLang"], indirect=True)
+def test_completions_of_both_dialects(server, request):
+    side = ServerSide(f"{server}/v1")
+    name = request.node.callspec.id
+    assert name in side.describe()
+    assert side.tokenize("ab") == (1, 2)
+    assert side.answer([PROBE], 1, done) == [WANTED]
+    sent = Fake.received[-1]
+    if name == "vLLM":
+        assert (sent["prompt"], sent["logprobs"], sent["top_k"]) == ([1, 2], 3, 20)
+        assert sent["vllm_xargs"] == {"specplug_references": [1, 2, 7]}
+    else:
+        params = sent["sampling_params"]
+        assert (sent["input_ids"], sent["top_logprobs_num"], params["top_k"]) == ([1, 2], 3, 20)
+        assert params["custom_params"] == {"specplug_references": [1, 2, 7]}
+    side.close()
+
+
+@pytest.mark.parametrize("server", [VLLM], indirect=True)
+def test_a_streamed_chat_is_put_together(server):
+    probe = Probe(messages=({"role": "user", "content": "x"},), tools=({"name": "weather"},), stream=True)
+    (found,) = ServerSide(server).answer([probe], 1, done)
+    calls = (ToolCall("weather", '{"city": 1}'),)
+    assert found == Answer(reasoning="hm", tool_calls=calls, finish_reason="tool_calls")
+    assert Fake.received[-1]["tool_choice"] == "auto"
+
+
+@pytest.mark.parametrize("server", [VLLM], indirect=True)
+def test_vllms_own_counts_serve_without_specplug(server):
+    assert ServerSide(server).draft_counts() == DraftCounts(accepted=7, rejected=3)
+    Fake.routes["/metrics"] = ""
+    assert ServerSide(server).draft_counts() is None
+
+
+@pytest.mark.parametrize("server", [VLLM], indirect=True)
+def test_a_refused_probe_has_an_error(server):
+    side = ServerSide(server)
+    del Fake.routes["/v1/completions"]
+    (found,) = side.answer([PROBE], 1, done)
+    assert found.error is not None
+    assert "HTTP 404" in found.error
+
+
+@pytest.mark.parametrize("server", [{}], indirect=True)
+def test_other_servers_are_refused(server):
+    with pytest.raises(EngineError, match="expected a vLLM or SGLang server"):
+        ServerSide(server)
+
+
+def test_a_server_that_is_not_there_ends_with_one_message():
+    result = CliRunner().invoke(app, ["audit", "http://127.0.0.1:1", "http://127.0.0.1:2"])
+    assert result.exit_code == 2
+    assert "http://127.0.0.1:1: the server does not answer as expected" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tiny", "http://127.0.0.1:1"], "a control is a server"),
+        (["http://127.0.0.1:1", "tiny"], "not a server"),
+        (["tiny", "--check", "gredy"], "Did you mean 'greedy'"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, words):
+    result = CliRunner().invoke(app, ["audit", *arguments])
+    assert result.exit_code == 2
+    assert words in result.output
