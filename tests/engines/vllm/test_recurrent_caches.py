@@ -19,7 +19,7 @@ from tests.engines.vllm.test_recurrent import DRAFT_LENGTH, HYBRIDS, VARYING, Se
 
 __all__ = ["hybrid"]
 
-GIVEN = prompts(11, DRAFT_LENGTH)[3:]
+GIVEN = prompts(11, DRAFT_LENGTH)[4::2]
 CACHED = {"enable_prefix_caching": True, "block_size": 32, "max_num_batched_tokens": 64}
 BLOCKS = {"falcon_h1": 23, "lfm2": 26, "qwen3_next": 26}
 """Blocks for three or four requests, one of which must give its own up when texts grow beyond a block."""

@@ -105,7 +105,8 @@ def mutated(original: Any, mutant: Callable[..., Rows], starts: str, blocks: str
 def test_a_wrong_state_is_seen(kind, name, hybrid):
     served, requests = hybrid(kind, name, VARYING), joining(name, GIVEN)
     found = {}
-    for mutant in MUTANTS:
+    interpreted = kind != "v1" and name == FAST[0][1]  # two suffice there, as others run elsewhere
+    for mutant in ("before_the_drafts_where_none_follow", "state_of_the_next_row") if interpreted else MUTANTS:
         served.call(plant, mutant=mutant)
         try:
             found[mutant] = wrong(served.call("inside.drive", requests=requests), name, GIVEN)
