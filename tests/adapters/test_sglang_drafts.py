@@ -10,7 +10,7 @@ from tests.adapters.sglang_engine import Engine, run
 
 
 @pytest.mark.parametrize("proposer", ["ngram", "ngram-tree"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(random=st.randoms(use_true_random=False), steps=st.integers(1, 20))
 def test_drafts_and_counts_are_those_of_the_stage(proposer, random, steps):
     engines = [Engine(proposer), Engine(proposer, streamed=True)]

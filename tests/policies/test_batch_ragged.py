@@ -180,7 +180,7 @@ def long_run(kinds: list[list[float]], batch_size: int, roofline: Roofline) -> t
 KINDS = [[0.97 ** (j + 1) for j in range(12)], [0.8 ** (j + 1) for j in range(8)], [0.35, 0.1, 0.02]]
 
 
-@pytest.mark.parametrize("batch_size", [32, 64, 128, 256])
+@pytest.mark.parametrize("batch_size", [32, 64, 128])
 def test_in_the_long_run_it_makes_the_most_tokens_per_cost(batch_size):
     """Drafts that are good, middling and poor, in any order; the best choice for all is found by trying all."""
     roofline = Roofline(256, 0.02)

@@ -24,7 +24,7 @@ from tests.engines.sglang.continuations import continuations
 from tests.engines.sglang.drafters import CHANGING, LENGTH, ROWS, answers, counts, drafted
 from tests.engines.sglang.engines import Engine
 
-ALGORITHMS = ["STANDALONE", "EAGLE", pytest.param("EAGLE3", marks=pytest.mark.slow)]
+ALGORITHMS = ["EAGLE", *(pytest.param(name, marks=pytest.mark.slow) for name in ("STANDALONE", "EAGLE3"))]
 
 
 @pytest.fixture(scope="session")

@@ -254,6 +254,7 @@ def limit(scheduler: Any) -> int:
     return int(scheduler.draft_worker.corpora.max_tokens)
 
 
+@pytest.mark.slow  # an engine starts twice
 def test_what_is_in_a_store_is_there_after_a_restart(stored, folder, first):
     assert stored.call(added, corpus_id="kept", documents=[answered()])["success"]
     stored.stop()
@@ -265,6 +266,7 @@ def test_what_is_in_a_store_is_there_after_a_restart(stored, folder, first):
     assert stored.call(removed, name="kept")["success"]
 
 
+@pytest.mark.slow  # an engine starts twice
 def test_what_is_in_no_store_is_gone_after_a_restart(loose):
     assert loose.call(added, corpus_id="lost", documents=[answered()])["success"]
     loose.stop()

@@ -155,7 +155,8 @@ def seen(run):
     ]
 
 
-@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.slow), True], ids=["sync", "async"])
+@pytest.mark.slow  # an engine of its own for either
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_a_wide_server_that_plans_narrowly_admits_what_baseline_admits(engine, asynchronous):
     baseline = engine("v2", installed=False, asynchronous=asynchronous, name="crowd_baseline", **CROWD)
     wide = engine("v2", REJECTED, draft_length=WIDE, asynchronous=asynchronous, name="crowd", **CROWD)

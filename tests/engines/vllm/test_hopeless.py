@@ -17,7 +17,10 @@ def served(llm: Any, prompts: list[list[int]], params: dict[str, Any]) -> list[A
     return counts
 
 
-@pytest.mark.parametrize(("kind", "tokens", "after"), [("v1", 400, 200), ("v2_async", 50, 32)])
+V2 = pytest.param("v2_async", 50, 32, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "tokens", "after"), [("v1", 400, 200), V2])
 def test_drafts_that_do_not_pay_are_given_up(kind, tokens, after, v1, v2_async):
     engine = {"v1": v1, "v2_async": v2_async}[kind]
     assert_given_up(engine.call(served, prompts=file_prefixes(), params={**TEXT, "max_tokens": tokens}), tokens, after)

@@ -86,7 +86,7 @@ def test_a_step_that_drafts_nothing_launches_nothing(setup):
     assert setup.call(steady_steps, requested=requested)["proposed"] > 10
 
 
-@pytest.mark.parametrize("proposer", ["ngram", "retrieval"])
+@pytest.mark.parametrize("proposer", ["ngram", pytest.param("retrieval", marks=pytest.mark.slow)])
 def test_a_step_of_a_proposer_on_the_host_is_three_launches(engine, proposer):
     """These are pack, the host function and unpack; nothing else would run on the device, and nothing waits for it."""
     v2 = engine("v2", specplug={"proposer": proposer}, draft_length=4, asynchronous=True, name="host-step")

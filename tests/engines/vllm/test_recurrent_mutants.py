@@ -22,7 +22,7 @@ __all__ = ["hybrid"]
 
 GIVEN = prompts(8, DRAFT_LENGTH)
 PAIRS = [(kind, name) for kind in RUNNERS for name in HYBRIDS]
-FAST = [("v1", "falcon_h1"), ("v2_async", "falcon_h1")]
+FAST = [("v1", "falcon_h1")]
 SPLIT = [pytest.param(*pair, marks=[] if pair in FAST else pytest.mark.slow) for pair in PAIRS]
 
 Rows = tuple[torch.Tensor, torch.Tensor]

@@ -1,4 +1,4 @@
-"""Mamba-2 layers (Nemotron-H, Falcon-H1), whose states SGLang keeps per request and rolls back after verification, in plain torch.
+"""Mamba-2 layers (Nemotron-H, Falcon-H1) in plain torch; SGLang rolls their states back after verification.
 
 A state is [H, P, N]: heads, their size, and what is remembered of each.  Verification leaves it as it is and writes the
 one after each of its tokens into a buffer; SGLang copies back the one after the last accepted token.
