@@ -24,7 +24,7 @@ from tests.soak.truth import Truth, learn
 Engine = StrEnum("Engine", {name: name for name in TARGETS})
 Planted = StrEnum("Planted", {name: name for name in get_args(Plant)})
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True)
 
 

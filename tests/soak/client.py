@@ -14,7 +14,7 @@ import httpx
 from tests.soak.targets import Target
 from tests.soak.traffic import Request
 
-PATIENCE = 240.0
+PATIENCE = 120.0
 """Seconds that a server may be silent; then it hangs."""
 
 

@@ -13,7 +13,7 @@ from specplug.testing.statistics import GStatistic
 from tests.engines.plain import forward, tokenizer
 from tests.soak.client import Outcome
 from tests.soak.traffic import Request
-from tests.soak.truth import SAMPLING, Prompt, sampled_p
+from tests.soak.truth import SAMPLING, Prompt, statistic_of
 
 LEAST_P = 1e-4
 FINISHED = ("stop", "length")
@@ -70,12 +70,12 @@ class Judge:
             if request.prompt.schema is not None and outcome.finish_reason == "stop":
                 self._validate(outcome)
 
-    def p_values(self) -> dict[str, float]:
-        """Return the p-value of sampled tokens for each kind of sampling, of those that were sampled."""
+    def sampled(self) -> dict[str, GStatistic]:
+        """Return the statistic of sampled tokens for each kind of sampling of which there are enough outputs."""
         totals: dict[int, GStatistic] = {}
         for (prompt, sampling), outputs in self._sampled.items():
-            totals[sampling] = totals.get(sampling, GStatistic()) + sampled_p(prompt, outputs, SAMPLING[sampling])
-        return {json.dumps(SAMPLING[number]): total.p for number, total in sorted(totals.items())}
+            totals[sampling] = totals.get(sampling, GStatistic()) + statistic_of(prompt, outputs, SAMPLING[sampling])
+        return {json.dumps(SAMPLING[number]): total for number, total in sorted(totals.items()) if total.freedom}
 
     def _compare(self, outcome: Outcome, expected: tuple[int, ...]) -> None:
         self.tokens += len(outcome.token_ids)

@@ -1,7 +1,7 @@
 """Resources of a server's processes, read from /proc while it serves, and whether they stay flat.
 
 A server warms up, so its start does not count: the median of the second quarter of a run is compared with that of the
-last quarter.
+last quarter.  Slots follow the load; none may be occupied when the load is gone.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def growths(samples: Sequence[Sample]) -> list[Growth]:
     second, last = samples[quarter : 2 * quarter], samples[-quarter:]
     requests = max(1.0, median(s.requests for s in last) - median(s.requests for s in second))
     found = []
-    for name in ("memory", "threads", "files", "slots"):
+    for name in ("memory", "threads", "files"):
         early, late = (float(median(getattr(s, name) for s in part)) for part in (second, last))
         found.append(Growth(name, early, late, tolerance(name, early, len(samples)), (late - early) / requests))
     return found
@@ -79,11 +79,11 @@ def tolerance(name: str, early: float, samples: int) -> float | None:
     """Return how much a resource may grow between the two quarters.
 
     Memory: 24 MiB and one percent, for caches that are still filling and for the allocators' fragments.  Threads: 2.
-    Files: 6, as connections come and go.  Slots: 4, as the load of a moment does.
+    Files: 6, as connections come and go.
     """
     if name == "memory":
         return 24 * MIB + early / 100 if samples >= LEAST_SAMPLES else None
-    return {"threads": 2.0, "files": 6.0, "slots": 4.0}[name]
+    return {"threads": 2.0, "files": 6.0}[name]
 
 
 def processes(session: int) -> dict[int, int]:

@@ -9,6 +9,9 @@ from typing import Any
 from tests.soak.judge import LEAST_P, Judge
 from tests.soak.leaks import MIB, Growth, Sample
 
+MANY = 200
+"""Sampled outputs of which some context is always shared by enough."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -44,16 +47,18 @@ class Report:
     @property
     def failures(self) -> list[str]:
         """What was wrong, in words; empty if nothing was."""
+        judge = self.judge
         found = [] if self.crash is None else [f"crash: {self.crash}"]
-        found += [f"wrong tokens in {self.judge.wrong} outputs"] * bool(self.judge.wrong)
-        found += [f"{self.judge.failed} requests failed"] * bool(self.judge.failed)
-        found += self.judge.problems
+        found += [f"wrong tokens in {judge.wrong} outputs"] * bool(judge.wrong)
+        found += [f"{judge.failed} requests failed"] * bool(judge.failed)
+        found += judge.problems
         found += self.fault_problems
         found += [f"leak of {growth.name}: {_numbers(growth)}" for growth in self.growths if not growth.is_flat]
         found += [f"{self.last.slots} slots are occupied when no request runs"] * bool(self.last.slots)
-        found += [f"sampled with {name}: p = {p:.2g}" for name, p in self.judge.p_values().items() if p < LEAST_P]
-        allowed = sum(self.judge.kinds.values()) // 100
-        found += [f"{self.judge.near_ties} near ties, {allowed} allowed"] * (self.judge.near_ties > allowed)
+        found += [f"sampled with {name}: p = {g.p:.2g}" for name, g in judge.sampled().items() if g.p < LEAST_P]
+        found += ["too few sampled outputs to judge"] * (judge.kinds["sampled"] >= MANY and not judge.sampled())
+        allowed = sum(judge.kinds.values()) // 100
+        found += [f"{judge.near_ties} near ties, {allowed} allowed"] * (judge.near_ties > allowed)
         found += ["no draft was accepted"] * (not self.accepted)
         return found
 
@@ -74,7 +79,7 @@ class Report:
             "wrong": judge.wrong,
             "failed": judge.failed,
             "near_ties": judge.near_ties,
-            "p_values": judge.p_values(),
+            "p_values": {name: found.p for name, found in judge.sampled().items()},
             "accepted": self.accepted,
             "preemptions": self.preemptions,
             "faults": dict(self.faults),
@@ -96,7 +101,7 @@ class Report:
         faults = (f"{name} {_listed(kinds)}" for name, kinds in self.proposer_faults.items())
         yield "  faults of proposers: " + "; ".join(faults)
         yield f"  wrong tokens: {judge.wrong} of {judge.compared:,} outputs; {judge.tokens:,} tokens compared"
-        yield "  sampled: " + (", ".join(f"{name} p = {p:.3g}" for name, p in judge.p_values().items()) or "none")
+        yield "  sampled: " + ("; ".join(f"{n}: p = {g.p:.3g}" for n, g in judge.sampled().items()) or "too few")
         yield f"  idle, before and after: {_sample(self.first)}; {_sample(self.last)}"
         yield from (f"  {growth.name}: {_numbers(growth)}" for growth in self.growths)
         yield from (f"  FAILED: {failure}" for failure in self.failures)

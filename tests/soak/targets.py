@@ -17,7 +17,7 @@ from tests.soak.traffic import Request
 from tests.soak.truth import SAMPLING, Size
 
 PROPOSERS = ("oracle", "raises", "garbage", "slow", "retrieval")
-KV_TOKENS = 1536
+KV_TOKENS, BLOCK = 1536, 32
 """Room of the key-value cache: less than eight long requests need, so that some are preempted."""
 
 FAULTY: dict[str, Any] = {"raises": {"every": 2}, "slow": {"seconds": 0.12, "every": 3}}
@@ -69,19 +69,19 @@ class Target:
             in_process=False,
             endpoints=True,
             environment={"VLLM_SERVER_DEV_MODE": "1"},
+            block_size=BLOCK,
+            num_gpu_blocks_override=KV_TOKENS // BLOCK,
             **self._vllm(),
         )
 
     def control(self) -> Configuration:
-        """Return how the same server is launched without specplug; V1 is the control of V2, too."""
+        """Return how the engine is launched without specplug, and with room for all; V1 is the control of V2, too."""
         launch = importlib.import_module("tests.engines.vllm.launch")
         return launch.configuration("v1", installed=False, in_process=True, **self._vllm())
 
     def _vllm(self) -> dict[str, Any]:
         return {
             "served_model_name": MODEL,
-            "block_size": 16,
-            "num_gpu_blocks_override": KV_TOKENS // 16,
             "max_num_batched_tokens": 2048,
             "uvicorn_log_level": "warning",
         }
@@ -122,14 +122,12 @@ class SglangTarget(Target):
     def soaked(self, store: Path) -> Configuration:
         launch = importlib.import_module("tests.engines.sglang.launch")
         given = {"SPECPLUG_CONFIG": json.dumps(settings(store))}
-        return launch.configuration("SPECPLUG", sampling=True, environment=given, **self._sglang())
+        small = {"max_total_tokens": KV_TOKENS, "schedule_conservativeness": 0.1}
+        return launch.configuration("SPECPLUG", sampling=True, environment=given, served_model_name=MODEL, **small)
 
     def control(self) -> Configuration:
         launch = importlib.import_module("tests.engines.sglang.launch")
-        return launch.configuration(**self._sglang())
-
-    def _sglang(self) -> dict[str, Any]:
-        return {"served_model_name": MODEL, "max_total_tokens": KV_TOKENS, "schedule_conservativeness": 0.1}
+        return launch.configuration(served_model_name=MODEL)
 
     def body(self, request: Request) -> dict[str, Any]:
         body = self.dialect.body(probe_of(request), MODEL)

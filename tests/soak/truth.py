@@ -141,7 +141,7 @@ def _uncertain(prompts: Sequence[Prompt]) -> list[Prompt]:
     return sorted(prompts, key=certainty)
 
 
-def sampled_p(prompt: Prompt, outputs: Sequence[Sequence[int]], sampling: Mapping[str, Any]) -> GStatistic:
+def statistic_of(prompt: Prompt, outputs: Sequence[Sequence[int]], sampling: Mapping[str, Any]) -> GStatistic:
     """Return the G-statistic of sampled outputs: of the tokens after every context that enough of them share.
 
     The first token of an output comes from the prefill, all others from steps that verify drafts.

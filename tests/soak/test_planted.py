@@ -1,0 +1,198 @@
+"""Every check of the soak finds what it looks for, planted in a server that runs no model."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engines.launch import ROOT
+from tests.engines.server import free_port
+from tests.engines.suites.server import MISTAKES
+from tests.soak import leaks
+from tests.soak.client import Outcome
+from tests.soak.faults import files_limited
+from tests.soak.judge import LEAST_P, Judge
+from tests.soak.report import Report
+from tests.soak.run import Plant, Soak, with_wrong_token
+from tests.soak.stub_server import TOKEN
+from tests.soak.targets import PROPOSERS, TARGETS
+from tests.soak.traffic import SHARES, Request, Traffic
+from tests.soak.truth import Prompt, Truth, exact
+
+PROMPT = (5, 6, 7, 8)
+ANSWER = (TOKEN,) * 20
+KINDS = ("greedy", "aborted", "disconnected", "bad", "structured", "long")
+
+
+@pytest.fixture
+def truth() -> Truth:
+    """What the stub answers."""
+    prompts = tuple(Prompt((*PROMPT, number), ANSWER) for number in range(9))
+    return Truth(prompts, (Prompt(PROMPT, ANSWER, ignores_end=True),), prompts[:2], prompts[:1], 4)
+
+
+@contextmanager
+def stub(failure: str) -> Iterator[tuple[str, int]]:
+    """Start the stub; yield its address and session."""
+    port = free_port()
+    command = [sys.executable, "-m", "tests.soak.stub_server", str(port), failure, json.dumps(MISTAKES)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        try:
+            for _ in range(600):
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                    break
+                except urllib.error.URLError:
+                    time.sleep(0.05)
+            yield f"http://127.0.0.1:{port}", process.pid
+        finally:
+            process.kill()
+
+
+def soak(
+    truth: Truth, monkeypatch: pytest.MonkeyPatch, failure: str = "none", plant: Plant | None = None, count: int = 200
+) -> Report:
+    """Soak the stub, with samples in quick succession; it samples nothing."""
+    monkeypatch.setattr("tests.soak.run.SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr("tests.soak.run.DRAIN_SECONDS", 0.5)
+    given = with_wrong_token(truth) if plant == "token" else truth
+    traffic = (request for request in Traffic(given, 1, PROPOSERS) if request.kind != "sampled")
+    with stub(failure) as (url, session):
+        run = Soak(TARGETS["vllm"], url, session, Path("/dev/null"), truth, traffic, plant=plant, pause=0.05)
+        return asyncio.run(run.run(count, 1.0))
+
+
+def test_a_sound_server_passes(truth, monkeypatch):
+    report = soak(truth, monkeypatch)
+    assert report.failures == []
+    assert report.judge.compared > 80
+    assert report.as_dict()["ok"]
+    assert list(report.lines())[-1] == "  passed"
+    assert all(report.judge.kinds[kind] for kind in KINDS)
+
+
+@pytest.mark.parametrize(
+    ("failure", "plant", "found"),
+    [
+        ("token", None, "wrong tokens in"),
+        ("none", "token", "wrong tokens in"),
+        ("end", None, "crash: processes"),
+        ("none", "crash", "crash: processes"),
+        ("memory", None, "leak of memory"),
+        ("threads", None, "leak of threads"),
+        ("files", None, "leak of files"),
+        ("none", "files", "leak of files"),
+        ("slots", None, "slots are occupied when no request runs"),
+    ],
+)
+def test_a_planted_failure_is_found(truth, monkeypatch, failure, plant, found):
+    monkeypatch.setattr(leaks, "LEAST_SAMPLES", 8)  # the stub does not warm up
+    report = soak(truth, monkeypatch, failure, plant)
+    assert any(found in each for each in report.failures), report.failures
+    assert not report.as_dict()["ok"]
+
+
+# -- single checks -----------------------------------------------------------------------------------------------------
+
+
+def judged(request: Request, **outcome) -> Judge:
+    judge = Judge()
+    judge.take(Outcome(request, **{"status": 200, "finish_reason": "length", **outcome}))
+    return judge
+
+
+def test_a_known_answer_is_compared_token_for_token():
+    request = Request(0, "greedy", Prompt(PROMPT, ANSWER), max_tokens=6)
+    assert judged(request, token_ids=ANSWER[:6]).problems == []
+    assert judged(request, token_ids=(*ANSWER[:5], 9)).wrong == 1
+    assert judged(request, token_ids=ANSWER[:5]).wrong == 1
+    assert judged(request, token_ids=ANSWER[:7]).wrong == 1
+    assert judged(request, token_ids=ANSWER[:6], finish_reason=None).failed == 1
+    assert judged(request, status=500).failed == 1
+
+
+def test_what_arrived_before_a_client_left_is_a_prefix():
+    request = Request(0, "aborted", Prompt(PROMPT, ANSWER), max_tokens=6, stream=True, events=2)
+    assert judged(request, token_ids=ANSWER[:2], left=True, finish_reason=None).problems == []
+    assert judged(request, token_ids=(TOKEN, 9), left=True, finish_reason=None).wrong == 1
+
+
+def test_bad_fields_must_be_refused_with_the_reason():
+    request = Request(0, "bad", Prompt(PROMPT), refusal="too large")
+    refused = '{"error": {"message": "references are too large"}}'
+    assert judged(request, status=400, text=refused).failed == 0
+    assert judged(request, status=400, text="{}").failed == 1
+    assert judged(request, status=500, text=refused).failed == 1
+    assert judged(request).failed == 1
+
+
+def test_structured_output_must_follow_its_schema():
+    prompt = Prompt(PROMPT, ANSWER, schema={"type": "object"})
+    judge = judged(Request(0, "structured", prompt, max_tokens=6), token_ids=ANSWER[:6], finish_reason="stop")
+    assert (judge.wrong, judge.failed) == (0, 1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_sampled_tokens_must_follow_the_distribution(share):
+    """A share of the outputs are the likeliest token, as if it was accepted whatever the target says."""
+    generator, judge, prompt = torch.Generator().manual_seed(3), Judge(), Prompt(PROMPT)
+    for number in range(400):
+        tokens: tuple[int, ...] = ()
+        for _ in range(2):
+            probs = exact((*PROMPT, *tokens), 1.0, 0)
+            forced = number < share * 400
+            tokens += (int(probs.argmax() if forced else torch.multinomial(probs, 1, generator=generator)),)
+        request = Request(number, "sampled", prompt, max_tokens=2)
+        judge.take(Outcome(request, 200, tokens, "length"))
+    [p] = [found.p for found in judge.sampled().values()]
+    assert (p < LEAST_P) == (share > 0)
+
+
+def test_traffic_repeats_itself_by_its_seed_and_holds_all_kinds(truth):
+    def first(seed: int) -> list[Request]:
+        return list(itertools.islice(Traffic(truth, seed, PROPOSERS), 600))
+
+    assert first(1) == first(1) != first(2)
+    assert {request.kind for request in first(1)} == set(SHARES)
+    assert {*PROPOSERS, "none", "disabled", "prediction", "tenant", "corpora"} <= {r.variant for r in first(1)}
+
+
+def test_a_short_run_judges_no_memory():
+    samples = [leaks.Sample(number, number << 30, 1, 1, 0) for number in range(leaks.LEAST_SAMPLES - 1)]
+    assert [growth.is_flat for growth in leaks.growths(samples)] == [True] * 3
+    assert not leaks.growths([*samples, samples[-1]])[0].is_flat
+
+
+def test_a_full_disk_is_one_for_all_processes_of_a_session(tmp_path):
+    write = (
+        "import sys; file = open(sys.argv[1], 'wb', 0); print('ready', flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    try: print(file.write(bytes(4096)), flush=True)\n"
+        "    except OSError as error: print(error.strerror, flush=True)\n"
+    )
+    command = [sys.executable, "-c", write, str(tmp_path / "file")]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, start_new_session=True) as writer:
+        assert writer.stdin and writer.stdout  # noqa: PT018
+
+        def line(given: str = "") -> str:
+            writer.stdin.write(given)
+            writer.stdin.flush()
+            return writer.stdout.readline().strip()
+
+        assert line() == "ready"
+        with files_limited(writer.pid, 0):
+            assert line("a\n") == "File too large"
+        assert line("b\n") == "4096"
+        writer.stdin.close()
