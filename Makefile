@@ -11,7 +11,7 @@ PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang demo demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core \
-  then-vllm then-sglang test-vllm test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
+  soak then-vllm then-sglang test-vllm test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -139,6 +139,15 @@ test-vllm test-vllm-all:
 test-sglang test-sglang-all:
 	@echo "test-sglang: SKIPPED, because the tests run SGLang on Linux on x86-64 only; this is $$(uname -sm)."
 endif
+
+MINUTES  ?= 10
+REQUESTS ?= 10000
+ENGINE   ?= all
+soak: setup-engines ## real servers under mixed requests and faults, MINUTES=10 each; ENGINE=vllm, vllm-v2, sglang or all
+	@failed=0; for engine in $(if $(filter all,$(ENGINE)),vllm vllm-v2 sglang,$(ENGINE)); do \
+	  case $$engine in sglang) python=$(SGLANG)/bin/python;; *) python=$(VLLM)/bin/python;; esac; \
+	  $$python -m tests.soak --engine $$engine --minutes $(MINUTES) --requests $(REQUESTS) || failed=1; \
+	done; exit $$failed
 
 format: setup ## let ruff format the code
 	$(BIN)/ruff check --fix .

@@ -55,7 +55,13 @@ def soaked(target: Target, requests: int, minutes: float, seed: int, plant: Plan
     try:
         with Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as progress:
             task = progress.add_task(target.name, total=requests)
-            return asyncio.run(soak.run(requests, minutes, lambda count: progress.update(task, completed=count)))
+
+            def done(count: int) -> None:
+                progress.update(task, completed=count)
+                if not console.is_terminal and count % 500 == 0:  # a log gets lines instead of a bar
+                    console.print(f"{target.name}: {count:,} requests, {soak.judge.wrong} outputs with wrong tokens")
+
+            return asyncio.run(soak.run(requests, minutes, done))
     finally:
         process.close()
 
