@@ -5,11 +5,54 @@ The models are so small that threads which wait for each other on a busy machine
 
 from __future__ import annotations
 
+import json
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import compatibility
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; also for the processes that tests start
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+RAN = pytest.StashKey[dict[str, list[str]]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[RAN] = {"passed": [], "slow": []}
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.config.stash[RAN]["slow"].append(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    report = yield
+    if report.when == "call" and report.passed:
+        item.config.stash[RAN]["passed"].append(item.nodeid)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Record what a whole suite ran, for the compatibility matrix, and fail if a cell of it lacks its tests."""
+    ran, chosen = session.config.stash[RAN], {str(path) for path in session.config.args}
+    for suite in dict.fromkeys(compatibility.SUITES.values()):
+        whole = suite in chosen or (suite == "tests/transformers" and chosen & {"tests", str(session.config.rootpath)})
+        if not whole or session.config.option.keyword or session.testsfailed:
+            continue
+        mine = {kind: [name for name in names if name.startswith(suite)] for kind, names in ran.items()}
+        gone = compatibility.lacking(suite, **mine)
+        if gone:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            session.config.get_terminal_writer().line(
+                "cells of tests/compatibility.py without a test: " + "; ".join(gone)
+            )
+        compatibility.RECORDS.mkdir(parents=True, exist_ok=True)
+        (compatibility.RECORDS / f"{suite.rpartition('/')[2]}.json").write_text(json.dumps(mine))

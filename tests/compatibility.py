@@ -1,0 +1,304 @@
+"""The compatibility matrix: each cell of docs/compatibility.md names the test that holds it.
+
+    python -m tests.compatibility
+
+writes the page from this table and from what the newest runs of the suites recorded (see `tests/conftest.py`): a test
+that passed in `make test` is shown as such, and one that only `make test-all` runs as slow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "compatibility.md"
+RECORDS = ROOT / ".cache" / "compatibility"
+
+T, V1, V2, S = "transformers", "vLLM V1", "vLLM V2", "SGLang"
+ENGINES = (T, V1, V2, S)
+SUITES = {T: "tests/transformers", V1: "tests/engines/vllm", V2: "tests/engines/vllm", S: "tests/engines/sglang"}
+
+REFUSED = "refused: "
+"""Stands before a test that shows that the feature is refused by name."""
+
+NONE = "-"
+"""The engine does not have the feature, or not with speculation."""
+
+Cells = Mapping[str, str]
+
+FEATURES: dict[str, Cells] = {
+    "greedy text": {
+        T: "test_greedy.py::",
+        V1: "test_greedy.py::test_all_proposers_in_one_batch[v1",
+        V2: "test_greedy.py::test_all_proposers_in_one_batch[v2",
+        S: "test_spec_greedy.py::",
+    },
+    "temperature": {
+        T: "test_distribution.py::",
+        V1: "test_sampling.py::test_the_distribution_is_the_targets[v1",
+        V2: "test_sampling.py::test_the_distribution_is_the_targets[v2",
+        S: "test_spec_sampling.py::test_drafts_are_verified_by_the_distribution",
+    },
+    "top-k, top-p": {
+        T: "test_processors.py::test_sampled_tokens_pass_the_filters",
+        V1: "test_audit.py::test_v1_samples_by_the_controls_distribution",
+        V2: "test_audit.py::test_v2_with_async_scheduling_samples",
+        S: "test_spec_sampling.py::test_top_k_and_top_p",
+    },
+    "min-p": {
+        T: "test_processors.py::test_sampled_tokens_pass_the_filters",
+        V1: f"{REFUSED}test_intake.py::test_v1_refuses_what_it_would_not_apply_to_drafts",
+        S: "test_exact.py::test_min_p_has_its_distribution",
+    },
+    "seeds": {
+        T: "test_seeds.py::",
+        V1: "test_sampling.py::test_seeds_are_reproducible[v1",
+        V2: "test_sampling.py::test_seeds_are_reproducible[v2",
+        S: "test_seeds.py::",
+    },
+    "penalties, minimum tokens": {
+        T: "test_processors.py::",
+        V1: "test_features.py::test_as_baseline[v1-frequency penalty",
+        V2: "test_features.py::test_as_baseline[v2-frequency penalty",
+        S: "test_exact.py::test_as_without_speculation",
+    },
+    "stop strings": {
+        T: "test_stopping.py::",
+        V1: "test_features.py::test_as_baseline[v1-stop string across drafts",
+        V2: "test_features.py::test_as_baseline[v2-stop string across drafts",
+        S: "test_features.py::test_as_without_speculation[overlap-stop string across drafts",
+    },
+    "log-probabilities": {
+        T: NONE,
+        V1: "test_features.py::test_as_baseline[v1-logprobs",
+        V2: "test_features.py::test_as_baseline[v2-logprobs",
+        S: "test_features.py::test_as_without_speculation[overlap-top logprobs",
+    },
+    "several answers (n > 1)": {
+        T: "test_custom_generate.py::test_several_samples_of_one_prompt_differ",
+        V1: "test_sampling.py::test_several_answers_to_one_request[v1",
+        V2: "test_sampling.py::test_several_answers_to_one_request[v2",
+        S: "test_features.py::test_several_answers",
+    },
+    "structured output": {
+        T: "test_grammar.py::",
+        V1: "test_grammar.py::test_as_without_speculation",
+        V2: "test_features.py::test_as_baseline[v2-json",
+        S: "test_grammar.py::test_as_without_speculation[overlap",
+    },
+    "tool calls and reasoning": {
+        T: NONE,
+        V1: "test_audit.py::TestChats::",
+        V2: "test_tool_streams.py::",
+        S: "test_audit.py::TestChats::",
+    },
+    "LoRA": {
+        T: NONE,
+        V1: "test_lora.py::test_adapters_keep_their_texts_and_are_reported_apart[v1",
+        V2: "test_lora.py::test_adapters_keep_their_texts_and_are_reported_apart[v2",
+        S: f"{REFUSED}test_features.py::test_lora_is_refused",
+    },
+    "prompt embeddings": {
+        T: NONE,
+        V1: "test_prompt_embeds.py::test_answers_are_stocks_and_gaps_are_known[v1",
+        V2: "test_prompt_embeds.py::test_answers_are_stocks_and_gaps_are_known[v2",
+    },
+    "prefix caching": {
+        T: NONE,
+        V1: "test_features.py::test_prefix_caching[v1",
+        V2: "test_features.py::test_prefix_caching[v2",
+        S: "test_features.py::test_prefix_caching[overlap",
+    },
+    "chunked prefill": {
+        T: "test_models.py::test_left_over_entries_are_never_seen",
+        V1: "test_traps.py::test_prefill_chunks_are_not_drafted[v1",
+        V2: "test_traps.py::test_prefill_chunks_are_not_drafted[v2",
+        S: "test_features.py::test_as_without_speculation[overlap-long prompt",
+    },
+    "preemption": {
+        T: "test_lifecycle.py::test_preempted_requests_resume_by_themselves",
+        V1: "test_lifecycle.py::test_preempted_and_resumed[v1",
+        V2: "test_lifecycle.py::test_preempted_and_resumed[v2",
+        S: "test_lifecycle.py::test_often_retracted",
+    },
+    "aborts": {
+        T: "test_lifecycle.py::test_abort_a_running_or_waiting_request",
+        V1: "test_lifecycle.py::test_aborted_and_finished[v1",
+        V2: "test_lifecycle.py::test_aborted_and_finished[v2",
+        S: "test_lifecycle.py::test_aborted",
+    },
+    "recurrent layers (Mamba-2, short convolutions, gated delta nets)": {
+        T: f"{REFUSED}test_models.py::test_models_with_recurrent_layers_are_refused",
+        V1: "test_recurrent.py::test_draft_lengths_that_change_at_every_step[v1-falcon_h1",
+        V2: "test_recurrent.py::test_draft_lengths_that_change_at_every_step[v2_async-falcon_h1",
+        S: "test_recurrent.py::test_at_changing_draft_lengths",
+    },
+    "recurrent layers with prefix caching": {
+        T: NONE,
+        V1: "test_recurrent_caches.py::test_prefix_caching[v1-falcon_h1",
+        V2: "test_recurrent_caches.py::test_prefix_caching[v2_async-falcon_h1",
+        S: "test_recurrent.py::test_prompts_whose_beginnings_are_cached",
+    },
+    "tensor parallelism, 2 ranks": {
+        T: NONE,
+        V1: "test_tensor_parallel.py::test_v1_drafts_on_rank_0_alone_and_the_text_is_right",
+        V2: "test_tensor_parallel.py::test_v2_a_proposer_that_raises_on_rank_0_costs_drafts_on_both",
+    },
+    "data parallelism, 2 ranks": {T: NONE, V2: "test_data_parallel.py::"},
+    "data-parallel attention": {
+        T: NONE,
+        S: f"{REFUSED}test_registration.py::test_what_is_not_supported_is_refused[arguments3",
+    },
+    "pipeline parallelism": {
+        T: NONE,
+        V1: f"{REFUSED}test_doctor.py::test_what_cannot_be_served_is_refused_by_name[pipeline",
+        V2: f"{REFUSED}test_doctor.py::test_what_cannot_be_served_is_refused_by_name[pipeline",
+        S: f"{REFUSED}test_registration.py::test_what_is_not_supported_is_refused[arguments1",
+    },
+    "prefill and decode on separate servers": {
+        T: NONE,
+        S: f"{REFUSED}test_registration.py::test_what_is_not_supported_is_refused[arguments2",
+    },
+    "offload of the key-value cache": {T: NONE},
+    "images": {T: NONE},
+}
+"""By feature and engine: the beginning of the ids of the tests that hold it.  An engine left out is untested."""
+
+PROPOSERS: dict[str, Cells] = {
+    "lookup on the host (`ngram`, `retrieval`)": {
+        T: "test_same_drafts.py::",
+        V1: "test_same_drafts.py::",
+        V2: "test_same_drafts.py::",
+        S: "test_same_drafts.py::",
+    },
+    "trees (`ngram-tree`)": {T: NONE, V1: NONE, V2: NONE, S: "test_spec_greedy.py::"},
+    "on the device": {
+        T: "test_greedy.py::",
+        V1: "test_greedy.py::test_all_proposers_in_one_batch[v1",
+        V2: "test_device_kernels.py::",
+        S: "test_spec_greedy.py::",
+    },
+    "a draft model with its distribution (`crosstok`)": {
+        T: "test_crosstok_distribution.py::",
+        V1: "test_crosstok.py::test_sampled[v1",
+        V2: "test_crosstok.py::test_sampled[v2_async",
+        S: "test_crosstok.py::test_sampled",
+    },
+    "lookup beside a draft model (`hybrid`)": {
+        T: "test_hybrid.py::",
+        V1: "test_hybrid.py::",
+        V2: "test_hybrid.py::",
+        S: "test_crosstok.py::test_greedy_with_lookup",
+    },
+    "the engine's own drafter": {
+        T: NONE,
+        V1: "test_engine_drafts.py::",
+        V2: "test_engine_drafts.py::",
+        S: "test_engine_drafts.py::",
+    },
+    "one that raises, hangs or drafts garbage": {
+        T: "test_requests.py::",
+        V1: "test_containment.py::test_every_request_gets_its_text[v1",
+        V2: "test_containment.py::test_every_request_gets_its_text[v2",
+        S: "test_containment.py::",
+    },
+}
+"""By kind of proposer and engine, as in `FEATURES`."""
+
+
+def evidence(engine: str, cell: str) -> str:
+    """Return the beginning of the ids of a cell's tests."""
+    return f"{SUITES[engine]}/{cell.removeprefix(REFUSED)}"
+
+
+def cells() -> list[tuple[str, str, str]]:
+    """Return (row, engine, cell) of all cells that name tests."""
+    return [
+        (row, engine, cell)
+        for table in (FEATURES, PROPOSERS)
+        for row, found in table.items()
+        for engine, cell in found.items()
+        if cell != NONE
+    ]
+
+
+def lacking(suite: str, passed: Iterable[str], slow: Iterable[str]) -> list[str]:
+    """Return the cells of a suite for which no test passed, without those whose tests are all slow ones.
+
+    Args:
+        suite: folder of the tests that have run.
+        passed: ids of the tests that passed.
+        slow: ids of the tests that were left out because they are slow.
+    """
+    ran, left_out = list(passed), list(slow)
+    return [
+        f"{row}, {engine}: {cell}"
+        for row, engine, cell in cells()
+        if SUITES[engine] == suite and not any(name.startswith(evidence(engine, cell)) for name in (*ran, *left_out))
+    ]
+
+
+def render(records: Mapping[str, Mapping[str, list[str]]]) -> str:
+    """Return the page.
+
+    Args:
+        records: by suite, the ids under "passed" and "slow" of its newest run.
+    """
+
+    def shown(engine: str, cell: str | None) -> str:
+        if cell is None:
+            return "untested"
+        if cell == NONE:
+            return ""
+        record, start = records[SUITES[engine]], evidence(engine, cell)
+        file = start.partition("::")[0]
+        word = "refused" if cell.startswith(REFUSED) else "tested"
+        if not any(name.startswith(start) for name in record["passed"]):
+            word += ", slow"
+        return f"[{word}](../{file})"
+
+    def table(title: str, rows: Mapping[str, Cells]) -> str:
+        lines = [f"| {title} | {' | '.join(ENGINES)} |", "|---" * (len(ENGINES) + 1) + "|"]
+        for row, found in rows.items():
+            lines.append(f"| {row} | {' | '.join(shown(engine, found.get(engine)) for engine in ENGINES)} |")
+        return "\n".join(lines)
+
+    return _PAGE.format(features=table("feature", FEATURES), proposers=table("proposer", PROPOSERS))
+
+
+_PAGE = """# Compatibility
+
+What the tests run on the real engines, on CPUs: vLLM 0.32.0 (V2 in Triton's interpreter, mostly with async scheduling)
+and SGLang 0.5.23 (overlapped; its kernels by stand-ins in plain torch). Each word links to the file of the tests.
+`python -m tests.compatibility` writes this page from the table in [tests/compatibility.py](../tests/compatibility.py)
+and from what the suites recorded when they ran; a run of a whole suite fails if a cell's tests are gone.
+
+- **tested**: a test that `make test` runs compares with the engine without speculation, or with exact probabilities.
+- **tested, slow**: only `make test-all` runs it.
+- **refused**: start-up or the request is refused by name, and a test shows it.
+- **untested**: it may work; [`specplug audit`](audit.md) tells on your server.
+- empty: the engine has no such feature, or not with speculation.
+
+{features}
+
+{proposers}
+
+[engines.md](engines.md) has the limits of each engine in words.
+"""
+
+
+def main() -> None:
+    """Write the page from the records of all suites."""
+    records = {}
+    for suite in dict.fromkeys(SUITES.values()):
+        file = RECORDS / f"{Path(suite).name}.json"
+        if not file.is_file():
+            raise SystemExit(f"{file}: no record; run the whole suite {suite} first")
+        records[suite] = json.loads(file.read_text())
+    PAGE.write_text(render(records))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The compatibility matrix names tests that exist, and its page has its rows."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests import compatibility
+from tests.compatibility import FEATURES, PAGE, PROPOSERS, ROOT, cells, evidence, lacking, render
+
+
+@pytest.mark.parametrize(("row", "engine", "cell"), cells())
+def test_a_cells_tests_exist(row, engine, cell):
+    file, _, name = evidence(engine, cell).partition("::")
+    assert (ROOT / file).is_file(), f"{row}, {engine}: {file} is gone"
+    names = {
+        node.name
+        for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    wanted = name.partition("[")[0].removesuffix("::")
+    assert not wanted or any(known.startswith(wanted) for known in names), f"{row}, {engine}: {wanted} is gone"
+
+
+def test_the_page_has_all_rows():
+    page = PAGE.read_text(encoding="utf-8")
+    rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")]
+    assert set(rows) - {"feature", "proposer", "---"} == {*FEATURES, *PROPOSERS}
+
+
+def test_what_did_not_run_is_noticed():
+    suite = "tests/transformers"
+    ours = [evidence(engine, cell) for _, engine, cell in cells() if compatibility.SUITES[engine] == suite]
+    assert lacking(suite, ours, []) == []
+    assert lacking(suite, ours[1:], ours[:1]) == []
+    gone = [name for name in ours if "test_seeds" not in name]
+    assert lacking(suite, gone, []) == ["seeds, transformers: test_seeds.py::"]
+
+
+def test_a_slow_test_is_shown_as_one():
+    records = {suite: {"passed": [], "slow": []} for suite in compatibility.SUITES.values()}
+    records["tests/transformers"]["passed"] = ["tests/transformers/test_seeds.py::test_x"]
+    line = next(line for line in render(records).splitlines() if line.startswith("| seeds"))
+    assert "| [tested](../tests/transformers/test_seeds.py) |" in line
+    assert "[tested, slow](../tests/engines/sglang/test_seeds.py)" in line
