@@ -102,7 +102,9 @@ def test_what_the_client_saw(tight):
         hidden = case["name"] == "special"  # what ended it has no text
         assert (kind, visible) == ("FINISHED", ends.seen(case, output) - hidden), case["name"]
         assert text[: len(case["prompt"])] == case["prompt"]
-        assert text[len(case["prompt"]) : visible] == output["token_ids"][: visible - len(case["prompt"])]
+        shown, seen = text[len(case["prompt"]) : visible], output["token_ids"][: visible - len(case["prompt"])]
+        # A last step with room for one token has no drafts, and what it brings is shown to nobody.
+        assert shown == seen or (output["finish_reason"] == "length" and shown == seen[:-1]), case["name"]
         longer += len(text) > visible
     assert longer > len(given) // 2, "texts did not go on behind their ends, so little was tried"
     reasons = {type(output["stop_reason"]) for output in found["outputs"].values()}
