@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, get_args
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -77,6 +78,7 @@ def main(
     logs: Annotated[Path | None, typer.Option(help="folder that keeps the servers' logs")] = None,
 ) -> None:
     """Soak a real server on the shipped model; exit with 1 if anything was wrong."""
+    torch.set_num_threads(1)  # more would wait for each other, as the servers need all cores
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         try:

@@ -23,8 +23,11 @@ from tests.soak.targets import SglangTarget, Target
 from tests.soak.traffic import CORPORA
 from tests.soak.truth import Truth
 
-MARGIN = 256 << 10
-"""Bytes by which a server's log may grow while its disk is full."""
+FULL = 64 << 10
+"""Size beyond which files do not grow on a full disk."""
+
+LARGE_WORDS = 20_000
+"""Of a corpus that does not fit: always the same number, so that it does not take more memory as the run goes on."""
 
 SETTLE_SECONDS = 0.5
 """Time for the server to notice a change of its store; it looks every 0.2 s."""
@@ -38,7 +41,6 @@ class Faults:
         target: the engine.
         truth: whose texts the corpora hold.
         session: of the server's processes.
-        log: file that the server writes.
         store: folder of its corpora; None leaves out the faults that need one.
         seed: selects what is added and removed.
 
@@ -53,12 +55,11 @@ class Faults:
         target: Target,
         truth: Truth,
         session: int,
-        log: Path,
         store: Path | None,
         seed: int,
     ) -> None:
         self._http, self._target, self._truth = http, target, truth
-        self._session, self._log, self._store = session, log, store
+        self._session, self._store = session, store
         self._random = random.Random(seed)
         self._present: dict[str, str | None] = {}
         self._numbers = itertools.count()
@@ -122,11 +123,10 @@ class Faults:
         Store.open(self._store).add("cut", [document], tenant=tenant)
 
     async def disk_full(self) -> None:
-        """Add a corpus that does not fit, while no file may grow beyond a limit; then one that fits."""
+        """Add a corpus that does not fit, while no file may grow beyond a limit, the log included; then a small one."""
         name = f"large {next(self._numbers)}"
-        limit = self._log.stat().st_size + MARGIN
-        text = " ".join(str(self._random.getrandbits(40)) for _ in range(limit // 8))
-        with files_limited(self._session, limit):
+        text = " ".join(str(self._random.getrandbits(40)) for _ in range(LARGE_WORDS))
+        with files_limited(self._session, FULL):
             await self._expect("a full disk", False, *self._target.add_order(name, [text], None))
         await self._expect("a corpus after a full disk", True, *self._target.add_order(name, [text[:100]], None))
         await self._expect("its removal", True, *self._target.remove_order(name, None))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -29,6 +29,7 @@ class Sample:
         threads: threads.
         files: open files, sockets and pipes.
         slots: occupied slots of specplug, and requests that it holds as preempted.
+        by_process: resident bytes of each process, by its number and command.
     """
 
     requests: int
@@ -36,6 +37,7 @@ class Sample:
     threads: int
     files: int
     slots: int
+    by_process: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,10 @@ def processes(session: int) -> dict[int, int]:
 def sample(session: int, requests: int, slots: int) -> Sample:
     """Read the resources of all processes of a session."""
     running = processes(session)
-    pages = [int((_read(Path(f"/proc/{pid}/statm")) or "0 0").split()[1]) for pid in running]
-    return Sample(requests, sum(pages) * PAGE, sum(running.values()), sum(map(_files, running)), slots)
+    memory = {pid: int((_read(Path(f"/proc/{pid}/statm")) or "0 0").split()[1]) * PAGE for pid in running}
+    named = {f"{pid} {_read(Path(f'/proc/{pid}/comm')).strip()}": size for pid, size in memory.items()}
+    threads, files = sum(running.values()), sum(map(_files, running))
+    return Sample(requests, sum(memory.values()), threads, files, slots, named)
 
 
 def _files(pid: int) -> int:

@@ -103,6 +103,10 @@ class Report:
         yield f"  wrong tokens: {judge.wrong} of {judge.compared:,} outputs; {judge.tokens:,} tokens compared"
         yield "  sampled: " + ("; ".join(f"{n}: p = {g.p:.3g}" for n, g in judge.sampled().items()) or "too few")
         yield f"  idle, before and after: {_sample(self.first)}; {_sample(self.last)}"
+        yield "  memory by process: " + "; ".join(
+            f"{name} {size / MIB:,.0f} to {self.last.by_process.get(name, 0) / MIB:,.0f} MiB"
+            for name, size in self.first.by_process.items()
+        )
         yield from (f"  {growth.name}: {_numbers(growth)}" for growth in self.growths)
         yield from (f"  FAILED: {failure}" for failure in self.failures)
         yield "  passed" if not self.failures else "  failed"

@@ -65,7 +65,7 @@ class Soak:
     async def run(self, requests: int, minutes: float, done: Callable[[int], None] = lambda count: None) -> Report:
         """Send `requests` requests, or as many as fit into the time."""
         async with client.connect(self.url) as http:
-            faults = Faults(http, self.target, self.truth, self.session, self.log, self.store, self.seed)
+            faults = Faults(http, self.target, self.truth, self.session, self.store, self.seed)
             running = set(leaks.processes(self.session))
             before = await self._counts(http)
             first = await self._sample(http)

@@ -122,7 +122,7 @@ class SglangTarget(Target):
     def soaked(self, store: Path) -> Configuration:
         launch = importlib.import_module("tests.engines.sglang.launch")
         given = {"SPECPLUG_CONFIG": json.dumps(settings(store))}
-        small = {"max_total_tokens": KV_TOKENS, "schedule_conservativeness": 0.1}
+        small = {"max_total_tokens": KV_TOKENS, "schedule_conservativeness": 0.1, "log_level_http": "warning"}
         return launch.configuration("SPECPLUG", sampling=True, environment=given, served_model_name=MODEL, **small)
 
     def control(self) -> Configuration:
