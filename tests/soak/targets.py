@@ -83,6 +83,7 @@ class Target:
         return {
             "served_model_name": MODEL,
             "max_num_batched_tokens": 2048,
+            "log_error_stack": False,
             "uvicorn_log_level": "warning",
         }
 

@@ -41,7 +41,7 @@ class SoakSuite:
     def test_mixed_requests_and_faults(self, server: Server, baseline: Server):
         """Then one known answer is altered, and that is found."""
         truth = self.truth(baseline)
-        for given, count, wrong in ((truth, REQUESTS, False), (with_wrong_token(truth), 60, True)):
+        for given, count, wrong in ((truth, REQUESTS, False), (with_wrong_token(truth), 40, True)):
             traffic = Traffic(given, 5, self.proposers)
             process = server.running()
             soak = Soak(TARGETS[self.name], server.url, process.session, process.log, truth, traffic, pause=0.3)
@@ -49,4 +49,4 @@ class SoakSuite:
             assert sum(report.judge.kinds.values()) == count
             assert (report.judge.wrong > 0) == wrong, report.failures
             assert wrong or report.failures == []
-            assert len(report.faults) >= 2
+            assert wrong or len(report.faults) >= 2
