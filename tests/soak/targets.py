@@ -20,6 +20,13 @@ PROPOSERS = ("oracle", "raises", "garbage", "slow", "retrieval")
 KV_TOKENS, BLOCK = 1536, 32
 """Room of the key-value cache: less than eight long requests need, so that some are preempted."""
 
+VLLM_VARIABLES = {
+    "VLLM_SERVER_DEV_MODE": "1",  # which has the route that empties the prefix cache
+    # Else oneDNN keeps a kernel for each of the last 1,024 shapes of a batch, and vLLM's worker grows for an hour,
+    # with specplug and without.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",
+}
+
 FAULTY: dict[str, Any] = {"raises": {"every": 2}, "slow": {"seconds": 0.12, "every": 3}}
 """Options of proposers: `slow` takes longer than the deadline below."""
 
@@ -68,7 +75,7 @@ class Target:
             settings(store),
             in_process=False,
             endpoints=True,
-            environment={"VLLM_SERVER_DEV_MODE": "1"},
+            environment=VLLM_VARIABLES,
             block_size=BLOCK,
             num_gpu_blocks_override=KV_TOKENS // BLOCK,
             **self._vllm(),
