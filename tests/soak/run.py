@@ -72,13 +72,18 @@ class Soak:
             began = time.monotonic()
             beside = [asyncio.create_task(faults.inject(self.pause)), asyncio.create_task(self._watch(http))]
             given = self._given(requests, began + 60 * minutes)
-            await asyncio.gather(*(self._work(http, given, running, done) for _ in range(self.target.together)))
+            work = [asyncio.create_task(self._work(http, given, done)) for _ in range(self.target.together)]
+            beside.append(asyncio.create_task(self._guard(running, work)))
+            for ended in await asyncio.gather(*work, return_exceptions=True):
+                if isinstance(ended, Exception):
+                    raise ended
+            self._find_lost(running)
             seconds = time.monotonic() - began
             for task in beside:
                 task.cancel()
             ended = await asyncio.gather(*beside, return_exceptions=True)
             faults.problems += [f"{type(e).__name__}: {e}" for e in ended if isinstance(e, Exception)]
-            last = await self._drained(http, faults)
+            last = await self._drained(http, faults) if self.crash is None else None
             after = await self._counts(http) if self.crash is None else before
         return Report(
             engine=self.target.name,
@@ -103,9 +108,7 @@ class Soak:
                 os.kill(max(leaks.processes(self.session)), signal.SIGKILL)
             yield request
 
-    async def _work(
-        self, http: httpx.AsyncClient, given: Iterator[Request], running: set[int], done: Callable[[int], None]
-    ) -> None:
+    async def _work(self, http: httpx.AsyncClient, given: Iterator[Request], done: Callable[[int], None]) -> None:
         """Send requests one after the other."""
         for request in given:
             if self.plant == "files":
@@ -115,9 +118,21 @@ class Soak:
             if self.crash is None:
                 self.judge.take(outcome)
                 done(sum(self.judge.kinds.values()))
-            lost = running - set(leaks.processes(self.session)) if outcome.status in (0, 500, 503) else set()
-            if lost:
-                self.crash = f"processes {sorted(lost)} of the server have ended, at request {request.number}"
+
+    async def _guard(self, running: set[int], work: list[asyncio.Task[None]]) -> None:
+        """End the traffic when a process of the server has ended, because others may then wait for it for ever."""
+        while not self._find_lost(running):
+            await asyncio.sleep(0.5)
+        for task in work:
+            task.cancel()
+
+    def _find_lost(self, running: set[int]) -> set[int]:
+        """Return the processes of the server that have ended, and note the crash."""
+        lost = running - set(leaks.processes(self.session))
+        if lost and self.crash is None:
+            count = sum(self.judge.kinds.values())
+            self.crash = f"processes {sorted(lost)} of the server have ended, after {count} requests"
+        return lost
 
     async def _watch(self, http: httpx.AsyncClient) -> None:
         """Read the server's resources now and then, until cancelled."""
