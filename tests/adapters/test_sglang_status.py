@@ -113,7 +113,8 @@ def drafts(monkeypatch: pytest.MonkeyPatch) -> Any:
     def emitted() -> int:
         stage = SimpleNamespace(sources=(), proposers={}, metrics=metrics)
         settings = SimpleNamespace(proposer="ngram", extra_proposers=())
-        drafting = SimpleNamespace(rank=0, stage=stage, counts=counts, device="cuda")
+        slots = SimpleNamespace(status=dict)
+        drafting = SimpleNamespace(rank=0, stage=stage, counts=counts, device="cuda", allocator=slots)
         drafting.resolved = SimpleNamespace(settings=settings)
         scheduler = SimpleNamespace(draft_worker=SimpleNamespace(drafting=drafting), device_module=queue)
         return status.worker_status(scheduler)["metrics"]["total"]["emitted"]
