@@ -203,6 +203,7 @@ def paged(engine: Callable[..., Engine]) -> Engine:
     return engine("SPECPLUG", environment=environment, **SERVED, page_size=16, name="specplug, pages")
 
 
+@pytest.mark.slow  # an engine of its own
 def test_pages(pair, paged):
     """Chains are verified in whatever pages they fall into."""
     expected, found, counts = both(
