@@ -43,9 +43,10 @@ class Finding:
     drafts: DraftCounts | None = None
 
     def with_drafts(self, drafts: DraftCounts | None) -> Finding:
-        """Return the result with its draft counts; a check that passed without any accepted draft proves nothing."""
-        if self.status is Status.PASSED and drafts is not None and not drafts.accepted:
-            summary = f"{self.summary}; no draft was accepted meanwhile"
+        """Return the result with its draft counts; a check that passed proves nothing unless a draft was accepted."""
+        if self.status is Status.PASSED and not (drafts and drafts.accepted):
+            why = "no draft was accepted meanwhile" if drafts else "the engine does not report its drafts"
+            summary = f"{self.summary}; {why}"
             return replace(self, drafts=drafts, status=Status.UNPROVEN, summary=summary)
         return replace(self, drafts=drafts)
 
@@ -61,10 +62,10 @@ def judged(check: str, failures: list[str], summary: str, **figures: Any) -> Fin
 
 
 def unanswered(check: str, answers: tuple[Answer, ...], who: str) -> Finding | None:
-    """Return a result if probes had no answer: "not run" if none had one, and "failed" if some had one."""
+    """Return a result if probes had no answer: "not run" if all of them were refused by name, else "failed"."""
     errors = [answer.error for answer in answers if answer.error is not None]
     if not errors:
         return None
-    status = Status.NOT_RUN if len(errors) == len(answers) else Status.FAILED
+    status = Status.NOT_RUN if all(answer.refused for answer in answers) else Status.FAILED
     summary = f"{who}: {len(errors)} of {len(answers)} requests had no answer"
     return Finding(check, status, summary, tuple(dict.fromkeys(errors))[:MOST_EXAMPLES])

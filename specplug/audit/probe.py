@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 TOP_LOGPROBS = 20
@@ -63,6 +63,7 @@ class Answer:
         reasoning: the part of a chat's answer that the server parsed as reasoning.
         tool_calls: the tool calls that the server parsed.
         error: why the engine refused or failed; the other fields are then meaningless.
+        refused: whether the engine refused the request by name, as something that it cannot do, rather than failed.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -72,6 +73,7 @@ class Answer:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     error: str | None = None
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ class Control:
         self_differences: number of prompts whose answers differ between together and alone.
     """
 
-    greedy: tuple[Answer, ...] = field(default=())
+    greedy: tuple[Answer, ...] = ()
     noise: float = 0.0
     self_differences: int = 0
 

@@ -16,6 +16,9 @@ from specplug.audit.probe import Answer, DraftCounts, Probe
 from specplug.errors import EngineError
 from specplug.operator.status import counting
 
+REFUSALS = (400, 404, 422, 501)
+"""Status codes by which a server says that it does not have or take something."""
+
 PATIENCE = 600.0
 """Seconds that a server may be silent."""
 
@@ -141,7 +144,8 @@ class ServerSide:
             async with http.stream("POST", path, headers=self._headers, json=body) as answer:
                 if answer.status_code != 200:
                     text = (await answer.aread()).decode(errors="replace")
-                    return Answer(error=f"HTTP {answer.status_code}: {text[:300]}")
+                    refused = answer.status_code in REFUSALS
+                    return Answer(error=f"HTTP {answer.status_code}: {text[:300]}", refused=refused)
                 if probe.stream:
                     return chat_answer([choice async for choice in _choices(answer)])
                 found = json.loads(await answer.aread())

@@ -44,7 +44,7 @@ class TextEngineSide:
 
     def _batch(self, probes: Sequence[Probe], done: Callable[[], None]) -> list[Answer]:
         if any(probe.messages for probe in probes):
-            return [_refused(done, "chats, tools and reasoning are parsed by servers only")] * len(probes)
+            return [_refused(done, "chats, tools and reasoning are parsed by servers only") for _ in probes]
         tokens: list[list[int]] = [[] for _ in probes]
         texts = [""] * len(probes)
         reasons: list[str | None] = [None] * len(probes)
@@ -58,7 +58,7 @@ class TextEngineSide:
                     reasons[update.index] = update.finish_reason
                     done()
         except RequestError as error:
-            return [_refused(done, str(error))] * len(probes)
+            return [_refused(done, str(error)) for _ in probes]
         return [
             Answer(token_ids=tuple(ids), text=text, finish_reason=reason, top_logprobs=tuple(top))
             for ids, text, reason, top in zip(tokens, texts, reasons, tops, strict=True)
@@ -80,4 +80,4 @@ def _request(probe: Probe) -> TextRequest:
 
 def _refused(done: Callable[[], None], error: str) -> Answer:
     done()
-    return Answer(error=error)
+    return Answer(error=error, refused=True)

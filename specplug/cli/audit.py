@@ -125,7 +125,7 @@ def audit(
     with progress(quiet=as_json) as bar:
 
         def advance(title: str, total: int) -> Callable[[], None]:
-            task = bar.add_task(title, total=total)
+            task = bar.add_task(title, total=total, visible=total > 0)
             return lambda: bar.advance(task)
 
         report = run(

@@ -112,15 +112,16 @@ def test_a_check_without_accepted_drafts_proves_nothing():
     passed = greedily(SAME, EXACT)
     assert passed.with_drafts(DraftCounts(0, 5)).status is Status.UNPROVEN
     assert passed.with_drafts(DraftCounts(1, 5)).status is Status.PASSED
-    assert passed.with_drafts(None).status is Status.PASSED
+    assert passed.with_drafts(None).status is Status.UNPROVEN
     failed = greedily([answer((3,)), *SAME[1:]], EXACT)
     assert failed.with_drafts(DraftCounts(0, 0)).status is Status.FAILED
 
 
 def test_unanswered_probes():
     assert unanswered("x", (answer(),), "the control") is None
-    refused = Answer(error="HTTP 400")
+    refused, broken = Answer(error="HTTP 400", refused=True), Answer(error="HTTP 500")
     assert unanswered("x", (refused, refused), "the control").status is Status.NOT_RUN
+    assert unanswered("x", (broken, broken), "the control").status is Status.FAILED
     assert unanswered("x", (refused, answer()), "the control").status is Status.FAILED
 
 

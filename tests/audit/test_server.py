@@ -132,6 +132,11 @@ def test_a_refused_probe_has_an_error(server):
     (found,) = side.answer([PROBE], 1, done)
     assert found.error is not None
     assert "HTTP 404" in found.error
+    assert found.refused
+    Fake.routes["/v1/completions"] = "no JSON"
+    (broken,) = side.answer([PROBE], 1, done)
+    assert broken.error is not None
+    assert not broken.refused
 
 
 @pytest.mark.parametrize("server", [{}], indirect=True)

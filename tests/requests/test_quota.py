@@ -20,7 +20,7 @@ LIMITS = {"max_reference_tokens": 100_000, "max_client_reference_tokens": 40_000
 
 
 class Bytes:
-    """A tokenizer that notes the beginnings of the texts."""
+    """A tokenizer that records how each text starts."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []

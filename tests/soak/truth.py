@@ -52,7 +52,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is asked: numbers of prompts, and tokens of answers."""
+    """The size of a pool: numbers of prompts, and tokens of answers."""
 
     prompts: int = 100
     tokens: int = 40

@@ -22,7 +22,7 @@ def install() -> None:
 
 
 def front_made(result: Any, manager: Any) -> None:
-    """Add the routes to the app of a new `TokenizerManager` that will be served over HTTP, and mend its tool streams.
+    """Add the routes to the app of a new `TokenizerManager` that will be served over HTTP, with streams parsed by token.
 
     SGLang imports its HTTP server before it creates the manager; an offline `Engine` does not import it.
     """

@@ -1,7 +1,7 @@
 """Planted mistakes with recurrent states: the comparison with the model's own text sees each of them.
 
 The first ones are those of vLLM's issues (55504: steps without drafts that read the state before accepted drafts); the
-others undo what specplug mends.
+others undo what specplug fixes.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def test_placeholders_of_a_new_prompt_of_one_token_are_seen(kind, name, hybrid):
         found = wrong(served.call("inside.drive", requests=joining(name, given)), name, given)
     finally:
         served.call(pad_new_requests, most=0)
-    assert found > 0  # else vLLM has been mended
+    assert found > 0  # else vLLM has been fixed
 
 
 def sort_rows(llm: Any, ours: bool) -> None:
@@ -160,4 +160,4 @@ def test_rows_as_v2_orders_them_are_seen(kind, name, hybrid):
         found = wrong(served.call("inside.drive", requests=requests), name, given)
     finally:
         served.call(sort_rows, ours=True)
-    assert found > 0 or name == "qwen3_next"  # which takes rows by their drafts; else vLLM has been mended
+    assert found > 0 or name == "qwen3_next"  # which takes rows by their drafts; else vLLM has been fixed

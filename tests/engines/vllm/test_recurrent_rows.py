@@ -38,7 +38,7 @@ def test_on_v1_with_attention_that_takes_drafts_for_prompts(hybrid):
     assert before == DRAFT_LENGTH + 1  # attention on CPUs has no opinion
     try:
         run = served.call("inside.drive", requests=joining("falcon_h1", GIVEN))
-        assert wrong(run, "falcon_h1", GIVEN) > 5  # else vLLM has been mended
+        assert wrong(run, "falcon_h1", GIVEN) > 5  # else vLLM has been fixed
         served.call(reorder, threshold=1, ours=True)
         assert_right(served, "falcon_h1", GIVEN)
     finally:
@@ -91,7 +91,7 @@ def test_on_v2(monkeypatch):
         prefill_len=SimpleNamespace(np=np.array([7 if computed[name] else counts[name] for name in names])),
     )
     baseline = model_runner.sort_batch_req_ids(counts, drafts, DRAFT_LENGTH + 1)
-    assert baseline.index("as long as a verification") < baseline.index("plain")  # else vLLM has been mended
+    assert baseline.index("as long as a verification") < baseline.index("plain")  # else vLLM has been fixed
 
     monkeypatch.setattr(model_runner, "sort_batch_req_ids", model_runner.sort_batch_req_ids)
     for of_runner in (SimpleNamespace(), states):  # the second runner of a process takes the first one's place
