@@ -22,7 +22,9 @@ def install() -> None:
 
 
 def front_made(result: Any, manager: Any) -> None:
-    """Add the routes to the app of a new `TokenizerManager` that will be served over HTTP, with streams parsed by token.
+    """Add the routes to the app of a new `TokenizerManager` that will be served over HTTP.
+
+    Its streams are parsed token by token.
 
     SGLang imports its HTTP server before it creates the manager; an offline `Engine` does not import it.
     """
