@@ -24,7 +24,7 @@ LENGTH = 4
 """Tokens of each sample.  The first one follows the prompt and has no draft on most engines."""
 
 MOST_PROMPTS = 4
-ALPHA, POWER = 1e-3, 0.9
+ALPHA, POWER = 1e-4, 0.9
 WEAK = 0.5
 """If only larger departures can be found, the check proves nothing."""
 
