@@ -18,6 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "tests" / "engines" / "sglang_cpu"
+FOLDERS = (FOLDER, FOLDER.with_name("torchvision_cpu"))
 
 REMARK = (
     "No GPU, or no sgl_kernel beside SGLang: it runs on the CPU, by the stand-ins for its kernels that this "
@@ -52,7 +53,7 @@ def environment() -> dict[str, str]:
     """Return variables for SGLang's processes."""
     if not needed():
         return {}
-    paths = [str(FOLDER), os.environ.get("PYTHONPATH", "")]
+    paths = [*map(str, FOLDERS), os.environ.get("PYTHONPATH", "")]
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "SGLANG_USE_CPU_ENGINE": "1",
@@ -68,4 +69,4 @@ def use() -> None:
     """Make this process and those that it starts run SGLang with the stand-ins, if they are needed."""
     if needed():
         os.environ.update(environment())
-        sys.path.insert(0, str(FOLDER))
+        sys.path[:0] = map(str, FOLDERS)

@@ -50,6 +50,7 @@ FEATURES: dict[str, Cells] = {
     "min-p": {
         T: "test_processors.py::test_sampled_tokens_pass_the_filters",
         V1: f"{REFUSED}test_intake.py::test_v1_refuses_what_it_would_not_apply_to_drafts",
+        V2: "test_intake.py::test_min_p_is_applied_at_every_draft_position",
         S: "test_exact.py::test_min_p_has_its_distribution",
     },
     "seeds": {
@@ -162,7 +163,12 @@ FEATURES: dict[str, Cells] = {
         S: f"{REFUSED}test_registration.py::test_what_is_not_supported_is_refused[arguments2",
     },
     "offload of the key-value cache": {T: NONE},
-    "images": {T: NONE},
+    "images": {
+        T: f"{REFUSED}test_custom_generate.py::test_pictures_are_refused",
+        V1: "test_images.py::test_answers_are_the_models_and_pictures_are_not_drafted[v1",
+        V2: "test_images.py::test_answers_are_the_models_and_pictures_are_not_drafted[v2",
+        S: "test_images.py::",
+    },
 }
 """By feature and engine: the beginning of the ids of the tests that hold it.  An engine left out is untested."""
 

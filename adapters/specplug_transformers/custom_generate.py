@@ -27,6 +27,7 @@ from specplug_transformers.params import SamplingParams
 
 _LOWEST_TEMPERATURE = 1e-30
 _UNUSED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position", "logits_to_keep"}
+_ENCODED = "mm_encoder_outputs"  # by kind, what `generate` makes of images and videos; empty for text
 
 
 def speculative_generate(
@@ -125,7 +126,8 @@ def _refuse(
         "past_key_values that hold a context": cache is not None and cache.get_seq_length() > 0,
     }
     inputs = {name for name, value in model_kwargs.items() if value is not None and value is not False}
-    found = [name for name, is_requested in requested.items() if is_requested] + sorted(inputs - _UNUSED)
+    found = [name for name, is_requested in requested.items() if is_requested]
+    found += [f"{kind} inputs" for kind in model_kwargs.get(_ENCODED) or ()] + sorted(inputs - _UNUSED - {_ENCODED})
     if found:
         raise EngineError.build(
             "speculative_generate does not support these arguments of generate",

@@ -14,6 +14,7 @@ ENGINES = Path(__file__).parent
 ROOT = ENGINES.parents[1]
 TINY = ROOT / "specplug" / "demo" / "models" / "tiny"
 PLUGINS = ENGINES / "plugins"
+TORCHVISION = ENGINES / "torchvision_cpu"
 
 PYTHON = sys.executable
 

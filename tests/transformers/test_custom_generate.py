@@ -21,6 +21,7 @@ from transformers.generation import WatermarkingConfig
 
 from specplug.errors import EngineError, RequestError, SettingsError
 from specplug_transformers import speculative_generate
+from tests.engines import pictures
 from tests.transformers.conftest import cached_model
 from tests.transformers.test_stopping import byte_tokenizer
 from tests.transformers.toys import EOS, prompts
@@ -217,6 +218,19 @@ def test_inputs_that_change_the_forward_pass_are_refused():
         cached_model("gpt2").generate(
             **one(), token_type_ids=torch.ones(1, 5, dtype=torch.long), max_new_tokens=4, **SPECULATION
         )
+
+
+def test_pictures_are_refused():
+    """Without them the model that sees is served as any other."""
+    model, mark = pictures.model(), pictures.ids()[0]
+    text = torch.tensor([[5, 9, 33, 5, 9]])
+    seen = {"input_ids": torch.cat([torch.full((1, 16), mark), text], 1), "pixel_values": torch.zeros(1, 3, 32, 32)}
+    seen["image_sizes"] = torch.tensor([[pictures.SIDE, pictures.SIDE]])
+    assert model.generate(**seen, max_new_tokens=2).shape == (1, 23)
+    with pytest.raises(EngineError, match=r"found image inputs; expected.* of token ids"):
+        model.generate(**seen, max_new_tokens=2, **SPECULATION)
+    found = [model.generate(text, max_new_tokens=12, **own) for own in ({}, SPECULATION)]
+    assert found[0].tolist() == found[1].tolist()
 
 
 def test_wrong_settings_are_refused():

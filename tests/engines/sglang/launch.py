@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tests.engines import launch
-from tests.engines.launch import ENGINES, MODEL, PLUGINS, PYTHON, ROOT, TINY
+from tests.engines.launch import ENGINES, MODEL, PLUGINS, PYTHON, ROOT, TINY, TORCHVISION
 
 SGLANG_CPU = ENGINES / "sglang_cpu"
 
@@ -45,7 +45,7 @@ class Configuration(launch.Configuration):
         "SGLANG_CACHE_DIR": str(ROOT / ".cache" / "sglang"),
         "SGLANG_JIT_CACHE_DIR": str(ROOT / ".cache" / "sglang" / "jit"),
         "PATH": os.pathsep.join([str(Path(PYTHON).parent), os.environ.get("PATH", "")]),  # where ninja is
-        "PYTHONPATH": os.pathsep.join(map(str, [PLUGINS, SGLANG_CPU])),
+        "PYTHONPATH": os.pathsep.join(map(str, [PLUGINS, SGLANG_CPU, TORCHVISION])),
     }
     late = (*launch.Configuration.late, "SPECPLUG_TEST_OVERLAP", "SPECPLUG_TEST_SAMPLING")
 

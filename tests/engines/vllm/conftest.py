@@ -22,7 +22,8 @@ SLOW_ON_ASYNC = ("test_features", "test_lifecycle", "test_sampling", "test_traps
 SLOW_ON_SYNC = (
     *("test_containment", "test_counts", "test_greedy", "test_same_drafts", "test_visible", "test_draft_lengths"),
     "test_crosstok",
-    *("test_lora", "test_policies_learn", "test_prompt_embeds"),  # with async scheduling neither: V1 has them
+    # with async scheduling neither: V1 has them
+    *("test_images", "test_lora", "test_policies_learn", "test_prompt_embeds"),
 )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from tests.engines import launch
-from tests.engines.launch import ENGINES, MODEL, PLUGINS, PYTHON, ROOT, TINY
+from tests.engines.launch import ENGINES, MODEL, PLUGINS, PYTHON, ROOT, TINY, TORCHVISION
 
 __all__ = ["ROOT", "SERVED", "TINY", "Configuration", "Runner", "configuration"]
 
@@ -90,6 +90,7 @@ def configuration(
     installed: bool = True,
     endpoints: bool = False,
     recurrent: bool = False,
+    pictures: bool = False,
     environment: Mapping[str, str | None] | None = None,
     **arguments: Any,
 ) -> Configuration:
@@ -104,6 +105,7 @@ def configuration(
         installed: False hides specplug's vLLM plug-ins, as if it were not installed.
         endpoints: let vLLM load specplug's HTTP routes (for servers).
         recurrent: let recurrent kernels that roll back take the place of vLLM's for CPUs.
+        pictures: let vLLM find torchvision's names, which it imports with models that see pictures.
         environment: more variables.
         arguments: more arguments of `LLM(...)`, or others than the defaults.
     """
@@ -114,6 +116,8 @@ def configuration(
         variables["TRITON_INTERPRET"] = "1"
     if recurrent:
         folders.append(RECURRENT_CPU)
+    if pictures:
+        folders.append(TORCHVISION)
     variables["PYTHONPATH"] = os.pathsep.join(map(str, folders))
     variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
     variables["SPECPLUG_TEST_ASYNC"] = "1" if asynchronous else None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engines.engines import Engine
-from tests.engines.toy import PAIRS, PROMPT, by_frequency, model
+from tests.engines.toy import PAIRS, PROMPT, by_frequency, distribution, model
 from tests.engines.toy import p_value as p_value_of
 from tests.engines.vllm import inside, watching
 from tests.engines.vllm.referee import RUNNERS, fields, kind, prompts, reported, zoo
@@ -61,15 +61,18 @@ def sample(llm: Any, prompt: list[int], requested: list[dict[str, Any]]) -> dict
     return {"answers": answers, **(stage.metrics.snapshot() - before).as_dict()}
 
 
-def p_value(engine: Engine, pairs: int, drafts: Sequence[str], *, seeded: bool = False) -> tuple[float, dict[str, Any]]:
+def p_value(
+    engine: Engine, pairs: int, drafts: Sequence[str], *, seeded: bool = False, min_p: float = 0.0
+) -> tuple[float, dict[str, Any]]:
     """Sample pairs of tokens, drafted in the given ways in turn; return the p-value of their counts, and the totals."""
     kinds = [DRAFTS[name]() for name in drafts]
-    common = {"temperature": 1.0, "max_tokens": 2 * PAIRS, "ignore_eos": True, "detokenize": False}
+    common = {"temperature": 1.0, "max_tokens": 2 * PAIRS, "ignore_eos": True, "detokenize": False, "min_p": min_p}
     seeds = [{"seed": index + 1} if seeded else {} for index in range(pairs // PAIRS)]
     requested = [{**common, **seed, **kinds[index % len(kinds)]} for index, seed in enumerate(seeds)]
     found = engine.call(sample, prompt=PROMPT, requested=requested)
     assert not found["faults"]
-    return p_value_of(found["answers"]), found["total"]
+    kept = distribution().where(distribution() >= min_p * distribution().amax(-1, keepdim=True), 0.0)
+    return p_value_of(found["answers"], kept / kept.sum(-1, keepdim=True)), found["total"]
 
 
 DRAFTS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -80,8 +83,8 @@ DRAFTS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def assert_follows_target(engine: Engine, pairs: int, drafts: Sequence[str], *, seeded: bool = False) -> None:
-    p, total = p_value(engine, pairs, drafts, seeded=seeded)
+def assert_follows_target(engine: Engine, pairs: int, drafts: Sequence[str], **how: Any) -> None:
+    p, total = p_value(engine, pairs, drafts, **how)
     assert p > 1e-4
     assert total["verified"] > pairs
     assert 0 < total["accepted"] < total["verified"]
@@ -98,6 +101,13 @@ def test_the_distribution_is_the_targets(kind, small):
     """One batch has all kinds of draft; on V2 it is as large as the wrong one below, which is found out."""
     pairs = 1024 if kind == "v1" else 512
     assert_follows_target(small, pairs, ["likely", "drawn", "unlikely"], seeded=kind == "v2_async")
+
+
+@pytest.mark.slow  # test_intake has V2 with min_p for every run
+@pytest.mark.parametrize("kind", ["v2", "v2_async"], indirect=True)
+def test_min_p_has_its_distribution(kind, small):
+    """Drafts that min_p forbids are among those that are drafted; V1 refuses it, as vLLM does."""
+    assert_follows_target(small, 512, ["likely", "drawn", "unlikely"], seeded=kind == "v2_async", min_p=0.3)
 
 
 @pytest.mark.parametrize("kind", ["v1"], indirect=True)
