@@ -160,9 +160,15 @@ FEATURES: dict[str, Cells] = {
     },
     "prefill and decode on separate servers": {
         T: NONE,
+        V1: "test_kv_transfer.py::test_prompts_that_another_server_prefilled[v1",
+        V2: "test_kv_transfer.py::test_prompts_that_another_server_prefilled[v2",
         S: f"{REFUSED}test_registration.py::test_what_is_not_supported_is_refused[arguments2",
     },
-    "offload of the key-value cache": {T: NONE},
+    "offload of the key-value cache": {
+        T: NONE,
+        V1: "test_kv_transfer.py::test_blocks_that_were_offloaded[v1",
+        V2: "test_kv_transfer.py::test_blocks_that_were_offloaded[v2",
+    },
     "images": {
         T: f"{REFUSED}test_custom_generate.py::test_pictures_are_refused",
         V1: "test_images.py::test_answers_are_the_models_and_pictures_are_not_drafted[v1",

@@ -18,12 +18,12 @@ FAMILIES = ("v1", "v2", "v2_async")
 # What `make test` leaves to `make test-all`, because V2 in Triton's interpreter takes its time: what is of vLLM or of
 # the tests themselves, what some files try again with async scheduling on, and what others try again with it off.
 SLOW = ("test_harness", "test_baseline", "test_verifier")
-SLOW_ON_ASYNC = ("test_features", "test_lifecycle", "test_sampling", "test_traps")
+SLOW_ON_ASYNC = ("test_features", "test_kv_transfer", "test_lifecycle", "test_sampling", "test_traps")
 SLOW_ON_SYNC = (
     *("test_containment", "test_counts", "test_greedy", "test_same_drafts", "test_visible", "test_draft_lengths"),
     "test_crosstok",
     # with async scheduling neither: V1 has them
-    *("test_images", "test_lora", "test_policies_learn", "test_prompt_embeds"),
+    *("test_images", "test_kv_transfer", "test_lora", "test_policies_learn", "test_prompt_embeds"),
 )
 
 
