@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import subprocess
@@ -41,37 +42,53 @@ def sources_of(package: str, version: str) -> Path:
 
 
 class Planted(Sources):
-    """Sources in which definitions of some names are called otherwise."""
+    """Sources in which definitions of some names are called otherwise, while the context is open.
+
+    Parsing takes most of the time, so sources share their trees, and names are changed in these and back.
+    """
 
     def __init__(self, root: Path, names: set[str]) -> None:
         super().__init__(root)
         self._names = names
+        self._changed: list[tuple[ast.AST, str, Any]] = []
+
+    def __enter__(self) -> Planted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node, field, value in self._changed:
+            setattr(node, field, value)
 
     def parse(self, file: Path) -> ast.Module:
-        return Renamed(self._names).visit(super().parse(file))
+        tree, places = parsed(file)
+        for name in self._names:
+            for node, field in places.get(name, ()):
+                self._changed.append((node, field, getattr(node, field)))
+                setattr(node, field, f"{name}_moved")
+        return tree
 
 
-class Renamed(ast.NodeTransformer):
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
-
-    def visit(self, node: Any) -> Any:
-        self.generic_visit(node)
+@functools.lru_cache(maxsize=64)
+def parsed(file: Path) -> tuple[ast.Module, dict[str, list[tuple[ast.AST, str]]]]:
+    """Return a file's tree, and by name the nodes that define it, with their field that holds it."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    places: dict[str, list[tuple[ast.AST, str]]] = {}
+    for node in ast.walk(tree):
         match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                node.name = self._moved(node.name)
-            case ast.arg():
-                node.arg = self._moved(node.arg)
-            case ast.Attribute(ctx=ast.Store()):
-                node.attr = self._moved(node.attr)
-            case ast.Name(ctx=ast.Store()):
-                node.id = self._moved(node.id)
-            case ast.alias(name=name, asname=asname) if (asname or name) in self._names:
-                node.asname = self._moved(asname or name)
-        return node
-
-    def _moved(self, name: str) -> str:
-        return f"{name}_moved" if name in self._names else name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                field = "name"
+            case ast.arg(arg=name):
+                field = "arg"
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                field = "attr"
+            case ast.Name(id=name, ctx=ast.Store()):
+                field = "id"
+            case ast.alias(name=original, asname=asname):
+                name, field = asname or original, "asname"
+            case _:
+                continue
+        places.setdefault(name, []).append((node, field))
+    return tree, places
 
 
 def parts(seam: Seam) -> set[str]:
@@ -91,8 +108,10 @@ def assert_named_in_sources(seam: Seam, root: Path) -> None:
     """Move a row's symbol, and then all that it lists, in sources; every one has to be named."""
     if seam.name:
         last = seam.name.rpartition(".")[2]
-        assert list(problems(seam, Planted(root, {last}).find)) == [f"{seam} is gone"]
-    stated = list(problems(seam, Planted(root, parts(seam)).find)) if parts(seam) else []
+        with Planted(root, {last}) as sources:
+            assert list(problems(seam, sources.find)) == [f"{seam} is gone"]
+    with Planted(root, parts(seam)) as sources:
+        stated = list(problems(seam, sources.find)) if parts(seam) else []
     assert_named(seam, parts(seam), stated)
 
 

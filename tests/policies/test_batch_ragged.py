@@ -186,10 +186,11 @@ def test_in_the_long_run_it_makes_the_most_tokens_per_cost(batch_size):
     roofline = Roofline(256, 0.02)
     best, greedy = long_run(KINDS, batch_size, roofline)
     built, generator, tokens, cost = planner(margin=0.0), random.Random(1), 0.0, 0.0
-    kinds = [kind for _ in range(500) for kind in generator.sample(KINDS, 3)]
-    for step, kind in enumerate(kinds):
+    batches = [
+        (kind, chains(*[[kind[0], *(b / a for a, b in itertools.pairwise(kind))]] * batch_size)) for kind in KINDS
+    ]
+    for step, (kind, drafted) in enumerate(batch for _ in range(500) for batch in generator.sample(batches, 3)):
         plan = plan_for(built, batch_size, step)
-        drafted = chains(*[[kind[0], *(b / a for a, b in itertools.pairwise(kind))]] * batch_size)
         counts = kept_by(plan, drafted).lengths.tolist()
         expected = sum(sum(kind[:count]) for count in counts)
         fates = [(count, round(sum(kind[:count]))) for count in counts]

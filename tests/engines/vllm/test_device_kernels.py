@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.pipeline.device.launches import launches_for
+from specplug.trim import survival
 from specplug.types.caps import Distribution
 from specplug.types.plan import StepPlan
 from tests.engines.gpu_compiler import Launch, compiled
@@ -54,8 +56,16 @@ def modules(interpreted: bool) -> ExitStack:
 
 @pytest.fixture(scope="module")
 def launches():
-    with modules(interpreted=True):
+    with modules(interpreted=True), trimming_by_tensors():
         yield launches_for(CPU)
+
+
+@contextmanager
+def trimming_by_tensors() -> Iterator[None]:
+    """Let trimmers do without their kernel, which takes most of a step in the interpreter; see `test_trim_kernel`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(survival, "_has_triton", lambda: False)
+        yield
 
 
 @settings(max_examples=16)

@@ -24,7 +24,7 @@ from specplug_sglang.verification.table import TokenTable
 from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
 from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
-from tests.engines.vllm.test_device_kernels import modules
+from tests.engines.vllm.test_device_kernels import modules, trimming_by_tensors
 from tests.runtime.device_engine import Learning, random_script, stage_of
 
 NAME = "specplug_sglang.verification.kernels"
@@ -50,7 +50,7 @@ def kernels():
 
 @pytest.fixture(scope="module")
 def launches():
-    with modules(interpreted=True):
+    with modules(interpreted=True), trimming_by_tensors():
         yield launches_for(CPU)
 
 
