@@ -105,6 +105,7 @@ FEATURES: dict[str, Cells] = {
         T: NONE,
         V1: "test_prompt_embeds.py::test_answers_are_stocks_and_gaps_are_known[v1",
         V2: "test_prompt_embeds.py::test_answers_are_stocks_and_gaps_are_known[v2",
+        S: "test_prompt_embeds.py::",
     },
     "prefix caching": {
         T: NONE,
