@@ -124,6 +124,51 @@ _FATES = 6
 
 
 @dataclass(frozen=True, slots=True)
+class LossyCounts:
+    """Counts since start-up for lossy verification.
+
+    Attributes:
+        accepted: draft tokens that it accepted.
+        departed: the expected number of them that lossless verification would have rejected, given the tokens before.
+    """
+
+    accepted: int = 0
+    departed: float = 0.0
+
+    @property
+    def departure_rate(self) -> float | None:
+        """Departed / accepted; None when nothing was accepted."""
+        return _ratio(self.departed, self.accepted)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return counts and rate, ready for JSON."""
+        return {"accepted": self.accepted, "departed": self.departed, "departure_rate": self.departure_rate}
+
+    def __sub__(self, other: LossyCounts) -> LossyCounts:
+        return LossyCounts(self.accepted - other.accepted, self.departed - other.departed)
+
+
+class LossyCounter:
+    """Counter of lossy verification; on no device until something is counted."""
+
+    def __init__(self) -> None:
+        self._sums: Tensor | None = None  # accepted, departed
+
+    def add(self, accepted: Tensor, departed: Tensor) -> None:
+        """Count rows: draft tokens accepted [B] and departed [B], on the same device.  Reads nothing back."""
+        if self._sums is None:
+            self._sums = torch.zeros(2, dtype=torch.float64, device=accepted.device)
+        self._sums += torch.stack([accepted.sum(dtype=torch.float64), departed.sum(dtype=torch.float64)])
+
+    def read(self) -> LossyCounts:
+        """Read the counts back, which on a GPU waits for the steps that are queued."""
+        if self._sums is None:
+            return LossyCounts()
+        accepted, departed = self._sums.tolist()
+        return LossyCounts(int(accepted), departed)
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
     """The counts at one moment, on the host.  Subtract an earlier snapshot to get the counts in between.
 
@@ -131,10 +176,12 @@ class MetricsSnapshot:
         by_source: counts per source; rows without a draft are counted under `NO_SOURCE`.
         faults: for each plug-in, the number of times that it "raised", was "malformed" or "late", was "switched off"
             or "came back".
+        lossy: counts of the rows that a lossy verifier decided.
     """
 
     by_source: Mapping[str, SourceCounts]
     faults: Mapping[str, Mapping[str, int]]
+    lossy: LossyCounts = LossyCounts()
 
     @property
     def total(self) -> SourceCounts:
@@ -148,6 +195,7 @@ class MetricsSnapshot:
             "total": self.total.as_dict(),
             "by_source": {source: counts.as_dict() for source, counts in self.by_source.items()},
             "faults": {name: dict(kinds) for name, kinds in self.faults.items()},
+            "lossy": self.lossy.as_dict(),
         }
 
     def __sub__(self, earlier: MetricsSnapshot) -> MetricsSnapshot:
@@ -162,6 +210,7 @@ class MetricsSnapshot:
         return MetricsSnapshot(
             by_source={source: counts - earlier.by_source[source] for source, counts in self.by_source.items()},
             faults={name: dict(kinds) for name, kinds in faults.items() if kinds},
+            lossy=self.lossy - earlier.lossy,
         )
 
 
@@ -172,6 +221,9 @@ class SpecMetrics:
         sources: the distinct names that `Draft.source` indexes.
         max_draft_length: number of positions that are counted separately.
         device: the device of drafts and verdicts, and of the int64 counters.
+
+    Attributes:
+        lossy: the counter of lossy verification.
 
     Raises:
         ContractError: a source has the name of another, or the reserved name "none".
@@ -191,6 +243,7 @@ class SpecMetrics:
         self._tokens = torch.zeros(len(self._names), max_draft_length, _FATES, dtype=torch.int64, device=device)
         self._host_counts = 0, 0, 0  # `_ROW_COUNTS` by `record_on_host`
         self._faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.lossy = LossyCounter()
 
     def record(self, source: Tensor, verdict: Verdict) -> None:
         """Count one step of B rows; `source` [B, N] as in `Draft.source`.  Runs on the device, reads nothing back."""
@@ -263,7 +316,8 @@ class SpecMetrics:
             for field, places in zip(_AT_COUNTS, reached, strict=True):
                 named |= {field: tuple(places), field.removesuffix("_at"): sum(places)}
             by_source[name] = SourceCounts(**named)
-        return MetricsSnapshot(by_source, {name: dict(kinds) for name, kinds in self._faults.items()})
+        faults = {name: dict(kinds) for name, kinds in self._faults.items()}
+        return MetricsSnapshot(by_source, faults, self.lossy.read())
 
 
 def _row_counts(verdict: Verdict, dim: int) -> Tensor:
@@ -271,5 +325,5 @@ def _row_counts(verdict: Verdict, dim: int) -> Tensor:
     return torch.stack((verdict.emitted > 0, verdict.emitted, verdict.after_stop), dim)
 
 
-def _ratio(part: int, whole: int) -> float | None:
+def _ratio(part: float, whole: int) -> float | None:
     return part / whole if whole else None

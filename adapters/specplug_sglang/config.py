@@ -93,6 +93,16 @@ def is_tree_mode(view: Any) -> bool:
     return (view.speculative_eagle_topk or 1) > 1
 
 
+def lossy_arguments(view: Any) -> str:
+    """Return the arguments by which SGLang's own verification is lossy, as on the command line; "" if it is not.
+
+    `view` holds the arguments: those decided at start-up, or the current ones.
+    """
+    names = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
+    given = {name: getattr(view, name) for name in names}
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items() if value < 1)
+
+
 def draft_lengths_on(device: str, draft_length: int) -> tuple[int, ...]:
     """Return the draft lengths that a device runs at full speed, ascending; () if it runs all at full speed."""
     return () if device == "cpu" else ladder_up_to(draft_length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,6 +20,9 @@ class DecodeBatch:
     """B requests that keep their slots and cache rows while this object lives.
 
     Constant tensors are copied to the device once; lengths and room are copied at every step.
+
+    Attributes:
+        opted_in: [B] bool, rows whose request names the server's verifier; None if there are none.
     """
 
     def __init__(self, states: Sequence[RequestState], table: TokenTable) -> None:
@@ -33,8 +37,11 @@ class DecodeBatch:
             top_k=self._column([p.top_k for p in params], torch.int64) if any(p.top_k for p in params) else None,
             top_p=self._column([p.top_p for p in params], torch.float32) if any(p.top_p < 1 for p in params) else None,
             min_p=self._column([p.min_p for p in params], torch.float32) if any(p.min_p for p in params) else None,
+            acceptance_threshold=self._thresholds(),
             all_greedy=not any(p.temperature for p in params),
         )
+        named = [state.request.options.verifier is not None for state in states]
+        self.opted_in = self._column(named, torch.bool) if any(named) else None
 
     def view(self, *, reset_slots: tuple[int, ...] = (), after: Sequence[int] | None = None) -> EngineBatch:
         """Return the current state of the batch.
@@ -79,6 +86,12 @@ class DecodeBatch:
             request_ids=tuple(state.request.request_id for state in states),
             requests=tuple(state.request for state in states),
         )
+
+    def _thresholds(self) -> Tensor | None:
+        given = [state.request.options.acceptance_threshold for state in self.states]
+        if all(threshold is None for threshold in given):
+            return None
+        return self._column([math.nan if threshold is None else threshold for threshold in given], torch.float32)
 
     def _column(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self._device)

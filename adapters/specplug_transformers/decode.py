@@ -21,6 +21,7 @@ from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepReport
 from specplug.types.verdict import Outcome
 from specplug.types.verification import TargetLogits, Verification
+from specplug.verify.opt_in import merged
 from specplug_transformers.batch import DecodeBatch
 from specplug_transformers.grammar import grammar_states
 from specplug_transformers.processing import process_row
@@ -32,16 +33,27 @@ from specplug_transformers.table import TokenTable
 class Decoder:
     """Runs decode steps.
 
+    Args:
+        runner, table, plans, drafts: the engine's parts.
+        verifier: a lossless verifier.
+        lossy: a verifier for the requests that name it.
+
     Attributes:
         steps: forward passes of the target that emitted tokens.
         last_step: cost of the newest decode step, without prefill; None before the first.
     """
 
     def __init__(
-        self, runner: ModelRunner, table: TokenTable, plans: PlanStage, drafts: DraftStage, verifier: Verifier
+        self,
+        runner: ModelRunner,
+        table: TokenTable,
+        plans: PlanStage,
+        drafts: DraftStage,
+        verifier: Verifier,
+        lossy: Verifier | None = None,
     ) -> None:
         self._runner, self._table = runner, table
-        self._plans, self._drafts, self._verifier = plans, drafts, verifier
+        self._plans, self._drafts, self._verifier, self._lossy = plans, drafts, verifier, lossy
         self._grammars = Completer(FaultGuard(SOURCE, sink=drafts.metrics.fault))
         self._batch: DecodeBatch | None = None
         self.steps = 0
@@ -58,8 +70,7 @@ class Decoder:
         batch = self._batch_of(states)
         draft = self._draft(batch, num_waiting)
         logits = self._target_logits(batch, draft)
-        numbers = batch.uniforms(draft.draft_length)
-        verification = self._verifier.verify(draft, TargetLogits.dense(logits), batch.sampling, numbers)
+        verification = self._verify(batch, draft, logits)
         context_tokens = sum(state.length for state in states)
         self._commit(batch, draft, verification)
         self.last_step = StepCost(
@@ -120,6 +131,17 @@ class Decoder:
                     error.add_note(f"raised by a logits processor of request {name!r}; abort it and the others go on")
                     raise
         return logits
+
+    def _verify(self, batch: DecodeBatch, draft: Draft, logits: Tensor) -> Verification:
+        """Verify losslessly, except the rows that name a lossy verifier."""
+        step = draft, TargetLogits.dense(logits), batch.sampling, batch.uniforms(draft.draft_length)
+        found = self._verifier.verify(*step)
+        if self._lossy is None or batch.opted_in is None:
+            return found
+        found = merged(batch.opted_in, self._lossy.verify(*step), found)
+        if found.departed is not None:
+            self._drafts.metrics.lossy.add(found.num_accepted * batch.opted_in, found.departed)
+        return found
 
     def _commit(self, batch: DecodeBatch, draft: Draft, verification: Verification) -> None:
         """Append the emitted tokens, roll back rejected ones, and report the outcome to the draft stage."""

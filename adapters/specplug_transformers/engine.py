@@ -19,11 +19,14 @@ from specplug.interfaces import PluginContext, TargetModel
 from specplug.metrics import SpecMetrics
 from specplug.operator.startup_line import start_line
 from specplug.plugins.registry import Registry, default_registry
+from specplug.plugins.specs import VerifierSpec
 from specplug.settings.model import Settings
+from specplug.settings.plugins import acceptance_thresholds
 from specplug.settings.sources import load_settings
 from specplug.types.caps import Distribution, EngineCaps, Ragged
 from specplug.types.plan import StepCost
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, RequestEvent
+from specplug.verify.reference import ReferenceVerifier
 from specplug_transformers import seams
 from specplug_transformers.decode import Decoder
 from specplug_transformers.intake import GenerateRequest, Intake, RequestOutput
@@ -85,10 +88,20 @@ class Engine:
         self._drafts = build_draft_stage(settings, self.registry, context, grammars=True)
         self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.fault)
         self._table = TokenTable(max_num_seqs, self.max_length, self._runner.vocab_size, self._runner.device)
-        verifier = build_verifier(settings, self.registry, context)
-        self._decoder = Decoder(self._runner, self._table, self._plans, self._drafts, verifier)
+        verifier, lossy = build_verifier(settings, self.registry, context), None
+        if not self.registry.get(VerifierSpec, settings.verifier).caps.lossless:
+            verifier, lossy = ReferenceVerifier(), verifier
+        self._decoder = Decoder(self._runner, self._table, self._plans, self._drafts, verifier, lossy)
         proposers = (settings.proposer, *settings.extra_proposers)
-        self._intake = Intake(model, tokenizer, settings, proposers, self.max_length, self._runner.vocab_size)
+        self._intake = Intake(
+            model,
+            tokenizer,
+            settings,
+            proposers=proposers,
+            thresholds=acceptance_thresholds(settings, self.registry),
+            max_length=self.max_length,
+            vocab_size=self._runner.vocab_size,
+        )
         self._prefill_chunk = prefill_chunk
         self._waiting: deque[RequestState] = deque()
         self._running: list[RequestState] = []  # index is the row of the key-value cache

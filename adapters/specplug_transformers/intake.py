@@ -29,7 +29,7 @@ class GenerateRequest:
         prompt: text, or token ids.
         params: sampling parameters and stop conditions.
         specplug: per-request fields (see the settings documentation): enabled, num_speculative_tokens, proposer,
-            references, prediction, documents, corpora, tenant, store, verifier.
+            references, prediction, documents, corpora, tenant, store, verifier, acceptance_threshold.
         request_id: a unique id; None lets the engine choose one.
         processors: Hugging Face logits processors to apply instead of those that `params` needs.  They must be
             stateless functions of (input_ids, scores), as they also see draft tokens that may be rejected.
@@ -91,10 +91,19 @@ class Intake:
     """Validates requests and converts them to engine state."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, settings: Settings, proposers: Sequence[str], max_length: int, vocab_size: int
+        self,
+        model: Any,
+        tokenizer: Any,
+        settings: Settings,
+        *,
+        proposers: Sequence[str],
+        thresholds: Mapping[str, float] | None,
+        max_length: int,
+        vocab_size: int,
     ) -> None:
         self._tokenizer = tokenizer
         self._settings = settings
+        self._thresholds = thresholds
         self._proposers = tuple(proposers)
         self._max_length, self._vocab_size = max_length, vocab_size
         self._device = model.device
@@ -118,6 +127,7 @@ class Intake:
             limits=self._settings.limits,
             proposers=self._proposers,
             verifiers=(self._settings.verifier,),
+            thresholds=self._thresholds,
         )
         if params.stop and self._tokenizer is None:
             raise RequestError.build("stop strings need a tokenizer", remedy="Build the engine with one")

@@ -28,6 +28,7 @@ PROPOSER = "specplug_vllm.Proposer"
 SECTION = "specplug"
 FLAG = "--additional-config"
 _SPECULATIVE = "--speculative-config"
+_LOSSLESS_METHODS = ("standard", "block")
 
 Runner = Literal["v1", "v2"]
 
@@ -49,6 +50,12 @@ def engine_method(vllm_config: Any) -> str | None:
     if spec is None or proposes(vllm_config) or not isinstance(settings, dict) or SECTION not in settings:
         return None
     return str(spec.method)
+
+
+def lossy_method(vllm_config: Any) -> str:
+    """Return the option by which vLLM's own verification is lossy, such as "fly" or "synthetic"; "" if it is not."""
+    method = vllm_config.speculative_config.rejection_sample_method
+    return "" if method in _LOSSLESS_METHODS else f'"rejection_sample_method": "{method}"'
 
 
 def resolved(vllm_config: Any) -> ResolvedSettings | None:

@@ -19,10 +19,12 @@ class Dialect(Protocol):
     Attributes:
         name: the engine.
         path: route of completions.
+        arguments: key of a chat's body under which the engine passes on arguments that it does not know.
     """
 
     name: str
     path: str
+    arguments: str
 
     def body(self, probe: Probe, model: str) -> dict[str, Any]:
         """Return the body of a completion's request."""
@@ -36,6 +38,7 @@ class Vllm:
 
     name = "vLLM"
     path = "/v1/completions"
+    arguments = "vllm_xargs"
 
     def body(self, probe: Probe, model: str) -> dict[str, Any]:
         """Return the body of a completion's request."""
@@ -54,8 +57,8 @@ class Vllm:
         if probe.json_schema is not None:
             named = {"name": "audit", "schema": probe.json_schema}
             body["response_format"] = {"type": "json_schema", "json_schema": named}
-        if probe.expected:
-            body["vllm_xargs"] = {"specplug_references": list(probe.expected)}
+        if probe.specplug:
+            body[self.arguments] = flat(probe)
         return body
 
     def answer(self, found: Mapping[str, Any]) -> Answer:
@@ -79,6 +82,7 @@ class Sglang:
 
     name = "SGLang"
     path = "/generate"
+    arguments = "custom_params"
 
     def body(self, probe: Probe, model: str) -> dict[str, Any]:
         """Return the body of a completion's request."""
@@ -91,8 +95,8 @@ class Sglang:
             params["top_k"] = probe.top_k
         if probe.json_schema is not None:
             params["json_schema"] = json.dumps(probe.json_schema)
-        if probe.expected:
-            params["custom_params"] = {"specplug_references": list(probe.expected)}
+        if probe.specplug:
+            params[self.arguments] = flat(probe)
         body: dict[str, Any] = {"input_ids": list(probe.prompt), "sampling_params": params}
         if probe.top_logprobs:
             body |= {"return_logprob": True, "top_logprobs_num": probe.top_logprobs}
@@ -113,11 +117,16 @@ class Sglang:
         )
 
 
+def flat(probe: Probe) -> dict[str, Any]:
+    """Return specplug's fields of a probe under the keys that both engines take."""
+    return {f"specplug_{name}": value for name, value in probe.specplug.items()}
+
+
 CHAT_PATH = "/v1/chat/completions"
 
 
-def chat_body(probe: Probe, model: str) -> dict[str, Any]:
-    """Return the body of a chat's request, in OpenAI's form."""
+def chat_body(probe: Probe, model: str, arguments: str) -> dict[str, Any]:
+    """Return the body of a chat's request, in OpenAI's form; `arguments` is the dialect's."""
     body: dict[str, Any] = {
         "model": model,
         "messages": list(probe.messages),
@@ -129,6 +138,8 @@ def chat_body(probe: Probe, model: str) -> dict[str, Any]:
         named = {"type": "function", "function": {"name": probe.tool_choice}}
         choice = probe.tool_choice if probe.tool_choice in ("auto", "required") else named
         body |= {"tools": list(probe.tools), "tool_choice": choice}
+    if probe.specplug:
+        body[arguments] = flat(probe)
     return body
 
 

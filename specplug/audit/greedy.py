@@ -50,6 +50,8 @@ class Greedy:
         ]
         ties = [one for one in differences if is_near_tie(one, control)]
         failures = [_described(one, len(material.prompts)) for one in differences if not is_near_tie(one, control)]
+        certain = len(differences) - len(ties)
+        rate = certain / max(1, _compared(pairs, differences))
         p = _surprise(len(ties), len(pairs), control.self_differences, len(control.greedy))
         if p < SURPRISING:
             failures.append(f"near ties are too frequent for rounding: p = {p:.2g}")
@@ -57,12 +59,13 @@ class Greedy:
             self.name,
             failures,
             f"{len(pairs) - len(differences)} of {len(pairs)} outputs equal the control's, {len(ties)} near ties "
-            f"(gap < {control.tolerance:.2g}), {len(differences) - len(ties)} differences; "
+            f"(gap < {control.tolerance:.2g}), {certain} differences{f' ({rate:.2%} of tokens)' if certain else ''}; "
             f"the control differs from itself on {control.self_differences} of {len(control.greedy)}",
             outputs=len(pairs),
             tokens=sum(len(answer.token_ids) for _, answer in pairs),
             near_ties=[_described(one, len(material.prompts)) for one in ties],
-            differences=len(differences) - len(ties),
+            differences=certain,
+            departure_rate=rate,
             tolerance=control.tolerance,
             noise=control.noise,
         )
@@ -82,6 +85,12 @@ def _length(material: Material, number: int) -> int:
 
 def _shortened(answer: Answer, most: int) -> Answer:
     return Answer(token_ids=answer.token_ids[:most], top_logprobs=answer.top_logprobs[:most])
+
+
+def _compared(pairs: Sequence[tuple[Answer, Answer]], differences: Sequence[Difference]) -> int:
+    """Return the number of tokens up to the first difference of each output, with it."""
+    ends = {one.request: one.position + 1 for one in differences}
+    return sum(ends.get(number, len(answer.token_ids)) for number, (_, answer) in enumerate(pairs))
 
 
 def _described(difference: Difference, prompts: int) -> str:

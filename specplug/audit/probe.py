@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 TOP_LOGPROBS = 20
@@ -27,6 +27,7 @@ class Probe:
         stream: receive the answer as a stream, in which a step's tokens arrive together.
         expected: token ids that probably follow, sent as a reference text to draft from; engines without specplug
             ignore it.
+        fields: further specplug fields of the request.
     """
 
     prompt: tuple[int, ...] = ()
@@ -41,6 +42,12 @@ class Probe:
     tool_choice: str = "auto"
     stream: bool = False
     expected: tuple[int, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def specplug(self) -> dict[str, Any]:
+        """Return all of the request's specplug fields; the reference text is a list of token ids."""
+        return {**({"references": list(self.expected)} if self.expected else {}), **self.fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +85,21 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """Draft tokens that an engine has accepted and rejected since it started."""
+    """Draft tokens that an engine has accepted and rejected since it started.
+
+    Attributes:
+        departed: the expected number of accepted ones that lossless verification would have rejected; above 0 only
+            under lossy verification, where the engine counts them.
+    """
 
     accepted: int = 0
     rejected: int = 0
+    departed: float = 0.0
 
     def __sub__(self, other: DraftCounts) -> DraftCounts:
-        return DraftCounts(self.accepted - other.accepted, self.rejected - other.rejected)
-
-    def __add__(self, other: DraftCounts) -> DraftCounts:
-        return DraftCounts(self.accepted + other.accepted, self.rejected + other.rejected)
+        return DraftCounts(
+            self.accepted - other.accepted, self.rejected - other.rejected, self.departed - other.departed
+        )
 
 
 class Side(Protocol):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from specplug.audit.check import Check
@@ -74,6 +75,7 @@ def run(
     max_tokens: int,
     together: int,
     progress: Progress,
+    fields: Mapping[str, Any] | None = None,
 ) -> Report:
     """Audit an engine.
 
@@ -85,6 +87,7 @@ def run(
         max_tokens: most tokens of an answer to a prompt.
         together: most requests at a time.
         progress: reports progress.
+        fields: specplug fields of every request to the audited engine.
 
     Raises:
         EngineError: an engine does not start or answer.
@@ -93,10 +96,11 @@ def run(
         name = side.describe()
         began = side.draft_counts()
         prompts = tuple(side.tokenize(text) for text in texts)
-        probes = [Probe(prompt=prompt, max_tokens=max_tokens) for prompt in prompts]
+        probes = [Probe(prompt=prompt, max_tokens=max_tokens, fields=fields or {}) for prompt in prompts]
         greedy = _answered(side.answer(probes, together, progress("audited: prompts", len(probes))), "the audited")
         material = Material(prompts, tuple(texts), greedy, max_tokens)
-        collected = [_ask(side, check, material, together, progress, first=began) for check in checks]
+        ask = partial(_ask, side, material=material, fields=fields or {}, together=together, progress=progress)
+        collected = [ask(check, first=began) for check in checks]
         total = _difference(side.draft_counts(), began)
     with control() as side:
         described = side.describe()
@@ -106,11 +110,18 @@ def run(
 
 
 def _ask(
-    side: Side, check: Check, material: Material, together: int, progress: Progress, *, first: DraftCounts | None
+    side: Side,
+    check: Check,
+    *,
+    material: Material,
+    fields: Mapping[str, Any],
+    together: int,
+    progress: Progress,
+    first: DraftCounts | None,
 ) -> _Answered:
     """Send a check's probes; the first round of greedy prompts counts for the check of that name."""
     before = first if check.name == "greedy" else side.draft_counts()
-    probes = check.probes(material)
+    probes = [replace(probe, fields=fields) for probe in check.probes(material)]
     answers = side.answer(probes, together, progress(f"audited: {check.name}", len(probes)))
     return _Answered(check, tuple(answers), _difference(side.draft_counts(), before))
 

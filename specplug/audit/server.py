@@ -62,7 +62,8 @@ class ServerSide:
         if status.status_code == 200:
             parts = [part for engine in status.json()["engines"] for part in counting(engine)]
             totals = [part["metrics"]["total"] for part in parts]
-            return DraftCounts(sum(t["accepted"] for t in totals), sum(t["rejected"] for t in totals))
+            departed = sum(part["metrics"]["lossy"]["departed"] for part in parts)
+            return DraftCounts(sum(t["accepted"] for t in totals), sum(t["rejected"] for t in totals), departed)
         return _from_metrics(self._request("GET", "/metrics").text)
 
     def set_mode(self, mode: Literal["on", "off"]) -> Literal["on", "off"]:
@@ -137,7 +138,7 @@ class ServerSide:
 
     async def _one(self, http: httpx.AsyncClient, probe: Probe) -> Answer:
         if probe.messages:
-            path, body = CHAT_PATH, chat_body(probe, self._model)
+            path, body = CHAT_PATH, chat_body(probe, self._model, self._dialect.arguments)
         else:
             path, body = self._dialect.path, self._dialect.body(probe, self._model)
         try:

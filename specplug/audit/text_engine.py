@@ -35,8 +35,8 @@ class TextEngineSide:
         """Return the engine's counts; None for an engine that does not speculate."""
         if not self._drafts:
             return None
-        total = self._engine.metrics.snapshot().total
-        return DraftCounts(total.accepted, total.rejected)
+        snapshot = self._engine.metrics.snapshot()
+        return DraftCounts(snapshot.total.accepted, snapshot.total.rejected, snapshot.lossy.departed)
 
     def describe(self) -> str:
         """Return model and engine in one line."""
@@ -66,6 +66,7 @@ class TextEngineSide:
 
 
 def _request(probe: Probe) -> TextRequest:
+    references = {"references": [{"token_ids": list(probe.expected)}]} if probe.expected else {}
     return TextRequest(
         prompt=probe.prompt,
         max_tokens=probe.max_tokens,
@@ -74,7 +75,7 @@ def _request(probe: Probe) -> TextRequest:
         stop=probe.stop,
         top_logprobs=probe.top_logprobs,
         json_schema=probe.json_schema,
-        specplug={"references": [{"token_ids": list(probe.expected)}]} if probe.expected else {},
+        specplug={**probe.specplug, **references},
     )
 
 

@@ -69,7 +69,16 @@ def audit(
             "--policy", help=f"The policy that chooses draft lengths; by default {POLICY}, which always drafts."
         ),
     ] = None,
-    verifier: Annotated[str | None, typer.Option("--verifier", help="The verifier; see `specplug list`.")] = None,
+    verifier: Annotated[
+        str | None,
+        typer.Option("--verifier", help="The verifier that requests name; see `specplug list`. A lossy one fails."),
+    ] = None,
+    acceptance_threshold: Annotated[
+        str | None,
+        typer.Option(
+            "--acceptance-threshold", metavar="NUMBER|NAME", help="Threshold of a lossy verifier, which must be named."
+        ),
+    ] = None,
     draft_length: DraftLength = None,
     options: PluginOptions = None,
     device: Device = None,
@@ -136,6 +145,7 @@ def audit(
             max_tokens=max_tokens,
             together=concurrency,
             progress=advance,
+            fields=_fields(verifier, acceptance_threshold),
         )
     if as_json:
         print_json(report.as_dict())
@@ -143,6 +153,17 @@ def audit(
         _print(report)
     if not report.passed or (checks and report.not_run):
         raise typer.Exit(1)
+
+
+def _fields(verifier: str | None, threshold: str | None) -> dict[str, Any]:
+    """Return the fields of the audited engine's requests."""
+    fields: dict[str, Any] = {} if verifier is None else {"verifier": verifier}
+    if threshold is not None:
+        try:
+            fields["acceptance_threshold"] = float(threshold)
+        except ValueError:  # a name
+            fields["acceptance_threshold"] = threshold
+    return fields
 
 
 def _servers(audited: str, control: str | None, **keys: Any) -> Any:
@@ -198,6 +219,12 @@ def _print(report: Any) -> None:
     for finding in report.findings:
         for example in finding.examples:
             print_line(f"{finding.check}: {example}")
+    if report.drafts is not None and report.drafts.departed:
+        share = report.drafts.departed / report.drafts.accepted
+        print_line(
+            f"Verification was lossy: of {report.drafts.accepted} accepted draft tokens, about "
+            f"{report.drafts.departed:.0f} ({share:.1%}) would have been rejected by lossless verification."
+        )
     verdict = "passed" if report.passed else "FAILED" if report.failed else "proves nothing yet"
     console().print(Text(f"The audit {verdict}.", style="bold"))
 

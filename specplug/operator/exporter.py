@@ -23,7 +23,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from specplug.metrics import MetricsSnapshot, SourceCounts
+from specplug.metrics import LossyCounts, MetricsSnapshot, SourceCounts
 from specplug.operator.prometheus import SpecCollector
 from specplug.operator.status import counting
 
@@ -212,7 +212,8 @@ def snapshot_of(status: dict[str, Any], more_faults: dict[str, dict[str, int]]) 
         mine = faults.setdefault(name, {})
         for kind, count in kinds.items():
             mine[kind] = mine.get(kind, 0) + count
-    return MetricsSnapshot(by_source, faults)
+    lossy = LossyCounts(status["lossy"]["accepted"], status["lossy"]["departed"])
+    return MetricsSnapshot(by_source, faults, lossy)
 
 
 def _labelled(sample: Sample, labels: dict[str, str]) -> Sample:

@@ -32,6 +32,13 @@ _PER_POSITION = {
     "tested_at": ("specplug_position_tested_tokens", "Draft tokens accepted or rejected at this position."),
     "accepted_at": ("specplug_position_accepted_tokens", "Draft tokens accepted at this position."),
 }
+_LOSSY = {
+    "accepted": (
+        "specplug_lossy_accepted_tokens",
+        "Draft tokens accepted by lossy verification, all sources together.",
+    ),
+    "departed": ("specplug_departed_tokens", "Of these, the expected number that lossless verification rejects."),
+}
 _FAULTS = ("specplug_faults", "Faults of plug-ins, and the times that they were switched off and on again.")
 
 
@@ -54,6 +61,8 @@ class SpecCollector(Collector):
             for field in _PER_POSITION:
                 for position, count in enumerate(getattr(counts, field)):
                     families[field].add_metric([source, str(position)], count)
+        for field in _LOSSY:
+            families[f"lossy {field}"].add_metric([], getattr(snapshot.lossy, field))
         for plugin, kinds in snapshot.faults.items():
             for kind, count in kinds.items():
                 families["faults"].add_metric([plugin, kind], count)
@@ -83,4 +92,5 @@ def register(metrics: SpecMetrics, registry: CollectorRegistry | None = None) ->
 def _families() -> dict[str, CounterMetricFamily]:
     families = {field: CounterMetricFamily(*text, labels=["source"]) for field, text in _PER_SOURCE.items()}
     at = {field: CounterMetricFamily(*text, labels=["source", "position"]) for field, text in _PER_POSITION.items()}
-    return families | at | {"faults": CounterMetricFamily(*_FAULTS, labels=["plugin", "kind"])}
+    lossy = {f"lossy {field}": CounterMetricFamily(*text, labels=[]) for field, text in _LOSSY.items()}
+    return families | at | lossy | {"faults": CounterMetricFamily(*_FAULTS, labels=["plugin", "kind"])}

@@ -11,13 +11,32 @@ from specplug.types.caps import Distribution, VerifierCaps
 
 @hookimpl
 def specplug_register_verifiers(register: Callable[[VerifierSpec], None]) -> None:
-    """Register the reference verifier."""
+    """Register the verifiers: the reference and two lossy ones."""
     register(
         VerifierSpec(
             name="reference",
             factory="specplug.verify.reference:ReferenceVerifier",
             summary="rejection sampling in plain torch: the reference for faster verifiers",
             caps=VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distribution.PROBS)),
+        )
+    )
+    lossy = VerifierCaps(lossless=False, distributions=(Distribution.LOGITS, Distribution.PROBS), thresholds=True)
+    register(
+        VerifierSpec(
+            name="threshold",
+            factory="specplug.verify.lossy:ThresholdVerifier",
+            options="specplug.settings.verifiers:ThresholdSettings",
+            summary="lossy: accepts tokens of at least a share of the largest probability",
+            caps=lossy,
+        )
+    )
+    register(
+        VerifierSpec(
+            name="typical",
+            factory="specplug.verify.lossy:TypicalVerifier",
+            options="specplug.settings.verifiers:TypicalSettings",
+            summary="lossy: Medusa's typical acceptance, which asks less where the target is uncertain",
+            caps=lossy,
         )
     )
 

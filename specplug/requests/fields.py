@@ -31,6 +31,7 @@ def parse_request_fields(
     limits: Limits,
     proposers: Collection[str] | None = None,
     verifiers: Collection[str] | None = None,
+    thresholds: Mapping[str, float] | None = None,
 ) -> tuple[RequestOptions, tuple[Reference, ...], str | None]:
     """Check one request's fields and convert them to the form that plug-ins read.
 
@@ -41,6 +42,7 @@ def parse_request_fields(
         limits: upper limits on what a request may carry.
         proposers: when given, the names that the server has loaded; `proposer` must be one of them.
         verifiers: likewise, for `verifier`.
+        thresholds: the server's `acceptance_thresholds`; None if its verifier takes none.
 
     Returns:
         The options, the references (prediction first, empty ones omitted), and the tenant.
@@ -64,6 +66,7 @@ def parse_request_fields(
             expected=" or ".join(map(repr, verifiers)) or "none, as the engine's own verifier serves",
         )
     options = RequestOptions(
+        acceptance_threshold=_threshold(fields, thresholds),
         enabled=fields.enabled,
         num_speculative_tokens=fields.num_speculative_tokens,
         proposer=fields.proposer,
@@ -73,6 +76,38 @@ def parse_request_fields(
         documents=tuple(dict.fromkeys(StoredDocument(each.name, each.corpus) for each in fields.documents)),
     )
     return options, _tokenized(_sources(fields), tokenize, vocab_size, limits.max_reference_tokens), fields.tenant
+
+
+def _threshold(fields: RequestFields, named: Mapping[str, float] | None) -> float | None:
+    given, who = fields.acceptance_threshold, "request field 'acceptance_threshold'"
+    if given is None:
+        return None
+    if named is None:
+        raise RequestError.build(
+            "this server's verifier takes no threshold",
+            who=who,
+            found=shown(given),
+            remedy="Omit it, or use a server whose settings name a verifier that does; `specplug list` shows them",
+        )
+    if fields.verifier is None:
+        raise RequestError.build(
+            "a threshold applies only to requests that name the server's lossy verifier",
+            who=who,
+            found=f"{shown(given)} without 'verifier'",
+            remedy="Name the verifier too, or omit the threshold",
+        )
+    if isinstance(given, str):
+        if given not in named:
+            raise RequestError.build(
+                "the server has no such threshold",
+                who=who,
+                found=shown(given),
+                expected=", ".join(map(repr, named)) or "a number; the server's acceptance_thresholds names none",
+            )
+        return named[given]
+    if not 0 < given <= 1:
+        raise RequestError.build("threshold out of range", who=who, found=given, expected="more than 0, at most 1")
+    return given
 
 
 def as_mapping(raw: Mapping[str, Any] | str | None) -> Mapping[str, Any]:

@@ -11,11 +11,13 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from specplug.errors import RequestError
+from specplug.plugins.registry import default_registry
 from specplug.requests import arguments, wire
 from specplug.requests.clients import Client
 from specplug.requests.fields import CHARACTERS_PER_TOKEN, parse_request_fields
 from specplug.requests.quota import BusyError, Quota
 from specplug.requests.tenants import Tenants
+from specplug.settings.plugins import acceptance_thresholds
 from specplug.settings.sources import ResolvedSettings
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug.types.request import Reference, RequestOptions
@@ -59,6 +61,7 @@ class Parser:
         self._proposers = (found.settings.proposer, *found.settings.extra_proposers) if self._drafts else ()
         # The engine's own verifier is used unless the settings name one.
         self._verifiers = (found.settings.verifier,) if found.was_set("verifier") else ()
+        self._thresholds = acceptance_thresholds(found.settings, default_registry()) if self._verifiers else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="specplug-requests")
 
     def prepare_for_serving(self) -> None:
@@ -98,6 +101,7 @@ class Parser:
                 limits=self._settings.limits,
                 proposers=self._proposers,
                 verifiers=self._verifiers,
+                thresholds=self._thresholds,
             )
             self.tenants.refuse(tenant)
             if not self._drafts:

@@ -126,6 +126,11 @@ class RequestFields(Fields):
         default=None,
         description="the server's verifier, by name; one that is not lossless serves only requests that name it",
     )
+    acceptance_threshold: float | Name | None = Field(
+        default=None,
+        description="strictness of the lossy verifier that the request names, in (0, 1] where 1 is lossless, or the "
+        "name of one of the server's acceptance_thresholds",
+    )
     references: Annotated[tuple[ReferenceField, ...], BeforeValidator(_references)] = Field(
         default=(), strict=False, description="texts that the answer is likely to copy from"
     )

@@ -6,12 +6,15 @@ slot at every step.  Nothing is read back.
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specplug.runtime.running_request import MAX_STOP_IDS, RunningRequest
+from specplug.types.request import RequestOptions
 
 NO_CAP = 1 << 30
 _GENERATION, _END, _CAP, _GRAMMAR, _VERIFIER, _STOPS = range(6)
@@ -27,6 +30,7 @@ class SlotRows:
         caps: [B] int32, most draft tokens per step that the request allows; `NO_CAP` if it sets no limit.
         grammar: [B] bool, whether the request has a grammar.
         verifier: [B] bool, whether the request names the server's verifier.
+        acceptance_threshold: [B] float32, the request's threshold for it; NaN for none.
         stop_ids: [B, M] int64, padded with -1.
     """
 
@@ -35,6 +39,7 @@ class SlotRows:
     caps: Tensor
     grammar: Tensor
     verifier: Tensor
+    acceptance_threshold: Tensor
     stop_ids: Tensor
 
 
@@ -94,6 +99,7 @@ class SlotTable:
             caps=rows[:, _CAP].int(),
             grammar=rows[:, _GRAMMAR].bool(),
             verifier=rows[:, _VERIFIER].bool(),
+            acceptance_threshold=rows[:, _VERIFIER].int().view(torch.float32),
             stop_ids=rows[:, _STOPS:],
         )
 
@@ -111,10 +117,18 @@ class SlotTable:
         request, cap = occupant.request, occupant.request.options.cap
         padding = [-1] * (MAX_STOP_IDS - len(occupant.stop_ids))
         head = [self.generations[slot], occupant.end, NO_CAP if cap is None else cap, int(request.grammar)]
-        return [*head, int(request.options.verifier is not None), *occupant.stop_ids, *padding]
+        return [*head, _verifier_of(request.options), *occupant.stop_ids, *padding]
 
     def _on_device(self, values: list[int] | list[list[int]]) -> Tensor:
         tensor = torch.tensor(values, dtype=torch.int64)
         if self._device.type == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self._device, non_blocking=True)
+
+
+def _verifier_of(options: RequestOptions) -> int:
+    """Return 0 for requests that name no verifier, else the bits of the float32 threshold, NaN for none."""
+    if options.verifier is None:
+        return 0
+    threshold = math.nan if options.acceptance_threshold is None else options.acceptance_threshold
+    return int.from_bytes(struct.pack("<f", threshold), "little", signed=True)

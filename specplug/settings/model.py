@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -153,6 +153,10 @@ class Settings(Section):
     verifier: str = Field(
         default="reference",
         description="the verifier that accepts or rejects drafts; an engine with its own uses this only when it is set",
+    )
+    acceptance_thresholds: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(
+        default_factory=dict,
+        description="thresholds of a lossy verifier that requests may name, for example one for each kind of workload",
     )
     num_speculative_tokens: int = Field(
         default=DEFAULT_SPECULATIVE_TOKENS,

@@ -33,6 +33,12 @@ def plugin_options(settings: Settings, spec: PluginSpec) -> Any:
     return options
 
 
+def acceptance_thresholds(settings: Settings, registry: Registry) -> Mapping[str, float] | None:
+    """Return the thresholds that requests may name; None if the server's verifier takes none."""
+    takes = registry.get(VerifierSpec, settings.verifier).caps.thresholds
+    return settings.acceptance_thresholds if takes else None
+
+
 def plugin_mistakes(settings: Settings, registry: Registry, *, engine_drafts: bool = False) -> Iterator[Mistake]:
     """Yield the mistakes in plug-in names and options, checked against the registry.
 
@@ -57,6 +63,16 @@ def plugin_mistakes(settings: Settings, registry: Registry, *, engine_drafts: bo
             yield Mistake(key, f"bad value for setting {key!r}", shown(name), remedy=str(error))
     for name, raw in settings.options.items():
         yield from _option_mistakes(name, raw, registry)
+    yield from _unused_thresholds(settings, registry)
+
+
+def _unused_thresholds(settings: Settings, registry: Registry) -> Iterator[Mistake]:
+    entry, key = registry.entries(VerifierSpec).get(settings.verifier), "acceptance_thresholds"
+    spec = None if entry is None else entry.spec
+    if settings.acceptance_thresholds and isinstance(spec, VerifierSpec) and not spec.caps.thresholds:
+        what = f"setting {key!r} has no effect: verifier {settings.verifier!r} takes no thresholds"
+        remedy = "Remove them, or name a lossy verifier that takes them; `specplug list` shows which"
+        yield Mistake(key, what, shown(settings.acceptance_thresholds), remedy=remedy)
 
 
 def _named(settings: Settings) -> Iterator[tuple[str, type[PluginSpec], str]]:

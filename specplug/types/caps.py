@@ -152,10 +152,12 @@ class VerifierCaps:
             only if a server or a request enables it by name.
         distributions: the draft distributions that it takes in addition to one-hot drafts, which every verifier takes.
             Drafts with any other distribution are passed to it as one-hot drafts.
+        thresholds: true for a lossy verifier that reads `SamplingBatch.acceptance_threshold`.
     """
 
     lossless: bool
     distributions: tuple[Distribution, ...] = ()
+    thresholds: bool = False
 
     def labels(self) -> tuple[str, ...]:
         """Return the short words that listings show."""

@@ -69,6 +69,7 @@ class RequestOptions:
         num_speculative_tokens: cap on this request's draft length; None leaves it to the policy.
         proposer: name of the proposer to use; None is the server's default.
         verifier: name of the server's verifier, if the request enables it; a lossy one runs only for such requests.
+        acceptance_threshold: threshold of a lossy verifier, in (0, 1]; None leaves it to the verifier's settings.
         store: true if the finished response may enter a response memory.
         corpora: names of stored corpora to draft from first.
         documents: stored documents that the answer is likely to copy from.  `documents` and `corpora` hold only names,
@@ -79,6 +80,7 @@ class RequestOptions:
     num_speculative_tokens: int | None = None
     proposer: str | None = None
     verifier: str | None = None
+    acceptance_threshold: float | None = None
     store: bool = True
     corpora: tuple[str, ...] = ()
     documents: tuple[StoredDocument, ...] = ()

@@ -55,6 +55,8 @@ class SamplingBatch:
         top_k: [B] int64; 0 is off.
         top_p: [B] float32; 1 is off.
         min_p: [B] float32; 0 is off.
+        acceptance_threshold: [B] float32, read by lossy verifiers; NaN in rows that leave it to the verifier's
+            settings, 1 is lossless.
         all_greedy: the host knows that every temperature is 0.  Verifiers then need not compute any distribution.
     """
 
@@ -62,6 +64,7 @@ class SamplingBatch:
     top_k: Tensor | None = None
     top_p: Tensor | None = None
     min_p: Tensor | None = None
+    acceptance_threshold: Tensor | None = None
     all_greedy: bool = False
 
 
@@ -85,10 +88,13 @@ class Verification:
     Attributes:
         token_ids: [B, N + 1] int32, the accepted tokens, then the recovered or bonus token, then -1.
         num_accepted: [B] int32, draft tokens kept, bonus excluded.
+        departed: [B] float32, reported by lossy verifiers: the expected number of the kept tokens that lossless
+            verification would have rejected, given the tokens before them; None when not known.
     """
 
     token_ids: Tensor
     num_accepted: Tensor
+    departed: Tensor | None = None
 
     @property
     def num_emitted(self) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specplug.errors import EngineError
+from specplug.metrics import LossyCounts, SpecMetrics
 from specplug.plugins.specs import VerifierSpec
 from specplug.testing.mutants import AcceptsAlways
 from specplug.types.caps import Distribution, VerifierCaps
 from specplug.types.draft import Draft
 from specplug.types.request import RequestOptions
-from specplug.types.verification import SamplingBatch, TargetLogits
+from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
 from specplug_vllm.worker import verifier, verifier_v1, verifier_v2
@@ -144,6 +145,22 @@ def test_v1_numbers_of_requests_without_a_seed_are_new_at_every_step_and_alike_o
     assert not torch.equal(ServerVerifier(ReferenceVerifier(), True, engine_seed=1).seeds(3), first)
 
 
+class Lenient(AcceptsAlways):
+    """Keeps the thresholds that it gets, and reports half of each accepted token as departed."""
+
+    thresholds: Tensor | None = None
+
+    def verify(self, draft: Draft, target: Any, sampling: SamplingBatch, uniforms: Any) -> Verification:
+        self.thresholds = sampling.acceptance_threshold
+        found = super().verify(draft, target, sampling, uniforms)
+        return replace(found, departed=found.num_accepted / 2)
+
+
+def counting(**parts: Any) -> Any:
+    """Return the worker's half with real counters."""
+    return SimpleNamespace(stage=SimpleNamespace(metrics=SpecMetrics([], DRAFT_LENGTH)), **parts)
+
+
 def test_v1_a_lossy_verifier_decides_for_who_asks() -> None:
     batch = [Row([1, 2], 0.0, 1, 9, 0), Row([1, 2], 0.0, 2, 9, 0), Row([], 0.0, 3, 9, 4)]
     requested = {"0": None, "1": "careless"}  # of the last row the worker may not know yet: it has no drafts
@@ -153,13 +170,18 @@ def test_v1_a_lossy_verifier_decides_for_who_asks() -> None:
             return name in requested
 
         def request_of(self, name: str) -> Any:
-            return SimpleNamespace(options=RequestOptions(verifier=requested[name]))
+            return SimpleNamespace(options=RequestOptions(verifier=requested[name], acceptance_threshold=0.25))
 
-    drafting = SimpleNamespace(allocator=SlotAllocator())
+    drafting = counting(allocator=SlotAllocator())
     baseline = torch.full((3, 3), 7, dtype=torch.int32)
-    server = ServerVerifier(AcceptsAlways(), False, engine_seed=0)
-    found = decide_v1(batch, 0, False, server, drafting, lambda *_, **__: baseline)
+    lenient = Lenient()
+    found = decide_v1(
+        batch, 0, False, ServerVerifier(lenient, False, engine_seed=0), drafting, lambda *_, **__: baseline
+    )
     assert found.tolist() == [[7, 7, 7], [1, 2, 0], [7, 7, 7]]
+    assert lenient.thresholds is not None
+    assert lenient.thresholds[1].item() == 0.25
+    assert drafting.stage.metrics.snapshot().lossy == LossyCounts(accepted=2, departed=1.0)
 
 
 # -- V2 -----------------------------------------------------------------------------------------------------------
@@ -218,10 +240,15 @@ def test_v2_rows_are_verified_as_if_alone(batch: list[Row], seed: int, states_di
 
 def test_v2_a_lossy_verifier_decides_for_who_asks() -> None:
     batch = [Row([1, 2], 0.0, 1, 9, 0), Row([1, 2], 0.0, 2, 9, 0)]
-    drafting = SimpleNamespace(slots=SimpleNamespace(rows=lambda slots: SimpleNamespace(verifier=slots == MOST - 2)))
+    thresholds = torch.tensor([torch.nan, 0.25])
+    rows = SimpleNamespace(verifier=torch.tensor([False, True]), acceptance_threshold=thresholds)
+    drafting = counting(slots=SimpleNamespace(rows=lambda slots: rows))
     baseline = torch.full((2, DRAFT_LENGTH + 1), 7), torch.tensor([1, 1], dtype=torch.int32)
-    server = ServerVerifier(AcceptsAlways(), False, engine_seed=0)
+    lenient = Lenient()
+    server = ServerVerifier(lenient, False, engine_seed=0)
     sampled, counts = decide_v2(batch, 0, False, server, drafting, lambda *_, **__: baseline)
+    assert lenient.thresholds is thresholds
+    assert drafting.stage.metrics.snapshot().lossy == LossyCounts(accepted=2, departed=1.0)
     assert sampled[0].tolist() == [7] * (DRAFT_LENGTH + 1)
     assert sampled[1, :2].tolist() == [1, 2]
     assert counts.tolist() == [1, 3]

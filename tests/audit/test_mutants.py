@@ -40,6 +40,18 @@ def test_wrong_verifiers_fail(prompts, name):
     assert "failed" in statuses(report).values(), report["findings"]
 
 
+def test_lossy_verification_fails_and_its_departure_is_stated(prompts):
+    lossy = ("--verifier", "threshold", "--acceptance-threshold")
+    code, report = audited(prompts, *FAST, *lossy, "0.2")
+    assert code == 1
+    assert statuses(report)["greedy"] == statuses(report)["sampled"] == "failed"
+    assert 0 < report["findings"][0]["figures"]["departure_rate"] < 1
+    assert 0 < report["drafts"]["departed"] <= report["drafts"]["accepted"]
+    code, report = audited(prompts, *FAST, *lossy, "1")
+    assert code == 0
+    assert report["drafts"]["departed"] == 0
+
+
 def test_a_proposer_that_states_a_wrong_distribution_fails(prompts):
     _, report = audited(prompts, *FAST, "--proposer", "liar")
     assert statuses(report)["sampled"] == "failed"

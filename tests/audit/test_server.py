@@ -109,6 +109,17 @@ def test_completions_of_both_dialects(server, request):
     side.close()
 
 
+@pytest.mark.parametrize(("server", "key"), [(VLLM, "vllm_xargs"), (SGLANG, "custom_params")], indirect=["server"])
+def test_further_fields_are_sent_with_completions_and_chats(server, key):
+    side, fields = ServerSide(server), {"verifier": "typical", "acceptance_threshold": 0.3}
+    side.answer([Probe(prompt=(1,), fields=fields), Probe(messages=({"role": "user"},), fields=fields)], 1, done)
+    completion, chat = Fake.received[-2:]
+    expected = {"specplug_verifier": "typical", "specplug_acceptance_threshold": 0.3}
+    assert completion.get("sampling_params", completion)[key] == expected
+    assert chat[key] == expected
+    side.close()
+
+
 @pytest.mark.parametrize("server", [VLLM], indirect=True)
 def test_a_streamed_chat_is_put_together(server):
     probe = Probe(messages=({"role": "user", "content": "x"},), tools=({"name": "weather"},), stream=True)

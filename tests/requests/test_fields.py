@@ -30,7 +30,14 @@ def must_not_run(text: str) -> list[int]:
 
 
 def parse(raw, *, tokenize=tokenize, proposers=None, **limits):
-    return parse_request_fields(raw, tokenize=tokenize, vocab_size=VOCAB, limits=Limits(**limits), proposers=proposers)
+    return parse_request_fields(
+        raw,
+        tokenize=tokenize,
+        vocab_size=VOCAB,
+        limits=Limits(**limits),
+        proposers=proposers,
+        thresholds={"prose": 0.3},
+    )
 
 
 def refusal(raw, **kwargs) -> str:
@@ -53,7 +60,8 @@ def test_every_field_arrives():
         "enabled": False,
         "num_speculative_tokens": 0,
         "proposer": "ngram",
-        "verifier": "reference",
+        "verifier": "typical",
+        "acceptance_threshold": "prose",
         "store": False,
         "tenant": "acme",
         "references": [{"text": "ab", "name": "first"}, {"token_ids": [7, 255]}],
@@ -67,7 +75,8 @@ def test_every_field_arrives():
             enabled=False,
             num_speculative_tokens=0,
             proposer="ngram",
-            verifier="reference",
+            verifier="typical",
+            acceptance_threshold=0.3,
             store=False,
             corpora=("notes", "code"),
             documents=(StoredDocument("a.txt", "notes"), StoredDocument("b.txt")),

@@ -279,6 +279,11 @@ def test_loading_changes_no_layer_and_shares_nothing_with_it():
         ({"proposer": "plian"}, ["'proposer'", "unknown proposer 'plian'", "Did you mean 'plain'?", "specplug list"]),
         ({"extra_proposers": ["plian"]}, ["'extra_proposers.0'", "Did you mean 'plain'?"]),
         ({"verifier": "referenc"}, ["'verifier'", "Did you mean 'reference'?"]),
+        (
+            {"acceptance_thresholds": {"prose": 0.3}},
+            ["verifier 'reference' takes no thresholds", "acceptance_thresholds"],
+        ),
+        ({"acceptance_thresholds": {"prose": 0}}, ["'acceptance_thresholds.prose'", "greater than 0"]),
         ({"options": {"ngarm": {"a": 1}}}, ["unknown plug-in 'ngarm'", "{'a': 1}", "Did you mean 'ngram'?"]),
         ({"options": {"plain": {"a": 1}}}, ["proposer 'plain' has no options", "Remove 'options.plain'"]),
         ({"options": {"twin": {}}}, ["'twin' is the name of a proposer and policy", "Rename one"]),

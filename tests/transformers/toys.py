@@ -203,7 +203,7 @@ class Listening(Planner):
 
 
 _HOST = ProposerCaps(needs_host=True)
-_WRONG = VerifierCaps(lossless=False, distributions=(Distribution.LOGITS, Distribution.PROBS))
+_WRONG = VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distribution.PROBS))
 _TOYS = {
     "garbage": (Garbage, ProposerCaps()),
     "oracle": (Oracle, _HOST),

@@ -20,6 +20,7 @@ from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler.engine_drafting import EngineDrafting
 from specplug_sglang.scheduler.ranks import Ranks
 from specplug_sglang.startup import advice
+from specplug_sglang.verification import lossy
 from specplug_sglang.verification.draft_lengths import refuse_fused_accept
 from specplug_sglang.verification.exact import rows_of_pool
 from specplug_sglang.verification.limits import cut
@@ -57,6 +58,7 @@ class PlannedWorker:
         )
         self.adaptive_controller = AdaptiveController(self, self.drafting)  # builds the states with SGLang's graphs
         logging.getLogger(_SWITCHES).addFilter(lambda record: "Switch adaptive" not in record.getMessage())
+        lossy.install(server_args)
         if ranks.leads:
             advice.announce(server_args)
 

@@ -8,12 +8,16 @@ only, so the mode is encoded as one.  `specplug_sglang.status` is the client sid
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from specplug.errors import SettingsError
+from specplug.metrics import MetricsSnapshot
 from specplug.operator.control import parse_order
 from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
 from specplug_sglang import seams
+from specplug_sglang.config import lossy_arguments
+from specplug_sglang.verification import lossy
 
 logger = logging.getLogger("specplug")
 
@@ -42,12 +46,15 @@ def scheduler_status(scheduler: Any) -> dict[str, Any]:
     It does not wait for running steps, so counts may be out of date (see `specplug_sglang.scheduler.counts`).  With
     SGLang's own drafter the scheduler counts the results of drafts, and the worker has no status.
     """
+    from sglang.srt.runtime_context import get_spec
+
     from specplug_sglang.scheduler.engine_drafting import EngineDrafting
 
     drafting = scheduler.draft_worker.drafting
     step_planner, caps, drafter = drafting.step_planner, drafting.caps, {}
     if isinstance(drafting, EngineDrafting):
-        drafter = {"engine_drafter": drafting.method, "metrics": drafting.counts.snapshot({}).as_dict()}
+        counted = drafting.counts.snapshot({})
+        drafter = {"engine_drafter": drafting.method, "metrics": _with_lossy(counted)}
     return {
         "engine": _engine_of(),
         "overlap": bool(scheduler.enable_overlap),
@@ -55,6 +62,7 @@ def scheduler_status(scheduler: Any) -> dict[str, Any]:
         "max_draft_length": caps.max_draft_length,
         "captured_draft_lengths": list(caps.captured_draft_lengths),
         "rows": reported_rows(caps),
+        "lossy": lossy_arguments(get_spec()) or None,
         "settings": reported_settings(drafting.resolved),
         "scheduler": {
             "steps": step_planner.steps,
@@ -80,9 +88,13 @@ def worker_status(scheduler: Any) -> dict[str, Any]:
             "slots": drafting.allocator.status(),
             "sources": list(drafting.stage.sources),
             "details": reported_details(drafting.stage.proposers),
-            "metrics": drafting.counts.read().as_dict(),
+            "metrics": _with_lossy(drafting.counts.read()),
         }
     return status
+
+
+def _with_lossy(counted: MetricsSnapshot) -> dict[str, Any]:
+    return replace(counted, lossy=lossy.counter.read()).as_dict()
 
 
 def control(scheduler: Any, order: dict[str, Any]) -> dict[str, Any]:

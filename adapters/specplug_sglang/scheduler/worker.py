@@ -29,7 +29,7 @@ from specplug_sglang.scheduler.drafting import Drafting
 from specplug_sglang.scheduler.plain_step import PlainSteps, decodes_plainly
 from specplug_sglang.scheduler.ranks import Ranks
 from specplug_sglang.startup import advice
-from specplug_sglang.verification import attention, exact, seeded
+from specplug_sglang.verification import attention, exact, lossy, seeded
 from specplug_sglang.verification.cache_room import make_room
 from specplug_sglang.verification.captured import largest_batches
 from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
@@ -81,6 +81,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         self.decodes_plainly = decodes_plainly(self.model_runner.model_config, server_args)
         self.plain_steps = PlainSteps(target_worker, self.drafting.table)
         self.load_first_corpus()
+        lossy.install(server_args)
         if self.ranks.leads:
             advice.announce(server_args)
 

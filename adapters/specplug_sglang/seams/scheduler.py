@@ -140,7 +140,7 @@ _TARGET = (
     seam("sglang.srt.speculative.spec_info:SpeculativeAlgorithm", "worker", holds="NONE"),
     seam("sglang.srt.runtime_context:get_context", "worker"),
     seam("sglang.srt.runtime_context:RuntimeContext.override", "worker", takes="source fields"),
-    seam("sglang.srt.runtime_context:get_spec", "worker"),
+    seam("sglang.srt.runtime_context:get_spec", "worker", "status"),
     seam("sglang.srt.runtime_context:get_exec", "worker"),
     seam("sglang.srt.model_executor.cuda_graph_config:CudaGraphConfig", "worker", holds="decode"),
     seam("sglang.srt.model_executor.cuda_graph_config:PhaseConfig", "worker", holds="bs"),

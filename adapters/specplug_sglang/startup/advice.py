@@ -11,7 +11,7 @@ from specplug.operator.launches import awaited_proposers, differing
 from specplug.operator.startup_line import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
-from specplug_sglang.config import decided, engine_caps, engine_method, resolved
+from specplug_sglang.config import decided, engine_caps, engine_method, lossy_arguments, resolved
 
 logger = logging.getLogger("specplug")
 
@@ -30,6 +30,7 @@ class Launch:
         settings: specplug's settings that differ from their defaults.
         awaited_proposers: enabled proposers on the host that each step on a GPU waits for.
         engine_drafter: algorithm of SGLang's own drafter, if that drafts.
+        lossy: arguments by which SGLang's verification is lossy; "" if it is not.
     """
 
     draft_length: int
@@ -44,6 +45,7 @@ class Launch:
     settings: dict[str, Any]
     awaited_proposers: tuple[str, ...]
     engine_drafter: str | None = None
+    lossy: str = ""
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Launch:
@@ -74,6 +76,7 @@ def launch_of(server_args: Any) -> Launch:
         settings=differing(settings),
         awaited_proposers=awaited_proposers(settings, default_registry(), str(view.device), takes_trees=caps.trees),
         engine_drafter=engine_method(server_args),
+        lossy=lossy_arguments(view),
     )
 
 
@@ -86,6 +89,10 @@ def advise(launch: Launch) -> list[CheckResult]:
     """Return advice on a launch, warnings included."""
     results = [CheckResult("ok", _head(launch)), _graphs(launch)]
     results += [CheckResult("ok", text) for text in on_the_host(launch)]
+    if launch.lossy:
+        results.append(
+            CheckResult("warn", LOSSY.format(launch.lossy), "Leave it out to serve every request losslessly")
+        )
     if launch.engine_drafter is not None:
         drafter = f"SGLang's own drafter drafts, by {launch.engine_drafter}; {ENGINE_DRAFTS}"
         return [*results, CheckResult("ok", drafter), CheckResult("ok", CUT)]
@@ -99,13 +106,17 @@ def announce(server_args: Any) -> None:
     scheduling = "overlap" if launch.overlap else "synchronous"
     settings = resolved(server_args).settings
     drafter = [] if launch.engine_drafter is None else [f"SGLang's {launch.engine_drafter}"]
-    facts = (*drafter, shape, scheduling)
+    facts = (*drafter, shape, scheduling, *(["LOSSY"] if launch.lossy else []))
     _log_once(logging.INFO, start_line(settings, launch.draft_length, *facts, status="on, where HTTP is served"))
     for result in advise(launch):
         if result.status != "ok":
             _log_once(logging.WARNING, f"{result.summary}. {result.remedy}")
 
 
+LOSSY = (
+    "LOSSY by {}: sampled text does not follow the model's distribution; /specplug/status and /metrics count how many "
+    "tokens depart"
+)
 UNDRAFTED = (
     "requests with penalties, min_new_tokens, a custom logit processor, or min_p when sampling get no drafts: "
     "SGLang verifies them inexactly, so they are served one token per step"
@@ -117,9 +128,9 @@ CUT = (
 )
 REFUSED = (
     "refused at start-up: attention with data parallelism, pipeline parallelism, prefill and decode on separate "
-    "servers, two-batch overlap, SGLang's adaptive speculation, rejection sampling or acceptance thresholds, "
-    "watermarks, its servers in Rust or over gRPC, trees with a page size above 1 (except with flashinfer), and trees "
-    "for a model with recurrent state"
+    "servers, two-batch overlap, SGLang's adaptive speculation or rejection sampling, acceptance thresholds with "
+    "trees, watermarks, its servers in Rust or over gRPC, trees with a page size above 1 (except with flashinfer), "
+    "and trees for a model with recurrent state"
 )
 STEP_PLANNER = (
     "each step on the host: the plan, from results that are one step old; drafts and their outcomes stay on the device"

@@ -9,7 +9,7 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from specplug.errors import EngineError, SpecplugError
 from specplug.operator import startup_errors
 from specplug_sglang import seams
-from specplug_sglang.config import ALGORITHM, LENGTH_FLAG, is_tree_mode, resolved
+from specplug_sglang.config import ALGORITHM, LENGTH_FLAG, decided, is_tree_mode, lossy_arguments, resolved
 from specplug_sglang.startup.refused import REFUSED, refusal, refuse_arguments
 
 MOST_REQUESTS = 48
@@ -67,6 +67,9 @@ class Algorithm(CustomSpecAlgo):
                 seams.require(where)
             refuse_unsupported(server_args)
             found = resolved(server_args)
+            if found.was_set("verifier"):
+                named = f"setting 'verifier' {found.settings.verifier!r}"
+                raise _refusal("SGLang verifies drafts itself", named, "settings without it")
         except SpecplugError as error:
             startup_errors.show_message_only()
             raise ValueError(str(error)) from error
@@ -101,6 +104,8 @@ def refuse_unsupported(server_args: Any) -> None:
         )
     if is_tree_mode(server_args):
         _refuse_trees_for_states(server_args)
+        if lossy := lossy_arguments(decided(server_args)):
+            raise _refusal("lossy acceptance is for chains", lossy, "--speculative-eagle-topk 1, or no thresholds")
     refuse_arguments(server_args, REFUSED, OFF)
 
 

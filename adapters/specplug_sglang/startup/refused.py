@@ -51,8 +51,6 @@ REFUSED: dict[str, Any] = {
     "disaggregation_mode": "null",
     "speculative_adaptive": False,
     "speculative_use_rejection_sampling": False,
-    "speculative_accept_threshold_single": 1.0,
-    "speculative_accept_threshold_acc": 1.0,
     "enable_two_batch_overlap": False,
     "enable_linear_replayssm_spec": False,
     "enable_pdmux": False,
@@ -65,7 +63,6 @@ REFUSED: dict[str, Any] = {
 
 _RUST = "SGLANG_RUST_SERVER"
 _SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
-_LOSSY = "SGLang's lossy acceptance changes the distribution of the text"
 _FIELDS_UNCHECKED = "requests would reach the scheduler without their fields being checked"
 
 _WHY = {
@@ -75,8 +72,6 @@ _WHY = {
     "disaggregation_mode": "prefill and decode on separate servers are not supported",
     "speculative_adaptive": "specplug's policy chooses draft lengths",
     "speculative_use_rejection_sampling": "SGLang's rejection sampling needs the drafts' distributions",
-    "speculative_accept_threshold_single": _LOSSY,
-    "speculative_accept_threshold_acc": _LOSSY,
     "enable_two_batch_overlap": "SGLang cannot split specplug's verification batches in two",
     "enable_linear_replayssm_spec": "SGLang's ring of verified states needs the same draft length in every step",
     "speculative_eagle_topk": "SGLang changes the draft length of chains only",

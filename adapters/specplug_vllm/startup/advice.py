@@ -14,7 +14,7 @@ from specplug.operator.launches import awaited_proposers, differing
 from specplug.operator.startup_line import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
-from specplug_vllm.config import engine_method, ranks_step_together, resolved, runner_of
+from specplug_vllm.config import engine_method, lossy_method, ranks_step_together, resolved, runner_of
 from specplug_vllm.startup import graphs
 
 logger = logging.getLogger("specplug")
@@ -33,6 +33,7 @@ class Launch:
         awaited_proposers: enabled proposers on the host that each step on V2 waits for.
         captured: (draft length, most requests) of the steps that have full CUDA graphs, longest drafts first.
         engine_drafter: method of vLLM's own drafter, if that drafts.
+        lossy: option by which vLLM's verification is lossy; "" if it is not.
     """
 
     runner: str
@@ -45,6 +46,7 @@ class Launch:
     awaited_proposers: tuple[str, ...]
     captured: tuple[tuple[int, int], ...] = ()
     engine_drafter: str | None = None
+    lossy: str = ""
 
 
 def launch_of(vllm_config: Any) -> Launch:
@@ -63,6 +65,7 @@ def launch_of(vllm_config: Any) -> Launch:
         awaited_proposers=awaited_proposers(found.settings, default_registry(), vllm_config.device_config.device_type),
         captured=tuple(graphs.captured(vllm_config).items()),
         engine_drafter=engine_method(vllm_config),
+        lossy=lossy_method(vllm_config),
     )
 
 
@@ -75,6 +78,10 @@ def advise(launch: Launch) -> list[CheckResult]:
     results = [CheckResult("ok", head), _token_budget(launch)]
     if launch.engine_drafter is not None:
         results.append(CheckResult("ok", f"vLLM's own drafter drafts, by {launch.engine_drafter}; {ENGINE_DRAFTS}"))
+    if launch.lossy:
+        results.append(
+            CheckResult("warn", LOSSY.format(launch.lossy), "Leave it out to serve every request losslessly")
+        )
     if launch.captured:
         results.append(_graphs(launch))
     if launch.runner == "v1" or launch.engine_drafter is not None:
@@ -98,7 +105,7 @@ def announce(vllm_config: Any) -> None:
     scheduling = "async" if launch.async_scheduling else "synchronous"
     runner = launch.runner.upper()
     drafter = [] if launch.engine_drafter is None else [f"vLLM's {launch.engine_drafter}"]
-    facts = (*drafter, runner, scheduling)
+    facts = (*drafter, runner, scheduling, *(["LOSSY"] if launch.lossy else []))
     _log_once(logging.INFO, start_line(found.settings, launch.draft_length, *facts, status=routes()))
     for result in advise(launch):
         if result.status != "ok":
@@ -119,6 +126,10 @@ def routes() -> str:
 REFUSED_ON_V1 = (
     "the V1 runner refuses requests with min_p or logit_bias (HTTP 400), as with any speculation of vLLM's; "
     "the V2 runner serves them"
+)
+LOSSY = (
+    "LOSSY by vLLM's {}: text does not follow the model's distribution, and vLLM does not count how much departs; "
+    "`specplug audit` measures it"
 )
 REFUSED_BY_VLLM = "vLLM refuses requests with min_p or logit_bias (HTTP 400), as with any speculation of its own"
 ENGINE_DRAFTS = "specplug's policy chooses how many tokens it drafts and the target verifies"

@@ -13,7 +13,7 @@ from typing import Any
 
 from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
 from specplug_vllm import seams
-from specplug_vllm.config import engine_caps, engine_method, runner_of
+from specplug_vllm.config import engine_caps, engine_method, lossy_method, runner_of
 from specplug_vllm.worker.lifecycle import drafting_of
 
 
@@ -72,6 +72,7 @@ def engine_status(core: Any) -> dict[str, Any]:
         "max_draft_length": caps.max_draft_length,
         "captured_draft_lengths": list(caps.captured_draft_lengths),
         "rows": reported_rows(caps),
+        "lossy": lossy_method(config) or None,
         "settings": reported_settings(step_planner.resolved),
         "scheduler": {
             "steps": step_planner.steps,

@@ -70,12 +70,15 @@ class ServerVerifier:
                 self.plugin.verify(
                     _rows_of(draft, rows),
                     TargetLogits(target.logits, target.starts[rows]),
-                    SamplingBatch(sampling.temperature[rows]),
+                    _sampling_of(sampling, rows),
                     type(numbers)(numbers.accept[rows], numbers.draw[rows]),
                 )
             )
+        departed = [part.departed for part in parts if part.departed is not None]
         return Verification(
-            torch.cat([part.token_ids for part in parts]), torch.cat([part.num_accepted for part in parts])
+            torch.cat([part.token_ids for part in parts]),
+            torch.cat([part.num_accepted for part in parts]),
+            torch.cat(departed) if departed else None,
         )
 
 
@@ -169,6 +172,13 @@ def chain(token_ids: Tensor, base_len: Tensor) -> Draft:
         confidence=torch.zeros(token_ids.shape, device=token_ids.device),
         source=torch.full(token_ids.shape, -1, dtype=torch.int32, device=token_ids.device),
         base_len=base_len.to(torch.int32),
+    )
+
+
+def _sampling_of(sampling: SamplingBatch, rows: slice) -> SamplingBatch:
+    thresholds = sampling.acceptance_threshold
+    return SamplingBatch(
+        sampling.temperature[rows], acceptance_threshold=None if thresholds is None else thresholds[rows]
     )
 
 

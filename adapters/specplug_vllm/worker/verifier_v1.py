@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
+from specplug.types.request import RequestOptions
 from specplug.types.verification import SamplingBatch, TargetLogits
 from specplug_vllm import seams
 from specplug_vllm.worker.drafting import Drafting
@@ -78,27 +80,33 @@ class Decision:
         if len(num_draft_tokens) != batch.num_reqs or not len(draft_token_ids):  # a warm-up
             return engines_own()
         chosen = None if self._verifier.lossless else self._chosen(batch.req_ids, num_draft_tokens)
-        if chosen is not None and not any(chosen):
+        if chosen is not None and not any(options is not None for options in chosen):
             return engines_own()
         bases = torch.from_numpy(batch.num_tokens_no_spec[: batch.num_reqs]).to(target_logits.device)
         draft = self._draft(draft_token_ids, cu_num_draft_tokens, max_spec_len, draft_probs, bases)
         seeds = self._seeds(len(num_draft_tokens), sampling_metadata.generators).to(target_logits.device)
         target = _target(target_logits, cu_num_draft_tokens, bonus_token_ids)
-        found = self._verifier.verify(draft, target, _sampling(sampling_metadata, bases), seeds).token_ids
+        sampling = _sampling(sampling_metadata, bases)
         if chosen is None:
-            return found
-        rows = torch.tensor(chosen).to(found.device)
-        return torch.where(rows[:, None], found, engines_own())
+            return self._verifier.verify(draft, target, sampling, seeds).token_ids
+        rows = torch.tensor([options is not None for options in chosen]).to(seeds.device)
+        sampling = replace(sampling, acceptance_threshold=_thresholds(chosen).to(seeds.device))
+        found = self._verifier.verify(draft, target, sampling, seeds)
+        if found.departed is not None:
+            assert self._drafting is not None
+            self._drafting.stage.metrics.lossy.add(found.num_accepted * rows, found.departed * rows)
+        return torch.where(rows[:, None], found.token_ids, engines_own())
 
-    def _chosen(self, names: list[str], num_draft_tokens: list[int]) -> list[bool]:
-        """Return which rows have drafts and a request that enables the verifier."""
+    def _chosen(self, names: list[str], num_draft_tokens: list[int]) -> list[RequestOptions | None]:
+        """Return the options of rows that have drafts and a request that enables the verifier, None for the others."""
         assert self._drafting is not None  # lossy verifiers do not serve on several ranks
         allocator = self._drafting.allocator
 
-        def asks(name: str) -> bool:
-            return name in allocator and allocator.request_of(name).options.verifier is not None
+        def of(name: str) -> RequestOptions | None:
+            options = allocator.request_of(name).options if name in allocator else None
+            return None if options is None or options.verifier is None else options
 
-        return [count > 0 and asks(name) for name, count in zip(names, num_draft_tokens, strict=False)]
+        return [of(name) if count else None for name, count in zip(names, num_draft_tokens, strict=False)]
 
     def _draft(
         self, token_ids: Tensor, ends: Tensor, draft_length: int, draft_probs: Tensor | None, bases: Tensor
@@ -136,6 +144,11 @@ def _sampling(metadata: Any, rows: Tensor) -> SamplingBatch:
     if metadata.all_greedy:
         return SamplingBatch(torch.zeros(rows.shape, device=rows.device), all_greedy=True)
     return SamplingBatch((metadata.temperature != 0).float())
+
+
+def _thresholds(chosen: list[RequestOptions | None]) -> Tensor:
+    given = [None if options is None else options.acceptance_threshold for options in chosen]
+    return torch.tensor([math.nan if threshold is None else threshold for threshold in given])
 
 
 def _signed(value: int) -> int:

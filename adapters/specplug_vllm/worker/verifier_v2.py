@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specplug.errors import EngineError
+from specplug.runtime.slots import SlotRows
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits
@@ -107,11 +108,16 @@ class Decision:
         heat = temperature[slots].float()
         if draft_logits is not None and not self.all_greedy:
             draft = _with_distribution(draft, draft_logits[slots, :most], heat)
-        sampling = SamplingBatch((heat != 0).float(), all_greedy=self.all_greedy)
+        rows = None if self._verifier.lossless else self._rows(slots)
+        sampling = SamplingBatch(
+            (heat != 0).float(),
+            acceptance_threshold=None if rows is None else rows.acceptance_threshold,
+            all_greedy=self.all_greedy,
+        )
         found = self._verifier.verify(draft, TargetLogits(target_logits, starts), sampling, seed[slots])
         sampled = torch.zeros(len(slots), num_speculative_steps + 1, dtype=torch.int64, device=slots.device)
         sampled[:, : most + 1] = found.token_ids.clamp(min=0)
-        if self._verifier.lossless:
+        if rows is None:
             return sampled, found.num_emitted
         engine_sampled, num_engine_sampled = original(
             target_logits,
@@ -128,11 +134,17 @@ class Decision:
             *args,
             **kwargs,
         )
-        assert self._drafting is not None  # lossy verifiers do not serve on several ranks
-        chosen = self._drafting.slots.rows(slots).verifier
+        chosen = rows.verifier
+        if found.departed is not None:
+            assert self._drafting is not None
+            self._drafting.stage.metrics.lossy.add(found.num_accepted * chosen, found.departed * chosen)
         return torch.where(chosen[:, None], sampled, engine_sampled), torch.where(
             chosen, found.num_emitted, num_engine_sampled
         )
+
+    def _rows(self, slots: Tensor) -> SlotRows:
+        assert self._drafting is not None  # lossy verifiers do not serve on several ranks
+        return self._drafting.slots.rows(slots)
 
 
 def _with_distribution(draft: Draft, draft_logits: Tensor, temperature: Tensor) -> Draft:

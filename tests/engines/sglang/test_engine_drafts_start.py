@@ -19,7 +19,6 @@ PLANNED = json.dumps({"proposer": "engine"})
         ({"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}, ["chains only", "eagle-topk 4"]),
         ({"enable_lora": True, "lora_paths": ["a=/a"], "max_lora_rank": 8}, ["adapters", "--enable-lora True"]),
         ({"speculative_adaptive": True}, ["specplug's policy", "--speculative-adaptive True"]),
-        ({"speculative_accept_threshold_single": 0.5}, ["lossy acceptance"]),
         ({"speculative_algorithm": "NGRAM"}, ["cannot be planned", "--speculative-algorithm NGRAM", "STANDALONE"]),
         ({"plant": "a_drafter_that_skips"}, ["steps without drafts", "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND=1"]),
         ({"plant": "drafts_that_moved"}, ["SGLang has moved", "Req.fly is gone"]),

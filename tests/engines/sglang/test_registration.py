@@ -147,10 +147,9 @@ def hooks_that_break() -> Callable[[], None]:
             ["distributions", "--speculative-use-rejection-sampling True"],
         ),
         (
-            {"speculative_accept_threshold_single": 0.5},
-            ["lossy acceptance", "--speculative-accept-threshold-single 0.5"],
+            {"speculative_accept_threshold_single": 0.5, "speculative_eagle_topk": 4},
+            ["lossy acceptance is for chains", "--speculative-accept-threshold-single 0.5"],
         ),
-        ({"speculative_accept_threshold_acc": 0.9}, ["lossy acceptance", "--speculative-accept-threshold-acc 0.9"]),
         ({"enable_two_batch_overlap": True}, ["split", "--enable-two-batch-overlap True"]),
         ({"enable_linear_replayssm_spec": True}, ["ring of verified states", "--enable-linear-replayssm-spec True"]),
     ],
@@ -177,6 +176,7 @@ def test_simulated_acceptance_is_refused(baseline):
         ('{"policy": "fixedd"}', ["fixedd", "Did you mean 'fixed'"]),
         ('{"proposer": "oracle", "options": {"oracle": {"error_every": -1}}}', ["oracle", "error_every"]),
         ('{"num_speculative_tokens": 5000}', ["num_speculative_tokens", "5000"]),
+        ('{"verifier": "typical"}', ["SGLang verifies drafts itself", "'verifier' 'typical'", "settings without it"]),
     ],
 )
 def test_wrong_settings_are_refused(settings, stated, baseline):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -146,3 +147,33 @@ def test_the_judge_knows_the_distribution():
     likeliest = toy.distribution().amax(-1)
     assert 0.15 < float(likeliest.min()) < float(likeliest.max()) < 0.95
     assert torch.allclose(toy.distribution().sum(-1), torch.ones(toy.VOCAB, dtype=torch.float64))
+
+
+def lossy(scheduler: Any, thresholds: dict[str, float]) -> dict[str, Any]:
+    """Set SGLang's thresholds as its own route does; return the status."""
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    from specplug_sglang.scheduler.status import scheduler_status
+
+    if thresholds:
+        assert scheduler.internal_state.set_internal_state(SetInternalStateReq(server_args=thresholds)).updated
+    return scheduler_status(scheduler)
+
+
+@pytest.mark.parametrize("kind", ["chains, overlapped"], indirect=True, scope="session")
+def test_sglangs_own_lossy_acceptance_is_labelled_and_its_departure_counted(ours, kind):
+    before = ours.inside(lossy, thresholds={})
+    assert before["lossy"] is None
+    try:
+        ours.inside(lossy, thresholds={"speculative_accept_threshold_single": 0.1})
+        p, _, accepted = sample(ours)
+        after = ours.inside(lossy, thresholds={})
+    finally:
+        ours.inside(lossy, thresholds={"speculative_accept_threshold_single": 1.0})
+    assert p < 1e-6
+    assert after["lossy"] == "--speculative-accept-threshold-single 0.1"
+    counted, earlier = (status["workers"][0]["metrics"]["lossy"] for status in (after, before))
+    assert counted["accepted"] - earlier["accepted"] >= accepted
+    departed = counted["departed"] - earlier["departed"]
+    assert 0.1 < departed / accepted < 0.9
+    assert sample(ours)[0] > 1e-4

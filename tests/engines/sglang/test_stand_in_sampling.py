@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from specplug_test_sglang_cpu.sampling import draw, sample_tree, top_k, top_p
 
+from specplug_sglang.verification.lossy import departed
 from tests.engines.sglang.forests import children, linked, outputs
 
 VOCAB = 4
@@ -93,19 +94,32 @@ def test_sampled_verification_keeps_the_distribution(parents, data):
             assert chance == pytest.approx(total * float(probs[first, token]))
 
 
-def test_lossy_acceptance_is_refused():
-    with pytest.raises(NotImplementedError, match="lossy"):
-        sample_tree(
-            **dict.fromkeys(
-                (
-                    *("predicts", "accept_index", "accept_token_num", "candidates", "retrive_index"),
-                    *("retrive_next_token", "retrive_next_sibling", "uniform_samples", "target_probs", "draft_probs"),
-                    *("uniform_samples_for_final_sampling", "deterministic"),
-                )
-            ),
-            threshold_single=0.9,
-            threshold_acc=1.0,
-        )
+@pytest.mark.parametrize(("single", "acc"), [(1.0, 1.0), (0.3, 1.0), (1.0, 0.5), (0.3, 0.5)])
+@pytest.mark.parametrize("chance", [0.0, 0.1, 0.3, 0.4, 0.8, 1.0])
+def test_the_departure_of_lossy_acceptance_is_how_much_more_often_a_draft_is_accepted(single, acc, chance):
+    """One draft token at every number of a fine grid, by the rule that SGLang's options state."""
+    rows = 1000
+    coins = (torch.arange(rows) + 0.5) / rows
+    made, out = linked([[-1, 0]] * rows), outputs(rows, 2, 2)
+    del made["positions"]
+    probs = torch.tensor([1 - chance, chance]).expand(rows, 2, 2)
+    candidates = torch.tensor([[0, 1]]).expand(rows, 2)
+    sample_tree(
+        **out,
+        **made,
+        candidates=candidates,
+        uniform_samples=torch.stack([coins, coins], 1),
+        uniform_samples_for_final_sampling=torch.full((rows,), 0.5),
+        target_probs=probs,
+        draft_probs=torch.zeros_like(probs),
+        threshold_single=single,
+        threshold_acc=acc,
+        deterministic=True,
+    )
+    accepted = out["accept_token_num"].double().mean().item()
+    assert accepted == pytest.approx(1.0 if chance >= single else min(1.0, chance / acc), abs=1e-3)
+    found = departed(probs, candidates, out["accept_index"], out["accept_token_num"], single=single, acc=acc)
+    assert found.double().mean().item() == pytest.approx(accepted - chance, abs=1e-3)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any), st.integers(0, 99))

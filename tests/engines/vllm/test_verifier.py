@@ -55,7 +55,22 @@ def plant_in(model_runner: Any, mutant: str | None = None) -> None:
             counts[draft.distribution.value] = counts.get(draft.distribution.value, 0) + 1
             return found
 
-    _drafter(model_runner).verifier.plugin = Recording()
+    server = _drafter(model_runner).verifier
+    server.__dict__.setdefault("configured", server.plugin)
+    server.plugin = Recording()
+
+
+def serve_as_configured(llm: Any) -> None:
+    """Put the verifier back that the server's settings name."""
+    server = _drafter(runner(llm)).verifier
+    server.plugin, server.lossless = server.configured, False
+
+
+def lossy_counts(llm: Any) -> tuple[int, float]:
+    """Return how many draft tokens lossy verification has accepted, and how many of them departed."""
+    drafter = _drafter(runner(llm))
+    found = drafter.drafting.stage.metrics.snapshot().lossy
+    return found.accepted, found.departed
 
 
 def counts_in(model_runner: Any) -> dict[str, Any]:
@@ -112,7 +127,7 @@ def baseline(kind, baseline_v1, baseline_v2):
 @pytest.fixture
 def verified(kind, engine):
     """The oracle drafts a request's reference, as one-hot drafts."""
-    settings = {"proposer": "oracle", "verifier": "reference"}
+    settings = {"proposer": "oracle", "verifier": "threshold", "acceptance_thresholds": {"any": 1e-30}}
     found = engine(kind, settings, name=f"verified {kind}", **MANY)
     found.call(plant)
     return found
@@ -202,15 +217,34 @@ def test_a_lossy_verifier_serves_only_who_asks_for_it(baseline, verified):
     plain = baseline.call("inside.generate", prompts=PROMPTS[:1] * 2)
     verified.call(plant, mutant="accepts always", lossless=False)
     wrong = spoiled(plain[0]["token_ids"], 5)
-    params = [verified_with(wrong), verified_with(wrong, verifier="reference")]
+    params = [verified_with(wrong), verified_with(wrong, verifier="threshold")]
     careful, careless = verified.call("inside.generate", prompts=PROMPTS[:1] * 2, params=params)
     assert careful == plain[0]
     assert careless["token_ids"][4] == wrong[4]
 
 
-def test_a_verifier_that_the_server_lacks_is_refused(verified):
-    with pytest.raises(Exception, match=r"this server does not verify with it.*'strict'.*'reference'"):
-        verified.call("inside.generate", prompts=["x"], params=[verified_with([1], verifier="strict")])
+def test_each_request_has_its_own_threshold(baseline, verified):
+    plain = baseline.call("inside.generate", prompts=PROMPTS[:1] * 3)
+    verified.call(serve_as_configured)
+    before = verified.call(lossy_counts)
+    wrong = spoiled(plain[0]["token_ids"], 5)
+    fields: list[dict[str, Any]] = [{}, {"acceptance_threshold": 1}, {"acceptance_threshold": "any"}]
+    params = [verified_with(wrong, **given, **({"verifier": "threshold"} if given else {})) for given in fields]
+    lossless, strict, lenient = verified.call("inside.generate", prompts=PROMPTS[:1] * 3, params=params)
+    assert lossless == strict == plain[0]
+    assert lenient["token_ids"][4] == wrong[4]
+    accepted, departed = (after - early for after, early in zip(verified.call(lossy_counts), before, strict=True))
+    assert 1 <= departed < accepted
+
+
+def test_a_verifier_or_threshold_that_the_server_lacks_is_refused(verified):
+    def ask(**fields: Any) -> None:
+        verified.call("inside.generate", prompts=["x"], params=[verified_with([1], **fields)])
+
+    with pytest.raises(Exception, match=r"this server does not verify with it.*'strict'.*'threshold'"):
+        ask(verifier="strict")
+    with pytest.raises(Exception, match=r"no such threshold.*'prose'.*'any'"):
+        ask(verifier="threshold", acceptance_threshold="prose")
 
 
 # -- sampling -----------------------------------------------------------------------------------------------------

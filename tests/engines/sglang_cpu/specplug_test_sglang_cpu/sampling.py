@@ -71,10 +71,9 @@ def sample_tree(
         uniform_samples_for_final_sampling: [bs] float32, one for the token after the last accepted node.
         target_probs: [bs, n, V] float32, the target's distribution after each node.
         draft_probs, deterministic: not used.
-        threshold_single, threshold_acc: SGLang's lossy acceptance, which has to be off, 1.0.
+        threshold_single: probability from which on a child is taken for certain.
+        threshold_acc: divides the probability with which a child, or one before it, is taken.
     """
-    if (threshold_single, threshold_acc) != (1.0, 1.0):
-        raise NotImplementedError("lossy acceptance is not part of the tests")
     child, sibling = retrive_next_token.tolist(), retrive_next_sibling.tolist()
     tokens, places = candidates.tolist(), retrive_index.tolist()
     coins, depth = uniform_samples.tolist(), accept_index.shape[1]
@@ -84,8 +83,9 @@ def sample_tree(
             node = child[row][path[-1]]
             coin, taken, left = coins[row][path[-1]], 0.0, target_probs[row, path[-1]].clone()
             while node != -1:
-                taken += float(left[tree[node]])
-                if coin < taken:
+                chance = float(left[tree[node]])
+                taken += chance
+                if coin < taken / threshold_acc or chance >= threshold_single:
                     break
                 left[tree[node]] = 0.0  # a second child with this token has nothing to add
                 node = sibling[row][node]

@@ -1,0 +1,105 @@
+"""Lossy verification on the embedded engine: only for requests that name it, as lenient as their threshold, counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specplug.errors import RequestError
+from specplug_transformers import GenerateRequest, SamplingParams
+from tests.transformers.conftest import greedy
+from tests.transformers.toys import prompts
+
+PROMPT = prompts(1)[0]
+NAMED = {"prose": 1e-6, "code": 1.0}
+
+
+@pytest.fixture(scope="module")
+def answer():
+    """Return the model's own answer, which every fourth token of the drafts departs from."""
+    from tests.transformers.conftest import cached_model
+
+    return greedy(cached_model("llama"), PROMPT, 24, eos_token_id=None)
+
+
+@pytest.fixture
+def engine(make_engine):
+    return make_engine(proposer="ngram", verifier="threshold", acceptance_thresholds=NAMED)
+
+
+def ask(engine: Any, draft: list[int], **fields: Any) -> Any:
+    """Answer one request that drafts from a text."""
+    request = GenerateRequest(
+        prompt=PROMPT,
+        params=SamplingParams(max_tokens=24, ignore_eos=True),
+        specplug={"references": [{"token_ids": [*PROMPT, *draft]}], "store": False, **fields},
+    )
+    (output,) = engine.generate([request])
+    return output
+
+
+def spoiled(answer: list[int]) -> list[int]:
+    return [answer[place - 1] if place % 4 == 3 else token for place, token in enumerate(answer)]
+
+
+def test_requests_that_do_not_name_it_are_served_losslessly(engine, answer):
+    assert list(ask(engine, spoiled(answer)).token_ids) == answer
+    assert engine.metrics.snapshot().lossy.accepted == 0
+
+
+def test_a_request_may_be_as_strict_as_lossless(engine, answer):
+    for threshold in (1, 1.0, "code"):
+        found = ask(engine, spoiled(answer), verifier="threshold", acceptance_threshold=threshold)
+        assert list(found.token_ids) == answer
+    lossy = engine.metrics.snapshot().lossy
+    assert (lossy.accepted > 0, lossy.departed) == (True, 0.0)
+
+
+def test_a_lenient_request_keeps_more_of_its_draft_and_departs(engine, answer):
+    strict = ask(engine, spoiled(answer))
+    before = engine.metrics.snapshot()
+    lenient = ask(engine, spoiled(answer), verifier="threshold", acceptance_threshold="prose")
+    assert list(lenient.token_ids) != answer
+    assert lenient.steps < strict.steps
+    counted = (engine.metrics.snapshot() - before).lossy
+    assert counted.accepted == lenient.accepted
+    assert 0 < counted.departed <= counted.accepted
+    assert counted.departed == int(counted.departed), "greedy tokens depart or do not"
+
+
+def test_requests_in_one_batch_have_their_own_thresholds(engine, answer):
+    def request(**fields: Any) -> GenerateRequest:
+        references = [{"token_ids": [*PROMPT, *spoiled(answer)]}]
+        return GenerateRequest(
+            prompt=PROMPT,
+            params=SamplingParams(max_tokens=24, ignore_eos=True),
+            specplug={"references": references, "store": False, **fields},
+        )
+
+    lenient = {"verifier": "threshold", "acceptance_threshold": "prose"}
+    strict = {"verifier": "threshold", "acceptance_threshold": "code"}
+    outputs = engine.generate([request(), request(**lenient), request(**strict)])
+    assert [list(output.token_ids) == answer for output in outputs] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"acceptance_threshold": 0.5}, "name the server's lossy verifier.*without 'verifier'"),
+        ({"verifier": "threshold", "acceptance_threshold": 0}, "out of range.*found 0.*more than 0, at most 1"),
+        ({"verifier": "threshold", "acceptance_threshold": 1.01}, "out of range"),
+        ({"verifier": "threshold", "acceptance_threshold": "poem"}, "no such threshold.*'poem'.*'prose', 'code'"),
+        ({"verifier": "threshold", "acceptance_threshold": True}, "acceptance_threshold"),
+        ({"verifier": "threshold", "acceptance_threshold": [0.5]}, "acceptance_threshold"),
+        ({"verifier": "typical"}, "does not verify with it.*'threshold'"),
+    ],
+)
+def test_bad_thresholds_are_refused(engine, fields, message):
+    with pytest.raises(RequestError, match=message):
+        ask(engine, [1], **fields)
+
+
+def test_a_lossless_server_takes_no_threshold(make_engine):
+    with pytest.raises(RequestError, match="takes no threshold"):
+        ask(make_engine(proposer="ngram"), [1], verifier="reference", acceptance_threshold=0.5)
