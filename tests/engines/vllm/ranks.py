@@ -24,13 +24,24 @@ def generate_and_hold(
         apart: spoil the drafts that ranks other than 0 receive, as if each rank drafted for itself.
     """
     if apart:
-        llm.collective_rpc(_spoil_received)
+        set_apart(llm, True)
     try:
         answers = generate(llm, prompts, params)
         return {"answers": answers, "held": held(llm), "status": list(llm.collective_rpc("specplug_status"))}
     finally:
         if apart:
-            llm.collective_rpc(_restore)
+            set_apart(llm, False)
+
+
+def set_apart(llm: Any, apart: bool) -> None:
+    """Begin or end to spoil the drafts that ranks other than 0 receive."""
+    llm.collective_rpc(_spoil_received if apart else _restore)
+
+
+def counts(llm: Any) -> list[int]:
+    """Return the accepted and the rejected draft tokens so far."""
+    total = llm.collective_rpc("specplug_status")[0]["metrics"]["total"]
+    return [total["accepted"], total["rejected"]]
 
 
 def _held(worker: Any) -> dict[str, Any]:
