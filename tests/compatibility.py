@@ -169,6 +169,7 @@ FEATURES: dict[str, Cells] = {
         T: NONE,
         V1: "test_kv_transfer.py::test_blocks_that_were_offloaded[v1",
         V2: "test_kv_transfer.py::test_blocks_that_were_offloaded[v2",
+        S: "test_hierarchical_cache.py::",
     },
     "images": {
         T: f"{REFUSED}test_custom_generate.py::test_pictures_are_refused",

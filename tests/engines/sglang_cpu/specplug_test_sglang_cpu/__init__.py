@@ -16,7 +16,7 @@ def register() -> None:
     """Hook into SGLang, once per process."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from specplug_test_sglang_cpu import attention, calls, drafting, recurrent, recurrent_mamba2, sampling
+    from specplug_test_sglang_cpu import attention, calls, drafting, hicache, recurrent, recurrent_mamba2, sampling
 
     HookRegistry.register(f"{attention.BACKEND}.__init__", attention.built, HookType.AFTER)
     HookRegistry.register(f"{attention.BACKEND}.forward_extend", attention.forward_extend, HookType.AROUND)
@@ -27,6 +27,7 @@ def register() -> None:
     def replace(path: str, function: Any) -> None:
         HookRegistry.register(path, function, HookType.REPLACE)
 
+    hicache.install(replace)
     recurrent.install(replace)
     recurrent_mamba2.install(replace, lambda path, function: HookRegistry.register(path, function, HookType.AFTER))
     if os.environ.get(SAMPLING) == "1":
