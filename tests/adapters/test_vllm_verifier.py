@@ -242,7 +242,12 @@ def test_v2_a_lossy_verifier_decides_for_who_asks() -> None:
     batch = [Row([1, 2], 0.0, 1, 9, 0), Row([1, 2], 0.0, 2, 9, 0)]
     thresholds = torch.tensor([torch.nan, 0.25])
     rows = SimpleNamespace(verifier=torch.tensor([False, True]), acceptance_threshold=thresholds)
-    drafting = counting(slots=SimpleNamespace(rows=lambda slots: rows))
+    running = {
+        slot: SimpleNamespace(request=SimpleNamespace(options=RequestOptions(verifier=name)))
+        for slot, name in ((1, None), (2, "careless"))
+    }
+    slots = SimpleNamespace(rows=lambda slots: rows, occupants=running, version=1)
+    drafting = counting(slots=slots)
     baseline = torch.full((2, DRAFT_LENGTH + 1), 7), torch.tensor([1, 1], dtype=torch.int32)
     lenient = Lenient()
     server = ServerVerifier(lenient, False, engine_seed=0)
@@ -252,6 +257,10 @@ def test_v2_a_lossy_verifier_decides_for_who_asks() -> None:
     assert sampled[0].tolist() == [7] * (DRAFT_LENGTH + 1)
     assert sampled[1, :2].tolist() == [1, 2]
     assert counts.tolist() == [1, 3]
+    del running[2]
+    slots.version, lenient.thresholds = 2, None
+    assert decide_v2(batch, 0, False, server, drafting, lambda *_, **__: baseline) is baseline
+    assert lenient.thresholds is None, "it ran though no request enables it"
 
 
 # -- both ---------------------------------------------------------------------------------------------------------
@@ -271,6 +280,13 @@ def test_large_batches_are_verified_in_parts(monkeypatch: pytest.MonkeyPatch) ->
     parts = decide_v2(batch, 3, True, ServerVerifier(Counting(), True, engine_seed=0))[0]
     assert torch.equal(parts, whole)
     assert sizes == [2, 2, 1]
+    cold = [Row([n % VOCAB, 1], 0.0, n, 9 + n, 0) for n in range(5)]
+    decide_v2(cold, 3, True, ServerVerifier(Counting(), True, engine_seed=0))
+    assert sizes == [2, 2, 1, 5]
+    lossy, target = ServerVerifier(Counting(), False, engine_seed=0), torch.randn(5, DRAFT_LENGTH + 1, VOCAB)
+    greedy = SamplingBatch(torch.zeros(5), all_greedy=True)
+    lossy.verify(Draft.allocate(5, DRAFT_LENGTH), TargetLogits.dense(target), greedy, torch.arange(5))
+    assert sizes == [2, 2, 1, 5, 2, 2, 1], "of greedy rows a lossy verifier needs the distributions too"
 
 
 def test_without_a_decision_the_engines_own_serves() -> None:

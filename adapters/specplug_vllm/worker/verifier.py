@@ -61,7 +61,7 @@ class ServerVerifier:
         """Verify with the random numbers of `seeds` [B] int64 at the rows' positions, `draft.base_len`."""
         numbers = uniforms(seeds, draft.base_len.long(), draft.draft_length)
         together = MOST_DISTRIBUTION_BYTES // ((draft.draft_length + 1) * target.logits.shape[-1] * 8)
-        if sampling.all_greedy or draft.batch_size <= together:
+        if (sampling.all_greedy and self.lossless) or draft.batch_size <= together:
             return self.plugin.verify(draft, target, sampling, numbers)
         parts = []
         for start in range(0, draft.batch_size, max(1, together)):
@@ -178,7 +178,9 @@ def chain(token_ids: Tensor, base_len: Tensor) -> Draft:
 def _sampling_of(sampling: SamplingBatch, rows: slice) -> SamplingBatch:
     thresholds = sampling.acceptance_threshold
     return SamplingBatch(
-        sampling.temperature[rows], acceptance_threshold=None if thresholds is None else thresholds[rows]
+        sampling.temperature[rows],
+        acceptance_threshold=None if thresholds is None else thresholds[rows],
+        all_greedy=sampling.all_greedy,
     )
 
 

@@ -69,6 +69,7 @@ class Decision:
     def __init__(self, verifier: ServerVerifier, drafting: Drafting | None) -> None:
         self.all_greedy = False
         self._verifier, self._drafting = verifier, drafting
+        self._known, self._requested = -1, False
 
     def __call__(
         self,
@@ -99,6 +100,26 @@ class Decision:
             temperature, seed: [S] by slot.
             num_speculative_steps: K.
         """
+
+        def engines_own() -> tuple[Tensor, Tensor]:
+            return original(  # type: ignore[no-any-return]
+                target_logits,
+                draft_logits,
+                draft_sampled,
+                cu_num_logits,
+                pos,
+                idx_mapping,
+                expanded_idx_mapping,
+                expanded_local_pos,
+                temperature,
+                seed,
+                num_speculative_steps,
+                *args,
+                **kwargs,
+            )
+
+        if not self._verifier.lossless and not self._is_requested():
+            return engines_own()
         slots, starts = idx_mapping.long(), cu_num_logits[:-1].long()
         most = min(num_speculative_steps, len(target_logits) - len(slots))  # longest possible draft
         positions = torch.arange(most, device=slots.device)
@@ -119,21 +140,7 @@ class Decision:
         sampled[:, : most + 1] = found.token_ids.clamp(min=0)
         if rows is None:
             return sampled, found.num_emitted
-        engine_sampled, num_engine_sampled = original(
-            target_logits,
-            draft_logits,
-            draft_sampled,
-            cu_num_logits,
-            pos,
-            idx_mapping,
-            expanded_idx_mapping,
-            expanded_local_pos,
-            temperature,
-            seed,
-            num_speculative_steps,
-            *args,
-            **kwargs,
-        )
+        engine_sampled, num_engine_sampled = engines_own()
         chosen = rows.verifier
         if found.departed is not None:
             assert self._drafting is not None
@@ -141,6 +148,16 @@ class Decision:
         return torch.where(chosen[:, None], sampled, engine_sampled), torch.where(
             chosen, found.num_emitted, num_engine_sampled
         )
+
+    def _is_requested(self) -> bool:
+        """Return whether any running request enables the verifier, which the host knows."""
+        assert self._drafting is not None  # lossy verifiers do not serve on several ranks
+        slots = self._drafting.slots
+        if slots.version != self._known:
+            self._known = slots.version
+            running = [occupant.request.options for occupant in slots.occupants.values()]
+            self._requested = any(options.verifier is not None for options in running)
+        return self._requested
 
     def _rows(self, slots: Tensor) -> SlotRows:
         assert self._drafting is not None  # lossy verifiers do not serve on several ranks
