@@ -147,8 +147,13 @@ FEATURES: dict[str, Cells] = {
         T: NONE,
         V1: "test_tensor_parallel.py::test_v1_drafts_on_rank_0_alone_and_the_text_is_right",
         V2: "test_tensor_parallel.py::test_v2_a_proposer_that_raises_on_rank_0_costs_drafts_on_both",
+        S: "test_ranks.py::test_tensor_parallel_ranks_verify_what_rank_0_drafts",
     },
-    "data parallelism, 2 ranks": {T: NONE, V2: "test_data_parallel.py::"},
+    "data parallelism, 2 ranks": {
+        T: NONE,
+        V2: "test_data_parallel.py::",
+        S: "test_ranks.py::test_data_parallel_ranks_draft_for_themselves",
+    },
     "data-parallel attention": {
         T: NONE,
         S: f"{REFUSED}test_registration.py::test_what_is_not_supported_is_refused[arguments3",

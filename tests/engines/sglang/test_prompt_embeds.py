@@ -33,8 +33,8 @@ def ask(engine: Any, prompts: list[list[int]], params: list[dict[str, Any]]) -> 
     table = model().get_input_embeddings()
 
     async def answer(prompt: list[int], own: dict[str, Any]) -> dict[str, Any]:
-        asked = {"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True, **own}
-        given = GenerateReqInput(input_embeds=table(torch.tensor(prompt)).tolist(), sampling_params=asked)
+        requested = {"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True, **own}
+        given = GenerateReqInput(input_embeds=table(torch.tensor(prompt)).tolist(), sampling_params=requested)
         return inside.described(await anext(engine.tokenizer_manager.generate_request(given, None)))
 
     async def answers() -> list[dict[str, Any]]:
