@@ -1,51 +1,24 @@
-"""Sampled output of models with recurrent state: exact probabilities of whole answers against observed counts.
-
-The vocabulary has four tokens, so that all answers can be enumerated.
-"""
+"""Sampled output of models with recurrent state: exact probabilities of whole answers against observed counts."""
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 
-from specplug.testing.statistics import g_test
 from tests.engines.engines import Engine
-from tests.engines.recurrent_models import model, save
+from tests.engines.recurrent_answers import LENGTH, PROMPT, TEMPERATURE, VOCAB, drafts, p_value
+from tests.engines.recurrent_models import save
 from tests.engines.vllm import inside, watching
 from tests.engines.vllm.referee import RUNNERS, reported
 from tests.engines.vllm.test_recurrent import HYBRIDS, SIZES, VARYING
 from tests.engines.vllm.test_recurrent_mutants import plant
 
-VOCAB, LENGTH, TEMPERATURE = 4, 5, 1.5
-PROMPT = [2, 0, 3, 1, 1]
-ANSWERS = 512
 SETTINGS = {**VARYING, "options": {"ladder": {"draft_lengths": (3, 0, 2, 3, 1)}}}
 
 PAIRS = [(kind, name) for kind in RUNNERS for name in HYBRIDS]
 FAST = [("v1", "falcon_h1")]
 SPLIT = [pytest.param(*pair, marks=[] if pair in FAST else pytest.mark.slow) for pair in PAIRS]
-
-
-@functools.cache
-def distribution(name: str) -> torch.Tensor:
-    """Return the probability of each answer, [VOCAB ** LENGTH] float64; an answer's number has base VOCAB."""
-    texts = list(itertools.product(range(VOCAB), repeat=LENGTH))
-    with torch.inference_mode():
-        logits = model(name, VOCAB)(torch.tensor([[*PROMPT, *text[:-1]] for text in texts])).logits
-    after = (logits[:, len(PROMPT) - 1 :].double() / TEMPERATURE).softmax(-1)
-    return after.gather(2, torch.tensor(texts)[:, :, None])[:, :, 0].prod(1)
-
-
-def p_value(name: str, answers: Sequence[Sequence[int]]) -> float:
-    """Return the p-value of the counts of answers, by a G-test."""
-    places = torch.tensor([VOCAB**place for place in reversed(range(LENGTH))])
-    counts = torch.bincount(torch.tensor(answers) @ places, minlength=VOCAB**LENGTH)
-    return g_test(counts.numpy(), distribution(name).numpy())
 
 
 @pytest.fixture
@@ -69,9 +42,7 @@ def sample(llm: Any, prompt: list[int], requested: list[dict[str, Any]]) -> dict
 @pytest.mark.parametrize(("kind", "name"), SPLIT)
 def test_answers_have_the_models_distribution(kind, name, served):
     common = {"temperature": TEMPERATURE, "max_tokens": LENGTH, "ignore_eos": True, "detokenize": False}
-    likely = int(distribution(name).argmax())
-    draft = [likely // VOCAB**place % VOCAB for place in reversed(range(LENGTH))]
-    requested = [{**common, **reported(draft[number % 3 :] + draft[: number % 3])} for number in range(ANSWERS)]
+    requested = [{**common, **reported(draft)} for draft in drafts(name)]
     found = served.call(sample, prompt=PROMPT, requested=requested)
     assert 0 < found["accepted"] < found["verified"]
     assert p_value(name, found["answers"]) > 1e-4
