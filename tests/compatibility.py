@@ -149,9 +149,10 @@ FEATURES: dict[str, Cells] = {
         V2: "test_tensor_parallel.py::test_v2_a_proposer_that_raises_on_rank_0_costs_drafts_on_both",
         S: "test_ranks.py::test_tensor_parallel_ranks_verify_what_rank_0_drafts",
     },
-    "data parallelism, 2 ranks": {
+    "data parallelism, 2 ranks of a dense model": {
         T: NONE,
-        V2: "test_data_parallel.py::",
+        V1: "test_data_parallel_server.py::test_both_ranks_draft_and_the_text_is_right[v1",
+        V2: "test_data_parallel_server.py::test_both_ranks_draft_and_the_text_is_right[v2",
         S: "test_ranks.py::test_data_parallel_ranks_draft_for_themselves",
     },
     "data-parallel attention": {
