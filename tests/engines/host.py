@@ -1,7 +1,7 @@
 """Process that holds one engine and runs the functions that tests name on it.
 
-It is forked from a nursery, a process that has imported the engine and does nothing else: importing takes most of an
-engine's start.
+It is forked from a nursery, a process that has imported the engine, loaded specplug's kernels and does nothing else:
+these take most of an engine's start.
 
     python -m tests.engines.<engine>.host FD
 
@@ -12,7 +12,9 @@ further one a call.  Answers are lines too: {"result": ...} or {"raised": {"type
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -40,12 +42,16 @@ def main(modules: Sequence[str], build: Callable[[dict[str, Any]], Any]) -> None
     given = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(given.fileno(), False)
     serve(nurse(given, modules), build)
+    atexit._run_exitfuncs()  # they end the engine's own processes
+    os._exit(0)  # freeing all that was imported takes seconds in a fork, which shares its pages
 
 
 def nurse(control: socket.socket, modules: Sequence[str]) -> socket.socket:
     """Fork hosts until the other side hangs up; return, in the child alone, the channel of a new host."""
     for module in modules:
         importlib.import_module(module)
+    load_kernels()
+    gc.freeze()  # hosts collect their own garbage, and leave what they share alone
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for hosts
     while True:
         packet, files, _, _ = socket.recv_fds(control, PACKET, 2)
@@ -59,6 +65,15 @@ def nurse(control: socket.socket, modules: Sequence[str]) -> socket.socket:
         for file in files:
             os.close(file)
         control.send(str(pid).encode())
+
+
+def load_kernels() -> None:
+    """Load the kernels of lookup and of the draft stage, which each engine would do anew; no threads start."""
+    from specplug.match.proposer import warm_up
+    from tests.pipeline.test_host_step_call import engine
+
+    warm_up(trees=True)
+    engine().compiled.warm_up()
 
 
 def become_host(environment: dict[str, str], log: int) -> None:

@@ -123,16 +123,21 @@ class Host:
         return line
 
     def _is_alive(self) -> bool:
-        try:
-            os.kill(self._pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
+        return is_there(self._pid)
 
     def close(self) -> None:
         """End the process and its children."""
         self._socket.close()
         end_session(self._pid, self._is_alive, patience=10.0 if self._has_children else 0.0)
+
+
+def is_there(pid: int) -> bool:
+    """Return whether a process that is not this one's child has not ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def tail(log: Path, lines: int = 40) -> str:

@@ -1,38 +1,63 @@
-"""An engine's own server, started as a user starts it, and called by the `openai` client."""
+"""An engine's own server, started as a user starts it or forked from a nursery, and called by the `openai` client."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
 import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.engines.engines import HostDied, Tenant
 from tests.engines.host import die_with_parent
 from tests.engines.launch import MODEL, ROOT, Configuration
-from tests.engines.processes import START_SECONDS, end_session, tail
+from tests.engines.processes import START_SECONDS, Nursery, end_session, is_there, tail
 
-__all__ = ["MODEL", "Server", "ServerProcess"]
+__all__ = ["MODEL", "ForkedServer", "Server", "ServerProcess"]
 
 
 class ServerProcess:
-    """One running server.  Raises `HostDied`, with the end of the log, when it does not come up."""
+    """One running server.  Raises `HostDied`, with the end of the log, when it does not come up.
 
-    def __init__(self, configuration: Configuration, log: Path) -> None:
+    Args:
+        nursery: forks the server; without one it starts anew.
+
+    Attributes:
+        log, port: of the server.
+        session: of its processes; its own process id.
+    """
+
+    def __init__(self, configuration: Configuration, log: Path, nursery: Nursery | None = None) -> None:
         self.log, self.port = log, free_port()
-        with log.open("ab") as out:
-            self._process = subprocess.Popen(
-                configuration.command(self.port),
-                cwd=ROOT,
-                env=configuration.variables(),
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        command = configuration.command(self.port)
+        if nursery is None:
+            with log.open("ab") as out:
+                process = subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env=configuration.variables(),
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
+            self.session = process.pid
+            self._is_alive: Callable[[], bool] = lambda: process.poll() is None
+        else:
+            ours, theirs = socket.socketpair()
+            self.session = nursery.fork(configuration.variables(), theirs, log)
+            theirs.close()
+            ours.sendall((json.dumps({"command": command}) + "\n").encode())
+            ours.shutdown(socket.SHUT_WR)  # nothing else is asked of it, so it ends with the server
+            self._channel = ours
+            self._is_alive = lambda: is_there(self.session)
         try:
             self._wait_until_healthy(time.monotonic() + START_SECONDS)
         except BaseException:
@@ -46,19 +71,15 @@ class ServerProcess:
                 return
             except (urllib.error.URLError, OSError):
                 pass
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if not self._is_alive() or time.monotonic() > deadline:
                 raise HostDied(f"the server did not come up; {tail(self.log, 60)}")
             time.sleep(0.2)
 
-    @property
-    def session(self) -> int:
-        """The session of the server's processes."""
-        return self._process.pid
-
     def close(self) -> None:
         """End the server and its children."""
-        self._process.terminate()
-        end_session(self._process.pid, lambda: self._process.poll() is None, patience=10.0)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.session, signal.SIGTERM)
+        end_session(self.session, self._is_alive, patience=10.0)
 
 
 class Server(Tenant):
@@ -93,6 +114,13 @@ class Server(Tenant):
         """Return the body of a GET."""
         with urllib.request.urlopen(self.url + path, timeout=60) as answer:
             return answer.read().decode()
+
+
+class ForkedServer(Server):
+    """A server in a process that need not import the engine; it runs the same command."""
+
+    def launch(self, log: Path) -> ServerProcess:
+        return ServerProcess(self.configuration, log, self._pool.nursery(self.configuration))
 
 
 def free_port() -> int:

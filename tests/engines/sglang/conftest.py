@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engines.engines import Pool
-from tests.engines.server import Server
+from tests.engines.server import ForkedServer, Server
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.launch import SERVED, SGLANG_CPU, configuration
 
@@ -49,10 +49,10 @@ def engine(pool: Pool) -> Callable[..., Engine]:
 
 @pytest.fixture(scope="session")
 def serve(pool: Pool) -> Callable[..., Server]:
-    """Make a server, with arguments as `engine` takes them."""
+    """Make a server, with arguments as `engine` takes them; `anew` as a user starts one, else it is forked."""
 
-    def make(*args: Any, name: str = "server", **kwargs: Any) -> Server:
-        return pool.tenant(Server, name, configuration(*args, **{**SERVED, **kwargs}))
+    def make(*args: Any, name: str = "server", anew: bool = False, **kwargs: Any) -> Server:
+        return pool.tenant(Server if anew else ForkedServer, name, configuration(*args, **{**SERVED, **kwargs}))
 
     return make
 

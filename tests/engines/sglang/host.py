@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import runpy
 import signal
+import sys
 from typing import Any
 
 from tests.engines.host import die_with_parent, main
@@ -19,7 +21,10 @@ MODULES = (
 
 
 def build(arguments: dict[str, Any]) -> Any:
-    """Return an `Engine`, whose scheduler is forked from this process and so need not import SGLang again."""
+    """Return an `Engine`, whose scheduler is forked from this process and so need not import SGLang again.
+
+    Or be such a server, if there is a command that starts one.
+    """
     import sglang.srt.entrypoints.engine as module
 
     die_with_parent(signal.SIGKILL)  # SGLang takes a SIGTERM for itself; its scheduler goes with us
@@ -31,7 +36,10 @@ def build(arguments: dict[str, Any]) -> Any:
         multiprocessing.set_start_method("fork", force=True)
 
     module._set_envs_and_config = then_fork
-    return module.Engine(**arguments)
+    if "command" not in arguments:
+        return module.Engine(**arguments)
+    sys.argv = arguments["command"][2:]
+    return runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def run(name: str, *arguments: str, values: Mapping[str, str] | None = None) -> 
 
 @pytest.mark.slow  # a server of its own
 def test_the_client_shows_what_it_says(serve):
-    server = serve("SPECPLUG", name="examples")
+    server = serve("SPECPLUG", anew=True, name="examples")
     values = {"http://localhost:30000": server.url, "MODEL": server.model}
     lines = run("sglang_openai_client.py", values=values)[0].splitlines()
     assert "    with open(path, flags) as file:" in lines

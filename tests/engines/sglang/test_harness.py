@@ -81,7 +81,7 @@ def test_without_the_stand_ins_sglang_does_not_run(engine):
 
 def test_a_server_answers_as_an_engine_does(serve, baseline):
     """The server speculates, so the plug-in works in processes that are started as users start them."""
-    server = serve("NGRAM", topk=4, enable_metrics=True, name="server")
+    server = serve("NGRAM", anew=True, topk=4, enable_metrics=True, name="server")
     given = {"model": server.model, "prompt": ids(PROMPT), "temperature": 0.0, "max_tokens": 40}
     for _ in range(2):  # the second time it has learnt the answer
         completion = server.client().completions.create(**given)

@@ -143,6 +143,7 @@ class TestOperators(OperatorsSuite):
 def test_every_tokenizer_process_speaks_for_every_engine(serve):
     several = serve(
         "SPECPLUG",
+        anew=True,
         name="several",
         environment={
             "SGLANG_CPU_OMP_THREADS_BIND": "0|0",  # else as many NUMA nodes are wanted as engines

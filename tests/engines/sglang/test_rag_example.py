@@ -10,7 +10,7 @@ from tests.engines.sglang.test_examples import run
 
 @pytest.fixture
 def server(serve):
-    return serve("SPECPLUG", name="examples")
+    return serve("SPECPLUG", anew=True, name="examples")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engines.engines import Engine, Pool
-from tests.engines.server import Server
+from tests.engines.server import ForkedServer, Server
 from tests.engines.vllm.launch import SERVED, configuration
 
 NGRAM = {"proposer": "ngram", "policy": "fixed"}
@@ -95,11 +95,12 @@ def serve(pool: Pool) -> Callable[..., Server]:
     """Make a `vllm serve`, with arguments as `engine` takes them.
 
     Its scheduler and its worker have a process each, as on a CPU by default; with `in_process` they share one, which
-    starts sooner.
+    starts sooner.  It starts `anew` as a user starts it, or else is forked, which is sooner, too.
     """
 
-    def make(*args: Any, name: str = "server", **kwargs: Any) -> Server:
-        return pool.tenant(Server, name, configuration(*args, **{"in_process": False, **SERVED, **kwargs}))
+    def make(*args: Any, name: str = "server", anew: bool = False, **kwargs: Any) -> Server:
+        stated = configuration(*args, **{"in_process": False, **SERVED, **kwargs})
+        return pool.tenant(Server if anew else ForkedServer, name, stated)
 
     return make
 
@@ -107,4 +108,4 @@ def serve(pool: Pool) -> Callable[..., Server]:
 @pytest.fixture(scope="session")
 def v1_server(serve: Callable[..., Server]) -> Server:
     """specplug's ngram on V1 behind HTTP, with specplug's own routes."""
-    return serve("v1", NGRAM, name="v1_server", endpoints=True, in_process=True)
+    return serve("v1", NGRAM, anew=True, name="v1_server", endpoints=True, in_process=True)

@@ -111,7 +111,7 @@ class TestOperators(OperatorsSuite):
 @pytest.mark.slow  # four processes
 def test_every_api_process_speaks_for_every_engine(serve):
     """Two API processes, so that vLLM's metrics lie in files, and two engines."""
-    several = serve("v1", NGRAM, name="several", endpoints=True, api_server_count=2, data_parallel_size=2)
+    several = serve("v1", NGRAM, anew=True, name="several", endpoints=True, api_server_count=2, data_parallel_size=2)
     assert_every_process_exports_every_engine(several, "vllm:num_requests_running")
 
 

@@ -20,7 +20,8 @@ def server(serve: Callable[..., Server]) -> Server:
     # Room for whole prompts: on a CPU V1 without specplug, too, ends at a seeded request whose prompt comes in pieces.
     compiling = {"TORCHDYNAMO_DISABLE": None}  # what vLLM compiles for users
     settings = {**SETTINGS, **FAULTS}
-    return serve("v1", settings, name="mixed", endpoints=True, max_num_batched_tokens=2048, environment=compiling)
+    arguments = {"max_num_batched_tokens": 2048, "environment": compiling}
+    return serve("v1", settings, anew=True, name="mixed", endpoints=True, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ class TestTenants(TenantsSuite):
 
 @pytest.mark.slow  # routes are the same for V1, and test_tensor_parallel has V2 in processes of its own
 def test_v2_serves_over_http(serve):
-    served, suite = serve("v2", {"proposer": "ngram"}, name="v2 server", endpoints=True), TestServer()
+    served, suite = serve("v2", {"proposer": "ngram"}, anew=True, name="v2 server", endpoints=True), TestServer()
     suite.answers(served, [{**suite.request(number), "temperature": 0, "seed": None} for number in (0, 1, 2, 5)])
     status = json.loads(served.get("/specplug/status"))
     assert status["engines"][0]["runner"] == "v2"

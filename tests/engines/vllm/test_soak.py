@@ -19,4 +19,4 @@ class TestSoakOfV2(SoakSuite):
 
     @pytest.fixture(scope="class")
     def server(self, serve):
-        return serve("v2", SETTINGS, name="v2 soak", endpoints=True)
+        return serve("v2", SETTINGS, anew=True, name="v2 soak", endpoints=True)
