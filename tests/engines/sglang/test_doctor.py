@@ -127,6 +127,9 @@ def test_a_mistake_ends_the_server_with_one_message_before_anything_is_loaded():
     done = subprocess.run(config.command(1), capture_output=True, text=True, timeout=900, env=config.variables())
     assert done.returncode == 1
     stated = done.stderr + done.stdout
+    last = [line for line in done.stderr.splitlines() if line.strip()][-1]
+    assert last.startswith("error: "), "the last that the user reads is what is wrong"
+    assert "propser" in last
     assert "Traceback" not in stated
     assert stated.count("unknown setting 'propser'; found 'ngram'. Did you mean 'proposer'?") == 1
     assert "Load weight" not in stated

@@ -1,6 +1,8 @@
 """Greedy output of unmodified SGLang is the plain model's, without speculation and with its own n-gram's trees.
 
 Planted mistakes, one for each that an adapter can make in a tree, show that these tests would find a difference.
+
+What is of SGLang's own trees is slow: `test_spec_greedy` has the same of specplug's, with the same stand-ins.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ def truth() -> Answers:
     return [greedy(prompt) for prompt in prompts()]
 
 
-@pytest.fixture(params=[False, True], ids=["sync", "overlap"])
+@pytest.fixture(
+    params=[pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.slow)],
+    ids=["sync", "overlap"],
+)
 def tree_engine(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> Engine:
     """SGLang's n-gram with trees, a step at a time and overlapped."""
     return engine("NGRAM", topk=4, overlap=request.param, name=f"trees, {'overlapped' if request.param else 'sync'}")
@@ -76,6 +81,7 @@ def test_baseline_is_the_plain_model(baseline, truth):
     assert_greedy(PROMPTS, truth, ask(baseline))
 
 
+@pytest.mark.slow  # an engine of its own
 def test_baseline_without_overlap_is_the_plain_model(engine, truth):
     sync = engine(overlap=False, name="baseline sync")
     assert not sync.inside(inside.facts)["overlap"]
@@ -139,6 +145,7 @@ def test_a_mistake_in_a_tree_is_seen(mistake, tree_engine, truth):
     assert_greedy(PROMPTS, truth, ask(tree_engine))
 
 
+@pytest.mark.slow  # test_spec_greedy sees it, too
 def test_a_step_of_another_draft_length_is_seen(engine, truth):
     """FlashAttention reads the draft length that it was built for, so any other would read out of bounds."""
     separate = engine("NGRAM", topk=4, overlap=False, max_running_requests=2, name="separate")
@@ -154,6 +161,7 @@ def chain_engine(engine: Callable[..., Engine]) -> Engine:
     return engine("NGRAM", topk=1, name="chains")
 
 
+@pytest.mark.slow  # test_stand_ins has it of the stand-in for attention alone
 @pytest.mark.parametrize("mistake", [trees.show_siblings, trees.count_in_rows])
 def test_in_chains_these_are_no_mistakes(mistake, chain_engine, truth):
     with planted(chain_engine, trees.draft, mistake, trees.watch, **right_drafts(truth, decoys=False)):
@@ -162,6 +170,7 @@ def test_in_chains_these_are_no_mistakes(mistake, chain_engine, truth):
     assert max(count for step in seen for count in step["kept"]) == 9
 
 
+@pytest.mark.slow  # test_stand_ins has it of the stand-in for attention alone
 def test_a_tree_in_an_engine_started_for_chains_is_seen(chain_engine, truth):
     """Like FlashAttention, the backend reads masks only when `speculative_eagle_topk` is above 1."""
     with planted(chain_engine, trees.draft, **right_drafts(truth, decoys=True)):

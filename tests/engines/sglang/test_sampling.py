@@ -1,6 +1,8 @@
 """Sampled output of SGLang's own n-gram has the target's distribution, with the test plug-in's sampling.
 
 The temperature is 1; see `tests.engines.toy` for the distribution.  Planted mistakes in verification are found.
+
+What is of SGLang's own drafts is slow: `test_spec_sampling` has the same of specplug's, with the same stand-in.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ def test_baseline_samples_by_the_distribution(small):
     assert proposed == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True], ids=["sync", "overlap"])
 def test_trees_are_verified_by_the_distribution(overlap, small):
     p, proposed, accepted = sample(small("NGRAM", sampling=True, overlap=overlap))
@@ -73,6 +76,7 @@ def test_trees_are_verified_by_the_distribution(overlap, small):
     assert 200 < accepted < proposed - 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [None, "NGRAM"])
 def test_top_k_and_top_p(algorithm, small):
     """Answers follow the distribution over kept tokens; any other token gives p = 0."""
@@ -83,6 +87,7 @@ def test_top_k_and_top_p(algorithm, small):
     assert sample(engine, distribution=by_p, top_p=0.8)[0] > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", [trees.sharpen, trees.accept_lightly])
 def test_a_mistake_is_found_out(mistake, small):
     """The same test at half the size detects it."""
@@ -96,6 +101,7 @@ def test_a_mistake_is_found_out(mistake, small):
     assert p < 1e-6
 
 
+@pytest.mark.slow
 def test_without_the_plug_in_verification_takes_the_likeliest(small):
     """This is why the plug-in exists: without it SGLang on a CPU could be tested at no temperature."""
     p, _, accepted = sample(small("NGRAM", overlap=False), ANSWERS // 4)

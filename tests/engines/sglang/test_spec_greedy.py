@@ -19,7 +19,11 @@ from tests.engines.plain import Answers, assert_greedy, forward, greedy, model, 
 from tests.engines.sglang import inside, trees
 from tests.engines.sglang.engines import Engine
 
-PROMPTS = [list(prompt) for prompt in prompts()]  # three times as many as an engine runs at once
+GIVEN = prompts()[:16]  # twice as many as an engine runs at once
+PROMPTS = [list(prompt) for prompt in GIVEN]
+FEW = PROMPTS[:8]
+"""Enough to see a mistake in trees, which spoils most answers."""
+
 DRAFT_LENGTH = 8
 SETTINGS = {
     "proposer": "ngram",
@@ -56,7 +60,7 @@ def ours(kind: str, engine: Callable[..., Engine]) -> Engine:
 @pytest.fixture(scope="session")
 def truth() -> Answers:
     """The plain model's answers."""
-    return [greedy(prompt) for prompt in prompts()]
+    return [greedy(prompt) for prompt in GIVEN]
 
 
 class Seen:
@@ -280,21 +284,33 @@ def test_up_to_max_new_tokens(name, ours):
     assert sum(seen.kept()) > len(lengths)
 
 
-@pytest.mark.parametrize("name", ["right", "thicket"])
-def test_up_to_the_end_of_the_context(name, ours):
-    """Prompts end at different distances from it, so that drafts end at every position before it."""
+LEFTS = [30, 26, 23, 21]
+"""How far from the end of the context prompts end, so that drafts end at every position before it."""
+
+
+@pytest.fixture(scope="session")
+def long(ours: Engine) -> tuple[list[list[int]], Answers]:
+    """Prompts that leave `LEFTS` of the context, and their answers without drafts."""
     longest = ours.configuration.arguments["context_length"]
-    text = [token for prompt in PROMPTS for token in prompt] * 9
-    lefts = [30, 26, 23, 21]
-    given = [text[: longest - left] for left in lefts]
-    params = [{"ignore_eos": True, "max_new_tokens": left} for left in lefts]
-    plain = ask(ours, [{**each, **PROPOSERS["off"]([])} for each in params], given=given)
-    answers = [answer["token_ids"] for answer in plain.answers]
-    assert all(len(answer) >= left - 2 for left, answer in zip(lefts, answers, strict=True))  # SGLang stops before it
+    text = [token for prompt in prompts() for token in prompt] * 9
+    given = [text[: longest - left] for left in LEFTS]
+    params = [{"ignore_eos": True, "max_new_tokens": left, **PROPOSERS["off"]([])} for left in LEFTS]
+    found = ask(ours, params, given=given).answers
+    answers = [answer["token_ids"] for answer in found]
+    assert all(len(answer) >= left - 2 for left, answer in zip(LEFTS, answers, strict=True))  # SGLang stops before it
     assert_prefixes(given, answers)
-    reported = [PROPOSERS[name]([*answer, *answer]) for answer in answers]
-    seen = ask(ours, [{**each, **own} for each, own in zip(params, reported, strict=True)], given=given)
-    assert_greedy(given, plain.answers, seen.answers)
+    return given, found
+
+
+@pytest.mark.parametrize("name", ["right", "thicket"])
+def test_up_to_the_end_of_the_context(name, ours, long):
+    given, plain = long
+    params = [
+        {"ignore_eos": True, "max_new_tokens": left, **PROPOSERS[name](answer["token_ids"] * 2)}
+        for left, answer in zip(LEFTS, plain, strict=True)
+    ]
+    seen = ask(ours, params, given=given)
+    assert_greedy(given, plain, seen.answers)
     assert max(seen.kept()) == (DRAFT_LENGTH // 2 if name == "thicket" else DRAFT_LENGTH)
 
 
@@ -305,7 +321,9 @@ def test_masks_of_the_whole_text(ours, truth):
     seen = ask(ours, params, trees.mask_as_on_gpus, draft_lengths=draft_lengths)
     assert_greedy(PROMPTS, truth, seen.answers)
     assert seen.branched() > 0
-    assert failures(truth, ask(ours, params, trees.hide_begin, draft_lengths=draft_lengths).answers)
+    assert failures(
+        truth, ask(ours, params[: len(FEW)], trees.hide_begin, given=FEW, draft_lengths=draft_lengths).answers
+    )
 
 
 def test_grammars_hold(ours, kind):
@@ -346,16 +364,15 @@ def test_a_mistake_is_seen(mistake, proposer, ours, truth):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("trees")], indirect=True)
 @pytest.mark.parametrize("mistake", [trees.show_siblings, trees.count_in_rows, trees.lose_moves])
 def test_a_mistake_in_a_tree_is_seen(mistake, ours, truth):
-    assert failures(truth, ask(ours, requested(truth, "thicket"), mistake).answers)
-    assert not failures(
-        truth, ask(ours, requested(truth, "right"), mistake).answers
-    )  # where drafts are chains it is none
+    thicket, right = (requested(truth, name)[: len(FEW)] for name in ("thicket", "right"))
+    assert failures(truth, ask(ours, thicket, mistake, given=FEW).answers)
+    assert not failures(truth, ask(ours, right, mistake, given=FEW).answers)  # where drafts are chains it is none
 
 
 def failures(truth: Answers, answers: Answers) -> int:
-    """Return how many answers the judge of greedy output lets not pass."""
-    texts = [[answer["token_ids"] for answer in each] for each in (truth, answers)]
-    return len(judge_greedy(forward, PROMPTS, *texts).failures)
+    """Return how many answers, to the first prompts, the judge of greedy output lets not pass."""
+    texts = [[answer["token_ids"] for answer in each] for each in (truth[: len(answers)], answers)]
+    return len(judge_greedy(forward, PROMPTS[: len(answers)], *texts).failures)
 
 
 def test_a_backend_of_another_draft_length_is_seen(ours, truth):
