@@ -21,7 +21,10 @@ NAME = "benchmarks.gpu.suffix_kernels"
 SCAN = "benchmarks.gpu.scan_kernels"
 
 
-@pytest.mark.parametrize("seed", range(24))
+SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 10 else ()) for seed in range(24)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_kernels_draft_what_the_reference_drafts(seed: int):
     expected = random_run(Random(seed), torch.device("cpu"))
     with interpreted():
