@@ -17,8 +17,7 @@ from tests.soak.traffic import Request
 from tests.soak.truth import SAMPLING, Size
 
 PROPOSERS = ("oracle", "raises", "garbage", "slow", "retrieval")
-KV_TOKENS, BLOCK = 1536, 32
-"""Room of the key-value cache: less than eight long requests need, so that some are preempted."""
+BLOCK = 32
 
 VLLM_VARIABLES = {
     "VLLM_SERVER_DEV_MODE": "1",  # which has the route that empties the prefix cache
@@ -57,6 +56,7 @@ class Target:
         size: of the known answers.
         shortest: fewest tokens that a greedy request asks for.
         together: requests in flight.
+        cache: tokens of the key-value cache, fewer than eight long requests need, so that some are preempted.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Target:
     size: Size = field(default_factory=Size)
     shortest: int = 4
     together: int = 12
+    cache: int = 1536
 
     def soaked(self, store: Path) -> Configuration:
         """Return how the server with specplug is launched."""
@@ -77,7 +78,7 @@ class Target:
             endpoints=True,
             environment=VLLM_VARIABLES,
             block_size=BLOCK,
-            num_gpu_blocks_override=KV_TOKENS // BLOCK,
+            num_gpu_blocks_override=self.cache // BLOCK,
             **self._vllm(),
         )
 
@@ -130,7 +131,7 @@ class SglangTarget(Target):
     def soaked(self, store: Path) -> Configuration:
         launch = importlib.import_module("tests.engines.sglang.launch")
         given = {"SPECPLUG_CONFIG": json.dumps(settings(store))}
-        small = {"max_total_tokens": KV_TOKENS, "schedule_conservativeness": 0.1, "log_level_http": "warning"}
+        small = {"max_total_tokens": self.cache, "schedule_conservativeness": 0.1, "log_level_http": "warning"}
         return launch.configuration("SPECPLUG", sampling=True, environment=given, served_model_name=MODEL, **small)
 
     def control(self) -> Configuration:
@@ -179,6 +180,6 @@ INTERPRETED = Size(
 
 TARGETS: dict[str, Target] = {
     "vllm": Target("vllm"),
-    "vllm-v2": Target("vllm-v2", size=INTERPRETED, shortest=8, together=10),
-    "sglang": SglangTarget("sglang", Sglang(), "custom_params", "/flush_cache"),
+    "vllm-v2": Target("vllm-v2", size=INTERPRETED, shortest=8, together=10, cache=1024),
+    "sglang": SglangTarget("sglang", Sglang(), "custom_params", "/flush_cache", cache=1024),
 }

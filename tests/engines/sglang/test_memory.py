@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 
+from tests.engines.launch import TORCHVISION
 from tests.engines.sglang.launch import SGLANG_CPU
 
 FOUND, LEFT_OUT = 3 << 30, 5
+STAND_INS = os.pathsep.join(map(str, [SGLANG_CPU, TORCHVISION]))
 
 SIZING = f"""
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
@@ -32,7 +34,7 @@ except Sized as sized:
 
 def test_declared_bytes_are_taken_off_what_the_caches_are_sized_by():
     """The engine's own function requests them, in a process with SGLang's stand-ins."""
-    environment = {**os.environ, "PYTHONPATH": str(SGLANG_CPU)}
+    environment = {**os.environ, "PYTHONPATH": STAND_INS}
     done = subprocess.run(
         [sys.executable, "-c", SIZING], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
@@ -87,7 +89,7 @@ for kind in (FlashAttentionBackend, FlashInferAttnBackend, TritonAttnBackend):
 
 def test_draft_lengths_share_the_buffers_that_sglangs_backends_allocate_for_graphs():
     """Four more lengths for 256 requests of 131,072 tokens add less than a thirtieth to the bytes of the longest."""
-    environment = {**os.environ, "PYTHONPATH": str(SGLANG_CPU)}
+    environment = {**os.environ, "PYTHONPATH": STAND_INS}
     done = subprocess.run(
         [sys.executable, "-c", SHARING], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
