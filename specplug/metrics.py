@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
+from specplug.types.departures import LossyCounter, LossyCounts
 from specplug.types.verdict import Verdict
 
 NO_SOURCE = "none"  # counts rows without a draft: plain decoding, the first token after a prefill
@@ -124,51 +125,6 @@ _FATES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class LossyCounts:
-    """Counts since start-up for lossy verification.
-
-    Attributes:
-        accepted: draft tokens that it accepted.
-        departed: the expected number of them that lossless verification would have rejected, given the tokens before.
-    """
-
-    accepted: int = 0
-    departed: float = 0.0
-
-    @property
-    def departure_rate(self) -> float | None:
-        """Departed / accepted; None when nothing was accepted."""
-        return _ratio(self.departed, self.accepted)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return counts and rate, ready for JSON."""
-        return {"accepted": self.accepted, "departed": self.departed, "departure_rate": self.departure_rate}
-
-    def __sub__(self, other: LossyCounts) -> LossyCounts:
-        return LossyCounts(self.accepted - other.accepted, self.departed - other.departed)
-
-
-class LossyCounter:
-    """Counter of lossy verification; on no device until something is counted."""
-
-    def __init__(self) -> None:
-        self._sums: Tensor | None = None  # accepted, departed
-
-    def add(self, accepted: Tensor, departed: Tensor) -> None:
-        """Count rows: draft tokens accepted [B] and departed [B], on the same device.  Reads nothing back."""
-        if self._sums is None:
-            self._sums = torch.zeros(2, dtype=torch.float64, device=accepted.device)
-        self._sums += torch.stack([accepted.sum(dtype=torch.float64), departed.sum(dtype=torch.float64)])
-
-    def read(self) -> LossyCounts:
-        """Read the counts back, which on a GPU waits for the steps that are queued."""
-        if self._sums is None:
-            return LossyCounts()
-        accepted, departed = self._sums.tolist()
-        return LossyCounts(int(accepted), departed)
-
-
-@dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
     """The counts at one moment, on the host.  Subtract an earlier snapshot to get the counts in between.
 
@@ -181,7 +137,7 @@ class MetricsSnapshot:
 
     by_source: Mapping[str, SourceCounts]
     faults: Mapping[str, Mapping[str, int]]
-    lossy: LossyCounts = LossyCounts()
+    lossy: LossyCounts = field(default_factory=LossyCounts)
 
     @property
     def total(self) -> SourceCounts:
@@ -313,8 +269,8 @@ class SpecMetrics:
             named: dict[str, Any] = dict(zip(_ROW_COUNTS, of_rows, strict=True))
             _, proposed, left, *reached = at
             named |= {"proposed": sum(proposed), "cut_by_grammar": sum(proposed) - sum(left)}
-            for field, places in zip(_AT_COUNTS, reached, strict=True):
-                named |= {field: tuple(places), field.removesuffix("_at"): sum(places)}
+            for name_at, places in zip(_AT_COUNTS, reached, strict=True):
+                named |= {name_at: tuple(places), name_at.removesuffix("_at"): sum(places)}
             by_source[name] = SourceCounts(**named)
         faults = {name: dict(kinds) for name, kinds in self._faults.items()}
         return MetricsSnapshot(by_source, faults, self.lossy.read())
@@ -325,5 +281,5 @@ def _row_counts(verdict: Verdict, dim: int) -> Tensor:
     return torch.stack((verdict.emitted > 0, verdict.emitted, verdict.after_stop), dim)
 
 
-def _ratio(part: float, whole: int) -> float | None:
+def _ratio(part: int, whole: int) -> float | None:
     return part / whole if whole else None

@@ -21,7 +21,7 @@ from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepReport
 from specplug.types.verdict import Outcome
 from specplug.types.verification import TargetLogits, Verification
-from specplug.verify.opt_in import merged
+from specplug.verify.lossy import merged
 from specplug_transformers.batch import DecodeBatch
 from specplug_transformers.grammar import grammar_states
 from specplug_transformers.processing import process_row

@@ -105,6 +105,16 @@ class TypicalVerifier(LossyVerifier):
         return p >= torch.minimum(thresholds, thresholds.sqrt() * torch.exp(-entropy))
 
 
+def merged(opted_in: Tensor, lossy: Verification, lossless: Verification) -> Verification:
+    """Return the lossy decision in the rows of `opted_in` [B] bool, and the lossless one in the others."""
+    departed = lossy.departed
+    return Verification(
+        torch.where(opted_in[:, None], lossy.token_ids, lossless.token_ids),
+        torch.where(opted_in, lossy.num_accepted, lossless.num_accepted),
+        None if departed is None else torch.where(opted_in, departed, 0.0),
+    )
+
+
 def _probs(logits: Tensor, sampling: SamplingBatch) -> Tensor:
     """[B, N, V]: the target's distributions, at temperature 1 in greedy rows."""
     temperature = torch.where(sampling.temperature == 0, 1.0, sampling.temperature)
