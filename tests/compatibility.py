@@ -89,6 +89,12 @@ FEATURES: dict[str, Cells] = {
         V2: "test_features.py::test_as_baseline[v2-json",
         S: "test_grammar.py::test_as_without_speculation[overlap",
     },
+    "lossy acceptance, opt-in": {
+        T: "test_lossy.py::",
+        V1: "test_verifier.py::test_each_request_has_its_own_threshold[v1",
+        V2: "test_verifier.py::test_each_request_has_its_own_threshold[v2",
+        S: "test_spec_sampling.py::test_sglangs_own_lossy_acceptance_is_labelled_and_its_departure_counted",
+    },
     "tool calls and reasoning": {
         T: NONE,
         V1: "test_audit.py::TestChats::",
