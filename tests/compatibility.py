@@ -91,8 +91,8 @@ FEATURES: dict[str, Cells] = {
     },
     "lossy acceptance, opt-in": {
         T: "test_lossy.py::",
-        V1: "test_verifier.py::test_each_request_has_its_own_threshold[v1",
-        V2: "test_verifier.py::test_each_request_has_its_own_threshold[v2",
+        V1: "test_lossy.py::test_each_request_has_its_own_threshold[v1",
+        V2: "test_lossy.py::test_each_request_has_its_own_threshold[v2",
         S: "test_spec_sampling.py::test_sglangs_own_lossy_acceptance_is_labelled_and_its_departure_counted",
     },
     "tool calls and reasoning": {
