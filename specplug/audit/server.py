@@ -22,6 +22,9 @@ REFUSALS = (400, 404, 422, 501)
 PATIENCE = 600.0
 """Seconds that a server may be silent."""
 
+IDLE = 2.0
+"""Seconds that an idle connection is kept; servers close it after 5, perhaps while a request is on its way."""
+
 
 class ServerSide:
     """A `Side` over HTTP.
@@ -39,7 +42,8 @@ class ServerSide:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = _bearer(api_key)
         self._operator = _bearer(operator_key or api_key)
-        self._http = httpx.Client(base_url=self.url, timeout=PATIENCE, trust_env=False)
+        limits = httpx.Limits(keepalive_expiry=IDLE)
+        self._http = httpx.Client(base_url=self.url, timeout=PATIENCE, trust_env=False, limits=limits)
         self._mode: str | None = None
         self._dialect, self._version = self._recognise()
         self._model = str(self._call("GET", "/v1/models")["data"][0]["id"])
@@ -124,7 +128,7 @@ class ServerSide:
             raise _unreachable(self.url, f"{type(error).__name__}: {error}") from error
 
     async def _in_flight(self, probes: Sequence[Probe], together: int, done: Callable[[], None]) -> list[Answer]:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE)
         async with httpx.AsyncClient(base_url=self.url, timeout=PATIENCE, trust_env=False, limits=limits) as http:
             places = asyncio.Semaphore(together)
 

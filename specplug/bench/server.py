@@ -50,7 +50,8 @@ class Server:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._requests = _bearer(api_key)
         self._operator = _bearer(operator_key or api_key)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        # Servers close a connection that was idle for 5 seconds, perhaps while a request is on its way.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
         self._http = httpx.AsyncClient(base_url=self.url, timeout=timeout, limits=limits, trust_env=False)
 
     async def __aenter__(self) -> Server:

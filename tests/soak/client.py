@@ -43,7 +43,8 @@ class Outcome:
 
 def connect(url: str) -> httpx.AsyncClient:
     """Return an HTTP client without limits on connections."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    # Servers close a connection that was idle for 5 seconds, perhaps while a request is on its way.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
     return httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False, limits=limits)
 
 
