@@ -180,6 +180,6 @@ INTERPRETED = Size(
 
 TARGETS: dict[str, Target] = {
     "vllm": Target("vllm"),
-    "vllm-v2": Target("vllm-v2", size=INTERPRETED, shortest=8, together=10, cache=1024),
+    "vllm-v2": Target("vllm-v2", size=INTERPRETED, shortest=8, together=10, cache=1152),
     "sglang": SglangTarget("sglang", Sglang(), "custom_params", "/flush_cache", cache=1024),
 }
