@@ -6,8 +6,8 @@ probability p(d) under the target from which on a draft token d is accepted what
 `ThresholdVerifier`: p(d) >= threshold * max(p).
 
 `TypicalVerifier`: p(d) >= min(threshold, sqrt(threshold) * exp(-H(p))), where H is the entropy in nats, so that less is
-asked of a draft token where the target is uncertain (Cai et al., "Medusa: Simple LLM Inference Acceleration Framework
-with Multiple Decoding Heads", ICML 2024, arXiv:2401.10774, section 3.2).
+required of a draft token where the target is uncertain (Cai et al., "Medusa: Simple LLM Inference Acceleration
+Framework with Multiple Decoding Heads", ICML 2024, arXiv:2401.10774, section 3.2).
 
 All other draft tokens are verified losslessly.  A token that a grammar, top-k, top-p or min-p rules out has p(d) = 0
 and is never accepted.  In greedy rows p is the target's distribution at temperature 1.

@@ -49,6 +49,12 @@ def test_a_launch_is_described():
     )
 
 
+def test_lossy_acceptance_is_warned_of():
+    lossy = "--speculative-accept-threshold-single 0.5"
+    (warning,) = [result for result in advise(replace(CPU, lossy=lossy)) if result.status != "ok"]
+    assert f"LOSSY by {lossy}" in warning.summary
+
+
 @pytest.mark.parametrize(
     ("found", "status", "text"),
     [

@@ -7,11 +7,13 @@ import logging
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from specplug.errors import EngineError
 from specplug.settings import ResolvedSettings, Settings
+from specplug_vllm.config import lossy_method
 from specplug_vllm.doctor import checks, launch
 from specplug_vllm.seams.table import SEAMS
 from specplug_vllm.startup import advice
@@ -45,6 +47,20 @@ def test_a_batch_that_exceeds_the_token_budget_is_warned_of():
     assert "(7 + 1) x 65 = 520 exceeds max_num_batched_tokens = 512" in warning.summary
     assert "Raise --max-num-batched-tokens to 520" in warning.remedy
     assert "num_speculative_tokens to 6" in warning.remedy
+
+
+@pytest.mark.parametrize(
+    ("method", "lossy"), [("standard", False), ("block", False), ("synthetic", True), ("fly", True)]
+)
+def test_lossy_methods_of_vllm_are_known(method, lossy):
+    config = SimpleNamespace(speculative_config=SimpleNamespace(rejection_sample_method=method))
+    assert bool(lossy_method(config)) == lossy
+    assert not lossy or method in lossy_method(config)
+
+
+def test_lossy_verification_of_vllms_own_is_warned_of():
+    (warning,) = [r for r in advise(replace(SOUND, lossy='"rejection_sample_method": "fly"')) if r.status != "ok"]
+    assert 'LOSSY by vLLM\'s "rejection_sample_method": "fly"' in warning.summary
 
 
 def test_no_draft_length_is_advised_where_none_would_fit():

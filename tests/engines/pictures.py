@@ -1,4 +1,4 @@
-"""A tiny model that sees pictures: the demo's text model behind a Pixtral encoder of random weights.
+"""A tiny model that sees pictures: the demo's text model with a Pixtral encoder of random weights.
 
 Pictures are read with Pillow alone: transformers' other image processors take torchvision, of which the tests have the
 names only.
@@ -152,3 +152,14 @@ def save(folder: Path) -> str:
 def _published(name: str) -> str:
     """Return a weight's name in published checkpoints, which engines read."""
     return name.removeprefix("model.").replace("language_model.", "language_model.model.")
+
+
+def rounds(truth: list[list[int]]) -> dict[str, list[dict[str, Any]]]:
+    """Return by proposer the fields of requests for `PROMPTS`; drafts of `oracle` hold what stands for pictures."""
+    mark = ids()[0]
+    wrong = [[mark if place % 5 == 4 else id for place, id in enumerate(answer)] for answer in truth]
+    return {
+        "ngram": [{}] * len(truth),
+        "recorder": [{"proposer": "recorder"}] * len(truth),
+        "oracle": [{"proposer": "oracle", "references": [{"token_ids": answer}]} for answer in wrong],
+    }

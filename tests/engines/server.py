@@ -55,7 +55,7 @@ class ServerProcess:
             self.session = nursery.fork(configuration.variables(), theirs, log)
             theirs.close()
             ours.sendall((json.dumps({"command": command}) + "\n").encode())
-            ours.shutdown(socket.SHUT_WR)  # nothing else is asked of it, so it ends with the server
+            ours.shutdown(socket.SHUT_WR)  # no call follows, so it ends with the server
             self._channel = ours
             self._is_alive = lambda: is_there(self.session)
         try:

@@ -43,7 +43,8 @@ def install() -> None:
 def scheduler_status(scheduler: Any) -> dict[str, Any]:
     """Return the status of a scheduler and its worker: settings, plan, control, counts and faults, as plain data.
 
-    It does not wait for running steps, so counts may be out of date (see `specplug_sglang.scheduler.counts`).  With
+    It does not wait for running steps, so counts may be out of date (see `specplug_sglang.scheduler.counts`); those of
+    lossy verification are read back, which waits, on servers that have any.  With
     SGLang's own drafter the scheduler counts the results of drafts, and the worker has no status.
     """
     from sglang.srt.runtime_context import get_spec

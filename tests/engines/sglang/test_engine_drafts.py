@@ -23,6 +23,7 @@ from tests.engines.sglang import trees, watching
 from tests.engines.sglang.continuations import continuations
 from tests.engines.sglang.drafters import CHANGING, LENGTH, ROWS, answers, counts, drafted
 from tests.engines.sglang.engines import Engine
+from tests.engines.sglang.test_spec_sampling import lossy
 
 ALGORITHMS = ["EAGLE", *(pytest.param(name, marks=pytest.mark.slow) for name in ("STANDALONE", "EAGLE3"))]
 
@@ -176,3 +177,15 @@ def test_sampled_text_has_the_targets_distribution(engine, tmp_path_factory):
     found = answers(sampled, params, [toy.PROMPT] * len(params))
     assert toy.p_value([answer["token_ids"] for answer in found]) > 1e-4
     assert sum(answer["meta"]["spec_num_correct_drafts"] for answer in found) > 200
+
+    try:
+        sampled.inside(lossy, thresholds={"speculative_accept_threshold_single": 0.1})
+        found = answers(sampled, params, [toy.PROMPT] * len(params))
+        status = sampled.inside(lossy, thresholds={})
+    finally:
+        sampled.inside(lossy, thresholds={"speculative_accept_threshold_single": 1.0})
+    assert toy.p_value([answer["token_ids"] for answer in found]) < 1e-6
+    assert status["lossy"] == "--speculative-accept-threshold-single 0.1"
+    counted = status["scheduler"]["metrics"]["lossy"]
+    assert counted["accepted"] >= sum(answer["meta"]["spec_num_correct_drafts"] for answer in found)
+    assert 0.1 < counted["departure_rate"] < 0.9

@@ -11,7 +11,7 @@ import pytest
 from tests.engines import pictures
 from tests.engines.sglang import inside, trees
 from tests.engines.sglang.engines import Engine
-from tests.engines.sglang.test_spec_greedy import fields, reported
+from tests.engines.sglang.test_spec_greedy import fields
 
 SETTINGS = {
     "proposer": "ngram",
@@ -68,13 +68,8 @@ def test_answers_are_the_models_and_pictures_are_not_drafted(speculating):
     truth = pictures.answers()
     assert truth[0] != truth[1], "pictures change nothing"
 
-    mark = pictures.ids()[0]
-    wrong = [[mark if place % 5 == 4 else id for place, id in enumerate(answer)] for answer in truth]
-    for proposer, own in {
-        "ngram": [{}] * len(truth),
-        "recorder": [fields(proposer="recorder")] * len(truth),
-        "oracle": [reported(answer) for answer in wrong],  # whose drafts hold what stands for pictures
-    }.items():
+    for proposer, given in pictures.rounds(truth).items():
+        own = [fields(**one) for one in given]
         for plant in (trees.watch, note_spans):
             speculating.inside(plant)
         try:

@@ -1,7 +1,7 @@
 """Test only: what vLLM's offloading connector keeps blocks of the key-value cache in, on a CPU.
 
 vLLM's own worker copies with CUDA's streams and refuses CPUs.  The scheduler's half is vLLM's own.  Copies to the cache
-happen some steps after they were asked for, as those of a GPU may.
+happen some steps after they were requested, as those of a GPU may.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 from tests.engines import pictures
 from tests.engines.engines import Engine
 from tests.engines.vllm import inside
-from tests.engines.vllm.referee import fields, reported
+from tests.engines.vllm.referee import fields
 
 PARAMS = {"max_tokens": 40, "ignore_eos": True}
 SETTINGS = {"proposer": "ngram", "extra_proposers": ["oracle", "recorder"], "policy": "fixed"}
@@ -67,13 +67,8 @@ def test_answers_are_the_models_and_pictures_are_not_drafted(kind, engine: Calla
     truth = pictures.answers()
     assert truth[0] != truth[1], "pictures change nothing"
 
-    mark = pictures.ids()[0]
-    wrong = [[mark if place % 5 == 4 else id for place, id in enumerate(answer)] for answer in truth]
-    for proposer, own in {
-        "ngram": [{}] * len(truth),
-        "recorder": [fields(proposer="recorder")] * len(truth),
-        "oracle": [reported(answer) for answer in wrong],  # whose drafts hold what stands for pictures
-    }.items():
+    for proposer, given in pictures.rounds(truth).items():
+        own = [fields(**one) for one in given]
         found = speculating.call(drafted, params=[{**PARAMS, **one} for one in own])
         assert [answer["token_ids"] for answer in found["answers"]] == truth, proposer
         assert found["accepted"] > 40, proposer

@@ -1,6 +1,6 @@
 """Key-value caches that come from elsewhere: from another server's prefill, or from where they were kept before.
 
-Requests then start behind most of their prompt, some of them with the last token alone, and some wait for copies.
+Requests then start after most of their prompt, some of them with the last token alone, and some wait for copies.
 """
 
 from __future__ import annotations
