@@ -13,7 +13,7 @@ import httpx
 
 from specplug.audit.dialects import CHAT_PATH, Dialect, Sglang, Vllm, chat_answer, chat_body
 from specplug.audit.probe import Answer, DraftCounts, Probe
-from specplug.errors import EngineError
+from specplug.errors import EngineError, describe
 from specplug.operator.status import counting
 
 REFUSALS = (400, 404, 422, 501)
@@ -125,7 +125,7 @@ class ServerSide:
         try:
             return self._http.request(method, path, headers=headers or self._headers, json=body)
         except httpx.HTTPError as error:
-            raise _unreachable(self.url, f"{type(error).__name__}: {error}") from error
+            raise _unreachable(self.url, describe(error)) from error
 
     async def _in_flight(self, probes: Sequence[Probe], together: int, done: Callable[[], None]) -> list[Answer]:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE)
@@ -156,7 +156,7 @@ class ServerSide:
                 found = json.loads(await answer.aread())
             return chat_answer(found["choices"][:1]) if probe.messages else self._dialect.answer(found)
         except (httpx.HTTPError, ValueError, KeyError) as error:
-            return Answer(error=f"{type(error).__name__}: {error}")
+            return Answer(error=describe(error))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import typer
 
 from specplug.cli.findings import COLOURS, Finding, print_findings
 from specplug.cli.output import AsJson, console, print_json, print_table
-from specplug.errors import SettingsError
+from specplug.errors import SettingsError, describe
 from specplug.plugins.registry import Entry, Registry, default_registry
 from specplug.plugins.specs import CheckResult, CheckSpec
 from specplug.settings import ResolvedSettings, Settings, leaves, load_settings
@@ -97,7 +97,7 @@ def run_check(entry: Entry, settings: Settings, launch: str = "") -> list[Findin
             if not isinstance(result, CheckResult) or result.status not in COLOURS:
                 raise TypeError(f"found {result!r}; expected a CheckResult of status ok, warn or fail")
     except Exception as error:  # a broken check must not hide what the others found
-        summary = f"the check itself failed: {type(error).__name__}: {error}"
+        summary = f"the check itself failed: {describe(error)}"
         results = [CheckResult("fail", summary, f"Report this to {owner}")]
     return [Finding(entry.spec.name, owner, r.status, r.summary, r.remedy) for r in results]
 

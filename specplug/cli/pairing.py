@@ -17,7 +17,7 @@ from specplug.cli.output import console, print_json
 from specplug.cli.pairing_run import Progress, quick_run
 from specplug.draft_model.facts import ModelFacts, Parameters, cache_elements, count_parameters, read_facts
 from specplug.draft_model.pairing import Pair
-from specplug.errors import SettingsError, SpecplugError
+from specplug.errors import SettingsError, SpecplugError, describe
 from specplug.forecast.memory import model_memory
 from specplug.forecast.model_shape import ModelShape
 from specplug.forecast.step_cost import Gpu, RooflineCost
@@ -257,7 +257,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _explained(error: Exception) -> str:
-    return str(error) if isinstance(error, SpecplugError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, SpecplugError) else describe(error)
 
 
 def _count(number: float) -> str:
