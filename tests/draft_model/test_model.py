@@ -14,7 +14,7 @@ from specplug.draft_model.model import COLUMN_STEP, DraftModel
 from specplug.errors import PluginError
 from tests.draft_model.tools import CONTEXT, CPU, VOCAB, WINDOW, next_logits, save
 
-KINDS = ("llama", "gpt2", "sliding mistral", "mixed qwen2", "mixed gemma2", "mixed gemma3")
+KINDS = ("llama", "gpt2", "sliding mistral", "mixed qwen2", "mixed gemma3")
 TEXTS = 4
 ANY = 10**9  # padding is not read
 
