@@ -51,7 +51,7 @@ def speculative_generate(
     Args:
         specplug: a mapping that overrides SPECPLUG_CONFIG and the defaults, or a `Settings` object in their place.
         specplug_requests: per-request fields, one mapping per row.
-        specplug_streamer: receives the new tokens of a single prompt, as `streamer` does.
+        specplug_streamer: receives a single prompt and then its new tokens, as `streamer` does.
         model_kwargs: arguments that `generate` prepared for the forward pass; only `attention_mask` is used, and any
             argument that would change the model's output is refused.
 
@@ -80,6 +80,8 @@ def speculative_generate(
                     stop_when=_stop_when(padding, stopping_criteria),
                 )
             )
+        if specplug_streamer is not None:
+            specplug_streamer.put(input_ids.cpu())  # which a streamer with `skip_prompt` waits for
         answers = _run(engine, requests, specplug_streamer)
     finally:
         engine.close()

@@ -127,16 +127,15 @@ def test_return_dict():
     assert torch.equal(found.sequences, expected)
 
 
-def test_streamer(capsys):
+@pytest.mark.parametrize("skip_prompt", [True, False])
+def test_streamer(skip_prompt, capsys):
     model = cached_model("llama")
-    streamer = TextStreamer(byte_tokenizer(), skip_prompt=True)
-    plain = model.generate(**one(), max_new_tokens=20, do_sample=False, streamer=streamer)
+    streamers = [TextStreamer(byte_tokenizer(), skip_prompt=skip_prompt) for _ in range(2)]
+    plain = model.generate(**one(), max_new_tokens=20, do_sample=False, streamer=streamers[0])
     expected = capsys.readouterr().out
-    streamer = TextStreamer(byte_tokenizer())  # `generate` shows the prompt to `streamer` only
-    found = model.generate(**one(), max_new_tokens=20, do_sample=False, specplug_streamer=streamer, **SPECULATION)
-    streamer.end()
+    found = model.generate(**one(), max_new_tokens=20, do_sample=False, specplug_streamer=streamers[1], **SPECULATION)
     assert torch.equal(found, plain)
-    assert capsys.readouterr().out.rstrip("\n") == expected.rstrip("\n")
+    assert capsys.readouterr().out == expected
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.8, "temperature": 0.7, "repetition_penalty": 1.2}])
