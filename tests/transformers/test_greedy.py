@@ -23,6 +23,7 @@ def answers(name: str, attention: str) -> tuple[object, list[list[int]]]:
     return model, [greedy(model, prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS]
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")  # of transformers, where an argument is about to lose its name
 @pytest.mark.parametrize(("name", "attention"), ATTENTION)
 def test_every_model_gives_its_own_answers(name, attention, make_engine):
     """The test has more requests than rows, prompts longer than a prefill chunk, texts longer than a sliding window."""
