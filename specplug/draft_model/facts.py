@@ -149,7 +149,7 @@ def cache_elements(facts: ModelFacts) -> int | None:
         PluginError: the model cannot draft: a layer keeps a state instead of keys and values, or
             `specplug.draft_model.model.DraftModel` cannot load such a model.
     """
-    from specplug.draft_model.cache import TextCache  # imports transformers
+    from specplug.draft_model.cache import TextCache, cache_argument  # imports transformers
 
     kinds, num_layers = attention_windows(facts.path, facts.text), int(facts.text.num_hidden_layers)
     model, cache = _empty(facts, attn_implementation="sdpa"), TextCache(num_layers, 1, 1)
@@ -162,8 +162,8 @@ def cache_elements(facts: ModelFacts) -> int | None:
                 input_ids=ids,
                 position_ids=ids,
                 attention_mask=dict.fromkeys(kinds, mask) if len(kinds) > 1 else mask,
-                past_key_values=cache,
                 use_cache=True,
+                **{cache_argument(model): cache},
             )
     except Exception:  # operations that read data raise many kinds
         return None

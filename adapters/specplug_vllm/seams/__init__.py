@@ -40,11 +40,6 @@ moved = _support.moved
 _warn_untested = _support.warn_untested
 
 
-def speculator_gets_req_states() -> bool:
-    """Return whether vLLM passes its request states to the speculator's factory; older runners create them later."""
-    return _has("req_states")
-
-
 def ranks_agree_to_skip_drafts() -> bool:
     """Return whether data-parallel ranks skip the drafts of a step if the schedulers of all of them allow it."""
     return _has("skip_drafts")

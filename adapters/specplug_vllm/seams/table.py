@@ -44,14 +44,13 @@ OPTIONAL = {
 }
 """Parts that correct serving does not need, and what is off if their seams have moved."""
 
-OLDEST: Version = (0, 30)
+OLDEST: Version = (0, 32)
 NEWEST: Version = (0, 33)
 
 SKIPS_DRAFTS = (0, 33)
 """The first version whose data-parallel ranks agree to skip the drafts of a step."""
 
 DIFFERENCES = {
-    "req_states": seam("vllm.v1.worker.gpu.spec_decode:init_speculator", "v2", named="req_states", since=(0, 32)),
     "skip_drafts": seam(
         "vllm.v1.worker.gpu.dp_utils:DPSyncState", "engine drafts", holds="skip_drafts", since=SKIPS_DRAFTS
     ),
