@@ -20,7 +20,7 @@ from specplug_sglang.requests import served_plainly, text_length
 from specplug_sglang.scheduler.ranks import Ranks
 from specplug_sglang.verification.captured import least_captured
 
-INEXACT = ("penalties", "min_new_tokens")
+INEXACT = ("penalties", "min_new_tokens", "grammar")
 """Features that SGLang serves exactly only if a step emits one token; the others it never applies in verification."""
 
 

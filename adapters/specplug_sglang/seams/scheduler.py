@@ -206,28 +206,6 @@ _VERIFICATION = (
         named="accept_index",
     ),
     seam(
-        "sglang.srt.speculative.spec_utils:GrammarTree.from_device",
-        "worker",
-        takes="retrieve_next_token retrieve_next_sibling draft_token",
-    ),
-    seam(
-        "sglang.srt.speculative.spec_utils:build_grammar_vocab_mask",
-        "worker",
-        named="barrier device reqs sampling_info tree",
-    ),
-    seam(
-        "sglang.srt.constrained.base_grammar_backend:BaseGrammarObject",
-        "worker",
-        holds="accept_token fill_vocab_mask is_terminated rollback try_jump_forward",
-    ),
-    seam("sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.accept_token", "worker", takes="token"),
-    seam(
-        "sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.fill_vocab_mask",
-        "worker",
-        takes="vocab_mask idx",
-    ),
-    seam("sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.rollback", "worker", takes="k"),
-    seam(
         "sglang.srt.layers.sampler:Sampler.forward",
         "worker",
         takes="logits_output sampling_info return_logprob top_logprobs_nums token_ids_logprobs positions",
