@@ -57,7 +57,8 @@ _ALGORITHM = (
     seam("sglang.srt.environ", "algorithm", holds="envs"),
     seam("sglang.srt.arg_groups.overrides:model_config_of", "algorithm", takes="server_args"),
     seam("sglang.srt.configs.hybrid_arch:mambaish_config", "algorithm", takes="model_config"),
-    seam("sglang.srt.configs.model_config:ModelConfig", "algorithm", holds="hf_config"),
+    seam("sglang.srt.configs.model_config:ModelConfig", "algorithm", holds="context_len hf_config"),
+    seam("sglang.srt.utils.common:get_device_memory_capacity", "algorithm", takes="device"),
 )
 
 _ARGUMENTS = (
