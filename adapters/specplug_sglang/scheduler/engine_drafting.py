@@ -118,6 +118,11 @@ class EngineDrafting:
         limits = self.limits or [length] * rows
         self._launched.append(_Step(step, tuple(reqs), tuple([min(length, limit) for limit in limits])))
 
+    @property
+    def newest_lengths(self) -> tuple[int, ...]:
+        """By row, the most draft tokens that the newest step accepts."""
+        return self._launched[-1].verified
+
     # -- the policy of SGLang's controller -----------------------------------------------------------------------
 
     @property

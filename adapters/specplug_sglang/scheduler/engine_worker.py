@@ -80,6 +80,7 @@ class PlannedWorker:
             self.drafting.plan(reqs)
             result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
             self.drafting.launched(reqs)
+            result.cap_lens = torch.tensor(self.drafting.newest_lengths, dtype=torch.int32) + 1
             return result
         result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
         self.drafting.prefilled(len(finished_prefills(reqs)))

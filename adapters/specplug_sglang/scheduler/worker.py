@@ -245,6 +245,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             next_token_ids=accepted.emitted.flatten(),
             can_run_cuda_graph=result.can_run_cuda_graph,
             accept_lens=accept_lens,
+            cap_lens=given.lengths + 1,  # SGLang's name for the tokens that a row verifies
             new_seq_lens=accepted.new_seq_lens,
             next_draft_input=relayed(accepted, accept_lens),
             speculative_num_draft_tokens=n,

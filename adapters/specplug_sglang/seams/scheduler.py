@@ -51,7 +51,7 @@ _BATCHES = (
     seam(
         "sglang.srt.managers.utils:GenerationBatchResult",
         "worker",
-        holds="accept_lens can_run_cuda_graph logits_output new_seq_lens next_draft_input next_token_ids "
+        holds="accept_lens can_run_cuda_graph cap_lens logits_output new_seq_lens next_draft_input next_token_ids "
         "speculative_num_draft_tokens speculative_output_stride",
     ),
     seam("sglang.srt.managers.overlap_utils:FutureMap.stash", "worker", takes="future_indices payload"),
