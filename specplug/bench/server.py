@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from specplug.bench.prompts import Mode, Prompt
-from specplug.errors import EngineError
+from specplug.errors import EngineError, describe
 from specplug.operator.status import counting
 
 COUNTS = ("target_steps", "proposed", "accepted", "emitted", "after_stop")
@@ -103,7 +103,7 @@ class Server:
                     return Answer(error=f"HTTP {answer.status_code}: {text[:200]}")
                 return await _collected(answer, began)
         except (httpx.HTTPError, ValueError, KeyError) as error:
-            return Answer(error=f"{type(error).__name__}: {error}")
+            return Answer(error=describe(error))
 
     async def _call(self, method: str, path: str, headers: dict[str, str], **body: Any) -> Any:
         """Call a route and return its answer.
@@ -114,7 +114,7 @@ class Server:
         try:
             answer = await self._http.request(method, path, headers=headers, **body)
         except httpx.HTTPError as error:
-            raise _failed(f"{method} {path}", f"{type(error).__name__}: {error}", None) from error
+            raise _failed(f"{method} {path}", describe(error), None) from error
         if answer.status_code != 200:
             found = f"HTTP {answer.status_code}: {answer.text[:200]}"
             raise _failed(f"{method} {self.url}{path}", found, _REMEDIES.get(answer.status_code))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from specplug.draft_model.model import attention_windows
-from specplug.errors import PluginError
+from specplug.errors import PluginError, first_line
 
 _BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.0, "load_in_4bit": 4.0, "load_in_8bit": 8.0}
 _NUM_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
@@ -106,7 +106,7 @@ def read_facts(path: str) -> ModelFacts:
         raise PluginError.build(
             "cannot read the model's configuration",
             who=path,
-            found="no such folder" if is_missing else _first_line(error),
+            found="no such folder" if is_missing else first_line(error),
             expected="a folder or a model id of a causal language model that transformers loads",
             remedy="Check the name, or download it first",
         ) from error
@@ -193,10 +193,6 @@ def _empty(facts: ModelFacts, **options: Any) -> Any:
         raise PluginError.build(
             "no causal language model that transformers builds",
             who=facts.path,
-            found=_first_line(error),
+            found=first_line(error),
             remedy="Choose another model",
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0].rstrip('.')}"

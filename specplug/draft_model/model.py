@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specplug.errors import PluginError, SpecplugError
+from specplug.errors import PluginError, SpecplugError, first_line
 
 COLUMN_STEP = 128
 """Attention reads a multiple of this many columns, so that few shapes occur."""
@@ -145,7 +145,7 @@ def _load(path: str, dtype: torch.dtype | str) -> Any:
         raise PluginError.build(
             "cannot load the draft model",
             who=path,
-            found=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            found=first_line(error),
             expected="a folder or a model id of a causal language model that transformers loads",
             remedy="Check the name, or download it first",
         ) from error

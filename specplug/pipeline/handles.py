@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specplug.errors import ContractError
+from specplug.errors import ContractError, text_of
 from specplug.faults import LateDraft
 from specplug.interfaces import Proposer
 from specplug.pipeline.held_back import HeldBack
@@ -32,6 +32,7 @@ class ProposerHandle(abc.ABC):
         caps: the proposer's capabilities on the engine's device.
         declared: bytes on that device that the proposer and its parts have declared.
         to_allocate: declared bytes that were not yet allocated when the proposer had been built.
+        sources: names that the proposer's `Draft.source` indexes.
     """
 
     declared = to_allocate = 0
@@ -40,11 +41,7 @@ class ProposerHandle(abc.ABC):
         self.spec = spec
         self.proposer = proposer
         self.caps = caps
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Names that this proposer's `Draft.source` indexes."""
-        return tuple(f"{self.spec.name}/{source}" for source in self.proposer.sources) or (self.spec.name,)
+        self.sources = tuple(f"{spec.name}/{text_of(source)}" for source in proposer.sources) or (spec.name,)
 
     def check_ready(self) -> None:
         """Check that the proposer can take a step; called before each step.

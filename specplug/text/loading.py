@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from specplug.errors import SettingsError, suggest
+from specplug.errors import SettingsError, describe, first_line, suggest
 from specplug.text.tokenizers import Tokenizer, wrap
 
 _BUNDLED = {
@@ -67,7 +67,7 @@ def _automatic(name: str) -> Any:
         raise SettingsError.build(
             "cannot read the tokenizer",
             who=repr(name),
-            found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            found=first_line(error),
             expected=f"a model's folder or id, a tokenizer.json, or one of {', '.join(NAMES)}",
         ) from error
 
@@ -113,7 +113,7 @@ def _mistral(name: str, path: Path) -> Tokenizer:
         raise SettingsError.build(
             "cannot read the tokenizer",
             who=str(path),
-            found=f"{type(error).__name__}: {error}",
+            found=describe(error),
             expected="a tokenizer.json, or a file that mistral_common reads",
         ) from error
     return wrap(found, name)

@@ -131,9 +131,18 @@ class Oracle(HostProposer):
         return [int(token) for token in known[done : done + limit]]
 
 
+class Hostile(BaseException):
+    """An exception whose own methods raise, too."""
+
+    def __str__(self):
+        raise RuntimeError("no text today")
+
+    __repr__ = __str__
+
+
 class Raising(HostProposer):
     def draft(self, tokens, limit, request):
-        raise RuntimeError("no draft today")
+        raise Hostile
 
 
 class Hanging(HostProposer):
