@@ -59,7 +59,12 @@ def test_a_launch_is_described():
 def test_as_many_requests_run_as_without_speculation_memory_permitting(context, memory, expected):
     most, why = default_requests(context, None if memory is None else memory << 10)
     assert most == expected
-    assert ("memory" in why) == (expected < 2048)
+    assert ("memory for token ids" in why) == (expected < 2048)
+
+
+def test_recurrent_state_limits_them_further():
+    most, why = default_requests(4096, 80 << 10, has_states=True)
+    assert (most, "memory for recurrent state" in why) == (48, True)
 
 
 def test_lossy_acceptance_is_warned_of():
