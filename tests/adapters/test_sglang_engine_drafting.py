@@ -69,6 +69,7 @@ def request(rid: str, cap: int | None = None, *, finished: bool = False, **param
         origin_input_ids=[1, 2, 3],
         output_ids=[4],
         custom_logit_processor=None,
+        grammar=None,
         sampling_params=SimpleNamespace(**{**PARAMS, "custom_params": fields, **params}),
         finished=lambda: finished,
     )

@@ -39,6 +39,7 @@ def install_request_hooks() -> None:
 
     _wrap(TokenizerManager, "__init__", _with_parser)
     _wrap(TokenizerManager, "generate_request", _parsing_first)
+    _wrap(TokenizerManager, "_calculate_spec_decoding_metrics", _counting_drafts)
     if _SHARES_ARGUMENTS not in HookRegistry._patched:
         HookRegistry.register(_SHARES_ARGUMENTS, _shared, HookType.BEFORE)
         HookRegistry.apply_hooks()
@@ -126,6 +127,20 @@ async def _served(parser: Any, obj: Any, client: clients.Client | None, begin: C
             await answers.aclose()
     finally:
         release(obj)
+
+
+def _counting_drafts(original: Callable[..., None]) -> Callable[..., None]:
+    """Report the draft tokens that were verified; SGLang reports as many per step as the longest draft may have."""
+
+    @functools.wraps(original)
+    def calculate(self: Any, meta_info: dict[str, Any], recv_obj: Any, i: int) -> None:
+        original(self, meta_info, recv_obj, i)
+        if hasattr(self, PARSER) and "spec_num_proposed_drafts" in meta_info:
+            proposed = recv_obj.spec_num_cap_tokens[i] - recv_obj.spec_verify_ct[i]
+            meta_info["spec_num_proposed_drafts"] = proposed
+            meta_info["spec_accept_rate"] = meta_info["spec_num_correct_drafts"] / max(proposed, 1)
+
+    return calculate
 
 
 def _answering(original: Callable[..., Any]) -> Callable[..., Any]:

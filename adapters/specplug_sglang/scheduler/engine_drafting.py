@@ -20,7 +20,7 @@ from specplug_sglang.requests import served_plainly, text_length
 from specplug_sglang.scheduler.ranks import Ranks
 from specplug_sglang.verification.captured import least_captured
 
-INEXACT = ("penalties", "min_new_tokens")
+INEXACT = ("penalties", "min_new_tokens", "grammar")
 """Features that SGLang serves exactly only if a step emits one token; the others it never applies in verification."""
 
 
@@ -117,6 +117,11 @@ class EngineDrafting:
         self._prefills = False
         limits = self.limits or [length] * rows
         self._launched.append(_Step(step, tuple(reqs), tuple([min(length, limit) for limit in limits])))
+
+    @property
+    def newest_lengths(self) -> tuple[int, ...]:
+        """By row, the most draft tokens that the newest step accepts."""
+        return self._launched[-1].verified
 
     # -- the policy of SGLang's controller -----------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ _BATCHES = (
     seam(
         "sglang.srt.managers.utils:GenerationBatchResult",
         "worker",
-        holds="accept_lens can_run_cuda_graph logits_output new_seq_lens next_draft_input next_token_ids "
+        holds="accept_lens can_run_cuda_graph cap_lens logits_output new_seq_lens next_draft_input next_token_ids "
         "speculative_num_draft_tokens speculative_output_stride",
     ),
     seam("sglang.srt.managers.overlap_utils:FutureMap.stash", "worker", takes="future_indices payload"),
@@ -207,28 +207,6 @@ _VERIFICATION = (
         takes="batch logits_output predict",
         named="accept_index",
     ),
-    seam(
-        "sglang.srt.speculative.spec_utils:GrammarTree.from_device",
-        "worker",
-        takes="retrieve_next_token retrieve_next_sibling draft_token",
-    ),
-    seam(
-        "sglang.srt.speculative.spec_utils:build_grammar_vocab_mask",
-        "worker",
-        named="barrier device reqs sampling_info tree",
-    ),
-    seam(
-        "sglang.srt.constrained.base_grammar_backend:BaseGrammarObject",
-        "worker",
-        holds="accept_token fill_vocab_mask is_terminated rollback try_jump_forward",
-    ),
-    seam("sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.accept_token", "worker", takes="token"),
-    seam(
-        "sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.fill_vocab_mask",
-        "worker",
-        takes="vocab_mask idx",
-    ),
-    seam("sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.rollback", "worker", takes="k"),
     seam(
         "sglang.srt.layers.sampler:Sampler.forward",
         "worker",

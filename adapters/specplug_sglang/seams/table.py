@@ -12,6 +12,7 @@ from specplug.seams.seam import Seam, Version, seam
 from specplug.seams.support import Range
 from specplug_sglang.seams.engine_drafts import ENGINE_DRAFTS
 from specplug_sglang.seams.frontend import FRONT
+from specplug_sglang.seams.grammar import GRAMMAR
 from specplug_sglang.seams.scheduler import WORKER
 
 Where = Literal["algorithm", "worker", "engine drafts", "api", "http", "cli", "events", "status", "metrics"]
@@ -56,7 +57,8 @@ _ALGORITHM = (
     seam("sglang.srt.environ", "algorithm", holds="envs"),
     seam("sglang.srt.arg_groups.overrides:model_config_of", "algorithm", takes="server_args"),
     seam("sglang.srt.configs.hybrid_arch:mambaish_config", "algorithm", takes="model_config"),
-    seam("sglang.srt.configs.model_config:ModelConfig", "algorithm", holds="hf_config"),
+    seam("sglang.srt.configs.model_config:ModelConfig", "algorithm", holds="context_len hf_config"),
+    seam("sglang.srt.utils.common:get_device_memory_capacity", "algorithm", takes="device"),
 )
 
 _ARGUMENTS = (
@@ -78,7 +80,7 @@ _ARGUMENTS = (
         holds="dp_size enable_dp_attention pp_size tp_size",
     ),
     seam("sglang.srt.arg_groups.fields.device:Device", "algorithm", holds="device"),
-    seam("sglang.srt.arg_groups.fields.exec_:ExecKernel", "algorithm", holds="attention_backend"),
+    seam("sglang.srt.arg_groups.fields.exec_:ExecKernel", "algorithm", holds="attention_backend grammar_backend"),
     seam("sglang.srt.arg_groups.fields.disagg:Disagg", "algorithm", holds="disaggregation_mode enable_pdmux"),
     seam("sglang.srt.arg_groups.fields.memory:Memory", "algorithm", holds="enable_hisparse"),
     seam(
@@ -94,4 +96,4 @@ _ARGUMENTS = (
 )
 """The classes from which SGLang assembles a server's arguments."""
 
-SEAMS: tuple[Seam, ...] = (*_ALGORITHM, *_ARGUMENTS, *WORKER, *ENGINE_DRAFTS, *FRONT)
+SEAMS: tuple[Seam, ...] = (*_ALGORITHM, *_ARGUMENTS, *WORKER, *GRAMMAR, *ENGINE_DRAFTS, *FRONT)

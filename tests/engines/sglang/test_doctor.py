@@ -87,7 +87,8 @@ def test_trees_and_synchronous_steps_are_recognised(answers):
 def test_what_the_line_leaves_open_is_settled(answers):
     found = Launch.from_plain(answers["default width"])
     assert found.draft_length > 0
-    assert found.max_running_requests == 48
+    assert (found.max_running_requests, found.limited_by) == (2048, "SGLang's default without speculation")
+    assert Launch.from_plain(answers["trees"]).limited_by == "--max-running-requests"
 
 
 def test_a_line_that_asks_for_something_else_is_not_looked_into(answers):
