@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -97,6 +99,22 @@ def test_text_is_cut_before_a_stop_string(say, stop, draft_length):
     assert last.text == "".join(output.new_text for output in outputs) == TEXT[: TEXT.index(stop)]
     assert last.finish_reason == "stop"
     assert list(last.token_ids) == spell(TEXT[: TEXT.index(stop)] + stop)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    strings=st.lists(st.sampled_from([" end", "d", "naï", "½ ", "\ufffd", "e, 東", "!", "京", "never"]), max_size=3),
+    ids=st.lists(st.sampled_from(TEXT), max_size=2),
+    most=st.integers(1, 50),
+    end=st.booleans(),
+)
+def test_several_stops_are_those_of_plain_decoding(say, strings, ids, most, end):
+    """Stops of every sort in one draft: the first that the text completes ends it, in whatever order."""
+    params = {"stop": strings, "stop_token_ids": [spell(one)[-1] for one in ids], "max_tokens": most}
+    answers = [say(TEXT, draft_length=length, after=[EOS], ignore_eos=not end, **params)[-1] for length in (0, 8)]
+    plain, drafted = ((answer.token_ids, answer.text, answer.finish_reason) for answer in answers)
+    assert drafted == plain
+    assert answers[1].verified or most < 3 or len(plain[0]) < 2
 
 
 def test_the_earliest_stop_string_cuts(say):
