@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specplug_transformers import GenerateRequest, SamplingParams
 from specplug_transformers.generate_stream import TextStream
+from tests.engines import plain
 from tests.transformers.conftest import greedy, requests_of
 from tests.transformers.toys import CONTEXT, EOS, VOCAB, Oracle, Recorder, prompts
 
@@ -119,6 +120,12 @@ def test_several_stops_are_those_of_plain_decoding(say, strings, ids, most, end)
 
 def test_the_earliest_stop_string_cuts(say):
     assert say("abc end. xyz"[4:] + TEXT, stop=[". ", "end"])[-1].text == ""
+
+
+def test_the_stop_string_that_completes_first_cuts():
+    """As on vLLM and SGLang: not the one that begins first, even if one token completes both."""
+    stream = TextStream(plain.tokenizer(), ["x =", " "])
+    assert [stream.push(token) for token in plain.ids("x =")] == [("", False), ("x", True)]
 
 
 def test_the_beginning_of_a_stop_string_is_held_back_and_handed_out(say):
